@@ -1,0 +1,259 @@
+use std::{
+    fmt, io,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+};
+
+use crate::{
+    engine::{Completion, CopyEngine, Copying, check_copy},
+    host_memory::{AllocError, HostMemory},
+    id::Id,
+    pool::{Capacity, SlotPool},
+    region::Region,
+    slot::Slot,
+};
+
+/// The reference engine: its device is host memory, its copy unit a thread.
+///
+/// It exists to be right, so that other engines have something to agree with, and so that everything built on
+/// engines is tested without a GPU: its copies are as asynchronous as those on a GPU stream. Payloads that
+/// stay on the host need no engine: [`HostSource`](crate::HostSource) and [`HostSink`](crate::HostSink) copy
+/// nothing.
+///
+/// Dropping it returns at once. Copies that were asked for still run to their end, then the thread ends.
+pub struct HostEngine {
+    id: Id,
+    memory: HostMemory,
+    /// What the copy thread has yet to do. Its bound is not in the channel but in what a job is: each owns a
+    /// slot, which `check_copy` found to be of this engine, so there are at most as many jobs as its pools
+    /// have slots. A fixed bound on top could only make a caller wait who already waited for that slot.
+    jobs: mpsc::Sender<Job>,
+}
+
+impl HostEngine {
+    /// Starts the copy thread. Tensor memory is taken from `memory`. Fails where no thread can be started.
+    pub fn new(memory: HostMemory) -> io::Result<Self> {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let copy_all = move || queue.into_iter().for_each(Job::run);
+        thread::Builder::new().name("relay-copy".into()).spawn(copy_all)?;
+        Ok(Self {
+            id: Id::unique(),
+            memory,
+            jobs,
+        })
+    }
+
+    fn start(
+        &self,
+        direction: Direction,
+        memory: &Arc<HostEngineMemory>,
+        offset: u64,
+        len: usize,
+        slot: Slot,
+    ) -> Copying {
+        let range = match check_copy(self.id, &slot, memory.len, offset, len) {
+            Ok(range) => range,
+            Err(error) => return Copying::refused(error),
+        };
+        let (done, copying) = Copying::pair();
+        let job = Job {
+            direction,
+            slot,
+            memory: Arc::clone(memory),
+            range,
+            done,
+        };
+        // Where the thread is gone the job comes back and is dropped here, which reports `EngineStopped`.
+        drop(self.jobs.send(job));
+        copying
+    }
+}
+
+impl CopyEngine for HostEngine {
+    type Memory = HostEngineMemory;
+
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn allocate(&self, len: usize) -> Result<Arc<HostEngineMemory>, AllocError> {
+        let bytes = Mutex::new(self.memory.allocate(len)?);
+        Ok(Arc::new(HostEngineMemory { len, bytes }))
+    }
+
+    fn slots(&self, capacity: Capacity) -> Result<SlotPool, AllocError> {
+        SlotPool::of_engine(capacity, self.id)
+    }
+
+    fn memory_len(&self, memory: &HostEngineMemory) -> u64 {
+        memory.len as u64
+    }
+
+    fn copy_out(&self, src: &Arc<HostEngineMemory>, offset: u64, len: usize, slot: Slot) -> Copying {
+        self.start(Direction::Out, src, offset, len, slot)
+    }
+
+    fn copy_in(&self, slot: Slot, len: usize, dst: &Arc<HostEngineMemory>, offset: u64) -> Copying {
+        self.start(Direction::In, dst, offset, len, slot)
+    }
+}
+
+impl fmt::Debug for HostEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostEngine")
+            .field("memory", &self.memory)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Tensor memory of the [`HostEngine`]. As with device memory, its bytes are reached by copies only.
+pub struct HostEngineMemory {
+    len: usize,
+    bytes: Mutex<Region>,
+}
+
+impl HostEngineMemory {
+    fn bytes(&self) -> MutexGuard<'_, Region> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for HostEngineMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostEngineMemory")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+enum Direction {
+    Out,
+    In,
+}
+
+/// A copy that was judged good. Fields are dropped in order: who is told that it ended finds the slot
+/// returned.
+struct Job {
+    direction: Direction,
+    slot: Slot,
+    memory: Arc<HostEngineMemory>,
+    range: Range<usize>,
+    done: Completion,
+}
+
+impl Job {
+    fn run(self) {
+        let Self {
+            direction,
+            mut slot,
+            memory,
+            range,
+            done,
+        } = self;
+        let part = &mut slot[..range.len()];
+        match direction {
+            Direction::Out => part.copy_from_slice(&memory.bytes()[range]),
+            Direction::In => memory.bytes()[range].copy_from_slice(part),
+        }
+        drop(memory); // Whoever sees the copy ended may be sure that it holds nothing.
+        done.finish(Ok(slot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::Pin,
+        task::{Context, Poll, Waker},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::CopyError;
+
+    fn engine() -> Arc<HostEngine> {
+        Arc::new(HostEngine::new(HostMemory::new(64 << 20)).unwrap())
+    }
+
+    crate::engine_cases!(host_engine, engine);
+
+    #[tokio::test]
+    async fn a_slot_comes_back_only_after_its_copy_though_nobody_waits() {
+        let engine = engine();
+        let memory = engine.allocate(100).unwrap();
+        let slots = engine
+            .slots(Capacity {
+                slots: 1,
+                slot_bytes: 100,
+            })
+            .unwrap();
+
+        {
+            let _copies_wait = memory.bytes();
+            drop(engine.copy_in(slots.try_acquire().unwrap(), 100, &memory, 0));
+            // The copy cannot end while its bytes are locked, whatever time this gives it.
+            for _ in 0..20 {
+                thread::sleep(Duration::from_millis(1));
+                assert!(slots.try_acquire().is_none());
+            }
+        }
+        slots.acquire().await;
+        assert_eq!(Arc::strong_count(&memory), 1);
+    }
+
+    #[tokio::test]
+    async fn memory_outlives_its_owner_while_a_copy_runs() {
+        let engine = engine();
+        let memory = engine.allocate(100).unwrap();
+        let slots = engine
+            .slots(Capacity {
+                slots: 2,
+                slot_bytes: 100,
+            })
+            .unwrap();
+
+        let copies_wait = memory.bytes();
+        let copies = [0, 50].map(|offset| engine.copy_in(slots.try_acquire().unwrap(), 50, &memory, offset));
+        assert!(engine.memory.stats().in_use_bytes > 0);
+        drop(copies_wait);
+        drop(memory);
+        for copy in copies {
+            copy.await.unwrap();
+        }
+        assert_eq!(engine.memory.stats().in_use_bytes, 0);
+    }
+
+    #[test]
+    fn a_dropped_engine_finishes_what_was_asked_for() {
+        let engine = engine();
+        let memory = engine.allocate(100).unwrap();
+        let slots = engine
+            .slots(Capacity {
+                slots: 8,
+                slot_bytes: 100,
+            })
+            .unwrap();
+
+        let copies_wait = memory.bytes();
+        let copies = [0; 8].map(|_| engine.copy_in(slots.try_acquire().unwrap(), 100, &memory, 0));
+        drop(engine);
+        assert_eq!(slots.available(), 0);
+        drop(copies_wait);
+        for mut copy in copies {
+            assert!(end(&mut copy).is_ok());
+        }
+        assert_eq!(slots.available(), 8);
+    }
+
+    /// The end of a copy, seen from a thread without a runtime.
+    fn end(copy: &mut Copying) -> Result<Slot, CopyError> {
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            if let Poll::Ready(end) = Pin::new(&mut *copy).poll(&mut context) {
+                return end;
+            }
+            thread::yield_now();
+        }
+    }
+}

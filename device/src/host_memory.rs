@@ -1,0 +1,396 @@
+use std::{
+    fmt, io,
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use crate::{
+    mapping::{Mapping, PREFAULT_PIECE_BYTES},
+    region::{Keeper, Region},
+};
+
+/// Hands out large regions of host memory within a budget, and reuses the memory of those that were dropped.
+///
+/// Why reuse: a consumer receives version after version of the same size, and memory that was touched before
+/// is received into several times faster than fresh memory. What was dropped therefore stays mapped, in a
+/// cache. The cache counts against the budget and makes room, oldest first, whenever a new mapping needs it.
+///
+/// A clone is cheap and shares everything. Regions may outlive the last clone; their memory is unmapped then.
+#[derive(Clone)]
+pub struct HostMemory {
+    shelf: Arc<Shelf>,
+}
+
+impl HostMemory {
+    /// Allows regions of `budget_bytes` together, counted in whole pages. Takes no memory yet.
+    pub fn new(budget_bytes: u64) -> Self {
+        Self {
+            shelf: Arc::new(Shelf {
+                budget_bytes,
+                state: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Gives a region of `len` bytes that starts on a page.
+    ///
+    /// Its content is unspecified: zeros in fresh memory, the bytes of an earlier tensor in reused memory.
+    /// Fill it before you show it. Costs a lock when memory is reused; else a few system calls, and the
+    /// unmapping of what had to make room (milliseconds for gigabytes), so call it once per payload and not
+    /// once per chunk. Fresh regions of 32 MiB and more are pre-faulted by a background thread. Fails when
+    /// the budget or the operating system has no room.
+    pub fn allocate(&self, len: usize) -> Result<Region, AllocError> {
+        if len == 0 {
+            return Ok(Region::default());
+        }
+        let mapping = match self.shelf.take(len)? {
+            Taken::Reused(mapping) => mapping,
+            Taken::Room { evicted, mapped_len } => {
+                drop(evicted);
+                self.map(mapped_len)?
+            }
+        };
+        let mut region = Region::new(Lease {
+            mapping,
+            shelf: Arc::downgrade(&self.shelf),
+        });
+        // What the mapping has beyond the request lies idle until it is reused.
+        drop(region.split_off(len));
+        Ok(region)
+    }
+
+    /// What is held now, and what happened so far.
+    pub fn stats(&self) -> HostMemoryStats {
+        let state = self.shelf.state();
+        HostMemoryStats {
+            in_use_bytes: state.in_use_bytes,
+            cached_bytes: state.cached_bytes,
+            fresh: state.fresh,
+            reused: state.reused,
+        }
+    }
+
+    /// Maps memory for which `take` made room, and gives the room back where the system refuses.
+    fn map(&self, len: usize) -> Result<Arc<Mapping>, AllocError> {
+        match Mapping::new(len) {
+            Ok(mapping) => {
+                let mapping = Arc::new(mapping);
+                self.shelf.state().fresh += 1;
+                if len >= PREFAULT_PIECE_BYTES {
+                    mapping.prefault_in_background();
+                }
+                Ok(mapping)
+            }
+            Err(source) => {
+                self.shelf.state().in_use_bytes -= len as u64;
+                Err(AllocError::Os { len, source })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stats = self.stats();
+        f.debug_struct("HostMemory")
+            .field("budget_bytes", &self.shelf.budget_bytes)
+            .field("stats", &stats)
+            .finish()
+    }
+}
+
+/// The counters of a [`HostMemory`]. All bytes are those of mappings: whole pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostMemoryStats {
+    /// Bytes under regions that live. With `cached_bytes`, never more than the budget.
+    pub in_use_bytes: u64,
+    /// Bytes kept for reuse. They come from `in_use_bytes` when a region is dropped.
+    pub cached_bytes: u64,
+    /// Regions that needed a new mapping. With `reused`, all regions ever given (empty ones aside).
+    pub fresh: u64,
+    /// Regions that lie in memory of an earlier one.
+    pub reused: u64,
+}
+
+/// Why there is no memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// The budget that the operator set has no room. Evicting the cache would not have helped.
+    #[error(
+        "{asked_bytes} bytes of host memory were asked for while {in_use_bytes} bytes of the budget of \
+         {budget_bytes} bytes are in use. Raise the memory budget, or release versions that are still held."
+    )]
+    OverBudget {
+        /// What was asked for, in bytes.
+        asked_bytes: u64,
+        /// What living regions hold.
+        in_use_bytes: u64,
+        /// The most that may be held.
+        budget_bytes: u64,
+    },
+    /// The operating system has no room.
+    #[error(
+        "The operating system refused to map {len} bytes. Check the free memory of this host, and the limits on \
+         address space (ulimit -v) and on the number of mappings (vm.max_map_count)."
+    )]
+    Os {
+        /// The bytes that were to be mapped.
+        len: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A pool without room for a byte was asked for: waiting for its slots would never end.
+    #[error(
+        "A pool of {slots} slots of {slot_bytes} bytes can carry nothing. Configure at least one slot of at least \
+         one byte."
+    )]
+    EmptyPool {
+        /// The slots asked for.
+        slots: usize,
+        /// The bytes asked for in each.
+        slot_bytes: usize,
+    },
+}
+
+/// What all clones of a `HostMemory` share: the books, and the mappings that wait for reuse.
+struct Shelf {
+    budget_bytes: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    in_use_bytes: u64,
+    cached_bytes: u64,
+    fresh: u64,
+    reused: u64,
+    /// Mappings without an owner, the longest unused first. The budget bounds them, at one page or more each.
+    cached: Vec<Arc<Mapping>>,
+}
+
+enum Taken {
+    Reused(Arc<Mapping>),
+    /// The books have `mapped_len` more bytes in use. Drop `evicted` first, outside the lock: unmapping is
+    /// slow.
+    Room {
+        evicted: Vec<Arc<Mapping>>,
+        mapped_len: usize,
+    },
+}
+
+impl Shelf {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, len: usize) -> Result<Taken, AllocError> {
+        let mapped_len = Mapping::mapped_len(len).ok_or_else(|| AllocError::Os {
+            len,
+            source: io::ErrorKind::OutOfMemory.into(),
+        })?;
+        let mut state = self.state();
+        if let Some(mapping) = state.take_cached(mapped_len) {
+            return Ok(Taken::Reused(mapping));
+        }
+        let free_bytes = self.budget_bytes - state.in_use_bytes;
+        if mapped_len as u64 > free_bytes {
+            return Err(AllocError::OverBudget {
+                asked_bytes: len as u64,
+                in_use_bytes: state.in_use_bytes,
+                budget_bytes: self.budget_bytes,
+            });
+        }
+        let evicted = state.shrink_cache(free_bytes - mapped_len as u64);
+        state.in_use_bytes += mapped_len as u64;
+        Ok(Taken::Room { evicted, mapped_len })
+    }
+}
+
+impl State {
+    /// Takes the smallest cached mapping that fits, unless more than half of it would lie idle.
+    fn take_cached(&mut self, mapped_len: usize) -> Option<Arc<Mapping>> {
+        let fits = mapped_len..=mapped_len.saturating_mul(2);
+        let candidates = self
+            .cached
+            .iter()
+            .enumerate()
+            .filter(|(_, mapping)| fits.contains(&mapping.len()));
+        let (best, _) = candidates.min_by_key(|(_, mapping)| mapping.len())?;
+        let mapping = self.cached.remove(best);
+        self.cached_bytes -= mapping.len() as u64;
+        self.in_use_bytes += mapping.len() as u64;
+        self.reused += 1;
+        Some(mapping)
+    }
+
+    /// Gives up the longest unused mappings until at most `keep_bytes` are cached.
+    fn shrink_cache(&mut self, keep_bytes: u64) -> Vec<Arc<Mapping>> {
+        let mut count = 0;
+        while self.cached_bytes > keep_bytes {
+            self.cached_bytes -= self.cached[count].len() as u64;
+            count += 1;
+        }
+        self.cached.drain(..count).collect()
+    }
+
+    fn put_back(&mut self, mapping: Arc<Mapping>) {
+        self.in_use_bytes -= mapping.len() as u64;
+        self.cached_bytes += mapping.len() as u64;
+        self.cached.push(mapping);
+    }
+}
+
+/// The keeper under every region of a `HostMemory`: the one owner of a mapping while regions of it live.
+struct Lease {
+    mapping: Arc<Mapping>,
+    shelf: Weak<Shelf>,
+}
+
+// SAFETY: `Mapping` keeps its constant range mapped and initialised (zeroed by the kernel) as long as it
+// lives. A mapping is in one lease or on the shelf, never both, and others who hold it (pre-faulting) do not
+// reach its bytes.
+unsafe impl Keeper for Lease {
+    fn start(&self) -> NonNull<u8> {
+        self.mapping.start()
+    }
+
+    fn len(&self) -> usize {
+        self.mapping.len()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(shelf) = self.shelf.upgrade() {
+            shelf.state().put_back(Arc::clone(&self.mapping));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::mapping::PAGE_BYTES;
+
+    const PAGE: u64 = PAGE_BYTES as u64;
+
+    #[test]
+    fn a_dropped_region_is_reused_at_the_same_address() {
+        let memory = HostMemory::new(1 << 20);
+        let first = memory.allocate(100_000).unwrap();
+        let address = first.as_ptr();
+        drop(first);
+        let second = memory.allocate(90_000).unwrap();
+        assert_eq!((second.as_ptr(), second.len()), (address, 90_000));
+        assert_eq!((memory.stats().fresh, memory.stats().reused), (1, 1));
+    }
+
+    #[test]
+    fn fresh_memory_is_zero_and_aligned() {
+        let region = HostMemory::new(u64::MAX).allocate(10_001).unwrap();
+        assert!(region.iter().all(|&byte| byte == 0));
+        assert_eq!(region.as_ptr().addr() % 4096, 0);
+    }
+
+    #[test]
+    fn memory_returns_only_with_the_last_part() {
+        let memory = HostMemory::new(PAGE);
+        let mut region = memory.allocate(4096).unwrap();
+        let tail = region.split_off(100).unwrap().freeze();
+        drop(region);
+        assert_eq!(memory.stats().in_use_bytes, PAGE);
+        let clone = tail.slice(5..9);
+        drop(tail);
+        assert!(memory.allocate(1).is_err());
+        drop(clone);
+        assert_eq!(memory.stats().cached_bytes, PAGE);
+        assert!(memory.allocate(1).is_ok());
+    }
+
+    #[test]
+    fn a_mapping_of_more_than_twice_the_request_is_not_reused() {
+        let memory = HostMemory::new(u64::MAX);
+        drop(memory.allocate(3 * PAGE_BYTES).unwrap());
+        let small = memory.allocate(PAGE_BYTES).unwrap();
+        assert_eq!(memory.stats().reused, 0);
+        drop(small);
+        drop(memory.allocate(2 * PAGE_BYTES).unwrap());
+        assert_eq!(memory.stats().reused, 1);
+    }
+
+    #[test]
+    fn the_cache_makes_room_oldest_first() {
+        let memory = HostMemory::new(4 * PAGE);
+        let regions = [1, 1, 2].map(|pages| memory.allocate(pages * PAGE_BYTES).unwrap());
+        drop(regions);
+        let _large = memory.allocate(3 * PAGE_BYTES).unwrap();
+        let stats = memory.stats();
+        assert_eq!((stats.in_use_bytes, stats.cached_bytes), (3 * PAGE, 0));
+    }
+
+    #[test]
+    fn over_budget_names_the_numbers() {
+        let memory = HostMemory::new(2 * PAGE);
+        let _held = memory.allocate(5000).unwrap();
+        let error = memory.allocate(1).unwrap_err();
+        assert!(matches!(
+            error,
+            AllocError::OverBudget {
+                asked_bytes: 1,
+                in_use_bytes: 8192,
+                budget_bytes: 8192
+            }
+        ));
+    }
+
+    #[test]
+    fn what_the_system_refuses_leaves_the_books_as_they_were() {
+        let memory = HostMemory::new(u64::MAX);
+        for len in [usize::MAX, 1 << 62] {
+            assert!(matches!(memory.allocate(len), Err(AllocError::Os { .. })));
+        }
+        assert_eq!(memory.stats().in_use_bytes, 0);
+    }
+
+    #[test]
+    fn nothing_costs_nothing() {
+        let memory = HostMemory::new(0);
+        assert!(memory.allocate(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_region_outlives_its_pool() {
+        let mut region = HostMemory::new(u64::MAX).allocate(40 << 20).unwrap();
+        region.fill(7);
+        assert_eq!(region.freeze()[(40 << 20) - 1], 7);
+    }
+
+    proptest! {
+        #[test]
+        fn the_books_always_balance(ops in vec((any::<bool>(), 1usize..40_000), 0..60)) {
+            let memory = HostMemory::new(32 * PAGE);
+            let mut held = Vec::new();
+            let mut given = 0;
+            for (take, n) in ops {
+                if take {
+                    if let Ok(region) = memory.allocate(n) {
+                        given += 1;
+                        held.push(region);
+                    }
+                } else if !held.is_empty() {
+                    held.swap_remove(n % held.len());
+                }
+                let stats = memory.stats();
+                let held_bytes: u64 = held.iter().map(|r| (r.len() as u64).next_multiple_of(PAGE)).sum();
+                prop_assert!(stats.in_use_bytes + stats.cached_bytes <= 32 * PAGE);
+                prop_assert!((held_bytes..=2 * held_bytes).contains(&stats.in_use_bytes));
+                prop_assert_eq!(stats.fresh + stats.reused, given);
+            }
+            drop(held);
+            prop_assert_eq!(memory.stats().in_use_bytes, 0);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The memory that tensors live in, and the ways in and out of it.
+//!
+//! A byte travels source → [`Slot`] → network → [`Slot`] → sink. This crate owns both ends of that way:
+//!
+//! - [`HostMemory`] hands out large [`Region`]s of host memory within a budget, and reuses them;
+//! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
+//! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
+//!   reference, and what every other engine is tested against);
+//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie.
+//!
+//! Ownership carries the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor
+//! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's
+//! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got, and
+//! `host_memory` vouches that a mapping has one owner. The other modules are safe code.
+
+mod engine;
+mod engine_sink;
+mod host;
+mod host_memory;
+mod host_sink;
+mod id;
+mod mapping;
+mod pool;
+mod region;
+mod sink;
+mod slot;
+mod source;
+
+#[cfg(any(test, feature = "engine-cases"))]
+pub mod cases;
+
+pub use engine::{Completion, CopyEngine, CopyError, Copying};
+pub use engine_sink::EngineSink;
+pub use host::{HostEngine, HostEngineMemory};
+pub use host_memory::{AllocError, HostMemory, HostMemoryStats};
+pub use host_sink::HostSink;
+pub use pool::{Capacity, SlotPool};
+pub use region::Region;
+pub use sink::{Sink, SinkError, Target};
+pub use slot::Slot;
+pub use source::{BoxFuture, EngineSource, HostSource, Source, SourceError};

@@ -1,0 +1,337 @@
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::sync::Semaphore;
+
+use crate::{
+    host_memory::{AllocError, HostMemory},
+    id::Id,
+    mapping::PAGE_BYTES,
+    region::Region,
+    slot::Slot,
+};
+
+/// How much a [`SlotPool`] holds.
+///
+/// More slots than bandwidth × round-trip time / `slot_bytes` cannot speed a transfer up: QUIC keeps a sent
+/// slot until it is acknowledged, and this many fill the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// The number of slots.
+    pub slots: usize,
+    /// The bytes of each slot: the longest chunk that it can hold.
+    pub slot_bytes: usize,
+}
+
+/// A fixed number of equal staging buffers. Waiting for one is the back-pressure of the whole pipeline.
+///
+/// All memory is mapped at the start, and the kernel provides it when a slot is first used. The slot that
+/// came back last goes out first, so that a lightly used pool stays small and warm. A clone is cheap and
+/// shares the slots.
+#[derive(Clone)]
+pub struct SlotPool {
+    shared: Arc<Shared>,
+}
+
+impl SlotPool {
+    /// Makes a pool in one mapping of ordinary memory, outside any budget. Each slot starts on a page.
+    ///
+    /// Its slots suit hashing, coding and the network, and no copy engine: take those from
+    /// [`CopyEngine::slots`](crate::CopyEngine::slots). Fails where the capacity holds no byte or the system
+    /// has no room.
+    pub fn new(capacity: Capacity) -> Result<Self, AllocError> {
+        Self::in_host_memory(capacity, None)
+    }
+
+    /// Like `new`, for the slots that `engine` is to copy from and to.
+    pub(crate) fn of_engine(capacity: Capacity, engine: Id) -> Result<Self, AllocError> {
+        Self::in_host_memory(capacity, Some(engine))
+    }
+
+    /// Waits for a slot. Who waits longest is served first. Dropping the future gives up the place and loses
+    /// nothing. There is no deadline: put one around where the holders of slots are not in your hands.
+    pub async fn acquire(&self) -> Slot {
+        let permit = self
+            .shared
+            .permits
+            .acquire()
+            .await
+            .expect("nobody closes the semaphore");
+        permit.forget();
+        self.shared.hand_out()
+    }
+
+    /// Takes a slot where one is free and nobody waits for it.
+    pub fn try_acquire(&self) -> Option<Slot> {
+        self.shared.permits.try_acquire().ok()?.forget();
+        Some(self.shared.hand_out())
+    }
+
+    /// The slots that are free now. With those held, always the capacity.
+    pub fn available(&self) -> usize {
+        self.shared.permits.available_permits()
+    }
+
+    /// The bytes of each slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.shared.capacity.slot_bytes
+    }
+
+    fn in_host_memory(capacity: Capacity, engine: Option<Id>) -> Result<Self, AllocError> {
+        let Capacity { slots, slot_bytes } = capacity;
+        if slots == 0 || slot_bytes == 0 {
+            return Err(AllocError::EmptyPool { slots, slot_bytes });
+        }
+        // A product beyond all memory saturates, and the system refuses it.
+        let stride = slot_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
+        let mut memory = HostMemory::new(u64::MAX).allocate(stride.saturating_mul(slots))?;
+        let mut cut_slot = || {
+            let mut region = memory.split_to(stride).expect("the memory is `slots` strides long");
+            drop(region.split_off(slot_bytes)); // The rest of the last page stays unused.
+            region
+        };
+        let free = Mutex::new((0..slots).map(|_| cut_slot()).collect());
+        let permits = Semaphore::new(slots);
+        Ok(Self {
+            shared: Arc::new(Shared {
+                free,
+                permits,
+                capacity,
+                engine,
+            }),
+        })
+    }
+}
+
+impl fmt::Debug for SlotPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotPool")
+            .field("capacity", &self.shared.capacity)
+            .field("available", &self.available())
+            .finish()
+    }
+}
+
+/// What a pool and its slots share. Slots hold it, so the memory outlives the last `SlotPool` where it must.
+pub(crate) struct Shared {
+    /// The memory of free slots: at least one region for each permit that is free or just taken.
+    free: Mutex<Vec<Region>>,
+    /// One permit per free slot. It keeps the order of those who wait.
+    permits: Semaphore,
+    capacity: Capacity,
+    engine: Option<Id>,
+}
+
+impl Shared {
+    pub(crate) fn engine(&self) -> Option<Id> {
+        self.engine
+    }
+
+    /// Takes back the memory of a slot. The memory comes before the permit, so that a permit always finds
+    /// one.
+    pub(crate) fn put_back(&self, region: Region) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(region);
+        self.permits.add_permits(1);
+    }
+
+    /// Gives the slot that a permit, now forgotten, stood for.
+    fn hand_out(self: &Arc<Self>) -> Slot {
+        let region = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Slot::new(
+            region.expect("put_back adds a region before its permit"),
+            Arc::clone(self),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::VecDeque,
+        pin::Pin,
+        task::{Context, Poll, Waker},
+    };
+
+    use bytes::Bytes;
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn pool(slots: usize, slot_bytes: usize) -> SlotPool {
+        SlotPool::new(Capacity { slots, slot_bytes }).unwrap()
+    }
+
+    #[test]
+    fn slots_are_equal_aligned_and_apart() {
+        let pool = pool(3, 5000);
+        let mut slots: Vec<Slot> = std::iter::from_fn(|| pool.try_acquire()).collect();
+        assert_eq!(slots.len(), 3);
+        for (i, slot) in slots.iter_mut().enumerate() {
+            assert_eq!((slot.len(), slot.as_ptr().addr() % 4096), (5000, 0));
+            slot.fill(i as u8 + 1);
+        }
+        assert!(
+            slots
+                .iter()
+                .enumerate()
+                .all(|(i, slot)| slot.iter().all(|&byte| byte == i as u8 + 1))
+        );
+    }
+
+    #[test]
+    fn a_pool_that_can_carry_nothing_is_refused() {
+        for (slots, slot_bytes) in [(0, 1), (1, 0)] {
+            let refused = SlotPool::new(Capacity { slots, slot_bytes });
+            assert!(matches!(refused, Err(AllocError::EmptyPool { .. })));
+        }
+    }
+
+    #[test]
+    fn a_pool_beyond_all_memory_is_refused() {
+        for (slots, slot_bytes) in [(usize::MAX, 1), (1, usize::MAX), (1 << 40, 1 << 40)] {
+            let refused = SlotPool::new(Capacity { slots, slot_bytes });
+            assert!(matches!(refused, Err(AllocError::Os { .. })));
+        }
+    }
+
+    #[test]
+    fn frozen_bytes_hold_their_slot() {
+        let pool = pool(1, 100);
+        let mut slot = pool.try_acquire().unwrap();
+        slot.fill(9);
+        let bytes = slot.freeze(60);
+        let part = bytes.slice(10..20);
+        drop(bytes);
+        assert_eq!((&part[..], pool.available()), (&[9; 10][..], 0));
+        drop(part);
+        assert_eq!(pool.available(), 1);
+    }
+
+    #[test]
+    fn no_frozen_bytes_hold_no_slot() {
+        let pool = pool(1, 100);
+        let empty = pool.try_acquire().unwrap().freeze(0);
+        assert_eq!((empty.len(), pool.available()), (0, 1));
+    }
+
+    #[test]
+    fn a_slot_outlives_its_pool() {
+        let mut slot = pool(1, 100).try_acquire().unwrap();
+        slot.fill(3);
+        assert_eq!(slot.freeze(100), [3; 100][..]);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Acquire,
+        TryAcquire,
+        Release(usize),
+        Freeze(usize),
+        Thaw(usize),
+        GiveUp(usize),
+        GiveUpServed(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            3 => Just(Op::Acquire),
+            1 => Just(Op::TryAcquire),
+            2 => any::<usize>().prop_map(Op::Release),
+            1 => any::<usize>().prop_map(Op::Freeze),
+            1 => any::<usize>().prop_map(Op::Thaw),
+            1 => any::<usize>().prop_map(Op::GiveUp),
+            1 => any::<usize>().prop_map(Op::GiveUpServed),
+        ]
+    }
+
+    type Waiting = Pin<Box<dyn Future<Output = Slot>>>;
+
+    fn poll(waiting: &mut Waiting) -> Poll<Slot> {
+        waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// A pool of `SLOTS` and everyone who holds or awaits a slot of it, oldest waiter first.
+    struct Model {
+        pool: SlotPool,
+        held: Vec<Slot>,
+        frozen: Vec<Bytes>,
+        waiting: VecDeque<Waiting>,
+    }
+
+    const SLOTS: usize = 3;
+
+    impl Model {
+        fn out(&self) -> usize {
+            self.held.len() + self.frozen.len()
+        }
+
+        fn apply(&mut self, op: Op) {
+            match op {
+                Op::Acquire => {
+                    let pool = self.pool.clone();
+                    let mut waiting: Waiting = Box::pin(async move { pool.acquire().await });
+                    match poll(&mut waiting) {
+                        Poll::Ready(slot) => self.held.push(slot),
+                        Poll::Pending => self.waiting.push_back(waiting),
+                    }
+                }
+                Op::TryAcquire => self.held.extend(self.pool.try_acquire()),
+                Op::Release(i) if !self.held.is_empty() => {
+                    self.held.swap_remove(i % self.held.len());
+                }
+                Op::Freeze(i) if !self.held.is_empty() => {
+                    self.frozen.push(self.held.swap_remove(i % self.held.len()).freeze(1));
+                }
+                Op::Thaw(i) if !self.frozen.is_empty() => {
+                    self.frozen.swap_remove(i % self.frozen.len());
+                }
+                Op::GiveUp(i) if !self.waiting.is_empty() => {
+                    self.waiting.remove(i % self.waiting.len());
+                }
+                // The oldest waiter is given a slot and goes away before it looks.
+                Op::GiveUpServed(i) if !self.held.is_empty() => {
+                    self.held.swap_remove(i % self.held.len());
+                    self.waiting.pop_front();
+                }
+                _ => {}
+            }
+        }
+
+        /// A free slot went to the one who waits longest: polling from the youngest, no other is ready.
+        fn serve(&mut self) {
+            let free = SLOTS - self.out();
+            let served = free.min(self.waiting.len());
+            for i in (served..self.waiting.len()).rev() {
+                assert!(
+                    poll(&mut self.waiting[i]).is_pending(),
+                    "waiter {i} jumped the queue"
+                );
+            }
+            for mut waiting in self.waiting.drain(..served) {
+                match poll(&mut waiting) {
+                    Poll::Ready(slot) => self.held.push(slot),
+                    Poll::Pending => panic!("a slot is free, and the oldest waiter did not get it"),
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_slot_is_lost_and_nobody_jumps_the_queue(ops in vec(op(), 0..80)) {
+            let (held, frozen, waiting) = Default::default();
+            let mut model = Model { pool: pool(SLOTS, 64), held, frozen, waiting };
+            for op in ops {
+                model.apply(op);
+                model.serve();
+                prop_assert!(model.out() <= SLOTS);
+                prop_assert_eq!(model.pool.available(), SLOTS - model.out());
+            }
+            let pool = model.pool.clone();
+            drop(model);
+            prop_assert_eq!(pool.available(), SLOTS);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+use std::{
+    fmt,
+    num::NonZeroUsize,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    slice,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+
+use crate::mapping::PAGE_BYTES;
+
+/// An exclusive handle on a byte range of pooled memory: what `BytesMut` is to the heap.
+///
+/// A region as it was allocated starts on a page, so that tensors in it keep their 256-byte alignment; parts
+/// start where they were cut. Splitting and joining move no byte, and cost one atomic count. When the last
+/// part and the last [`Bytes`] frozen from any part are dropped, the memory goes back where it came from.
+///
+/// The default is the empty region, which holds no memory.
+pub struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    /// Keeps the memory. `None` only for an empty region.
+    keeper: Option<Arc<dyn Keeper>>,
+}
+
+impl Region {
+    /// Takes over all bytes of `keeper`, for good: they are given back by dropping it.
+    pub(crate) fn new(keeper: impl Keeper) -> Self {
+        Self {
+            start: keeper.start(),
+            len: keeper.len(),
+            keeper: Some(Arc::new(keeper)),
+        }
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Cuts off and returns the first `at` bytes; `self` keeps the rest. `None`, and nothing changes, where
+    /// the region is shorter than that.
+    pub fn split_to(&mut self, at: usize) -> Option<Self> {
+        let rest = self.split_off(at)?;
+        Some(std::mem::replace(self, rest))
+    }
+
+    /// Cuts off and returns what follows the first `at` bytes; `self` keeps those. `None`, and nothing
+    /// changes, where the region is shorter than that.
+    pub fn split_off(&mut self, at: usize) -> Option<Self> {
+        let rest = self.len.checked_sub(at)?;
+        // SAFETY: `at` is at most `len`, so this stays within or one past the range that `keeper` keeps.
+        let start = unsafe { self.start.add(at) };
+        self.len = at;
+        Some(Self {
+            start,
+            len: rest,
+            keeper: self.keeper.clone(),
+        })
+    }
+
+    /// Undoes a split: one region where `next` begins right where `self` ends, in the same memory. Both come
+    /// back unchanged where they are no such neighbours.
+    pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
+        if !self.is_followed_by(&next) {
+            return Err((self, next));
+        }
+        Ok(Self {
+            start: self.start,
+            len: self.len + next.len,
+            keeper: self.keeper,
+        })
+    }
+
+    /// Makes the bytes immutable and shareable, without a copy. The memory is held until the last clone is
+    /// dropped.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    fn is_followed_by(&self, next: &Self) -> bool {
+        let same_memory = match (&self.keeper, &next.keeper) {
+            (Some(keeper), Some(other)) => Arc::ptr_eq(keeper, other),
+            (None, None) => true,
+            _ => false,
+        };
+        same_memory && self.start.addr().get() + self.len == next.start.addr().get()
+    }
+}
+
+// SAFETY: a region is the only handle on its bytes (`Keeper` and splitting see to it), like a `Box<[u8]>`.
+unsafe impl Send for Region {}
+// SAFETY: `&Region` only reads.
+unsafe impl Sync for Region {}
+
+impl Deref for Region {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the bytes are initialised and stay valid while `keeper` lives; only this region reaches
+        // them, and `&self` keeps writers out.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` keeps every other reader and writer out.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for Region {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Default for Region {
+    fn default() -> Self {
+        Self {
+            start: NonNull::without_provenance(EMPTY_ADDRESS),
+            len: 0,
+            keeper: None,
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("start", &self.start)
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+/// Owns the memory under a region, and gives it back when it is dropped. Page-locked memory of a GPU engine
+/// will be one more keeper.
+///
+/// # Safety
+///
+/// For as long as the keeper lives, `start` and `len` are constant and name initialised bytes, valid for
+/// reads and writes by any thread, that nobody but the keeper's owner reaches. Dropping a keeper is allowed
+/// on any thread.
+pub(crate) unsafe trait Keeper: Send + Sync + 'static {
+    fn start(&self) -> NonNull<u8>;
+    fn len(&self) -> usize;
+}
+
+/// Where empty regions point: no memory, yet aligned as any other region.
+const EMPTY_ADDRESS: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).expect("a page has bytes");
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::HostMemory;
+
+    fn region(len: usize) -> Region {
+        HostMemory::new(u64::MAX).allocate(len).unwrap()
+    }
+
+    /// A region whose bytes count up, and the same bytes on the heap as the model.
+    fn counted(len: usize) -> (Region, Vec<u8>) {
+        let model: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+        let mut region = region(len);
+        region.copy_from_slice(&model);
+        (region, model)
+    }
+
+    #[test]
+    fn strangers_do_not_join() {
+        let (a, b) = region(4096).join(region(4096)).unwrap_err();
+        assert_eq!((a.len(), b.len()), (4096, 4096));
+    }
+
+    #[test]
+    fn parts_join_only_in_order_and_without_a_gap() {
+        let mut first = region(30);
+        let mut second = first.split_off(10).unwrap();
+        let third = second.split_off(10).unwrap();
+        let (first, third) = first.join(third).unwrap_err();
+        let (second, first) = second.join(first).unwrap_err();
+        let whole = first.join(second).unwrap().join(third).unwrap();
+        assert_eq!(whole.len(), 30);
+    }
+
+    #[test]
+    fn cutting_past_the_end_changes_nothing() {
+        let mut region = region(10);
+        assert!(region.split_to(11).is_none());
+        assert!(region.split_off(usize::MAX).is_none());
+        assert_eq!(region.len(), 10);
+    }
+
+    #[test]
+    fn the_empty_region_is_a_region() {
+        let mut empty = Region::default();
+        assert_eq!(empty.as_ptr().addr() % 256, 0);
+        let also_empty = empty.split_off(0).unwrap();
+        assert!(empty.join(also_empty).unwrap().freeze().is_empty());
+    }
+
+    #[test]
+    fn parts_are_written_from_several_threads() {
+        let mut rest = region(1 << 16);
+        let parts: Vec<Region> = (0..4).map(|_| rest.split_to(1 << 14).unwrap()).collect();
+        let fill = |(i, mut part): (usize, Region)| {
+            std::thread::spawn(move || {
+                part.fill(i as u8);
+                part
+            })
+        };
+        let threads: Vec<_> = parts.into_iter().enumerate().map(fill).collect();
+        let parts = threads.into_iter().map(|thread| thread.join().unwrap());
+        let whole = parts.reduce(|whole, part| whole.join(part).unwrap()).unwrap();
+        assert!(
+            whole
+                .chunks(1 << 14)
+                .enumerate()
+                .all(|(i, chunk)| chunk.iter().all(|&b| b == i as u8))
+        );
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        SplitTo(usize, usize),
+        SplitOff(usize, usize),
+        Join(usize, usize),
+        Write(usize, u8),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (any::<usize>(), 0usize..300).prop_map(|(part, at)| Op::SplitTo(part, at)),
+            (any::<usize>(), 0usize..300).prop_map(|(part, at)| Op::SplitOff(part, at)),
+            (any::<usize>(), any::<usize>()).prop_map(|(part, next)| Op::Join(part, next)),
+            (any::<usize>(), any::<u8>()).prop_map(|(part, byte)| Op::Write(part, byte)),
+        ]
+    }
+
+    /// A part beside its model: where it begins in the whole, and its bytes.
+    type Part = (Region, usize, Vec<u8>);
+
+    fn apply(parts: &mut Vec<Part>, op: Op) {
+        let count = parts.len();
+        match op {
+            Op::SplitTo(i, at) => {
+                let (region, begin, model) = &mut parts[i % count];
+                let head = region.split_to(at);
+                assert_eq!(head.is_some(), at <= model.len());
+                if let Some(head) = head {
+                    let rest = model.split_off(at);
+                    let new = (head, *begin, std::mem::replace(model, rest));
+                    *begin += at;
+                    parts.push(new);
+                }
+            }
+            Op::SplitOff(i, at) => {
+                let (region, begin, model) = &mut parts[i % count];
+                let rest = region.split_off(at);
+                assert_eq!(rest.is_some(), at <= model.len());
+                if let Some(rest) = rest {
+                    let new = (rest, *begin + at, model.split_off(at));
+                    parts.push(new);
+                }
+            }
+            Op::Join(i, next) => {
+                if count < 2 {
+                    return;
+                }
+                let (a, begin, mut model) = parts.swap_remove(i % count);
+                let (b, next_begin, next_model) = parts.swap_remove(next % (count - 1));
+                match a.join(b) {
+                    Ok(joined) => {
+                        assert_eq!(begin + model.len(), next_begin);
+                        model.extend(next_model);
+                        parts.push((joined, begin, model));
+                    }
+                    Err((a, b)) => {
+                        assert_ne!(begin + model.len(), next_begin);
+                        parts.push((a, begin, model));
+                        parts.push((b, next_begin, next_model));
+                    }
+                }
+            }
+            Op::Write(i, byte) => {
+                let (region, _, model) = &mut parts[i % count];
+                region.fill(byte);
+                model.fill(byte);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parts_behave_as_separate_vectors(len in 0usize..600, ops in vec(op(), 0..60)) {
+            let (whole, model) = counted(len);
+            let mut parts = vec![(whole, 0, model)];
+            for op in ops {
+                apply(&mut parts, op);
+                for (region, _, model) in &parts {
+                    prop_assert_eq!(&region[..], &model[..]);
+                }
+            }
+            // An empty part may be left inside of what was joined around it.
+            parts.retain(|(region, ..)| !region.is_empty());
+            parts.sort_by_key(|(_, begin, _)| *begin);
+            let whole = parts.into_iter().map(|(region, ..)| region).reduce(|a, b| a.join(b).unwrap());
+            prop_assert_eq!(whole.unwrap_or_default().len(), len);
+        }
+    }
+}

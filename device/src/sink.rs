@@ -1,0 +1,151 @@
+use std::{
+    fmt,
+    ops::{Deref, DerefMut, Range},
+};
+
+use crate::{engine::CopyError, host_sink::Piece, id::Id, slot::Slot, source::BoxFuture};
+
+/// Where the bytes of one payload go to, wherever they shall lie.
+///
+/// Each range is opened, filled and written; ranges may be open at the same time. A sink does not know which
+/// ranges were filled: whether the payload is complete is for its caller to keep (in tensor-relay,
+/// `protocol::Assembly`).
+pub trait Sink: Send + Sync + fmt::Debug {
+    /// The bytes of the whole payload.
+    fn len_bytes(&self) -> u64;
+
+    /// Lends memory for the bytes of `range`, of unspecified content. May wait for a staging slot.
+    fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>>;
+
+    /// Takes back a target that was filled; its bytes are in place when this resolves. A target that was not
+    /// filled is just dropped, which leaves the content of its range unspecified.
+    fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>>;
+}
+
+/// Why a sink took no bytes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SinkError {
+    /// The writer asked for a range that the sink does not have.
+    #[error(
+        "The bytes {start}..{end} were to be written to a sink of {len_bytes} bytes. The manifest that the writer \
+         follows does not describe this sink."
+    )]
+    OutOfBounds {
+        /// The first byte asked for.
+        start: u64,
+        /// One past the last byte asked for.
+        end: u64,
+        /// The bytes that the sink has.
+        len_bytes: u64,
+    },
+    /// Some byte of the range is lent to another target. It can be opened when that one is written or
+    /// dropped.
+    #[error(
+        "The bytes {start}..{end} are being written already, in whole or in part. Wait for the other writer of this \
+         range."
+    )]
+    Busy {
+        /// The first byte asked for.
+        start: u64,
+        /// One past the last byte asked for.
+        end: u64,
+    },
+    /// The sink cannot be committed while targets are lent.
+    #[error(
+        "{lent_bytes} of {len_bytes} bytes are still lent to writers. Commit when all targets are written or dropped."
+    )]
+    StillLent {
+        /// The bytes that are lent.
+        lent_bytes: u64,
+        /// The bytes that the sink has.
+        len_bytes: u64,
+    },
+    /// The sink gave its bytes away.
+    #[error(
+        "The sink was committed, and its bytes are no longer its own. Make a new sink for a new version."
+    )]
+    Committed,
+    /// The target was lent by another sink. It went back there, and nothing was written.
+    #[error("The target was opened by another sink. Write it to the sink that opened it.")]
+    ForeignTarget,
+    /// The writer asked for more than one staging slot holds.
+    #[error(
+        "A chunk of {asked_bytes} bytes does not fit into a staging slot of {slot_bytes} bytes. Make the pool's slots \
+         as long as the longest chunk."
+    )]
+    LongerThanSlot {
+        /// The length asked for.
+        asked_bytes: u64,
+        /// The bytes of each slot.
+        slot_bytes: usize,
+    },
+    /// The engine could not copy the bytes to its device.
+    #[error("The bytes could not be copied to the sink's device.")]
+    Copy(#[from] CopyError),
+}
+
+/// Memory that a sink lends for one range: dereferences to exactly the range's bytes, for the network to
+/// fill.
+///
+/// In a host sink it is the destination itself. Dropping it gives the range back unwritten.
+pub struct Target {
+    /// The sink that lent it, and alone may take it.
+    pub(crate) sink: Id,
+    pub(crate) range: Range<u64>,
+    pub(crate) lent: Lent,
+}
+
+impl Target {
+    /// The range of the payload that this is the memory of.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+}
+
+impl Deref for Target {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.lent {
+            Lent::Piece(piece) => piece.bytes(),
+            Lent::Staged { slot, len } => &slot[..*len],
+        }
+    }
+}
+
+impl DerefMut for Target {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.lent {
+            Lent::Piece(piece) => piece.bytes_mut(),
+            Lent::Staged { slot, len } => &mut slot[..*len],
+        }
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target")
+            .field("range", &self.range)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The memory of a target.
+pub(crate) enum Lent {
+    /// The destination itself, a part of a host sink.
+    Piece(Piece),
+    /// A slot, from which the bytes are copied on. `len` bytes of it are the target.
+    Staged { slot: Slot, len: usize },
+}
+
+/// Judges a range before anything is lent for it.
+pub(crate) fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SinkError> {
+    let Range { start, end } = *range;
+    let inside = start <= end && end <= len_bytes;
+    inside.then_some(()).ok_or(SinkError::OutOfBounds {
+        start,
+        end,
+        len_bytes,
+    })
+}

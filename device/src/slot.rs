@@ -1,0 +1,73 @@
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+
+use crate::{id::Id, pool::Shared, region::Region};
+
+/// One staging buffer of a [`SlotPool`](crate::SlotPool): memory, permission and back-pressure at once.
+///
+/// Who holds a slot may write its bytes and may have one chunk in flight. Dropping it gives all three back,
+/// to whoever waited longest. The content is whatever the last holder left.
+pub struct Slot {
+    region: Region,
+    pool: Arc<Shared>,
+}
+
+impl Slot {
+    pub(crate) fn new(region: Region, pool: Arc<Shared>) -> Self {
+        Self { region, pool }
+    }
+
+    /// Makes the first `len` bytes immutable and shareable, without a copy. The slot goes back to its pool
+    /// when the last clone is dropped; for a `len` of zero that is at once.
+    ///
+    /// # Panics
+    ///
+    /// Where the slot is shorter than `len`.
+    pub fn freeze(self, len: usize) -> Bytes {
+        Bytes::from_owner(self).slice(..len)
+    }
+
+    /// The engine that can copy from and to this slot, where one made it.
+    pub(crate) fn engine(&self) -> Option<Id> {
+        self.pool.engine()
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.region
+    }
+}
+
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.region
+    }
+}
+
+impl AsRef<[u8]> for Slot {
+    fn as_ref(&self) -> &[u8] {
+        &self.region
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.pool.put_back(std::mem::take(&mut self.region));
+    }
+}

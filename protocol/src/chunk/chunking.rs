@@ -1,0 +1,104 @@
+//! From the tensors of a payload to its numbered chunks (PROTOCOL.md §5.3).
+
+use crate::Dtype;
+use std::{fmt, ops::Range};
+
+/// The number of a chunk within its version, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkIndex(pub u32);
+
+impl fmt::Display for ChunkIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// How a payload is cut. Both ends compute it from the manifest, so it never travels.
+///
+/// A tensor of a chunk or more starts a chunk of its own and is cut every `chunk_bytes`; smaller tensors of one dtype
+/// share chunks. So ten thousand small tensors travel in a few chunks, a chunk never mixes dtypes (codecs rely on it),
+/// and a selection by name carries no large neighbour. The chunks lie end to end and cover the payload, padding
+/// included; only the last chunk of a run is shorter than `chunk_bytes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunking {
+    starts: Vec<Start>,
+    payload_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Start {
+    offset: u64,
+    dtype: Dtype,
+}
+
+/// The bytes that one stored tensor occupies in the payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) dtype: Dtype,
+}
+
+impl Chunking {
+    /// Cuts a payload whose stored, non-empty tensors are `extents`, in order of offset.
+    ///
+    /// Returns `None` as soon as more than `chunks_max` chunks would result, before memory is spent on them.
+    pub(crate) fn new(
+        extents: impl Iterator<Item = Extent>,
+        chunk_bytes: u32,
+        payload_bytes: u64,
+        chunks_max: usize,
+    ) -> Option<Self> {
+        let chunk_bytes = u64::from(chunk_bytes);
+        let mut starts: Vec<Start> = Vec::new();
+        let mut shared: Option<Start> = None;
+        for Extent { offset, bytes, dtype } in extents {
+            let large = bytes >= chunk_bytes;
+            let fits = |open: Start| open.dtype == dtype && offset + bytes - open.offset <= chunk_bytes;
+            if !large && shared.is_some_and(fits) {
+                continue;
+            }
+            let cuts = if large { bytes.div_ceil(chunk_bytes) } else { 1 };
+            if starts.len() as u64 + cuts > chunks_max as u64 {
+                return None;
+            }
+            starts.extend((0..cuts).map(|i| Start {
+                offset: offset + i * chunk_bytes,
+                dtype,
+            }));
+            shared = (!large).then_some(Start { offset, dtype });
+        }
+        Some(Self {
+            starts,
+            payload_bytes,
+        })
+    }
+
+    /// How many chunks there are. None for a payload without bytes.
+    pub fn count(&self) -> u32 {
+        self.starts.len() as u32
+    }
+
+    /// The payload bytes of `chunk`, or `None` when there is no such chunk.
+    pub fn range(&self, chunk: ChunkIndex) -> Option<Range<u64>> {
+        let index = chunk.0 as usize;
+        let start = self.starts.get(index)?.offset;
+        let end = self
+            .starts
+            .get(index + 1)
+            .map_or(self.payload_bytes, |next| next.offset);
+        Some(start..end)
+    }
+
+    /// The dtype of all tensors in `chunk`.
+    pub fn dtype(&self, chunk: ChunkIndex) -> Option<Dtype> {
+        self.starts.get(chunk.0 as usize).map(|s| s.dtype)
+    }
+
+    /// Every chunk in order, with its payload bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (ChunkIndex, Range<u64>)> + '_ {
+        (0..self.count())
+            .map(ChunkIndex)
+            .filter_map(|chunk| Some((chunk, self.range(chunk)?)))
+    }
+}

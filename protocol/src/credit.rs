@@ -1,0 +1,78 @@
+//! Credit: how many more chunks a sender may begin (PROTOCOL.md §6.4).
+
+use crate::Misbehaved;
+
+/// The chunks that one subscription may still be sent.
+///
+/// The receiver gives credit for memory that it has; the sender spends one per chunk. Because a receiver gives no more
+/// than its connection window can hold unread, a subscription that stalls never blocks another one or the control stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credit {
+    available: u32,
+}
+
+impl Credit {
+    /// The most chunks a receiver can allow at once. More would mean gigabytes of unread data per subscription; a peer
+    /// that grants it has lost count.
+    pub const MAX: u32 = 4096;
+
+    /// Begins with the credit of a `Subscribe`.
+    ///
+    /// # Errors
+    /// [`Misbehaved::CreditOverflow`] beyond [`Credit::MAX`].
+    pub fn new(chunks: u32) -> Result<Self, Misbehaved> {
+        let mut credit = Self { available: 0 };
+        credit.grant(chunks)?;
+        Ok(credit)
+    }
+
+    /// Takes what a `Credit` message grants.
+    ///
+    /// # Errors
+    /// [`Misbehaved::CreditOverflow`] when more than [`Credit::MAX`] would be available.
+    pub fn grant(&mut self, chunks: u32) -> Result<(), Misbehaved> {
+        match self.available.checked_add(chunks).filter(|sum| *sum <= Self::MAX) {
+            Some(sum) => {
+                self.available = sum;
+                Ok(())
+            }
+            None => Err(Misbehaved::CreditOverflow(Self::MAX)),
+        }
+    }
+
+    /// Spends one chunk's worth, if there is any.
+    pub fn spend(&mut self) -> bool {
+        let some = self.available > 0;
+        self.available -= u32::from(some);
+        some
+    }
+
+    /// What is left.
+    pub fn available(&self) -> u32 {
+        self.available
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Any list of grants and spends: never more spent than granted, never more available than the maximum.
+        #[test]
+        fn never_more_than_granted(steps in prop::collection::vec(prop::option::of(0u32..3000), 0..200)) {
+            let mut credit = Credit::new(0).unwrap();
+            let (mut granted, mut spent) = (0u64, 0u64);
+            for step in steps {
+                match step {
+                    Some(chunks) => granted += if credit.grant(chunks).is_ok() { chunks.into() } else { 0u64 },
+                    None => spent += u64::from(credit.spend()),
+                }
+                prop_assert!(spent <= granted);
+                prop_assert_eq!(u64::from(credit.available()), granted - spent);
+                prop_assert!(credit.available() <= Credit::MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Errors of the protocol, by blame, and the close codes that carry them to the other end.
+//!
+//! Three questions decide which type an error has. Could the bytes not be read? [`MessageError`]. Were they readable but
+//! against the rules? [`Misbehaved`]. Did the network change them? [`CorruptChunk`](crate::CorruptChunk). What is wrong
+//! on this side is reported where it happens and never sent in detail to the peer.
+
+use crate::{ChunkIndex, Epoch, NameError, SubscriptionId, Version};
+use std::fmt;
+
+/// Who has to act on an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// This end: its configuration, its files, its memory.
+    Local,
+    /// The other end: it sent what it must not send, or it is of another version.
+    Peer,
+    /// What lies between: a path without UDP, a lost host.
+    Network,
+}
+
+/// Bytes from a peer that are no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// Not protobuf.
+    #[error("the peer sent a malformed message: {0}")]
+    Malformed(String),
+    /// A message without something it must have.
+    #[error("the peer sent a message without its field {0:?}")]
+    MissingField(&'static str),
+    /// A field of fixed size that has another.
+    #[error("the peer sent {found} bytes of {field:?} where {expected} are expected")]
+    WrongLength {
+        /// Which field.
+        field: &'static str,
+        /// Its size.
+        expected: usize,
+        /// What came.
+        found: usize,
+    },
+    /// A value of a later revision where no unknown one can be accepted.
+    #[error(
+        "the peer sent {field} = {value}, which this build does not know: the two ends are of different versions"
+    )]
+    UnknownValue {
+        /// Which field.
+        field: &'static str,
+        /// What came.
+        value: u32,
+    },
+    /// More bytes than a message may have.
+    #[error("the peer sent {bytes} bytes of {what}, and at most {max} are allowed")]
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// How many came.
+        bytes: usize,
+        /// How many may come.
+        max: usize,
+    },
+    /// A name that breaks a rule.
+    #[error("the peer sent a name that is none: {0}")]
+    Name(#[from] NameError),
+    /// A data stream of an unknown kind.
+    #[error("the peer opened a data stream of kind {0}, which this build does not know")]
+    UnknownStreamKind(u8),
+    /// A codec that was never offered.
+    #[error("the peer used codec {0}, which this build does not know and never offered")]
+    UnknownCodec(u8),
+    /// Reserved bytes with a meaning that this build does not know.
+    #[error("the peer set reserved bytes of a stream header: the two ends are of different versions")]
+    ReservedNotZero,
+}
+
+impl MessageError {
+    pub(crate) fn malformed(error: prost::DecodeError) -> Self {
+        Self::Malformed(error.to_string())
+    }
+}
+
+/// A readable message that breaks a rule. The peer has a bug or is hostile; the session cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Misbehaved {
+    /// A message that has no place at this moment.
+    #[error("the peer sent {found} where {expected} was expected")]
+    OutOfTurn {
+        /// What came.
+        found: &'static str,
+        /// What should have come.
+        expected: &'static str,
+    },
+    /// A subscription that was never made.
+    #[error("the peer named subscription {0}, which does not exist")]
+    UnknownSubscription(SubscriptionId),
+    /// A subscription id for the second time.
+    #[error("the peer used subscription id {0} twice")]
+    DuplicateSubscription(SubscriptionId),
+    /// A version other than the one that is being sent.
+    #[error("the peer spoke of version {version} of epoch {epoch}, which is not being sent")]
+    WrongVersion {
+        /// The epoch it named.
+        epoch: Epoch,
+        /// The version it named.
+        version: Version,
+    },
+    /// A chunk that the manifest does not have.
+    #[error("the peer sent chunk {chunk} of a version that has {count}")]
+    NoSuchChunk {
+        /// Which chunk.
+        chunk: ChunkIndex,
+        /// How many there are.
+        count: u32,
+    },
+    /// A chunk whose size is not what the manifest says.
+    #[error("the peer sent chunk {chunk} with {found} raw bytes where the manifest says {expected}")]
+    WrongChunkSize {
+        /// Which chunk.
+        chunk: ChunkIndex,
+        /// Its size by the manifest.
+        expected: u64,
+        /// Its size by its header.
+        found: u32,
+    },
+    /// An encoding larger than what it encodes.
+    #[error("the peer sent chunk {chunk} encoded in {encoded} bytes, more than its {raw} raw ones")]
+    Inflated {
+        /// Which chunk.
+        chunk: ChunkIndex,
+        /// Its size as sent.
+        encoded: u32,
+        /// Its size in the payload.
+        raw: u32,
+    },
+    /// A chunk that was already there or is on its way.
+    #[error("the peer sent chunk {0} twice")]
+    DuplicateChunk(ChunkIndex),
+    /// A base that this end does not hold.
+    #[error("the peer coded chunk {chunk} against version {base}, which this end does not hold")]
+    UnknownBase {
+        /// Which chunk.
+        chunk: ChunkIndex,
+        /// The base it named.
+        base: Version,
+    },
+    /// More chunks than credit was given for.
+    #[error("the peer sent more chunks than it had credit for")]
+    OverCredit,
+    /// More credit than can be meant.
+    #[error("the peer granted more credit than {0} chunks")]
+    CreditOverflow(u32),
+    /// A manifest that does not hash to what was announced.
+    #[error("the peer sent a manifest that is not the one it announced")]
+    WrongManifest,
+    /// A version number that does not rise.
+    #[error("the peer announced version {found} after version {after} of the same epoch")]
+    VersionNotRising {
+        /// What came.
+        found: Version,
+        /// What it came after.
+        after: Version,
+    },
+}
+
+/// Defines every close code once: number, name, meaning.
+macro_rules! close_codes {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal, $meaning:literal;)*) => {
+        /// Why a connection was closed, as a number that the other end understands (PROTOCOL.md §9).
+        ///
+        /// Sent as the QUIC application error code. The text beside it is for people and tells nothing that the peer may
+        /// not know.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum CloseCode { $($(#[$doc])* $variant,)* }
+
+        impl CloseCode {
+            /// Every code of this revision.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The number on the wire.
+            pub fn code(self) -> u32 {
+                match self { $(Self::$variant => $code,)* }
+            }
+
+            /// The code with this number, if this build knows it.
+            pub fn from_code(code: u64) -> Option<Self> {
+                match code { $($code => Some(Self::$variant),)* _ => None }
+            }
+
+            /// What it means, in a few words.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => $meaning,)* }
+            }
+        }
+    };
+}
+
+close_codes! {
+    /// The work is done.
+    Done = 0, "done";
+    /// The sender of this code failed; it is to blame and knows more.
+    Internal = 1, "the other end failed; its log says why";
+    /// The server is going away on purpose.
+    ShuttingDown = 2, "the server is shutting down";
+    /// A message could not be read.
+    Malformed = 16, "a message could not be read";
+    /// A message broke a rule.
+    Misbehaved = 17, "a message broke a rule of the protocol";
+    /// The two ends share no protocol revision.
+    Incompatible = 18, "the two ends share no protocol revision: update the older one";
+    /// What the peer must prove, it did not prove.
+    Unauthorised = 32, "access was refused";
+    /// The peer did not answer in time.
+    TimedOut = 33, "a deadline passed";
+    /// A limit of connections or sessions is reached.
+    TooBusy = 34, "the server has as many sessions as it may";
+}
+
+impl fmt::Display for CloseCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.meaning())
+    }
+}
+
+impl From<&MessageError> for CloseCode {
+    fn from(_: &MessageError) -> Self {
+        Self::Malformed
+    }
+}
+
+impl From<&Misbehaved> for CloseCode {
+    fn from(_: &Misbehaved) -> Self {
+        Self::Misbehaved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PROTOCOL.md §9: the numbers are part of the wire.
+    #[test]
+    fn close_codes_are_frozen() {
+        let codes: Vec<u32> = CloseCode::ALL.iter().map(|c| c.code()).collect();
+        assert_eq!(codes, [0, 1, 2, 16, 17, 18, 32, 33, 34]);
+        for code in CloseCode::ALL {
+            assert_eq!(CloseCode::from_code(code.code().into()), Some(*code));
+        }
+        assert_eq!(CloseCode::from_code(1 << 40), None);
+    }
+}

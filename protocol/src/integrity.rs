@@ -1,0 +1,185 @@
+//! Hashes: of a chunk, of a version, of a manifest.
+//!
+//! Chunk hashes guard against accidents on the way (the network itself is authenticated by TLS) and are made for speed:
+//! XXH3 with 128 bits, seed 0 (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). They are of the *raw*
+//! bytes, so that any encoding of a chunk, and any mixture of encodings after a resume, is checked against one number.
+//! Manifest and version digests are identities that outlive a connection and are BLAKE3.
+
+use crate::ChunkIndex;
+use std::fmt;
+use twox_hash::XxHash3_128;
+
+/// XXH3-128 of a chunk's raw bytes, little-endian.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ChunkHash(pub [u8; 16]);
+
+impl ChunkHash {
+    /// Hashes `raw` in one step. About 50 GB/s on one core with AVX2.
+    pub fn of(raw: &[u8]) -> Self {
+        Self(XxHash3_128::oneshot(raw).to_le_bytes())
+    }
+}
+
+/// Hashes a chunk while its bytes arrive, so that they are read from cache and not once more from memory.
+pub struct ChunkHasher(XxHash3_128);
+
+impl ChunkHasher {
+    /// Begins a chunk.
+    #[expect(
+        clippy::new_without_default,
+        reason = "a hasher is begun on purpose, never filled in"
+    )]
+    pub fn new() -> Self {
+        Self(XxHash3_128::new())
+    }
+
+    /// Takes the next bytes of the chunk.
+    pub fn update(&mut self, raw: &[u8]) {
+        self.0.write(raw);
+    }
+
+    /// Ends the chunk and compares it with what its header promised.
+    ///
+    /// # Errors
+    /// [`CorruptChunk`] when the bytes are not those that were hashed by the sender.
+    pub fn verify(self, chunk: ChunkIndex, expected: ChunkHash) -> Result<Verified, CorruptChunk> {
+        let found = ChunkHash(self.0.finish_128().to_le_bytes());
+        match found == expected {
+            true => Ok(Verified { chunk, hash: found }),
+            false => Err(CorruptChunk {
+                chunk,
+                expected,
+                found,
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for ChunkHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ChunkHasher")
+    }
+}
+
+/// Proof that a chunk's bytes hashed to what its header promised. Only [`ChunkHasher::verify`] makes one, and an
+/// [`Assembly`](crate::Assembly) takes nothing else: bytes that were not checked have no way into a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a verified chunk counts only once the assembly was told"]
+pub struct Verified {
+    chunk: ChunkIndex,
+    hash: ChunkHash,
+}
+
+impl Verified {
+    /// Which chunk.
+    pub fn chunk(&self) -> ChunkIndex {
+        self.chunk
+    }
+
+    /// What it hashed to.
+    pub fn hash(&self) -> ChunkHash {
+        self.hash
+    }
+}
+
+/// A chunk whose bytes are not the ones that the sender hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("chunk {chunk} arrived corrupt: its bytes hash to {found}, its header says {expected}")]
+pub struct CorruptChunk {
+    /// Which chunk.
+    pub chunk: ChunkIndex,
+    /// What the header said.
+    pub expected: ChunkHash,
+    /// What the bytes hash to.
+    pub found: ChunkHash,
+}
+
+/// BLAKE3 of an encoded manifest: its identity. A manifest that a client already holds is not sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ManifestDigest(pub [u8; 32]);
+
+impl ManifestDigest {
+    /// Hashes an encoded manifest.
+    pub fn of(encoded: &[u8]) -> Self {
+        Self(*blake3::hash(encoded).as_bytes())
+    }
+}
+
+/// BLAKE3 of a manifest digest followed by the hashes of all chunks in order: what a version *is*.
+///
+/// The sender names it when all chunks are on their way; a receiver commits only when its own chunks give the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VersionDigest(pub [u8; 32]);
+
+impl VersionDigest {
+    /// Hashes the chunk hashes of one version, in order of their index.
+    pub fn of(manifest: ManifestDigest, chunks: impl IntoIterator<Item = ChunkHash>) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&manifest.0);
+        for chunk in chunks {
+            hasher.update(&chunk.0);
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+}
+
+fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|b| write!(f, "{b:02x}"))
+}
+
+/// Gives a hash type the same hexadecimal form in messages, logs and debug output.
+macro_rules! shown_as_hex {
+    ($($hash:ty),*) => {$(
+        impl fmt::Display for $hash {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_hex(&self.0, f)
+            }
+        }
+
+        impl fmt::Debug for $hash {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_hex(&self.0, f)
+            }
+        }
+    )*};
+}
+
+shown_as_hex!(ChunkHash, ManifestDigest, VersionDigest);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// PROTOCOL.md §7.1: the published XXH3-128 of nothing with seed 0 is 99aa06d3014798d8_6001c324468d497f.
+    #[test]
+    fn golden_hashes() {
+        assert_eq!(ChunkHash::of(b"").to_string(), "7f498d4624c30160d8984701d306aa99");
+        let manifest = ManifestDigest::of(b"manifest");
+        assert_eq!(manifest.to_string(), blake3::hash(b"manifest").to_string());
+        let version = VersionDigest::of(manifest, [ChunkHash([1; 16]), ChunkHash([2; 16])]);
+        let joined = [&manifest.0[..], &[1; 16], &[2; 16]].concat();
+        assert_eq!(version.to_string(), blake3::hash(&joined).to_string());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_hash_like_the_whole(raw in prop::collection::vec(any::<u8>(), 0..5000), cut in 0usize..5000) {
+            let cut = cut.min(raw.len());
+            let mut hasher = ChunkHasher::new();
+            hasher.update(&raw[..cut]);
+            hasher.update(&raw[cut..]);
+            prop_assert!(hasher.verify(ChunkIndex(0), ChunkHash::of(&raw)).is_ok());
+        }
+
+        #[test]
+        fn one_flipped_bit_is_noticed(mut raw in prop::collection::vec(any::<u8>(), 1..2000), at: prop::sample::Index, bit in 0u32..8) {
+            let hash = ChunkHash::of(&raw);
+            let at = at.index(raw.len());
+            raw[at] ^= 1u8 << bit;
+            let mut hasher = ChunkHasher::new();
+            hasher.update(&raw);
+            prop_assert!(hasher.verify(ChunkIndex(0), hash).is_err());
+        }
+    }
+}

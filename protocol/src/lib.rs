@@ -1,0 +1,54 @@
+//! The meaning of every byte that tensor-relay sends.
+//!
+//! This crate is pure: it takes bytes, numbers and facts, and gives back bytes, numbers and decisions. It knows no
+//! socket, no thread, no clock and no file, so that every rule of the protocol can be tested without any of them.
+//! `PROTOCOL.md` beside this crate is the same meaning in prose, clause by clause; tests cite its clauses.
+//!
+//! What arrives is parsed at the door: a [`Topic`], a [`Manifest`] or a [`ClientMessage`] that exists is valid, and
+//! nothing further inside checks it again. Hostile bytes give errors that say who is to blame
+//! ([`error`](mod@error)), never a panic, and never an allocation beyond [`Limits`].
+
+#![deny(unsafe_code)]
+
+mod chunk;
+mod codec;
+mod credit;
+pub mod error;
+mod integrity;
+mod limits;
+mod manifest;
+mod message;
+mod name;
+mod ranges;
+mod receive;
+pub mod safetensors;
+mod send;
+mod tensor;
+mod ticket;
+mod version;
+
+pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, StreamHeader};
+pub use codec::{Codec, CodecId, CodecSet, Context, DecodeError, Raw, Zstd, codec};
+pub use credit::Credit;
+pub use error::{Blame, CloseCode, MessageError, Misbehaved};
+pub use integrity::{ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest};
+pub use limits::Limits;
+pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
+pub use message::{
+    AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, Hello, Metadata, Mode, ServerMessage,
+    Subscribe, SubscriptionId, TopicEntry, Welcome, decode_frame_length, encode_client, encode_server,
+};
+pub use name::{NameError, TensorName, Topic};
+pub use ranges::RangeSet;
+pub use receive::{Assembly, Outcome};
+pub use send::{SendAction, SendPlan};
+pub use tensor::{Dtype, Shape, ShapeError, Shard};
+pub use ticket::{Ticket, TicketError};
+pub use version::{Epoch, Version, VersionId};
+
+/// The application protocol that both ends name in the TLS handshake (ALPN). An end that speaks another major
+/// protocol is refused there, before it can misread a byte.
+pub const ALPN: &[u8] = b"tensor-relay/1";
+
+/// The protocol revisions this build speaks, oldest first. Revisions N and N-1 interoperate.
+pub const PROTOCOL_REVISIONS: std::ops::RangeInclusive<u32> = 1..=1;

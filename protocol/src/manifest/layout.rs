@@ -1,0 +1,364 @@
+//! Where each tensor lies in the payload (PROTOCOL.md §5.2).
+
+use super::{Manifest, Tensor, wire};
+use crate::{Chunking, Dtype, Limits, ManifestDigest, Shape, ShapeError, Shard, TensorName, chunk::Extent};
+use std::collections::{HashMap, HashSet};
+
+/// Every tensor begins at a multiple of this many bytes, so that any framework and any GPU can use it where it lies.
+pub const PAYLOAD_ALIGNMENT: u64 = 256;
+
+/// A tensor that is to be laid out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name, unique among its neighbours.
+    pub name: TensorName,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions.
+    pub shape: Shape,
+    /// Its place in a larger tensor.
+    pub shard: Option<Shard>,
+    /// The index of an earlier spec whose bytes this one shares: tied weights are stored and sent once.
+    pub alias_of: Option<usize>,
+}
+
+impl TensorSpec {
+    /// A plain tensor.
+    pub fn new(name: TensorName, dtype: Dtype, shape: Shape) -> Self {
+        Self {
+            name,
+            dtype,
+            shape,
+            shard: None,
+            alias_of: None,
+        }
+    }
+}
+
+/// Why tensors cannot be laid out together. The producer is to blame.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// Two tensors with one name.
+    #[error("the name {0:?} occurs twice in one snapshot: rename one of the two tensors")]
+    DuplicateName(TensorName),
+    /// An alias of something that is not an earlier tensor of the same dtype and size.
+    #[error("tensor {0:?} is declared an alias, but not of an earlier tensor of the same dtype and size")]
+    BadAlias(TensorName),
+    /// A chunk size outside of what works.
+    #[error("a chunk size of {chunk_bytes} bytes does not work: take a multiple of 256 up to {max}")]
+    BadChunkSize {
+        /// What was asked for.
+        chunk_bytes: u32,
+        /// The most that receivers accept.
+        max: u32,
+    },
+    /// A tensor whose size overflows.
+    #[error("tensor {name:?} is too large")]
+    Shape {
+        /// Which tensor.
+        name: TensorName,
+        /// What is wrong with it.
+        source: ShapeError,
+    },
+    /// More of something than receivers accept.
+    #[error("the snapshot has {found} {what}, and receivers accept at most {max}: publish it in parts")]
+    TooMuch {
+        /// Of what there is too much.
+        what: &'static str,
+        /// How much there is.
+        found: u64,
+        /// How much may be.
+        max: u64,
+    },
+}
+
+pub(super) fn layout(
+    specs: Vec<TensorSpec>,
+    metadata: Vec<(String, String)>,
+    chunk_bytes: u32,
+    limits: &Limits,
+) -> Result<Manifest, LayoutError> {
+    check_chunk_size(chunk_bytes, limits)?;
+    check_at_most("tensors", specs.len() as u64, limits.tensors as u64)?;
+    let tensors = place(specs, u64::from(chunk_bytes))?;
+    let (extents, payload_bytes) = stored_extents(&tensors);
+    check_at_most("bytes", payload_bytes, limits.payload_bytes)?;
+    let chunks = || payload_bytes.div_ceil(u64::from(chunk_bytes));
+    let chunking =
+        Chunking::new(extents.into_iter(), chunk_bytes, payload_bytes, limits.chunks).ok_or_else(|| {
+            LayoutError::TooMuch {
+                what: "chunks",
+                found: chunks(),
+                max: limits.chunks as u64,
+            }
+        })?;
+    let encoded = wire::encode(&tensors, &metadata, payload_bytes, chunk_bytes);
+    check_at_most(
+        "bytes of manifest",
+        encoded.len() as u64,
+        limits.manifest_bytes.into(),
+    )?;
+    let by_name = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
+    let digest = ManifestDigest::of(&encoded);
+    Ok(Manifest {
+        tensors,
+        by_name,
+        metadata,
+        payload_bytes,
+        chunk_bytes,
+        chunking,
+        encoded,
+        digest,
+    })
+}
+
+fn check_chunk_size(chunk_bytes: u32, limits: &Limits) -> Result<(), LayoutError> {
+    let aligned = chunk_bytes != 0 && u64::from(chunk_bytes).is_multiple_of(PAYLOAD_ALIGNMENT);
+    match aligned && chunk_bytes <= limits.chunk_bytes {
+        true => Ok(()),
+        false => Err(LayoutError::BadChunkSize {
+            chunk_bytes,
+            max: limits.chunk_bytes,
+        }),
+    }
+}
+
+fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), LayoutError> {
+    if found > max {
+        Err(LayoutError::TooMuch { what, found, max })
+    } else {
+        Ok(())
+    }
+}
+
+/// Gives every tensor its offset: by dtype, within a dtype the large ones first, then in the order given. So small
+/// neighbours stay together in shared chunks, and no chunk mixes dtypes.
+fn place(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Vec<Tensor>, LayoutError> {
+    let sizes = sizes(&specs)?;
+    check_names(&specs)?;
+    let mut order: Vec<usize> = (0..specs.len()).filter(|i| specs[*i].alias_of.is_none()).collect();
+    order.sort_by_key(|i| (specs[*i].dtype.code(), sizes[*i] < chunk_bytes));
+    let mut offsets = vec![0; specs.len()];
+    let mut end = 0u64;
+    for index in order {
+        offsets[index] = end;
+        end = end.checked_add(aligned(sizes[index])).ok_or(LayoutError::TooMuch {
+            what: "bytes",
+            found: u64::MAX,
+            max: i64::MAX as u64,
+        })?;
+    }
+    for (index, spec) in specs.iter().enumerate() {
+        if let Some(target) = spec.alias_of {
+            check_alias(&specs, &sizes, index, target)?;
+            offsets[index] = offsets[target];
+        }
+    }
+    let placed = specs.into_iter().zip(sizes).zip(offsets);
+    Ok(placed
+        .map(|((spec, bytes), offset)| Tensor {
+            name: spec.name,
+            dtype: spec.dtype,
+            shape: spec.shape,
+            shard: spec.shard,
+            offset,
+            bytes,
+        })
+        .collect())
+}
+
+fn sizes(specs: &[TensorSpec]) -> Result<Vec<u64>, LayoutError> {
+    let size = |spec: &TensorSpec| {
+        let bytes = spec.shape.byte_len(spec.dtype);
+        bytes.map_err(|source| LayoutError::Shape {
+            name: spec.name.clone(),
+            source,
+        })
+    };
+    specs.iter().map(size).collect()
+}
+
+fn check_names(specs: &[TensorSpec]) -> Result<(), LayoutError> {
+    let mut seen = HashSet::with_capacity(specs.len());
+    match specs.iter().find(|spec| !seen.insert(&spec.name)) {
+        Some(twice) => Err(LayoutError::DuplicateName(twice.name.clone())),
+        None => Ok(()),
+    }
+}
+
+/// An alias names an earlier, stored tensor with as many bytes of the same dtype.
+fn check_alias(specs: &[TensorSpec], sizes: &[u64], index: usize, target: usize) -> Result<(), LayoutError> {
+    let fits = target < index
+        && specs[target].alias_of.is_none()
+        && specs[target].dtype == specs[index].dtype
+        && sizes[target] == sizes[index];
+    if fits {
+        Ok(())
+    } else {
+        Err(LayoutError::BadAlias(specs[index].name.clone()))
+    }
+}
+
+/// The places that hold bytes, in order of offset and each once however many tensors alias it, and the payload's size.
+pub(super) fn stored_extents(tensors: &[Tensor]) -> (Vec<Extent>, u64) {
+    let mut extents: Vec<Extent> = tensors
+        .iter()
+        .filter(|t| t.bytes > 0)
+        .map(|t| Extent {
+            offset: t.offset,
+            bytes: t.bytes,
+            dtype: t.dtype,
+        })
+        .collect();
+    extents.sort_by_key(|e| e.offset);
+    extents.dedup();
+    let payload_bytes = extents.last().map_or(0, |e| e.offset + aligned(e.bytes));
+    (extents, payload_bytes)
+}
+
+/// `bytes` rounded up to the payload's alignment. Sizes fit 63 bits, so this cannot overflow.
+pub(super) fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(PAYLOAD_ALIGNMENT)
+}
+
+/// The index of each tensor by name, or the first name that occurs twice.
+pub(super) fn index_by_name(tensors: &[Tensor]) -> Result<HashMap<TensorName, usize>, TensorName> {
+    let mut by_name = HashMap::with_capacity(tensors.len());
+    for (index, tensor) in tensors.iter().enumerate() {
+        if by_name.insert(tensor.name.clone(), index).is_some() {
+            return Err(tensor.name.clone());
+        }
+    }
+    Ok(by_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ChunkIndex;
+    use proptest::prelude::*;
+
+    fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
+        TensorSpec::new(
+            TensorName::new(name).unwrap(),
+            dtype,
+            Shape::new(&[elements]).unwrap(),
+        )
+    }
+
+    fn lay(specs: Vec<TensorSpec>, chunk_bytes: u32) -> Manifest {
+        Manifest::layout(specs, vec![], chunk_bytes, &Limits::default()).unwrap()
+    }
+
+    #[test]
+    fn small_tensors_share_and_large_ones_stand_alone() {
+        let specs = vec![
+            spec("a", Dtype::F32, 10),
+            spec("big", Dtype::F32, 700),
+            spec("b", Dtype::F32, 3),
+        ];
+        let manifest = lay(specs, 1024);
+        let chunks: Vec<_> = manifest.chunking().iter().map(|(_, range)| range).collect();
+        assert_eq!(manifest.tensor("big").unwrap().range(), 0..2800);
+        assert_eq!(chunks, [0..1024, 1024..2048, 2048..2816, 2816..3328]);
+        assert_eq!(
+            manifest.tensors()[0].name.as_str(),
+            "a",
+            "the publisher's order is kept"
+        );
+    }
+
+    #[test]
+    fn tied_weights_are_stored_once() {
+        let mut tied = spec("lm_head", Dtype::Bf16, 64);
+        tied.alias_of = Some(0);
+        let manifest = lay(vec![spec("embed", Dtype::Bf16, 64), tied.clone()], 1024);
+        assert_eq!(manifest.payload_bytes(), 256);
+        assert_eq!(manifest.tensors()[0].range(), manifest.tensors()[1].range());
+        let other = Manifest::layout(
+            vec![spec("x", Dtype::F32, 64), tied],
+            vec![],
+            1024,
+            &Limits::default(),
+        );
+        assert!(matches!(other, Err(LayoutError::BadAlias(_))));
+    }
+
+    #[test]
+    fn nothing_at_all_is_a_manifest() {
+        assert_eq!(lay(vec![], 1024).chunking().count(), 0);
+        assert_eq!(lay(vec![spec("empty", Dtype::F32, 0)], 1024).payload_bytes(), 0);
+    }
+
+    #[test]
+    fn refusals() {
+        let layout = |specs, chunk| Manifest::layout(specs, vec![], chunk, &Limits::default());
+        let twice = vec![spec("a", Dtype::U8, 1), spec("a", Dtype::U8, 1)];
+        assert!(matches!(layout(twice, 1024), Err(LayoutError::DuplicateName(_))));
+        assert!(matches!(layout(vec![], 0), Err(LayoutError::BadChunkSize { .. })));
+        assert!(matches!(
+            layout(vec![], 1000),
+            Err(LayoutError::BadChunkSize { .. })
+        ));
+        let huge = vec![
+            spec("a", Dtype::U8, 1 << 62),
+            spec("b", Dtype::U8, 1 << 62),
+            spec("c", Dtype::U8, 1 << 62),
+        ];
+        assert!(matches!(layout(huge, 1024), Err(LayoutError::TooMuch { .. })));
+    }
+
+    fn any_specs() -> impl Strategy<Value = Vec<TensorSpec>> {
+        let one = (0..Dtype::ALL.len(), prop_oneof![0u64..50, 0u64..5000]);
+        prop::collection::vec(one, 0..40).prop_map(|tensors| {
+            let numbered = tensors.into_iter().enumerate();
+            numbered
+                .map(|(i, (dtype, n))| spec(&format!("t{i}"), Dtype::ALL[dtype], n))
+                .collect()
+        })
+    }
+
+    proptest! {
+        /// PROTOCOL.md §5.2 and §5.3, for any tensors: chunks lie end to end and cover the payload, none is larger than
+        /// asked, none mixes dtypes, large tensors begin a chunk, and every tensor is aligned.
+        #[test]
+        fn layout_keeps_every_rule(specs in any_specs(), chunk_bytes in (1u32..16).prop_map(|n| n * 256)) {
+            let manifest = lay(specs, chunk_bytes);
+            let mut end = 0;
+            for (index, range) in manifest.chunking().iter() {
+                prop_assert_eq!(range.start, end);
+                prop_assert!(range.start < range.end && range.end - range.start <= u64::from(chunk_bytes));
+                end = range.end;
+                prop_assert!(manifest.chunking().dtype(index).is_some());
+            }
+            prop_assert_eq!(end, manifest.payload_bytes());
+            prop_assert_eq!(manifest.chunking().range(ChunkIndex(manifest.chunking().count())), None);
+            for tensor in manifest.tensors().iter().filter(|t| t.byte_len() > 0) {
+                let range = tensor.range();
+                prop_assert!(range.start % PAYLOAD_ALIGNMENT == 0 && range.end <= manifest.payload_bytes());
+                let touched: Vec<_> = manifest.chunking().iter()
+                    .filter(|(_, c)| c.start < range.end && range.start < c.end).collect();
+                for (index, _) in &touched {
+                    prop_assert_eq!(manifest.chunking().dtype(*index), Some(tensor.dtype));
+                }
+                if tensor.byte_len() >= u64::from(chunk_bytes) {
+                    prop_assert_eq!(touched[0].1.start, range.start);
+                } else {
+                    prop_assert_eq!(touched.len(), 1, "a small tensor is never cut");
+                }
+            }
+        }
+
+        /// What is laid out is accepted by every receiver, and means the same there.
+        #[test]
+        fn what_is_published_can_be_read(specs in any_specs(), chunk_bytes in (1u32..16).prop_map(|n| n * 256)) {
+            let sent = Manifest::layout(specs, vec![("k".into(), "v".into())], chunk_bytes, &Limits::default()).unwrap();
+            let read = Manifest::decode(sent.encoded().clone(), &Limits::default()).unwrap();
+            prop_assert_eq!(sent.tensors(), read.tensors());
+            prop_assert_eq!(sent.chunking(), read.chunking());
+            prop_assert_eq!(sent.metadata(), read.metadata());
+            prop_assert_eq!(sent.digest(), read.digest());
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Control messages as protobuf has them. `tensor_relay.proto` says the same for other languages; a test compares the
+//! two field by field.
+
+use prost::{Message, Oneof};
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct FromClient {
+    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7")]
+    pub(crate) kind: Option<ClientKind>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum ClientKind {
+    #[prost(message, tag = "1")]
+    Hello(Hello),
+    #[prost(message, tag = "2")]
+    Subscribe(Subscribe),
+    #[prost(message, tag = "3")]
+    Credit(Credit),
+    #[prost(message, tag = "4")]
+    Committed(Committed),
+    #[prost(message, tag = "5")]
+    Abort(Abort),
+    #[prost(message, tag = "6")]
+    Unsubscribe(Unsubscribe),
+    #[prost(message, tag = "7")]
+    List(List),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct FromServer {
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6")]
+    pub(crate) kind: Option<ServerKind>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum ServerKind {
+    #[prost(message, tag = "1")]
+    Welcome(Welcome),
+    #[prost(message, tag = "2")]
+    Announce(Announce),
+    #[prost(message, tag = "3")]
+    Complete(Complete),
+    #[prost(message, tag = "4")]
+    Abort(Abort),
+    #[prost(message, tag = "5")]
+    End(End),
+    #[prost(message, tag = "6")]
+    Topics(Topics),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub(crate) revision_min: u32,
+    #[prost(uint32, tag = "2")]
+    pub(crate) revision_max: u32,
+    #[prost(string, tag = "3")]
+    pub(crate) agent: String,
+    #[prost(uint32, repeated, tag = "4")]
+    pub(crate) codecs: Vec<u32>,
+    #[prost(string, optional, tag = "5")]
+    pub(crate) token: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Welcome {
+    #[prost(uint32, tag = "1")]
+    pub(crate) revision: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) agent: String,
+    #[prost(uint64, tag = "3")]
+    pub(crate) session: u64,
+    #[prost(uint32, tag = "4")]
+    pub(crate) subscriptions_max: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Subscribe {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) topic: String,
+    #[prost(uint32, tag = "3")]
+    pub(crate) mode: u32,
+    #[prost(uint32, tag = "4")]
+    pub(crate) credit: u32,
+    #[prost(message, optional, tag = "5")]
+    pub(crate) have: Option<Have>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Have {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) version: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Credit {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(uint32, tag = "2")]
+    pub(crate) chunks: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Committed {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Abort {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(uint32, tag = "4")]
+    pub(crate) reason: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Unsubscribe {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct List {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Announce {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) topic: String,
+    #[prost(fixed64, tag = "3")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "4")]
+    pub(crate) version: u64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) manifest_digest: Vec<u8>,
+    #[prost(uint64, tag = "6")]
+    pub(crate) skipped: u64,
+    #[prost(message, repeated, tag = "7")]
+    pub(crate) metadata: Vec<Entry>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Complete {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) digest: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct End {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(uint32, tag = "2")]
+    pub(crate) reason: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Topics {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) topics: Vec<TopicEntry>,
+    #[prost(bool, tag = "2")]
+    pub(crate) more: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TopicEntry {
+    #[prost(string, tag = "1")]
+    pub(crate) topic: String,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(uint64, tag = "4")]
+    pub(crate) tensors: u64,
+    #[prost(uint64, tag = "5")]
+    pub(crate) payload_bytes: u64,
+    #[prost(uint64, tag = "6")]
+    pub(crate) subscribers: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Entry {
+    #[prost(string, tag = "1")]
+    pub(crate) key: String,
+    #[prost(string, tag = "2")]
+    pub(crate) value: String,
+}
+
+impl From<&(String, String)> for Entry {
+    fn from((key, value): &(String, String)) -> Self {
+        Self {
+            key: key.clone(),
+            value: value.clone(),
+        }
+    }
+}
+
+impl From<Entry> for (String, String) {
+    fn from(entry: Entry) -> Self {
+        (entry.key, entry.value)
+    }
+}

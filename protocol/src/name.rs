@@ -1,0 +1,193 @@
+//! Names: parsed once at the door, valid for ever after.
+
+use std::fmt;
+
+/// The longest topic or tensor name, in bytes. Names travel in control messages and file names.
+pub(crate) const NAME_MAX_BYTES: usize = 255;
+
+/// The name of a stream of versions, e.g. `policy` or `kv/req-17`.
+///
+/// One or more segments joined by `/`, each of `A-Z a-z 0-9 . _ -` and neither `.` nor `..`, at most 255 bytes in all.
+/// The alphabet is small on purpose: a topic is also part of a URL (the ticket) and of a path (where `subscribe --out`
+/// writes), and must be unable to escape either.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Topic(Box<str>);
+
+impl Topic {
+    /// Parses `name`.
+    ///
+    /// # Errors
+    /// [`NameError`] says which rule the name breaks.
+    pub fn new(name: &str) -> Result<Self, NameError> {
+        check_length(name)?;
+        for segment in name.split('/') {
+            match segment {
+                "" => return Err(NameError::EmptySegment(name.into())),
+                "." | ".." => return Err(NameError::DotSegment(name.into())),
+                _ => {}
+            }
+            if let Some(found) = segment.chars().find(|c| !is_topic_char(*c)) {
+                return Err(NameError::ForbiddenChar {
+                    name: name.into(),
+                    found,
+                });
+            }
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The name of one tensor in a snapshot, e.g. `model.layers.0.mlp.up_proj.weight`.
+///
+/// Any UTF-8 text of 1 to 255 bytes without control characters: frameworks choose these names, so little is forbidden.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorName(Box<str>);
+
+impl TensorName {
+    /// Parses `name`.
+    ///
+    /// # Errors
+    /// [`NameError`] says which rule the name breaks.
+    pub fn new(name: &str) -> Result<Self, NameError> {
+        check_length(name)?;
+        match name.chars().find(|c| c.is_control()) {
+            Some(found) => Err(NameError::ForbiddenChar {
+                name: name.into(),
+                found,
+            }),
+            None => Ok(Self(name.into())),
+        }
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Why a text is no name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// Nothing was given.
+    #[error("a name must not be empty")]
+    Empty,
+    /// More than 255 bytes were given.
+    #[error("a name has at most {NAME_MAX_BYTES} bytes, this one has {0}")]
+    TooLong(usize),
+    /// Two slashes in a row, or one at an end.
+    #[error("topic {0:?} has an empty segment: write `a/b`, with no slash at either end and none doubled")]
+    EmptySegment(Box<str>),
+    /// A segment that means a place in a file system.
+    #[error("topic {0:?} has a segment `.` or `..`, which would name a place outside its folder")]
+    DotSegment(Box<str>),
+    /// A character outside the alphabet of this kind of name.
+    #[error(
+        "{name:?} contains {found:?}: topics use letters, digits, `.`, `_`, `-` and `/`, tensor names no control characters"
+    )]
+    ForbiddenChar {
+        /// The whole name.
+        name: Box<str>,
+        /// The first character that is not allowed.
+        found: char,
+    },
+}
+
+fn check_length(name: &str) -> Result<(), NameError> {
+    match name.len() {
+        0 => Err(NameError::Empty),
+        n if n > NAME_MAX_BYTES => Err(NameError::TooLong(n)),
+        _ => Ok(()),
+    }
+}
+
+fn is_topic_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
+}
+
+impl fmt::Display for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl std::str::FromStr for Topic {
+    type Err = NameError;
+
+    fn from_str(name: &str) -> Result<Self, NameError> {
+        Self::new(name)
+    }
+}
+
+impl fmt::Display for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl std::borrow::Borrow<str> for TensorName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn topics_that_users_write() {
+        for name in ["policy", "kv/req-17", "meta-llama/Llama-3.1-8B", "a.b_c", "..."] {
+            assert_eq!(Topic::new(name).unwrap().as_str(), name);
+        }
+    }
+
+    #[test]
+    fn topics_that_could_escape_a_folder_or_a_url() {
+        for name in [
+            "", "/", "a/", "/a", "a//b", ".", "a/../b", "..", "a b", "a?b", "a\\b", "a\0b", "ä", "a:b", "a%b",
+        ] {
+            assert!(Topic::new(name).is_err(), "{name:?}");
+        }
+        assert_eq!(Topic::new(&"a".repeat(256)), Err(NameError::TooLong(256)));
+        assert!(Topic::new(&"a".repeat(255)).is_ok());
+    }
+
+    proptest! {
+        /// A topic joined to a folder always stays below that folder.
+        #[test]
+        fn a_topic_stays_in_its_folder(name in "[a-z./_-]{1,12}") {
+            if let Ok(topic) = Topic::new(&name) {
+                let path = std::path::Path::new(topic.as_str());
+                prop_assert!(path.is_relative());
+                prop_assert!(path.components().all(|c| matches!(c, std::path::Component::Normal(_))));
+            }
+        }
+
+        #[test]
+        fn tensor_names_hold_no_control_characters(name in any::<String>()) {
+            if let Ok(parsed) = TensorName::new(&name) {
+                prop_assert_eq!(parsed.as_str(), &name);
+                prop_assert!(!name.chars().any(char::is_control));
+            }
+        }
+    }
+}

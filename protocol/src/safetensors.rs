@@ -1,0 +1,346 @@
+//! The safetensors file format (<https://github.com/huggingface/safetensors#format>), as far as it is bytes and rules.
+//!
+//! A file is eight bytes of header length, a JSON header, and the tensors without gaps. Whoever has the file does the
+//! reading and writing; this module says what the header means and which header a manifest needs. Parsing and checking
+//! of the header itself is done by the `safetensors` crate, the format's own reference.
+
+use crate::{Dtype, Manifest, NameError, Shape, ShapeError, TensorName, TensorSpec};
+use ::safetensors::{Dtype as FileDtype, tensor::Metadata, tensor::TensorInfo};
+use std::{collections::HashMap, ops::Range};
+
+/// The bytes in front of the header: its length, little-endian.
+pub const PREFIX_BYTES: usize = 8;
+
+/// The largest header accepted, the same bound that the reference implementation has.
+pub const HEADER_MAX_BYTES: u64 = 100_000_000;
+
+/// The header key that is no tensor.
+const METADATA_KEY: &str = "__metadata__";
+
+/// What a safetensors file holds, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The tensors, in the order of their bytes.
+    pub tensors: Vec<FileTensor>,
+    /// The file's own metadata, sorted by key.
+    pub metadata: Vec<(String, String)>,
+}
+
+/// One tensor of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileTensor {
+    /// What it is.
+    pub spec: TensorSpec,
+    /// Where its bytes lie in the file.
+    pub range: Range<u64>,
+}
+
+/// Why a file is no safetensors file, or a manifest cannot become one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SafetensorsError {
+    /// Too short, or a length that cannot be.
+    #[error("it says its header has {header_bytes} bytes, which does not fit a file of {file_bytes} bytes")]
+    HeaderLength {
+        /// What the prefix says.
+        header_bytes: u64,
+        /// The size of the file.
+        file_bytes: u64,
+    },
+    /// A header that the format does not allow.
+    #[error("its header is not valid: {0}")]
+    Header(#[from] serde_json::Error),
+    /// Tensors that end before or after the file does.
+    #[error(
+        "its header describes {described_bytes} bytes of tensors, but {found_bytes} follow it: was the file cut off?"
+    )]
+    DataLength {
+        /// What the header adds up to.
+        described_bytes: u64,
+        /// What is there.
+        found_bytes: u64,
+    },
+    /// A tensor name that tensor-relay does not carry.
+    #[error("it names a tensor badly: {0}")]
+    Name(#[from] NameError),
+    /// A shape that tensor-relay does not carry.
+    #[error("tensor {name:?} has no usable shape: {source}")]
+    Shape {
+        /// Which tensor.
+        name: TensorName,
+        /// What is wrong with it.
+        source: ShapeError,
+    },
+    /// A dtype that only one side knows.
+    #[error("tensor {name:?} has dtype {dtype}, which tensor-relay and safetensors do not both know")]
+    Dtype {
+        /// Which tensor.
+        name: TensorName,
+        /// Its dtype.
+        dtype: String,
+    },
+    /// A tensor name with another meaning in this format.
+    #[error(
+        "a tensor named `{METADATA_KEY}` cannot be written: safetensors files keep their metadata under that name"
+    )]
+    ReservedName,
+    /// A tensor that the format cannot hold.
+    #[error("the tensors do not fit the safetensors format: {0}")]
+    Unwritable(String),
+}
+
+/// Reads the length of the header from the first bytes of a file of `file_bytes`.
+///
+/// # Errors
+/// [`SafetensorsError::HeaderLength`] when no header of that length can be there.
+pub fn header_length(prefix: [u8; PREFIX_BYTES], file_bytes: u64) -> Result<usize, SafetensorsError> {
+    let header_bytes = u64::from_le_bytes(prefix);
+    let room = file_bytes.saturating_sub(PREFIX_BYTES as u64);
+    match header_bytes <= room && header_bytes <= HEADER_MAX_BYTES {
+        true => Ok(header_bytes as usize),
+        false => Err(SafetensorsError::HeaderLength {
+            header_bytes,
+            file_bytes,
+        }),
+    }
+}
+
+/// Reads the header of a file of `file_bytes`; `json` is what lies between the prefix and the tensors.
+///
+/// # Errors
+/// [`SafetensorsError`] when the header breaks a rule of the format (offsets that leave gaps or overlap, sizes that do
+/// not match shapes) or describes more or fewer bytes than the file has.
+pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsError> {
+    let header: Metadata = serde_json::from_slice(json)?;
+    let data_start = (PREFIX_BYTES + json.len()) as u64;
+    let described_bytes = header.data_len() as u64;
+    let found_bytes = file_bytes.saturating_sub(data_start);
+    if described_bytes != found_bytes {
+        return Err(SafetensorsError::DataLength {
+            described_bytes,
+            found_bytes,
+        });
+    }
+    let mut tensors = Vec::with_capacity(header.tensors().len());
+    for (name, info) in header.tensors() {
+        tensors.push(file_tensor(&name, info, data_start)?);
+    }
+    tensors.sort_by_key(|t| (t.range.start, t.range.end));
+    let mut metadata: Vec<_> = header.metadata().clone().unwrap_or_default().into_iter().collect();
+    metadata.sort();
+    Ok(Header { tensors, metadata })
+}
+
+fn file_tensor(name: &str, info: &TensorInfo, data_start: u64) -> Result<FileTensor, SafetensorsError> {
+    let name = TensorName::new(name)?;
+    let dtype = from_file(info.dtype).ok_or_else(|| SafetensorsError::Dtype {
+        name: name.clone(),
+        dtype: info.dtype.to_string(),
+    })?;
+    let dimensions: Vec<u64> = info.shape.iter().map(|d| *d as u64).collect();
+    let shape = Shape::new(&dimensions).map_err(|source| SafetensorsError::Shape {
+        name: name.clone(),
+        source,
+    })?;
+    let (start, end) = info.data_offsets;
+    let range = data_start + start as u64..data_start + end as u64;
+    Ok(FileTensor {
+        spec: TensorSpec::new(name, dtype, shape),
+        range,
+    })
+}
+
+/// The beginning of a file that holds a manifest's tensors, and what has to follow it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileLayout {
+    /// The prefix and the header, padded to eight bytes.
+    pub head: Vec<u8>,
+    /// The indices of the manifest's tensors in the order in which their bytes follow.
+    pub order: Vec<usize>,
+}
+
+/// Plans a file with the tensors and metadata of `manifest`. Wider elements come first, as the format's own writer does
+/// it, so that every tensor is aligned to its element. Tied weights are written once for each name.
+///
+/// # Errors
+/// [`SafetensorsError`] for what the format cannot hold: a dtype it does not know, sub-byte tensors that end within a
+/// byte, or a tensor called `__metadata__`.
+pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
+    let tensors = manifest.tensors();
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by(|a, b| {
+        let (a, b) = (&tensors[*a], &tensors[*b]);
+        b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name))
+    });
+    let mut end = 0usize;
+    let mut infos = Vec::with_capacity(tensors.len());
+    for index in &order {
+        let tensor = &tensors[*index];
+        if tensor.name.as_str() == METADATA_KEY {
+            return Err(SafetensorsError::ReservedName);
+        }
+        let dtype = to_file(tensor.dtype).ok_or_else(|| SafetensorsError::Dtype {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.name().into(),
+        })?;
+        let shape = tensor.shape.dimensions().iter().map(|d| *d as usize).collect();
+        let start = end;
+        end += tensor.byte_len() as usize;
+        infos.push((
+            tensor.name.as_str().to_owned(),
+            TensorInfo {
+                dtype,
+                shape,
+                data_offsets: (start, end),
+            },
+        ));
+    }
+    let metadata: HashMap<String, String> = manifest.metadata().iter().cloned().collect();
+    let metadata = if metadata.is_empty() { None } else { Some(metadata) };
+    let header = Metadata::new(metadata, infos).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
+    Ok(FileLayout {
+        head: head(&header)?,
+        order,
+    })
+}
+
+fn head(header: &Metadata) -> Result<Vec<u8>, SafetensorsError> {
+    let mut json = serde_json::to_vec(header)?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut head = (json.len() as u64).to_le_bytes().to_vec();
+    head.append(&mut json);
+    Ok(head)
+}
+
+/// The pairs of dtypes that are the same thing under two names.
+const SAME: &[(FileDtype, Dtype)] = &[
+    (FileDtype::BOOL, Dtype::Bool),
+    (FileDtype::F4, Dtype::F4E2M1),
+    (FileDtype::F6_E2M3, Dtype::F6E2M3),
+    (FileDtype::F6_E3M2, Dtype::F6E3M2),
+    (FileDtype::U8, Dtype::U8),
+    (FileDtype::I8, Dtype::I8),
+    (FileDtype::F8_E5M2, Dtype::F8E5M2),
+    (FileDtype::F8_E4M3, Dtype::F8E4M3Fn),
+    (FileDtype::F8_E8M0, Dtype::F8E8M0),
+    (FileDtype::F8_E4M3FNUZ, Dtype::F8E4M3Fnuz),
+    (FileDtype::F8_E5M2FNUZ, Dtype::F8E5M2Fnuz),
+    (FileDtype::I16, Dtype::I16),
+    (FileDtype::U16, Dtype::U16),
+    (FileDtype::F16, Dtype::F16),
+    (FileDtype::BF16, Dtype::Bf16),
+    (FileDtype::I32, Dtype::I32),
+    (FileDtype::U32, Dtype::U32),
+    (FileDtype::F32, Dtype::F32),
+    (FileDtype::C64, Dtype::C64),
+    (FileDtype::F64, Dtype::F64),
+    (FileDtype::I64, Dtype::I64),
+    (FileDtype::U64, Dtype::U64),
+];
+
+fn from_file(dtype: FileDtype) -> Option<Dtype> {
+    SAME.iter().find(|(file, _)| *file == dtype).map(|(_, ours)| *ours)
+}
+
+fn to_file(dtype: Dtype) -> Option<FileDtype> {
+    SAME.iter().find(|(_, ours)| *ours == dtype).map(|(file, _)| *file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Limits;
+    use proptest::prelude::*;
+
+    #[test]
+    fn widths_agree() {
+        for (file, ours) in SAME {
+            assert_eq!(file.bitsize() as u32, ours.bits(), "{ours}");
+        }
+    }
+
+    fn parse(json: &str, data_bytes: u64) -> Result<Header, SafetensorsError> {
+        parse_header(json.as_bytes(), (PREFIX_BYTES + json.len()) as u64 + data_bytes)
+    }
+
+    #[test]
+    fn hostile_headers_are_refused() {
+        assert!(header_length([0xff; 8], 100).is_err());
+        assert!(header_length(93u64.to_le_bytes(), 100).is_err());
+        assert_eq!(header_length(92u64.to_le_bytes(), 100).unwrap(), 92);
+        let good = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+        assert_eq!(parse(good, 8).unwrap().tensors[0].range, 62..70);
+        assert!(matches!(parse(good, 7), Err(SafetensorsError::DataLength { .. })));
+        assert!(matches!(parse(good, 9), Err(SafetensorsError::DataLength { .. })));
+        for bad in [
+            "",
+            "{",
+            "[]",
+            r#"{"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#,
+            r#"{"":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#,
+            r#"{"a\nb":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#,
+        ] {
+            assert!(parse(bad, 8).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_the_format_cannot_hold_is_refused() {
+        let plan = |name: &str, dtype, elements| {
+            let shape = Shape::new(&[elements]).unwrap();
+            let specs = vec![TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)];
+            plan_file(&Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap())
+        };
+        assert!(matches!(
+            plan("__metadata__", Dtype::U8, 1),
+            Err(SafetensorsError::ReservedName)
+        ));
+        assert!(matches!(
+            plan("a", Dtype::C128, 1),
+            Err(SafetensorsError::Dtype { .. })
+        ));
+        assert!(matches!(
+            plan("a", Dtype::F4E2M1, 3),
+            Err(SafetensorsError::Unwritable(_))
+        ));
+    }
+
+    proptest! {
+        /// Any tensors that the format can hold: the planned file reads back as the same tensors and metadata.
+        #[test]
+        fn planned_files_read_back(sizes in prop::collection::vec((0..SAME.len(), 0u64..40), 0..20), key in "[a-z]{0,4}") {
+            let numbered = sizes.into_iter().enumerate();
+            let specs: Vec<_> = numbered.map(|(i, (dtype, n))| {
+                let shape = Shape::new(&[n * 8]).unwrap();
+                TensorSpec::new(TensorName::new(&format!("t{i}")).unwrap(), SAME[dtype].1, shape)
+            }).collect();
+            let manifest = Manifest::layout(specs, vec![(key, "v".into())], 4096, &Limits::default()).unwrap();
+            let layout = plan_file(&manifest).unwrap();
+            let data_bytes: u64 = manifest.tensors().iter().map(|t| t.byte_len()).sum();
+            let file_bytes = layout.head.len() as u64 + data_bytes;
+            let json_bytes = header_length(layout.head[..8].try_into().unwrap(), file_bytes).unwrap();
+            prop_assert_eq!(json_bytes + PREFIX_BYTES, layout.head.len());
+            let header = parse_header(&layout.head[8..], file_bytes).unwrap();
+            prop_assert_eq!(&header.metadata[..], manifest.metadata());
+            let mut at = layout.head.len() as u64;
+            for (file, index) in header.tensors.iter().zip(&layout.order) {
+                let _ = index;
+                prop_assert_eq!(file.range.start, at);
+                let tensor = manifest.tensor(file.spec.name.as_str()).unwrap();
+                prop_assert_eq!((tensor.dtype, &tensor.shape), (file.spec.dtype, &file.spec.shape));
+                at = file.range.end;
+            }
+            prop_assert_eq!(at, file_bytes);
+        }
+
+        #[test]
+        fn any_text_is_survived(json in "[\\[\\]{}\":,a-zA-Z0-9_ -]{0,120}", data_bytes in 0u64..100) {
+            let _ = parse(&json, data_bytes);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The ticket: one string that lets a consumer connect (PROTOCOL.md §2).
+
+use crate::{NameError, Topic};
+use std::{fmt, str::FromStr};
+
+/// Where a server is, how to know that it is the right one, and which topic is meant.
+///
+/// `relay://10.0.0.5:4747/policy?key=sha256:9f86…` in text. Several addresses are separated by commas and tried side by
+/// side; several keys are accepted while a server's key rotates. The key is the SHA-256 of the server's public key
+/// (its SubjectPublicKeyInfo), so that a ticket needs no certificate authority and cannot be answered by anyone else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ticket {
+    addresses: Vec<String>,
+    keys: Vec<[u8; 32]>,
+    topic: Option<Topic>,
+}
+
+impl Ticket {
+    /// Makes a ticket.
+    ///
+    /// # Errors
+    /// [`TicketError`] when there is no address or no key, or an address is not `host:port`.
+    pub fn new(
+        addresses: Vec<String>,
+        keys: Vec<[u8; 32]>,
+        topic: Option<Topic>,
+    ) -> Result<Self, TicketError> {
+        if addresses.is_empty() {
+            return Err(TicketError::NoAddress);
+        }
+        if keys.is_empty() {
+            return Err(TicketError::NoKey);
+        }
+        for address in &addresses {
+            check_address(address)?;
+        }
+        Ok(Self {
+            addresses,
+            keys,
+            topic,
+        })
+    }
+
+    /// Where the server may be reached, as `host:port`; a numeric IPv6 host is in brackets.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// The SHA-256 of each public key that the server may have.
+    pub fn keys(&self) -> &[[u8; 32]] {
+        &self.keys
+    }
+
+    /// The topic that is meant, if it is one.
+    pub fn topic(&self) -> Option<&Topic> {
+        self.topic.as_ref()
+    }
+
+    /// The same ticket for another topic of the same server.
+    #[must_use]
+    pub fn with_topic(mut self, topic: Topic) -> Self {
+        self.topic = Some(topic);
+        self
+    }
+}
+
+/// Why a text is no ticket. Whoever passed it on is to blame; a ticket is copied whole or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TicketError {
+    /// Something else altogether.
+    #[error("a ticket begins with `relay://`; copy the whole line that `tensor-relay serve` printed")]
+    NotATicket,
+    /// Nothing to connect to.
+    #[error("the ticket names no address: it should read `relay://host:port/topic?key=sha256:…`")]
+    NoAddress,
+    /// Nothing to know the server by.
+    #[error("the ticket has no key: it should end in `?key=sha256:` and 64 hexadecimal digits")]
+    NoKey,
+    /// An address that is none.
+    #[error("the ticket's address {0:?} is not `host:port`")]
+    BadAddress(String),
+    /// A key that is none.
+    #[error("the ticket's key {0:?} is not `sha256:` and 64 hexadecimal digits: was the ticket cut off?")]
+    BadKey(String),
+    /// A topic that is none.
+    #[error("the ticket's topic is none: {0}")]
+    BadTopic(#[from] NameError),
+    /// A part that this build does not understand, and must not pass over.
+    #[error("the ticket has a part {0:?} that this version does not know: update tensor-relay on this side")]
+    UnknownPart(String),
+}
+
+const SCHEME: &str = "relay://";
+const KEY_PREFIX: &str = "sha256:";
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.addresses.join(","))?;
+        if let Some(topic) = &self.topic {
+            write!(f, "/{topic}")?;
+        }
+        for (index, key) in self.keys.iter().enumerate() {
+            write!(f, "{}key={KEY_PREFIX}", if index == 0 { '?' } else { '&' })?;
+            key.iter().try_for_each(|b| write!(f, "{b:02x}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = TicketError;
+
+    fn from_str(text: &str) -> Result<Self, TicketError> {
+        let rest = text.trim().strip_prefix(SCHEME).ok_or(TicketError::NotATicket)?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (hosts, topic) = place.split_once('/').unwrap_or((place, ""));
+        let addresses = hosts.split(',').filter(|a| !a.is_empty()).map(Into::into).collect();
+        let keys = query
+            .split('&')
+            .filter(|part| !part.is_empty())
+            .map(parse_part)
+            .collect::<Result<_, _>>()?;
+        let topic = if topic.is_empty() {
+            None
+        } else {
+            Some(Topic::new(topic)?)
+        };
+        Self::new(addresses, keys, topic)
+    }
+}
+
+fn parse_part(part: &str) -> Result<[u8; 32], TicketError> {
+    let key = part
+        .strip_prefix("key=")
+        .ok_or_else(|| TicketError::UnknownPart(part.into()))?;
+    let bad = || TicketError::BadKey(key.into());
+    let hex = key
+        .strip_prefix(KEY_PREFIX)
+        .filter(|h| h.len() == 64 && h.is_ascii())
+        .ok_or_else(bad)?;
+    let mut bytes = [0; 32];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[index * 2..index * 2 + 2], 16).map_err(|_| bad())?;
+    }
+    Ok(bytes)
+}
+
+/// `host:port`, where host is a name, an IPv4 address or an IPv6 address in brackets.
+fn check_address(address: &str) -> Result<(), TicketError> {
+    let bad = || TicketError::BadAddress(address.into());
+    let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
+    let bracketed = host.starts_with('[') && host.ends_with(']');
+    let host_chars = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let good_host = match bracketed {
+        true => host[1..host.len() - 1].parse::<std::net::Ipv6Addr>().is_ok(),
+        false => !host.is_empty() && host.chars().all(host_chars),
+    };
+    let good_port = port.parse::<u16>().is_ok_and(|p| p != 0);
+    if good_host && good_port {
+        Ok(())
+    } else {
+        Err(bad())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_ticket_reads_as_documented() {
+        let text = format!(
+            "relay://10.0.0.5:4747,[fe80::1]:4747/kv/req-17?key=sha256:{}",
+            "9f".repeat(32)
+        );
+        let ticket: Ticket = text.parse().unwrap();
+        assert_eq!(ticket.addresses(), ["10.0.0.5:4747", "[fe80::1]:4747"]);
+        assert_eq!(ticket.keys(), [[0x9f; 32]]);
+        assert_eq!(ticket.topic().unwrap().as_str(), "kv/req-17");
+        assert_eq!(ticket.to_string(), text);
+    }
+
+    #[test]
+    fn what_is_no_ticket() {
+        let key = format!("key=sha256:{}", "00".repeat(32));
+        for (text, error) in [
+            ("http://a:1".into(), TicketError::NotATicket),
+            (format!("relay:///t?{key}"), TicketError::NoAddress),
+            ("relay://a:1/t".into(), TicketError::NoKey),
+            (format!("relay://a/t?{key}"), TicketError::BadAddress("a".into())),
+            (
+                format!("relay://a:0/t?{key}"),
+                TicketError::BadAddress("a:0".into()),
+            ),
+            (
+                format!("relay://a b:1/t?{key}"),
+                TicketError::BadAddress("a b:1".into()),
+            ),
+            (
+                "relay://a:1/t?key=sha256:00".into(),
+                TicketError::BadKey("sha256:00".into()),
+            ),
+            (
+                format!("relay://a:1/t?{key}&token=x"),
+                TicketError::UnknownPart("token=x".into()),
+            ),
+        ] {
+            assert_eq!(text.parse::<Ticket>(), Err(error), "{text}");
+        }
+        assert!(matches!(
+            format!("relay://a:1/../x?{key}").parse::<Ticket>(),
+            Err(TicketError::BadTopic(_))
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "(relay://)?[ -~äé]{0,80}") {
+            if let Ok(ticket) = text.parse::<Ticket>() {
+                prop_assert_eq!(ticket.to_string().parse::<Ticket>(), Ok(ticket));
+            }
+        }
+
+        #[test]
+        fn keys_of_odd_characters_are_survived(key in ".{64}") {
+            let _ = format!("relay://a:1/t?key=sha256:{key}").parse::<Ticket>();
+        }
+    }
+}

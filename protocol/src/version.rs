@@ -1,0 +1,58 @@
+//! The identity of one publish: (topic, epoch, version).
+
+use crate::Topic;
+use std::fmt;
+
+/// One life of a topic.
+///
+/// Random per publisher start, so that a restarted publisher whose versions begin again at 1 is not mistaken for its
+/// predecessor; for topics served from files it is derived from their content, so that it survives a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Epoch(pub u64);
+
+/// The number of one publish within an epoch. The first is 1; numbers only rise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(pub u64);
+
+impl Version {
+    /// The number of an epoch's first publish. Zero means "none" on the wire.
+    pub const FIRST: Self = Self(1);
+
+    /// The number after this one.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+/// Names one publish for ever, on every machine.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct VersionId {
+    /// The stream it belongs to.
+    pub topic: Topic,
+    /// The life of that stream.
+    pub epoch: Epoch,
+    /// The number within that life.
+    pub version: Version,
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for VersionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} version {} (epoch {})",
+            self.topic, self.version, self.epoch
+        )
+    }
+}
