@@ -1,1 +1,47 @@
-//! tensor-relay-client
+//! Receives tensors: connect with a ticket, subscribe to a topic, take whole and verified snapshots.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use tensor_relay_client::{Client, Config, Ticket};
+//!
+//! let ticket: Ticket = std::fs::read_to_string("policy.ticket")?.parse()?;
+//! let client = Client::connect(&ticket, Config::default()).await?;
+//! let mut policy = client.subscribe(ticket.topic().ok_or("the ticket names no topic")?).await?;
+//! loop {
+//!     let snapshot = policy.next().await?;
+//!     for (tensor, bytes) in snapshot.tensors() {
+//!         println!("{} {} {}: {} bytes", tensor.name, tensor.dtype, tensor.shape, bytes.len());
+//!     }
+//! }
+//! # }
+//! ```
+//!
+//! A snapshot exists only whole: every chunk verified, and all together what the server said they are. Its memory is
+//! reused for a later version once the last reference to it is gone.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod config;
+mod delivery;
+mod error;
+mod progress;
+mod receiving;
+mod save;
+mod session;
+mod snapshot;
+mod subscription;
+mod transfer;
+
+pub use client::Client;
+pub use config::Config;
+pub use error::{ClientError, SubscriptionError};
+pub use progress::Progress;
+pub use save::SaveError;
+pub use snapshot::{Receipt, Snapshot};
+pub use subscription::Subscription;
+pub use tensor_relay_protocol::{
+    Dtype, EndReason, Epoch, Manifest, Metadata, Shape, Tensor, TensorName, Ticket, TicketError, Topic,
+    TopicEntry, Version, VersionId,
+};
+pub use tensor_relay_transport::{ConnectError, Connector, LaneError, LaneStats, Tuning};

@@ -6,7 +6,7 @@ use crate::Misbehaved;
 ///
 /// The receiver gives credit for memory that it has; the sender spends one per chunk. Because a receiver gives no more
 /// than its connection window can hold unread, a subscription that stalls never blocks another one or the control stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Credit {
     available: u32,
 }

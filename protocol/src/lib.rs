@@ -36,7 +36,8 @@ pub use limits::Limits;
 pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
 pub use message::{
     AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, Hello, Metadata, Mode, ServerMessage,
-    Subscribe, SubscriptionId, TopicEntry, Welcome, decode_frame_length, encode_client, encode_server,
+    Subscribe, SubscriptionId, TopicEntry, Welcome, check_metadata, decode_frame_length, encode_client,
+    encode_server,
 };
 pub use name::{NameError, TensorName, Topic};
 pub use ranges::RangeSet;

@@ -96,7 +96,11 @@ fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N],
     })
 }
 
-fn check_metadata(metadata: &Metadata) -> Result<(), MessageError> {
+/// Checks that `metadata` fits an `Announce`.
+///
+/// # Errors
+/// [`MessageError::TooLarge`] with the numbers.
+pub fn check_metadata(metadata: &Metadata) -> Result<(), MessageError> {
     let bytes: usize = metadata.iter().map(|(k, v)| k.len() + v.len()).sum();
     match bytes > METADATA_MAX_BYTES {
         true => Err(MessageError::TooLarge {

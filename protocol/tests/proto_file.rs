@@ -3,6 +3,8 @@
 //! Method: compile the file with a protobuf compiler, decode what Rust encoded with the compiled description, and demand
 //! that no field is unknown, none of the description is unused over all samples, and the bytes come back equal.
 
+#![expect(clippy::unwrap_used, reason = "a test")]
+
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, Value};
 use std::collections::BTreeSet;
 use tensor_relay_protocol::*;

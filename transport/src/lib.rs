@@ -1,1 +1,31 @@
-//! tensor-relay-transport
+//! The network, shared by both ends: QUIC connections that carry tensors.
+//!
+//! This room owns quinn, rustls and tokio's network. What leaves it is small: a [`Listener`] accepts and a
+//! [`Connector`] opens [`Lane`]s; a lane has one [control stream](control) and any number of one-way data streams; the
+//! [egress](egress) puts manifests and chunks into data streams, the [ingress](ingress) takes them out. Servers and
+//! clients are written against these and never name QUIC, so that what is under a lane can be replaced.
+//!
+//! Nothing here waits for ever: connecting, greeting and writing control messages have deadlines of their own, and what
+//! moves payload is watched by the session that owns it, which knows whether anything moves at all.
+
+#![forbid(unsafe_code)]
+
+mod connector;
+pub mod control;
+pub mod egress;
+mod identity;
+pub mod ingress;
+mod lane;
+mod listener;
+mod network;
+mod tls;
+mod tuning;
+mod workers;
+
+pub use connector::{ConnectError, Connector};
+pub use identity::{Fingerprint, Identity, IdentityError};
+pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
+pub use listener::{Arrival, BindError, Listener};
+pub use network::{Network, UdpNetwork};
+pub use tuning::{Congestion, Tuning};
+pub use workers::Workers;

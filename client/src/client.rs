@@ -1,0 +1,164 @@
+//! A connection to a server.
+
+use crate::{
+    ClientError, Config, Subscription,
+    session::{Command, Session},
+};
+use tensor_relay_protocol::{
+    ClientMessage, Hello, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, Ticket, Topic, TopicEntry, Welcome,
+};
+use tensor_relay_transport::{
+    ConnectError, Connector, Fingerprint, Lane, LaneError, LaneStats, Tuning, control, control::ControlError,
+};
+use tokio::sync::{mpsc, oneshot};
+
+/// A session with one server. Dropping it ends its subscriptions and the connection.
+#[derive(Debug)]
+pub struct Client {
+    config: Config,
+    server: Welcome,
+    lane: Lane,
+    /// Unbounded, because users must be able to unsubscribe from a drop; what is queued is bounded by what users do: a
+    /// command per call, and the session takes them at once.
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Client {
+    /// Connects to the server that `ticket` names, over this machine's network with the default tuning.
+    ///
+    /// # Errors
+    /// [`ClientError`] says whether nobody answered, the wrong server did, or the right one refused.
+    pub async fn connect(ticket: &Ticket, config: Config) -> Result<Self, ClientError> {
+        Self::connect_with(&Connector::new(Tuning::default()), ticket, config).await
+    }
+
+    /// Connects through `connector`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_with(
+        connector: &Connector,
+        ticket: &Ticket,
+        config: Config,
+    ) -> Result<Self, ClientError> {
+        let keys: Vec<Fingerprint> = ticket.keys().iter().copied().map(Fingerprint).collect();
+        let lane = connector.connect(ticket.addresses(), &keys).await?;
+        let timeout = connector.tuning().control_timeout();
+        let greeting = tokio::time::timeout(timeout, greet(&lane, &config, timeout)).await;
+        let (sender, receiver, server) = greeting.map_err(|_| ClientError::NoWelcome {
+            timeout_ms: timeout.as_millis(),
+        })??;
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let session = Session::new(lane.clone(), sender, config.clone());
+        let session = session
+            .map_err(|error| ClientError::Connect(ConnectError::Socket(std::io::Error::other(error))))?;
+        tokio::spawn(session.run(receiver, inbox));
+        Ok(Self {
+            config,
+            server,
+            lane,
+            commands,
+        })
+    }
+
+    /// What the server said of itself.
+    pub fn server(&self) -> &Welcome {
+        &self.server
+    }
+
+    /// Subscribes to the newest versions of `topic`, which need not exist yet.
+    ///
+    /// # Errors
+    /// [`ClientError`] when the session is gone. What happens to the subscription is told by its
+    /// [`next`](Subscription::next).
+    pub async fn subscribe(&self, topic: &Topic) -> Result<Subscription, ClientError> {
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Subscribe(topic.clone(), reply)).await?;
+        let Ok((id, ends)) = answer.await else {
+            return Err(self.gone().await);
+        };
+        Ok(Subscription::new(
+            id,
+            topic.clone(),
+            ends,
+            self.commands.clone(),
+            self.config.topic_timeout,
+        ))
+    }
+
+    /// Asks for the topics that have a version, in order of name.
+    ///
+    /// # Errors
+    /// [`ClientError`] when the session is gone.
+    pub async fn list(&self) -> Result<Vec<TopicEntry>, ClientError> {
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::List(reply)).await?;
+        match answer.await {
+            Ok(topics) => Ok(topics),
+            Err(_) => Err(self.gone().await),
+        }
+    }
+
+    /// What the connection has done so far.
+    pub fn lane_stats(&self) -> LaneStats {
+        self.lane.stats()
+    }
+
+    /// Ends the session and waits until the server is told.
+    pub async fn close(self) {
+        let _ = self.commands.send(Command::Close);
+        let lane = self.lane.clone();
+        drop(self);
+        lane.closed().await;
+        lane.flush_close().await;
+    }
+
+    async fn command(&self, command: Command) -> Result<(), ClientError> {
+        match self.commands.send(command) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.gone().await),
+        }
+    }
+
+    async fn gone(&self) -> ClientError {
+        self.lane.closed().await.into()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The session is not aborted but asked, so that it closes the lane and gives back what it holds in order.
+        let _ = self.commands.send(Command::Close);
+    }
+}
+
+type Greeting = (
+    control::Sender<ClientMessage>,
+    control::Receiver<ServerMessage>,
+    Welcome,
+);
+
+/// Says hello and waits for the welcome: only then is the client let in, whatever QUIC thought before.
+async fn greet(lane: &Lane, config: &Config, timeout: std::time::Duration) -> Result<Greeting, ClientError> {
+    let (sender, mut receiver) = control::open(lane, timeout).await?;
+    let hello = Hello {
+        revision_min: *PROTOCOL_REVISIONS.start(),
+        revision_max: *PROTOCOL_REVISIONS.end(),
+        agent: config.agent.clone(),
+        codecs: config.codecs,
+        token: None,
+    };
+    sender.send(ClientMessage::Hello(hello)).await?;
+    match receiver.next().await {
+        Ok(ServerMessage::Welcome(welcome)) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
+            Ok((sender, receiver, welcome))
+        }
+        Ok(_) => Err(Misbehaved::OutOfTurn {
+            found: "another message",
+            expected: "Welcome",
+        }
+        .into()),
+        Err(ControlError::Lane(error @ LaneError::ClosedByPeer { .. })) => Err(ClientError::Refused(error)),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,43 @@
+//! What a client allows, each with its reason.
+
+use std::time::Duration;
+use tensor_relay_protocol::{CodecSet, Limits};
+use tensor_relay_transport::Workers;
+
+/// The bounds and choices of a client.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The name and version that servers are told. Default `tensor-relay/` and the version of this crate.
+    pub agent: String,
+    /// The codecs it lets servers use. Default: all of this build.
+    pub codecs: CodecSet,
+    /// How much memory snapshots may take: those being received, those delivered and not dropped, and freed memory kept
+    /// for reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
+    pub memory_bytes: u64,
+    /// How many chunks of one subscription may be on their way at once. Default 4: QUIC needs two in flight, the rest
+    /// covers the time until credit for a finished one reaches the server.
+    pub credit_chunks: u32,
+    /// How long a subscription waits for a topic that does not exist yet. Default 10 s.
+    pub topic_timeout: Duration,
+    /// After how long without a byte a version that was begun is given up. Default 30 s.
+    pub stall_timeout: Duration,
+    /// What is accepted of manifests and payloads.
+    pub limits: Limits,
+    /// Where decoding runs.
+    pub workers: Workers,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
+            codecs: CodecSet::all(),
+            memory_bytes: u64::MAX,
+            credit_chunks: 4,
+            topic_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(30),
+            limits: Limits::default(),
+            workers: Workers::Threads,
+        }
+    }
+}

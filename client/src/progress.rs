@@ -1,0 +1,55 @@
+//! How far a version is, for progress bars.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How far the version that is being received has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// The version's number; 0 before the first.
+    pub version: u64,
+    /// The size of its payload in bytes; 0 until its manifest is here.
+    pub payload_bytes: u64,
+    /// The payload bytes that are verified and in place.
+    pub verified_bytes: u64,
+    /// The bytes that came over the network for it, as encoded.
+    pub wire_bytes: u64,
+}
+
+/// Where a transfer writes its progress, and anybody reads it. Counters only: readers may see them a moment apart.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    version: AtomicU64,
+    payload_bytes: AtomicU64,
+    verified_bytes: AtomicU64,
+    wire_bytes: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn begin(&self, version: u64) {
+        self.version.store(version, Ordering::Relaxed);
+        for counter in [&self.payload_bytes, &self.verified_bytes, &self.wire_bytes] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn expect(&self, payload_bytes: u64) {
+        self.payload_bytes.store(payload_bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_wire(&self, bytes: u64) {
+        self.wire_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_verified(&self, bytes: u64) {
+        self.verified_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> Progress {
+        Progress {
+            version: self.version.load(Ordering::Relaxed),
+            payload_bytes: self.payload_bytes.load(Ordering::Relaxed),
+            verified_bytes: self.verified_bytes.load(Ordering::Relaxed),
+            wire_bytes: self.wire_bytes.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! One subscription as the session sees it: what was announced, what arrived early, what is being received.
+//!
+//! Announcements, manifests and chunks come on streams of their own and may overtake one another. This type puts them
+//! back into order and decides; it never waits and never touches the network.
+
+use crate::{
+    Snapshot, SubscriptionError,
+    delivery::Delivery,
+    error::TransferError,
+    progress::Counters,
+    transfer::{Place, Transfer},
+};
+use std::{sync::Arc, time::Duration};
+use tensor_relay_device::HostMemory;
+use tensor_relay_protocol::{
+    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Topic, Verified, Version, VersionDigest, VersionId,
+};
+use tensor_relay_transport::DataIn;
+use tokio::time::Instant;
+
+/// The state of one subscription.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    topic: Topic,
+    pub(crate) delivery: Arc<Delivery>,
+    pub(crate) counters: Arc<Counters>,
+    /// The manifest that came last; the server sends it again only when another is needed.
+    manifest: Option<Arc<Manifest>>,
+    phase: Phase,
+    /// Chunks whose version or manifest is not known yet. Credit bounds them.
+    early: Vec<(ChunkHeader, DataIn)>,
+    /// How many more chunks the server may begin.
+    credit: u32,
+    /// The version that ended last, however it did.
+    last: Option<(Epoch, Version)>,
+    stall: Stall,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Nothing is announced.
+    Idle,
+    /// A version is announced and its manifest is missing.
+    Announced {
+        announce: Announce,
+        began: Instant,
+        complete: Option<VersionDigest>,
+    },
+    /// Chunks are arriving.
+    Running(Transfer, VersionId),
+}
+
+/// When to look whether a version still moves, and how far it was at the last look.
+#[derive(Debug)]
+struct Stall {
+    timeout: Duration,
+    look: Instant,
+    seen: u64,
+}
+
+/// A chunk that may be received now.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) header: ChunkHeader,
+    pub(crate) stream: DataIn,
+    pub(crate) place: Place,
+}
+
+/// What became of a version, or why it cannot go on.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The server broke a rule: the session ends.
+    Misbehaved(Misbehaved),
+    /// This version is lost: the subscription ends.
+    Transfer(VersionId, TransferError),
+}
+
+impl From<Misbehaved> for Failure {
+    fn from(error: Misbehaved) -> Self {
+        Self::Misbehaved(error)
+    }
+}
+
+impl Receiving {
+    pub(crate) fn new(topic: Topic, credit: u32, stall_timeout: Duration) -> Self {
+        Self {
+            topic,
+            delivery: Arc::default(),
+            counters: Arc::default(),
+            manifest: None,
+            phase: Phase::Idle,
+            early: Vec::new(),
+            credit,
+            last: None,
+            stall: Stall {
+                timeout: stall_timeout,
+                look: Instant::now(),
+                seen: 0,
+            },
+        }
+    }
+
+    pub(crate) fn topic(&self) -> &Topic {
+        &self.topic
+    }
+
+    /// The size of chunks that the present manifest leads to.
+    pub(crate) fn chunk_bytes(&self) -> Option<u32> {
+        self.manifest.as_ref().map(|manifest| manifest.chunk_bytes())
+    }
+
+    /// Takes the beginning of a version.
+    pub(crate) fn handle_announce(
+        &mut self,
+        announce: Announce,
+        memory: &HostMemory,
+    ) -> Result<Vec<Ready>, Failure> {
+        if !matches!(self.phase, Phase::Idle) {
+            return Err(Misbehaved::OutOfTurn {
+                found: "Announce",
+                expected: "the end of the version before",
+            }
+            .into());
+        }
+        let id = &announce.id;
+        match self.last {
+            Some((epoch, after)) if epoch == id.epoch && id.version <= after => {
+                return Err(Misbehaved::VersionNotRising {
+                    found: id.version,
+                    after,
+                }
+                .into());
+            }
+            _ if id.topic != self.topic => {
+                return Err(Misbehaved::OutOfTurn {
+                    found: "another topic",
+                    expected: "the one subscribed to",
+                }
+                .into());
+            }
+            _ => {}
+        }
+        self.delivery.announce();
+        self.counters.begin(id.version.0);
+        self.stall = Stall {
+            look: Instant::now() + self.stall.timeout,
+            seen: 0,
+            ..self.stall
+        };
+        self.phase = Phase::Announced {
+            announce,
+            began: Instant::now(),
+            complete: None,
+        };
+        self.begin_if_possible(memory)
+    }
+
+    /// Takes a manifest, which may come before its announcement.
+    pub(crate) fn handle_manifest(
+        &mut self,
+        manifest: Manifest,
+        memory: &HostMemory,
+    ) -> Result<Vec<Ready>, Failure> {
+        match &self.phase {
+            Phase::Announced { announce, .. } if announce.manifest != manifest.digest() => {
+                return Err(Misbehaved::WrongManifest.into());
+            }
+            Phase::Running(..) => {
+                return Err(Misbehaved::OutOfTurn {
+                    found: "a manifest",
+                    expected: "chunks",
+                }
+                .into());
+            }
+            Phase::Idle | Phase::Announced { .. } => {}
+        }
+        self.manifest = Some(Arc::new(manifest));
+        self.begin_if_possible(memory)
+    }
+
+    /// Takes a chunk whose header was read: it may be received now, or waits for what overtook it, or is one of a
+    /// version that this end gave up.
+    pub(crate) fn handle_header(
+        &mut self,
+        header: ChunkHeader,
+        stream: DataIn,
+    ) -> Result<Option<Ready>, Misbehaved> {
+        if self.last == Some((header.epoch, header.version)) {
+            return Ok(None);
+        }
+        self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
+        match &mut self.phase {
+            Phase::Running(transfer, id) => Ok(Some(ready(transfer, id, header, stream)?)),
+            Phase::Idle | Phase::Announced { .. } => {
+                self.early.push((header, stream));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes a verified chunk of the version `of`; returns whether credit for it is to be given back.
+    pub(crate) fn handle_verified(&mut self, of: (Epoch, Version), verified: Verified) -> bool {
+        match &mut self.phase {
+            Phase::Running(transfer, id) if (id.epoch, id.version) == of => {
+                transfer.handle_verified(verified);
+                self.credit += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes the server's word that every chunk is on its way.
+    pub(crate) fn handle_complete(
+        &mut self,
+        of: (Epoch, Version),
+        digest: VersionDigest,
+    ) -> Result<(), Misbehaved> {
+        let (epoch, version) = of;
+        match &mut self.phase {
+            Phase::Running(transfer, id) if (id.epoch, id.version) == of => transfer.handle_complete(digest),
+            Phase::Announced {
+                announce, complete, ..
+            } if (announce.id.epoch, announce.id.version) == of => {
+                *complete = Some(digest);
+            }
+            _ => return Err(Misbehaved::WrongVersion { epoch, version }),
+        }
+        Ok(())
+    }
+
+    /// The snapshot, once the version is whole.
+    pub(crate) fn poll(&mut self) -> Result<Option<Snapshot>, Failure> {
+        let Phase::Running(transfer, id) = &self.phase else {
+            return Ok(None);
+        };
+        let Some(outcome) = transfer.poll() else {
+            return Ok(None);
+        };
+        let id = id.clone();
+        self.end_version(&id);
+        outcome.map(Some).map_err(|error| Failure::Transfer(id, error))
+    }
+
+    /// Gives up the version `of` because the server does; returns false when it is not under way. Both ends forget what
+    /// credit was left, and this one has `credit` to give anew.
+    pub(crate) fn handle_abort(&mut self, of: (Epoch, Version), credit: u32) -> bool {
+        match self.id() {
+            Some(id) if (id.epoch, id.version) == of => {
+                self.end_version(&id);
+                self.early.clear();
+                self.credit = credit;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The version under way.
+    pub(crate) fn id(&self) -> Option<VersionId> {
+        match &self.phase {
+            Phase::Idle => None,
+            Phase::Announced { announce, .. } => Some(announce.id.clone()),
+            Phase::Running(_, id) => Some(id.clone()),
+        }
+    }
+
+    /// When to call [`handle_look`](Self::handle_look).
+    pub(crate) fn look_at(&self) -> Option<Instant> {
+        (!matches!(self.phase, Phase::Idle)).then_some(self.stall.look)
+    }
+
+    /// Looks whether anything moved since the last look; fails when nothing did.
+    pub(crate) fn handle_look(&mut self, now: Instant) -> Result<(), Failure> {
+        let Some(id) = self.id().filter(|_| now >= self.stall.look) else {
+            return Ok(());
+        };
+        let moved = self.counters.get().wire_bytes;
+        if moved == self.stall.seen {
+            return Err(Failure::Transfer(
+                id,
+                TransferError::Stalled(self.stall.timeout.as_millis()),
+            ));
+        }
+        self.stall = Stall {
+            look: now + self.stall.timeout,
+            seen: moved,
+            ..self.stall
+        };
+        Ok(())
+    }
+
+    /// Tells the user that nothing more will come.
+    pub(crate) fn end(&self, error: SubscriptionError) {
+        self.delivery.end(error);
+    }
+
+    /// Begins to receive once both the announcement and its manifest are here, with the chunks that came before them.
+    fn begin_if_possible(&mut self, memory: &HostMemory) -> Result<Vec<Ready>, Failure> {
+        let Phase::Announced {
+            announce,
+            began,
+            complete,
+        } = &self.phase
+        else {
+            return Ok(vec![]);
+        };
+        let known = self
+            .manifest
+            .as_ref()
+            .filter(|manifest| manifest.digest() == announce.manifest);
+        let Some(manifest) = known.map(Arc::clone) else {
+            return Ok(vec![]);
+        };
+        let id = announce.id.clone();
+        let counters = Arc::clone(&self.counters);
+        let begun = Transfer::begin(announce.clone(), manifest, memory, counters, *began);
+        let mut transfer = begun.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        if let Some(digest) = complete {
+            transfer.handle_complete(*digest);
+        }
+        let early = std::mem::take(&mut self.early).into_iter();
+        let chunks = early.map(|(header, stream)| ready(&mut transfer, &id, header, stream));
+        let chunks = chunks.collect::<Result<_, _>>()?;
+        self.phase = Phase::Running(transfer, id);
+        Ok(chunks)
+    }
+
+    fn end_version(&mut self, id: &VersionId) {
+        self.last = Some((id.epoch, id.version));
+        self.phase = Phase::Idle;
+    }
+}
+
+fn ready(
+    transfer: &mut Transfer,
+    id: &VersionId,
+    header: ChunkHeader,
+    stream: DataIn,
+) -> Result<Ready, Misbehaved> {
+    if (header.epoch, header.version) != (id.epoch, id.version) {
+        return Err(Misbehaved::WrongVersion {
+            epoch: header.epoch,
+            version: header.version,
+        });
+    }
+    let place = transfer.handle_header(&header)?;
+    Ok(Ready {
+        header,
+        stream,
+        place,
+    })
+}

@@ -1,0 +1,94 @@
+//! One version on its way in.
+
+use crate::{Receipt, Snapshot, error::TransferError, progress::Counters};
+use std::sync::Arc;
+use tensor_relay_device::{HostMemory, HostSink};
+use tensor_relay_protocol::{
+    Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, Verified, VersionDigest,
+};
+use tokio::time::Instant;
+
+/// What is known of a version that was announced, and where its bytes go.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    announce: Announce,
+    assembly: Assembly,
+    sink: Arc<HostSink>,
+    counters: Arc<Counters>,
+    began: Instant,
+}
+
+/// Where one chunk goes.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) sink: Arc<HostSink>,
+    pub(crate) range: std::ops::Range<u64>,
+    pub(crate) dtype: Dtype,
+}
+
+impl Transfer {
+    /// Takes memory for the payload.
+    pub(crate) fn begin(
+        announce: Announce,
+        manifest: Arc<Manifest>,
+        memory: &HostMemory,
+        counters: Arc<Counters>,
+        began: Instant,
+    ) -> Result<Self, TransferError> {
+        counters.expect(manifest.payload_bytes());
+        let region = memory.allocate(manifest.payload_bytes() as usize)?;
+        let sink = Arc::new(HostSink::new(region));
+        Ok(Self {
+            announce,
+            assembly: Assembly::new(manifest),
+            sink,
+            counters,
+            began,
+        })
+    }
+
+    /// Says where the chunk that begins to arrive belongs.
+    pub(crate) fn handle_header(&mut self, header: &ChunkHeader) -> Result<Place, Misbehaved> {
+        let range = self.assembly.handle_header(header)?;
+        let (_, dtype) = self.assembly.manifest().chunk(header.chunk);
+        Ok(Place {
+            sink: Arc::clone(&self.sink),
+            range,
+            dtype,
+        })
+    }
+
+    pub(crate) fn handle_verified(&mut self, verified: Verified) {
+        let (range, _) = self.assembly.manifest().chunk(verified.chunk());
+        self.counters.add_verified(range.end - range.start);
+        self.assembly.handle_verified(verified);
+    }
+
+    pub(crate) fn handle_complete(&mut self, digest: VersionDigest) {
+        self.assembly.handle_complete(digest);
+    }
+
+    /// The snapshot, once the version is whole; the reason, once it cannot become whole.
+    pub(crate) fn poll(&self) -> Option<Result<Snapshot, TransferError>> {
+        Some(match self.assembly.poll()? {
+            Outcome::Commit => self.commit(),
+            Outcome::Mismatch { expected, found } => Err(TransferError::Mismatch { expected, found }),
+        })
+    }
+
+    fn commit(&self) -> Result<Snapshot, TransferError> {
+        let payload = self.sink.commit()?;
+        Ok(Snapshot {
+            id: self.announce.id.clone(),
+            manifest: Arc::clone(self.assembly.manifest()),
+            payload,
+            metadata: self.announce.metadata.clone(),
+            skipped: self.announce.skipped,
+            receipt: Receipt {
+                duration: self.began.elapsed(),
+                wire_bytes: self.counters.get().wire_bytes,
+                chunks: self.assembly.verified_chunks(),
+            },
+        })
+    }
+}

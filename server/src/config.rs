@@ -1,0 +1,52 @@
+//! What a server allows, each with its reason.
+
+use std::time::Duration;
+use tensor_relay_protocol::{CodecId, Limits};
+use tensor_relay_transport::Workers;
+
+/// The bounds and choices of a server.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The name and version that clients are told. Default `tensor-relay/` and the version of this crate.
+    pub agent: String,
+    /// How many sessions may be open at once. Default 1,024; one more is refused at once.
+    pub sessions_max: usize,
+    /// How many subscriptions one session may have. Default 64. Each costs a task and what its credit allows in flight.
+    pub subscriptions_max: u32,
+    /// How many chunks of one subscription are read, encoded or written at the same time. Default 4: one at each stage
+    /// and one to spare. QUIC needs two in flight to keep a lane busy.
+    pub chunks_in_flight: usize,
+    /// How large chunks are. Default 4 MiB: from 1 MiB on a GPU's copy engine is saturated, and a resume after an error
+    /// repeats little.
+    pub chunk_bytes: u32,
+    /// How versions are encoded for subscribers that can decode it. Default `raw`.
+    pub codec: CodecId,
+    /// How much memory encodings may take that are kept for further subscribers. Default 256 MiB.
+    pub encoded_cache_bytes: u64,
+    /// How much memory staged versions may take, retained and in transfer. Default: no bound but the machine's.
+    pub staged_bytes: u64,
+    /// After how long without a byte taken a subscriber in mid-transfer is evicted. Default 30 s.
+    pub stall_timeout: Duration,
+    /// What is accepted of payloads; here it bounds what is published, so that no receiver has to refuse it.
+    pub limits: Limits,
+    /// Where hashing and encoding run.
+    pub workers: Workers,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
+            sessions_max: 1_024,
+            subscriptions_max: 64,
+            chunks_in_flight: 4,
+            chunk_bytes: 4 << 20,
+            codec: CodecId::Raw,
+            encoded_cache_bytes: 256 << 20,
+            staged_bytes: u64::MAX,
+            stall_timeout: Duration::from_secs(30),
+            limits: Limits::default(),
+            workers: Workers::Threads,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The server: accepts clients, keeps the catalogue, ends in order.
+
+use crate::{
+    Config, Publisher, Staging, TopicTaken,
+    catalogue::Catalogue,
+    session::{self, Shared},
+};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use tensor_relay_device::HostMemory;
+use tensor_relay_protocol::{CloseCode, Epoch, Topic};
+use tensor_relay_transport::{
+    Arrival, Listener,
+    egress::{Encoder, EncoderStats},
+};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// How long the last packets of closed lanes may take to leave.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// A running server. Dropping it ends it at once; [`shutdown`](Self::shutdown) ends it in order.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    staging: Staging,
+    listener: Arc<Listener>,
+    accepting: JoinHandle<()>,
+}
+
+/// What a server has done and is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerStats {
+    /// Sessions that are open.
+    pub sessions: u64,
+    /// Versions that are being sent to one subscription each.
+    pub transfers: u64,
+    /// Versions that a subscriber committed.
+    pub committed: u64,
+    /// Subscriptions that were evicted because they took no byte within the deadline.
+    pub evicted: u64,
+    /// Bytes of staged versions, retained and in transfer.
+    pub staged_bytes: u64,
+    /// What the encoder did.
+    pub encoder: EncoderStats,
+}
+
+impl Server {
+    /// Starts to serve on `listener`, on the tokio runtime of the caller. A current-thread runtime that does nothing
+    /// else costs least: one lane is one task, and a second thread only adds hand-overs.
+    pub fn start(listener: Listener, config: Config) -> Self {
+        let staging = Staging {
+            memory: HostMemory::new(config.staged_bytes),
+            chunk_bytes: config.chunk_bytes,
+            limits: config.limits,
+        };
+        let encoder = Encoder::new(config.encoded_cache_bytes, config.workers);
+        let shared = Arc::new(Shared::new(config, Arc::new(Catalogue::default()), encoder));
+        let listener = Arc::new(listener);
+        let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
+        Self {
+            shared,
+            staging,
+            listener,
+            accepting,
+        }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_address()
+    }
+
+    /// Opens `topic` for publishing, in a new epoch.
+    ///
+    /// # Errors
+    /// [`TopicTaken`] when it is open already.
+    pub fn publisher(&self, topic: Topic) -> Result<Publisher, TopicTaken> {
+        self.publisher_in(topic, Epoch(rand::random()))
+    }
+
+    /// Opens `topic` for publishing in `epoch`: for content that is the same after a restart, so that subscribers who
+    /// hold it need not receive it again.
+    ///
+    /// # Errors
+    /// [`TopicTaken`] when it is open already.
+    pub fn publisher_in(&self, topic: Topic, epoch: Epoch) -> Result<Publisher, TopicTaken> {
+        match self.shared.catalogue.open(&topic) {
+            Some(offer) => Ok(Publisher::new(topic, epoch, offer)),
+            None => Err(TopicTaken { topic }),
+        }
+    }
+
+    /// Where versions for this server are staged.
+    pub fn staging(&self) -> Staging {
+        self.staging.clone()
+    }
+
+    /// What it has done and is doing.
+    pub fn stats(&self) -> ServerStats {
+        let counters = &self.shared.counters;
+        ServerStats {
+            sessions: counters.sessions.load(Ordering::Relaxed),
+            transfers: *self.shared.transfers.borrow(),
+            committed: counters.committed.load(Ordering::Relaxed),
+            evicted: counters.evicted.load(Ordering::Relaxed),
+            staged_bytes: self.staging.memory.stats().in_use_bytes,
+            encoder: self.shared.encoder.stats(),
+        }
+    }
+
+    /// Ends in order: no new sessions, transfers under way finish within `grace`, every client is told, and the last
+    /// packets leave. Returns whether all transfers finished.
+    pub async fn shutdown(self, grace: Duration) -> bool {
+        self.shared.draining.send_replace(true);
+        let mut transfers = self.shared.transfers.subscribe();
+        let finished = tokio::time::timeout(grace, transfers.wait_for(|count| *count == 0))
+            .await
+            .is_ok();
+        self.listener.close(CloseCode::ShuttingDown);
+        let _ = tokio::time::timeout(FLUSH, self.listener.wait_idle()).await;
+        finished
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.listener.close(CloseCode::ShuttingDown);
+    }
+}
+
+/// Lets clients in until the server drains, and turns them away from then on. Sessions end with this task.
+async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
+    let mut sessions = JoinSet::new();
+    while let Some(arrival) = listener.accept().await {
+        while sessions.try_join_next().is_some() {}
+        let full = sessions.len() >= shared.config.sessions_max;
+        if full {
+            tracing::warn!(peer = %arrival.peer(), "A client was turned away: the server has as many sessions as it may.");
+        }
+        if full || *shared.draining.borrow() {
+            arrival.refuse();
+            continue;
+        }
+        sessions.spawn(let_in(
+            arrival,
+            listener.tuning().control_timeout(),
+            Arc::clone(&shared),
+        ));
+    }
+}
+
+/// Does the handshake, bounded in time, and serves the session to its end. A client that fails costs nobody else.
+async fn let_in(arrival: Arrival, timeout: Duration, shared: Arc<Shared>) {
+    let peer = arrival.peer();
+    match tokio::time::timeout(timeout, arrival.accept()).await {
+        Ok(Ok(lane)) => session::serve(lane, timeout, shared).await,
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "A client did not get through the handshake."),
+        Err(_) => tracing::debug!(%peer, "A client did not finish its handshake within the deadline."),
+    }
+}

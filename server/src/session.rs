@@ -1,0 +1,279 @@
+//! One client: greeted, then served until it leaves.
+
+use crate::{
+    Config,
+    catalogue::Catalogue,
+    subscription::{Inbox, Subscription, Word},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tensor_relay_protocol::{
+    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Hello, Misbehaved, PROTOCOL_REVISIONS,
+    ServerMessage, Subscribe, SubscriptionId, Welcome,
+};
+use tensor_relay_transport::{
+    Lane, LaneError,
+    control::{self, ControlError},
+    egress::Encoder,
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+/// What all sessions of a server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) encoder: Encoder,
+    pub(crate) counters: Counters,
+    /// Versions that are being sent, each to one subscription.
+    pub(crate) transfers: watch::Sender<u64>,
+    /// Whether no new version is to be begun.
+    pub(crate) draining: watch::Sender<bool>,
+}
+
+/// What a server counts.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Sessions opened minus sessions closed.
+    pub(crate) sessions: AtomicU64,
+    /// Versions that a subscriber committed.
+    pub(crate) committed: AtomicU64,
+    /// Subscriptions that took no byte within the deadline.
+    pub(crate) evicted: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
+        let (transfers, draining) = (watch::Sender::new(0), watch::Sender::new(false));
+        Self {
+            config,
+            catalogue,
+            encoder,
+            counters: Counters::default(),
+            transfers,
+            draining,
+        }
+    }
+}
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+enum SessionError {
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    #[error(transparent)]
+    Misbehaved(#[from] Misbehaved),
+    #[error("it sent no Hello within the deadline")]
+    NoHello,
+    #[error("it speaks protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
+    Incompatible(u32, u32),
+}
+
+impl SessionError {
+    /// What the client is told. Its own end is no news to it.
+    fn close_code(&self) -> Option<CloseCode> {
+        match self {
+            Self::Control(ControlError::Message(error)) => Some(error.into()),
+            Self::Misbehaved(error) => Some(error.into()),
+            Self::NoHello => Some(CloseCode::TimedOut),
+            Self::Incompatible(..) => Some(CloseCode::Incompatible),
+            Self::Control(_) | Self::Lane(LaneError::StreamGivenUp) => Some(CloseCode::Done),
+            Self::Lane(_) => None,
+        }
+    }
+}
+
+/// Serves one client until it leaves, breaks a rule, or dies.
+#[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
+pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Shared>) {
+    shared.counters.sessions.fetch_add(1, Ordering::Relaxed);
+    if let Err(error) = greet_and_run(&lane, control_timeout, &shared).await {
+        tracing::info!(%error, "The session ended.");
+        if let Some(code) = error.close_code() {
+            lane.close(code, &close_text(&error));
+        }
+    }
+    shared.counters.sessions.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// A client that broke a rule is told which: its author has to find the bug. Nothing else is said.
+fn close_text(error: &SessionError) -> String {
+    match error {
+        SessionError::Misbehaved(_) | SessionError::Control(ControlError::Message(_)) => error.to_string(),
+        SessionError::Incompatible(..) => error.to_string(),
+        _ => String::new(),
+    }
+}
+
+async fn greet_and_run(
+    lane: &Lane,
+    control_timeout: Duration,
+    shared: &Arc<Shared>,
+) -> Result<(), SessionError> {
+    let greeting = async {
+        let (sender, mut receiver) = control::accept(lane, control_timeout).await?;
+        match receiver.next().await? {
+            ClientMessage::Hello(hello) => Ok((sender, receiver, hello)),
+            _ => Err(SessionError::from(Misbehaved::OutOfTurn {
+                found: "another message",
+                expected: "Hello",
+            })),
+        }
+    };
+    let (sender, receiver, hello) = tokio::time::timeout(control_timeout, greeting)
+        .await
+        .map_err(|_| SessionError::NoHello)??;
+    let revision = common_revision(&hello)?;
+    tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
+    sender
+        .send(ServerMessage::Welcome(Welcome {
+            revision,
+            agent: shared.config.agent.clone(),
+            session: rand::random(),
+            subscriptions_max: shared.config.subscriptions_max,
+        }))
+        .await?;
+    let session = Session {
+        lane: lane.clone(),
+        sender,
+        codecs: hello.codecs,
+        shared: Arc::clone(shared),
+        inboxes: HashMap::new(),
+        used: HashSet::new(),
+        running: JoinSet::new(),
+    };
+    session.run(receiver).await
+}
+
+/// The newest protocol revision that both ends speak.
+fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
+    let newest = hello.revision_max.min(*PROTOCOL_REVISIONS.end());
+    match newest >= hello.revision_min && PROTOCOL_REVISIONS.contains(&newest) {
+        true => Ok(newest),
+        false => Err(SessionError::Incompatible(hello.revision_min, hello.revision_max)),
+    }
+}
+
+/// A greeted client's subscriptions.
+struct Session {
+    lane: Lane,
+    sender: control::Sender<ServerMessage>,
+    codecs: CodecSet,
+    shared: Arc<Shared>,
+    /// Where each running subscription hears what its client says.
+    inboxes: HashMap<SubscriptionId, mpsc::Sender<Word>>,
+    /// Every id the client has used: an id names one subscription for the whole session.
+    used: HashSet<SubscriptionId>,
+    running: JoinSet<(SubscriptionId, Result<(), Misbehaved>)>,
+}
+
+/// How many ids a client may use up in one session. Beyond it a client has lost count.
+const SUBSCRIPTIONS_EVER: usize = 1 << 20;
+
+impl Session {
+    async fn run(mut self, mut receiver: control::Receiver<ClientMessage>) -> Result<(), SessionError> {
+        loop {
+            tokio::select! {
+                message = receiver.next() => self.handle_message(message?).await?,
+                Some(ended) = self.running.join_next() => {
+                    let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+                    self.inboxes.remove(&id);
+                    result?;
+                }
+            }
+        }
+    }
+
+    async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
+        match message {
+            ClientMessage::Subscribe(subscribe) => self.handle_subscribe(subscribe).await?,
+            ClientMessage::Credit { subscription, chunks } => {
+                self.pass_on(subscription, Word::Credit(chunks)).await?;
+            }
+            ClientMessage::Committed {
+                subscription,
+                epoch,
+                version,
+            } => {
+                self.pass_on(subscription, Word::Committed(epoch, version)).await?;
+            }
+            ClientMessage::Abort {
+                subscription,
+                epoch,
+                version,
+                reason,
+            } => {
+                self.pass_on(subscription, Word::Abort(epoch, version, reason))
+                    .await?;
+            }
+            ClientMessage::Unsubscribe(subscription) => self.pass_on(subscription, Word::Unsubscribe).await?,
+            ClientMessage::List => {
+                for part in ServerMessage::topics(self.shared.catalogue.list()) {
+                    self.sender.send(part).await?;
+                }
+            }
+            ClientMessage::Hello(_) | _ => {
+                return Err(Misbehaved::OutOfTurn {
+                    found: "Hello",
+                    expected: "a request",
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_subscribe(&mut self, subscribe: Subscribe) -> Result<(), SessionError> {
+        let id = subscribe.subscription;
+        if self.used.len() >= SUBSCRIPTIONS_EVER || !self.used.insert(id) {
+            return Err(Misbehaved::DuplicateSubscription(id).into());
+        }
+        if self.inboxes.len() >= self.shared.config.subscriptions_max as usize {
+            let end = ServerMessage::End {
+                subscription: id,
+                reason: EndReason::TooManySubscriptions,
+            };
+            return Ok(self.sender.send(end).await?);
+        }
+        let (inbox, words) = Inbox::channel();
+        let subscription = Subscription {
+            id,
+            codecs: self.codecs,
+            credit: Credit::new(subscribe.credit)?,
+            last: subscribe.have,
+            follower: self.shared.catalogue.follow(&subscribe.topic),
+            lane: self.lane.clone(),
+            sender: self.sender.clone(),
+            shared: Arc::clone(&self.shared),
+            inbox,
+            manifest: None,
+        };
+        self.inboxes.insert(id, words);
+        self.running.spawn(async move { (id, subscription.run().await) });
+        Ok(())
+    }
+
+    /// Lets a subscription hear what its client said. One that has just ended is not there any more, which the client
+    /// cannot know yet; one that never was, the client made up.
+    async fn pass_on(&self, id: SubscriptionId, word: Word) -> Result<(), SessionError> {
+        match self.inboxes.get(&id) {
+            Some(inbox) => {
+                let _ = inbox.send(word).await;
+                Ok(())
+            }
+            None if self.used.contains(&id) => Ok(()),
+            None => Err(Misbehaved::UnknownSubscription(id).into()),
+        }
+    }
+}

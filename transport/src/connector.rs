@@ -1,0 +1,255 @@
+//! The client's way in.
+
+use crate::{Fingerprint, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, tls};
+use quinn::crypto::rustls::QuicClientConfig;
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tokio::task::JoinSet;
+
+/// How long one address is tried alone before the next joins in (RFC 8305 recommends 250 ms).
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// The most addresses tried for one ticket: names may resolve to many.
+const ADDRESSES_MAX: usize = 16;
+
+/// Opens lanes.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    network: Arc<dyn Network>,
+    tuning: Tuning,
+}
+
+/// Why there is no lane.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// No address could be found for the names in the ticket.
+    #[error(
+        "cannot find an address for {hosts}: {detail}; check the name, or serve with --advertise and an address"
+    )]
+    Resolve {
+        /// The names.
+        hosts: String,
+        /// What the resolver said.
+        detail: String,
+    },
+    /// Nothing answered.
+    #[error(
+        "no answer from {addresses} over UDP within {timeout_ms} ms: is the server running there, is its UDP port \
+         published, and does a firewall between drop UDP?"
+    )]
+    Unreachable {
+        /// What was tried.
+        addresses: String,
+        /// For how long.
+        timeout_ms: u128,
+    },
+    /// Another server than the one that the ticket names.
+    #[error(
+        "the server at {address} has key {found}, the ticket expects {expected}: the ticket is from another server or \
+         an earlier key of this one, or somebody sits in between; get a fresh ticket from the server itself"
+    )]
+    WrongKey {
+        /// Who answered.
+        address: SocketAddr,
+        /// The key it has.
+        found: Fingerprint,
+        /// The keys of the ticket.
+        expected: String,
+    },
+    /// A server that does not speak this protocol.
+    #[error(
+        "the server at {address} does not speak {}: it is another program, or another major version",
+        alpn()
+    )]
+    Incompatible {
+        /// Who answered.
+        address: SocketAddr,
+    },
+    /// The connection failed after an answer.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    /// No socket could be opened here.
+    #[error("cannot open a UDP socket: {0}")]
+    Socket(#[from] io::Error),
+    /// TLS cannot be set up here.
+    #[error("cannot set up TLS: {0}")]
+    Tls(String),
+}
+
+fn alpn() -> String {
+    String::from_utf8_lossy(tensor_relay_protocol::ALPN).into_owned()
+}
+
+/// TLS' alert for an ALPN that the server does not speak, as QUIC carries it (RFC 9001 §4.8).
+const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
+
+impl Connector {
+    /// Connects over this machine's network.
+    pub fn new(tuning: Tuning) -> Self {
+        Self::over(Arc::new(UdpNetwork), tuning)
+    }
+
+    /// Connects over `network`.
+    pub fn over(network: Arc<dyn Network>, tuning: Tuning) -> Self {
+        Self { network, tuning }
+    }
+
+    /// How its lanes use the network.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
+    ///
+    /// Addresses are tried in order, a quarter of a second apart, and side by side from then on; the rest is given up
+    /// once one answers.
+    ///
+    /// # Errors
+    /// [`ConnectError`], within the connect timeout. When several addresses fail, the most telling failure is returned:
+    /// a wrong key before silence.
+    pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
+        let timeout = self.tuning.connect_timeout();
+        let unreachable = || ConnectError::Unreachable {
+            addresses: hosts.join(", "),
+            timeout_ms: timeout.as_millis(),
+        };
+        let attempt = async {
+            let addresses = resolve(hosts).await?;
+            self.race(addresses, keys).await
+        };
+        match tokio::time::timeout(timeout, attempt).await {
+            Ok(Ok(lane)) => Ok(lane),
+            Ok(Err(ConnectError::Lane(LaneError::TimedOut { .. }))) | Err(_) => Err(unreachable()),
+            Ok(Err(error)) => Err(error),
+        }
+    }
+
+    async fn race(&self, addresses: Vec<SocketAddr>, keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
+        let mut waiting = addresses.into_iter();
+        let mut attempts = JoinSet::new();
+        let mut worst: Option<ConnectError> = None;
+        loop {
+            if let Some(address) = waiting.next() {
+                let (this, keys) = (self.clone(), keys.to_vec());
+                attempts.spawn(async move { this.connect_one(address, &keys).await });
+            }
+            let next_address = async {
+                match waiting.len() {
+                    0 => std::future::pending().await,
+                    _ => tokio::time::sleep(HEAD_START).await,
+                }
+            };
+            tokio::select! {
+                Some(ended) = attempts.join_next() => match ended {
+                    Ok(Ok(lane)) => return Ok(lane),
+                    Ok(Err(error)) => worst = Some(more_telling(worst, error)),
+                    Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+                },
+                () = next_address => {}
+            }
+            if let Some(error) = worst.take_if(|_| attempts.is_empty() && waiting.len() == 0) {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn connect_one(&self, address: SocketAddr, keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
+        let presented = Arc::new(OnceLock::new());
+        let config = self.client_config(address, keys, Arc::clone(&presented))?;
+        let endpoint = self.endpoint_towards(address)?;
+        let connecting = endpoint
+            .connect_with(config, address, tls::SERVER_NAME)
+            .map_err(|error| ConnectError::Tls(error.to_string()))?;
+        match connecting.await {
+            Ok(connection) => Ok(Lane::new(connection, endpoint)),
+            Err(error) => Err(refusal(address, error, keys, presented.get().copied())),
+        }
+    }
+
+    /// Each lane has a socket of its own, of its peer's address family.
+    fn endpoint_towards(&self, peer: SocketAddr) -> io::Result<quinn::Endpoint> {
+        let any: SocketAddr = match peer {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let socket = self.network.bind(any, &self.tuning)?;
+        let config = self.tuning.endpoint(self.network.rng_seed());
+        quinn::Endpoint::new_with_abstract_socket(config, None, socket, self.network.runtime())
+    }
+
+    fn client_config(
+        &self,
+        address: SocketAddr,
+        keys: &[Fingerprint],
+        presented: Arc<OnceLock<Fingerprint>>,
+    ) -> Result<quinn::ClientConfig, ConnectError> {
+        let tls = tls::client_config(keys, presented).map_err(|e| ConnectError::Tls(e.to_string()))?;
+        let crypto = QuicClientConfig::try_from(tls).map_err(|e| ConnectError::Tls(e.to_string()))?;
+        let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+        config.transport_config(Arc::new(self.tuning.client(self.network.path_payload(address))));
+        Ok(config)
+    }
+}
+
+async fn resolve(hosts: &[String]) -> Result<Vec<SocketAddr>, ConnectError> {
+    let mut addresses = Vec::new();
+    let mut detail = "no address is known for it".to_owned();
+    for host in hosts {
+        match tokio::net::lookup_host(host).await {
+            Ok(found) => addresses.extend(found),
+            Err(error) => detail = error.to_string(),
+        }
+    }
+    addresses.truncate(ADDRESSES_MAX);
+    match addresses.is_empty() {
+        true => Err(ConnectError::Resolve {
+            hosts: hosts.join(", "),
+            detail,
+        }),
+        false => Ok(addresses),
+    }
+}
+
+fn refusal(
+    address: SocketAddr,
+    error: quinn::ConnectionError,
+    keys: &[Fingerprint],
+    presented: Option<Fingerprint>,
+) -> ConnectError {
+    if let Some(found) = presented {
+        let expected = keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+        return ConnectError::WrongKey {
+            address,
+            found,
+            expected,
+        };
+    }
+    match &error {
+        quinn::ConnectionError::ConnectionClosed(close)
+            if u64::from(close.error_code) == NO_APPLICATION_PROTOCOL =>
+        {
+            ConnectError::Incompatible { address }
+        }
+        quinn::ConnectionError::VersionMismatch => ConnectError::Incompatible { address },
+        _ => lane_error(address, error).into(),
+    }
+}
+
+/// Of two failures the one that helps more: an answer says more than silence, a wrong key more than any.
+fn more_telling(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
+    let rank = |error: &ConnectError| match error {
+        ConnectError::WrongKey { .. } => 3,
+        ConnectError::Incompatible { .. } => 2,
+        ConnectError::Lane(LaneError::TimedOut { .. }) => 0,
+        _ => 1,
+    };
+    match first {
+        Some(first) if rank(&first) >= rank(&second) => first,
+        _ => second,
+    }
+}

@@ -1,0 +1,227 @@
+//! The control stream: messages in order, each with its length in front.
+
+use crate::{Lane, LaneError};
+use bytes::{Buf, BytesMut};
+use std::{marker::PhantomData, time::Duration};
+use tensor_relay_protocol::{
+    ClientMessage, CloseCode, MessageError, ServerMessage, decode_frame_length, encode_client, encode_server,
+};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+/// The two directions of a control stream, before anything is known of the messages.
+pub(crate) type Streams = (quinn::SendStream, quinn::RecvStream);
+
+/// How many messages wait to be written. Whoever has more to say waits: a session says little beside its chunks, and a
+/// peer that reads nothing for the write deadline is closed.
+const QUEUE_MAX: usize = 64;
+
+/// Control messages come before every chunk that waits to be sent.
+const PRIORITY: i32 = 1_000;
+
+/// A message that can travel on a control stream.
+pub trait Message: Sized + Send + 'static {
+    /// The message with its length in front.
+    fn into_frame(self) -> Vec<u8>;
+
+    /// Reads the message from the bytes behind its length.
+    ///
+    /// # Errors
+    /// [`MessageError`] when the bytes are no such message.
+    fn from_body(body: &[u8]) -> Result<Self, MessageError>;
+}
+
+impl Message for ClientMessage {
+    fn into_frame(self) -> Vec<u8> {
+        encode_client(self)
+    }
+
+    fn from_body(body: &[u8]) -> Result<Self, MessageError> {
+        Self::decode(body)
+    }
+}
+
+impl Message for ServerMessage {
+    fn into_frame(self) -> Vec<u8> {
+        encode_server(self)
+    }
+
+    fn from_body(body: &[u8]) -> Result<Self, MessageError> {
+        Self::decode(body)
+    }
+}
+
+/// Opens the control stream of a client's lane.
+///
+/// # Errors
+/// [`LaneError`] when the lane ended.
+pub async fn open(
+    lane: &Lane,
+    write_timeout: Duration,
+) -> Result<(Sender<ClientMessage>, Receiver<ServerMessage>), LaneError> {
+    let streams = lane.open_control().await?;
+    Ok(start(lane, streams, write_timeout))
+}
+
+/// Waits for the control stream of a server's lane. The caller puts a deadline around it.
+///
+/// # Errors
+/// [`LaneError`] when the lane ended.
+pub async fn accept(
+    lane: &Lane,
+    write_timeout: Duration,
+) -> Result<(Sender<ServerMessage>, Receiver<ClientMessage>), LaneError> {
+    let streams = lane.accept_control().await?;
+    Ok(start(lane, streams, write_timeout))
+}
+
+fn start<Out: Message, In: Message>(
+    lane: &Lane,
+    (stream, incoming): Streams,
+    write_timeout: Duration,
+) -> (Sender<Out>, Receiver<In>) {
+    let (queue, waiting) = mpsc::channel(QUEUE_MAX);
+    let writer = Writer {
+        lane: lane.clone(),
+        stream,
+        waiting,
+        write_timeout,
+    };
+    let task = tokio::spawn(writer.run());
+    let sender = Sender {
+        queue,
+        lane: lane.clone(),
+        message: PhantomData,
+    };
+    let receiver = Receiver {
+        stream: incoming,
+        lane: lane.clone(),
+        buffer: BytesMut::new(),
+        message: PhantomData,
+        _writer: AbortOnDrop(task),
+    };
+    (sender, receiver)
+}
+
+/// The sending direction. Cheap to clone: every task of a session can speak, and a task that is cancelled while it does
+/// leaves no half message behind.
+#[derive(Debug)]
+pub struct Sender<Out> {
+    queue: mpsc::Sender<Vec<u8>>,
+    lane: Lane,
+    message: PhantomData<fn(Out)>,
+}
+
+impl<Out> Clone for Sender<Out> {
+    fn clone(&self) -> Self {
+        Self {
+            queue: self.queue.clone(),
+            lane: self.lane.clone(),
+            message: PhantomData,
+        }
+    }
+}
+
+impl<Out: Message> Sender<Out> {
+    /// Queues `message`. It is written in the order in which messages were queued. Cancel safe.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane ended. Success means queued, not received.
+    pub async fn send(&self, message: Out) -> Result<(), LaneError> {
+        match self.queue.send(message.into_frame()).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.lane.closed().await),
+        }
+    }
+}
+
+struct Writer {
+    lane: Lane,
+    stream: quinn::SendStream,
+    waiting: mpsc::Receiver<Vec<u8>>,
+    write_timeout: Duration,
+}
+
+impl Writer {
+    /// Writes until every sender is gone or the lane ends. What cannot be written within the deadline ends the lane: a
+    /// peer that does not read its control stream cannot be served.
+    async fn run(mut self) {
+        let _ = self.stream.set_priority(PRIORITY);
+        while let Some(frame) = self.waiting.recv().await {
+            match tokio::time::timeout(self.write_timeout, self.stream.write_all(&frame)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => break,
+                Err(_) => {
+                    self.lane
+                        .close(CloseCode::TimedOut, "the control stream was not read");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The receiving direction. Dropping it ends the control stream.
+#[derive(Debug)]
+pub struct Receiver<In> {
+    stream: quinn::RecvStream,
+    lane: Lane,
+    buffer: BytesMut,
+    message: PhantomData<fn() -> In>,
+    _writer: AbortOnDrop,
+}
+
+/// Why no message came.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// The lane ended, or the other end finished its control stream.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    /// Bytes that are no message.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+}
+
+/// How many bytes are taken from QUIC at once; a frame is at most 64 KiB and usually below 100 bytes.
+const READ_BYTES: usize = 4 << 10;
+
+impl<In: Message> Receiver<In> {
+    /// Waits for the next message. Cancel safe: what was read stays.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the lane ended or what came is no message; nothing more can be read then.
+    pub async fn next(&mut self) -> Result<In, ControlError> {
+        loop {
+            if let Some(message) = self.take_frame()? {
+                return Ok(message);
+            }
+            match self.stream.read_chunk(READ_BYTES, true).await {
+                Ok(Some(chunk)) => self.buffer.extend_from_slice(&chunk.bytes),
+                Ok(None) => return Err(LaneError::StreamGivenUp.into()),
+                Err(quinn::ReadError::ConnectionLost(_)) => return Err(self.lane.closed().await.into()),
+                Err(_) => return Err(LaneError::StreamGivenUp.into()),
+            }
+        }
+    }
+
+    fn take_frame(&mut self) -> Result<Option<In>, MessageError> {
+        let Some(prefix) = self.buffer.first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let bytes = decode_frame_length(*prefix)?;
+        if self.buffer.len() < 4 + bytes {
+            return Ok(None);
+        }
+        self.buffer.advance(4);
+        In::from_body(&self.buffer.split_to(bytes)).map(Some)
+    }
+}
+
+/// Ends a task with the value that owns it.
+#[derive(Debug)]
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

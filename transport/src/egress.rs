@@ -1,0 +1,58 @@
+//! The way out: source → hash and encode → data stream.
+//!
+//! [`Payload`] is a version as the sender holds it; the [`Encoder`] turns its chunks into bytes for the wire, once for
+//! however many subscribers; [`send_chunk`] and [`send_manifest`] put them on a lane. Stages overlap because callers
+//! run several chunks at once, bounded by credit: while one waits for the wire, the next is read and encoded.
+
+mod encoder;
+mod payload;
+
+pub use encoder::{Encoded, Encoder, EncoderStats};
+pub use payload::Payload;
+
+use crate::{Lane, LaneError};
+use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};
+
+/// Manifests go before chunks: a receiver can place nothing without.
+const MANIFEST_PRIORITY: i32 = 100;
+
+/// All chunks have one priority; QUIC then sends the stream first that was opened first, so chunks arrive in order.
+const CHUNK_PRIORITY: i32 = 0;
+
+/// Sends `manifest` for `subscription` on a stream of its own.
+///
+/// # Errors
+/// [`LaneError`] when the lane ended or the receiver stopped the stream.
+pub async fn send_manifest(
+    lane: &Lane,
+    subscription: SubscriptionId,
+    manifest: &Manifest,
+) -> Result<(), LaneError> {
+    let encoded = manifest.encoded();
+    let header = ManifestHeader {
+        subscription,
+        bytes: encoded.len() as u32,
+        digest: manifest.digest(),
+    };
+    let mut stream = lane.open_data(MANIFEST_PRIORITY).await?;
+    stream.write_header(&StreamHeader::Manifest(header)).await?;
+    stream.write(encoded.clone(), &|_| ()).await?;
+    stream.finish()
+}
+
+/// Sends one chunk on a stream of its own. `progress` is called with the bytes of each piece that the network took; a
+/// session that sees no progress for its deadline gives up.
+///
+/// # Errors
+/// [`LaneError`] when the lane ended or the receiver stopped the stream.
+pub async fn send_chunk(
+    lane: &Lane,
+    header: ChunkHeader,
+    encoded: &Encoded,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(), LaneError> {
+    let mut stream = lane.open_data(CHUNK_PRIORITY).await?;
+    stream.write_header(&StreamHeader::Chunk(header)).await?;
+    stream.write(encoded.bytes.clone(), progress).await?;
+    stream.finish()
+}

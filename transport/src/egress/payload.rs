@@ -1,0 +1,69 @@
+//! A version as its sender holds it.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
+use tensor_relay_device::Source;
+use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, VersionDigest};
+
+/// The manifest of a version, where its bytes come from, and what is known of their hashes.
+#[derive(Debug)]
+pub struct Payload {
+    key: u64,
+    manifest: Arc<Manifest>,
+    source: Arc<dyn Source>,
+    hashes: Box<[OnceLock<ChunkHash>]>,
+}
+
+impl Payload {
+    /// A payload whose chunks are hashed when they are first sent.
+    pub fn new(manifest: Arc<Manifest>, source: Arc<dyn Source>) -> Self {
+        static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
+        let chunks = manifest.chunking().count();
+        let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+        Self {
+            key,
+            manifest,
+            source,
+            hashes: (0..chunks).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    /// A payload whose chunks were hashed while they were copied to where `source` reads them, one hash per chunk.
+    pub fn with_hashes(manifest: Arc<Manifest>, source: Arc<dyn Source>, hashes: &[ChunkHash]) -> Self {
+        let payload = Self::new(manifest, source);
+        for (known, hash) in payload.hashes.iter().zip(hashes) {
+            let _ = known.set(*hash);
+        }
+        payload
+    }
+
+    /// What the version holds.
+    pub fn manifest(&self) -> &Arc<Manifest> {
+        &self.manifest
+    }
+
+    /// What the version is, once every chunk was hashed.
+    pub fn digest(&self) -> Option<VersionDigest> {
+        let hashes: Option<Vec<ChunkHash>> = self.hashes.iter().map(|hash| hash.get().copied()).collect();
+        Some(VersionDigest::of(self.manifest.digest(), hashes?))
+    }
+
+    /// Names this payload among all of the process, for caches.
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub(super) fn source(&self) -> &dyn Source {
+        &*self.source
+    }
+
+    pub(super) fn hash(&self, chunk: ChunkIndex) -> Option<ChunkHash> {
+        self.hashes[chunk.0 as usize].get().copied()
+    }
+
+    pub(super) fn set_hash(&self, chunk: ChunkIndex, hash: ChunkHash) {
+        let _ = self.hashes[chunk.0 as usize].set(hash);
+    }
+}

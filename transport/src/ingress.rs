@@ -1,0 +1,229 @@
+//! The way in: data stream → verify and decode → sink.
+//!
+//! A raw chunk is read from the stream straight into its place and hashed on the way, while its bytes are in the cache:
+//! one copy from packet to tensor when the sink is host memory. An encoded one is gathered in a slot first and decoded
+//! by a worker. Either way nothing counts before the raw bytes hash to what the header promised.
+
+use crate::{DataIn, LaneError, Workers};
+use bytes::BytesMut;
+use std::ops::Range;
+use tensor_relay_device::{Sink, SinkError, Slot, SlotPool, Target};
+use tensor_relay_protocol::{
+    ChunkHasher, ChunkHeader, CodecId, Context, CorruptChunk, DecodeError, Dtype, Limits, Manifest,
+    ManifestDigest, ManifestError, ManifestHeader, Verified, codec,
+};
+
+/// Why a chunk did not arrive.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReceiveError {
+    /// The lane or the stream ended.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    /// More or fewer bytes than the header promised.
+    #[error("the stream of chunk {chunk} carried {found} bytes where its header promised {expected}")]
+    WrongLength {
+        /// Which chunk.
+        chunk: u32,
+        /// What the header promised.
+        expected: usize,
+        /// What came, or the first count beyond the promise.
+        found: usize,
+    },
+    /// The bytes are not those that the sender hashed.
+    #[error(transparent)]
+    Corrupt(#[from] CorruptChunk),
+    /// The bytes are no encoding.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// The place for them cannot be written.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+}
+
+/// Takes chunks from data streams to a sink.
+#[derive(Debug, Clone)]
+pub struct Ingress {
+    slots: SlotPool,
+    workers: Workers,
+}
+
+impl Ingress {
+    /// Gathers encoded chunks in `slots`, one each, before they are decoded. A chunk that fits no slot is refused with
+    /// [`ReceiveError::WrongLength`]; make them as large as the largest chunk accepted.
+    pub fn new(slots: SlotPool, workers: Workers) -> Self {
+        Self { slots, workers }
+    }
+
+    /// Receives the chunk that `header` announced into `range` of `sink`. `progress` is called with the encoded bytes of
+    /// each piece that came.
+    ///
+    /// # Errors
+    /// [`ReceiveError`]. The bytes in `range` are then unspecified, and the range can be received again.
+    pub async fn receive_chunk(
+        &self,
+        stream: DataIn,
+        header: &ChunkHeader,
+        dtype: Dtype,
+        range: Range<u64>,
+        sink: &dyn Sink,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Verified, ReceiveError> {
+        let target = sink.open(range).await?;
+        let (verified, target) = match header.codec {
+            CodecId::Raw => receive_raw(stream, header, target, progress).await?,
+            _ => self.receive_encoded(stream, header, dtype, target, progress).await?,
+        };
+        sink.write(target).await?;
+        Ok(verified)
+    }
+
+    async fn receive_encoded(
+        &self,
+        mut stream: DataIn,
+        header: &ChunkHeader,
+        dtype: Dtype,
+        mut target: Target,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(Verified, Target), ReceiveError> {
+        let mut slot: Slot = self.slots.acquire().await;
+        let expected = header.encoded_bytes as usize;
+        let room = slot.len();
+        let encoded = slot.get_mut(..expected).ok_or_else(|| wrong_length(header, room))?;
+        read_exactly(&mut stream, header, encoded, |_| (), progress).await?;
+        let header = *header;
+        self.workers
+            .run(move || {
+                let context = Context { dtype, base: None };
+                codec(header.codec).decode(context, &slot[..expected], &mut target)?;
+                let mut hasher = ChunkHasher::new();
+                hasher.update(&target);
+                Ok((hasher.verify(header.chunk, header.hash)?, target))
+            })
+            .await
+    }
+}
+
+/// Reads a raw chunk into its place and hashes it on the way.
+async fn receive_raw(
+    mut stream: DataIn,
+    header: &ChunkHeader,
+    mut target: Target,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(Verified, Target), ReceiveError> {
+    let mut hasher = ChunkHasher::new();
+    if target.len() != header.encoded_bytes as usize {
+        return Err(wrong_length(header, target.len()));
+    }
+    read_exactly(
+        &mut stream,
+        header,
+        &mut target,
+        |piece| hasher.update(piece),
+        progress,
+    )
+    .await?;
+    Ok((hasher.verify(header.chunk, header.hash)?, target))
+}
+
+/// Fills `out` from `stream`, which must end right after; `seen` sees each piece once it is in place.
+async fn read_exactly(
+    stream: &mut DataIn,
+    header: &ChunkHeader,
+    out: &mut [u8],
+    mut seen: impl FnMut(&[u8]),
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(), ReceiveError> {
+    let mut filled = 0;
+    loop {
+        let before = filled;
+        let more = stream
+            .read_pieces(|piece| {
+                if let Some(place) = out.get_mut(filled..filled + piece.len()) {
+                    place.copy_from_slice(piece);
+                    seen(place);
+                }
+                filled += piece.len();
+            })
+            .await?;
+        progress((filled - before) as u64);
+        match (more, filled == out.len()) {
+            (true, _) if filled <= out.len() => {}
+            (false, true) => return Ok(()),
+            _ => return Err(wrong_length(header, filled)),
+        }
+    }
+}
+
+fn wrong_length(header: &ChunkHeader, found: usize) -> ReceiveError {
+    ReceiveError::WrongLength {
+        chunk: header.chunk.0,
+        expected: header.encoded_bytes as usize,
+        found,
+    }
+}
+
+/// Why a manifest did not arrive.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReceiveManifestError {
+    /// The lane or the stream ended.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    /// The bytes are no manifest.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// The bytes are a manifest, but not the announced one.
+    #[error("the manifest that came is {found}, its header says {expected}")]
+    WrongDigest {
+        /// What the header says.
+        expected: ManifestDigest,
+        /// What came.
+        found: ManifestDigest,
+    },
+    /// More or fewer bytes than the header promised.
+    #[error("the stream of a manifest carried {found} bytes where its header promised {expected}")]
+    WrongLength {
+        /// What the header promised.
+        expected: usize,
+        /// What came.
+        found: usize,
+    },
+}
+
+/// Receives the manifest that `header` announced. Memory grows with what arrives, never with what is promised.
+///
+/// # Errors
+/// [`ReceiveManifestError`].
+pub async fn receive_manifest(
+    mut stream: DataIn,
+    header: &ManifestHeader,
+    limits: &Limits,
+) -> Result<Manifest, ReceiveManifestError> {
+    let expected = header.bytes as usize;
+    if header.bytes > limits.manifest_bytes {
+        let (found, max) = (header.bytes.into(), limits.manifest_bytes.into());
+        return Err(ManifestError::TooMuch {
+            what: "bytes",
+            found,
+            max,
+        }
+        .into());
+    }
+    let mut encoded = BytesMut::new();
+    while encoded.len() <= expected && stream.read_pieces(|piece| encoded.extend_from_slice(piece)).await? {}
+    if encoded.len() != expected {
+        return Err(ReceiveManifestError::WrongLength {
+            expected,
+            found: encoded.len(),
+        });
+    }
+    let found = ManifestDigest::of(&encoded);
+    if found != header.digest {
+        return Err(ReceiveManifestError::WrongDigest {
+            expected: header.digest,
+            found,
+        });
+    }
+    Ok(Manifest::decode(encoded.freeze(), limits)?)
+}

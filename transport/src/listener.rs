@@ -1,0 +1,196 @@
+//! The server's door.
+
+use crate::{Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, tls};
+use quinn::crypto::rustls::QuicServerConfig;
+use std::{fmt, io, net::SocketAddr, sync::Arc};
+use tensor_relay_protocol::CloseCode;
+
+/// Accepts lanes on one UDP port.
+pub struct Listener {
+    endpoint: quinn::Endpoint,
+    crypto: Arc<QuicServerConfig>,
+    network: Arc<dyn Network>,
+    tuning: Tuning,
+}
+
+/// Why a port cannot be listened on. This machine is to blame.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// Somebody else has the port.
+    #[error("UDP port {} of {} is in use by another process: stop that, or choose another with --listen", address.port(), address.ip())]
+    InUse {
+        /// What was asked for.
+        address: SocketAddr,
+    },
+    /// Anything else the system says.
+    #[error("cannot listen on {address}: {source}")]
+    Io {
+        /// What was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The identity does not work with TLS.
+    #[error("cannot use the server's key for TLS: {0}")]
+    Tls(String),
+}
+
+/// The most handshakes that wait to be accepted. Each costs up to 64 KiB (see below) before anything is known of the
+/// client, so all together stay below 64 MiB.
+const INCOMING_MAX: usize = 1_024;
+
+/// What one handshake may send before it is accepted.
+const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
+
+/// Beyond this many open lanes a client must first prove that its address is its own (QUIC Retry), which costs a round
+/// trip and keeps forged addresses from filling the server.
+const OPEN_BEFORE_RETRY: usize = 256;
+
+impl Listener {
+    /// Listens on `address` of this machine. Port 0 lets the system choose one.
+    ///
+    /// # Errors
+    /// [`BindError`] says whether the port is taken.
+    pub fn bind(address: SocketAddr, identity: &Identity, tuning: Tuning) -> Result<Self, BindError> {
+        Self::bind_on(Arc::new(UdpNetwork), address, identity, tuning)
+    }
+
+    /// Listens on `address` of `network`.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_on(
+        network: Arc<dyn Network>,
+        address: SocketAddr,
+        identity: &Identity,
+        tuning: Tuning,
+    ) -> Result<Self, BindError> {
+        let tls = tls::server_config(identity).map_err(|e| BindError::Tls(e.to_string()))?;
+        let crypto = QuicServerConfig::try_from(tls).map_err(|e| BindError::Tls(e.to_string()))?;
+        let crypto = Arc::new(crypto);
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse { address },
+            _ => BindError::Io { address, source },
+        };
+        let socket = network.bind(address, &tuning).map_err(failed)?;
+        let config = server_config(&crypto, &tuning, None);
+        let endpoint = quinn::Endpoint::new_with_abstract_socket(
+            tuning.endpoint(network.rng_seed()),
+            Some(config),
+            socket,
+            network.runtime(),
+        );
+        Ok(Self {
+            endpoint: endpoint.map_err(failed)?,
+            crypto,
+            network,
+            tuning,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// How its lanes use the network.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Waits for a client to knock; `None` once the listener was closed. Cancel safe.
+    pub async fn accept(&self) -> Option<Arrival> {
+        loop {
+            let incoming = self.endpoint.accept().await?;
+            let crowded = self.endpoint.open_connections() > OPEN_BEFORE_RETRY;
+            if crowded && !incoming.remote_address_validated() && incoming.may_retry() {
+                let _ = incoming.retry();
+                continue;
+            }
+            let path_payload = self.network.path_payload(incoming.remote_address());
+            let config = server_config(&self.crypto, &self.tuning, path_payload);
+            return Some(Arrival {
+                incoming,
+                config: Arc::new(config),
+                endpoint: self.endpoint.clone(),
+            });
+        }
+    }
+
+    /// Closes every lane and takes no more.
+    pub fn close(&self, code: CloseCode) {
+        self.endpoint.close(quinn::VarInt::from_u32(code.code()), b"");
+    }
+
+    /// Waits until the last packets have left.
+    pub async fn wait_idle(&self) {
+        self.endpoint.wait_idle().await;
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener")
+            .field("local", &self.local_address().ok())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A client that knocked and is not let in yet.
+pub struct Arrival {
+    incoming: quinn::Incoming,
+    config: Arc<quinn::ServerConfig>,
+    endpoint: quinn::Endpoint,
+}
+
+impl Arrival {
+    /// Where the client says it is.
+    pub fn peer(&self) -> SocketAddr {
+        self.incoming.remote_address()
+    }
+
+    /// Does the handshake. The caller puts a deadline around it.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the handshake fails, as corrupted or hostile first packets make it do; others go on.
+    pub async fn accept(self) -> Result<Lane, LaneError> {
+        let peer = self.peer();
+        let connecting = self
+            .incoming
+            .accept_with(self.config)
+            .map_err(|error| lane_error(peer, error))?;
+        let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
+        Ok(Lane::new(connection, self.endpoint))
+    }
+
+    /// Turns the client away; it learns so at once.
+    pub fn refuse(self) {
+        self.incoming.refuse();
+    }
+}
+
+impl fmt::Debug for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrival")
+            .field("peer", &self.peer())
+            .finish_non_exhaustive()
+    }
+}
+
+fn server_config(
+    crypto: &Arc<QuicServerConfig>,
+    tuning: &Tuning,
+    path_payload: Option<u16>,
+) -> quinn::ServerConfig {
+    let mut config =
+        quinn::ServerConfig::with_crypto(Arc::clone(crypto) as Arc<dyn quinn::crypto::ServerConfig>);
+    config.transport_config(Arc::new(tuning.server(path_payload)));
+    config.max_incoming(INCOMING_MAX);
+    config.incoming_buffer_size(INCOMING_BUFFER_BYTES);
+    config.incoming_buffer_size_total(INCOMING_MAX as u64 * INCOMING_BUFFER_BYTES);
+    config
+}

@@ -1,0 +1,61 @@
+//! Where UDP sockets come from.
+
+mod socket;
+
+use crate::Tuning;
+use socket::Socket;
+use std::{
+    fmt::Debug,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::Arc,
+};
+
+/// The network that lanes run over: the machine's own, or a simulated one whose time, loss and order come from a seed.
+///
+/// It is the one place where quinn's types show, since a simulation has to implement quinn's own socket.
+pub trait Network: Debug + Send + Sync + 'static {
+    /// A socket bound to `address`; port 0 lets the network choose.
+    fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>>;
+
+    /// What spawns tasks and tells the time.
+    fn runtime(&self) -> Arc<dyn quinn::Runtime>;
+
+    /// The largest UDP payload that the first hop towards `peer` carries, if it is known.
+    fn path_payload(&self, peer: SocketAddr) -> Option<u16>;
+
+    /// What quinn draws its random numbers from; `None` for the system's randomness.
+    fn rng_seed(&self) -> Option<[u8; 32]> {
+        None
+    }
+}
+
+/// The network of this machine.
+#[derive(Debug, Clone, Copy)]
+pub struct UdpNetwork;
+
+impl Network for UdpNetwork {
+    fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
+        Ok(Arc::new(Socket::bind(address, tuning.socket_buffer_bytes)?))
+    }
+
+    fn runtime(&self) -> Arc<dyn quinn::Runtime> {
+        Arc::new(quinn::TokioRuntime)
+    }
+
+    /// Asks the kernel: a UDP socket that is "connected" sends nothing, but knows its route and that route's MTU.
+    fn path_payload(&self, peer: SocketAddr) -> Option<u16> {
+        let any: SocketAddr = match peer {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let probe = UdpSocket::bind(any).ok()?;
+        probe.connect(peer).ok()?;
+        // An IP header of 20 or 40 bytes and a UDP header of 8.
+        let (mtu, headers) = match peer {
+            SocketAddr::V4(_) => (rustix::net::sockopt::ip_mtu(&probe).ok()?, 28),
+            SocketAddr::V6(_) => (rustix::net::sockopt::ipv6_mtu(&probe).ok()?, 48),
+        };
+        Some(u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX))
+    }
+}
