@@ -1,0 +1,68 @@
+//! CPU time: what a transfer costs, whoever has to wait for it.
+
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeVal,
+};
+
+/// CPU time that this process has used, all its threads together.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Usage {
+    /// Seconds in the program itself.
+    pub user_s: f64,
+    /// Seconds in the kernel on the program's behalf.
+    pub system_s: f64,
+}
+
+impl Usage {
+    /// What has been used up to now.
+    pub fn now() -> Self {
+        let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking for one's own usage cannot fail");
+        Self {
+            user_s: seconds(usage.user_time()),
+            system_s: seconds(usage.system_time()),
+        }
+    }
+
+    /// What has been used since `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            user_s: self.user_s - earlier.user_s,
+            system_s: self.system_s - earlier.system_s,
+        }
+    }
+
+    /// Program and kernel together.
+    pub fn total_s(self) -> f64 {
+        self.user_s + self.system_s
+    }
+}
+
+/// What `cpu_s` seconds are for each GiB, when they moved `bytes`.
+pub fn per_gib(cpu_s: f64, bytes: u64) -> f64 {
+    cpu_s / (bytes as f64 / (1u64 << 30) as f64)
+}
+
+fn seconds(time: TimeVal) -> f64 {
+    time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_shows() {
+        let before = Usage::now();
+        while Usage::now().since(before).total_s() < 0.01 {
+            std::hint::black_box((0..10_000u64).sum::<u64>());
+        }
+        assert!(Usage::now().user_s > before.user_s);
+    }
+
+    #[test]
+    fn a_gib_is_the_unit() {
+        assert_eq!(per_gib(3.0, 1 << 30), 3.0);
+        assert_eq!(per_gib(3.0, 1 << 31), 1.5);
+    }
+}

@@ -1,0 +1,21 @@
+//! Workloads and measurement for tensor-relay.
+//!
+//! - [`workload`] generates a model's tensors from a seed: what `tensor-relay demo` moves, and what benchmarks move.
+//! - [`cpu`] and [`stats`] measure and summarise.
+//! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`] and [`stock_quinn`] offer it.
+//! - [`raw`] is the harness that compares them, in pairs, in processes of their own.
+//!
+//! Every command runs on one thread unless it says otherwise, because that is what the rival is fastest with and what
+//! makes CPU seconds comparable.
+
+#![forbid(unsafe_code)]
+
+pub mod contender;
+pub mod cpu;
+mod noise;
+pub mod raw;
+pub mod relay;
+pub mod size;
+pub mod stats;
+pub mod stock_quinn;
+pub mod workload;

@@ -1,0 +1,46 @@
+//! Sizes as people write them.
+
+/// Reads `1GiB`, `64 MiB`, `4KiB`, `100B` or a plain number of bytes.
+///
+/// # Errors
+/// A sentence for the command line, when `text` is none of these or does not fit 64 bits.
+pub fn parse(text: &str) -> Result<u64, String> {
+    let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(digits_end);
+    let scale: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(format!("{unit:?} is no unit: write B, KiB, MiB or GiB")),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| format!("{text:?} does not begin with a number"))?;
+    number
+        .checked_mul(scale)
+        .ok_or_else(|| format!("{text} is more than 64 bits can count"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_people_write_them() {
+        assert_eq!(parse("1GiB"), Ok(1 << 30));
+        assert_eq!(parse("64 MiB"), Ok(64 << 20));
+        assert_eq!(parse("4096"), Ok(4096));
+        for wrong in [
+            "",
+            "GiB",
+            "1GB",
+            "-1",
+            "1.5GiB",
+            "99999999999999999999",
+            "99999999999GiB",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

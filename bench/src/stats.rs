@@ -1,0 +1,158 @@
+//! Numbers that stand for many.
+
+use serde::Serialize;
+
+/// The middle and the ends of a list of measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Summary {
+    /// The value in the middle; of an even number, the mean of the two in the middle.
+    pub median: f64,
+    /// The smallest value.
+    pub min: f64,
+    /// The largest value.
+    pub max: f64,
+}
+
+impl Summary {
+    /// Summarises `values`; nothing, if there are none.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let sorted = sorted(values);
+        Some(Self {
+            median: median(&sorted)?,
+            min: *sorted.first()?,
+            max: *sorted.last()?,
+        })
+    }
+}
+
+/// How much larger A is than B, when each was measured beside the other.
+///
+/// Pairs share the minute in which they were measured, so what disturbs a machine for longer than that cancels out. The
+/// interval is made of order statistics: the median lies between the k-th smallest and the k-th largest ratio with a
+/// probability that follows from tosses of a coin, whatever the distribution. The narrowest interval of at least 95 %
+/// is taken; below six pairs there is none, and the whole range is given with the confidence that it really has.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PairedRatio {
+    /// The median of A / B.
+    pub median: f64,
+    /// Where the interval begins.
+    pub low: f64,
+    /// Where it ends.
+    pub high: f64,
+    /// The probability that the interval holds the true median, e.g. 0.9375 for five pairs.
+    pub confidence: f64,
+    /// How many pairs there are.
+    pub pairs: usize,
+}
+
+impl PairedRatio {
+    /// Compares each `(a, b)`; nothing, if there are none.
+    pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
+        let ratios: Vec<f64> = pairs.iter().map(|(a, b)| a / b).collect();
+        let sorted = sorted(&ratios);
+        let (cut, confidence) = interval(sorted.len());
+        Some(Self {
+            median: median(&sorted)?,
+            low: *sorted.get(cut)?,
+            high: *sorted.get(sorted.len() - 1 - cut)?,
+            confidence,
+            pairs: sorted.len(),
+        })
+    }
+}
+
+impl std::fmt::Display for PairedRatio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            median, low, high, ..
+        } = self;
+        let percent = self.confidence * 100.0;
+        write!(
+            f,
+            "{median:.3} ({low:.3} to {high:.3}, {percent:.1} % of {} pairs)",
+            self.pairs
+        )
+    }
+}
+
+/// How many of `count` values to leave out at either end so that the median stays between the others with a probability
+/// of at least 95 %, and that probability.
+fn interval(count: usize) -> (usize, f64) {
+    // The chance that exactly `cut` of `count` fair coins show heads, as a logarithm: 0.5^2000 is no f64.
+    let mut chance = -(count as f64) * std::f64::consts::LN_2;
+    let mut confidence = 1.0 - 2.0 * chance.exp();
+    let mut cut = 0;
+    loop {
+        chance += ((count - cut) as f64 / (cut + 1) as f64).ln();
+        let narrower = confidence - 2.0 * chance.exp();
+        if narrower < CONFIDENCE {
+            return (cut, confidence.max(0.0));
+        }
+        (cut, confidence) = (cut + 1, narrower);
+    }
+}
+
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// The median of values in order.
+fn median(sorted: &[f64]) -> Option<f64> {
+    let upper = *sorted.get(sorted.len() / 2)?;
+    let lower = sorted[(sorted.len() - 1) / 2];
+    Some((lower + upper) / 2.0)
+}
+
+/// What an interval is meant to reach.
+const CONFIDENCE: f64 = 0.95;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_middle_and_the_ends() {
+        assert_eq!(Summary::of(&[]), None);
+        let odd = Summary::of(&[3.0, 1.0, 2.0]).unwrap();
+        assert_eq!((odd.median, odd.min, odd.max), (2.0, 1.0, 3.0));
+        assert_eq!(Summary::of(&[4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
+    }
+
+    /// The ranks are those of any table of the sign test.
+    #[test]
+    fn intervals_of_the_sign_test() {
+        let permille = |count| {
+            let (cut, confidence) = interval(count);
+            (cut, (confidence * 1000.0).round() as u32)
+        };
+        assert_eq!(permille(5), (0, 938));
+        assert_eq!(permille(6), (0, 969));
+        assert_eq!(permille(10), (1, 979));
+        assert_eq!(permille(20), (5, 959));
+        assert_eq!(permille(2000).0, 955);
+    }
+
+    #[test]
+    fn twice_as_fast_is_two() {
+        let ratio = PairedRatio::of(&[(2.0, 1.0), (4.0, 2.0), (6.0, 3.0)]).unwrap();
+        assert_eq!(
+            (ratio.median, ratio.low, ratio.high, ratio.pairs),
+            (2.0, 2.0, 2.0, 3)
+        );
+        assert_eq!(ratio.to_string(), "2.000 (2.000 to 2.000, 75.0 % of 3 pairs)");
+        assert_eq!(PairedRatio::of(&[]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn everything_is_in_order(pairs in prop::collection::vec((0.1f64..9.0, 0.1f64..9.0), 1..60)) {
+            let ratio = PairedRatio::of(&pairs).unwrap();
+            prop_assert!(ratio.low <= ratio.median && ratio.median <= ratio.high);
+            prop_assert!(ratio.confidence >= CONFIDENCE || pairs.len() < 6);
+            prop_assert!((0.0..=1.0).contains(&ratio.confidence));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The serving side.
+
+use super::{CHUNK_BYTES, CHUNKS_IN_FLIGHT, Settings, client::QUESTION};
+use crate::{
+    contender::{Begun, Sent},
+    noise,
+};
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use quinn::{Connection, ConnectionError, Endpoint, Incoming, RecvStream, SendStream};
+use std::net::SocketAddr;
+use tokio::task::JoinSet;
+
+/// Sends the same memory to whoever asks.
+#[derive(Debug)]
+pub(super) struct Server {
+    endpoint: Endpoint,
+    memory: Bytes,
+}
+
+impl Server {
+    /// Listens on `address`.
+    ///
+    /// # Errors
+    /// When the address is taken, or the settings are out of quinn's range.
+    pub(super) fn bind(address: SocketAddr, memory: Bytes, settings: Settings) -> Result<Self> {
+        let endpoint = settings
+            .server(address)
+            .with_context(|| format!("cannot listen on {address}"))?;
+        Ok(Self { endpoint, memory })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub(super) fn local_addr(&self) -> Result<SocketAddr> {
+        Ok(self.endpoint.local_addr()?)
+    }
+
+    /// The next client.
+    pub(super) async fn next(&self) -> Option<Incoming> {
+        self.endpoint.accept().await
+    }
+
+    /// Serves one client until it closes, and gives `report` a line after each round.
+    ///
+    /// A round is a bidirectional stream: the client opens it to ask, and the server closes it when all is
+    /// acknowledged, so that no round's work falls into the next one's measurement.
+    ///
+    /// # Errors
+    /// When the connection breaks, or when `report` fails.
+    pub(super) async fn serve(
+        &self,
+        incoming: Incoming,
+        mut report: impl FnMut(Sent) -> Result<()>,
+    ) -> Result<()> {
+        let connection = incoming.await?;
+        loop {
+            let (mut answer, question) = match connection.accept_bi().await {
+                Ok(streams) => streams,
+                Err(ConnectionError::ApplicationClosed(_)) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            report(self.serve_round(&connection, question).await?)?;
+            answer.finish()?;
+        }
+    }
+
+    async fn serve_round(&self, connection: &Connection, mut question: RecvStream) -> Result<Sent> {
+        question.read_to_end(QUESTION.len()).await?;
+        let begun = Begun::now();
+        let mut streams = JoinSet::new();
+        for chunk in pieces(&self.memory, CHUNK_BYTES as usize) {
+            if streams.len() == CHUNKS_IN_FLIGHT {
+                finish_one(&mut streams).await?;
+            }
+            streams.spawn(send(connection.open_uni().await?, chunk));
+        }
+        while !streams.is_empty() {
+            finish_one(&mut streams).await?;
+        }
+        Ok(Sent::since(begun, self.memory.len() as u64))
+    }
+}
+
+/// `bytes` of noise: no layer below can compress or deduplicate it.
+pub(super) fn random_memory(bytes: u64) -> Bytes {
+    let words = (0..bytes.div_ceil(8)).map(|index| noise::at(0, index).to_le_bytes());
+    let mut memory = Vec::with_capacity(bytes as usize + 8);
+    words.for_each(|word| memory.extend_from_slice(&word));
+    Bytes::from(memory).slice(..bytes as usize)
+}
+
+/// Cuts `memory`, without copying.
+fn pieces(memory: &Bytes, piece_bytes: usize) -> impl Iterator<Item = Bytes> {
+    let starts = (0..memory.len()).step_by(piece_bytes);
+    starts.map(move |start| memory.slice(start..memory.len().min(start + piece_bytes)))
+}
+
+/// Sends `chunk` and waits until the last byte is acknowledged.
+async fn send(mut stream: SendStream, chunk: Bytes) -> Result<()> {
+    for piece in pieces(&chunk, WRITE_BYTES) {
+        stream.write_chunk(piece).await?;
+    }
+    stream.finish()?;
+    stream.stopped().await?;
+    Ok(())
+}
+
+async fn finish_one(streams: &mut JoinSet<Result<()>>) -> Result<()> {
+    streams.join_next().await.transpose()?.unwrap_or(Ok(()))
+}
+
+/// How much is handed to quinn at a time.
+const WRITE_BYTES: usize = 1 << 20;

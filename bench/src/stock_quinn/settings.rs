@@ -1,0 +1,108 @@
+//! The settings that measured fastest, and why.
+
+use super::{socket::CappedSocket, tls};
+use anyhow::Result;
+use quinn::{
+    ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+    congestion::{BbrConfig, ControllerFactory, CubicConfig},
+};
+use std::{net::SocketAddr, sync::Arc};
+
+/// How bare quinn is set up, alike on both ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    mtu: u16,
+    congestion: Congestion,
+}
+
+/// How a sender decides what the network can take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Congestion {
+    /// Halves at a loss; as good as any on a clean link, and quinn's default.
+    #[default]
+    Cubic,
+    /// Measures the path; 2.4 times as fast when 1 % of the batches are lost.
+    Bbr,
+}
+
+impl Settings {
+    /// Settings for a link that is known to carry UDP payloads of `mtu` bytes.
+    pub(super) fn new(mtu: u16, congestion: Congestion) -> Self {
+        Self { mtu, congestion }
+    }
+
+    /// An endpoint that listens on `address`.
+    pub(super) fn server(self, address: SocketAddr) -> Result<Endpoint> {
+        let mut config = ServerConfig::with_crypto(Arc::new(tls::server()?));
+        config.transport_config(Arc::new(self.transport()));
+        self.endpoint(address, Some(config))
+    }
+
+    /// An endpoint that can connect to `remote`.
+    pub(super) fn client(self, remote: SocketAddr) -> Result<Endpoint> {
+        let mut config = ClientConfig::new(Arc::new(tls::client()?));
+        config.transport_config(Arc::new(self.transport()));
+        let any_port = SocketAddr::new(unspecified(remote), 0);
+        let mut endpoint = self.endpoint(any_port, None)?;
+        endpoint.set_default_client_config(config);
+        Ok(endpoint)
+    }
+
+    fn endpoint(self, address: SocketAddr, server: Option<ServerConfig>) -> Result<Endpoint> {
+        let mut config = EndpointConfig::default();
+        // quinn's default of 1472 would cap the peer's packets too.
+        config.max_udp_payload_size(self.mtu)?;
+        let socket = Arc::new(CappedSocket::bind(address, self.mtu, SOCKET_BUFFER_BYTES)?);
+        let endpoint = Endpoint::new_with_abstract_socket(config, server, socket, Arc::new(TokioRuntime))?;
+        Ok(endpoint)
+    }
+
+    fn transport(self) -> TransportConfig {
+        let window = VarInt::from_u32(WINDOW_BYTES);
+        let mut config = TransportConfig::default();
+        config
+            .stream_receive_window(window)
+            .receive_window(window)
+            .send_window(WINDOW_BYTES.into())
+            .initial_mtu(self.mtu)
+            // The link is known; probing could only lower it.
+            .mtu_discovery_config(None)
+            .congestion_controller_factory(self.congestion.factory());
+        config
+    }
+}
+
+impl Congestion {
+    fn factory(self) -> Arc<dyn ControllerFactory + Send + Sync> {
+        match self {
+            Self::Cubic => {
+                let mut config = CubicConfig::default();
+                config.initial_window(INITIAL_WINDOW_BYTES);
+                Arc::new(config)
+            }
+            Self::Bbr => {
+                let mut config = BbrConfig::default();
+                config.initial_window(INITIAL_WINDOW_BYTES);
+                Arc::new(config)
+            }
+        }
+    }
+}
+
+fn unspecified(remote: SocketAddr) -> std::net::IpAddr {
+    match remote {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Stream, connection and send window: as much as the receiver's socket buffer holds. From 1 to 8 MiB all were equal;
+/// 64 MiB overflowed the socket and cost 10 to 30 %.
+const WINDOW_BYTES: u32 = 4 << 20;
+
+/// The socket's buffers: a whole window, so that a burst while the receiver sleeps is not lost.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+
+/// The congestion window at the start: quinn's 14,720 bytes would be less than one packet at the largest `mtu`, which
+/// then could never be sent.
+const INITIAL_WINDOW_BYTES: u64 = 1 << 20;

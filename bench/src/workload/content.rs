@@ -1,0 +1,85 @@
+//! What a tensor holds.
+
+use super::normal::WEIGHTS;
+use crate::noise;
+use tensor_relay_protocol::Dtype;
+
+/// The bytes of one tensor: words of eight bytes, each computed from its own index.
+pub(super) struct Content {
+    dtype: Dtype,
+    key: u64,
+}
+
+impl Content {
+    /// The content of a tensor of `dtype`; `key` sets it apart from every other.
+    pub(super) fn new(dtype: Dtype, key: u64) -> Self {
+        Self { dtype, key }
+    }
+
+    /// Writes the bytes that begin at `offset`.
+    pub(super) fn fill(&self, offset: u64, out: &mut [u8]) {
+        match self.dtype {
+            Dtype::Bf16 => self.fill_words(offset, out, four_bf16),
+            Dtype::F32 => self.fill_words(offset, out, two_f32),
+            // The plan knows one more dtype, i64.
+            _ => self.fill_words(offset, out, one_counter),
+        }
+    }
+
+    /// The offset of the first byte that differs from `bytes`, which begin at `offset`; what it should be; what it is.
+    pub(super) fn first_difference(&self, offset: u64, bytes: &[u8]) -> Option<(u64, u8, u8)> {
+        let mut expected = [0; BLOCK_BYTES];
+        let mut at = offset;
+        for block in bytes.chunks(BLOCK_BYTES) {
+            let expected = &mut expected[..block.len()];
+            self.fill(at, expected);
+            if expected != block {
+                let place = std::iter::zip(&*expected, block).position(|(e, f)| e != f)?;
+                return Some((at + place as u64, expected[place], block[place]));
+            }
+            at += block.len() as u64;
+        }
+        None
+    }
+
+    /// Writes words, the first and the last of them perhaps in part; `word` gives a word its meaning.
+    fn fill_words(&self, offset: u64, out: &mut [u8], word: impl Fn(u64) -> u64) {
+        let bytes_of = |index| word(noise::at(self.key, index)).to_le_bytes();
+        let mut index = offset / WORD_BYTES as u64;
+        let skipped = (offset % WORD_BYTES as u64) as usize;
+        let head_bytes = ((WORD_BYTES - skipped) % WORD_BYTES).min(out.len());
+        let (head, rest) = out.split_at_mut(head_bytes);
+        if !head.is_empty() {
+            head.copy_from_slice(&bytes_of(index)[skipped..skipped + head_bytes]);
+            index += 1;
+        }
+        let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
+        for word in words {
+            *word = bytes_of(index);
+            index += 1;
+        }
+        tail.copy_from_slice(&bytes_of(index)[..tail.len()]);
+    }
+}
+
+/// Four normal weights, each drawn by 16 bits of noise.
+fn four_bf16(noise: u64) -> u64 {
+    let weight = |lane: u32| u64::from(WEIGHTS[usize::from((noise >> lane) as u16)]) << lane;
+    weight(0) | weight(16) | weight(32) | weight(48)
+}
+
+/// Two normal weights, with noise for the mantissa bits that bf16 lacks.
+fn two_f32(noise: u64) -> u64 {
+    const MANTISSAS: u64 = 0x0000_ffff_0000_ffff;
+    four_bf16(noise) & !MANTISSAS | noise & MANTISSAS
+}
+
+/// A counter of up to a million steps.
+fn one_counter(noise: u64) -> u64 {
+    noise >> 44
+}
+
+const WORD_BYTES: usize = 8;
+
+/// How much is generated at a time for comparison: it stays in the first-level cache.
+const BLOCK_BYTES: usize = 4096;

@@ -1,0 +1,97 @@
+//! The address that tickets name.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    str::FromStr,
+};
+
+/// What `--advertise` takes: a host, and a port if it is not the one listened on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Advertised {
+    host: String,
+    port: Option<u16>,
+}
+
+impl FromStr for Advertised {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(ip) = text.parse::<Ipv6Addr>() {
+            return Ok(Self { host: format!("[{ip}]"), port: None });
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) if !text.ends_with(']') => {
+                let port = port.parse().map_err(|_| format!("{port:?} is no port"))?;
+                (host, Some(port))
+            }
+            _ => (text, None),
+        };
+        match host.is_empty() {
+            true => Err("write HOST or HOST:PORT".into()),
+            false => Ok(Self { host: host.into(), port }),
+        }
+    }
+}
+
+impl Advertised {
+    /// The address as tickets have it; `port` is the one listened on.
+    pub(crate) fn with_port(&self, port: u16) -> String {
+        format!("{}:{}", self.host, self.port.unwrap_or(port))
+    }
+}
+
+/// The address under which other hosts most likely reach `listening`: itself, or this machine's own when it listens on
+/// all of them. Returns whether it had to guess.
+pub(crate) fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
+    if !listening.ip().is_unspecified() {
+        return (listening, false);
+    }
+    (SocketAddr::new(outgoing_address(listening.is_ipv4()), listening.port()), true)
+}
+
+/// The address this machine would send from. "Connecting" a UDP socket sends nothing; it only asks for the route. The
+/// destinations are reserved for documentation (RFC 5737, RFC 3849).
+fn outgoing_address(ipv4: bool) -> IpAddr {
+    let (any, somewhere): (IpAddr, IpAddr) = match ipv4 {
+        true => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
+        false => (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
+    };
+    let route = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((somewhere, 9))?;
+        socket.local_addr()
+    });
+    match route {
+        Ok(local) if !local.ip().is_unspecified() => local.ip(),
+        _ if ipv4 => Ipv4Addr::LOCALHOST.into(),
+        _ => Ipv6Addr::LOCALHOST.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_with_and_without_ports() {
+        for (text, expected) in [
+            ("gpu-7", "gpu-7:4747"),
+            ("gpu-7:9", "gpu-7:9"),
+            ("10.0.0.1", "10.0.0.1:4747"),
+            ("fe80::1", "[fe80::1]:4747"),
+            ("[fe80::1]:9", "[fe80::1]:9"),
+            ("[fe80::1]", "[fe80::1]:4747"),
+        ] {
+            assert_eq!(text.parse::<Advertised>().unwrap().with_port(4747), expected);
+        }
+        assert!("host:port".parse::<Advertised>().is_err());
+        assert!(":1".parse::<Advertised>().is_err());
+    }
+
+    #[test]
+    fn what_is_listened_on_alone_is_advertised_as_it_is() {
+        let address = "127.0.0.1:5".parse().unwrap();
+        assert_eq!(reachable(address), (address, false));
+        let (guess, guessed) = reachable("0.0.0.0:5".parse().unwrap());
+        assert!(guessed && !guess.ip().is_unspecified() && guess.port() == 5);
+    }
+}

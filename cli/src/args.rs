@@ -1,0 +1,233 @@
+//! The words of the command line.
+
+use crate::{address::Advertised, units};
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use tensor_relay_server::{CodecId, Topic};
+
+/// Streams tensors between containers over QUIC: encrypted, verified, at line rate on plain Ethernet.
+#[derive(Debug, Parser)]
+#[command(name = "tensor-relay", version, about, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    /// Say more on stderr: -v informs, -vv tells everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tensor-relay demo                                              see it work on this machine
+  tensor-relay serve --topic policy=policy.safetensors           on the producer; prints a ticket
+  tensor-relay subscribe 'relay://…' --out models                on each consumer, with that ticket
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out, 4 wrong key or access refused,
+            5 topic not found, 6 damaged data, 130 and 143 ended by a signal";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve safetensors files as topics, and print a ticket for each.
+    Serve(ServeArgs),
+    /// Receive the newest version of a topic, and each that follows.
+    Subscribe(SubscribeArgs),
+    /// List the topics of a server.
+    List(ListArgs),
+    /// Move a generated model between two processes on this machine and verify every byte.
+    Demo(DemoArgs),
+    #[command(hide = true)]
+    DemoProducer(DemoProducerArgs),
+    #[command(hide = true)]
+    DemoConsumer(DemoConsumerArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// A topic and the file whose tensors it offers; repeat it for several topics.
+    #[arg(long = "topic", value_name = "NAME=FILE.safetensors", required = true, value_parser = parse_topic_file)]
+    pub(crate) topics: Vec<(Topic, PathBuf)>,
+
+    /// The UDP address to listen on.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", env = "TENSOR_RELAY_LISTEN")]
+    pub(crate) listen: SocketAddr,
+
+    /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it for several.
+    #[arg(long, value_name = "HOST[:PORT]", env = "TENSOR_RELAY_ADVERTISE", value_delimiter = ',')]
+    pub(crate) advertise: Vec<Advertised>,
+
+    /// Where the server's key is kept, so that tickets stay valid after a restart.
+    /// Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    #[arg(long, value_name = "DIR", env = "TENSOR_RELAY_STATE_DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// Also write the tickets to this file, readable by its owner alone.
+    #[arg(long, value_name = "FILE", env = "TENSOR_RELAY_TICKET_FILE")]
+    pub(crate) ticket_file: Option<PathBuf>,
+
+    /// How chunks are encoded for subscribers; what gains less than 3 % always travels raw.
+    #[arg(long, value_enum, default_value_t = Codec::Raw, env = "TENSOR_RELAY_CODEC")]
+    pub(crate) codec: Codec,
+
+    /// How large chunks are: a multiple of 256 bytes up to 64MiB.
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = units::parse_bytes, env = "TENSOR_RELAY_CHUNK_SIZE")]
+    pub(crate) chunk_size: u64,
+
+    /// After a signal to end, how long transfers under way may take to finish, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, env = "TENSOR_RELAY_GRACE")]
+    pub(crate) grace: Duration,
+
+    /// Print one JSON object per line on stdout instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TicketArgs {
+    /// The ticket that `serve` printed, a file that holds it, or `-` for stdin.
+    #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
+    pub(crate) ticket: String,
+
+    /// How long connecting may take, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, env = "TENSOR_RELAY_CONNECT_TIMEOUT")]
+    pub(crate) connect_timeout: Duration,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SubscribeArgs {
+    #[command(flatten)]
+    pub(crate) ticket: TicketArgs,
+
+    /// Another topic than the ticket's.
+    #[arg(long, value_name = "NAME", env = "TENSOR_RELAY_TOPIC")]
+    pub(crate) topic: Option<Topic>,
+
+    /// Write each version to DIR/TOPIC.safetensors, replacing the one before in one step.
+    #[arg(long, value_name = "DIR", env = "TENSOR_RELAY_OUT")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// End after the first version.
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    /// How long to wait for a topic that does not exist yet, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, env = "TENSOR_RELAY_WAIT")]
+    pub(crate) wait: Duration,
+
+    /// Print one JSON object per version on stdout instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Show no progress bar.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    pub(crate) ticket: TicketArgs,
+
+    /// Print one JSON object on stdout instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoArgs {
+    /// How large the generated model is, from 1MiB.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::parse_bytes)]
+    pub(crate) size: u64,
+
+    /// How many versions of it are published.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) versions: u64,
+
+    /// How many small versions are published to measure latency.
+    #[arg(long, value_name = "N", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) small: u64,
+
+    /// How chunks are encoded.
+    #[arg(long, value_enum, default_value_t = Codec::Raw)]
+    pub(crate) codec: Codec,
+
+    /// Print one JSON object on stdout instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The demo's server process, driven by lines on stdin.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoProducerArgs {
+    #[arg(long)]
+    pub(crate) size: u64,
+    #[arg(long)]
+    pub(crate) state_dir: PathBuf,
+    #[arg(long, value_enum)]
+    pub(crate) codec: Codec,
+}
+
+/// The demo's subscriber process, told on stdin what to expect.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoConsumerArgs {
+    pub(crate) ticket: String,
+    #[arg(long)]
+    pub(crate) size: u64,
+    #[arg(long)]
+    pub(crate) versions: u64,
+    #[arg(long)]
+    pub(crate) small: u64,
+}
+
+/// A codec, as a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Codec {
+    /// Bytes as they are.
+    Raw,
+    /// zstd level 1: for bytes that are not floats.
+    Zstd,
+}
+
+impl From<Codec> for CodecId {
+    fn from(codec: Codec) -> Self {
+        match codec {
+            Codec::Raw => Self::Raw,
+            Codec::Zstd => Self::Zstd,
+        }
+    }
+}
+
+impl Codec {
+    /// The word that stands for it.
+    pub(crate) fn word(self) -> &'static str {
+        CodecId::from(self).name()
+    }
+}
+
+fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
+    let (topic, file) = text.split_once('=').ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
+    let topic = Topic::new(topic).map_err(|e| e.to_string())?;
+    if file.is_empty() {
+        return Err(format!("no file is given for topic {topic}"));
+    }
+    Ok((topic, file.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_words_are_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn topics_are_pairs() {
+        assert!(parse_topic_file("a/b=x=y.safetensors").is_ok_and(|(t, f)| t.as_str() == "a/b" && f == PathBuf::from("x=y.safetensors")));
+        for wrong in ["a", "=f", "a=", "../a=f", "a b=f"] {
+            assert!(parse_topic_file(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The progress bar of a version on its way in.
+
+use crate::units;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::{
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+use tensor_relay_client::Progress;
+
+/// How often the bar is brought up to date.
+pub(crate) const TICK: Duration = Duration::from_millis(50);
+
+/// A bar on stderr, shown on terminals only: size, rate, time left. It clears itself between versions.
+pub(crate) struct Bar {
+    bar: ProgressBar,
+    version: u64,
+}
+
+impl Bar {
+    /// A bar that is drawn when `wanted`, and stderr is a terminal that can.
+    pub(crate) fn new(wanted: bool) -> Self {
+        let capable = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
+        let target = if wanted && capable { ProgressDrawTarget::stderr_with_hz(20) } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(0), target);
+        bar.set_style(style());
+        Self { bar, version: 0 }
+    }
+
+    /// Shows how far the version is.
+    pub(crate) fn show(&mut self, progress: Progress) {
+        if progress.version != self.version {
+            self.version = progress.version;
+            self.bar.reset();
+            self.bar.set_message(format!("version {}", progress.version));
+        }
+        self.bar.set_length(progress.payload_bytes);
+        self.bar.set_position(progress.verified_bytes);
+        if progress.payload_bytes > 0 {
+            self.bar.tick();
+        }
+    }
+
+    /// Takes the bar off the screen, so that a line can be printed.
+    pub(crate) fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn style() -> ProgressStyle {
+    let template = "{msg:>10} [{bar:32}] {done} of {total}  {rate}  {left}";
+    let style = ProgressStyle::with_template(template).expect("the template above is valid");
+    style
+        .progress_chars("=> ")
+        .with_key("done", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = write!(out, "{}", units::bytes(state.pos()));
+        })
+        .with_key("total", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = write!(out, "{}", units::bytes(state.len().unwrap_or(0)));
+        })
+        .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = write!(out, "{}", units::rate(state.pos(), state.elapsed()));
+        })
+        .with_key("left", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = write!(out, "{} s left", state.eta().as_secs());
+        })
+}
+
+/// Runs `work` and keeps `bar` up to date from `progress` meanwhile.
+pub(crate) async fn while_running<T>(
+    bar: &mut Bar,
+    progress: &(dyn Fn() -> Progress + Send + Sync),
+    work: impl Future<Output = T>,
+) -> T {
+    tokio::pin!(work);
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let began = Instant::now();
+    loop {
+        tokio::select! {
+            done = &mut work => {
+                bar.clear();
+                return done;
+            }
+            _ = tick.tick() => if began.elapsed() >= TICK { bar.show(progress()) },
+        }
+    }
+}

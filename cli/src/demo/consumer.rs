@@ -1,0 +1,111 @@
+//! The demo's consumer: receives every version and checks each byte against what it must be.
+
+use super::{
+    events::{self, ConsumerEvent, Smalls, Verified},
+    producer::{PUBLISHED_NS, SEED, SMALL, SMALL_BYTES},
+};
+use crate::{args::DemoConsumerArgs, subscribe};
+use anyhow::{Context, ensure};
+use std::{
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+use tensor_relay_bench::workload::StateDict;
+use tensor_relay_client::{Client, Config, Snapshot, Subscription, Ticket, Topic};
+
+/// How often progress is told.
+const TELL: Duration = Duration::from_millis(50);
+
+/// How long it waits for the producer's topics. The demo itself gives up earlier.
+const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
+
+pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
+    let ticket: Ticket = args.ticket.parse()?;
+    let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
+    let config = Config { topic_timeout: TOPIC_TIMEOUT, ..Config::default() };
+    let client = subscribe::connect(&ticket, Duration::from_secs(10), config).await?;
+    let mut weights = client.subscribe(&topic).await?;
+    let mut small = client.subscribe(&Topic::new(SMALL)?).await?;
+    events::say(&ConsumerEvent::Connected)?;
+    for _ in 0..args.versions {
+        let snapshot = next_with_progress(&mut weights).await?;
+        let verified = verify(&client, snapshot, args.size).await?;
+        events::say(&ConsumerEvent::Verified(verified))?;
+    }
+    let smalls = receive_smalls(&mut small, args.small).await?;
+    events::say(&ConsumerEvent::Smalls(smalls))?;
+    client.close().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn next_with_progress(subscription: &mut Subscription) -> anyhow::Result<Snapshot> {
+    let progress = subscription.progress_reader();
+    let mut tell = tokio::time::interval(TELL);
+    tell.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let next = subscription.next();
+    tokio::pin!(next);
+    loop {
+        tokio::select! {
+            snapshot = &mut next => return Ok(snapshot?),
+            _ = tell.tick() => events::say(&ConsumerEvent::Progress(progress().into()))?,
+        }
+    }
+}
+
+/// Generates the version's tensors again, off the executor, and compares every byte.
+async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow::Result<Verified> {
+    let udp_payload_bytes = client.lane_stats().udp_payload_bytes;
+    let verifying = tokio::task::spawn_blocking(move || {
+        let dict = StateDict::new(size_bytes, metadata(&snapshot, SEED)?);
+        let mut checked_bytes = 0;
+        for (index, spec) in dict.tensors().iter().enumerate() {
+            let bytes = snapshot.tensor(spec.name.as_str()).with_context(|| format!("{} is missing", spec.name))?;
+            ensure!(bytes.len() as u64 == dict.byte_len(index), "{} has {} bytes", spec.name, bytes.len());
+            dict.check(index, 0, &bytes)?;
+            checked_bytes += bytes.len() as u64;
+        }
+        let tensors = snapshot.manifest().tensors().len();
+        ensure!(tensors == dict.tensors().len(), "{tensors} tensors came");
+        let receipt = snapshot.receipt();
+        Ok(Verified {
+            version: snapshot.id().version.0,
+            tensors,
+            payload_bytes: snapshot.manifest().payload_bytes(),
+            wire_bytes: receipt.wire_bytes,
+            chunks: receipt.chunks,
+            duration_s: receipt.duration.as_secs_f64(),
+            checked_bytes,
+            udp_payload_bytes,
+        })
+    });
+    verifying.await?.context("the model that arrived is not the one that was published")
+}
+
+/// Receives the small versions and measures from publish to commit.
+async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::Result<Smalls> {
+    let mut latencies_us = Vec::new();
+    let mut skipped = 0;
+    loop {
+        let snapshot = subscription.next().await?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos() as u64;
+        let published: u64 = metadata(&snapshot, PUBLISHED_NS)?;
+        latencies_us.push(now.saturating_sub(published) as f64 / 1e3);
+        skipped += snapshot.skipped();
+        let seed: u64 = metadata(&snapshot, SEED)?;
+        let bytes = snapshot.tensor(SMALL).context("the small tensor is missing")?;
+        ensure!(bytes.len() as u64 == SMALL_BYTES && bytes.iter().all(|b| *b == seed as u8), "a small tensor is damaged");
+        if snapshot.id().version.0 >= count {
+            break;
+        }
+    }
+    latencies_us.sort_by(f64::total_cmp);
+    let at = |share: f64| latencies_us[((latencies_us.len() - 1) as f64 * share).round() as usize];
+    let received = latencies_us.len() as u64;
+    Ok(Smalls { bytes_each: SMALL_BYTES, received, skipped, p50_us: at(0.5), p99_us: at(0.99), max_us: at(1.0) })
+}
+
+fn metadata(snapshot: &Snapshot, key: &str) -> anyhow::Result<u64> {
+    let value = snapshot.metadata().iter().find(|(k, _)| k == key);
+    let (_, value) = value.with_context(|| format!("the version has no metadata {key:?}"))?;
+    Ok(value.parse()?)
+}

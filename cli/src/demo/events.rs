@@ -1,0 +1,86 @@
+//! What the demo's processes tell the one that started them: one JSON object per line on stdout.
+
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use tensor_relay_client::Progress;
+
+/// What the producer says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum ProducerEvent {
+    Serving(Serving),
+}
+
+/// The producer has a model and serves.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Serving {
+    pub(crate) ticket: String,
+    pub(crate) large_tensors: usize,
+    pub(crate) small_tensors: usize,
+    pub(crate) tensor_bytes: u64,
+}
+
+/// What the consumer says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum ConsumerEvent {
+    Connected,
+    Progress(Moving),
+    Verified(Verified),
+    Smalls(Smalls),
+}
+
+/// A version is on its way.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Moving {
+    version: u64,
+    payload_bytes: u64,
+    verified_bytes: u64,
+    wire_bytes: u64,
+}
+
+/// A version arrived, and every byte of it is what it must be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Verified {
+    pub(crate) version: u64,
+    pub(crate) tensors: usize,
+    pub(crate) payload_bytes: u64,
+    pub(crate) wire_bytes: u64,
+    pub(crate) chunks: u32,
+    pub(crate) duration_s: f64,
+    pub(crate) checked_bytes: u64,
+    pub(crate) udp_payload_bytes: u16,
+}
+
+/// The small versions arrived.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Smalls {
+    pub(crate) bytes_each: u64,
+    pub(crate) received: u64,
+    pub(crate) skipped: u64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) max_us: f64,
+}
+
+impl From<Progress> for Moving {
+    fn from(progress: Progress) -> Self {
+        let Progress { version, payload_bytes, verified_bytes, wire_bytes } = progress;
+        Self { version, payload_bytes, verified_bytes, wire_bytes }
+    }
+}
+
+impl From<Moving> for Progress {
+    fn from(moving: Moving) -> Self {
+        let Moving { version, payload_bytes, verified_bytes, wire_bytes } = moving;
+        Self { version, payload_bytes, verified_bytes, wire_bytes }
+    }
+}
+
+/// Says `event`.
+pub(crate) fn say(event: &impl Serialize) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, event)?;
+    writeln!(out)?;
+    Ok(out.flush()?)
+}

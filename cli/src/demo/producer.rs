@@ -1,0 +1,123 @@
+//! The demo's producer: serves a generated model, a new version whenever it is told.
+
+use super::events::{self, ProducerEvent, Serving};
+use crate::args::DemoProducerArgs;
+use anyhow::{Context, bail};
+use std::{
+    convert::Infallible,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+use tensor_relay_bench::workload::StateDict;
+use tensor_relay_server::{
+    Config, Dtype, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging, TensorName, TensorSpec,
+    Ticket, Topic, Tuning,
+};
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+/// The topic of the model.
+pub(super) const WEIGHTS: &str = "weights";
+
+/// The topic of the small tensor whose latency is measured.
+pub(super) const SMALL: &str = "small";
+
+/// The size of that tensor.
+pub(super) const SMALL_BYTES: u64 = 4 << 10;
+
+/// The metadata that says when a version was published, in nanoseconds since 1970: one machine, one clock.
+pub(super) const PUBLISHED_NS: &str = "published_unix_ns";
+
+/// The metadata that says what a version's bytes are generated from.
+pub(super) const SEED: &str = "seed";
+
+/// The time between two small versions: far apart enough that each travels alone.
+const SMALL_PAUSE: Duration = Duration::from_millis(3);
+
+/// From how many bytes a tensor counts as large.
+const LARGE_BYTES: u64 = 64 << 10;
+
+/// How long transfers under way may take once the demo is over.
+const GRACE: Duration = Duration::from_secs(5);
+
+pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
+    let identity = Identity::load_or_create(&args.state_dir)?;
+    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, Tuning::default())?;
+    let server = Server::start(listener, Config { codec: args.codec.into(), ..Config::default() });
+    let address = server.local_address()?.to_string();
+    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(Topic::new(WEIGHTS)?))?;
+    let mut producer = Producer {
+        size_bytes: args.size,
+        staging: server.staging(),
+        weights: server.publisher(Topic::new(WEIGHTS)?)?,
+        small: server.publisher(Topic::new(SMALL)?)?,
+        versions: 0,
+    };
+    events::say(&ProducerEvent::Serving(producer.describe(&ticket)))?;
+    let mut words = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(line) = words.next_line().await? {
+        match line.split_once(' ') {
+            None if line == "weights" => producer.publish_weights().await?,
+            Some(("small", count)) => producer.publish_smalls(count.parse()?).await?,
+            _ => bail!("the demo said {line:?}"),
+        }
+    }
+    server.shutdown(GRACE).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Producer {
+    size_bytes: u64,
+    staging: Staging,
+    weights: Publisher,
+    small: Publisher,
+    versions: u64,
+}
+
+impl Producer {
+    fn describe(&self, ticket: &Ticket) -> Serving {
+        let dict = StateDict::new(self.size_bytes, 0);
+        let large = (0..dict.tensors().len()).filter(|i| dict.byte_len(*i) >= LARGE_BYTES).count();
+        Serving {
+            ticket: ticket.to_string(),
+            large_tensors: large,
+            small_tensors: dict.tensors().len() - large,
+            tensor_bytes: dict.total_bytes(),
+        }
+    }
+
+    /// Makes the next version of the model, off the executor, and publishes it.
+    async fn publish_weights(&mut self) -> anyhow::Result<()> {
+        self.versions += 1;
+        let (dict, staging) = (StateDict::new(self.size_bytes, self.versions), self.staging.clone());
+        let staged = tokio::task::spawn_blocking(move || {
+            let specs = dict.tensors().to_vec();
+            Staged::new::<Infallible>(&staging, specs, vec![], |index, out| {
+                dict.fill(index, 0, out);
+                Ok(())
+            })
+        });
+        let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
+        let metadata = metadata(self.versions)?;
+        self.weights.publish(staged, metadata)?;
+        Ok(())
+    }
+
+    async fn publish_smalls(&mut self, count: u64) -> anyhow::Result<()> {
+        for seed in 1..=count {
+            let spec = TensorSpec::new(TensorName::new(SMALL)?, Dtype::U8, Shape::new(&[SMALL_BYTES])?);
+            let metadata = metadata(seed)?;
+            let staged = Staged::new::<Infallible>(&self.staging, vec![spec], vec![], |_, out| {
+                out.fill(seed as u8);
+                Ok(())
+            })?;
+            self.small.publish(staged, metadata)?;
+            tokio::time::sleep(SMALL_PAUSE).await;
+        }
+        Ok(())
+    }
+}
+
+fn metadata(seed: u64) -> anyhow::Result<Metadata> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(vec![(SEED.into(), seed.to_string()), (PUBLISHED_NS.into(), now.as_nanos().to_string())])
+}

@@ -1,0 +1,74 @@
+//! What a failure means for the shell. The one table of exit codes; `--help` and the README repeat it.
+
+use std::fmt;
+use tensor_relay_client::{ClientError, ConnectError, EndReason, LaneError, SubscriptionError, TicketError};
+
+/// An exit code of `tensor-relay`. Wrong usage is 2 and set by clap; a signal is 128 plus its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    Failed = 1,
+    Usage = 2,
+    Unreachable = 3,
+    Refused = 4,
+    NotFound = 5,
+    Damaged = 6,
+    Interrupted = 130,
+    Terminated = 143,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// The user gave something that cannot be meant, and clap could not know.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// The code for an error, by the first cause that has one.
+pub(crate) fn code_of(error: &anyhow::Error) -> Exit {
+    error.chain().find_map(code_of_cause).unwrap_or(Exit::Failed)
+}
+
+fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
+    if cause.is::<TicketError>() || cause.is::<UsageError>() {
+        return Some(Exit::Usage);
+    }
+    if let Some(error) = cause.downcast_ref::<ClientError>() {
+        return Some(of_client(error));
+    }
+    cause.downcast_ref::<SubscriptionError>().map(of_subscription)
+}
+
+fn of_client(error: &ClientError) -> Exit {
+    match error {
+        ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
+        ClientError::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Exit::Unreachable,
+        ClientError::Connect(ConnectError::Lane(LaneError::Protocol { .. })) => Exit::Failed,
+        ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
+        ClientError::Refused(_) => Exit::Refused,
+        ClientError::NoWelcome { .. } | ClientError::Lane(_) => Exit::Unreachable,
+        ClientError::Message(_) | ClientError::Misbehaved(_) => Exit::Damaged,
+        _ => Exit::Failed,
+    }
+}
+
+fn of_subscription(error: &SubscriptionError) -> Exit {
+    match error {
+        SubscriptionError::NotFound { .. } => Exit::NotFound,
+        SubscriptionError::Corrupt { .. } => Exit::Damaged,
+        SubscriptionError::Disconnected { .. } | SubscriptionError::Stalled { .. } => Exit::Unreachable,
+        SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
+        _ => Exit::Failed,
+    }
+}

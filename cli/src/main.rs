@@ -1,0 +1,70 @@
+//! `tensor-relay`: streams tensors between containers over QUIC.
+//!
+//! This room owns the terminal. Words become plain arguments in [`args`]; each command is a file; what a failure means
+//! for the shell is decided in [`exit`] alone. Data goes to stdout, everything else to stderr.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod args;
+mod bar;
+mod demo;
+mod exit;
+mod list;
+mod serve;
+mod signals;
+mod subscribe;
+mod ticket;
+mod units;
+
+use args::{Args, Command};
+use clap::Parser;
+use std::{io::IsTerminal, process::ExitCode};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    log_to_stderr(args.verbose);
+    match run(args.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            exit::code_of(&error).into()
+        }
+    }
+}
+
+/// One thread runs the network: a lane is one task, and a second thread costs more in hand-overs than it saves. What
+/// burns CPU or waits for disks runs on the runtime's blocking threads beside it.
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let code = runtime.block_on(async {
+        match command {
+            Command::Serve(args) => serve::run(args).await,
+            Command::Subscribe(args) => subscribe::run(args).await,
+            Command::List(args) => list::run(args).await,
+            Command::Demo(args) => demo::run(args).await,
+            Command::DemoProducer(args) => demo::producer::run(args).await,
+            Command::DemoConsumer(args) => demo::consumer::run(args).await,
+        }
+    });
+    // A blocking thread may still wait for a disk or for stdin; the process need not wait for it.
+    runtime.shutdown_background();
+    code
+}
+
+/// Warnings are shown by default; `-v` adds information, `-vv` everything; `TENSOR_RELAY_LOG` overrides both.
+fn log_to_stderr(verbose: u8) {
+    let default = match verbose {
+        0 => "warn",
+        1 => "info",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_env("TENSOR_RELAY_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .with_target(false)
+        .init();
+}

@@ -1,0 +1,67 @@
+//! Tickets as the command line takes them: a word, a file, or stdin.
+
+use crate::exit::UsageError;
+use anyhow::{Context, bail};
+use std::io::Read;
+use tensor_relay_client::{Ticket, Topic};
+
+/// The most bytes read in search of a ticket; each is a few hundred.
+const SOURCE_MAX_BYTES: u64 = 1 << 20;
+
+/// Reads the ticket in `source`: the ticket itself, `-` for stdin, or else the name of a file. A file of several tickets,
+/// as `serve --ticket-file` writes with several topics, needs `topic` to choose.
+pub(crate) fn read(source: &str, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
+    if source.starts_with("relay://") {
+        return Ok(source.parse()?);
+    }
+    let text = read_source(source)?;
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let tickets = lines.iter().map(|line| line.parse()).collect::<Result<Vec<Ticket>, _>>();
+    let tickets = tickets.with_context(|| format!("{source} holds no ticket"))?;
+    choose(tickets, topic).with_context(|| format!("cannot choose a ticket from {source}"))
+}
+
+fn read_source(source: &str) -> anyhow::Result<String> {
+    let mut text = String::new();
+    match source {
+        "-" => std::io::stdin().take(SOURCE_MAX_BYTES).read_to_string(&mut text).context("cannot read stdin")?,
+        path => std::fs::File::open(path)
+            .and_then(|file| file.take(SOURCE_MAX_BYTES).read_to_string(&mut text))
+            .with_context(|| format!("{path:?} is neither a ticket (relay://…) nor a readable file"))?,
+    };
+    Ok(text)
+}
+
+fn choose(mut tickets: Vec<Ticket>, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
+    if let Some(at) = tickets.iter().position(|ticket| topic.is_some() && ticket.topic() == topic) {
+        return Ok(tickets.swap_remove(at));
+    }
+    match (tickets.len(), tickets.pop()) {
+        (0, _) | (_, None) => bail!(UsageError("it is empty".into())),
+        (1, Some(ticket)) => Ok(ticket),
+        (_, Some(ticket)) if topic.is_some() => Ok(ticket),
+        (count, _) => bail!(UsageError(format!("it holds {count}: say which with --topic NAME"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn ticket(topic: &str) -> String {
+        format!("relay://10.0.0.1:4747/{topic}?key=sha256:{}", "ab".repeat(32))
+    }
+
+    #[test]
+    fn a_file_of_several_tickets_needs_a_choice() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        writeln!(file, "{}\n{}", ticket("a"), ticket("b")).unwrap();
+        let path = file.path().to_str().unwrap();
+        assert!(read(path, None).is_err());
+        let b = Topic::new("b").unwrap();
+        assert_eq!(read(path, Some(&b)).unwrap().topic(), Some(&b));
+        assert!(read("/no/such/file", None).is_err());
+        assert_eq!(read(&ticket("c"), None).unwrap().to_string(), ticket("c"));
+    }
+}

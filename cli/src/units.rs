@@ -1,0 +1,97 @@
+//! Sizes, rates and times, as people write and read them.
+
+use std::time::Duration;
+
+const UNITS: [(&str, u64); 5] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
+
+/// Reads a size such as `64MiB`, `1.5GiB` or `4096`. Only binary units, since memory is counted in them.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = if unit.is_empty() { "B" } else { unit.trim() };
+    let known = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
+    let (_, factor) = known.ok_or_else(|| format!("unknown unit {unit:?}: write B, KiB, MiB, GiB or TiB"))?;
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size: write e.g. 64MiB"))?;
+    let bytes = number * *factor as f64;
+    match bytes >= 1.0 && bytes < (1u64 << 62) as f64 {
+        true => Ok(bytes as u64),
+        false => Err(format!("{text:?} is out of range")),
+    }
+}
+
+/// Reads a number of seconds, e.g. `0.5`.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|d| d.as_secs() < 1 << 31)
+        .ok_or_else(|| format!("{text:?} is out of range"))
+}
+
+/// Writes a size: `1.00 GiB`, `86.7 MiB`, `512 B`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let fitting = UNITS.iter().rev().find(|(_, factor)| bytes >= *factor);
+    match fitting {
+        Some((name, factor)) if *factor > 1 => format!("{} {name}", three_digits(bytes as f64 / *factor as f64)),
+        _ => format!("{bytes} B"),
+    }
+}
+
+/// Writes a rate in decimal units, as networks are sold: `2.61 GB/s`.
+pub(crate) fn rate(bytes: u64, duration: Duration) -> String {
+    let per_second = bytes as f64 / duration.as_secs_f64().max(1e-9);
+    match per_second {
+        r if r >= 1e9 => format!("{} GB/s", three_digits(r / 1e9)),
+        r if r >= 1e6 => format!("{} MB/s", three_digits(r / 1e6)),
+        r => format!("{} kB/s", three_digits(r / 1e3)),
+    }
+}
+
+/// Writes a time: `1.24 s`, `86.0 ms`, `140 µs`.
+pub(crate) fn time(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        s if s >= 1.0 => format!("{} s", three_digits(s)),
+        s if s >= 1e-3 => format!("{} ms", three_digits(s * 1e3)),
+        s => format!("{} µs", three_digits(s * 1e6)),
+    }
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        v if v >= 99.95 => format!("{v:.0}"),
+        v if v >= 9.995 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, expected) in [("1GiB", 1 << 30), ("1.5mib", 3 << 19), ("4096", 4096), ("64 KiB", 64 << 10)] {
+            assert_eq!(parse_bytes(text), Ok(expected), "{text}");
+        }
+        for wrong in ["", "GiB", "1GB", "0", "-1", "1e400", "99999999TiB", "1.2.3MiB"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_bounded() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["-1", "nan", "inf", "1e300", "ten"] {
+            assert!(parse_seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(bytes(1 << 30), "1.00 GiB");
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(90_868_376), "86.7 MiB");
+        assert_eq!(rate(2_610_000_000, Duration::from_secs(1)), "2.61 GB/s");
+        assert_eq!(time(Duration::from_micros(86_040)), "86.0 ms");
+    }
+}
