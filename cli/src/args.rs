@@ -49,11 +49,21 @@ pub(crate) struct ServeArgs {
     pub(crate) topics: Vec<(Topic, PathBuf)>,
 
     /// The UDP address to listen on.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", env = "TENSOR_RELAY_LISTEN")]
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        default_value = "0.0.0.0:4747",
+        env = "TENSOR_RELAY_LISTEN"
+    )]
     pub(crate) listen: SocketAddr,
 
     /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it for several.
-    #[arg(long, value_name = "HOST[:PORT]", env = "TENSOR_RELAY_ADVERTISE", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOST[:PORT]",
+        env = "TENSOR_RELAY_ADVERTISE",
+        value_delimiter = ','
+    )]
     pub(crate) advertise: Vec<Advertised>,
 
     /// Where the server's key is kept, so that tickets stay valid after a restart.
@@ -205,7 +215,9 @@ impl Codec {
 }
 
 fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
-    let (topic, file) = text.split_once('=').ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
+    let (topic, file) = text
+        .split_once('=')
+        .ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
     let topic = Topic::new(topic).map_err(|e| e.to_string())?;
     if file.is_empty() {
         return Err(format!("no file is given for topic {topic}"));
@@ -225,7 +237,10 @@ mod tests {
 
     #[test]
     fn topics_are_pairs() {
-        assert!(parse_topic_file("a/b=x=y.safetensors").is_ok_and(|(t, f)| t.as_str() == "a/b" && f == PathBuf::from("x=y.safetensors")));
+        assert!(
+            parse_topic_file("a/b=x=y.safetensors")
+                .is_ok_and(|(t, f)| t.as_str() == "a/b" && f.as_os_str() == "x=y.safetensors")
+        );
         for wrong in ["a", "=f", "a=", "../a=f", "a b=f"] {
             assert!(parse_topic_file(wrong).is_err(), "{wrong}");
         }

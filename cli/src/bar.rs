@@ -21,7 +21,11 @@ impl Bar {
     /// A bar that is drawn when `wanted`, and stderr is a terminal that can.
     pub(crate) fn new(wanted: bool) -> Self {
         let capable = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
-        let target = if wanted && capable { ProgressDrawTarget::stderr_with_hz(20) } else { ProgressDrawTarget::hidden() };
+        let target = if wanted && capable {
+            ProgressDrawTarget::stderr_with_hz(20)
+        } else {
+            ProgressDrawTarget::hidden()
+        };
         let bar = ProgressBar::with_draw_target(Some(0), target);
         bar.set_style(style());
         Self { bar, version: 0 }

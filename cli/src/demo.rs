@@ -21,7 +21,9 @@ const SIZE_MIN: u64 = 1 << 20;
 
 pub(crate) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     if args.size < SIZE_MIN {
-        anyhow::bail!(crate::exit::UsageError("the demo's model is at least 1MiB large".into()));
+        anyhow::bail!(crate::exit::UsageError(
+            "the demo's model is at least 1MiB large".into()
+        ));
     }
     let mut signals = Signals::hear()?;
     tokio::select! {
@@ -55,13 +57,34 @@ async fn play(args: &DemoArgs) -> anyhow::Result<()> {
 
 fn producer_words(args: &DemoArgs, state_dir: &std::path::Path) -> Vec<String> {
     let state_dir = state_dir.to_string_lossy().into_owned();
-    let words = ["demo-producer", "--size", &args.size.to_string(), "--state-dir", &state_dir, "--codec", args.codec.word()];
+    let words = [
+        "demo-producer",
+        "--size",
+        &args.size.to_string(),
+        "--state-dir",
+        &state_dir,
+        "--codec",
+        args.codec.word(),
+    ];
     words.map(Into::into).to_vec()
 }
 
 fn consumer_words(args: &DemoArgs, ticket: &str) -> Vec<String> {
-    let (size, versions, small) = (args.size.to_string(), args.versions.to_string(), args.small.to_string());
-    let words = ["demo-consumer", ticket, "--size", &size, "--versions", &versions, "--small", &small];
+    let (size, versions, small) = (
+        args.size.to_string(),
+        args.versions.to_string(),
+        args.small.to_string(),
+    );
+    let words = [
+        "demo-consumer",
+        ticket,
+        "--size",
+        &size,
+        "--versions",
+        &versions,
+        "--small",
+        &small,
+    ];
     words.map(Into::into).to_vec()
 }
 

@@ -53,7 +53,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
 fn of_client(error: &ClientError) -> Exit {
     match error {
         ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
-        ClientError::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Exit::Unreachable,
+        ClientError::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => {
+            Exit::Unreachable
+        }
         ClientError::Connect(ConnectError::Lane(LaneError::Protocol { .. })) => Exit::Failed,
         ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
         ClientError::Refused(_) => Exit::Refused,
@@ -68,7 +70,10 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         SubscriptionError::NotFound { .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
         SubscriptionError::Disconnected { .. } | SubscriptionError::Stalled { .. } => Exit::Unreachable,
-        SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
+        SubscriptionError::Ended {
+            reason: EndReason::Evicted,
+            ..
+        } => Exit::Unreachable,
         _ => Exit::Failed,
     }
 }

@@ -58,8 +58,12 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
             published = publishing => published?,
             exit = signals.next() => return Ok(exit.into()),
         };
-        let ticket = Ticket::new(addresses.clone(), vec![identity.fingerprint().0], Some(topic.clone()))
-            .context("cannot make a ticket; check --advertise")?;
+        let ticket = Ticket::new(
+            addresses.clone(),
+            vec![identity.fingerprint().0],
+            Some(topic.clone()),
+        )
+        .context("cannot make a ticket; check --advertise")?;
         topics.push(Served {
             topic: topic.to_string(),
             epoch: id.epoch.to_string(),
@@ -71,17 +75,22 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         });
     }
     if let Some(path) = &args.ticket_file {
-        write_tickets(path, &topics).with_context(|| format!("cannot write the ticket file {}", path.display()))?;
+        write_tickets(path, &topics)
+            .with_context(|| format!("cannot write the ticket file {}", path.display()))?;
     }
     report(&args, listening, identity.fingerprint(), &topics);
     let exit = signals.next().await;
-    drain(server, args.grace, &mut signals).await.map_or_else(|| Ok(exit.into()), Ok)
+    drain(server, args.grace, &mut signals)
+        .await
+        .map_or_else(|| Ok(exit.into()), Ok)
 }
 
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
     let mut seen = HashSet::new();
     match args.topics.iter().find(|(topic, _)| !seen.insert(topic)) {
-        Some((topic, _)) => bail!(crate::exit::UsageError(format!("--topic {topic}=… is given twice"))),
+        Some((topic, _)) => bail!(crate::exit::UsageError(format!(
+            "--topic {topic}=… is given twice"
+        ))),
         None => Ok(()),
     }
 }
@@ -98,22 +107,35 @@ fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     if !args.advertise.is_empty() {
-        return args.advertise.iter().map(|host| host.with_port(listening.port())).collect();
+        return args
+            .advertise
+            .iter()
+            .map(|host| host.with_port(listening.port()))
+            .collect();
     }
     let (address, guessed) = address::reachable(listening);
     if guessed {
-        eprintln!("advertising {address}, this machine's address on its default route; --advertise names another");
+        eprintln!(
+            "advertising {address}, this machine's address on its default route; --advertise names another"
+        );
     }
     vec![address.to_string()]
 }
 
 /// Stages a file off the executor and publishes it. The epoch follows from the content, so a server that is restarted
 /// with the same file offers the same version.
-async fn publish_file(server: &Server, topic: &Topic, file: &Path) -> anyhow::Result<(VersionId, usize, u64)> {
+async fn publish_file(
+    server: &Server,
+    topic: &Topic,
+    file: &Path,
+) -> anyhow::Result<(VersionId, usize, u64)> {
     let (staging, path) = (server.staging(), file.to_owned());
     let began = Instant::now();
     let staged = tokio::task::spawn_blocking(move || Staged::from_safetensors(&path, &staging)).await??;
-    let (tensors, payload_bytes) = (staged.manifest().tensors().len(), staged.manifest().payload_bytes());
+    let (tensors, payload_bytes) = (
+        staged.manifest().tensors().len(),
+        staged.manifest().payload_bytes(),
+    );
     let digest = staged.digest().0;
     let epoch = Epoch(u64::from_le_bytes([
         digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
@@ -132,7 +154,12 @@ async fn publish_file(server: &Server, topic: &Topic, file: &Path) -> anyhow::Re
 /// A ticket lets its holder in, so the file is its owner's alone, whatever it was before.
 fn write_tickets(path: &Path, topics: &[Served]) -> std::io::Result<()> {
     let temporary = path.with_extension(format!("{}.part", std::process::id()));
-    let written = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary);
     let written = written.and_then(|mut file| {
         for served in topics {
             writeln!(file, "{}", served.ticket)?;
@@ -151,12 +178,23 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
     // Whoever started the server may have closed stdout; it serves all the same.
     let _ = match args.json {
         true => {
-            let serving = Serving { event: "serving", listen, key: key.to_string(), topics };
-            serde_json::to_writer(&mut out, &serving).map_err(Into::into).and_then(|()| writeln!(out))
+            let serving = Serving {
+                event: "serving",
+                listen,
+                key: key.to_string(),
+                topics,
+            };
+            serde_json::to_writer(&mut out, &serving)
+                .map_err(Into::into)
+                .and_then(|()| writeln!(out))
         }
         false => {
-            eprintln!("serving on UDP {listen}; on each consumer run: tensor-relay subscribe 'TICKET' --out DIR");
-            topics.iter().try_for_each(|served| writeln!(out, "{}", served.ticket))
+            eprintln!(
+                "serving on UDP {listen}; on each consumer run: tensor-relay subscribe 'TICKET' --out DIR"
+            );
+            topics
+                .iter()
+                .try_for_each(|served| writeln!(out, "{}", served.ticket))
         }
     };
     let _ = out.flush();
@@ -165,7 +203,11 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
 /// Finishes what is under way, within `grace`; a second signal ends it at once. Returns the exit code of an orderly end.
 async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<ExitCode> {
     if server.stats().transfers > 0 {
-        eprintln!("finishing {} transfers, for at most {}", server.stats().transfers, units::time(grace));
+        eprintln!(
+            "finishing {} transfers, for at most {}",
+            server.stats().transfers,
+            units::time(grace)
+        );
     }
     tokio::select! {
         finished = server.shutdown(grace) => {

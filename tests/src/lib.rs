@@ -1,1 +1,13 @@
-//! tensor-relay-tests
+//! The adversary: what tests of the whole need, so that they own time, loss and order.
+//!
+//! [`simnet`] is a network in memory whose every fault follows from a seed; [`pair`] puts a real server and real clients
+//! on it, on a clock that jumps to the next event; [`tensors`] makes snapshots in which every byte says which tensor and
+//! which version it belongs to. A scenario is a function of its seed: it takes milliseconds for minutes of simulated
+//! time, and a failure can be run again.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+pub mod pair;
+pub mod simnet;
+pub mod tensors;

@@ -128,10 +128,7 @@ impl Lane {
         let stream = self.connection.open_uni().await.map_err(|error| self.error(error))?;
         // Fails only for a stream that is closed already, which a new one is not.
         let _ = stream.set_priority(priority);
-        Ok(DataOut {
-            stream,
-            lane: self.clone(),
-        })
+        Ok(DataOut { stream, lane: self.clone(), finished: false })
     }
 
     /// Waits for the next data stream of the other end. Cancel safe.
@@ -227,6 +224,7 @@ pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError 
 pub struct DataOut {
     stream: quinn::SendStream,
     lane: Lane,
+    finished: bool,
 }
 
 impl DataOut {
@@ -265,9 +263,10 @@ impl DataOut {
 
 impl Drop for DataOut {
     fn drop(&mut self) {
-        // quinn finishes dropped streams, which would make half a chunk look like a whole one. After `finish` this does
-        // nothing.
-        let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
+        // quinn finishes dropped streams, which would make half a chunk look like a whole one.
+        if !self.finished {
+            let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
+        }
     }
 }
 

@@ -29,9 +29,19 @@ impl Child {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot start the {name}"))?;
-        let (words, events) = (process.stdin.take(), process.stdout.take().context("stdout was piped")?);
+        let (words, events) = (
+            process.stdin.take(),
+            process.stdout.take().context("stdout was piped")?,
+        );
         let id = process.id().unwrap_or(0);
-        Ok(Self { name, process, id, words, events: BufReader::new(events).lines(), patience })
+        Ok(Self {
+            name,
+            process,
+            id,
+            words,
+            events: BufReader::new(events).lines(),
+            patience,
+        })
     }
 
     /// The process' id.
@@ -42,9 +52,12 @@ impl Child {
     /// Waits for the next event.
     pub(crate) async fn next<E: DeserializeOwned>(&mut self) -> anyhow::Result<E> {
         let line = tokio::time::timeout(self.patience, self.events.next_line()).await;
-        let line = line.with_context(|| format!("the {} said nothing for {} s", self.name, self.patience.as_secs()))?;
+        let line = line
+            .with_context(|| format!("the {} said nothing for {} s", self.name, self.patience.as_secs()))?;
         match line? {
-            Some(line) => serde_json::from_str(&line).with_context(|| format!("the {} said {line:?}", self.name)),
+            Some(line) => {
+                serde_json::from_str(&line).with_context(|| format!("the {} said {line:?}", self.name))
+            }
             None => {
                 let status = self.process.wait().await?;
                 bail!("the {} ended ({status}); its message is above", self.name)

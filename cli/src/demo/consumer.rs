@@ -22,7 +22,10 @@ const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
     let ticket: Ticket = args.ticket.parse()?;
     let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
-    let config = Config { topic_timeout: TOPIC_TIMEOUT, ..Config::default() };
+    let config = Config {
+        topic_timeout: TOPIC_TIMEOUT,
+        ..Config::default()
+    };
     let client = subscribe::connect(&ticket, Duration::from_secs(10), config).await?;
     let mut weights = client.subscribe(&topic).await?;
     let mut small = client.subscribe(&Topic::new(SMALL)?).await?;
@@ -59,8 +62,15 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
         let dict = StateDict::new(size_bytes, metadata(&snapshot, SEED)?);
         let mut checked_bytes = 0;
         for (index, spec) in dict.tensors().iter().enumerate() {
-            let bytes = snapshot.tensor(spec.name.as_str()).with_context(|| format!("{} is missing", spec.name))?;
-            ensure!(bytes.len() as u64 == dict.byte_len(index), "{} has {} bytes", spec.name, bytes.len());
+            let bytes = snapshot
+                .tensor(spec.name.as_str())
+                .with_context(|| format!("{} is missing", spec.name))?;
+            ensure!(
+                bytes.len() as u64 == dict.byte_len(index),
+                "{} has {} bytes",
+                spec.name,
+                bytes.len()
+            );
             dict.check(index, 0, &bytes)?;
             checked_bytes += bytes.len() as u64;
         }
@@ -78,7 +88,9 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
             udp_payload_bytes,
         })
     });
-    verifying.await?.context("the model that arrived is not the one that was published")
+    verifying
+        .await?
+        .context("the model that arrived is not the one that was published")
 }
 
 /// Receives the small versions and measures from publish to commit.
@@ -93,7 +105,10 @@ async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::
         skipped += snapshot.skipped();
         let seed: u64 = metadata(&snapshot, SEED)?;
         let bytes = snapshot.tensor(SMALL).context("the small tensor is missing")?;
-        ensure!(bytes.len() as u64 == SMALL_BYTES && bytes.iter().all(|b| *b == seed as u8), "a small tensor is damaged");
+        ensure!(
+            bytes.len() as u64 == SMALL_BYTES && bytes.iter().all(|b| *b == seed as u8),
+            "a small tensor is damaged"
+        );
         if snapshot.id().version.0 >= count {
             break;
         }
@@ -101,7 +116,14 @@ async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::
     latencies_us.sort_by(f64::total_cmp);
     let at = |share: f64| latencies_us[((latencies_us.len() - 1) as f64 * share).round() as usize];
     let received = latencies_us.len() as u64;
-    Ok(Smalls { bytes_each: SMALL_BYTES, received, skipped, p50_us: at(0.5), p99_us: at(0.99), max_us: at(1.0) })
+    Ok(Smalls {
+        bytes_each: SMALL_BYTES,
+        received,
+        skipped,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        max_us: at(1.0),
+    })
 }
 
 fn metadata(snapshot: &Snapshot, key: &str) -> anyhow::Result<u64> {
