@@ -75,10 +75,7 @@ pub struct Received {
 impl Sent {
     /// A round that began at `begun` and ends now.
     pub fn since(begun: Begun, bytes: u64) -> Self {
-        Self {
-            bytes,
-            cpu_s: begun.cpu_s(),
-        }
+        Self { bytes, cpu_s: begun.cpu_s() }
     }
 }
 
@@ -86,13 +83,7 @@ impl Received {
     /// Round number `round`, which began at `begun` and ends now.
     pub fn since(begun: Begun, round: u32, bytes: u64) -> Self {
         let seconds = begun.instant.elapsed().as_secs_f64();
-        Self {
-            round,
-            bytes,
-            seconds,
-            gb_per_s: bytes as f64 / seconds / 1e9,
-            cpu_s: begun.cpu_s(),
-        }
+        Self { round, bytes, seconds, gb_per_s: bytes as f64 / seconds / 1e9, cpu_s: begun.cpu_s() }
     }
 }
 
@@ -106,10 +97,7 @@ pub struct Begun {
 impl Begun {
     /// This moment.
     pub fn now() -> Self {
-        Self {
-            instant: Instant::now(),
-            usage: Usage::now(),
-        }
+        Self { instant: Instant::now(), usage: Usage::now() }
     }
 
     fn cpu_s(self) -> f64 {

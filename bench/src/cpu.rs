@@ -18,18 +18,12 @@ impl Usage {
     /// What has been used up to now.
     pub fn now() -> Self {
         let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking for one's own usage cannot fail");
-        Self {
-            user_s: seconds(usage.user_time()),
-            system_s: seconds(usage.system_time()),
-        }
+        Self { user_s: seconds(usage.user_time()), system_s: seconds(usage.system_time()) }
     }
 
     /// What has been used since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
-        Self {
-            user_s: self.user_s - earlier.user_s,
-            system_s: self.system_s - earlier.system_s,
-        }
+        Self { user_s: self.user_s - earlier.user_s, system_s: self.system_s - earlier.system_s }
     }
 
     /// Program and kernel together.

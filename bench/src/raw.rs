@@ -58,12 +58,7 @@ pub async fn run(args: RawArgs) -> Result<()> {
     for pair in 0..args.pairs {
         for (index, contender) in contenders.iter().enumerate() {
             let run = measure(contender, &args, &network).await?;
-            eprintln!(
-                "pair {} of {}: {:<12} {run}",
-                pair + 1,
-                args.pairs,
-                contender.name
-            );
+            eprintln!("pair {} of {}: {:<12} {run}", pair + 1, args.pairs, contender.name);
             report.add(index, run);
         }
     }
@@ -112,12 +107,7 @@ async fn measure(contender: &Contender, args: &RawArgs, network: &Network) -> Re
 
     let listen = option("listen", format_args!("{}:0", network.server_ip()));
     let serve = network.server_command(&contender.program);
-    let mut server = Side::start(
-        name("serve"),
-        serve,
-        contender.serve,
-        [&load[..], &[listen]].concat(),
-    )?;
+    let mut server = Side::start(name("serve"), serve, contender.serve, [&load[..], &[listen]].concat())?;
     let ready: Ready = server.line(READY_DEADLINE).await?;
 
     let connect = option("connect", format_args!("{}:{}", network.server_ip(), ready.port));

@@ -14,9 +14,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "GiB" => 1 << 30,
         _ => return Err(format!("{unit:?} is no unit: write B, KiB, MiB or GiB")),
     };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| format!("{text:?} does not begin with a number"))?;
+    let number: u64 = digits.parse().map_err(|_| format!("{text:?} does not begin with a number"))?;
     number
         .checked_mul(scale)
         .ok_or_else(|| format!("{text} is more than 64 bits can count"))
@@ -31,15 +29,7 @@ mod tests {
         assert_eq!(parse("1GiB"), Ok(1 << 30));
         assert_eq!(parse("64 MiB"), Ok(64 << 20));
         assert_eq!(parse("4096"), Ok(4096));
-        for wrong in [
-            "",
-            "GiB",
-            "1GB",
-            "-1",
-            "1.5GiB",
-            "99999999999999999999",
-            "99999999999GiB",
-        ] {
+        for wrong in ["", "GiB", "1GB", "-1", "1.5GiB", "99999999999999999999", "99999999999GiB"] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -17,11 +17,7 @@ impl Summary {
     /// Summarises `values`; nothing, if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let sorted = sorted(values);
-        Some(Self {
-            median: median(&sorted)?,
-            min: *sorted.first()?,
-            max: *sorted.last()?,
-        })
+        Some(Self { median: median(&sorted)?, min: *sorted.first()?, max: *sorted.last()? })
     }
 }
 
@@ -63,15 +59,9 @@ impl PairedRatio {
 
 impl std::fmt::Display for PairedRatio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            median, low, high, ..
-        } = self;
+        let Self { median, low, high, .. } = self;
         let percent = self.confidence * 100.0;
-        write!(
-            f,
-            "{median:.3} ({low:.3} to {high:.3}, {percent:.1} % of {} pairs)",
-            self.pairs
-        )
+        write!(f, "{median:.3} ({low:.3} to {high:.3}, {percent:.1} % of {} pairs)", self.pairs)
     }
 }
 
@@ -138,10 +128,7 @@ mod tests {
     #[test]
     fn twice_as_fast_is_two() {
         let ratio = PairedRatio::of(&[(2.0, 1.0), (4.0, 2.0), (6.0, 3.0)]).unwrap();
-        assert_eq!(
-            (ratio.median, ratio.low, ratio.high, ratio.pairs),
-            (2.0, 2.0, 2.0, 3)
-        );
+        assert_eq!((ratio.median, ratio.low, ratio.high, ratio.pairs), (2.0, 2.0, 2.0, 3));
         assert_eq!(ratio.to_string(), "2.000 (2.000 to 2.000, 75.0 % of 3 pairs)");
         assert_eq!(PairedRatio::of(&[]), None);
     }

@@ -66,11 +66,9 @@ mod tests {
     /// loopback, sizes around the edges of a chunk, two rounds, and memory compared.
     #[tokio::test]
     async fn what_is_sent_arrives() {
-        for (mtu, congestion) in [
-            (1472, Congestion::Cubic),
-            (8972, Congestion::Bbr),
-            (65_000, Congestion::Cubic),
-        ] {
+        for (mtu, congestion) in
+            [(1472, Congestion::Cubic), (8972, Congestion::Bbr), (65_000, Congestion::Cubic)]
+        {
             for bytes in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 5 * CHUNK_BYTES + 1] {
                 let settings = Settings::new(mtu, congestion);
                 transfer(server::random_memory(bytes), settings).await;
@@ -96,11 +94,7 @@ mod tests {
         for round in 0..2 {
             let received = client.receive(round).await.unwrap();
             assert_eq!((received.round, received.bytes), (round, memory.len() as u64));
-            assert!(
-                client.memory().eq(memory.iter().copied()),
-                "{} bytes, {settings:?}",
-                memory.len()
-            );
+            assert!(client.memory().eq(memory.iter().copied()), "{} bytes, {settings:?}", memory.len());
         }
         client.close().await;
         assert_eq!(serving.await.unwrap().len(), 2, "one line a round");

@@ -25,10 +25,7 @@ pub struct StateDict {
 impl StateDict {
     /// Plans tensors of `size_bytes` in all: never more, and from 1 MiB on at most 1 % less.
     pub fn new(size_bytes: u64, seed: u64) -> Self {
-        Self {
-            tensors: plan::plan(size_bytes),
-            seed,
-        }
+        Self { tensors: plan::plan(size_bytes), seed }
     }
 
     /// The tensors, in the order in which a framework would list them. None is an alias.
@@ -68,12 +65,9 @@ impl StateDict {
         let content = self.content(index, offset, bytes.len());
         match content.first_difference(offset, bytes) {
             None => Ok(()),
-            Some((offset, expected, found)) => Err(Difference {
-                tensor: self.tensors[index].name.clone(),
-                offset,
-                expected,
-                found,
-            }),
+            Some((offset, expected, found)) => {
+                Err(Difference { tensor: self.tensors[index].name.clone(), offset, expected, found })
+            }
         }
     }
 
@@ -125,10 +119,7 @@ mod tests {
         let mut counts = [0u32; 256];
         bytes.for_each(|byte| counts[usize::from(byte)] += 1);
         let total: u32 = counts.iter().sum();
-        let shares = counts
-            .iter()
-            .filter(|n| **n > 0)
-            .map(|n| f64::from(*n) / f64::from(total));
+        let shares = counts.iter().filter(|n| **n > 0).map(|n| f64::from(*n) / f64::from(total));
         shares.map(|share| -share * share.log2()).sum()
     }
 
@@ -152,11 +143,7 @@ mod tests {
         let difference = model.check(index, 0, &bytes).unwrap_err();
         assert_eq!((difference.offset, difference.found), (10_000, bytes[10_000]));
         assert_eq!(difference.tensor, model.tensors()[index].name);
-        assert_eq!(
-            model.check(index, 9_000, &bytes[9_000..]),
-            Err(difference),
-            "from anywhere"
-        );
+        assert_eq!(model.check(index, 9_000, &bytes[9_000..]), Err(difference), "from anywhere");
     }
 
     #[test]
@@ -178,11 +165,7 @@ mod tests {
             model.check(index, 0, &out).unwrap();
             let checked = begun.elapsed().as_secs_f64() - filled;
             let gigabytes = out.len() as f64 / 1e9;
-            println!(
-                "fill {:.2} GB/s, check {:.2} GB/s",
-                gigabytes / filled,
-                gigabytes / checked
-            );
+            println!("fill {:.2} GB/s, check {:.2} GB/s", gigabytes / filled, gigabytes / checked);
         }
     }
 

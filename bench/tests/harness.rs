@@ -17,21 +17,10 @@ fn bench(arguments: &[&str]) -> Command {
 fn raw_measures_the_rival() {
     let json = std::env::temp_dir().join(format!("tensor-relay-bench-{}.json", std::process::id()));
     let json_option = format!("--json={}", json.display());
-    let small = [
-        "raw",
-        "--only=stock-quinn",
-        "--size=9MiB",
-        "--rounds=2",
-        "--pairs=2",
-        &json_option,
-    ];
+    let small = ["raw", "--only=stock-quinn", "--size=9MiB", "--rounds=2", "--pairs=2", &json_option];
     let output = bench(&small).output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(table.contains("stock-quinn"), "{table}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     std::fs::remove_file(json).unwrap();
@@ -44,11 +33,7 @@ fn raw_measures_the_rival() {
 #[test]
 fn a_side_ends_with_its_standard_input() {
     let serve = ["--end-with-stdin", "stock-quinn", "serve", "--bytes=1MiB"];
-    let mut side = bench(&serve)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut side = bench(&serve).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     drop(side.stdin.take());
     let begun = Instant::now();
     while side.try_wait().unwrap().is_none() {

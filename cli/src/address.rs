@@ -17,10 +17,7 @@ impl FromStr for Advertised {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(ip) = text.parse::<Ipv6Addr>() {
-            return Ok(Self {
-                host: format!("[{ip}]"),
-                port: None,
-            });
+            return Ok(Self { host: format!("[{ip}]"), port: None });
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !text.ends_with(']') => {
@@ -31,10 +28,7 @@ impl FromStr for Advertised {
         };
         match host.is_empty() {
             true => Err("write HOST or HOST:PORT".into()),
-            false => Ok(Self {
-                host: host.into(),
-                port,
-            }),
+            false => Ok(Self { host: host.into(), port }),
         }
     }
 }
@@ -52,10 +46,7 @@ pub(crate) fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
     if !listening.ip().is_unspecified() {
         return (listening, false);
     }
-    (
-        SocketAddr::new(outgoing_address(listening.is_ipv4()), listening.port()),
-        true,
-    )
+    (SocketAddr::new(outgoing_address(listening.is_ipv4()), listening.port()), true)
 }
 
 /// The address this machine would send from. "Connecting" a UDP socket sends nothing; it only asks for the route. The
@@ -63,10 +54,7 @@ pub(crate) fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
 fn outgoing_address(ipv4: bool) -> IpAddr {
     let (any, somewhere): (IpAddr, IpAddr) = match ipv4 {
         true => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
-        false => (
-            Ipv6Addr::UNSPECIFIED.into(),
-            Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
-        ),
+        false => (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
     };
     let route = UdpSocket::bind((any, 0)).and_then(|socket| {
         socket.connect((somewhere, 9))?;

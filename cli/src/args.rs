@@ -49,21 +49,11 @@ pub(crate) struct ServeArgs {
     pub(crate) topics: Vec<(Topic, PathBuf)>,
 
     /// The UDP address to listen on.
-    #[arg(
-        long,
-        value_name = "ADDR:PORT",
-        default_value = "0.0.0.0:4747",
-        env = "TENSOR_RELAY_LISTEN"
-    )]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", env = "TENSOR_RELAY_LISTEN")]
     pub(crate) listen: SocketAddr,
 
     /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it for several.
-    #[arg(
-        long,
-        value_name = "HOST[:PORT]",
-        env = "TENSOR_RELAY_ADVERTISE",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "HOST[:PORT]", env = "TENSOR_RELAY_ADVERTISE", value_delimiter = ',')]
     pub(crate) advertise: Vec<Advertised>,
 
     /// Where the server's key is kept, so that tickets stay valid after a restart.
@@ -215,9 +205,7 @@ impl Codec {
 }
 
 fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
-    let (topic, file) = text
-        .split_once('=')
-        .ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
+    let (topic, file) = text.split_once('=').ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
     let topic = Topic::new(topic).map_err(|e| e.to_string())?;
     if file.is_empty() {
         return Err(format!("no file is given for topic {topic}"));

@@ -21,9 +21,7 @@ const SIZE_MIN: u64 = 1 << 20;
 
 pub(crate) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     if args.size < SIZE_MIN {
-        anyhow::bail!(crate::exit::UsageError(
-            "the demo's model is at least 1MiB large".into()
-        ));
+        anyhow::bail!(crate::exit::UsageError("the demo's model is at least 1MiB large".into()));
     }
     let mut signals = Signals::hear()?;
     tokio::select! {
@@ -70,21 +68,8 @@ fn producer_words(args: &DemoArgs, state_dir: &std::path::Path) -> Vec<String> {
 }
 
 fn consumer_words(args: &DemoArgs, ticket: &str) -> Vec<String> {
-    let (size, versions, small) = (
-        args.size.to_string(),
-        args.versions.to_string(),
-        args.small.to_string(),
-    );
-    let words = [
-        "demo-consumer",
-        ticket,
-        "--size",
-        &size,
-        "--versions",
-        &versions,
-        "--small",
-        &small,
-    ];
+    let (size, versions, small) = (args.size.to_string(), args.versions.to_string(), args.small.to_string());
+    let words = ["demo-consumer", ticket, "--size", &size, "--versions", &versions, "--small", &small];
     words.map(Into::into).to_vec()
 }
 

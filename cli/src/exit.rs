@@ -70,10 +70,7 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         SubscriptionError::NotFound { .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
         SubscriptionError::Disconnected { .. } | SubscriptionError::Stalled { .. } => Exit::Unreachable,
-        SubscriptionError::Ended {
-            reason: EndReason::Evicted,
-            ..
-        } => Exit::Unreachable,
+        SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
         _ => Exit::Failed,
     }
 }

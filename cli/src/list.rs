@@ -11,10 +11,7 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
     let topics = client.list().await?;
     client.close().await;
     match args.json {
-        true => println!(
-            "{}",
-            json!({ "topics": topics.iter().map(as_json).collect::<Vec<_>>() })
-        ),
+        true => println!("{}", json!({ "topics": topics.iter().map(as_json).collect::<Vec<_>>() })),
         false if topics.is_empty() => eprintln!("the server offers no topic yet"),
         false => print_table(&topics),
     }
@@ -39,18 +36,8 @@ fn print_table(topics: &[TopicEntry]) {
         .max()
         .unwrap_or(0)
         .max(5);
-    println!(
-        "{:width$}  {:>7}  {:>7}  {:>10}  {:>11}",
-        "TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"
-    );
-    for TopicEntry {
-        id,
-        tensors,
-        payload_bytes,
-        subscribers,
-        ..
-    } in topics
-    {
+    println!("{:width$}  {:>7}  {:>7}  {:>10}  {:>11}", "TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS");
+    for TopicEntry { id, tensors, payload_bytes, subscribers, .. } in topics {
         let (topic, version, size) = (id.topic.as_str(), id.version.0, units::bytes(*payload_bytes));
         println!("{topic:width$}  {version:>7}  {tensors:>7}  {size:>10}  {subscribers:>11}");
     }

@@ -58,12 +58,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
             published = publishing => published?,
             exit = signals.next() => return Ok(exit.into()),
         };
-        let ticket = Ticket::new(
-            addresses.clone(),
-            vec![identity.fingerprint().0],
-            Some(topic.clone()),
-        )
-        .context("cannot make a ticket; check --advertise")?;
+        let ticket = Ticket::new(addresses.clone(), vec![identity.fingerprint().0], Some(topic.clone()))
+            .context("cannot make a ticket; check --advertise")?;
         topics.push(Served {
             topic: topic.to_string(),
             epoch: id.epoch.to_string(),
@@ -88,9 +84,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
     let mut seen = HashSet::new();
     match args.topics.iter().find(|(topic, _)| !seen.insert(topic)) {
-        Some((topic, _)) => bail!(crate::exit::UsageError(format!(
-            "--topic {topic}=… is given twice"
-        ))),
+        Some((topic, _)) => bail!(crate::exit::UsageError(format!("--topic {topic}=… is given twice"))),
         None => Ok(()),
     }
 }
@@ -107,11 +101,7 @@ fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     if !args.advertise.is_empty() {
-        return args
-            .advertise
-            .iter()
-            .map(|host| host.with_port(listening.port()))
-            .collect();
+        return args.advertise.iter().map(|host| host.with_port(listening.port())).collect();
     }
     let (address, guessed) = address::reachable(listening);
     if guessed {
@@ -132,10 +122,7 @@ async fn publish_file(
     let (staging, path) = (server.staging(), file.to_owned());
     let began = Instant::now();
     let staged = tokio::task::spawn_blocking(move || Staged::from_safetensors(&path, &staging)).await??;
-    let (tensors, payload_bytes) = (
-        staged.manifest().tensors().len(),
-        staged.manifest().payload_bytes(),
-    );
+    let (tensors, payload_bytes) = (staged.manifest().tensors().len(), staged.manifest().payload_bytes());
     let digest = staged.digest().0;
     let epoch = Epoch(u64::from_le_bytes([
         digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
@@ -178,12 +165,7 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
     // Whoever started the server may have closed stdout; it serves all the same.
     let _ = match args.json {
         true => {
-            let serving = Serving {
-                event: "serving",
-                listen,
-                key: key.to_string(),
-                topics,
-            };
+            let serving = Serving { event: "serving", listen, key: key.to_string(), topics };
             serde_json::to_writer(&mut out, &serving)
                 .map_err(Into::into)
                 .and_then(|()| writeln!(out))
@@ -192,9 +174,7 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
             eprintln!(
                 "serving on UDP {listen}; on each consumer run: tensor-relay subscribe 'TICKET' --out DIR"
             );
-            topics
-                .iter()
-                .try_for_each(|served| writeln!(out, "{}", served.ticket))
+            topics.iter().try_for_each(|served| writeln!(out, "{}", served.ticket))
         }
     };
     let _ = out.flush();
@@ -203,11 +183,7 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
 /// Finishes what is under way, within `grace`; a second signal ends it at once. Returns the exit code of an orderly end.
 async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<ExitCode> {
     if server.stats().transfers > 0 {
-        eprintln!(
-            "finishing {} transfers, for at most {}",
-            server.stats().transfers,
-            units::time(grace)
-        );
+        eprintln!("finishing {} transfers, for at most {}", server.stats().transfers, units::time(grace));
     }
     tokio::select! {
         finished = server.shutdown(grace) => {

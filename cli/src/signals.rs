@@ -12,10 +12,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub(crate) fn hear() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
     /// Waits for the next signal and says what an exit because of it is. Cancel safe.

@@ -24,10 +24,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
-    let config = Config {
-        topic_timeout: args.wait,
-        ..Config::default()
-    };
+    let config = Config { topic_timeout: args.wait, ..Config::default() };
     tokio::select! {
         done = follow(&args, &ticket, &topic, config) => done.map(|()| ExitCode::SUCCESS),
         exit = signals.next() => Ok(exit.into()),
@@ -41,18 +38,13 @@ pub(crate) async fn connect(
     config: Config,
 ) -> Result<Client, ClientError> {
     let connect_timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
-    let connector = Connector::new(Tuning {
-        connect_timeout_ms,
-        ..Tuning::default()
-    });
+    let connector = Connector::new(Tuning { connect_timeout_ms, ..Tuning::default() });
     Client::connect_with(&connector, ticket, config).await
 }
 
 fn chosen_topic(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Topic> {
     let topic = args.topic.as_ref().or_else(|| ticket.topic()).cloned();
-    topic.context(crate::exit::UsageError(
-        "the ticket names no topic: say which with --topic NAME".into(),
-    ))
+    topic.context(crate::exit::UsageError("the ticket names no topic: say which with --topic NAME".into()))
 }
 
 async fn follow(args: &SubscribeArgs, ticket: &Ticket, topic: &Topic, config: Config) -> anyhow::Result<()> {
@@ -61,10 +53,7 @@ async fn follow(args: &SubscribeArgs, ticket: &Ticket, topic: &Topic, config: Co
     let mut bar = Bar::new(!args.quiet && !args.json);
     loop {
         let snapshot = match next(&mut subscription, &mut bar).await {
-            Err(SubscriptionError::Ended {
-                reason: EndReason::TopicEnded,
-                ..
-            }) => break,
+            Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) => break,
             other => other?,
         };
         let saved = match &args.out {
@@ -112,16 +101,10 @@ async fn save(snapshot: &Snapshot, dir: &Path) -> anyhow::Result<PathBuf> {
 /// One line per version on stdout.
 fn report(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
     let (id, receipt) = (snapshot.id(), snapshot.receipt());
-    let (tensors, payload_bytes) = (
-        snapshot.manifest().tensors().len(),
-        snapshot.manifest().payload_bytes(),
-    );
+    let (tensors, payload_bytes) = (snapshot.manifest().tensors().len(), snapshot.manifest().payload_bytes());
     if as_json {
-        let metadata: serde_json::Map<_, _> = snapshot
-            .metadata()
-            .iter()
-            .map(|(k, v)| (k.clone(), v.clone().into()))
-            .collect();
+        let metadata: serde_json::Map<_, _> =
+            snapshot.metadata().iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
         let line = json!({
             "event": "committed",
             "topic": id.topic.as_str(),

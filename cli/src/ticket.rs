@@ -16,10 +16,7 @@ pub(crate) fn read(source: &str, topic: Option<&Topic>) -> anyhow::Result<Ticket
     }
     let text = read_source(source)?;
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let tickets = lines
-        .iter()
-        .map(|line| line.parse())
-        .collect::<Result<Vec<Ticket>, _>>();
+    let tickets = lines.iter().map(|line| line.parse()).collect::<Result<Vec<Ticket>, _>>();
     let tickets = tickets.with_context(|| format!("{source} holds no ticket"))?;
     choose(tickets, topic).with_context(|| format!("cannot choose a ticket from {source}"))
 }
@@ -39,19 +36,14 @@ fn read_source(source: &str) -> anyhow::Result<String> {
 }
 
 fn choose(mut tickets: Vec<Ticket>, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
-    if let Some(at) = tickets
-        .iter()
-        .position(|ticket| topic.is_some() && ticket.topic() == topic)
-    {
+    if let Some(at) = tickets.iter().position(|ticket| topic.is_some() && ticket.topic() == topic) {
         return Ok(tickets.swap_remove(at));
     }
     match (tickets.len(), tickets.pop()) {
         (0, _) | (_, None) => bail!(UsageError("it is empty".into())),
         (1, Some(ticket)) => Ok(ticket),
         (_, Some(ticket)) if topic.is_some() => Ok(ticket),
-        (count, _) => bail!(UsageError(format!(
-            "it holds {count}: say which with --topic NAME"
-        ))),
+        (count, _) => bail!(UsageError(format!("it holds {count}: say which with --topic NAME"))),
     }
 }
 

@@ -2,26 +2,17 @@
 
 use std::time::Duration;
 
-const UNITS: [(&str, u64); 5] = [
-    ("B", 1),
-    ("KiB", 1 << 10),
-    ("MiB", 1 << 20),
-    ("GiB", 1 << 30),
-    ("TiB", 1 << 40),
-];
+const UNITS: [(&str, u64); 5] =
+    [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
 /// Reads a size such as `64MiB`, `1.5GiB` or `4096`. Only binary units, since memory is counted in them.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = if unit.is_empty() { "B" } else { unit.trim() };
     let known = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
     let (_, factor) = known.ok_or_else(|| format!("unknown unit {unit:?}: write B, KiB, MiB, GiB or TiB"))?;
-    let number: f64 = number
-        .parse()
-        .map_err(|_| format!("{text:?} is no size: write e.g. 64MiB"))?;
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size: write e.g. 64MiB"))?;
     let bytes = number * *factor as f64;
     match bytes >= 1.0 && bytes < (1u64 << 62) as f64 {
         true => Ok(bytes as u64),
@@ -31,9 +22,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 
 /// Reads a number of seconds, e.g. `0.5`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
     Duration::try_from_secs_f64(seconds)
         .ok()
         .filter(|d| d.as_secs() < 1 << 31)
@@ -84,12 +73,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, expected) in [
-            ("1GiB", 1 << 30),
-            ("1.5mib", 3 << 19),
-            ("4096", 4096),
-            ("64 KiB", 64 << 10),
-        ] {
+        for (text, expected) in [("1GiB", 1 << 30), ("1.5mib", 3 << 19), ("4096", 4096), ("64 KiB", 64 << 10)]
+        {
             assert_eq!(parse_bytes(text), Ok(expected), "{text}");
         }
         for wrong in ["", "GiB", "1GB", "0", "-1", "1e400", "99999999TiB", "1.2.3MiB"] {

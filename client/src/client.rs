@@ -45,20 +45,14 @@ impl Client {
         let lane = connector.connect(ticket.addresses(), &keys).await?;
         let timeout = connector.tuning().control_timeout();
         let greeting = tokio::time::timeout(timeout, greet(&lane, &config, timeout)).await;
-        let (sender, receiver, server) = greeting.map_err(|_| ClientError::NoWelcome {
-            timeout_ms: timeout.as_millis(),
-        })??;
+        let (sender, receiver, server) =
+            greeting.map_err(|_| ClientError::NoWelcome { timeout_ms: timeout.as_millis() })??;
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(lane.clone(), sender, config.clone());
         let session = session
             .map_err(|error| ClientError::Connect(ConnectError::Socket(std::io::Error::other(error))))?;
         tokio::spawn(session.run(receiver, inbox));
-        Ok(Self {
-            config,
-            server,
-            lane,
-            commands,
-        })
+        Ok(Self { config, server, lane, commands })
     }
 
     /// What the server said of itself.
@@ -77,13 +71,7 @@ impl Client {
         let Ok((id, ends)) = answer.await else {
             return Err(self.gone().await);
         };
-        Ok(Subscription::new(
-            id,
-            topic.clone(),
-            ends,
-            self.commands.clone(),
-            self.config.topic_timeout,
-        ))
+        Ok(Subscription::new(id, topic.clone(), ends, self.commands.clone(), self.config.topic_timeout))
     }
 
     /// Asks for the topics that have a version, in order of name.
@@ -132,11 +120,7 @@ impl Drop for Client {
     }
 }
 
-type Greeting = (
-    control::Sender<ClientMessage>,
-    control::Receiver<ServerMessage>,
-    Welcome,
-);
+type Greeting = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
 
 /// Says hello and waits for the welcome: only then is the client let in, whatever QUIC thought before.
 async fn greet(lane: &Lane, config: &Config, timeout: std::time::Duration) -> Result<Greeting, ClientError> {
@@ -153,11 +137,7 @@ async fn greet(lane: &Lane, config: &Config, timeout: std::time::Duration) -> Re
         Ok(ServerMessage::Welcome(welcome)) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
             Ok((sender, receiver, welcome))
         }
-        Ok(_) => Err(Misbehaved::OutOfTurn {
-            found: "another message",
-            expected: "Welcome",
-        }
-        .into()),
+        Ok(_) => Err(Misbehaved::OutOfTurn { found: "another message", expected: "Welcome" }.into()),
         Err(ControlError::Lane(error @ LaneError::ClosedByPeer { .. })) => Err(ClientError::Refused(error)),
         Err(error) => Err(error.into()),
     }

@@ -59,9 +59,7 @@ impl Delivery {
         match (state.ready.take(), &state.ended) {
             (Some(snapshot), _) => Found::Snapshot(Box::new(snapshot)),
             (None, Some(error)) => Found::Ended(error.clone()),
-            (None, None) => Found::Nothing {
-                announced: state.announced,
-            },
+            (None, None) => Found::Nothing { announced: state.announced },
         }
     }
 
@@ -84,20 +82,12 @@ mod tests {
 
     fn snapshot(version: u64, skipped: u64) -> Snapshot {
         Snapshot {
-            id: VersionId {
-                topic: Topic::new("t").unwrap(),
-                epoch: Epoch(1),
-                version: Version(version),
-            },
+            id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(version) },
             manifest: Arc::new(Manifest::layout(vec![], vec![], 256, &Limits::default()).unwrap()),
             payload: bytes::Bytes::new(),
             metadata: vec![],
             skipped,
-            receipt: Receipt {
-                duration: Duration::ZERO,
-                wire_bytes: 0,
-                chunks: 0,
-            },
+            receipt: Receipt { duration: Duration::ZERO, wire_bytes: 0, chunks: 0 },
         }
     }
 
@@ -108,23 +98,14 @@ mod tests {
         delivery.put(snapshot(1, 0));
         delivery.put(snapshot(4, 2));
         delivery.put(snapshot(5, 0));
-        let Found::Snapshot(found) = delivery.take() else {
-            panic!("a snapshot is there")
-        };
-        assert_eq!(
-            (found.id.version, found.skipped),
-            (Version(5), 4),
-            "1 to 4 were published and not seen"
-        );
+        let Found::Snapshot(found) = delivery.take() else { panic!("a snapshot is there") };
+        assert_eq!((found.id.version, found.skipped), (Version(5), 4), "1 to 4 were published and not seen");
     }
 
     #[test]
     fn the_end_comes_after_what_was_delivered_and_stays() {
         let delivery = Delivery::default();
-        let ended = |reason| SubscriptionError::Ended {
-            topic: Topic::new("t").unwrap(),
-            reason,
-        };
+        let ended = |reason| SubscriptionError::Ended { topic: Topic::new("t").unwrap(), reason };
         delivery.put(snapshot(1, 0));
         delivery.end(ended(EndReason::TopicEnded));
         delivery.end(ended(EndReason::Evicted));

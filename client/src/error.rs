@@ -120,11 +120,7 @@ pub enum SubscriptionError {
 
 impl SubscriptionError {
     pub(crate) fn disconnected(topic: &Topic, error: &ClientError) -> Self {
-        Self::Disconnected {
-            topic: topic.clone(),
-            blame: error.blame(),
-            detail: error.to_string(),
-        }
+        Self::Disconnected { topic: topic.clone(), blame: error.blame(), detail: error.to_string() }
     }
 }
 
@@ -136,10 +132,7 @@ pub(crate) enum TransferError {
     #[error(transparent)]
     Chunk(#[from] ReceiveError),
     #[error("its chunks together hash to {found} where the server said {expected}")]
-    Mismatch {
-        expected: VersionDigest,
-        found: VersionDigest,
-    },
+    Mismatch { expected: VersionDigest, found: VersionDigest },
     #[error("no byte came for {0} ms")]
     Stalled(u128),
     #[error("its memory could not be handed over: {0}")]
@@ -161,10 +154,7 @@ impl TransferError {
         let (id, detail) = (id.clone(), self.to_string());
         match self {
             Self::Memory(_) => SubscriptionError::OverBudget { id, detail },
-            Self::Stalled(timeout_ms) => SubscriptionError::Stalled {
-                id,
-                timeout_ms: *timeout_ms,
-            },
+            Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
             Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => {
                 SubscriptionError::Corrupt { id, detail }
             }

@@ -41,11 +41,7 @@ enum Phase {
     /// Nothing is announced.
     Idle,
     /// A version is announced and its manifest is missing.
-    Announced {
-        announce: Announce,
-        began: Instant,
-        complete: Option<VersionDigest>,
-    },
+    Announced { announce: Announce, began: Instant, complete: Option<VersionDigest> },
     /// Chunks are arriving.
     Running(Transfer, VersionId),
 }
@@ -92,11 +88,7 @@ impl Receiving {
             early: Vec::new(),
             credit,
             last: None,
-            stall: Stall {
-                timeout: stall_timeout,
-                look: Instant::now(),
-                seen: 0,
-            },
+            stall: Stall { timeout: stall_timeout, look: Instant::now(), seen: 0 },
         }
     }
 
@@ -125,11 +117,7 @@ impl Receiving {
         let id = &announce.id;
         match self.last {
             Some((epoch, after)) if epoch == id.epoch && id.version <= after => {
-                return Err(Misbehaved::VersionNotRising {
-                    found: id.version,
-                    after,
-                }
-                .into());
+                return Err(Misbehaved::VersionNotRising { found: id.version, after }.into());
             }
             _ if id.topic != self.topic => {
                 return Err(Misbehaved::OutOfTurn {
@@ -142,16 +130,8 @@ impl Receiving {
         }
         self.delivery.announce();
         self.counters.begin(id.version.0);
-        self.stall = Stall {
-            look: Instant::now() + self.stall.timeout,
-            seen: 0,
-            ..self.stall
-        };
-        self.phase = Phase::Announced {
-            announce,
-            began: Instant::now(),
-            complete: None,
-        };
+        self.stall = Stall { look: Instant::now() + self.stall.timeout, seen: 0, ..self.stall };
+        self.phase = Phase::Announced { announce, began: Instant::now(), complete: None };
         self.begin_if_possible(memory)
     }
 
@@ -166,11 +146,7 @@ impl Receiving {
                 return Err(Misbehaved::WrongManifest.into());
             }
             Phase::Running(..) => {
-                return Err(Misbehaved::OutOfTurn {
-                    found: "a manifest",
-                    expected: "chunks",
-                }
-                .into());
+                return Err(Misbehaved::OutOfTurn { found: "a manifest", expected: "chunks" }.into());
             }
             Phase::Idle | Phase::Announced { .. } => {}
         }
@@ -219,9 +195,7 @@ impl Receiving {
         let (epoch, version) = of;
         match &mut self.phase {
             Phase::Running(transfer, id) if (id.epoch, id.version) == of => transfer.handle_complete(digest),
-            Phase::Announced {
-                announce, complete, ..
-            } if (announce.id.epoch, announce.id.version) == of => {
+            Phase::Announced { announce, complete, .. } if (announce.id.epoch, announce.id.version) == of => {
                 *complete = Some(digest);
             }
             _ => return Err(Misbehaved::WrongVersion { epoch, version }),
@@ -277,16 +251,9 @@ impl Receiving {
         };
         let moved = self.counters.get().wire_bytes;
         if moved == self.stall.seen {
-            return Err(Failure::Transfer(
-                id,
-                TransferError::Stalled(self.stall.timeout.as_millis()),
-            ));
+            return Err(Failure::Transfer(id, TransferError::Stalled(self.stall.timeout.as_millis())));
         }
-        self.stall = Stall {
-            look: now + self.stall.timeout,
-            seen: moved,
-            ..self.stall
-        };
+        self.stall = Stall { look: now + self.stall.timeout, seen: moved, ..self.stall };
         Ok(())
     }
 
@@ -297,18 +264,10 @@ impl Receiving {
 
     /// Begins to receive once both the announcement and its manifest are here, with the chunks that came before them.
     fn begin_if_possible(&mut self, memory: &HostMemory) -> Result<Vec<Ready>, Failure> {
-        let Phase::Announced {
-            announce,
-            began,
-            complete,
-        } = &self.phase
-        else {
+        let Phase::Announced { announce, began, complete } = &self.phase else {
             return Ok(vec![]);
         };
-        let known = self
-            .manifest
-            .as_ref()
-            .filter(|manifest| manifest.digest() == announce.manifest);
+        let known = self.manifest.as_ref().filter(|manifest| manifest.digest() == announce.manifest);
         let Some(manifest) = known.map(Arc::clone) else {
             return Ok(vec![]);
         };
@@ -339,15 +298,8 @@ fn ready(
     stream: DataIn,
 ) -> Result<Ready, Misbehaved> {
     if (header.epoch, header.version) != (id.epoch, id.version) {
-        return Err(Misbehaved::WrongVersion {
-            epoch: header.epoch,
-            version: header.version,
-        });
+        return Err(Misbehaved::WrongVersion { epoch: header.epoch, version: header.version });
     }
     let place = transfer.handle_header(&header)?;
-    Ok(Ready {
-        header,
-        stream,
-        place,
-    })
+    Ok(Ready { header, stream, place })
 }

@@ -40,21 +40,12 @@ impl Snapshot {
     /// # Errors
     /// [`SaveError`]; `path` is then as it was.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
-        let layout = plan_file(&self.manifest).map_err(|source| SaveError::Format {
-            id: self.id.clone(),
-            source,
-        })?;
+        let layout =
+            plan_file(&self.manifest).map_err(|source| SaveError::Format { id: self.id.clone(), source })?;
         let tensors = self.manifest.tensors();
-        let bodies: Vec<_> = layout
-            .order
-            .iter()
-            .map(|index| self.bytes(&tensors[*index]))
-            .collect();
+        let bodies: Vec<_> = layout.order.iter().map(|index| self.bytes(&tensors[*index])).collect();
         let parts = std::iter::once(&layout.head[..]).chain(bodies.iter().map(|body| &body[..]));
-        replace_file(path, parts).map_err(|source| SaveError::Io {
-            path: path.into(),
-            source,
-        })
+        replace_file(path, parts).map_err(|source| SaveError::Io { path: path.into(), source })
     }
 }
 
@@ -95,31 +86,19 @@ mod tests {
 
     fn snapshot(names: &[&str]) -> Snapshot {
         let spec = |name: &&str| {
-            TensorSpec::new(
-                TensorName::new(name).unwrap(),
-                Dtype::F32,
-                Shape::new(&[3]).unwrap(),
-            )
+            TensorSpec::new(TensorName::new(name).unwrap(), Dtype::F32, Shape::new(&[3]).unwrap())
         };
         let specs = names.iter().map(spec).collect();
         let manifest =
             Manifest::layout(specs, vec![("k".into(), "v".into())], 4096, &Limits::default()).unwrap();
         let payload: Vec<u8> = (0..manifest.payload_bytes()).map(|i| i as u8).collect();
         Snapshot {
-            id: VersionId {
-                topic: Topic::new("t").unwrap(),
-                epoch: Epoch(1),
-                version: Version(1),
-            },
+            id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(1) },
             manifest: Arc::new(manifest),
             payload: payload.into(),
             metadata: vec![],
             skipped: 0,
-            receipt: Receipt {
-                duration: Duration::ZERO,
-                wire_bytes: 0,
-                chunks: 1,
-            },
+            receipt: Receipt { duration: Duration::ZERO, wire_bytes: 0, chunks: 1 },
         }
     }
 
@@ -142,15 +121,8 @@ mod tests {
         let bytes = fs::read(&path).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(file.len(), 2);
-        assert_eq!(
-            file.tensor("b").unwrap().data(),
-            &snapshot(&["b", "a"]).tensor("b").unwrap()[..]
-        );
-        assert_eq!(
-            files_in(&dir.path().join("sub")),
-            ["m.safetensors"],
-            "no temporary file stays"
-        );
+        assert_eq!(file.tensor("b").unwrap().data(), &snapshot(&["b", "a"]).tensor("b").unwrap()[..]);
+        assert_eq!(files_in(&dir.path().join("sub")), ["m.safetensors"], "no temporary file stays");
     }
 
     #[test]
@@ -160,9 +132,7 @@ mod tests {
         fs::create_dir(&blocked).unwrap();
         let error = snapshot(&["a"]).save_safetensors(&blocked).unwrap_err();
         assert!(matches!(error, SaveError::Io { .. }), "{error}");
-        let error = snapshot(&["__metadata__"])
-            .save_safetensors(&dir.path().join("x"))
-            .unwrap_err();
+        let error = snapshot(&["__metadata__"]).save_safetensors(&dir.path().join("x")).unwrap_err();
         assert!(matches!(error, SaveError::Format { .. }), "{error}");
         assert_eq!(files_in(dir.path()), ["m.safetensors"]);
     }

@@ -169,13 +169,7 @@ impl Session {
         let ends = (Arc::clone(&receiving.delivery), Arc::clone(&receiving.counters));
         self.receivings.insert(subscription, receiving);
         self.allow_unread();
-        let subscribe = Subscribe {
-            subscription,
-            topic,
-            mode: Mode::Latest,
-            credit,
-            have: None,
-        };
+        let subscribe = Subscribe { subscription, topic, mode: Mode::Latest, credit, have: None };
         self.sender.send(ClientMessage::Subscribe(subscribe)).await?;
         // A user who went away meanwhile drops the handle, which unsubscribes.
         let _ = reply.send((subscription, ends));
@@ -187,12 +181,8 @@ impl Session {
     fn allow_unread(&self) {
         let credit = u64::from(self.config.credit_chunks);
         let chunk_bytes = |r: &Receiving| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
-        self.lane.allow_unread(
-            self.receivings
-                .values()
-                .map(|r| credit * u64::from(chunk_bytes(r)))
-                .sum(),
-        );
+        self.lane
+            .allow_unread(self.receivings.values().map(|r| credit * u64::from(chunk_bytes(r))).sum());
     }
 
     async fn handle_message(&mut self, message: ServerMessage) -> Result<(), SessionError> {
@@ -205,24 +195,14 @@ impl Session {
                 let begun = receiving.handle_announce(announce, &self.memory);
                 self.start(id, begun).await
             }
-            ServerMessage::Complete {
-                subscription,
-                epoch,
-                version,
-                digest,
-            } => {
+            ServerMessage::Complete { subscription, epoch, version, digest } => {
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
                 };
                 receiving.handle_complete((epoch, version), digest)?;
                 self.poll(subscription).await
             }
-            ServerMessage::Abort {
-                subscription,
-                epoch,
-                version,
-                reason,
-            } => {
+            ServerMessage::Abort { subscription, epoch, version, reason } => {
                 let credit = self.config.credit_chunks;
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
@@ -232,20 +212,9 @@ impl Session {
                 }
                 tracing::warn!(topic = %receiving.topic(), %version, "The server gave a version up: {reason}.");
                 self.sender
-                    .send(ClientMessage::Abort {
-                        subscription,
-                        epoch,
-                        version,
-                        reason,
-                    })
+                    .send(ClientMessage::Abort { subscription, epoch, version, reason })
                     .await?;
-                Ok(self
-                    .sender
-                    .send(ClientMessage::Credit {
-                        subscription,
-                        chunks: credit,
-                    })
-                    .await?)
+                Ok(self.sender.send(ClientMessage::Credit { subscription, chunks: credit }).await?)
             }
             ServerMessage::End { subscription, reason } => {
                 find(&mut self.receivings, self.next_id, subscription)?;
@@ -256,19 +225,14 @@ impl Session {
                 Ok(())
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
-            ServerMessage::Welcome(_) | _ => Err(Misbehaved::OutOfTurn {
-                found: "Welcome",
-                expected: "an answer",
+            ServerMessage::Welcome(_) | _ => {
+                Err(Misbehaved::OutOfTurn { found: "Welcome", expected: "an answer" }.into())
             }
-            .into()),
         }
     }
 
     fn handle_topics(&mut self, topics: Vec<TopicEntry>, more: bool) -> Result<(), SessionError> {
-        let unasked = Misbehaved::OutOfTurn {
-            found: "Topics",
-            expected: "no answer without a question",
-        };
+        let unasked = Misbehaved::OutOfTurn { found: "Topics", expected: "no answer without a question" };
         let (_, known) = self.lists.front_mut().ok_or(unasked)?;
         known.extend(topics);
         if more && known.len() <= TOPICS_MAX {
@@ -332,12 +296,7 @@ impl Session {
         match result {
             Ok(verified) => {
                 if receiving.handle_verified(of, verified) {
-                    self.sender
-                        .send(ClientMessage::Credit {
-                            subscription,
-                            chunks: 1,
-                        })
-                        .await?;
+                    self.sender.send(ClientMessage::Credit { subscription, chunks: 1 }).await?;
                 }
                 self.poll(subscription).await
             }
@@ -371,15 +330,7 @@ impl Session {
         }
     }
 
-    fn receive(
-        &mut self,
-        id: SubscriptionId,
-        Ready {
-            header,
-            stream,
-            place,
-        }: Ready,
-    ) {
+    fn receive(&mut self, id: SubscriptionId, Ready { header, stream, place }: Ready) {
         let Some(receiving) = self.receivings.get(&id) else {
             return;
         };
@@ -405,11 +356,7 @@ impl Session {
                 receiving.delivery.put(snapshot);
                 Ok(self
                     .sender
-                    .send(ClientMessage::Committed {
-                        subscription,
-                        epoch,
-                        version,
-                    })
+                    .send(ClientMessage::Committed { subscription, epoch, version })
                     .await?)
             }
             Err(failure) => self.fail(subscription, failure).await,
@@ -440,12 +387,7 @@ impl Session {
         }
         let (epoch, version, reason) = (id.epoch, id.version, error.abort_reason());
         self.sender
-            .send(ClientMessage::Abort {
-                subscription,
-                epoch,
-                version,
-                reason,
-            })
+            .send(ClientMessage::Abort { subscription, epoch, version, reason })
             .await?;
         Ok(self.sender.send(ClientMessage::Unsubscribe(subscription)).await?)
     }

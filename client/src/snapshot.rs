@@ -62,10 +62,7 @@ impl Snapshot {
 
     /// Every tensor with its bytes, in the order in which they were published.
     pub fn tensors(&self) -> impl Iterator<Item = (&Tensor, Bytes)> {
-        self.manifest
-            .tensors()
-            .iter()
-            .map(|tensor| (tensor, self.bytes(tensor)))
+        self.manifest.tensors().iter().map(|tensor| (tensor, self.bytes(tensor)))
     }
 
     pub(crate) fn bytes(&self, tensor: &Tensor) -> Bytes {

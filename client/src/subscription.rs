@@ -31,15 +31,7 @@ impl Subscription {
         topic_timeout: Duration,
     ) -> Self {
         let topic_deadline = Instant::now() + topic_timeout;
-        Self {
-            id,
-            topic,
-            delivery,
-            counters,
-            commands,
-            topic_timeout,
-            topic_deadline,
-        }
+        Self { id, topic, delivery, counters, commands, topic_timeout, topic_deadline }
     }
 
     /// Which topic.
@@ -81,10 +73,7 @@ impl Subscription {
     }
 
     fn not_found(&self) -> SubscriptionError {
-        SubscriptionError::NotFound {
-            topic: self.topic.clone(),
-            timeout_ms: self.topic_timeout.as_millis(),
-        }
+        SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms: self.topic_timeout.as_millis() }
     }
 }
 

@@ -38,24 +38,14 @@ impl Transfer {
         counters.expect(manifest.payload_bytes());
         let region = memory.allocate(manifest.payload_bytes() as usize)?;
         let sink = Arc::new(HostSink::new(region));
-        Ok(Self {
-            announce,
-            assembly: Assembly::new(manifest),
-            sink,
-            counters,
-            began,
-        })
+        Ok(Self { announce, assembly: Assembly::new(manifest), sink, counters, began })
     }
 
     /// Says where the chunk that begins to arrive belongs.
     pub(crate) fn handle_header(&mut self, header: &ChunkHeader) -> Result<Place, Misbehaved> {
         let range = self.assembly.handle_header(header)?;
         let (_, dtype) = self.assembly.manifest().chunk(header.chunk);
-        Ok(Place {
-            sink: Arc::clone(&self.sink),
-            range,
-            dtype,
-        })
+        Ok(Place { sink: Arc::clone(&self.sink), range, dtype })
     }
 
     pub(crate) fn handle_verified(&mut self, verified: Verified) {

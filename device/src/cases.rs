@@ -48,10 +48,7 @@ pub async fn round_trips_are_exact<E: CopyEngine>(engine: Arc<E>) {
         for offset in [0, 1, 4097] {
             let memory = engine.allocate(offset + len).expect("the engine has memory");
             fill(&*engine, &memory, &slots, offset, &pattern(len, offset as u8)).await;
-            assert_eq!(
-                read(&*engine, &memory, &slots, offset, len).await,
-                pattern(len, offset as u8)
-            );
+            assert_eq!(read(&*engine, &memory, &slots, offset, len).await, pattern(len, offset as u8));
         }
     }
 }
@@ -76,12 +73,7 @@ pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     for (offset, len) in [(37, 64), (101, 0), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
-        let expected = CopyError::OutOfBounds {
-            offset,
-            len,
-            memory_bytes: 100,
-            slot_bytes: 64,
-        };
+        let expected = CopyError::OutOfBounds { offset, len, memory_bytes: 100, slot_bytes: 64 };
         let out = engine.copy_out(&memory, offset, len, slots.acquire().await);
         assert_eq!(out.await.expect_err("this copy is out of bounds"), expected);
         let into = engine.copy_in(slots.acquire().await, len, &memory, offset);
@@ -92,22 +84,12 @@ pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
 
 /// A slot that the engine did not make is refused both ways, and goes home.
 pub async fn foreign_slots_are_refused<E: CopyEngine>(engine: Arc<E>) {
-    let strange = SlotPool::new(Capacity {
-        slots: 1,
-        slot_bytes: 64,
-    })
-    .expect("there is memory for a slot");
+    let strange = SlotPool::new(Capacity { slots: 1, slot_bytes: 64 }).expect("there is memory for a slot");
     let memory = engine.allocate(64).expect("the engine has memory");
     let into = engine.copy_in(strange.acquire().await, 64, &memory, 0);
-    assert_eq!(
-        into.await.expect_err("this slot is foreign"),
-        CopyError::ForeignSlot
-    );
+    assert_eq!(into.await.expect_err("this slot is foreign"), CopyError::ForeignSlot);
     let out = engine.copy_out(&memory, 0, 64, strange.acquire().await);
-    assert_eq!(
-        out.await.expect_err("this slot is foreign"),
-        CopyError::ForeignSlot
-    );
+    assert_eq!(out.await.expect_err("this slot is foreign"), CopyError::ForeignSlot);
     assert_eq!(strange.available(), 1);
 }
 
@@ -125,11 +107,7 @@ pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
     }
     all_home(&slots, 4).await;
     for i in (0..COPIES).rev() {
-        assert_eq!(
-            read(&*engine, &memory, &slots, i * LEN, LEN).await,
-            pattern(LEN, i as u8),
-            "copy {i}"
-        );
+        assert_eq!(read(&*engine, &memory, &slots, i * LEN, LEN).await, pattern(LEN, i as u8), "copy {i}");
     }
 }
 
@@ -199,36 +177,12 @@ pub async fn ranges_are_checked_before_waiting<E: CopyEngine>(engine: Arc<E>) {
     let _held = slots.acquire().await;
     for range in [90..101, Range { start: 2, end: 1 }, u64::MAX..u64::MAX] {
         let (read, open) = (source.read(range.clone()).await, sink.open(range).await);
-        assert!(
-            matches!(read, Err(SourceError::OutOfBounds { len_bytes: 100, .. })),
-            "{read:?}"
-        );
-        assert!(
-            matches!(open, Err(SinkError::OutOfBounds { len_bytes: 100, .. })),
-            "{open:?}"
-        );
+        assert!(matches!(read, Err(SourceError::OutOfBounds { len_bytes: 100, .. })), "{read:?}");
+        assert!(matches!(open, Err(SinkError::OutOfBounds { len_bytes: 100, .. })), "{open:?}");
     }
     let (read, open) = (source.read(1..66).await, sink.open(1..66).await);
-    assert!(
-        matches!(
-            read,
-            Err(SourceError::LongerThanSlot {
-                asked_bytes: 65,
-                slot_bytes: 64
-            })
-        ),
-        "{read:?}"
-    );
-    assert!(
-        matches!(
-            open,
-            Err(SinkError::LongerThanSlot {
-                asked_bytes: 65,
-                slot_bytes: 64
-            })
-        ),
-        "{open:?}"
-    );
+    assert!(matches!(read, Err(SourceError::LongerThanSlot { asked_bytes: 65, slot_bytes: 64 })), "{read:?}");
+    assert!(matches!(open, Err(SinkError::LongerThanSlot { asked_bytes: 65, slot_bytes: 64 })), "{open:?}");
 }
 
 /// Two sinks that share their slots cannot be given each other's chunks.

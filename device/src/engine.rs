@@ -156,12 +156,7 @@ pub(crate) fn check_copy(
     let range = begin.and_then(|begin| Some(begin..begin.checked_add(len)?));
     range
         .filter(|range| range.end <= memory_bytes && len <= slot_bytes)
-        .ok_or(CopyError::OutOfBounds {
-            offset,
-            len,
-            memory_bytes: memory_bytes as u64,
-            slot_bytes,
-        })
+        .ok_or(CopyError::OutOfBounds { offset, len, memory_bytes: memory_bytes as u64, slot_bytes })
 }
 
 #[cfg(test)]
@@ -169,14 +164,7 @@ mod tests {
     use super::*;
 
     fn slot(engine: Id) -> Slot {
-        let pool = SlotPool::of_engine(
-            Capacity {
-                slots: 1,
-                slot_bytes: 100,
-            },
-            engine,
-        )
-        .unwrap();
+        let pool = SlotPool::of_engine(Capacity { slots: 1, slot_bytes: 100 }, engine).unwrap();
         pool.try_acquire().unwrap()
     }
 

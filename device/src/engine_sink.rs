@@ -22,12 +22,7 @@ impl<E: CopyEngine> EngineSink<E> {
     /// Receives into `memory` through `slots`, which `engine` must have made. Keep another `Arc` of the
     /// memory: it is the result.
     pub fn new(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
-        Self {
-            id: Id::unique(),
-            engine,
-            memory,
-            slots,
-        }
+        Self { id: Id::unique(), engine, memory, slots }
     }
 
     async fn stage(&self, range: Range<u64>) -> Result<Target, SinkError> {
@@ -35,28 +30,16 @@ impl<E: CopyEngine> EngineSink<E> {
         let asked_bytes = range.end - range.start;
         let slot_bytes = self.slots.slot_bytes();
         if asked_bytes > slot_bytes as u64 {
-            return Err(SinkError::LongerThanSlot {
-                asked_bytes,
-                slot_bytes,
-            });
+            return Err(SinkError::LongerThanSlot { asked_bytes, slot_bytes });
         }
         let slot = self.slots.acquire().await;
-        Ok(Target {
-            sink: self.id,
-            range,
-            lent: Lent::Staged {
-                slot,
-                len: asked_bytes as usize,
-            },
-        })
+        Ok(Target { sink: self.id, range, lent: Lent::Staged { slot, len: asked_bytes as usize } })
     }
 
     async fn copy(&self, target: Target) -> Result<(), SinkError> {
         match target.lent {
             Lent::Staged { slot, len } if target.sink == self.id => {
-                self.engine
-                    .copy_in(slot, len, &self.memory, target.range.start)
-                    .await?;
+                self.engine.copy_in(slot, len, &self.memory, target.range.start).await?;
                 Ok(())
             }
             _ => Err(SinkError::ForeignTarget),

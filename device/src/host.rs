@@ -37,11 +37,7 @@ impl HostEngine {
         let (jobs, queue) = mpsc::channel::<Job>();
         let copy_all = move || queue.into_iter().for_each(Job::run);
         thread::Builder::new().name("relay-copy".into()).spawn(copy_all)?;
-        Ok(Self {
-            id: Id::unique(),
-            memory,
-            jobs,
-        })
+        Ok(Self { id: Id::unique(), memory, jobs })
     }
 
     fn start(
@@ -57,13 +53,7 @@ impl HostEngine {
             Err(error) => return Copying::refused(error),
         };
         let (done, copying) = Copying::pair();
-        let job = Job {
-            direction,
-            slot,
-            memory: Arc::clone(memory),
-            range,
-            done,
-        };
+        let job = Job { direction, slot, memory: Arc::clone(memory), range, done };
         // Where the thread is gone the job comes back and is dropped here, which reports `EngineStopped`.
         drop(self.jobs.send(job));
         copying
@@ -144,13 +134,7 @@ struct Job {
 
 impl Job {
     fn run(self) {
-        let Self {
-            direction,
-            mut slot,
-            memory,
-            range,
-            done,
-        } = self;
+        let Self { direction, mut slot, memory, range, done } = self;
         let part = &mut slot[..range.len()];
         match direction {
             Direction::Out => part.copy_from_slice(&memory.bytes()[range]),
@@ -182,12 +166,7 @@ mod tests {
     async fn a_slot_comes_back_only_after_its_copy_though_nobody_waits() {
         let engine = engine();
         let memory = engine.allocate(100).unwrap();
-        let slots = engine
-            .slots(Capacity {
-                slots: 1,
-                slot_bytes: 100,
-            })
-            .unwrap();
+        let slots = engine.slots(Capacity { slots: 1, slot_bytes: 100 }).unwrap();
 
         {
             let _copies_wait = memory.bytes();
@@ -206,12 +185,7 @@ mod tests {
     async fn memory_outlives_its_owner_while_a_copy_runs() {
         let engine = engine();
         let memory = engine.allocate(100).unwrap();
-        let slots = engine
-            .slots(Capacity {
-                slots: 2,
-                slot_bytes: 100,
-            })
-            .unwrap();
+        let slots = engine.slots(Capacity { slots: 2, slot_bytes: 100 }).unwrap();
 
         let copies_wait = memory.bytes();
         let copies = [0, 50].map(|offset| engine.copy_in(slots.try_acquire().unwrap(), 50, &memory, offset));
@@ -228,12 +202,7 @@ mod tests {
     fn a_dropped_engine_finishes_what_was_asked_for() {
         let engine = engine();
         let memory = engine.allocate(100).unwrap();
-        let slots = engine
-            .slots(Capacity {
-                slots: 8,
-                slot_bytes: 100,
-            })
-            .unwrap();
+        let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
 
         let copies_wait = memory.bytes();
         let copies = [0; 8].map(|_| engine.copy_in(slots.try_acquire().unwrap(), 100, &memory, 0));

@@ -24,12 +24,7 @@ pub struct HostMemory {
 impl HostMemory {
     /// Allows regions of `budget_bytes` together, counted in whole pages. Takes no memory yet.
     pub fn new(budget_bytes: u64) -> Self {
-        Self {
-            shelf: Arc::new(Shelf {
-                budget_bytes,
-                state: Mutex::default(),
-            }),
-        }
+        Self { shelf: Arc::new(Shelf { budget_bytes, state: Mutex::default() }) }
     }
 
     /// Gives a region of `len` bytes that starts on a page.
@@ -50,10 +45,7 @@ impl HostMemory {
                 self.map(mapped_len)?
             }
         };
-        let mut region = Region::new(Lease {
-            mapping,
-            shelf: Arc::downgrade(&self.shelf),
-        });
+        let mut region = Region::new(Lease { mapping, shelf: Arc::downgrade(&self.shelf) });
         // What the mapping has beyond the request lies idle until it is reused.
         drop(region.split_off(len));
         Ok(region)
@@ -185,10 +177,8 @@ impl Shelf {
     }
 
     fn take(&self, len: usize) -> Result<Taken, AllocError> {
-        let mapped_len = Mapping::mapped_len(len).ok_or_else(|| AllocError::Os {
-            len,
-            source: io::ErrorKind::OutOfMemory.into(),
-        })?;
+        let mapped_len = Mapping::mapped_len(len)
+            .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;
         let mut state = self.state();
         if let Some(mapping) = state.take_cached(mapped_len) {
             return Ok(Taken::Reused(mapping));
@@ -338,11 +328,7 @@ mod tests {
         let error = memory.allocate(1).unwrap_err();
         assert!(matches!(
             error,
-            AllocError::OverBudget {
-                asked_bytes: 1,
-                in_use_bytes: 8192,
-                budget_bytes: 8192
-            }
+            AllocError::OverBudget { asked_bytes: 1, in_use_bytes: 8192, budget_bytes: 8192 }
         ));
     }
 

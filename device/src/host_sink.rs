@@ -33,14 +33,8 @@ impl HostSink {
         let len_bytes = region.len() as u64;
         let mut pieces = Pieces::default();
         pieces.put_back(0, region);
-        let home = Arc::new(Home {
-            state: Mutex::new(State::Open(pieces)),
-        });
-        Self {
-            id: Id::unique(),
-            len_bytes,
-            home,
-        }
+        let home = Arc::new(Home { state: Mutex::new(State::Open(pieces)) });
+        Self { id: Id::unique(), len_bytes, home }
     }
 
     /// Ends the writing and gives the bytes, without a copy.
@@ -53,10 +47,7 @@ impl HostSink {
         let pieces = state.pieces()?;
         let lent_bytes = self.len_bytes - pieces.len_bytes();
         if lent_bytes > 0 {
-            return Err(SinkError::StillLent {
-                lent_bytes,
-                len_bytes: self.len_bytes,
-            });
+            return Err(SinkError::StillLent { lent_bytes, len_bytes: self.len_bytes });
         }
         let region = pieces.take_whole();
         *state = State::Committed;
@@ -72,25 +63,13 @@ impl HostSink {
             .pieces()?
             .cut(start, end)
             .ok_or(SinkError::Busy { start, end })?;
-        let piece = Piece {
-            start,
-            region,
-            home: Arc::clone(&self.home),
-        };
-        Ok(Target {
-            sink: self.id,
-            range,
-            lent: Lent::Piece(piece),
-        })
+        let piece = Piece { start, region, home: Arc::clone(&self.home) };
+        Ok(Target { sink: self.id, range, lent: Lent::Piece(piece) })
     }
 
     /// The bytes are where they belong; all that is left is to let the piece go home.
     fn take_back(&self, target: &Target) -> Result<(), SinkError> {
-        if target.sink == self.id {
-            Ok(())
-        } else {
-            Err(SinkError::ForeignTarget)
-        }
+        if target.sink == self.id { Ok(()) } else { Err(SinkError::ForeignTarget) }
     }
 }
 
@@ -216,10 +195,7 @@ impl Pieces {
     /// Takes everything, when nothing is lent: by then all parts have become one.
     fn take_whole(&mut self) -> Region {
         debug_assert!(self.by_start.len() <= 1);
-        self.by_start
-            .pop_first()
-            .map(|(_, region)| region)
-            .unwrap_or_default()
+        self.by_start.pop_first().map(|(_, region)| region).unwrap_or_default()
     }
 }
 
@@ -256,17 +232,11 @@ mod tests {
     }
 
     #[tokio::test]
-    #[expect(
-        clippy::reversed_empty_ranges,
-        reason = "a writer may ask for any two numbers"
-    )]
+    #[expect(clippy::reversed_empty_ranges, reason = "a writer may ask for any two numbers")]
     async fn ranges_outside_are_refused() {
         let sink = sink(4);
         for range in [0..5, 5..5, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
-            assert!(matches!(
-                sink.open(range).await,
-                Err(SinkError::OutOfBounds { len_bytes: 4, .. })
-            ));
+            assert!(matches!(sink.open(range).await, Err(SinkError::OutOfBounds { len_bytes: 4, .. })));
         }
     }
 
@@ -376,10 +346,7 @@ mod tests {
             let mut state = self.sink.home.state();
             let pieces = state.pieces().unwrap();
             assert_eq!(pieces.len_bytes() + self.lent_bytes(), LEN);
-            let ends = pieces
-                .by_start
-                .iter()
-                .map(|(start, region)| start + region.len() as u64);
+            let ends = pieces.by_start.iter().map(|(start, region)| start + region.len() as u64);
             for (end, next) in ends.zip(pieces.by_start.keys().skip(1)) {
                 assert!(end < *next);
             }

@@ -53,12 +53,7 @@ impl SlotPool {
     /// Waits for a slot. Who waits longest is served first. Dropping the future gives up the place and loses
     /// nothing. There is no deadline: put one around where the holders of slots are not in your hands.
     pub async fn acquire(&self) -> Slot {
-        let permit = self
-            .shared
-            .permits
-            .acquire()
-            .await
-            .expect("nobody closes the semaphore");
+        let permit = self.shared.permits.acquire().await.expect("nobody closes the semaphore");
         permit.forget();
         self.shared.hand_out()
     }
@@ -94,14 +89,7 @@ impl SlotPool {
         };
         let free = Mutex::new((0..slots).map(|_| cut_slot()).collect());
         let permits = Semaphore::new(slots);
-        Ok(Self {
-            shared: Arc::new(Shared {
-                free,
-                permits,
-                capacity,
-                engine,
-            }),
-        })
+        Ok(Self { shared: Arc::new(Shared { free, permits, capacity, engine }) })
     }
 }
 
@@ -139,10 +127,7 @@ impl Shared {
     /// Gives the slot that a permit, now forgotten, stood for.
     fn hand_out(self: &Arc<Self>) -> Slot {
         let region = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Slot::new(
-            region.expect("put_back adds a region before its permit"),
-            Arc::clone(self),
-        )
+        Slot::new(region.expect("put_back adds a region before its permit"), Arc::clone(self))
     }
 }
 
@@ -304,10 +289,7 @@ mod tests {
             let free = SLOTS - self.out();
             let served = free.min(self.waiting.len());
             for i in (served..self.waiting.len()).rev() {
-                assert!(
-                    poll(&mut self.waiting[i]).is_pending(),
-                    "waiter {i} jumped the queue"
-                );
+                assert!(poll(&mut self.waiting[i]).is_pending(), "waiter {i} jumped the queue");
             }
             for mut waiting in self.waiting.drain(..served) {
                 match poll(&mut waiting) {

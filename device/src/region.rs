@@ -28,11 +28,7 @@ pub struct Region {
 impl Region {
     /// Takes over all bytes of `keeper`, for good: they are given back by dropping it.
     pub(crate) fn new(keeper: impl Keeper) -> Self {
-        Self {
-            start: keeper.start(),
-            len: keeper.len(),
-            keeper: Some(Arc::new(keeper)),
-        }
+        Self { start: keeper.start(), len: keeper.len(), keeper: Some(Arc::new(keeper)) }
     }
 
     /// The number of bytes.
@@ -59,11 +55,7 @@ impl Region {
         // SAFETY: `at` is at most `len`, so this stays within or one past the range that `keeper` keeps.
         let start = unsafe { self.start.add(at) };
         self.len = at;
-        Some(Self {
-            start,
-            len: rest,
-            keeper: self.keeper.clone(),
-        })
+        Some(Self { start, len: rest, keeper: self.keeper.clone() })
     }
 
     /// Undoes a split: one region where `next` begins right where `self` ends, in the same memory. Both come
@@ -72,11 +64,7 @@ impl Region {
         if !self.is_followed_by(&next) {
             return Err((self, next));
         }
-        Ok(Self {
-            start: self.start,
-            len: self.len + next.len,
-            keeper: self.keeper,
-        })
+        Ok(Self { start: self.start, len: self.len + next.len, keeper: self.keeper })
     }
 
     /// Makes the bytes immutable and shareable, without a copy. The memory is held until the last clone is
@@ -125,11 +113,7 @@ impl AsRef<[u8]> for Region {
 
 impl Default for Region {
     fn default() -> Self {
-        Self {
-            start: NonNull::without_provenance(EMPTY_ADDRESS),
-            len: 0,
-            keeper: None,
-        }
+        Self { start: NonNull::without_provenance(EMPTY_ADDRESS), len: 0, keeper: None }
     }
 }
 

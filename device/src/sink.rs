@@ -125,9 +125,7 @@ impl DerefMut for Target {
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Target")
-            .field("range", &self.range)
-            .finish_non_exhaustive()
+        f.debug_struct("Target").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
@@ -143,9 +141,5 @@ pub(crate) enum Lent {
 pub(crate) fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SinkError> {
     let Range { start, end } = *range;
     let inside = start <= end && end <= len_bytes;
-    inside.then_some(()).ok_or(SinkError::OutOfBounds {
-        start,
-        end,
-        len_bytes,
-    })
+    inside.then_some(()).ok_or(SinkError::OutOfBounds { start, end, len_bytes })
 }

@@ -60,9 +60,7 @@ impl AsRef<[u8]> for Slot {
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot")
-            .field("len", &self.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Slot").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 

@@ -93,9 +93,7 @@ impl Source for HostSource {
 
 impl fmt::Debug for HostSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostSource")
-            .field("len_bytes", &self.len_bytes())
-            .finish()
+        f.debug_struct("HostSource").field("len_bytes", &self.len_bytes()).finish()
     }
 }
 
@@ -109,11 +107,7 @@ pub struct EngineSource<E: CopyEngine> {
 impl<E: CopyEngine> EngineSource<E> {
     /// Serves `memory` through `slots`, which `engine` must have made.
     pub fn new(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
-        Self {
-            engine,
-            memory,
-            slots,
-        }
+        Self { engine, memory, slots }
     }
 
     async fn copy(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
@@ -121,10 +115,7 @@ impl<E: CopyEngine> EngineSource<E> {
         let asked_bytes = range.end - range.start;
         let slot_bytes = self.slots.slot_bytes();
         if asked_bytes > slot_bytes as u64 {
-            return Err(SourceError::LongerThanSlot {
-                asked_bytes,
-                slot_bytes,
-            });
+            return Err(SourceError::LongerThanSlot { asked_bytes, slot_bytes });
         }
         let len = asked_bytes as usize;
         let slot = self.slots.acquire().await;
@@ -156,11 +147,7 @@ impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
 fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SourceError> {
     let Range { start, end } = *range;
     let inside = start <= end && end <= len_bytes;
-    inside.then_some(()).ok_or(SourceError::OutOfBounds {
-        start,
-        end,
-        len_bytes,
-    })
+    inside.then_some(()).ok_or(SourceError::OutOfBounds { start, end, len_bytes })
 }
 
 #[cfg(test)]
@@ -179,39 +166,22 @@ mod tests {
     }
 
     #[tokio::test]
-    #[expect(
-        clippy::reversed_empty_ranges,
-        reason = "a reader may ask for any two numbers"
-    )]
+    #[expect(clippy::reversed_empty_ranges, reason = "a reader may ask for any two numbers")]
     async fn ranges_outside_are_refused() {
         let source = HostSource::new(Bytes::from_static(b"four"));
         for range in [0..5, 5..5, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
-            assert!(matches!(
-                source.read(range).await,
-                Err(SourceError::OutOfBounds { len_bytes: 4, .. })
-            ));
+            assert!(matches!(source.read(range).await, Err(SourceError::OutOfBounds { len_bytes: 4, .. })));
         }
     }
 
     #[tokio::test]
     async fn a_chunk_longer_than_a_slot_is_refused_before_it_waits() {
         let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 20)).unwrap());
-        let slots = engine
-            .slots(Capacity {
-                slots: 1,
-                slot_bytes: 64,
-            })
-            .unwrap();
+        let slots = engine.slots(Capacity { slots: 1, slot_bytes: 64 }).unwrap();
         let source = EngineSource::new(Arc::clone(&engine), engine.allocate(100).unwrap(), slots.clone());
         let held = source.read(0..64).await.unwrap();
         let refused = source.read(0..65).await;
-        assert!(matches!(
-            refused,
-            Err(SourceError::LongerThanSlot {
-                asked_bytes: 65,
-                slot_bytes: 64
-            })
-        ));
+        assert!(matches!(refused, Err(SourceError::LongerThanSlot { asked_bytes: 65, slot_bytes: 64 })));
         assert_eq!(slots.available(), 0);
         drop(held);
         assert_eq!(slots.available(), 1);

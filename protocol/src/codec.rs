@@ -103,9 +103,7 @@ impl CodecSet {
     /// The codecs with these numbers. Numbers this build does not know are passed over: a newer client may offer more
     /// than an older server can encode.
     pub fn from_codes(codes: &[u32]) -> Self {
-        let known = codes
-            .iter()
-            .filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
+        let known = codes.iter().filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
         known.fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(id)))
     }
 
@@ -157,14 +155,8 @@ mod tests {
 
     #[test]
     fn sets_hold_raw_and_pass_over_the_unknown() {
-        assert_eq!(
-            CodecSet::from_codes(&[]).iter().collect::<Vec<_>>(),
-            [CodecId::Raw]
-        );
-        assert_eq!(
-            CodecSet::from_codes(&[1, 77, u32::MAX]).iter().collect::<Vec<_>>(),
-            CodecId::ALL
-        );
+        assert_eq!(CodecSet::from_codes(&[]).iter().collect::<Vec<_>>(), [CodecId::Raw]);
+        assert_eq!(CodecSet::from_codes(&[1, 77, u32::MAX]).iter().collect::<Vec<_>>(), CodecId::ALL);
     }
 
     proptest! {

@@ -25,10 +25,7 @@ pub struct ChunkHasher(XxHash3_128);
 
 impl ChunkHasher {
     /// Begins a chunk.
-    #[expect(
-        clippy::new_without_default,
-        reason = "a hasher is begun on purpose, never filled in"
-    )]
+    #[expect(clippy::new_without_default, reason = "a hasher is begun on purpose, never filled in")]
     pub fn new() -> Self {
         Self(XxHash3_128::new())
     }
@@ -46,11 +43,7 @@ impl ChunkHasher {
         let found = ChunkHash(self.0.finish_128().to_le_bytes());
         match found == expected {
             true => Ok(Verified { chunk, hash: found }),
-            false => Err(CorruptChunk {
-                chunk,
-                expected,
-                found,
-            }),
+            false => Err(CorruptChunk { chunk, expected, found }),
         }
     }
 }

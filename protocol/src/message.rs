@@ -89,11 +89,9 @@ fn required<T>(field: &'static str, value: Option<T>) -> Result<T, MessageError>
 
 /// A field of exactly `N` bytes.
 fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
-    bytes.try_into().map_err(|_| MessageError::WrongLength {
-        field,
-        expected: N,
-        found: bytes.len(),
-    })
+    bytes
+        .try_into()
+        .map_err(|_| MessageError::WrongLength { field, expected: N, found: bytes.len() })
 }
 
 /// Checks that `metadata` fits an `Announce`.
@@ -103,11 +101,7 @@ fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N],
 pub fn check_metadata(metadata: &Metadata) -> Result<(), MessageError> {
     let bytes: usize = metadata.iter().map(|(k, v)| k.len() + v.len()).sum();
     match bytes > METADATA_MAX_BYTES {
-        true => Err(MessageError::TooLarge {
-            what: "metadata",
-            bytes,
-            max: METADATA_MAX_BYTES,
-        }),
+        true => Err(MessageError::TooLarge { what: "metadata", bytes, max: METADATA_MAX_BYTES }),
         false => Ok(()),
     }
 }

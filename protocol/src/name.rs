@@ -27,10 +27,7 @@ impl Topic {
                 _ => {}
             }
             if let Some(found) = segment.chars().find(|c| !is_topic_char(*c)) {
-                return Err(NameError::ForbiddenChar {
-                    name: name.into(),
-                    found,
-                });
+                return Err(NameError::ForbiddenChar { name: name.into(), found });
             }
         }
         Ok(Self(name.into()))
@@ -56,10 +53,7 @@ impl TensorName {
     pub fn new(name: &str) -> Result<Self, NameError> {
         check_length(name)?;
         match name.chars().find(|c| c.is_control()) {
-            Some(found) => Err(NameError::ForbiddenChar {
-                name: name.into(),
-                found,
-            }),
+            Some(found) => Err(NameError::ForbiddenChar { name: name.into(), found }),
             None => Ok(Self(name.into())),
         }
     }

@@ -20,11 +20,7 @@ impl RangeSet {
     /// Adds `number`; returns false when it was already there.
     pub fn insert(&mut self, number: u32) -> bool {
         let at = self.ranges.partition_point(|r| r.end < number);
-        let Some(range) = self
-            .ranges
-            .get_mut(at)
-            .filter(|r| r.start <= number.saturating_add(1))
-        else {
+        let Some(range) = self.ranges.get_mut(at).filter(|r| r.start <= number.saturating_add(1)) else {
             self.ranges.insert(at, number..number + 1);
             return true;
         };
@@ -80,11 +76,7 @@ impl RangeSet {
     }
 
     fn merge_with_next(&mut self, at: usize) {
-        if let Some(next) = self
-            .ranges
-            .get(at + 1)
-            .filter(|next| next.start == self.ranges[at].end)
-        {
+        if let Some(next) = self.ranges.get(at + 1).filter(|next| next.start == self.ranges[at].end) {
             self.ranges[at].end = next.end;
             self.ranges.remove(at + 1);
         }

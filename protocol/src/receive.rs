@@ -34,13 +34,7 @@ impl Assembly {
     /// Begins a version described by `manifest`. Costs 17 bytes per chunk.
     pub fn new(manifest: Arc<Manifest>) -> Self {
         let chunks = manifest.chunking().count() as usize;
-        Self {
-            manifest,
-            hashes: vec![None; chunks],
-            arriving: RangeSet::new(),
-            verified: 0,
-            complete: None,
-        }
+        Self { manifest, hashes: vec![None; chunks], arriving: RangeSet::new(), verified: 0, complete: None }
     }
 
     /// What the version holds.
@@ -62,18 +56,10 @@ impl Assembly {
             .ok_or(Misbehaved::NoSuchChunk { chunk, count })?;
         let expected = range.end - range.start;
         if u64::from(header.raw_bytes) != expected {
-            return Err(Misbehaved::WrongChunkSize {
-                chunk,
-                expected,
-                found: header.raw_bytes,
-            });
+            return Err(Misbehaved::WrongChunkSize { chunk, expected, found: header.raw_bytes });
         }
         if header.encoded_bytes > header.raw_bytes {
-            return Err(Misbehaved::Inflated {
-                chunk,
-                encoded: header.encoded_bytes,
-                raw: header.raw_bytes,
-            });
+            return Err(Misbehaved::Inflated { chunk, encoded: header.encoded_bytes, raw: header.raw_bytes });
         }
         if let Some(base) = header.base {
             return Err(Misbehaved::UnknownBase { chunk, base });
@@ -87,10 +73,7 @@ impl Assembly {
     /// Takes the news that a chunk's bytes are in their place and verified.
     pub fn handle_verified(&mut self, verified: Verified) {
         let was_arriving = self.arriving.remove(verified.chunk().0);
-        debug_assert!(
-            was_arriving,
-            "a chunk is verified only after its header was taken"
-        );
+        debug_assert!(was_arriving, "a chunk is verified only after its header was taken");
         self.hashes[verified.chunk().0 as usize] = Some(verified.hash());
         self.verified += 1;
     }
@@ -112,11 +95,7 @@ impl Assembly {
             return None;
         }
         let found = VersionDigest::of(self.manifest.digest(), self.hashes.iter().flatten().copied());
-        Some(if found == expected {
-            Outcome::Commit
-        } else {
-            Outcome::Mismatch { expected, found }
-        })
+        Some(if found == expected { Outcome::Commit } else { Outcome::Mismatch { expected, found } })
     }
 
     /// How many chunks are verified.
@@ -190,39 +169,15 @@ mod tests {
     #[test]
     fn rules_of_headers() {
         let mut assembly = Assembly::new(manifest(2));
-        assert!(matches!(
-            assembly.handle_header(&header(2)),
-            Err(Misbehaved::NoSuchChunk { .. })
-        ));
-        let small = ChunkHeader {
-            raw_bytes: 1,
-            ..header(0)
-        };
-        assert!(matches!(
-            assembly.handle_header(&small),
-            Err(Misbehaved::WrongChunkSize { .. })
-        ));
-        let inflated = ChunkHeader {
-            encoded_bytes: CHUNK_BYTES + 1,
-            ..header(0)
-        };
-        assert!(matches!(
-            assembly.handle_header(&inflated),
-            Err(Misbehaved::Inflated { .. })
-        ));
-        let based = ChunkHeader {
-            base: Some(Version(3)),
-            ..header(0)
-        };
-        assert!(matches!(
-            assembly.handle_header(&based),
-            Err(Misbehaved::UnknownBase { .. })
-        ));
+        assert!(matches!(assembly.handle_header(&header(2)), Err(Misbehaved::NoSuchChunk { .. })));
+        let small = ChunkHeader { raw_bytes: 1, ..header(0) };
+        assert!(matches!(assembly.handle_header(&small), Err(Misbehaved::WrongChunkSize { .. })));
+        let inflated = ChunkHeader { encoded_bytes: CHUNK_BYTES + 1, ..header(0) };
+        assert!(matches!(assembly.handle_header(&inflated), Err(Misbehaved::Inflated { .. })));
+        let based = ChunkHeader { base: Some(Version(3)), ..header(0) };
+        assert!(matches!(assembly.handle_header(&based), Err(Misbehaved::UnknownBase { .. })));
         assert_eq!(assembly.handle_header(&header(1)), Ok(256..512));
-        assert_eq!(
-            assembly.handle_header(&header(1)),
-            Err(Misbehaved::DuplicateChunk(ChunkIndex(1)))
-        );
+        assert_eq!(assembly.handle_header(&header(1)), Err(Misbehaved::DuplicateChunk(ChunkIndex(1))));
     }
 
     #[derive(Debug, Clone, Copy)]

@@ -98,10 +98,7 @@ pub fn header_length(prefix: [u8; PREFIX_BYTES], file_bytes: u64) -> Result<usiz
     let room = file_bytes.saturating_sub(PREFIX_BYTES as u64);
     match header_bytes <= room && header_bytes <= HEADER_MAX_BYTES {
         true => Ok(header_bytes as usize),
-        false => Err(SafetensorsError::HeaderLength {
-            header_bytes,
-            file_bytes,
-        }),
+        false => Err(SafetensorsError::HeaderLength { header_bytes, file_bytes }),
     }
 }
 
@@ -116,10 +113,7 @@ pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsE
     let described_bytes = header.data_len() as u64;
     let found_bytes = file_bytes.saturating_sub(data_start);
     if described_bytes != found_bytes {
-        return Err(SafetensorsError::DataLength {
-            described_bytes,
-            found_bytes,
-        });
+        return Err(SafetensorsError::DataLength { described_bytes, found_bytes });
     }
     let mut tensors = Vec::with_capacity(header.tensors().len());
     for (name, info) in header.tensors() {
@@ -133,21 +127,14 @@ pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsE
 
 fn file_tensor(name: &str, info: &TensorInfo, data_start: u64) -> Result<FileTensor, SafetensorsError> {
     let name = TensorName::new(name)?;
-    let dtype = from_file(info.dtype).ok_or_else(|| SafetensorsError::Dtype {
-        name: name.clone(),
-        dtype: info.dtype.to_string(),
-    })?;
+    let dtype = from_file(info.dtype)
+        .ok_or_else(|| SafetensorsError::Dtype { name: name.clone(), dtype: info.dtype.to_string() })?;
     let dimensions: Vec<u64> = info.shape.iter().map(|d| *d as u64).collect();
-    let shape = Shape::new(&dimensions).map_err(|source| SafetensorsError::Shape {
-        name: name.clone(),
-        source,
-    })?;
+    let shape =
+        Shape::new(&dimensions).map_err(|source| SafetensorsError::Shape { name: name.clone(), source })?;
     let (start, end) = info.data_offsets;
     let range = data_start + start as u64..data_start + end as u64;
-    Ok(FileTensor {
-        spec: TensorSpec::new(name, dtype, shape),
-        range,
-    })
+    Ok(FileTensor { spec: TensorSpec::new(name, dtype, shape), range })
 }
 
 /// The beginning of a file that holds a manifest's tensors, and what has to follow it.
@@ -186,22 +173,13 @@ pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
         let shape = tensor.shape.dimensions().iter().map(|d| *d as usize).collect();
         let start = end;
         end += tensor.byte_len() as usize;
-        infos.push((
-            tensor.name.as_str().to_owned(),
-            TensorInfo {
-                dtype,
-                shape,
-                data_offsets: (start, end),
-            },
-        ));
+        infos
+            .push((tensor.name.as_str().to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
     let metadata: HashMap<String, String> = manifest.metadata().iter().cloned().collect();
     let metadata = if metadata.is_empty() { None } else { Some(metadata) };
     let header = Metadata::new(metadata, infos).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
-    Ok(FileLayout {
-        head: head(&header)?,
-        order,
-    })
+    Ok(FileLayout { head: head(&header)?, order })
 }
 
 fn head(header: &Metadata) -> Result<Vec<u8>, SafetensorsError> {
@@ -296,18 +274,9 @@ mod tests {
             let specs = vec![TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)];
             plan_file(&Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap())
         };
-        assert!(matches!(
-            plan("__metadata__", Dtype::U8, 1),
-            Err(SafetensorsError::ReservedName)
-        ));
-        assert!(matches!(
-            plan("a", Dtype::C128, 1),
-            Err(SafetensorsError::Dtype { .. })
-        ));
-        assert!(matches!(
-            plan("a", Dtype::F4E2M1, 3),
-            Err(SafetensorsError::Unwritable(_))
-        ));
+        assert!(matches!(plan("__metadata__", Dtype::U8, 1), Err(SafetensorsError::ReservedName)));
+        assert!(matches!(plan("a", Dtype::C128, 1), Err(SafetensorsError::Dtype { .. })));
+        assert!(matches!(plan("a", Dtype::F4E2M1, 3), Err(SafetensorsError::Unwritable(_))));
     }
 
     proptest! {

@@ -29,13 +29,7 @@ pub struct SendPlan {
 impl SendPlan {
     /// Plans a version of `chunks` chunks; `manifest` tells whether the receiver still needs the manifest.
     pub fn new(chunks: u32, manifest: bool) -> Self {
-        Self {
-            chunks,
-            next: 0,
-            in_flight: 0,
-            manifest,
-            complete: false,
-        }
+        Self { chunks, next: 0, in_flight: 0, manifest, complete: false }
     }
 
     /// The next thing to do, spending `credit` for a chunk; `None` until something changes.
@@ -90,11 +84,7 @@ mod tests {
         assert_eq!(plan.poll(&mut credit), None);
         credit.grant(1).unwrap();
         assert_eq!(plan.poll(&mut credit), Some(SendAction::Chunk(ChunkIndex(0))));
-        assert_eq!(
-            plan.poll(&mut credit),
-            None,
-            "not complete while a chunk is on its way"
-        );
+        assert_eq!(plan.poll(&mut credit), None, "not complete while a chunk is on its way");
         plan.handle_sent();
         assert_eq!(plan.poll(&mut credit), Some(SendAction::Complete));
         assert_eq!(plan.poll(&mut credit), None);
@@ -103,10 +93,7 @@ mod tests {
     #[test]
     fn an_empty_version_is_complete_at_once() {
         let mut credit = Credit::new(0).unwrap();
-        assert_eq!(
-            SendPlan::new(0, false).poll(&mut credit),
-            Some(SendAction::Complete)
-        );
+        assert_eq!(SendPlan::new(0, false).poll(&mut credit), Some(SendAction::Complete));
     }
 
     proptest! {

@@ -34,11 +34,7 @@ impl Ticket {
         for address in &addresses {
             check_address(address)?;
         }
-        Ok(Self {
-            addresses,
-            keys,
-            topic,
-        })
+        Ok(Self { addresses, keys, topic })
     }
 
     /// Where the server may be reached, as `host:port`; a numeric IPv6 host is in brackets.
@@ -121,19 +117,13 @@ impl FromStr for Ticket {
             .filter(|part| !part.is_empty())
             .map(parse_part)
             .collect::<Result<_, _>>()?;
-        let topic = if topic.is_empty() {
-            None
-        } else {
-            Some(Topic::new(topic)?)
-        };
+        let topic = if topic.is_empty() { None } else { Some(Topic::new(topic)?) };
         Self::new(addresses, keys, topic)
     }
 }
 
 fn parse_part(part: &str) -> Result<[u8; 32], TicketError> {
-    let key = part
-        .strip_prefix("key=")
-        .ok_or_else(|| TicketError::UnknownPart(part.into()))?;
+    let key = part.strip_prefix("key=").ok_or_else(|| TicketError::UnknownPart(part.into()))?;
     let bad = || TicketError::BadKey(key.into());
     let hex = key
         .strip_prefix(KEY_PREFIX)
@@ -157,11 +147,7 @@ fn check_address(address: &str) -> Result<(), TicketError> {
         false => !host.is_empty() && host.chars().all(host_chars),
     };
     let good_port = port.parse::<u16>().is_ok_and(|p| p != 0);
-    if good_host && good_port {
-        Ok(())
-    } else {
-        Err(bad())
-    }
+    if good_host && good_port { Ok(()) } else { Err(bad()) }
 }
 
 #[cfg(test)]
@@ -171,10 +157,7 @@ mod tests {
 
     #[test]
     fn a_ticket_reads_as_documented() {
-        let text = format!(
-            "relay://10.0.0.5:4747,[fe80::1]:4747/kv/req-17?key=sha256:{}",
-            "9f".repeat(32)
-        );
+        let text = format!("relay://10.0.0.5:4747,[fe80::1]:4747/kv/req-17?key=sha256:{}", "9f".repeat(32));
         let ticket: Ticket = text.parse().unwrap();
         assert_eq!(ticket.addresses(), ["10.0.0.5:4747", "[fe80::1]:4747"]);
         assert_eq!(ticket.keys(), [[0x9f; 32]]);
@@ -190,29 +173,14 @@ mod tests {
             (format!("relay:///t?{key}"), TicketError::NoAddress),
             ("relay://a:1/t".into(), TicketError::NoKey),
             (format!("relay://a/t?{key}"), TicketError::BadAddress("a".into())),
-            (
-                format!("relay://a:0/t?{key}"),
-                TicketError::BadAddress("a:0".into()),
-            ),
-            (
-                format!("relay://a b:1/t?{key}"),
-                TicketError::BadAddress("a b:1".into()),
-            ),
-            (
-                "relay://a:1/t?key=sha256:00".into(),
-                TicketError::BadKey("sha256:00".into()),
-            ),
-            (
-                format!("relay://a:1/t?{key}&token=x"),
-                TicketError::UnknownPart("token=x".into()),
-            ),
+            (format!("relay://a:0/t?{key}"), TicketError::BadAddress("a:0".into())),
+            (format!("relay://a b:1/t?{key}"), TicketError::BadAddress("a b:1".into())),
+            ("relay://a:1/t?key=sha256:00".into(), TicketError::BadKey("sha256:00".into())),
+            (format!("relay://a:1/t?{key}&token=x"), TicketError::UnknownPart("token=x".into())),
         ] {
             assert_eq!(text.parse::<Ticket>(), Err(error), "{text}");
         }
-        assert!(matches!(
-            format!("relay://a:1/../x?{key}").parse::<Ticket>(),
-            Err(TicketError::BadTopic(_))
-        ));
+        assert!(matches!(format!("relay://a:1/../x?{key}").parse::<Ticket>(), Err(TicketError::BadTopic(_))));
     }
 
     proptest! {

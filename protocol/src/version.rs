@@ -49,10 +49,6 @@ impl fmt::Display for Version {
 
 impl fmt::Display for VersionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} version {} (epoch {})",
-            self.topic, self.version, self.epoch
-        )
+        write!(f, "{} version {} (epoch {})", self.topic, self.version, self.epoch)
     }
 }

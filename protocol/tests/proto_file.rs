@@ -34,26 +34,18 @@ fn check(pool: &DescriptorPool, message: &str, bytes: &[u8], seen: &mut BTreeSet
     let decoded = DynamicMessage::decode(descriptor, bytes).unwrap();
     note_fields(&decoded, seen);
     let again = prost::Message::encode_to_vec(&decoded);
-    assert_eq!(
-        again, bytes,
-        "{message} changes when it is read and written by another implementation"
-    );
+    assert_eq!(again, bytes, "{message} changes when it is read and written by another implementation");
 }
 
 fn note_fields(message: &DynamicMessage, seen: &mut BTreeSet<String>) {
-    assert_eq!(
-        message.unknown_fields().count(),
-        0,
-        "{message:?} has fields that the file does not describe"
-    );
+    assert_eq!(message.unknown_fields().count(), 0, "{message:?} has fields that the file does not describe");
     for (field, value) in message.fields() {
         seen.insert(field.full_name().to_owned());
         match value {
             Value::Message(inner) => note_fields(inner, seen),
-            Value::List(items) => items
-                .iter()
-                .filter_map(Value::as_message)
-                .for_each(|m| note_fields(m, seen)),
+            Value::List(items) => {
+                items.iter().filter_map(Value::as_message).for_each(|m| note_fields(m, seen))
+            }
             _ => {}
         }
     }
@@ -68,13 +60,7 @@ fn manifest() -> Vec<u8> {
     let shape = Shape::new(&[2, 3]).unwrap();
     let spec = |name| TensorSpec::new(TensorName::new(name).unwrap(), Dtype::F32, shape.clone());
     let shard = Shard::new(&shape, Shape::new(&[4, 3]).unwrap(), &[2, 0]).unwrap();
-    let specs = vec![
-        spec("a"),
-        TensorSpec {
-            shard: Some(shard),
-            ..spec("b")
-        },
-    ];
+    let specs = vec![spec("a"), TensorSpec { shard: Some(shard), ..spec("b") }];
     let metadata = vec![("k".into(), "v".into())];
     Manifest::layout(specs, metadata, 4096, &Limits::default())
         .unwrap()

@@ -65,11 +65,7 @@ impl Catalogue {
         let mut topics = self.topics();
         let entry = topics.entry(topic.clone()).or_default();
         entry.followers += 1;
-        Follower {
-            catalogue: Arc::clone(self),
-            topic: topic.clone(),
-            offer: entry.offer.subscribe(),
-        }
+        Follower { catalogue: Arc::clone(self), topic: topic.clone(), offer: entry.offer.subscribe() }
     }
 
     /// Every topic that has a version, in order of name.

@@ -55,10 +55,7 @@ impl Staged {
     /// # Errors
     /// [`FileError`] when the file cannot be read, is malformed, or changes meanwhile.
     pub fn from_safetensors(path: &Path, staging: &Staging) -> Result<Self, FileError> {
-        let io_error = |source| FileError::Io {
-            path: path.into(),
-            source,
-        };
+        let io_error = |source| FileError::Io { path: path.into(), source };
         let file = File::open(path).map_err(io_error)?;
         let before = file.metadata().map_err(io_error)?;
         if before.is_dir() {
@@ -73,14 +70,8 @@ impl Staged {
             StageError::Fill(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
                 FileError::Changed { path: path.into() }
             }
-            StageError::Fill(source) => FileError::Io {
-                path: path.into(),
-                source,
-            },
-            other => FileError::Stage {
-                path: path.into(),
-                source: Box::new(other),
-            },
+            StageError::Fill(source) => FileError::Io { path: path.into(), source },
+            other => FileError::Stage { path: path.into(), source: Box::new(other) },
         })?;
         let after = file.metadata().map_err(io_error)?;
         match same_content(&before, &after) {
@@ -91,20 +82,11 @@ impl Staged {
 }
 
 fn read_header(path: &Path, file: &File, file_bytes: u64) -> Result<Header, FileError> {
-    let format = |source| FileError::Format {
-        path: path.into(),
-        source,
-    };
-    let io_error = |source| FileError::Io {
-        path: path.into(),
-        source,
-    };
+    let format = |source| FileError::Format { path: path.into(), source };
+    let io_error = |source| FileError::Io { path: path.into(), source };
     let mut prefix = [0; PREFIX_BYTES];
     if file_bytes < PREFIX_BYTES as u64 {
-        return Err(format(SafetensorsError::HeaderLength {
-            header_bytes: 0,
-            file_bytes,
-        }));
+        return Err(format(SafetensorsError::HeaderLength { header_bytes: 0, file_bytes }));
     }
     file.read_exact_at(&mut prefix, 0).map_err(io_error)?;
     let mut json = vec![0; header_length(prefix, file_bytes).map_err(format)?];
@@ -127,11 +109,7 @@ mod tests {
     use tensor_relay_protocol::Limits;
 
     fn staging() -> Staging {
-        Staging {
-            memory: HostMemory::new(64 << 20),
-            chunk_bytes: 4096,
-            limits: Limits::default(),
-        }
+        Staging { memory: HostMemory::new(64 << 20), chunk_bytes: 4096, limits: Limits::default() }
     }
 
     fn model() -> Vec<u8> {
@@ -153,10 +131,7 @@ mod tests {
         let staged = Staged::from_safetensors(&path, &staging()).unwrap();
         assert_eq!(staged.manifest().tensors().len(), 3);
         assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into())]);
-        assert_eq!(
-            staged.digest(),
-            Staged::from_safetensors(&path, &staging()).unwrap().digest()
-        );
+        assert_eq!(staged.digest(), Staged::from_safetensors(&path, &staging()).unwrap().digest());
     }
 
     #[test]

@@ -47,12 +47,7 @@ pub enum PublishError {
 
 impl Publisher {
     pub(crate) fn new(topic: Topic, epoch: Epoch, offer: watch::Sender<Offer>) -> Self {
-        Self {
-            topic,
-            epoch,
-            next: Version::FIRST,
-            offer,
-        }
+        Self { topic, epoch, next: Version::FIRST, offer }
     }
 
     /// Which topic.
@@ -70,18 +65,10 @@ impl Publisher {
             MessageError::TooLarge { bytes, max, .. } => PublishError::TooMuchMetadata { bytes, max },
             other => unreachable!("metadata can only be too large: {other}"),
         })?;
-        let id = VersionId {
-            topic: self.topic.clone(),
-            epoch: self.epoch,
-            version: self.next,
-        };
+        let id = VersionId { topic: self.topic.clone(), epoch: self.epoch, version: self.next };
         let (committed, watch) = watch::channel(0);
-        let retained = Arc::new(Retained {
-            id: id.clone(),
-            payload: staged.into_payload(),
-            metadata,
-            committed,
-        });
+        let retained =
+            Arc::new(Retained { id: id.clone(), payload: staged.into_payload(), metadata, committed });
         self.next = self.next.next();
         self.offer.send_modify(|offer| offer.newest = Some(retained));
         Ok(Publication { id, committed: watch })

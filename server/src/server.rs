@@ -61,12 +61,7 @@ impl Server {
         let shared = Arc::new(Shared::new(config, Arc::new(Catalogue::default()), encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
-        Self {
-            shared,
-            staging,
-            listener,
-            accepting,
-        }
+        Self { shared, staging, listener, accepting }
     }
 
     /// Where it listens.
@@ -149,11 +144,7 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
             arrival.refuse();
             continue;
         }
-        sessions.spawn(let_in(
-            arrival,
-            listener.tuning().control_timeout(),
-            Arc::clone(&shared),
-        ));
+        sessions.spawn(let_in(arrival, listener.tuning().control_timeout(), Arc::clone(&shared)));
     }
 }
 

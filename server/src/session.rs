@@ -54,14 +54,7 @@ pub(crate) struct Counters {
 impl Shared {
     pub(crate) fn new(config: Config, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
         let (transfers, draining) = (watch::Sender::new(0), watch::Sender::new(false));
-        Self {
-            config,
-            catalogue,
-            encoder,
-            counters: Counters::default(),
-            transfers,
-            draining,
-        }
+        Self { config, catalogue, encoder, counters: Counters::default(), transfers, draining }
     }
 }
 
@@ -125,10 +118,9 @@ async fn greet_and_run(
         let (sender, mut receiver) = control::accept(lane, control_timeout).await?;
         match receiver.next().await? {
             ClientMessage::Hello(hello) => Ok((sender, receiver, hello)),
-            _ => Err(SessionError::from(Misbehaved::OutOfTurn {
-                found: "another message",
-                expected: "Hello",
-            })),
+            _ => {
+                Err(SessionError::from(Misbehaved::OutOfTurn { found: "another message", expected: "Hello" }))
+            }
         }
     };
     let (sender, receiver, hello) = tokio::time::timeout(control_timeout, greeting)
@@ -201,21 +193,11 @@ impl Session {
             ClientMessage::Credit { subscription, chunks } => {
                 self.pass_on(subscription, Word::Credit(chunks)).await?;
             }
-            ClientMessage::Committed {
-                subscription,
-                epoch,
-                version,
-            } => {
+            ClientMessage::Committed { subscription, epoch, version } => {
                 self.pass_on(subscription, Word::Committed(epoch, version)).await?;
             }
-            ClientMessage::Abort {
-                subscription,
-                epoch,
-                version,
-                reason,
-            } => {
-                self.pass_on(subscription, Word::Abort(epoch, version, reason))
-                    .await?;
+            ClientMessage::Abort { subscription, epoch, version, reason } => {
+                self.pass_on(subscription, Word::Abort(epoch, version, reason)).await?;
             }
             ClientMessage::Unsubscribe(subscription) => self.pass_on(subscription, Word::Unsubscribe).await?,
             ClientMessage::List => {
@@ -224,11 +206,7 @@ impl Session {
                 }
             }
             ClientMessage::Hello(_) | _ => {
-                return Err(Misbehaved::OutOfTurn {
-                    found: "Hello",
-                    expected: "a request",
-                }
-                .into());
+                return Err(Misbehaved::OutOfTurn { found: "Hello", expected: "a request" }.into());
             }
         }
         Ok(())
@@ -240,10 +218,7 @@ impl Session {
             return Err(Misbehaved::DuplicateSubscription(id).into());
         }
         if self.inboxes.len() >= self.shared.config.subscriptions_max as usize {
-            let end = ServerMessage::End {
-                subscription: id,
-                reason: EndReason::TooManySubscriptions,
-            };
+            let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
             return Ok(self.sender.send(end).await?);
         }
         let (inbox, words) = Inbox::channel();

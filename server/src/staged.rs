@@ -96,19 +96,11 @@ mod tests {
     use tensor_relay_protocol::{Dtype, Shape, TensorName};
 
     fn spec(name: &str, elements: u64) -> TensorSpec {
-        TensorSpec::new(
-            TensorName::new(name).unwrap(),
-            Dtype::U8,
-            Shape::new(&[elements]).unwrap(),
-        )
+        TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[elements]).unwrap())
     }
 
     fn stage(memory: &HostMemory, value: u8) -> Staged {
-        let staging = Staging {
-            memory: memory.clone(),
-            chunk_bytes: 1024,
-            limits: Limits::default(),
-        };
+        let staging = Staging { memory: memory.clone(), chunk_bytes: 1024, limits: Limits::default() };
         let specs = vec![spec("a", 3), spec("none", 0), spec("b", 2000), spec("c", 300)];
         Staged::new::<Infallible>(&staging, specs, vec![], |_, out| {
             out.fill(value);
@@ -131,21 +123,12 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_numbers() {
-        let staging = Staging {
-            memory: HostMemory::new(1 << 12),
-            chunk_bytes: 1024,
-            limits: Limits::default(),
-        };
+        let staging =
+            Staging { memory: HostMemory::new(1 << 12), chunk_bytes: 1024, limits: Limits::default() };
         let error =
             Staged::new::<Infallible>(&staging, vec![spec("a", 1 << 20)], vec![], |_, _| Ok(())).unwrap_err();
         assert!(
-            matches!(
-                error,
-                StageError::Memory(AllocError::OverBudget {
-                    asked_bytes: 1_048_576,
-                    ..
-                })
-            ),
+            matches!(error, StageError::Memory(AllocError::OverBudget { asked_bytes: 1_048_576, .. })),
             "{error}"
         );
     }

@@ -96,13 +96,7 @@ impl Subscription {
                     self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(subscription = %self.id, "A subscriber took no byte within the deadline and was evicted.");
                 }
-                let _ = self
-                    .sender
-                    .send(ServerMessage::End {
-                        subscription: self.id,
-                        reason,
-                    })
-                    .await;
+                let _ = self.sender.send(ServerMessage::End { subscription: self.id, reason }).await;
                 Ok(())
             }
         }
@@ -224,11 +218,7 @@ impl Subscription {
         let send = ChunkSend {
             subscription: self.id,
             chunk,
-            codec: if self.codecs.contains(wanted) {
-                wanted
-            } else {
-                CodecId::Raw
-            },
+            codec: if self.codecs.contains(wanted) { wanted } else { CodecId::Raw },
             retained: Arc::clone(retained),
             lane: self.lane.clone(),
             shared: Arc::clone(&self.shared),
@@ -244,12 +234,7 @@ impl Subscription {
             .expect("every chunk was sent, so every chunk was hashed");
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.sender
-            .send(ServerMessage::Complete {
-                subscription: self.id,
-                epoch,
-                version,
-                digest,
-            })
+            .send(ServerMessage::Complete { subscription: self.id, epoch, version, digest })
             .await
     }
 
@@ -267,11 +252,10 @@ impl Subscription {
             {
                 Err(Misbehaved::WrongVersion { epoch, version }.into())
             }
-            Word::Committed(..) if !complete => Err(Misbehaved::OutOfTurn {
-                found: "Committed",
-                expected: "Complete to be sent first",
+            Word::Committed(..) if !complete => {
+                Err(Misbehaved::OutOfTurn { found: "Committed", expected: "Complete to be sent first" }
+                    .into())
             }
-            .into()),
             Word::Committed(..) => {
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
@@ -293,12 +277,7 @@ impl Subscription {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         let reason = AbortReason::SourceLost;
         self.sender
-            .send(ServerMessage::Abort {
-                subscription: self.id,
-                epoch,
-                version,
-                reason,
-            })
+            .send(ServerMessage::Abort { subscription: self.id, epoch, version, reason })
             .await
     }
 }
@@ -370,12 +349,7 @@ struct StallWatch {
 
 impl StallWatch {
     fn new(timeout: std::time::Duration) -> Self {
-        Self {
-            progress: Arc::default(),
-            seen: 0,
-            timeout,
-            look: Instant::now() + timeout,
-        }
+        Self { progress: Arc::default(), seen: 0, timeout, look: Instant::now() + timeout }
     }
 
     fn note(&self, steps: u64) {

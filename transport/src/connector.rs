@@ -114,10 +114,8 @@ impl Connector {
     /// a wrong key before silence.
     pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
-        let unreachable = || ConnectError::Unreachable {
-            addresses: hosts.join(", "),
-            timeout_ms: timeout.as_millis(),
-        };
+        let unreachable =
+            || ConnectError::Unreachable { addresses: hosts.join(", "), timeout_ms: timeout.as_millis() };
         let attempt = async {
             let addresses = resolve(hosts).await?;
             self.race(addresses, keys).await
@@ -207,10 +205,7 @@ async fn resolve(hosts: &[String]) -> Result<Vec<SocketAddr>, ConnectError> {
     }
     addresses.truncate(ADDRESSES_MAX);
     match addresses.is_empty() {
-        true => Err(ConnectError::Resolve {
-            hosts: hosts.join(", "),
-            detail,
-        }),
+        true => Err(ConnectError::Resolve { hosts: hosts.join(", "), detail }),
         false => Ok(addresses),
     }
 }
@@ -223,11 +218,7 @@ fn refusal(
 ) -> ConnectError {
     if let Some(found) = presented {
         let expected = keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-        return ConnectError::WrongKey {
-            address,
-            found,
-            expected,
-        };
+        return ConnectError::WrongKey { address, found, expected };
     }
     match &error {
         quinn::ConnectionError::ConnectionClosed(close)

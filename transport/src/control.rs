@@ -80,18 +80,9 @@ fn start<Out: Message, In: Message>(
     write_timeout: Duration,
 ) -> (Sender<Out>, Receiver<In>) {
     let (queue, waiting) = mpsc::channel(QUEUE_MAX);
-    let writer = Writer {
-        lane: lane.clone(),
-        stream,
-        waiting,
-        write_timeout,
-    };
+    let writer = Writer { lane: lane.clone(), stream, waiting, write_timeout };
     let task = tokio::spawn(writer.run());
-    let sender = Sender {
-        queue,
-        lane: lane.clone(),
-        message: PhantomData,
-    };
+    let sender = Sender { queue, lane: lane.clone(), message: PhantomData };
     let receiver = Receiver {
         stream: incoming,
         lane: lane.clone(),
@@ -113,11 +104,7 @@ pub struct Sender<Out> {
 
 impl<Out> Clone for Sender<Out> {
     fn clone(&self) -> Self {
-        Self {
-            queue: self.queue.clone(),
-            lane: self.lane.clone(),
-            message: PhantomData,
-        }
+        Self { queue: self.queue.clone(), lane: self.lane.clone(), message: PhantomData }
     }
 }
 
@@ -151,8 +138,7 @@ impl Writer {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => break,
                 Err(_) => {
-                    self.lane
-                        .close(CloseCode::TimedOut, "the control stream was not read");
+                    self.lane.close(CloseCode::TimedOut, "the control stream was not read");
                     break;
                 }
             }

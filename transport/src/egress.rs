@@ -29,11 +29,7 @@ pub async fn send_manifest(
     manifest: &Manifest,
 ) -> Result<(), LaneError> {
     let encoded = manifest.encoded();
-    let header = ManifestHeader {
-        subscription,
-        bytes: encoded.len() as u32,
-        digest: manifest.digest(),
-    };
+    let header = ManifestHeader { subscription, bytes: encoded.len() as u32, digest: manifest.digest() };
     let mut stream = lane.open_data(MANIFEST_PRIORITY).await?;
     stream.write_header(&StreamHeader::Manifest(header)).await?;
     stream.write(encoded.clone(), &|_| ()).await?;

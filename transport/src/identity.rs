@@ -99,11 +99,7 @@ impl Identity {
                 Ok(Self::from_key(&key)?)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Self::create(state_dir, &path),
-            Err(source) => Err(IdentityError::File {
-                action: "read",
-                path,
-                source,
-            }),
+            Err(source) => Err(IdentityError::File { action: "read", path, source }),
         }
     }
 
@@ -131,11 +127,7 @@ impl Identity {
             Ok(()) => Ok(Self::from_key(&key)?),
             // Another server with this state directory was faster: both have its key.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::load_or_create(state_dir),
-            Err(source) => Err(IdentityError::File {
-                action: "write",
-                path: path.into(),
-                source,
-            }),
+            Err(source) => Err(IdentityError::File { action: "write", path: path.into(), source }),
         }
     }
 
@@ -145,11 +137,7 @@ impl Identity {
         params.distinguished_name.push(DnType::CommonName, SERVER_NAME);
         let certificate = params.self_signed(key)?.der().clone();
         let fingerprint = Fingerprint::of(&key.subject_public_key_info());
-        Ok(Self {
-            certificate,
-            key: PrivatePkcs8KeyDer::from(key.serialize_der()),
-            fingerprint,
-        })
+        Ok(Self { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()), fingerprint })
     }
 }
 
@@ -193,11 +181,7 @@ mod tests {
         assert_ne!(first.fingerprint(), Identity::ephemeral().unwrap().fingerprint());
         let mode = fs::metadata(state.join(KEY_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(
-            fs::read_dir(&state).unwrap().count(),
-            1,
-            "no temporary file stays"
-        );
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "no temporary file stays");
     }
 
     #[test]
@@ -211,9 +195,6 @@ mod tests {
     #[test]
     fn debug_output_holds_no_key() {
         let shown = format!("{:?}", Identity::ephemeral().unwrap());
-        assert!(
-            shown.starts_with("Identity { fingerprint: sha256:") && shown.len() < 120,
-            "{shown}"
-        );
+        assert!(shown.starts_with("Identity { fingerprint: sha256:") && shown.len() < 120, "{shown}");
     }
 }

@@ -115,14 +115,7 @@ async fn receive_raw(
     if target.len() != header.encoded_bytes as usize {
         return Err(wrong_length(header, target.len()));
     }
-    read_exactly(
-        &mut stream,
-        header,
-        &mut target,
-        |piece| hasher.update(piece),
-        progress,
-    )
-    .await?;
+    read_exactly(&mut stream, header, &mut target, |piece| hasher.update(piece), progress).await?;
     Ok((hasher.verify(header.chunk, header.hash)?, target))
 }
 
@@ -156,11 +149,7 @@ async fn read_exactly(
 }
 
 fn wrong_length(header: &ChunkHeader, found: usize) -> ReceiveError {
-    ReceiveError::WrongLength {
-        chunk: header.chunk.0,
-        expected: header.encoded_bytes as usize,
-        found,
-    }
+    ReceiveError::WrongLength { chunk: header.chunk.0, expected: header.encoded_bytes as usize, found }
 }
 
 /// Why a manifest did not arrive.
@@ -203,27 +192,16 @@ pub async fn receive_manifest(
     let expected = header.bytes as usize;
     if header.bytes > limits.manifest_bytes {
         let (found, max) = (header.bytes.into(), limits.manifest_bytes.into());
-        return Err(ManifestError::TooMuch {
-            what: "bytes",
-            found,
-            max,
-        }
-        .into());
+        return Err(ManifestError::TooMuch { what: "bytes", found, max }.into());
     }
     let mut encoded = BytesMut::new();
     while encoded.len() <= expected && stream.read_pieces(|piece| encoded.extend_from_slice(piece)).await? {}
     if encoded.len() != expected {
-        return Err(ReceiveManifestError::WrongLength {
-            expected,
-            found: encoded.len(),
-        });
+        return Err(ReceiveManifestError::WrongLength { expected, found: encoded.len() });
     }
     let found = ManifestDigest::of(&encoded);
     if found != header.digest {
-        return Err(ReceiveManifestError::WrongDigest {
-            expected: header.digest,
-            found,
-        });
+        return Err(ReceiveManifestError::WrongDigest { expected: header.digest, found });
     }
     Ok(Manifest::decode(encoded.freeze(), limits)?)
 }

@@ -136,15 +136,8 @@ impl Lane {
     /// # Errors
     /// [`LaneError`] when the lane ended.
     pub async fn accept_data(&self) -> Result<DataIn, LaneError> {
-        let stream = self
-            .connection
-            .accept_uni()
-            .await
-            .map_err(|error| self.error(error))?;
-        Ok(DataIn {
-            stream,
-            lane: self.clone(),
-        })
+        let stream = self.connection.accept_uni().await.map_err(|error| self.error(error))?;
+        Ok(DataIn { stream, lane: self.clone() })
     }
 
     /// Ends the lane and everything on it, and tells the other end why.
@@ -211,10 +204,7 @@ pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError 
             code: CloseCode::from_code(close.error_code.into_inner()),
             text: String::from_utf8_lossy(&close.reason).escape_debug().to_string(),
         },
-        other => LaneError::Protocol {
-            peer,
-            detail: other.to_string(),
-        },
+        other => LaneError::Protocol { peer, detail: other.to_string() },
     }
 }
 
@@ -255,9 +245,11 @@ impl DataOut {
 
     /// Ends the stream: what was written will arrive whole.
     pub(crate) fn finish(mut self) -> Result<(), LaneError> {
-        self.stream
-            .finish()
-            .map_err(|_| self.lane.stream_error(self.lane.connection.close_reason()))
+        self.finished = self.stream.finish().is_ok();
+        match self.finished {
+            true => Ok(()),
+            false => Err(self.lane.stream_error(self.lane.connection.close_reason())),
+        }
     }
 }
 
@@ -296,13 +288,10 @@ impl DataIn {
     /// [`HeaderError`] when the stream ends before it or it is none.
     pub async fn read_header(&mut self) -> Result<StreamHeader, HeaderError> {
         let mut header = [0; HEADER_BYTES];
-        self.stream
-            .read_exact(&mut header)
-            .await
-            .map_err(|error| match error {
-                quinn::ReadExactError::FinishedEarly(_) => LaneError::StreamGivenUp,
-                quinn::ReadExactError::ReadError(error) => read_error(&self.lane, error),
-            })?;
+        self.stream.read_exact(&mut header).await.map_err(|error| match error {
+            quinn::ReadExactError::FinishedEarly(_) => LaneError::StreamGivenUp,
+            quinn::ReadExactError::ReadError(error) => read_error(&self.lane, error),
+        })?;
         Ok(StreamHeader::decode(&header)?)
     }
 

@@ -81,12 +81,7 @@ impl Listener {
             socket,
             network.runtime(),
         );
-        Ok(Self {
-            endpoint: endpoint.map_err(failed)?,
-            crypto,
-            network,
-            tuning,
-        })
+        Ok(Self { endpoint: endpoint.map_err(failed)?, crypto, network, tuning })
     }
 
     /// Where it listens.
@@ -113,11 +108,7 @@ impl Listener {
             }
             let path_payload = self.network.path_payload(incoming.remote_address());
             let config = server_config(&self.crypto, &self.tuning, path_payload);
-            return Some(Arrival {
-                incoming,
-                config: Arc::new(config),
-                endpoint: self.endpoint.clone(),
-            });
+            return Some(Arrival { incoming, config: Arc::new(config), endpoint: self.endpoint.clone() });
         }
     }
 
@@ -175,9 +166,7 @@ impl Arrival {
 
 impl fmt::Debug for Arrival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Arrival")
-            .field("peer", &self.peer())
-            .finish_non_exhaustive()
+        f.debug_struct("Arrival").field("peer", &self.peer()).finish_non_exhaustive()
     }
 }
 

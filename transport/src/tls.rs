@@ -33,11 +33,8 @@ pub(crate) fn client_config(
     presented: Arc<OnceLock<Fingerprint>>,
 ) -> Result<rustls::ClientConfig, rustls::Error> {
     let provider = provider();
-    let verifier = PinnedKey {
-        keys: keys.into(),
-        presented,
-        algorithms: provider.signature_verification_algorithms,
-    };
+    let verifier =
+        PinnedKey { keys: keys.into(), presented, algorithms: provider.signature_verification_algorithms };
     let mut config = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()

@@ -99,9 +99,7 @@ impl Tuning {
             .udp_payload_max
             .unwrap_or(UDP_PAYLOAD_MAX)
             .clamp(UDP_PAYLOAD_MIN, UDP_PAYLOAD_MAX);
-        config
-            .max_udp_payload_size(payload)
-            .expect("clamped to what QUIC allows");
+        config.max_udp_payload_size(payload).expect("clamped to what QUIC allows");
         config.rng_seed(rng_seed);
         config
     }

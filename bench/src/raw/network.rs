@@ -15,11 +15,7 @@ pub(super) enum Network {
 impl Network {
     /// Prepares the network for UDP payloads of `mtu` bytes.
     pub(super) fn new(namespaces: bool, mtu: u16) -> Result<Self> {
-        if namespaces {
-            Cable::new(mtu).map(Self::Cable)
-        } else {
-            Ok(Self::Loopback)
-        }
+        if namespaces { Cable::new(mtu).map(Self::Cable) } else { Ok(Self::Loopback) }
     }
 
     /// Where the serving side listens.
@@ -57,16 +53,11 @@ pub(super) struct Cable {
 impl Cable {
     fn new(mtu: u16) -> Result<Self> {
         let name = |side| format!("relay-bench-{}-{side}", std::process::id());
-        let cable = Self {
-            server: name("server"),
-            client: name("client"),
-        };
+        let cable = Self { server: name("server"), client: name("client") };
         let Self { server, client } = &cable;
         ip(&format!("netns add {server}"))?;
         ip(&format!("netns add {client}"))?;
-        ip(&format!(
-            "link add {DEVICE} netns {server} type veth peer name {DEVICE} netns {client}"
-        ))?;
+        ip(&format!("link add {DEVICE} netns {server} type veth peer name {DEVICE} netns {client}"))?;
         for (namespace, address) in [(server, SERVER_IP), (client, CLIENT_IP)] {
             let mtu = u32::from(mtu) + HEADER_BYTES;
             ip(&format!("-n {namespace} addr add {address}/24 dev {DEVICE}"))?;
@@ -99,10 +90,7 @@ fn ip(arguments: &str) -> Result<()> {
     let output = output.context("cannot run `ip`, which --namespaces needs: install iproute2")?;
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "`ip {arguments}` failed (--namespaces needs root): {}",
-            reason.trim()
-        );
+        bail!("`ip {arguments}` failed (--namespaces needs root): {}", reason.trim());
     }
     Ok(())
 }

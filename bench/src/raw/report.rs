@@ -117,33 +117,19 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setting {
-            size_bytes,
-            rounds,
-            mtu,
-            namespaces,
-        } = self.setting;
+        let Setting { size_bytes, rounds, mtu, namespaces } = self.setting;
         let network = if namespaces { "a virtual cable" } else { "loopback" };
         let mib = size_bytes as f64 / f64::from(1 << 20);
         let summarised = self.summarised();
-        writeln!(
-            f,
-            "{mib} MiB over {network}, {mtu} bytes a packet, median of {rounds} rounds a run"
-        )?;
-        writeln!(
-            f,
-            "{:<14} {:<26} CPU s/GiB, both sides",
-            "contender", "GB/s (min to max)"
-        )?;
+        writeln!(f, "{mib} MiB over {network}, {mtu} bytes a packet, median of {rounds} rounds a run")?;
+        writeln!(f, "{:<14} {:<26} CPU s/GiB, both sides", "contender", "GB/s (min to max)")?;
         for contender in &summarised.contenders {
             let (speed, cpu) = (cell(contender.gb_per_s), cell(contender.cpu_s_per_gib));
             writeln!(f, "{:<14} {speed:<26} {cpu}", contender.name)?;
         }
-        if let ([a, b], Some(speed), Some(cpu)) = (
-            &summarised.contenders[..],
-            summarised.speed_ratio,
-            summarised.cpu_ratio,
-        ) {
+        if let ([a, b], Some(speed), Some(cpu)) =
+            (&summarised.contenders[..], summarised.speed_ratio, summarised.cpu_ratio)
+        {
             writeln!(f, "{} / {}, GB/s: {speed}", a.name, b.name)?;
             writeln!(f, "{} / {}, CPU:  {cpu}", a.name, b.name)?;
         }
@@ -177,13 +163,8 @@ mod tests {
     }
 
     fn run(speeds: [f64; 3]) -> Run {
-        let round = |gb_per_s| Round {
-            gb_per_s,
-            cpu_s_per_gib: 1.0 / gb_per_s,
-        };
-        Run {
-            rounds: speeds.map(round).into(),
-        }
+        let round = |gb_per_s| Round { gb_per_s, cpu_s_per_gib: 1.0 / gb_per_s };
+        Run { rounds: speeds.map(round).into() }
     }
 
     #[test]
@@ -195,10 +176,7 @@ mod tests {
             report.add(1, run([2.0, 2.0, 2.0]));
         }
         let table = report.to_string();
-        assert!(
-            table.contains("a / b, GB/s: 2.000 (2.000 to 2.000, 96.9 % of 6 pairs)"),
-            "{table}"
-        );
+        assert!(table.contains("a / b, GB/s: 2.000 (2.000 to 2.000, 96.9 % of 6 pairs)"), "{table}");
         assert!(table.contains("0.250 (0.250 to 0.250)"), "{table}");
         let json = serde_json::to_value(report.summarised()).unwrap();
         assert_eq!(json["speed_ratio"]["median"], 2.0);
@@ -212,10 +190,6 @@ mod tests {
         let mut report = Report::new(&args, ["b"].into_iter());
         report.add(0, run([2.0, 2.0, 2.0]));
         assert!(report.summarised().speed_ratio.is_none());
-        assert_eq!(
-            report.to_string().lines().count(),
-            3,
-            "a setting, a head and a row"
-        );
+        assert_eq!(report.to_string().lines().count(), 3, "a setting, a head and a row");
     }
 }

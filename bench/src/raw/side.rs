@@ -28,17 +28,10 @@ impl Side {
         options: Vec<OsString>,
     ) -> Result<Self> {
         command.arg(END_WITH_STDIN).args(role).args(options);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let stdout = process.stdout.take().expect("its standard output was piped above");
-        Ok(Self {
-            name,
-            process,
-            lines: BufReader::new(stdout).lines(),
-        })
+        Ok(Self { name, process, lines: BufReader::new(stdout).lines() })
     }
 
     /// Reads the next line; kills the process when it does not come in time.
@@ -98,10 +91,7 @@ mod tests {
     #[tokio::test]
     async fn failures_say_who_and_what() {
         let silent = failure("exec sleep 60", Duration::from_millis(20)).await;
-        assert!(
-            silent.contains("test printed nothing for 20ms and was killed"),
-            "{silent}"
-        );
+        assert!(silent.contains("test printed nothing for 20ms and was killed"), "{silent}");
         let ended = failure("exit 3", LONG).await;
         assert!(ended.contains("test ended early, with exit status: 3"), "{ended}");
         let garbage = failure("echo hello; exec sleep 60", LONG).await;

@@ -25,14 +25,8 @@ impl Client {
     pub(super) async fn connect(remote: SocketAddr, bytes: u64, settings: Settings) -> Result<Self> {
         let endpoint = settings.client(remote)?;
         let connecting = endpoint.connect(remote, tls::SERVER_NAME)?;
-        let connection = connecting
-            .await
-            .with_context(|| format!("cannot connect to {remote}"))?;
-        Ok(Self {
-            endpoint,
-            connection,
-            chunks: touched_memory(bytes),
-        })
+        let connection = connecting.await.with_context(|| format!("cannot connect to {remote}"))?;
+        Ok(Self { endpoint, connection, chunks: touched_memory(bytes) })
     }
 
     /// Asks for everything and waits until it is in place.
@@ -98,22 +92,14 @@ async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>>
     while let Some(count) = stream.read_chunks(&mut pieces).await? {
         for piece in &mut pieces[..count] {
             let end = filled + piece.len();
-            ensure!(
-                end <= chunk.len(),
-                "the server sends more than the {} bytes of a chunk",
-                chunk.len()
-            );
+            ensure!(end <= chunk.len(), "the server sends more than the {} bytes of a chunk", chunk.len());
             chunk[filled..end].copy_from_slice(piece);
             filled = end;
             // Gives the packet's memory back before the next one is waited for.
             *piece = Bytes::new();
         }
     }
-    ensure!(
-        filled == chunk.len(),
-        "the server sent {filled} of the {} bytes of a chunk",
-        chunk.len()
-    );
+    ensure!(filled == chunk.len(), "the server sent {filled} of the {} bytes of a chunk", chunk.len());
     Ok(chunk)
 }
 

@@ -71,9 +71,7 @@ mod tests {
     use super::*;
 
     fn values() -> impl Iterator<Item = f64> {
-        WEIGHTS
-            .iter()
-            .map(|bits| f64::from(f32::from_bits(u32::from(*bits) << 16)))
+        WEIGHTS.iter().map(|bits| f64::from(f32::from_bits(u32::from(*bits) << 16)))
     }
 
     fn moment(power: i32) -> f64 {
@@ -91,10 +89,7 @@ mod tests {
     fn quantiles_rise_to_the_tail() {
         assert!(values().is_sorted());
         let last = values().last().unwrap() / DEVIATION;
-        assert!(
-            (4.1..4.4).contains(&last),
-            "the normal distribution has 4.32 there: {last}"
-        );
+        assert!((4.1..4.4).contains(&last), "the normal distribution has 4.32 there: {last}");
     }
 
     #[test]

@@ -31,11 +31,7 @@ impl Transformer {
         let layer: u64 = layer(hidden).iter().map(|(_, dimensions)| product(dimensions)).sum();
         let layers = (parameters - parameters / 10) / layer;
         let rest = (parameters - layers * layer).saturating_sub(hidden);
-        Self {
-            hidden,
-            layers,
-            vocabulary: rest / (2 * hidden),
-        }
+        Self { hidden, layers, vocabulary: rest / (2 * hidden) }
     }
 
     fn weights(&self) -> Vec<TensorSpec> {
@@ -134,10 +130,7 @@ mod tests {
         let model = Transformer::of_size(1 << 29);
         assert_eq!((model.hidden, model.layers), (1728, 15), "{model:?}");
         assert!((10_000..60_000).contains(&model.vocabulary), "{model:?}");
-        let small = plan(1 << 30)
-            .iter()
-            .filter(|t| (4..=4096).contains(&byte_len(t)))
-            .count();
+        let small = plan(1 << 30).iter().filter(|t| (4..=4096).contains(&byte_len(t))).count();
         assert!(small >= 2000, "{small} small tensors");
     }
 

@@ -29,19 +29,9 @@ impl Child {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot start the {name}"))?;
-        let (words, events) = (
-            process.stdin.take(),
-            process.stdout.take().context("stdout was piped")?,
-        );
+        let (words, events) = (process.stdin.take(), process.stdout.take().context("stdout was piped")?);
         let id = process.id().unwrap_or(0);
-        Ok(Self {
-            name,
-            process,
-            id,
-            words,
-            events: BufReader::new(events).lines(),
-            patience,
-        })
+        Ok(Self { name, process, id, words, events: BufReader::new(events).lines(), patience })
     }
 
     /// The process' id.

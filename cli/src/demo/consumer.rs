@@ -22,10 +22,7 @@ const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
     let ticket: Ticket = args.ticket.parse()?;
     let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
-    let config = Config {
-        topic_timeout: TOPIC_TIMEOUT,
-        ..Config::default()
-    };
+    let config = Config { topic_timeout: TOPIC_TIMEOUT, ..Config::default() };
     let client = subscribe::connect(&ticket, Duration::from_secs(10), config).await?;
     let mut weights = client.subscribe(&topic).await?;
     let mut small = client.subscribe(&Topic::new(SMALL)?).await?;
@@ -65,12 +62,7 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
             let bytes = snapshot
                 .tensor(spec.name.as_str())
                 .with_context(|| format!("{} is missing", spec.name))?;
-            ensure!(
-                bytes.len() as u64 == dict.byte_len(index),
-                "{} has {} bytes",
-                spec.name,
-                bytes.len()
-            );
+            ensure!(bytes.len() as u64 == dict.byte_len(index), "{} has {} bytes", spec.name, bytes.len());
             dict.check(index, 0, &bytes)?;
             checked_bytes += bytes.len() as u64;
         }

@@ -65,35 +65,15 @@ pub(crate) struct Smalls {
 
 impl From<Progress> for Moving {
     fn from(progress: Progress) -> Self {
-        let Progress {
-            version,
-            payload_bytes,
-            verified_bytes,
-            wire_bytes,
-        } = progress;
-        Self {
-            version,
-            payload_bytes,
-            verified_bytes,
-            wire_bytes,
-        }
+        let Progress { version, payload_bytes, verified_bytes, wire_bytes } = progress;
+        Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }
 
 impl From<Moving> for Progress {
     fn from(moving: Moving) -> Self {
-        let Moving {
-            version,
-            payload_bytes,
-            verified_bytes,
-            wire_bytes,
-        } = moving;
-        Self {
-            version,
-            payload_bytes,
-            verified_bytes,
-            wire_bytes,
-        }
+        let Moving { version, payload_bytes, verified_bytes, wire_bytes } = moving;
+        Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }
 

@@ -42,19 +42,9 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
     let identity = Identity::load_or_create(&args.state_dir)?;
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, Tuning::default())?;
-    let server = Server::start(
-        listener,
-        Config {
-            codec: args.codec.into(),
-            ..Config::default()
-        },
-    );
+    let server = Server::start(listener, Config { codec: args.codec.into(), ..Config::default() });
     let address = server.local_address()?.to_string();
-    let ticket = Ticket::new(
-        vec![address],
-        vec![identity.fingerprint().0],
-        Some(Topic::new(WEIGHTS)?),
-    )?;
+    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(Topic::new(WEIGHTS)?))?;
     let mut producer = Producer {
         size_bytes: args.size,
         staging: server.staging(),
@@ -86,9 +76,7 @@ struct Producer {
 impl Producer {
     fn describe(&self, ticket: &Ticket) -> Serving {
         let dict = StateDict::new(self.size_bytes, 0);
-        let large = (0..dict.tensors().len())
-            .filter(|i| dict.byte_len(*i) >= LARGE_BYTES)
-            .count();
+        let large = (0..dict.tensors().len()).filter(|i| dict.byte_len(*i) >= LARGE_BYTES).count();
         Serving {
             ticket: ticket.to_string(),
             large_tensors: large,
@@ -100,10 +88,7 @@ impl Producer {
     /// Makes the next version of the model, off the executor, and publishes it.
     async fn publish_weights(&mut self) -> anyhow::Result<()> {
         self.versions += 1;
-        let (dict, staging) = (
-            StateDict::new(self.size_bytes, self.versions),
-            self.staging.clone(),
-        );
+        let (dict, staging) = (StateDict::new(self.size_bytes, self.versions), self.staging.clone());
         let staged = tokio::task::spawn_blocking(move || {
             let specs = dict.tensors().to_vec();
             Staged::new::<Infallible>(&staging, specs, vec![], |index, out| {
@@ -111,9 +96,7 @@ impl Producer {
                 Ok(())
             })
         });
-        let staged = staged
-            .await?
-            .context("cannot stage the model; try a smaller --size")?;
+        let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
         let metadata = metadata(self.versions)?;
         self.weights.publish(staged, metadata)?;
         Ok(())
@@ -136,8 +119,5 @@ impl Producer {
 
 fn metadata(seed: u64) -> anyhow::Result<Metadata> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-    Ok(vec![
-        (SEED.into(), seed.to_string()),
-        (PUBLISHED_NS.into(), now.as_nanos().to_string()),
-    ])
+    Ok(vec![(SEED.into(), seed.to_string()), (PUBLISHED_NS.into(), now.as_nanos().to_string())])
 }

@@ -16,27 +16,14 @@ pub(crate) struct Story {
 
 impl Story {
     pub(crate) fn begin(args: &DemoArgs) -> Self {
-        let story = Self {
-            json: args.json,
-            bar: Bar::new(!args.json),
-            verified: vec![],
-            smalls: None,
-        };
+        let story = Self { json: args.json, bar: Bar::new(!args.json), verified: vec![], smalls: None };
         story.tell("Two processes on this machine, one encrypted QUIC connection between them.\n");
-        story.tell(&format!(
-            "  producer  makes a model of {} …",
-            units::bytes(args.size)
-        ));
+        story.tell(&format!("  producer  makes a model of {} …", units::bytes(args.size)));
         story
     }
 
     pub(crate) fn serving(&self, serving: &Serving, process: u32) {
-        let Serving {
-            ticket,
-            large_tensors,
-            small_tensors,
-            tensor_bytes,
-        } = serving;
+        let Serving { ticket, large_tensors, small_tensors, tensor_bytes } = serving;
         let size = units::bytes(*tensor_bytes);
         self.tell(&format!(
             "  producer  serves it as topic `weights`: {large_tensors} large and {small_tensors} small tensors, {size} (process {process})"
@@ -45,9 +32,7 @@ impl Story {
     }
 
     pub(crate) fn connected(&self, process: u32) {
-        self.tell(&format!(
-            "  consumer  connected with that ticket and subscribed (process {process})\n"
-        ));
+        self.tell(&format!("  consumer  connected with that ticket and subscribed (process {process})\n"));
     }
 
     pub(crate) fn publishing(&mut self, version: u64) {
@@ -63,13 +48,7 @@ impl Story {
     pub(crate) fn verified(&mut self, verified: Verified) {
         self.bar.clear();
         let duration = Duration::from_secs_f64(verified.duration_s);
-        let Verified {
-            version,
-            tensors,
-            payload_bytes,
-            checked_bytes,
-            ..
-        } = &verified;
+        let Verified { version, tensors, payload_bytes, checked_bytes, .. } = &verified;
         self.tell(&format!(
             "  version {version}: {} in {} = {}; {tensors} tensors, {checked_bytes} bytes compared, all equal",
             units::bytes(*payload_bytes),
@@ -92,35 +71,20 @@ impl Story {
     }
 
     pub(crate) fn end(self) -> anyhow::Result<()> {
-        let fastest = self
-            .verified
-            .iter()
-            .min_by(|a, b| a.duration_s.total_cmp(&b.duration_s));
+        let fastest = self.verified.iter().min_by(|a, b| a.duration_s.total_cmp(&b.duration_s));
         let fastest = fastest.context("no version arrived")?;
         let smalls = self.smalls.as_ref().context("no small version arrived")?;
         if self.json {
-            println!(
-                "{}",
-                json!({ "versions": self.verified, "small": smalls, "all_bytes_equal": true })
-            );
+            println!("{}", json!({ "versions": self.verified, "small": smalls, "all_bytes_equal": true }));
             return Ok(());
         }
         let duration = Duration::from_secs_f64(fastest.duration_s);
         let rate = units::rate(fastest.payload_bytes, duration);
         let checked: u64 = self.verified.iter().map(|v| v.checked_bytes).sum();
         println!("\nWhat happened");
-        println!(
-            "  moved     {} of tensors between two processes, at best at {rate}",
-            units::bytes(checked)
-        );
-        println!(
-            "  how       TLS 1.3 over UDP, {} bytes per packet here",
-            fastest.udp_payload_bytes
-        );
-        println!(
-            "            in {} chunks a version, each on a stream of its own",
-            fastest.chunks
-        );
+        println!("  moved     {} of tensors between two processes, at best at {rate}", units::bytes(checked));
+        println!("  how       TLS 1.3 over UDP, {} bytes per packet here", fastest.udp_payload_bytes);
+        println!("            in {} chunks a version, each on a stream of its own", fastest.chunks);
         println!(
             "  checked   every chunk by its hash, every version as a whole, and here every byte besides"
         );

@@ -62,16 +62,10 @@ impl Chunking {
             if starts.len() as u64 + cuts > chunks_max as u64 {
                 return None;
             }
-            starts.extend((0..cuts).map(|i| Start {
-                offset: offset + i * chunk_bytes,
-                dtype,
-            }));
+            starts.extend((0..cuts).map(|i| Start { offset: offset + i * chunk_bytes, dtype }));
             shared = (!large).then_some(Start { offset, dtype });
         }
-        Some(Self {
-            starts,
-            payload_bytes,
-        })
+        Some(Self { starts, payload_bytes })
     }
 
     /// How many chunks there are. None for a payload without bytes.
@@ -83,10 +77,7 @@ impl Chunking {
     pub fn range(&self, chunk: ChunkIndex) -> Option<Range<u64>> {
         let index = chunk.0 as usize;
         let start = self.starts.get(index)?.offset;
-        let end = self
-            .starts
-            .get(index + 1)
-            .map_or(self.payload_bytes, |next| next.offset);
+        let end = self.starts.get(index + 1).map_or(self.payload_bytes, |next| next.offset);
         Some(start..end)
     }
 

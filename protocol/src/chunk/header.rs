@@ -175,11 +175,7 @@ mod tests {
             digest: ManifestDigest([0xab; 32]),
         };
         let bytes = StreamHeader::Manifest(header).encode();
-        let golden = format!(
-            "01000000 07000000 01020000 00000000 {} {}",
-            "ab".repeat(32),
-            "00".repeat(16)
-        );
+        let golden = format!("01000000 07000000 01020000 00000000 {} {}", "ab".repeat(32), "00".repeat(16));
         assert_eq!(hex(&bytes), golden.replace(' ', ""));
     }
 
@@ -189,11 +185,7 @@ mod tests {
         for at in [2, 3, 44, 47] {
             let mut bad = good;
             bad[at] = 1;
-            assert_eq!(
-                StreamHeader::decode(&bad),
-                Err(MessageError::ReservedNotZero),
-                "byte {at}"
-            );
+            assert_eq!(StreamHeader::decode(&bad), Err(MessageError::ReservedNotZero), "byte {at}");
         }
     }
 

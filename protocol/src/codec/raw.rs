@@ -19,10 +19,7 @@ impl Codec for Raw {
 
     fn decode(&self, _: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
         if encoded.len() != raw.len() {
-            return Err(DecodeError::WrongLength {
-                expected: raw.len(),
-                found: encoded.len(),
-            });
+            return Err(DecodeError::WrongLength { expected: raw.len(), found: encoded.len() });
         }
         raw.copy_from_slice(encoded);
         Ok(())

@@ -46,20 +46,14 @@ impl Codec for Zstd {
             let found = decompressor.decompress_to_buffer(encoded, raw).map_err(malformed)?;
             match found == raw.len() {
                 true => Ok(()),
-                false => Err(DecodeError::WrongLength {
-                    expected: raw.len(),
-                    found,
-                }),
+                false => Err(DecodeError::WrongLength { expected: raw.len(), found }),
             }
         })
     }
 }
 
 fn malformed(error: std::io::Error) -> DecodeError {
-    DecodeError::Malformed {
-        codec: CodecId::Zstd.name(),
-        detail: error.to_string(),
-    }
+    DecodeError::Malformed { codec: CodecId::Zstd.name(), detail: error.to_string() }
 }
 
 #[cfg(test)]
@@ -74,16 +68,6 @@ mod tests {
         frame.extend_from_slice(&(1u64 << 40).to_le_bytes());
         frame.extend_from_slice(&[1, 0, 0]);
         let mut raw = vec![0; 1000];
-        assert!(
-            Zstd.decode(
-                Context {
-                    dtype: Dtype::U8,
-                    base: None
-                },
-                &frame,
-                &mut raw
-            )
-            .is_err()
-        );
+        assert!(Zstd.decode(Context { dtype: Dtype::U8, base: None }, &frame, &mut raw).is_err());
     }
 }

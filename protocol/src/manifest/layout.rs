@@ -25,13 +25,7 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// A plain tensor.
     pub fn new(name: TensorName, dtype: Dtype, shape: Shape) -> Self {
-        Self {
-            name,
-            dtype,
-            shape,
-            shard: None,
-            alias_of: None,
-        }
+        Self { name, dtype, shape, shard: None, alias_of: None }
     }
 }
 
@@ -85,51 +79,25 @@ pub(super) fn layout(
     let (extents, payload_bytes) = stored_extents(&tensors);
     check_at_most("bytes", payload_bytes, limits.payload_bytes)?;
     let chunks = || payload_bytes.div_ceil(u64::from(chunk_bytes));
-    let chunking =
-        Chunking::new(extents.into_iter(), chunk_bytes, payload_bytes, limits.chunks).ok_or_else(|| {
-            LayoutError::TooMuch {
-                what: "chunks",
-                found: chunks(),
-                max: limits.chunks as u64,
-            }
-        })?;
+    let chunking = Chunking::new(extents.into_iter(), chunk_bytes, payload_bytes, limits.chunks)
+        .ok_or_else(|| LayoutError::TooMuch { what: "chunks", found: chunks(), max: limits.chunks as u64 })?;
     let encoded = wire::encode(&tensors, &metadata, payload_bytes, chunk_bytes);
-    check_at_most(
-        "bytes of manifest",
-        encoded.len() as u64,
-        limits.manifest_bytes.into(),
-    )?;
+    check_at_most("bytes of manifest", encoded.len() as u64, limits.manifest_bytes.into())?;
     let by_name = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
     let digest = ManifestDigest::of(&encoded);
-    Ok(Manifest {
-        tensors,
-        by_name,
-        metadata,
-        payload_bytes,
-        chunk_bytes,
-        chunking,
-        encoded,
-        digest,
-    })
+    Ok(Manifest { tensors, by_name, metadata, payload_bytes, chunk_bytes, chunking, encoded, digest })
 }
 
 fn check_chunk_size(chunk_bytes: u32, limits: &Limits) -> Result<(), LayoutError> {
     let aligned = chunk_bytes != 0 && u64::from(chunk_bytes).is_multiple_of(PAYLOAD_ALIGNMENT);
     match aligned && chunk_bytes <= limits.chunk_bytes {
         true => Ok(()),
-        false => Err(LayoutError::BadChunkSize {
-            chunk_bytes,
-            max: limits.chunk_bytes,
-        }),
+        false => Err(LayoutError::BadChunkSize { chunk_bytes, max: limits.chunk_bytes }),
     }
 }
 
 fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), LayoutError> {
-    if found > max {
-        Err(LayoutError::TooMuch { what, found, max })
-    } else {
-        Ok(())
-    }
+    if found > max { Err(LayoutError::TooMuch { what, found, max }) } else { Ok(()) }
 }
 
 /// Gives every tensor its offset: by dtype, within a dtype the large ones first, then in the order given. So small
@@ -171,10 +139,7 @@ fn place(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Vec<Tensor>, Layout
 fn sizes(specs: &[TensorSpec]) -> Result<Vec<u64>, LayoutError> {
     let size = |spec: &TensorSpec| {
         let bytes = spec.shape.byte_len(spec.dtype);
-        bytes.map_err(|source| LayoutError::Shape {
-            name: spec.name.clone(),
-            source,
-        })
+        bytes.map_err(|source| LayoutError::Shape { name: spec.name.clone(), source })
     };
     specs.iter().map(size).collect()
 }
@@ -193,11 +158,7 @@ fn check_alias(specs: &[TensorSpec], sizes: &[u64], index: usize, target: usize)
         && specs[target].alias_of.is_none()
         && specs[target].dtype == specs[index].dtype
         && sizes[target] == sizes[index];
-    if fits {
-        Ok(())
-    } else {
-        Err(LayoutError::BadAlias(specs[index].name.clone()))
-    }
+    if fits { Ok(()) } else { Err(LayoutError::BadAlias(specs[index].name.clone())) }
 }
 
 /// The places that hold bytes, in order of offset and each once however many tensors alias it, and the payload's size.
@@ -205,11 +166,7 @@ pub(super) fn stored_extents(tensors: &[Tensor]) -> (Vec<Extent>, u64) {
     let mut extents: Vec<Extent> = tensors
         .iter()
         .filter(|t| t.bytes > 0)
-        .map(|t| Extent {
-            offset: t.offset,
-            bytes: t.bytes,
-            dtype: t.dtype,
-        })
+        .map(|t| Extent { offset: t.offset, bytes: t.bytes, dtype: t.dtype })
         .collect();
     extents.sort_by_key(|e| e.offset);
     extents.dedup();
@@ -240,11 +197,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
-        TensorSpec::new(
-            TensorName::new(name).unwrap(),
-            dtype,
-            Shape::new(&[elements]).unwrap(),
-        )
+        TensorSpec::new(TensorName::new(name).unwrap(), dtype, Shape::new(&[elements]).unwrap())
     }
 
     fn lay(specs: Vec<TensorSpec>, chunk_bytes: u32) -> Manifest {
@@ -253,20 +206,12 @@ mod tests {
 
     #[test]
     fn small_tensors_share_and_large_ones_stand_alone() {
-        let specs = vec![
-            spec("a", Dtype::F32, 10),
-            spec("big", Dtype::F32, 700),
-            spec("b", Dtype::F32, 3),
-        ];
+        let specs = vec![spec("a", Dtype::F32, 10), spec("big", Dtype::F32, 700), spec("b", Dtype::F32, 3)];
         let manifest = lay(specs, 1024);
         let chunks: Vec<_> = manifest.chunking().iter().map(|(_, range)| range).collect();
         assert_eq!(manifest.tensor("big").unwrap().range(), 0..2800);
         assert_eq!(chunks, [0..1024, 1024..2048, 2048..2816, 2816..3328]);
-        assert_eq!(
-            manifest.tensors()[0].name.as_str(),
-            "a",
-            "the publisher's order is kept"
-        );
+        assert_eq!(manifest.tensors()[0].name.as_str(), "a", "the publisher's order is kept");
     }
 
     #[test]
@@ -276,12 +221,7 @@ mod tests {
         let manifest = lay(vec![spec("embed", Dtype::Bf16, 64), tied.clone()], 1024);
         assert_eq!(manifest.payload_bytes(), 256);
         assert_eq!(manifest.tensors()[0].range(), manifest.tensors()[1].range());
-        let other = Manifest::layout(
-            vec![spec("x", Dtype::F32, 64), tied],
-            vec![],
-            1024,
-            &Limits::default(),
-        );
+        let other = Manifest::layout(vec![spec("x", Dtype::F32, 64), tied], vec![], 1024, &Limits::default());
         assert!(matches!(other, Err(LayoutError::BadAlias(_))));
     }
 
@@ -297,15 +237,9 @@ mod tests {
         let twice = vec![spec("a", Dtype::U8, 1), spec("a", Dtype::U8, 1)];
         assert!(matches!(layout(twice, 1024), Err(LayoutError::DuplicateName(_))));
         assert!(matches!(layout(vec![], 0), Err(LayoutError::BadChunkSize { .. })));
-        assert!(matches!(
-            layout(vec![], 1000),
-            Err(LayoutError::BadChunkSize { .. })
-        ));
-        let huge = vec![
-            spec("a", Dtype::U8, 1 << 62),
-            spec("b", Dtype::U8, 1 << 62),
-            spec("c", Dtype::U8, 1 << 62),
-        ];
+        assert!(matches!(layout(vec![], 1000), Err(LayoutError::BadChunkSize { .. })));
+        let huge =
+            vec![spec("a", Dtype::U8, 1 << 62), spec("b", Dtype::U8, 1 << 62), spec("c", Dtype::U8, 1 << 62)];
         assert!(matches!(layout(huge, 1024), Err(LayoutError::TooMuch { .. })));
     }
 

@@ -133,56 +133,28 @@ fn to_wire(tensor: &Tensor) -> WireTensor {
 
 pub(super) fn decode(encoded: Bytes, limits: &Limits) -> Result<Manifest, ManifestError> {
     check_at_most("bytes", encoded.len() as u64, limits.manifest_bytes.into())?;
-    let Fields {
-        payload_bytes,
-        chunk_bytes,
-        tensors,
-        metadata,
-    } = read_fields(encoded.clone(), limits)?;
+    let Fields { payload_bytes, chunk_bytes, tensors, metadata } = read_fields(encoded.clone(), limits)?;
     check_at_most("bytes of payload", payload_bytes, limits.payload_bytes)?;
     check_at_most("bytes in a chunk", chunk_bytes.into(), limits.chunk_bytes.into())?;
     if chunk_bytes == 0 || u64::from(chunk_bytes) != layout::aligned(chunk_bytes.into()) {
         let computed = layout::aligned(u64::from(chunk_bytes).max(1));
-        return Err(ManifestError::WrongSize {
-            what: "chunk",
-            stated: chunk_bytes.into(),
-            computed,
-        });
+        return Err(ManifestError::WrongSize { what: "chunk", stated: chunk_bytes.into(), computed });
     }
     let extents = check_places(&tensors, payload_bytes)?;
     let chunking = Chunking::new(extents.into_iter(), chunk_bytes, payload_bytes, limits.chunks)
         .ok_or_else(|| too_many_chunks(payload_bytes, chunk_bytes, limits))?;
     let by_name = layout::index_by_name(&tensors).map_err(ManifestError::DuplicateName)?;
     let digest = ManifestDigest::of(&encoded);
-    Ok(Manifest {
-        tensors,
-        by_name,
-        metadata,
-        payload_bytes,
-        chunk_bytes,
-        chunking,
-        encoded,
-        digest,
-    })
+    Ok(Manifest { tensors, by_name, metadata, payload_bytes, chunk_bytes, chunking, encoded, digest })
 }
 
 fn check_at_most(what: &'static str, found: u64, max: u64) -> Result<(), ManifestError> {
-    if found > max {
-        Err(ManifestError::TooMuch { what, found, max })
-    } else {
-        Ok(())
-    }
+    if found > max { Err(ManifestError::TooMuch { what, found, max }) } else { Ok(()) }
 }
 
 fn too_many_chunks(payload_bytes: u64, chunk_bytes: u32, limits: &Limits) -> ManifestError {
-    let found = payload_bytes
-        .div_ceil(chunk_bytes.into())
-        .max(limits.chunks as u64 + 1);
-    ManifestError::TooMuch {
-        what: "chunks",
-        found,
-        max: limits.chunks as u64,
-    }
+    let found = payload_bytes.div_ceil(chunk_bytes.into()).max(limits.chunks as u64 + 1);
+    ManifestError::TooMuch { what: "chunks", found, max: limits.chunks as u64 }
 }
 
 /// A well-placed manifest leaves no choice: distinct extents follow one another with only alignment between them, and
@@ -196,19 +168,13 @@ fn check_places(tensors: &[Tensor], payload_bytes: u64) -> Result<Vec<crate::chu
     let mut end = 0;
     for extent in &extents {
         if extent.offset != end {
-            let at = tensors
-                .iter()
-                .find(|t| t.offset == extent.offset && t.bytes == extent.bytes);
+            let at = tensors.iter().find(|t| t.offset == extent.offset && t.bytes == extent.bytes);
             return Err(ManifestError::Misplaced(at.unwrap_or(&tensors[0]).name.clone()));
         }
         end += layout::aligned(extent.bytes);
     }
     if computed != payload_bytes {
-        return Err(ManifestError::WrongSize {
-            what: "payload",
-            stated: payload_bytes,
-            computed,
-        });
+        return Err(ManifestError::WrongSize { what: "payload", stated: payload_bytes, computed });
     }
     Ok(extents)
 }
@@ -254,22 +220,15 @@ fn take_field(buf: &mut Bytes) -> Result<Bytes, ManifestError> {
     let bytes = decode_varint(buf).map_err(malformed)?;
     match usize::try_from(bytes).ok().filter(|n| *n <= buf.remaining()) {
         Some(bytes) => Ok(buf.split_to(bytes)),
-        None => Err(ManifestError::Malformed(
-            "a field is longer than the message".into(),
-        )),
+        None => Err(ManifestError::Malformed("a field is longer than the message".into())),
     }
 }
 
 fn from_wire(wire: WireTensor) -> Result<Tensor, ManifestError> {
     let name = TensorName::new(&wire.name)?;
-    let bad_shape = |source| ManifestError::Shape {
-        name: name.clone(),
-        source,
-    };
-    let dtype = Dtype::from_code(wire.dtype).ok_or_else(|| ManifestError::UnknownDtype {
-        name: name.clone(),
-        code: wire.dtype,
-    })?;
+    let bad_shape = |source| ManifestError::Shape { name: name.clone(), source };
+    let dtype = Dtype::from_code(wire.dtype)
+        .ok_or_else(|| ManifestError::UnknownDtype { name: name.clone(), code: wire.dtype })?;
     let shape = Shape::new(&wire.shape).map_err(bad_shape)?;
     let bytes = shape.byte_len(dtype).map_err(bad_shape)?;
     let shard = match wire.shard {
@@ -279,14 +238,7 @@ fn from_wire(wire: WireTensor) -> Result<Tensor, ManifestError> {
         }
         None => None,
     };
-    Ok(Tensor {
-        name,
-        dtype,
-        shape,
-        shard,
-        offset: wire.offset,
-        bytes,
-    })
+    Ok(Tensor { name, dtype, shape, shard, offset: wire.offset, bytes })
 }
 
 fn malformed(error: prost::DecodeError) -> ManifestError {
@@ -299,13 +251,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn tensor(name: &str, offset: u64, elements: u64) -> WireTensor {
-        WireTensor {
-            name: name.into(),
-            dtype: Dtype::U8.code(),
-            shape: vec![elements],
-            offset,
-            shard: None,
-        }
+        WireTensor { name: name.into(), dtype: Dtype::U8.code(), shape: vec![elements], offset, shard: None }
     }
 
     fn read(
@@ -313,12 +259,7 @@ mod tests {
         chunk_bytes: u32,
         tensors: Vec<WireTensor>,
     ) -> Result<Manifest, ManifestError> {
-        let message = WireManifest {
-            payload_bytes,
-            chunk_bytes,
-            tensors,
-            metadata: vec![],
-        };
+        let message = WireManifest { payload_bytes, chunk_bytes, tensors, metadata: vec![] };
         Manifest::decode(message.encode_to_vec().into(), &Limits::default())
     }
 
@@ -332,10 +273,7 @@ mod tests {
         let outside = read(256, 256, vec![tensor("a", u64::MAX - 3, 10)]);
         assert!(matches!(outside, Err(ManifestError::Misplaced(_))), "{outside:?}");
         let hidden = read(1024, 256, vec![tensor("a", 0, 1)]);
-        assert!(
-            matches!(hidden, Err(ManifestError::WrongSize { .. })),
-            "{hidden:?}"
-        );
+        assert!(matches!(hidden, Err(ManifestError::WrongSize { .. })), "{hidden:?}");
         let same_place_other_size = read(256, 256, vec![tensor("a", 0, 5), tensor("b", 0, 6)]);
         assert!(same_place_other_size.is_err());
     }
@@ -345,15 +283,9 @@ mod tests {
         let huge = read(1 << 62, 256, vec![tensor("a", 0, 1 << 62)]);
         assert!(matches!(huge, Err(ManifestError::TooMuch { .. })), "{huge:?}");
         let many_chunks = read(1 << 39, 256, vec![tensor("a", 0, 1 << 39)]);
-        assert!(
-            matches!(many_chunks, Err(ManifestError::TooMuch { what: "chunks", .. })),
-            "{many_chunks:?}"
-        );
+        assert!(matches!(many_chunks, Err(ManifestError::TooMuch { what: "chunks", .. })), "{many_chunks:?}");
         assert!(matches!(read(0, 0, vec![]), Err(ManifestError::WrongSize { .. })));
-        assert!(matches!(
-            read(0, 100, vec![]),
-            Err(ManifestError::WrongSize { .. })
-        ));
+        assert!(matches!(read(0, 100, vec![]), Err(ManifestError::WrongSize { .. })));
         let twice = read(512, 256, vec![tensor("a", 0, 1), tensor("a", 256, 1)]);
         assert!(matches!(twice, Err(ManifestError::DuplicateName(_))), "{twice:?}");
     }
@@ -374,18 +306,10 @@ mod tests {
     fn golden_manifest() {
         let shape = Shape::new(&[2, 3]).unwrap();
         let spec = crate::TensorSpec::new(TensorName::new("w").unwrap(), Dtype::Bf16, shape);
-        let manifest = Manifest::layout(
-            vec![spec],
-            vec![("k".into(), "v".into())],
-            4096,
-            &Limits::default(),
-        )
-        .unwrap();
+        let manifest =
+            Manifest::layout(vec![spec], vec![("k".into(), "v".into())], 4096, &Limits::default()).unwrap();
         let hex: String = manifest.encoded().iter().map(|b| format!("{b:02x}")).collect();
-        assert_eq!(
-            hex,
-            "08800210 80201a09 0a017710 1a1a0202 0322060a 016b1201 76".replace(' ', "")
-        );
+        assert_eq!(hex, "08800210 80201a09 0a017710 1a1a0202 0322060a 016b1201 76".replace(' ', ""));
     }
 
     proptest! {

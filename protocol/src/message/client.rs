@@ -98,38 +98,27 @@ impl From<ClientMessage> for wire::FromClient {
                 topic: subscribe.topic.as_str().into(),
                 mode: subscribe.mode.code(),
                 credit: subscribe.credit,
-                have: subscribe.have.map(|(epoch, version)| wire::Have {
-                    epoch: epoch.0,
-                    version: version.0,
-                }),
+                have: subscribe
+                    .have
+                    .map(|(epoch, version)| wire::Have { epoch: epoch.0, version: version.0 }),
             }),
-            ClientMessage::Credit { subscription, chunks } => Kind::Credit(wire::Credit {
-                subscription: subscription.0,
-                chunks,
-            }),
-            ClientMessage::Committed {
-                subscription,
-                epoch,
-                version,
-            } => Kind::Committed(wire::Committed {
+            ClientMessage::Credit { subscription, chunks } => {
+                Kind::Credit(wire::Credit { subscription: subscription.0, chunks })
+            }
+            ClientMessage::Committed { subscription, epoch, version } => Kind::Committed(wire::Committed {
                 subscription: subscription.0,
                 epoch: epoch.0,
                 version: version.0,
             }),
-            ClientMessage::Abort {
-                subscription,
-                epoch,
-                version,
-                reason,
-            } => Kind::Abort(wire::Abort {
+            ClientMessage::Abort { subscription, epoch, version, reason } => Kind::Abort(wire::Abort {
                 subscription: subscription.0,
                 epoch: epoch.0,
                 version: version.0,
                 reason: reason.code(),
             }),
-            ClientMessage::Unsubscribe(subscription) => Kind::Unsubscribe(wire::Unsubscribe {
-                subscription: subscription.0,
-            }),
+            ClientMessage::Unsubscribe(subscription) => {
+                Kind::Unsubscribe(wire::Unsubscribe { subscription: subscription.0 })
+            }
             ClientMessage::List => Kind::List(wire::List {}),
         };
         Self { kind: Some(kind) }
@@ -156,10 +145,9 @@ impl TryFrom<wire::FromClient> for ClientMessage {
                 credit: subscribe.credit,
                 have: subscribe.have.map(|have| (Epoch(have.epoch), Version(have.version))),
             }),
-            Kind::Credit(credit) => Self::Credit {
-                subscription: SubscriptionId(credit.subscription),
-                chunks: credit.chunks,
-            },
+            Kind::Credit(credit) => {
+                Self::Credit { subscription: SubscriptionId(credit.subscription), chunks: credit.chunks }
+            }
             Kind::Committed(committed) => Self::Committed {
                 subscription: SubscriptionId(committed.subscription),
                 epoch: Epoch(committed.epoch),
@@ -187,10 +175,7 @@ impl Mode {
     fn from_code(code: u32) -> Result<Self, MessageError> {
         match code {
             1 => Ok(Self::Latest),
-            other => Err(MessageError::UnknownValue {
-                field: "mode",
-                value: other,
-            }),
+            other => Err(MessageError::UnknownValue { field: "mode", value: other }),
         }
     }
 }

@@ -10,10 +10,8 @@ pub const FRAME_MAX_BYTES: usize = 64 << 10;
 /// The largest encoding of one [`TopicEntry`]: a name of 255 bytes, five numbers and their tags.
 const TOPIC_ENTRY_MAX_BYTES: usize = 320;
 
-const _: () = assert!(
-    METADATA_MAX_BYTES * 2 <= FRAME_MAX_BYTES,
-    "an Announce with full metadata fits a frame"
-);
+const _: () =
+    assert!(METADATA_MAX_BYTES * 2 <= FRAME_MAX_BYTES, "an Announce with full metadata fits a frame");
 
 /// Writes a client's message with its length in front.
 pub fn encode_client(message: ClientMessage) -> Vec<u8> {
@@ -39,11 +37,9 @@ fn frame(message: &impl Message) -> Vec<u8> {
 /// [`MessageError::TooLarge`] beyond [`FRAME_MAX_BYTES`]: the peer cannot make this end allocate more.
 pub fn decode_frame_length(prefix: [u8; 4]) -> Result<usize, MessageError> {
     match u32::from_le_bytes(prefix) as usize {
-        bytes if bytes > FRAME_MAX_BYTES => Err(MessageError::TooLarge {
-            what: "control message",
-            bytes,
-            max: FRAME_MAX_BYTES,
-        }),
+        bytes if bytes > FRAME_MAX_BYTES => {
+            Err(MessageError::TooLarge { what: "control message", bytes, max: FRAME_MAX_BYTES })
+        }
         bytes => Ok(bytes),
     }
 }
@@ -54,9 +50,7 @@ impl ClientMessage {
     /// # Errors
     /// [`MessageError`] when the bytes are no message of a client, or one that breaks a rule.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::FromClient::decode(bytes)
-            .map_err(MessageError::malformed)?
-            .try_into()
+        wire::FromClient::decode(bytes).map_err(MessageError::malformed)?.try_into()
     }
 }
 
@@ -66,9 +60,7 @@ impl ServerMessage {
     /// # Errors
     /// [`MessageError`] when the bytes are no message of a server, or one that breaks a rule.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        wire::FromServer::decode(bytes)
-            .map_err(MessageError::malformed)?
-            .try_into()
+        wire::FromServer::decode(bytes).map_err(MessageError::malformed)?.try_into()
     }
 
     /// Splits the answer to `List` into messages that each fit a frame.
@@ -97,11 +89,7 @@ mod tests {
     }
 
     fn id() -> VersionId {
-        VersionId {
-            topic: topic("kv/req-17"),
-            epoch: Epoch(0x0102),
-            version: Version(3),
-        }
+        VersionId { topic: topic("kv/req-17"), epoch: Epoch(0x0102), version: Version(3) }
     }
 
     pub(crate) fn every_client_message() -> Vec<ClientMessage> {
@@ -122,21 +110,9 @@ mod tests {
                 credit: 4,
                 have: Some((epoch, version)),
             }),
-            ClientMessage::Credit {
-                subscription,
-                chunks: 3,
-            },
-            ClientMessage::Committed {
-                subscription,
-                epoch,
-                version,
-            },
-            ClientMessage::Abort {
-                subscription,
-                epoch,
-                version,
-                reason: AbortReason::Corrupt,
-            },
+            ClientMessage::Credit { subscription, chunks: 3 },
+            ClientMessage::Committed { subscription, epoch, version },
+            ClientMessage::Abort { subscription, epoch, version, reason: AbortReason::Corrupt },
             ClientMessage::Unsubscribe(subscription),
             ClientMessage::List,
         ]
@@ -159,29 +135,11 @@ mod tests {
                 skipped: 2,
                 metadata: vec![("step".into(), "1200".into())],
             }),
-            ServerMessage::Complete {
-                subscription,
-                epoch,
-                version,
-                digest: VersionDigest([4; 32]),
-            },
-            ServerMessage::Abort {
-                subscription,
-                epoch,
-                version,
-                reason: AbortReason::Stalled,
-            },
-            ServerMessage::End {
-                subscription,
-                reason: EndReason::TopicEnded,
-            },
+            ServerMessage::Complete { subscription, epoch, version, digest: VersionDigest([4; 32]) },
+            ServerMessage::Abort { subscription, epoch, version, reason: AbortReason::Stalled },
+            ServerMessage::End { subscription, reason: EndReason::TopicEnded },
             ServerMessage::Topics {
-                topics: vec![TopicEntry {
-                    id: id(),
-                    tensors: 1,
-                    payload_bytes: 2,
-                    subscribers: 3,
-                }],
+                topics: vec![TopicEntry { id: id(), tensors: 1, payload_bytes: 2, subscribers: 3 }],
                 more: true,
             },
         ]
@@ -191,10 +149,7 @@ mod tests {
     fn messages_come_back_as_they_went() {
         for message in every_client_message() {
             let frame = encode_client(message.clone());
-            assert_eq!(
-                decode_frame_length(frame[..4].try_into().unwrap()),
-                Ok(frame.len() - 4)
-            );
+            assert_eq!(decode_frame_length(frame[..4].try_into().unwrap()), Ok(frame.len() - 4));
             assert_eq!(ClientMessage::decode(&frame[4..]), Ok(message));
         }
         for message in every_server_message() {
@@ -206,36 +161,19 @@ mod tests {
     /// PROTOCOL.md §3, golden bytes of revision 1.
     #[test]
     fn golden_messages() {
-        let client: Vec<String> = every_client_message()
-            .into_iter()
-            .map(|m| hex(&encode_client(m)))
-            .collect();
-        assert_eq!(
-            client,
-            include_str!("../../vectors/client-messages.hex")
-                .lines()
-                .collect::<Vec<_>>()
-        );
-        let server: Vec<String> = every_server_message()
-            .into_iter()
-            .map(|m| hex(&encode_server(m)))
-            .collect();
-        assert_eq!(
-            server,
-            include_str!("../../vectors/server-messages.hex")
-                .lines()
-                .collect::<Vec<_>>()
-        );
+        let client: Vec<String> =
+            every_client_message().into_iter().map(|m| hex(&encode_client(m))).collect();
+        assert_eq!(client, include_str!("../../vectors/client-messages.hex").lines().collect::<Vec<_>>());
+        let server: Vec<String> =
+            every_server_message().into_iter().map(|m| hex(&encode_server(m))).collect();
+        assert_eq!(server, include_str!("../../vectors/server-messages.hex").lines().collect::<Vec<_>>());
     }
 
     #[test]
     fn oversized_frames_are_refused_before_allocation() {
         assert!(decode_frame_length(u32::MAX.to_le_bytes()).is_err());
         assert!(decode_frame_length((FRAME_MAX_BYTES as u32 + 1).to_le_bytes()).is_err());
-        assert_eq!(
-            decode_frame_length((FRAME_MAX_BYTES as u32).to_le_bytes()),
-            Ok(FRAME_MAX_BYTES)
-        );
+        assert_eq!(decode_frame_length((FRAME_MAX_BYTES as u32).to_le_bytes()), Ok(FRAME_MAX_BYTES));
     }
 
     #[test]
@@ -255,10 +193,7 @@ mod tests {
         for message in messages {
             assert!(encode_server(message).len() <= FRAME_MAX_BYTES + 4);
         }
-        assert!(matches!(
-            &ServerMessage::topics(vec![])[..],
-            [ServerMessage::Topics { more: false, .. }]
-        ));
+        assert!(matches!(&ServerMessage::topics(vec![])[..], [ServerMessage::Topics { more: false, .. }]));
     }
 
     #[test]
@@ -269,17 +204,9 @@ mod tests {
                 ..wire::Subscribe::default()
             })),
         };
-        assert!(matches!(
-            ClientMessage::decode(&hostile.encode_to_vec()),
-            Err(MessageError::Name(_))
-        ));
-        assert_eq!(
-            ClientMessage::decode(&[]),
-            Err(MessageError::MissingField("kind"))
-        );
-        let short = wire::FromServer {
-            kind: Some(wire::ServerKind::Complete(wire::Complete::default())),
-        };
+        assert!(matches!(ClientMessage::decode(&hostile.encode_to_vec()), Err(MessageError::Name(_))));
+        assert_eq!(ClientMessage::decode(&[]), Err(MessageError::MissingField("kind")));
+        let short = wire::FromServer { kind: Some(wire::ServerKind::Complete(wire::Complete::default())) };
         assert!(matches!(
             ServerMessage::decode(&short.encode_to_vec()),
             Err(MessageError::WrongLength { .. })

@@ -125,36 +125,26 @@ impl From<ServerMessage> for wire::FromServer {
                 skipped: announce.skipped,
                 metadata: announce.metadata.iter().map(Into::into).collect(),
             }),
-            ServerMessage::Complete {
-                subscription,
-                epoch,
-                version,
-                digest,
-            } => Kind::Complete(wire::Complete {
-                subscription: subscription.0,
-                epoch: epoch.0,
-                version: version.0,
-                digest: digest.0.to_vec(),
-            }),
-            ServerMessage::Abort {
-                subscription,
-                epoch,
-                version,
-                reason,
-            } => Kind::Abort(wire::Abort {
+            ServerMessage::Complete { subscription, epoch, version, digest } => {
+                Kind::Complete(wire::Complete {
+                    subscription: subscription.0,
+                    epoch: epoch.0,
+                    version: version.0,
+                    digest: digest.0.to_vec(),
+                })
+            }
+            ServerMessage::Abort { subscription, epoch, version, reason } => Kind::Abort(wire::Abort {
                 subscription: subscription.0,
                 epoch: epoch.0,
                 version: version.0,
                 reason: reason.code(),
             }),
-            ServerMessage::End { subscription, reason } => Kind::End(wire::End {
-                subscription: subscription.0,
-                reason: reason.code(),
-            }),
-            ServerMessage::Topics { topics, more } => Kind::Topics(wire::Topics {
-                topics: topics.into_iter().map(Into::into).collect(),
-                more,
-            }),
+            ServerMessage::End { subscription, reason } => {
+                Kind::End(wire::End { subscription: subscription.0, reason: reason.code() })
+            }
+            ServerMessage::Topics { topics, more } => {
+                Kind::Topics(wire::Topics { topics: topics.into_iter().map(Into::into).collect(), more })
+            }
         };
         Self { kind: Some(kind) }
     }
@@ -236,11 +226,7 @@ impl TryFrom<wire::TopicEntry> for TopicEntry {
     fn try_from(wire: wire::TopicEntry) -> Result<Self, MessageError> {
         let topic = Topic::new(&wire.topic)?;
         Ok(Self {
-            id: VersionId {
-                topic,
-                epoch: Epoch(wire.epoch),
-                version: Version(wire.version),
-            },
+            id: VersionId { topic, epoch: Epoch(wire.epoch), version: Version(wire.version) },
             tensors: wire.tensors,
             payload_bytes: wire.payload_bytes,
             subscribers: wire.subscribers,

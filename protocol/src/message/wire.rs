@@ -208,10 +208,7 @@ pub(crate) struct Entry {
 
 impl From<&(String, String)> for Entry {
     fn from((key, value): &(String, String)) -> Self {
-        Self {
-            key: key.clone(),
-            value: value.clone(),
-        }
+        Self { key: key.clone(), value: value.clone() }
     }
 }
 

@@ -27,15 +27,9 @@ impl Shape {
         }
         let overflow = || ShapeError::TooLarge(dimensions.into());
         let strides = dimensions.iter().filter(|d| **d != 0);
-        let product = strides
-            .copied()
-            .try_fold(1u64, u64::checked_mul)
-            .ok_or_else(overflow)?;
+        let product = strides.copied().try_fold(1u64, u64::checked_mul).ok_or_else(overflow)?;
         let elements = if dimensions.contains(&0) { 0 } else { product };
-        Ok(Self {
-            dimensions: dimensions.into(),
-            elements,
-        })
+        Ok(Self { dimensions: dimensions.into(), elements })
     }
 
     /// The dimensions, outermost first.
@@ -90,10 +84,7 @@ impl Shard {
                 start: start.into(),
             });
         }
-        Ok(Self {
-            global_shape,
-            start: start.into(),
-        })
+        Ok(Self { global_shape, start: start.into() })
     }
 }
 

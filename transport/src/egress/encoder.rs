@@ -79,11 +79,7 @@ impl Encoder {
     pub fn new(cache_bytes: u64, workers: Workers) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
         let cache = Cache::with_weighter(64, cache_bytes, ByBytes);
-        Self {
-            cache,
-            workers,
-            counters: Counters::default(),
-        }
+        Self { cache, workers, counters: Counters::default() }
     }
 
     /// The bytes of `chunk` for the wire, encoded as `wanted` where that gains something.
@@ -103,11 +99,7 @@ impl Encoder {
             return self.raw(payload, chunk).await;
         }
         self.counters.requested.fetch_add(1, Ordering::Relaxed);
-        let key = Key {
-            payload: payload.key(),
-            chunk,
-            codec: wanted,
-        };
+        let key = Key { payload: payload.key(), chunk, codec: wanted };
         self.cache
             .get_or_insert_async(&key, self.run_codec(payload, chunk, wanted))
             .await
@@ -115,13 +107,7 @@ impl Encoder {
 
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
-        let Counters {
-            requested,
-            encoded,
-            incompressible,
-            raw_bytes,
-            encoded_bytes,
-        } = &self.counters;
+        let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes } = &self.counters;
         EncoderStats {
             requested: requested.load(Ordering::Relaxed),
             encoded: encoded.load(Ordering::Relaxed),
@@ -143,11 +129,7 @@ impl Encoder {
                 hash
             }
         };
-        Ok(Encoded {
-            codec: CodecId::Raw,
-            hash,
-            bytes,
-        })
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes })
     }
 
     async fn run_codec(
@@ -170,11 +152,7 @@ impl Encoder {
         let encoded = encoded.await;
         self.count(raw.bytes.len(), encoded.as_ref());
         Ok(match encoded {
-            Some(bytes) => Encoded {
-                codec: wanted,
-                hash: raw.hash,
-                bytes,
-            },
+            Some(bytes) => Encoded { codec: wanted, hash: raw.hash, bytes },
             None => raw,
         })
     }
@@ -186,17 +164,13 @@ impl Encoder {
             .incompressible
             .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
         let encoded_bytes = encoded.map_or(raw_bytes, Bytes::len);
-        self.counters
-            .encoded_bytes
-            .fetch_add(encoded_bytes as u64, Ordering::Relaxed);
+        self.counters.encoded_bytes.fetch_add(encoded_bytes as u64, Ordering::Relaxed);
     }
 }
 
 impl fmt::Debug for Encoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Encoder")
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
+        f.debug_struct("Encoder").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
@@ -236,10 +210,7 @@ mod tests {
         let payload = payload(noise.clone());
         let encoder = Encoder::new(1 << 20, Workers::Inline);
         let encoded = encoder.encode(&payload, ChunkIndex(0), CodecId::Zstd).await.unwrap();
-        assert_eq!(
-            (encoded.codec, &encoded.bytes[..]),
-            (CodecId::Raw, &noise[..4096])
-        );
+        assert_eq!((encoded.codec, &encoded.bytes[..]), (CodecId::Raw, &noise[..4096]));
         assert_eq!(encoded.hash, ChunkHash::of(&noise[..4096]));
         assert_eq!(encoder.stats().incompressible, 1);
         assert_eq!(payload.digest(), None, "chunk 1 was not hashed yet");
@@ -250,14 +221,8 @@ mod tests {
         let payload = payload(vec![1; 4096 * 50]);
         let encoder = Encoder::new(1, Workers::Inline);
         for chunk in 0..50 {
-            encoder
-                .encode(&payload, ChunkIndex(chunk), CodecId::Zstd)
-                .await
-                .unwrap();
+            encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap();
         }
-        assert!(
-            encoder.cache.weight() <= 1,
-            "a cache too small for anything keeps nothing"
-        );
+        assert!(encoder.cache.weight() <= 1, "a cache too small for anything keeps nothing");
     }
 }

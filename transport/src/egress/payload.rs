@@ -22,12 +22,7 @@ impl Payload {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
         let chunks = manifest.chunking().count();
         let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
-        Self {
-            key,
-            manifest,
-            source,
-            hashes: (0..chunks).map(|_| OnceLock::new()).collect(),
-        }
+        Self { key, manifest, source, hashes: (0..chunks).map(|_| OnceLock::new()).collect() }
     }
 
     /// A payload whose chunks were hashed while they were copied to where `source` reads them, one hash per chunk.

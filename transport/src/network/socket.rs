@@ -39,25 +39,18 @@ impl Socket {
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
         let io = UdpSocket::from_std(socket.into())?;
-        Ok(Self {
-            state: UdpSocketState::new((&io).into())?,
-            io,
-        })
+        Ok(Self { state: UdpSocketState::new((&io).into())?, io })
     }
 
     fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.io.try_io(Interest::WRITABLE, || {
-            self.state.send((&self.io).into(), transmit)
-        })
+        self.io
+            .try_io(Interest::WRITABLE, || self.state.send((&self.io).into(), transmit))
     }
 }
 
 impl AsyncUdpSocket for Socket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Writable {
-            socket: self,
-            waiting: None,
-        })
+        Box::pin(Writable { socket: self, waiting: None })
     }
 
     /// When the socket fills up between two parts of a batch, quinn sends the whole batch again later. The receiver then
@@ -68,11 +61,7 @@ impl AsyncUdpSocket for Socket {
                 let batch = batch_bytes(transmit.contents.len(), segment);
                 transmit.contents.chunks(batch).try_for_each(|contents| {
                     let segment_size = (contents.len() > segment).then_some(segment);
-                    self.send(&Transmit {
-                        contents,
-                        segment_size,
-                        ..*transmit
-                    })
+                    self.send(&Transmit { contents, segment_size, ..*transmit })
                 })
             }
             _ => self.send(transmit),
@@ -87,9 +76,9 @@ impl AsyncUdpSocket for Socket {
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.io.poll_recv_ready(cx))?;
-            let received = self.io.try_io(Interest::READABLE, || {
-                self.state.recv((&self.io).into(), bufs, meta)
-            });
+            let received = self
+                .io
+                .try_io(Interest::READABLE, || self.state.recv((&self.io).into(), bufs, meta));
             if let Ok(count) = received {
                 return Poll::Ready(Ok(count));
             }
@@ -173,9 +162,7 @@ impl UdpPoller for Writable {
 
 impl fmt::Debug for Writable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Writable")
-            .field("socket", &self.socket)
-            .finish_non_exhaustive()
+        f.debug_struct("Writable").field("socket", &self.socket).finish_non_exhaustive()
     }
 }
 
@@ -198,19 +185,11 @@ mod tests {
     #[tokio::test]
     async fn a_jumbo_batch_arrives_whole() {
         let any = "127.0.0.1:0".parse().unwrap();
-        let (a, b) = (
-            Socket::bind(any, 4 << 20).unwrap(),
-            Socket::bind(any, 4 << 20).unwrap(),
-        );
+        let (a, b) = (Socket::bind(any, 4 << 20).unwrap(), Socket::bind(any, 4 << 20).unwrap());
         let contents: Vec<u8> = (0..10 * 8_972).map(|i| (i / 8_972) as u8).collect();
         let destination = b.local_addr().unwrap();
-        let transmit = Transmit {
-            destination,
-            ecn: None,
-            contents: &contents,
-            segment_size: Some(8_972),
-            src_ip: None,
-        };
+        let transmit =
+            Transmit { destination, ecn: None, contents: &contents, segment_size: Some(8_972), src_ip: None };
         a.io.writable().await.unwrap();
         a.try_send(&transmit).unwrap();
         let mut got = Vec::new();
