@@ -1,20 +1,86 @@
 //! tensor-relay as a contender.
+//!
+//! A round is a subscription: from the request to the verified commit of the whole payload, into memory that earlier
+//! rounds have used. Bytes are noise, encryption and hashes are on, nothing is compressed.
 
-use crate::contender::{ReceiveArgs, ServeArgs};
-use anyhow::{Result, bail};
+use crate::{
+    contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
+    noise,
+};
+use anyhow::{Context, Result, ensure};
+use std::{convert::Infallible, path::PathBuf, time::Duration};
+use tensor_relay_client::{Client, Connector, Ticket, Topic, Tuning};
+use tensor_relay_server::{
+    Config, Dtype, Identity, Listener, Publication, Server, Shape, Staged, TensorName, TensorSpec,
+};
 
-/// Publishes generated tensors and sends them to whoever subscribes.
+const TOPIC: &str = "bulk";
+
+/// How long a round may take before the serving side takes its receiver for dead.
+const ROUND_MAX: Duration = Duration::from_secs(600);
+
+/// Publishes one tensor of noise and sends it to whoever subscribes.
 ///
 /// # Errors
-/// Always, until the server room exists.
-pub async fn serve(_args: ServeArgs) -> Result<()> {
-    bail!("tensor-relay's serving side is not built yet: compare with --only stock-quinn")
+/// When the address is taken or there is no memory.
+pub async fn serve(args: ServeArgs) -> Result<()> {
+    let identity = Identity::ephemeral()?;
+    let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
+    let server = Server::start(listener, Config::default());
+    let address = server.local_address()?;
+    let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
+    let mut publication = publish(&server, args.bytes)?;
+    std::fs::write(ticket_file(address.port()), ticket.to_string())?;
+    print(&Ready { ready: true, port: address.port() })?;
+    for round in 1.. {
+        let begun = Begun::now();
+        let committed = publication.committed(round, ROUND_MAX).await;
+        ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
+        print(&Sent::since(begun, args.bytes))?;
+    }
+    Ok(())
 }
 
-/// Subscribes and receives every round into the same memory.
+/// Subscribes once per round, on one connection.
 ///
 /// # Errors
-/// Always, until the client room exists.
-pub async fn receive(_args: ReceiveArgs) -> Result<()> {
-    bail!("tensor-relay's receiving side is not built yet: compare with --only stock-quinn")
+/// When the server cannot be reached or sends anything else than what was asked for.
+pub async fn receive(args: ReceiveArgs) -> Result<()> {
+    let path = ticket_file(args.connect.port());
+    let ticket =
+        std::fs::read_to_string(&path).with_context(|| format!("no server wrote {}", path.display()))?;
+    std::fs::remove_file(&path)?;
+    let ticket: Ticket = ticket.parse()?;
+    let connector = Connector::new(tuning(args.mtu));
+    let client = Client::connect_with(&connector, &ticket, tensor_relay_client::Config::default()).await?;
+    for round in 0..args.rounds {
+        let begun = Begun::now();
+        let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
+        let snapshot = subscription.next().await?;
+        let received = snapshot.manifest().payload_bytes();
+        ensure!(received == args.bytes, "{received} bytes came where {} were asked for", args.bytes);
+        print(&Received::since(begun, round, received))?;
+    }
+    client.close().await;
+    Ok(())
+}
+
+fn publish(server: &Server, bytes: u64) -> Result<Publication> {
+    let spec = TensorSpec::new(TensorName::new("noise")?, Dtype::U8, Shape::new(&[bytes])?);
+    let staged = Staged::new::<Infallible>(&server.staging(), vec![spec], vec![], |_, out| {
+        for (index, word) in (0..).zip(out.chunks_mut(8)) {
+            word.copy_from_slice(&noise::at(0, index).to_le_bytes()[..word.len()]);
+        }
+        Ok(())
+    })?;
+    Ok(server.publisher(Topic::new(TOPIC)?)?.publish(staged, vec![])?)
+}
+
+fn tuning(mtu: u16) -> Tuning {
+    Tuning { udp_payload_max: Some(mtu), ..Tuning::default() }
+}
+
+/// Where the serving side leaves its ticket for the receiving one; both are on one machine, and the rival needs none.
+fn ticket_file(port: u16) -> PathBuf {
+    std::env::temp_dir().join(format!("tensor-relay-bench-{port}.ticket"))
 }

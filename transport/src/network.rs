@@ -36,7 +36,7 @@ pub struct UdpNetwork;
 
 impl Network for UdpNetwork {
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
-        Ok(Arc::new(Socket::bind(address, tuning.socket_buffer_bytes)?))
+        Ok(Arc::new(Socket::bind(address, tuning.socket_buffer_bytes, tuning.payload_max())?))
     }
 
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {

@@ -93,13 +93,18 @@ impl Tuning {
         Duration::from_millis(self.control_timeout_ms.into())
     }
 
+    /// The largest UDP payload that this end accepts.
+    pub(crate) fn payload_max(&self) -> u16 {
+        self.udp_payload_max
+            .unwrap_or(UDP_PAYLOAD_MAX)
+            .clamp(UDP_PAYLOAD_MIN, UDP_PAYLOAD_MAX)
+    }
+
     pub(crate) fn endpoint(&self, rng_seed: Option<[u8; 32]>) -> EndpointConfig {
         let mut config = EndpointConfig::default();
-        let payload = self
-            .udp_payload_max
-            .unwrap_or(UDP_PAYLOAD_MAX)
-            .clamp(UDP_PAYLOAD_MIN, UDP_PAYLOAD_MAX);
-        config.max_udp_payload_size(payload).expect("clamped to what QUIC allows");
+        config
+            .max_udp_payload_size(self.payload_max())
+            .expect("clamped to what QUIC allows");
         config.rng_seed(rng_seed);
         config
     }
@@ -142,9 +147,9 @@ impl Tuning {
     /// How far MTU discovery goes: to what the first hop carries, which it knows for certain. Beyond that it would only
     /// find out what the kernel could have said.
     fn payload_bound(&self, path_payload: Option<u16>) -> u16 {
-        let path = path_payload.unwrap_or(UDP_PAYLOAD_ETHERNET);
-        path.min(self.udp_payload_max.unwrap_or(UDP_PAYLOAD_MAX))
-            .clamp(UDP_PAYLOAD_MIN, UDP_PAYLOAD_MAX)
+        path_payload
+            .unwrap_or(UDP_PAYLOAD_ETHERNET)
+            .clamp(UDP_PAYLOAD_MIN, self.payload_max())
     }
 }
 

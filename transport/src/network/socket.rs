@@ -27,10 +27,12 @@ const BATCH_MAX_BYTES: usize = 65_507;
 pub(super) struct Socket {
     io: UdpSocket,
     state: UdpSocketState,
+    payload_max: u16,
 }
 
 impl Socket {
-    pub(super) fn bind(address: SocketAddr, buffer_bytes: u32) -> io::Result<Self> {
+    /// Binds to `address`. `payload_max` is what quinn accepts in one datagram.
+    pub(super) fn bind(address: SocketAddr, buffer_bytes: u32, payload_max: u16) -> io::Result<Self> {
         let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::DGRAM, None)?;
         if address.is_ipv6() && address.ip().is_unspecified() {
             socket.set_only_v6(false)?;
@@ -39,7 +41,7 @@ impl Socket {
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
         let io = UdpSocket::from_std(socket.into())?;
-        Ok(Self { state: UdpSocketState::new((&io).into())?, io })
+        Ok(Self { state: UdpSocketState::new((&io).into())?, io, payload_max })
     }
 
     fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
@@ -93,10 +95,10 @@ impl AsyncUdpSocket for Socket {
         self.state.max_gso_segments()
     }
 
-    /// quinn multiplies this with the largest payload to size each receive buffer. Two of the largest payload hold any
-    /// batch the kernel coalesces (64 KiB at most); 64 of them would reserve 133 MB of address space per socket.
+    /// quinn multiplies this with the largest payload to size each of its 32 receive buffers, which have to hold any
+    /// batch that the kernel coalesces. All 64 segments of the largest payload would be 133 MB of address space.
     fn max_receive_segments(&self) -> usize {
-        self.state.gro_segments().min(2)
+        self.state.gro_segments().min(segments_received(self.payload_max))
     }
 
     fn may_fragment(&self) -> bool {
@@ -118,6 +120,12 @@ fn batch_bytes(bytes: usize, segment: usize) -> usize {
     let per_batch = (BATCH_MAX_BYTES / segment).max(1);
     let batches = segments.div_ceil(per_batch);
     segments.div_ceil(batches) * segment
+}
+
+/// How many datagrams of `payload_max` together have room for every batch the kernel coalesces: 64 KiB, and one more for
+/// a last segment that is cut.
+fn segments_received(payload_max: u16) -> usize {
+    usize::from(u16::MAX).div_ceil(payload_max.into()) + 1
 }
 
 /// Asks for buffers of `bytes`, beyond the system's limit where this process may (CAP_NET_ADMIN), and warns once when
@@ -182,10 +190,18 @@ mod tests {
         }
     }
 
+    /// A receive buffer shorter than a coalesced batch cuts it, and every datagram behind the cut is lost.
+    #[test]
+    fn receive_buffers_hold_whole_batches() {
+        for payload_max in [1_200, 1_452, 1_472, 8_972, 65_000] {
+            assert!(segments_received(payload_max) * usize::from(payload_max) >= 65_536);
+        }
+    }
+
     #[tokio::test]
     async fn a_jumbo_batch_arrives_whole() {
-        let any = "127.0.0.1:0".parse().unwrap();
-        let (a, b) = (Socket::bind(any, 4 << 20).unwrap(), Socket::bind(any, 4 << 20).unwrap());
+        let bind = || Socket::bind("127.0.0.1:0".parse().unwrap(), 4 << 20, 65_000).unwrap();
+        let (a, b) = (bind(), bind());
         let contents: Vec<u8> = (0..10 * 8_972).map(|i| (i / 8_972) as u8).collect();
         let destination = b.local_addr().unwrap();
         let transmit =

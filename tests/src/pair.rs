@@ -1,0 +1,185 @@
+//! A real server and real clients on a simulated network.
+
+use crate::{
+    simnet::{Host, SimNet},
+    tensors,
+};
+use rcgen::{KeyPair, PKCS_ED25519};
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+use tensor_relay_client::{Client, ClientError, Connector};
+use tensor_relay_protocol::{Limits, Ticket, Topic};
+use tensor_relay_server::{Identity, Listener, Publication, Publisher, Server};
+use tensor_relay_transport::{Congestion, Tuning, Workers};
+use tokio::time::Instant;
+
+/// How long a scenario may take, in its own time. Whatever waits longer waits for ever.
+const SCENARIO_MAX: Duration = Duration::from_secs(600);
+
+/// Where the server listens.
+pub const SERVER_PORT: u16 = 4747;
+
+/// The chunks of simulated servers: small, so that versions of a megabyte have many.
+pub const CHUNK_BYTES: u32 = 64 << 10;
+
+/// The stage of one scenario.
+#[derive(Debug)]
+pub struct Sim {
+    /// What everything followed from.
+    pub seed: u64,
+    /// The network between all hosts.
+    pub net: SimNet,
+    /// How servers and clients that start from now on use the network. CUBIC, because quinn's BBR draws from the
+    /// system's randomness; scenarios about throughput under loss choose it again.
+    pub tuning: Tuning,
+    began: Instant,
+}
+
+/// Runs `scenario` on a clock of its own and prints the seed if it fails.
+///
+/// # Panics
+/// When the scenario does, or when it has not ended after ten simulated minutes.
+pub fn simulate<T>(seed: u64, scenario: impl AsyncFnOnce(Sim) -> T) -> T {
+    let _named = NameSeed(seed);
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    // A fresh runtime per seed: timers are rounded to the milliseconds of their runtime's life.
+    let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let sim = Sim {
+            seed,
+            net: SimNet::new(seed),
+            tuning: Tuning { congestion: Congestion::Cubic, ..Tuning::default() },
+            began: Instant::now(),
+        };
+        let ended = tokio::time::timeout(SCENARIO_MAX, scenario(sim)).await;
+        ended.expect("the scenario ends within ten simulated minutes")
+    })
+}
+
+/// Tells which seed to run again.
+struct NameSeed(u64);
+
+impl Drop for NameSeed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the scenario failed with seed {}", self.0);
+        }
+    }
+}
+
+impl Sim {
+    /// How long the scenario has run, in its own time.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The server's host.
+    pub fn server_host(&self) -> Host {
+        self.net.host(Ipv4Addr::new(10, 0, 0, 1))
+    }
+
+    /// The host of the client with this number.
+    pub fn client_host(&self, number: u8) -> Host {
+        self.net.host(Ipv4Addr::new(10, 0, 1, number))
+    }
+
+    /// Where the server listens.
+    pub fn server_address(&self) -> SocketAddr {
+        (Ipv4Addr::new(10, 0, 0, 1), SERVER_PORT).into()
+    }
+
+    /// The server's door, open.
+    pub fn listener(&self) -> Listener {
+        let host = Arc::new(self.server_host());
+        let bound = Listener::bind_on(host, self.server_address(), &self.identity(), self.tuning.clone());
+        bound.unwrap()
+    }
+
+    /// Starts the server.
+    pub fn server(&self, config: tensor_relay_server::Config) -> Server {
+        Server::start(self.listener(), config)
+    }
+
+    /// The ways out of the host of the client with this number.
+    pub fn connector(&self, number: u8) -> Connector {
+        Connector::over(Arc::new(self.client_host(number)), self.tuning.clone())
+    }
+
+    /// Connects the client with this number.
+    ///
+    /// # Errors
+    /// As [`Client::connect_with`].
+    pub async fn client(
+        &self,
+        number: u8,
+        config: tensor_relay_client::Config,
+    ) -> Result<Client, ClientError> {
+        Client::connect_with(&self.connector(number), &self.ticket(), config).await
+    }
+
+    /// What names the server.
+    pub fn ticket(&self) -> Ticket {
+        let key = self.identity().fingerprint().0;
+        Ticket::new(vec![self.server_address().to_string()], vec![key], None).unwrap()
+    }
+
+    /// Who the server is.
+    pub fn identity(&self) -> Identity {
+        let state = tempfile::tempdir().unwrap();
+        let pem = self.key_pair().serialize_pem();
+        std::fs::write(state.path().join("identity.key"), pem).unwrap();
+        Identity::load_or_create(state.path()).unwrap()
+    }
+
+    /// The server's key: Ed25519, whose signatures have one length, so that equal seeds send equal numbers of bytes.
+    pub fn key_pair(&self) -> KeyPair {
+        // RFC 8410 §7: a private key is this prefix and 32 bytes of anything.
+        let prefix = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
+        let secret = [self.seed.to_le_bytes(); 4].concat();
+        let der = PrivatePkcs8KeyDer::from([&prefix[..], &secret].concat());
+        KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).unwrap()
+    }
+}
+
+/// What simulated servers allow; scenarios change single fields.
+pub fn server_config() -> tensor_relay_server::Config {
+    tensor_relay_server::Config { chunk_bytes: CHUNK_BYTES, workers: Workers::Inline, ..Default::default() }
+}
+
+/// What simulated clients allow; scenarios change single fields.
+pub fn client_config() -> tensor_relay_client::Config {
+    tensor_relay_client::Config {
+        limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
+        workers: Workers::Inline,
+        ..Default::default()
+    }
+}
+
+/// Publishes one tensor of `bytes` incompressible bytes as `version`, which must be the next one.
+pub fn publish(server: &Server, publisher: &mut Publisher, version: u64, bytes: u64) -> Publication {
+    let staged = tensors::stage(server, vec![tensors::noise("noise", bytes)], version);
+    publisher.publish(staged, tensors::metadata(version)).unwrap()
+}
+
+/// Waits, for ten simulated seconds at most, until `holds` does.
+///
+/// # Panics
+/// When it still does not, with `what` was waited for.
+pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..10_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("{what}: not within ten seconds");
+}
+
+/// The topic called `name`.
+pub fn topic(name: &str) -> Topic {
+    Topic::new(name).unwrap()
+}

@@ -1,0 +1,243 @@
+//! A network in memory: delay, loss, duplication, corruption and partitions, all from one seed.
+
+mod clock;
+mod socket;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use socket::Socket;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Waker,
+    time::Duration,
+};
+use tensor_relay_transport::{Network, Tuning};
+use tokio::time::Instant;
+
+/// What the way between two hosts does to datagrams.
+#[derive(Debug, Clone)]
+pub struct Path {
+    /// How long a datagram takes, drawn anew for each: a wide range reorders.
+    pub delay: RangeInclusive<Duration>,
+    /// The share of datagrams that vanish.
+    pub loss: f64,
+    /// The share of datagrams that arrive twice.
+    pub duplication: f64,
+    /// The share of datagrams of which one bit is flipped.
+    pub corruption: f64,
+    /// The largest datagram that gets through; larger ones vanish without a word, as in a black hole.
+    pub mtu: usize,
+    /// What hosts believe the first hop carries, where MTU discovery stops.
+    pub first_hop: u16,
+}
+
+impl Default for Path {
+    /// A clean link of one millisecond with Ethernet's MTU.
+    fn default() -> Self {
+        Self {
+            delay: Duration::from_millis(1)..=Duration::from_millis(1),
+            loss: 0.0,
+            duplication: 0.0,
+            corruption: 0.0,
+            mtu: 1_472,
+            first_hop: 1_472,
+        }
+    }
+}
+
+/// What one host has sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Datagrams given to the network.
+    pub datagrams: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of the datagrams, those that the network dropped: lost, too large, or stopped by a partition.
+    pub dropped: u64,
+}
+
+/// The network. Cheap to clone; all clones are one.
+#[derive(Debug, Clone)]
+pub struct SimNet {
+    state: Arc<Mutex<State>>,
+}
+
+/// One host's connection to a [`SimNet`].
+#[derive(Debug, Clone)]
+pub struct Host {
+    net: SimNet,
+    address: IpAddr,
+}
+
+#[derive(Debug)]
+struct State {
+    dice: ChaCha8Rng,
+    path: Path,
+    partitions: BTreeSet<(IpAddr, IpAddr)>,
+    inboxes: BTreeMap<SocketAddr, Inbox>,
+    traffic: BTreeMap<IpAddr, Traffic>,
+    /// Numbers datagrams, so that those that arrive at one instant keep an order.
+    order: u64,
+    next_port: u16,
+}
+
+/// What is on its way to one socket, in the order of arrival.
+#[derive(Debug, Default)]
+struct Inbox {
+    datagrams: BTreeMap<(Instant, u64), Datagram>,
+    waker: Option<Waker>,
+}
+
+#[derive(Debug)]
+struct Datagram {
+    from: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+/// The first port given to sockets that ask for any.
+const FIRST_FREE_PORT: u16 = 49_152;
+
+impl SimNet {
+    /// A network whose faults follow from `seed`, with a clean [`Path`] at first.
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            dice: ChaCha8Rng::seed_from_u64(seed),
+            path: Path::default(),
+            partitions: BTreeSet::new(),
+            inboxes: BTreeMap::new(),
+            traffic: BTreeMap::new(),
+            order: 0,
+            next_port: FIRST_FREE_PORT,
+        };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The host at `address`.
+    pub fn host(&self, address: impl Into<IpAddr>) -> Host {
+        Host { net: self.clone(), address: address.into() }
+    }
+
+    /// Changes what happens to datagrams that are sent from now on.
+    pub fn set_path(&self, path: Path) {
+        self.state().path = path;
+    }
+
+    /// Cuts the way between two hosts: nothing sent from now on passes, either way.
+    pub fn partition(&self, one: &Host, other: &Host) {
+        let mut state = self.state();
+        state.partitions.insert((one.address, other.address));
+        state.partitions.insert((other.address, one.address));
+    }
+
+    /// Opens the way between two hosts again.
+    pub fn repair(&self, one: &Host, other: &Host) {
+        let mut state = self.state();
+        state.partitions.remove(&(one.address, other.address));
+        state.partitions.remove(&(other.address, one.address));
+    }
+
+    /// What `host` has sent so far.
+    pub fn sent_by(&self, host: &Host) -> Traffic {
+        self.state().traffic.get(&host.address).copied().unwrap_or_default()
+    }
+
+    /// What all hosts have sent so far.
+    pub fn sent(&self) -> Traffic {
+        let state = self.state();
+        state.traffic.values().fold(Traffic::default(), |sum, one| Traffic {
+            datagrams: sum.datagrams + one.datagrams,
+            bytes: sum.bytes + one.bytes,
+            dropped: sum.dropped + one.dropped,
+        })
+    }
+
+    /// A test that panics while it holds the lock has failed already; the others go on.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Network for Host {
+    fn bind(&self, address: SocketAddr, _: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
+        let mut state = self.net.state();
+        let port = match address.port() {
+            0 => state.free_port(),
+            port => port,
+        };
+        let address = SocketAddr::new(self.address, port);
+        if state.inboxes.contains_key(&address) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        state.inboxes.insert(address, Inbox::default());
+        Ok(Arc::new(Socket::new(self.net.clone(), address)))
+    }
+
+    fn runtime(&self) -> Arc<dyn quinn::Runtime> {
+        Arc::new(clock::SimRuntime)
+    }
+
+    fn path_payload(&self, _: SocketAddr) -> Option<u16> {
+        Some(self.net.state().path.first_hop)
+    }
+
+    fn rng_seed(&self) -> Option<[u8; 32]> {
+        Some(self.net.state().dice.random())
+    }
+}
+
+impl State {
+    fn free_port(&mut self) -> u16 {
+        self.next_port += 1;
+        self.next_port - 1
+    }
+
+    /// Lets the dice decide what becomes of one datagram.
+    fn send(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
+        let dropped = self.is_dropped(from, to, bytes.len());
+        let traffic = self.traffic.entry(from.ip()).or_default();
+        traffic.datagrams += 1;
+        traffic.bytes += bytes.len() as u64;
+        traffic.dropped += u64::from(dropped);
+        if dropped {
+            return;
+        }
+        let copies = 1 + usize::from(self.dice.random_bool(self.path.duplication));
+        for _ in 0..copies {
+            self.deliver(from, to, bytes.to_vec());
+        }
+    }
+
+    fn is_dropped(&mut self, from: SocketAddr, to: SocketAddr, len: usize) -> bool {
+        let lost = self.dice.random_bool(self.path.loss);
+        lost || len > self.path.mtu || self.partitions.contains(&(from.ip(), to.ip()))
+    }
+
+    /// Puts a datagram into the inbox of its receiver, if there is one: nobody answers for a closed port.
+    fn deliver(&mut self, from: SocketAddr, to: SocketAddr, mut bytes: Vec<u8>) {
+        let arrives = Instant::now() + self.dice.random_range(self.path.delay.clone());
+        if !bytes.is_empty() && self.dice.random_bool(self.path.corruption) {
+            let at = self.dice.random_range(0..bytes.len());
+            bytes[at] ^= 1 << self.dice.random_range(0..8);
+        }
+        self.order += 1;
+        if let Some(inbox) = self.inboxes.get_mut(&to) {
+            inbox.datagrams.insert((arrives, self.order), Datagram { from, bytes });
+            inbox.waker.take().inspect(Waker::wake_by_ref);
+        }
+    }
+}
+
+impl Inbox {
+    /// The next datagram that has arrived by `now`, or when to look again.
+    fn take(&mut self, now: Instant) -> Result<Datagram, Option<Instant>> {
+        match self.datagrams.first_entry() {
+            Some(first) if first.key().0 <= now => Ok(first.remove()),
+            Some(first) => Err(Some(first.key().0)),
+            None => Err(None),
+        }
+    }
+}

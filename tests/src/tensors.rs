@@ -1,0 +1,140 @@
+//! Snapshots in which every byte says which tensor and which version it belongs to.
+//!
+//! The content of a tensor is a function of its name and its version, so a receiver needs nothing but the snapshot to
+//! check it, and half of one version in another is noticed wherever the cut lies.
+
+use rand::{Rng, RngExt};
+use std::{collections::HashMap, convert::Infallible};
+use tensor_relay_client::Snapshot;
+use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
+use tensor_relay_server::{Server, Staged};
+
+/// Names that begin so have content that compresses.
+const SMOOTH: &str = "smooth.";
+
+/// A `u8` tensor of `bytes` incompressible bytes.
+pub fn noise(name: &str, bytes: u64) -> TensorSpec {
+    spec(name, Dtype::U8, bytes)
+}
+
+/// A `u8` tensor of `bytes` bytes that compress well.
+pub fn smooth(name: &str, bytes: u64) -> TensorSpec {
+    spec(&format!("{SMOOTH}{name}"), Dtype::U8, bytes)
+}
+
+/// A tensor of one dimension.
+pub fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
+    let shape = Shape::new(&[elements]).unwrap();
+    TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)
+}
+
+/// About `bytes` bytes of tensors: a few large ones, many small ones of odd sizes, some empty, of several dtypes.
+pub fn random(dice: &mut impl Rng, bytes: u64) -> Vec<TensorSpec> {
+    const DTYPES: [Dtype; 5] = [Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::F4E2M1, Dtype::F8E4M3Fn];
+    let mut specs = Vec::new();
+    let mut left = bytes;
+    while left > 0 {
+        let size = match dice.random_range(0..10) {
+            0 => 0,
+            1..=6 => dice.random_range(1..2_000),
+            7..=8 => dice.random_range(2_000..80_000),
+            _ => dice.random_range(80_000..600_000),
+        };
+        let dtype = DTYPES[dice.random_range(0..DTYPES.len())];
+        let elements = size * 8 / u64::from(dtype.bits());
+        let texture = if dice.random_bool(0.5) { SMOOTH } else { "noise." };
+        specs.push(spec(&format!("{texture}{}", specs.len()), dtype, elements));
+        left = left.saturating_sub(size.max(1));
+    }
+    specs
+}
+
+/// Stages `specs` with the content of `version` for `server`.
+pub fn stage(server: &Server, specs: Vec<TensorSpec>, version: u64) -> Staged {
+    let names: Vec<TensorName> = specs.iter().map(|spec| spec.name.clone()).collect();
+    let fill = |index: usize, out: &mut [u8]| {
+        write_content(names[index].as_str(), version, out);
+        Ok::<(), Infallible>(())
+    };
+    Staged::new(&server.staging(), specs, vec![], fill).unwrap()
+}
+
+/// What is published with every version, and checked with its tensors.
+pub fn metadata(version: u64) -> Vec<(String, String)> {
+    vec![("version".into(), version.to_string())]
+}
+
+/// Checks every byte of `snapshot` against its version, and its metadata.
+///
+/// # Panics
+/// When anything is not what was published.
+pub fn check(snapshot: &Snapshot) {
+    let version = snapshot.id().version.0;
+    assert_eq!(snapshot.metadata(), metadata(version));
+    let mut owners = HashMap::new();
+    for (tensor, bytes) in snapshot.tensors() {
+        // Aliases come after the tensor whose bytes they share.
+        let name = *owners.entry(tensor.range()).or_insert(tensor.name.as_str());
+        assert_eq!(bytes.len() as u64, tensor.byte_len(), "{name}");
+        assert!(has_content(name, version, &bytes), "{name} is not as published in version {version}");
+    }
+}
+
+/// Writes the content of the tensor `name` in `version`.
+pub fn write_content(name: &str, version: u64, out: &mut [u8]) {
+    for (index, word) in out.chunks_mut(8).enumerate() {
+        word.copy_from_slice(&content(name_key(name, version), index)[..word.len()]);
+    }
+}
+
+fn has_content(name: &str, version: u64, bytes: &[u8]) -> bool {
+    let (key, mut words) = (name_key(name, version), bytes.chunks(8).enumerate());
+    words.all(|(index, word)| word == &content(key, index)[..word.len()])
+}
+
+/// What the words of a tensor are made from, and after how many of them the word changes.
+#[derive(Clone, Copy)]
+struct Key {
+    value: u64,
+    run: usize,
+}
+
+fn name_key(name: &str, version: u64) -> Key {
+    let mixed = name.bytes().fold(version, |key, byte| scramble(key ^ u64::from(byte)));
+    Key { value: scramble(mixed), run: if name.starts_with(SMOOTH) { 64 } else { 1 } }
+}
+
+fn content(key: Key, index: usize) -> [u8; 8] {
+    scramble(key.value.wrapping_add((index / key.run) as u64)).to_le_bytes()
+}
+
+/// The finalizer of SplitMix64: every bit of the input changes half of the output.
+fn scramble(input: u64) -> u64 {
+    let x = input.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checker that accepts anything would let every scenario pass.
+    #[test]
+    fn one_wrong_byte_is_noticed_wherever_it_is() {
+        for name in ["noise.a", "smooth.a"] {
+            let (mut one, mut two) = (vec![0; 1_003], vec![0; 1_003]);
+            write_content(name, 1, &mut one);
+            write_content(name, 2, &mut two);
+            assert!(has_content(name, 1, &one) && !has_content(name, 2, &one));
+            let torn = [&one[..1_000], &two[1_000..]].concat();
+            assert!(!has_content(name, 1, &torn) && !has_content(name, 2, &torn));
+            for at in [0, 500, 1_002] {
+                let mut wrong = one.clone();
+                wrong[at] ^= 1;
+                assert!(!has_content(name, 1, &wrong));
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Clients that break the rules. The server closes with the right code and keeps serving the others.
+
+use crate::raw::{self, Peer, hello, subscribe};
+use std::{collections::BTreeSet, time::Duration};
+use tensor_relay_protocol::{
+    AbortReason, ClientMessage, CloseCode, Credit, EndReason, Epoch, FRAME_MAX_BYTES, ServerMessage,
+    SubscriptionId, Version,
+};
+use tensor_relay_server::Server;
+use tensor_relay_tests::{
+    pair::{Sim, client_config, eventually, publish, server_config, simulate, topic},
+    tensors,
+};
+use tokio::time::sleep;
+
+const EPOCH: Epoch = Epoch(5);
+
+/// Runs a hostile client against a server that has one version of "t" on offer and a good client, which must get the
+/// next one as if nothing had been; the hostile one must be closed with `code` and a text that has `word` in it.
+fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> Peer) {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher_in(topic("t"), EPOCH).unwrap();
+        publish(&server, &mut publisher, 1, 1 << 20);
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut good = client.subscribe(&topic("t")).await.unwrap();
+        tensors::check(&good.next().await.unwrap());
+
+        let peer = attack(&sim).await;
+        let (found, text) = peer.closed_because().await;
+        assert_eq!(found, Some(code), "{text}");
+        assert!(text.contains(word), "{text:?} says nothing of {word:?}");
+
+        publish(&server, &mut publisher, 2, 1 << 20);
+        tensors::check(&good.next().await.unwrap());
+        only_one_is_left(&server).await;
+    });
+}
+
+async fn only_one_is_left(server: &Server) {
+    eventually("only the good session is left", || server.stats().sessions == 1).await;
+    eventually("no transfer is left", || server.stats().transfers == 0).await;
+    assert_eq!(server.stats().staged_bytes, 1 << 20, "nothing but the newest version takes memory");
+}
+
+/// Goal: bytes that are no message are recognised, whatever they are.
+/// Method: text, zeros, and a frame whose inside is noise.
+#[test]
+fn garbage_instead_of_hello() {
+    for bytes in
+        [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], b"\x04\0\0\0\xff\xff\xff\xff", b"\x02\0\0\0\x0a\x7f"]
+    {
+        let code = CloseCode::Malformed;
+        expect_closed(code, "", async |sim| {
+            let mut peer = Peer::client(sim, 2).await;
+            peer.say(bytes).await;
+            peer
+        });
+    }
+}
+
+/// Goal: a length beyond the limit is refused before anything is kept for it.
+/// Method: one byte too many, and four gigabytes, as the first message and as a later one.
+#[test]
+fn frames_that_are_too_long() {
+    for length in [FRAME_MAX_BYTES as u32 + 1, u32::MAX] {
+        expect_closed(CloseCode::Malformed, "at most", async |sim| {
+            let mut peer = Peer::client(sim, 2).await;
+            peer.say(&length.to_le_bytes()).await;
+            peer
+        });
+        expect_closed(CloseCode::Malformed, "at most", async |sim| {
+            let mut peer = Peer::greeted_client(sim, 2).await;
+            peer.say(&length.to_le_bytes()).await;
+            peer
+        });
+    }
+}
+
+/// Goal: messages have their place.
+/// Method: a request before Hello, and a second Hello.
+#[test]
+fn messages_out_of_turn() {
+    expect_closed(CloseCode::Misbehaved, "Hello", async |sim| {
+        let mut peer = Peer::client(sim, 2).await;
+        peer.say_to_server(ClientMessage::List).await;
+        peer
+    });
+    expect_closed(CloseCode::Misbehaved, "Hello", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        peer.say_to_server(ClientMessage::Hello(hello())).await;
+        peer
+    });
+}
+
+/// Goal: a client of another time is told so.
+/// Method: revisions that this build does not speak.
+#[test]
+fn a_hello_from_the_future() {
+    expect_closed(CloseCode::Incompatible, "revisions 7 to 9", async |sim| {
+        let mut peer = Peer::client(sim, 2).await;
+        let hello = tensor_relay_protocol::Hello { revision_min: 7, revision_max: 9, ..hello() };
+        peer.say_to_server(ClientMessage::Hello(hello)).await;
+        peer
+    });
+}
+
+/// Goal: credit beyond reason is refused, at once or bit by bit.
+/// Method: too much in Subscribe, and too much in Credit.
+#[test]
+fn credit_overflow() {
+    expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        peer.say_to_server(subscribe(1, Credit::MAX + 1)).await;
+        peer
+    });
+    expect_closed(CloseCode::Misbehaved, "credit", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        peer.say_to_server(subscribe(1, Credit::MAX)).await;
+        for chunks in [1_000, u32::MAX] {
+            let subscription = SubscriptionId(1);
+            peer.say_to_server(ClientMessage::Credit { subscription, chunks }).await;
+        }
+        peer
+    });
+}
+
+/// Goal: a client cannot commit what it has not got.
+/// Method: while version 1 waits for credit: Committed for it, for a version never sent, and for another epoch.
+#[test]
+fn commits_of_what_was_not_sent() {
+    for (word, epoch, version) in
+        [("Complete", EPOCH, 1), ("version 7", EPOCH, 7), ("version 1", Epoch(6), 1)]
+    {
+        expect_closed(CloseCode::Misbehaved, word, async |sim| {
+            let mut peer = announced(sim).await;
+            peer.say_to_server(ClientMessage::Committed {
+                subscription: SubscriptionId(1),
+                epoch,
+                version: Version(version),
+            })
+            .await;
+            peer
+        });
+    }
+}
+
+/// Goal: as above, for giving up.
+/// Method: Abort for a version never sent.
+#[test]
+fn an_abort_of_what_was_not_sent() {
+    expect_closed(CloseCode::Misbehaved, "version 7", async |sim| {
+        let mut peer = announced(sim).await;
+        peer.say_to_server(ClientMessage::Abort {
+            subscription: SubscriptionId(1),
+            epoch: EPOCH,
+            version: Version(7),
+            reason: AbortReason::Corrupt,
+        })
+        .await;
+        peer
+    });
+}
+
+/// A client to which version 1 was announced, and which gave no credit.
+async fn announced(sim: &Sim) -> Peer {
+    let mut peer = Peer::greeted_client(sim, 2).await;
+    peer.say_to_server(subscribe(1, 0)).await;
+    assert!(matches!(peer.hear_server().await, ServerMessage::Announce(_)));
+    peer
+}
+
+/// Goal: a subscription id names one subscription for the whole session.
+/// Method: the same id twice at once, and again after its end; and ids that were never used.
+#[test]
+fn subscription_ids() {
+    expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        peer.say_to_server(subscribe(1, 4)).await;
+        peer.say_to_server(subscribe(1, 4)).await;
+        peer
+    });
+    expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        peer.say_to_server(subscribe(1, 4)).await;
+        peer.say_to_server(ClientMessage::Unsubscribe(SubscriptionId(1))).await;
+        sleep(Duration::from_secs(1)).await;
+        peer.say_to_server(subscribe(1, 4)).await;
+        peer
+    });
+    expect_closed(CloseCode::Misbehaved, "subscription 9", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        peer.say_to_server(ClientMessage::Unsubscribe(SubscriptionId(9))).await;
+        peer
+    });
+}
+
+/// Goal: a name that could escape from a folder never gets in.
+/// Method: a Subscribe written by hand, since the types here cannot hold such a name.
+#[test]
+fn a_topic_that_is_none() {
+    expect_closed(CloseCode::Malformed, "name", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        // FromClient { subscribe (2): { subscription (1): 1, topic (2): "../x", mode (3): 1 } }
+        peer.say(b"\x0c\0\0\0\x12\x0a\x08\x01\x12\x04../x\x18\x01").await;
+        peer
+    });
+}
+
+/// Goal: a client that connects and says nothing is dropped within the control timeout.
+/// Method: no control stream at all; a control stream without a byte; half a frame.
+#[test]
+fn clients_that_say_nothing() {
+    for bytes in [None, Some(&b""[..]), Some(&b"\x10\0\0\0half"[..])] {
+        simulate(2, async |sim| {
+            let server = sim.server(server_config());
+            let (_endpoint, connection) = raw::connect(&sim, 2).await;
+            let mut control = None;
+            if let Some(bytes) = bytes {
+                let (mut out, incoming) = connection.open_bi().await.unwrap();
+                out.write_all(bytes).await.unwrap();
+                control = Some((out, incoming));
+            }
+            let (code, text) = raw::closed_because(&connection).await;
+            assert_eq!((code, text.as_str()), (Some(CloseCode::TimedOut), ""));
+            let timeout = sim.tuning.control_timeout();
+            assert!(sim.elapsed() < timeout + Duration::from_secs(1), "{:?}", sim.elapsed());
+            eventually("it is forgotten", || server.stats().sessions == 0).await;
+            drop(control);
+        });
+    }
+}
+
+/// Goal: a client cannot make a server keep streams for it.
+/// Method: QUIC itself must refuse a second control stream and every data stream: none may be opened.
+#[test]
+fn streams_that_are_not_allowed() {
+    simulate(3, async |sim| {
+        let _server = sim.server(server_config());
+        let peer = Peer::greeted_client(&sim, 2).await;
+        let wait = Duration::from_secs(1);
+        assert!(tokio::time::timeout(wait, peer.connection.open_bi()).await.is_err());
+        assert!(tokio::time::timeout(wait, peer.connection.open_uni()).await.is_err());
+    });
+}
+
+/// Goal: one client cannot have more subscriptions than the server allows; those it has go on.
+/// Method: one too many, then one less.
+#[test]
+fn too_many_subscriptions() {
+    simulate(4, async |sim| {
+        let server = sim.server(tensor_relay_server::Config { subscriptions_max: 2, ..server_config() });
+        let mut peer = Peer::greeted_client(&sim, 2).await;
+        for id in 1..=3 {
+            peer.say_to_server(subscribe(id, 4)).await;
+        }
+        let refused =
+            ServerMessage::End { subscription: SubscriptionId(3), reason: EndReason::TooManySubscriptions };
+        assert_eq!(peer.hear_server().await, refused);
+        peer.say_to_server(ClientMessage::Unsubscribe(SubscriptionId(1))).await;
+        sleep(Duration::from_secs(1)).await;
+        peer.say_to_server(subscribe(4, 4)).await;
+        publish(&server, &mut server.publisher(topic("t")).unwrap(), 1, 1_000);
+        let mut served = BTreeSet::new();
+        while served.len() < 2 {
+            if let ServerMessage::Announce(announce) = peer.hear_server().await {
+                served.insert(announce.subscription.0);
+            }
+        }
+        assert!(served.into_iter().eq([2, 4]));
+    });
+}
+
+/// Goal: many who hold what they can get cost the server a bounded amount, and a good client nothing but bandwidth.
+/// Method: twenty clients that take all credit and read nothing, and one that reads.
+#[test]
+fn a_crowd_that_reads_nothing() {
+    simulate(5, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let mut crowd = Vec::new();
+        for number in 10..30 {
+            let mut peer = Peer::greeted_client(&sim, number).await;
+            peer.say_to_server(subscribe(1, Credit::MAX)).await;
+            crowd.push(peer);
+        }
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut good = client.subscribe(&topic("t")).await.unwrap();
+        for version in 1..=5 {
+            publish(&server, &mut publisher, version, 1 << 20);
+            tensors::check(&good.next().await.unwrap());
+        }
+        let staged = server.stats().staged_bytes;
+        assert!(staged <= 3 << 20, "{staged} bytes: the version that is stuck, the newest, and one between");
+        assert!(sim.elapsed() < Duration::from_secs(5), "{:?}", sim.elapsed());
+    });
+}

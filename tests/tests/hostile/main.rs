@@ -1,0 +1,7 @@
+//! Peers that break the rules: whoever they are talking to says so, survives, and shows nobody half a tensor.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod clients;
+mod raw;
+mod servers;

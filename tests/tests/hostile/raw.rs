@@ -1,0 +1,213 @@
+//! A peer that speaks QUIC and nothing above it: it can say whatever bytes can say.
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
+};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+use tensor_relay_protocol::{
+    ALPN, ClientMessage, CloseCode, CodecSet, Hello, Mode, ServerMessage, Subscribe, SubscriptionId, Welcome,
+    decode_frame_length, encode_client, encode_server,
+};
+use tensor_relay_tests::{
+    pair::{Sim, topic},
+    simnet::Host,
+};
+use tensor_relay_transport::Network;
+
+/// One end of a connection with its control stream.
+pub(crate) struct Peer {
+    pub(crate) connection: quinn::Connection,
+    control_out: quinn::SendStream,
+    control_in: quinn::RecvStream,
+    _endpoint: quinn::Endpoint,
+}
+
+/// Connects to the server without opening a control stream.
+pub(crate) async fn connect(sim: &Sim, number: u8) -> (quinn::Endpoint, quinn::Connection) {
+    let endpoint = endpoint(&sim.client_host(number), 0, None);
+    let connecting = endpoint.connect_with(client_config(), sim.server_address(), "tensor-relay");
+    let connection = connecting.unwrap().await.unwrap();
+    (endpoint, connection)
+}
+
+impl Peer {
+    /// A client that has said nothing yet.
+    pub(crate) async fn client(sim: &Sim, number: u8) -> Self {
+        let (endpoint, connection) = connect(sim, number).await;
+        let (control_out, control_in) = connection.open_bi().await.unwrap();
+        Self { connection, control_out, control_in, _endpoint: endpoint }
+    }
+
+    /// A client that was greeted.
+    pub(crate) async fn greeted_client(sim: &Sim, number: u8) -> Self {
+        let mut peer = Self::client(sim, number).await;
+        peer.say_to_server(ClientMessage::Hello(hello())).await;
+        assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+        peer
+    }
+
+    /// A server whose first client has been greeted and has subscribed.
+    pub(crate) async fn server(sim: &Sim) -> (Self, Subscribe) {
+        let (host, port) = (sim.server_host(), sim.server_address().port());
+        let endpoint = endpoint(&host, port, Some(server_config(sim)));
+        let connection = endpoint.accept().await.unwrap().await.unwrap();
+        let (control_out, control_in) = connection.accept_bi().await.unwrap();
+        let mut peer = Self { connection, control_out, control_in, _endpoint: endpoint };
+        assert!(matches!(peer.hear_client().await, ClientMessage::Hello(_)));
+        let welcome = Welcome { revision: 1, agent: "hostile".into(), session: 1, subscriptions_max: 64 };
+        peer.say_to_client(ServerMessage::Welcome(welcome)).await;
+        match peer.hear_client().await {
+            ClientMessage::Subscribe(subscribe) => (peer, subscribe),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn say_to_server(&mut self, message: ClientMessage) {
+        self.say(&encode_client(message)).await;
+    }
+
+    pub(crate) async fn say_to_client(&mut self, message: ServerMessage) {
+        self.say(&encode_server(message)).await;
+    }
+
+    /// Writes to the control stream. The other end may have closed already: that is what it should do.
+    pub(crate) async fn say(&mut self, bytes: &[u8]) {
+        let _ = self.control_out.write_all(bytes).await;
+    }
+
+    pub(crate) async fn hear_server(&mut self) -> ServerMessage {
+        ServerMessage::decode(&self.hear().await).unwrap()
+    }
+
+    pub(crate) async fn hear_client(&mut self) -> ClientMessage {
+        ClientMessage::decode(&self.hear().await).unwrap()
+    }
+
+    async fn hear(&mut self) -> Vec<u8> {
+        let mut prefix = [0; 4];
+        self.control_in.read_exact(&mut prefix).await.unwrap();
+        let mut body = vec![0; decode_frame_length(prefix).unwrap()];
+        self.control_in.read_exact(&mut body).await.unwrap();
+        body
+    }
+
+    /// Sends a data stream of these bytes, whole.
+    pub(crate) async fn stream(&self, parts: &[&[u8]]) {
+        let Ok(mut stream) = self.connection.open_uni().await else {
+            return;
+        };
+        for part in parts {
+            let _ = stream.write_all(part).await;
+        }
+        let _ = stream.finish();
+    }
+
+    /// Waits until the other end closes the connection, and says with which code and text.
+    pub(crate) async fn closed_because(&self) -> (Option<CloseCode>, String) {
+        closed_because(&self.connection).await
+    }
+}
+
+pub(crate) async fn closed_because(connection: &quinn::Connection) -> (Option<CloseCode>, String) {
+    match connection.closed().await {
+        quinn::ConnectionError::ApplicationClosed(close) => {
+            let text = String::from_utf8_lossy(&close.reason).into_owned();
+            (CloseCode::from_code(close.error_code.into_inner()), text)
+        }
+        other => panic!("{other}"),
+    }
+}
+
+pub(crate) fn hello() -> Hello {
+    Hello { revision_min: 1, revision_max: 1, agent: "raw".into(), codecs: CodecSet::all(), token: None }
+}
+
+pub(crate) fn subscribe(id: u32, credit: u32) -> ClientMessage {
+    ClientMessage::Subscribe(Subscribe {
+        subscription: SubscriptionId(id),
+        topic: topic("t"),
+        mode: Mode::Latest,
+        credit,
+        have: None,
+    })
+}
+
+fn endpoint(host: &Host, port: u16, server: Option<quinn::ServerConfig>) -> quinn::Endpoint {
+    let address: SocketAddr = (Ipv4Addr::UNSPECIFIED, port).into();
+    let socket = host.bind(address, &Default::default()).unwrap();
+    let mut config = quinn::EndpointConfig::default();
+    config.rng_seed(host.rng_seed());
+    quinn::Endpoint::new_with_abstract_socket(config, server, socket, host.runtime()).unwrap()
+}
+
+fn server_config(sim: &Sim) -> quinn::ServerConfig {
+    let key = sim.key_pair();
+    let params = rcgen::CertificateParams::new(vec!["tensor-relay".into()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let mut tls = rustls::ServerConfig::builder_with_provider(aws_lc_rs::default_provider().into())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()))
+}
+
+fn client_config() -> quinn::ClientConfig {
+    let mut tls = rustls::ClientConfig::builder_with_provider(aws_lc_rs::default_provider().into())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(TrustAnyone))
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()))
+}
+
+/// A hostile client does not care whom it talks to.
+#[derive(Debug)]
+struct TrustAnyone;
+
+impl ServerCertVerifier for TrustAnyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(CertificateError::BadSignature.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}

@@ -1,0 +1,107 @@
+//! The first seconds: who answers, who does not, and who should not have.
+
+use std::time::Duration;
+use tensor_relay_client::{Client, ClientError, ConnectError, Ticket};
+use tensor_relay_protocol::Blame;
+use tensor_relay_server::Fingerprint;
+use tensor_relay_tests::{
+    pair::{Sim, client_config, eventually, server_config, simulate},
+    simnet::Path,
+};
+
+/// Goal: a server with another key than the ticket's is refused, by name, and learns nothing.
+/// Method: change the ticket's key.
+#[test]
+fn the_wrong_key() {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        let right = Fingerprint(sim.ticket().keys()[0]);
+        let error = connect(&sim, &[sim.server_address().to_string()], [7; 32]).await.unwrap_err();
+        assert_eq!(error.blame(), Blame::Peer);
+        let ClientError::Connect(ConnectError::WrongKey { address, found, expected }) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((*address, *found), (sim.server_address(), right));
+        assert!(expected.contains(&"07".repeat(32)), "{expected}");
+        eventually("no session stays", || server.stats().sessions == 0).await;
+    });
+}
+
+/// Goal: silence is reported after the connect timeout, with what was tried.
+/// Method: connect to a port where nobody listens, and to a server behind a wall.
+#[test]
+fn nobody_answers() {
+    simulate(2, async |sim| {
+        let _server = sim.server(server_config());
+        sim.net.partition(&sim.server_host(), &sim.client_host(1));
+        for address in ["10.0.0.1:1", "10.0.0.1:4747", "10.9.9.9:4747"] {
+            let began = sim.elapsed();
+            let error = connect(&sim, &[address.into()], [7; 32]).await.unwrap_err();
+            assert_eq!(error.blame(), Blame::Network);
+            let ClientError::Connect(ConnectError::Unreachable { addresses, timeout_ms }) = &error else {
+                panic!("{error}")
+            };
+            assert_eq!((addresses.as_str(), *timeout_ms), (address, 10_000));
+            let waited = sim.elapsed() - began;
+            assert!(
+                waited >= Duration::from_secs(9) && waited <= Duration::from_millis(10_100),
+                "{waited:?}"
+            );
+        }
+    });
+}
+
+/// Goal: of several addresses the first that answers is used, without waiting for those that do not.
+/// Method: two dead addresses before the right one.
+#[test]
+fn one_of_several_addresses() {
+    simulate(3, async |sim| {
+        let _server = sim.server(server_config());
+        let addresses = ["10.9.9.1:1".into(), "10.9.9.2:1".into(), sim.server_address().to_string()];
+        connect(&sim, &addresses, sim.ticket().keys()[0]).await.unwrap();
+        assert!(sim.elapsed() < Duration::from_millis(600), "{:?}", sim.elapsed());
+    });
+}
+
+/// Goal: one client too many is turned away at once; when another leaves there is room again.
+/// Method: a server with room for two.
+#[test]
+fn a_full_server() {
+    simulate(4, async |sim| {
+        let server = sim.server(tensor_relay_server::Config { sessions_max: 2, ..server_config() });
+        let one = sim.client(1, client_config()).await.unwrap();
+        let _two = sim.client(2, client_config()).await.unwrap();
+        let began = sim.elapsed();
+        let error = sim.client(3, client_config()).await.unwrap_err();
+        assert!(matches!(error, ClientError::Connect(ConnectError::Lane(_))), "{error}");
+        assert!(sim.elapsed() - began < Duration::from_secs(1));
+        one.close().await;
+        eventually("there is room", || server.stats().sessions == 1).await;
+        sim.client(3, client_config()).await.unwrap();
+    });
+}
+
+/// Goal: handshakes come through on the worst paths that a lane is made for.
+/// Method: a tenth of all datagrams lost, others doubled and late.
+#[test]
+fn handshakes_on_bad_paths() {
+    for seed in 100..120 {
+        simulate(seed, async |sim| {
+            let _server = sim.server(server_config());
+            sim.net.set_path(Path {
+                delay: Duration::from_millis(1)..=Duration::from_millis(100),
+                loss: 0.1,
+                duplication: 0.2,
+                ..Path::default()
+            });
+            let client = sim.client(1, client_config()).await.unwrap();
+            assert!(client.server().agent.starts_with("tensor-relay/"));
+            assert_eq!(client.list().await.unwrap(), []);
+        });
+    }
+}
+
+async fn connect(sim: &Sim, addresses: &[String], key: [u8; 32]) -> Result<Client, ClientError> {
+    let ticket = Ticket::new(addresses.to_vec(), vec![key], None).unwrap();
+    Client::connect_with(&sim.connector(1), &ticket, client_config()).await
+}

@@ -1,0 +1,10 @@
+//! Whole servers and clients on a simulated network: what users are promised, under every fault that a seed can make.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod connecting;
+mod ends;
+mod faults;
+mod snapshots;
+mod stalls;
+mod topics;

@@ -1,0 +1,190 @@
+//! Slow ones, greedy ones and full memory: whoever cannot go on is told, and nobody else notices.
+
+use std::time::Duration;
+use tensor_relay_client::{SubscriptionError, Version};
+use tensor_relay_protocol::{
+    ClientMessage, CloseCode, CodecSet, EndReason, Hello, Mode, ServerMessage, Subscribe, SubscriptionId,
+};
+use tensor_relay_server::Fingerprint;
+use tensor_relay_tests::{
+    pair::{Sim, client_config, eventually, publish, server_config, simulate, topic},
+    tensors,
+};
+use tensor_relay_transport::{
+    Lane, LaneError,
+    control::{self, ControlError},
+};
+use tokio::time::sleep;
+
+/// Goal: a subscriber that reads nothing slows nobody, is cut off after the stall timeout, is told so, and what was held
+/// for it is given back.
+/// Method: measure a good subscriber beside one that only reads its control stream, and alone.
+#[test]
+fn a_subscriber_that_never_reads() {
+    let alone = simulate(1, async |sim| slow_beside_good(sim, false).await);
+    let beside = simulate(1, async |sim| slow_beside_good(sim, true).await);
+    assert!(beside < alone + alone / 20, "{alone:?} alone, {beside:?} beside one that reads nothing");
+}
+
+/// How long a good subscriber waits for a version.
+async fn slow_beside_good(sim: Sim, with_slow: bool) -> Duration {
+    const BYTES: u64 = 4 << 20;
+    let server =
+        sim.server(tensor_relay_server::Config { stall_timeout: Duration::from_secs(5), ..server_config() });
+    let mut publisher = server.publisher(topic("t")).unwrap();
+    let client = sim.client(1, client_config()).await.unwrap();
+    let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+    let slow = if with_slow { Some(NeverReads::subscribe(&sim, 8).await) } else { None };
+
+    publish(&server, &mut publisher, 1, BYTES);
+    let published = sim.elapsed();
+    tensors::check(&subscription.next().await.unwrap());
+    let took = sim.elapsed() - published;
+    publish(&server, &mut publisher, 2, BYTES);
+    tensors::check(&subscription.next().await.unwrap());
+
+    if let Some(mut slow) = slow {
+        assert_eq!(server.stats().staged_bytes, 2 * BYTES, "one version is stuck");
+        assert_eq!(slow.ended_because().await, EndReason::Evicted);
+        let stalled = sim.elapsed() - published;
+        assert!(stalled > Duration::from_secs(5) && stalled < Duration::from_secs(11), "{stalled:?}");
+        assert_eq!((server.stats().evicted, server.stats().sessions), (1, 2));
+        eventually("the stuck version is let go", || server.stats().staged_bytes == BYTES).await;
+    }
+    took
+}
+
+/// A client that subscribes and takes no data stream. QUIC itself lives on.
+struct NeverReads {
+    _lane: Lane,
+    _sender: control::Sender<ClientMessage>,
+    receiver: control::Receiver<ServerMessage>,
+}
+
+impl NeverReads {
+    async fn subscribe(sim: &Sim, credit: u32) -> Self {
+        let (ticket, timeout) = (sim.ticket(), Duration::from_secs(10));
+        let keys: Vec<_> = ticket.keys().iter().copied().map(Fingerprint).collect();
+        let lane = sim.connector(2).connect(ticket.addresses(), &keys).await.unwrap();
+        let (sender, receiver) = control::open(&lane, timeout).await.unwrap();
+        let hello = Hello {
+            revision_min: 1,
+            revision_max: 1,
+            agent: "never reads".into(),
+            codecs: CodecSet::all(),
+            token: None,
+        };
+        let subscribe = Subscribe {
+            subscription: SubscriptionId(1),
+            topic: topic("t"),
+            mode: Mode::Latest,
+            credit,
+            have: None,
+        };
+        sender.send(ClientMessage::Hello(hello)).await.unwrap();
+        sender.send(ClientMessage::Subscribe(subscribe)).await.unwrap();
+        Self { _lane: lane, _sender: sender, receiver }
+    }
+
+    async fn ended_because(&mut self) -> EndReason {
+        loop {
+            if let ServerMessage::End { reason, .. } = self.receiver.next().await.unwrap() {
+                return reason;
+            }
+        }
+    }
+}
+
+/// Goal: a client that gives credit for more than it lets in blocks its own control stream, and nobody else's.
+/// Method: credit for four megabytes with a window of one, all of it unread.
+#[test]
+fn a_subscriber_that_blocks_itself() {
+    simulate(5, async |sim| {
+        let server = sim
+            .server(tensor_relay_server::Config { stall_timeout: Duration::from_secs(5), ..server_config() });
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let mut blocked = NeverReads::subscribe(&sim, 64).await;
+        publish(&server, &mut publisher, 1, 4 << 20);
+        let ended = loop {
+            if let Err(error) = blocked.receiver.next().await {
+                break error;
+            }
+        };
+        let ControlError::Lane(LaneError::ClosedByPeer { code, .. }) = ended else { panic!("{ended}") };
+        assert_eq!(code, Some(CloseCode::TimedOut));
+        assert!(sim.elapsed() < Duration::from_secs(22), "{:?}", sim.elapsed());
+        publish(&server, &mut publisher, 2, 1 << 20);
+        eventually("it is forgotten", || server.stats().sessions == 0).await;
+        eventually("what it held is let go", || server.stats().staged_bytes == 1 << 20).await;
+    });
+}
+
+/// Goal: a version that does not fit the client's budget is an error with numbers, for that subscription only.
+/// Method: two MiB into a budget of one; the same session then receives something smaller.
+#[test]
+fn a_version_that_does_not_fit() {
+    simulate(2, async |sim| {
+        let server = sim.server(server_config());
+        let mut big = server.publisher(topic("big")).unwrap();
+        let mut small = server.publisher(topic("small")).unwrap();
+        publish(&server, &mut big, 1, 2 << 20);
+        publish(&server, &mut small, 1, 1 << 19);
+        let config = tensor_relay_client::Config { memory_bytes: 1 << 20, ..client_config() };
+        let client = sim.client(1, config).await.unwrap();
+        let mut subscription = client.subscribe(&topic("big")).await.unwrap();
+        let error = subscription.next().await.unwrap_err();
+        let SubscriptionError::OverBudget { id, detail } = &error else { panic!("{error}") };
+        assert_eq!((id.topic.as_str(), id.version), ("big", Version(1)));
+        assert!(detail.contains("2097152") && detail.contains("1048576"), "{detail}");
+        for version in 1..=3 {
+            let mut subscription = client.subscribe(&topic("small")).await.unwrap();
+            let snapshot = subscription.next().await.unwrap();
+            assert_eq!(snapshot.id().version, Version(version));
+            tensors::check(&snapshot);
+            publish(&server, &mut small, version + 1, 1 << 19);
+        }
+        assert_eq!(server.stats().sessions, 1);
+    });
+}
+
+/// Goal: memory of snapshots that were dropped is used again, so that a budget of two versions lasts for ever.
+/// Method: twenty versions, of which the user holds one at a time.
+#[test]
+fn a_budget_of_two_versions_lasts() {
+    simulate(3, async |sim| {
+        let server = sim.server(tensor_relay_server::Config { staged_bytes: 2 << 20, ..server_config() });
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let config = tensor_relay_client::Config { memory_bytes: 2 << 20, ..client_config() };
+        let client = sim.client(1, config).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        let mut held = None;
+        for version in 1..=20 {
+            publish(&server, &mut publisher, version, 1 << 20);
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            held.replace(snapshot);
+            eventually("it is committed", || server.stats().committed == version).await;
+        }
+    });
+}
+
+/// Goal: a user who takes no snapshot costs the publisher nothing, and gets the newest with the number of those missed.
+/// Method: publish six versions while the user sleeps.
+#[test]
+fn a_user_who_sleeps() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        client.list().await.unwrap();
+        for version in 1..=6 {
+            publish(&server, &mut publisher, version, 1 << 19);
+            sleep(Duration::from_secs(60)).await;
+        }
+        let snapshot = subscription.next().await.unwrap();
+        tensors::check(&snapshot);
+        assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(6), 5));
+        assert_eq!(server.stats().committed, 6);
+    });
+}

@@ -1,0 +1,143 @@
+//! Topics: those that exist, those that do not yet, and a thousand of them.
+
+use std::time::Duration;
+use tensor_relay_client::{SubscriptionError, Version};
+use tensor_relay_tests::{
+    pair::{client_config, eventually, publish, server_config, simulate, topic},
+    tensors,
+};
+use tokio::time::sleep;
+
+/// Goal: who joins late gets the newest version, whole, and none of the older ones.
+/// Method: publish five versions, then subscribe; count the bytes that the server sent.
+#[test]
+fn a_late_subscriber_gets_the_newest_only() {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        for version in 1..=5 {
+            publish(&server, &mut publisher, version, 1 << 20);
+        }
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        let snapshot = subscription.next().await.unwrap();
+        tensors::check(&snapshot);
+        assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(5), 0));
+        let sent = sim.net.sent_by(&sim.server_host()).bytes;
+        assert!(sent < (1 << 20) * 11 / 10, "{sent} bytes were sent for one version of a MiB");
+        assert_eq!(server.stats().staged_bytes, 1 << 20, "older versions are gone");
+    });
+}
+
+/// Goal: a topic that does not exist is reported when the configured wait is over, and not before.
+/// Method: subscribe with a wait of three seconds to a name that nobody publishes.
+#[test]
+fn a_topic_that_never_comes() {
+    simulate(2, async |sim| {
+        let server = sim.server(server_config());
+        let wait = Duration::from_secs(3);
+        let config = tensor_relay_client::Config { topic_timeout: wait, ..client_config() };
+        let client = sim.client(1, config).await.unwrap();
+        let mut subscription = client.subscribe(&topic("none")).await.unwrap();
+        let asked = sim.elapsed();
+        for _ in 0..2 {
+            let error = subscription.next().await.unwrap_err();
+            let SubscriptionError::NotFound { topic, timeout_ms } = &error else { panic!("{error}") };
+            assert_eq!((topic.as_str(), *timeout_ms), ("none", 3_000));
+            let waited = sim.elapsed() - asked;
+            assert!(waited >= wait && waited < wait + Duration::from_millis(10), "{waited:?}");
+        }
+        drop(subscription);
+        assert_eq!(client.list().await.unwrap(), []);
+        assert_eq!(server.stats().sessions, 1, "the session lives on");
+    });
+}
+
+/// Goal: a topic may appear while it is waited for; and a quiet topic that exists is waited for without end.
+/// Method: publish two seconds after subscribing, and again five minutes later.
+#[test]
+fn a_topic_that_comes_later() {
+    simulate(3, async |sim| {
+        let server = sim.server(server_config());
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        let publishing = async {
+            sleep(Duration::from_secs(2)).await;
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            publish(&server, &mut publisher, 1, 100_000);
+            sleep(Duration::from_secs(300)).await;
+            publish(&server, &mut publisher, 2, 100_000);
+        };
+        let following = async {
+            for version in [1, 2] {
+                let snapshot = subscription.next().await.unwrap();
+                tensors::check(&snapshot);
+                assert_eq!(snapshot.id().version, Version(version));
+            }
+        };
+        tokio::join!(publishing, following);
+    });
+}
+
+/// Goal: subscriptions of one session do not get in each other's way, and end one by one.
+/// Method: eight topics at once; drop half of the subscriptions, publish to all again.
+#[test]
+fn many_topics_on_one_session() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut publishers = Vec::new();
+        let mut subscriptions = Vec::new();
+        for number in 0..8 {
+            let name = topic(&format!("topic/{number}"));
+            publishers.push(server.publisher(name.clone()).unwrap());
+            subscriptions.push(client.subscribe(&name).await.unwrap());
+        }
+        for version in [1, 2] {
+            for publisher in &mut publishers {
+                publish(&server, publisher, version, 500_000);
+            }
+            for subscription in &mut subscriptions {
+                let snapshot = subscription.next().await.unwrap();
+                assert_eq!(&snapshot.id().topic, subscription.topic());
+                assert_eq!(snapshot.id().version, Version(version));
+                tensors::check(&snapshot);
+            }
+            subscriptions.truncate(4);
+        }
+        eventually("all is committed", || server.stats().committed == 12).await;
+        let followed = client.list().await.unwrap();
+        assert!(followed.iter().map(|topic| topic.subscribers).eq([1, 1, 1, 1, 0, 0, 0, 0]));
+    });
+}
+
+/// Goal: a list of any length arrives whole and in order.
+/// Method: a thousand topics, some with the longest names there are, on a bad network.
+#[test]
+fn a_thousand_topics() {
+    simulate(5, async |sim| {
+        let server = sim.server(server_config());
+        let mut names: Vec<String> = (0..1_000)
+            .map(|number| format!("{number:0>width$}", width = 4 + number % 252))
+            .collect();
+        let mut publishers = Vec::new();
+        for name in &names {
+            let mut publisher = server.publisher(topic(name)).unwrap();
+            publish(&server, &mut publisher, 1, 256);
+            publishers.push(publisher);
+        }
+        names.sort();
+        let client = sim.client(1, client_config()).await.unwrap();
+        sim.net.set_path(tensor_relay_tests::simnet::Path {
+            loss: 0.03,
+            corruption: 0.01,
+            ..Default::default()
+        });
+        let listed = client.list().await.unwrap();
+        let found: Vec<&str> = listed.iter().map(|entry| entry.id.topic.as_str()).collect();
+        assert_eq!(found, names);
+        for entry in &listed {
+            assert_eq!((entry.id.version, entry.tensors, entry.payload_bytes), (Version(1), 1, 256));
+        }
+    });
+}
