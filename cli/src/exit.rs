@@ -40,6 +40,15 @@ pub(crate) fn code_of(error: &anyhow::Error) -> Exit {
     error.chain().find_map(code_of_cause).unwrap_or(Exit::Failed)
 }
 
+/// What went wrong and why, in one line. Errors often tell their cause in their own sentence; it is not told twice.
+pub(crate) fn message_of(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |told, cause| match cause.to_string() {
+        cause if told.is_empty() => cause,
+        cause if told.contains(&cause) => told,
+        cause => format!("{told}: {cause}"),
+    })
+}
+
 fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<TicketError>() || cause.is::<UsageError>() {
         return Some(Exit::Usage);
@@ -59,7 +68,9 @@ fn of_client(error: &ClientError) -> Exit {
         ClientError::Connect(ConnectError::Lane(LaneError::Protocol { .. })) => Exit::Failed,
         ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
         ClientError::Refused(_) => Exit::Refused,
-        ClientError::NoWelcome { .. } | ClientError::Lane(_) => Exit::Unreachable,
+        ClientError::NoWelcome { .. } | ClientError::NoAnswer { .. } | ClientError::Lane(_) => {
+            Exit::Unreachable
+        }
         ClientError::Message(_) | ClientError::Misbehaved(_) => Exit::Damaged,
         _ => Exit::Failed,
     }
@@ -72,5 +83,26 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         SubscriptionError::Disconnected { .. } | SubscriptionError::Stalled { .. } => Exit::Unreachable,
         SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
         _ => Exit::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn the_first_cause_with_a_code_decides() {
+        let ticket = anyhow::Error::from(TicketError::NoKey).context("reading a ticket");
+        assert_eq!(code_of(&ticket), Exit::Usage);
+        assert_eq!(code_of(&anyhow::anyhow!("anything")), Exit::Failed);
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let told = Err::<(), _>(io).with_context(|| "cannot write x: no storage space").unwrap_err();
+        assert_eq!(message_of(&told), "cannot write x: no storage space");
+        assert_eq!(message_of(&anyhow::anyhow!("b").context("a")), "a: b");
     }
 }

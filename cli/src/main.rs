@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     match run(args.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", exit::message_of(&error));
             exit::code_of(&error).into()
         }
     }

@@ -30,7 +30,9 @@ fn read_source(source: &str) -> anyhow::Result<String> {
             .context("cannot read stdin")?,
         path => std::fs::File::open(path)
             .and_then(|file| file.take(SOURCE_MAX_BYTES).read_to_string(&mut text))
-            .with_context(|| format!("{path:?} is neither a ticket (relay://…) nor a readable file"))?,
+            .map_err(|error| {
+                UsageError(format!("{path:?} is neither a ticket (relay://…) nor a file: {error}"))
+            })?,
     };
     Ok(text)
 }

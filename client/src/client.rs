@@ -4,6 +4,7 @@ use crate::{
     ClientError, Config, Subscription,
     session::{Command, Session},
 };
+use std::time::Duration;
 use tensor_relay_protocol::{
     ClientMessage, Hello, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, Ticket, Topic, TopicEntry, Welcome,
 };
@@ -21,6 +22,7 @@ pub struct Client {
     /// Unbounded, because users must be able to unsubscribe from a drop; what is queued is bounded by what users do: a
     /// command per call, and the session takes them at once.
     commands: mpsc::UnboundedSender<Command>,
+    answer_timeout: Duration,
 }
 
 impl Client {
@@ -45,14 +47,22 @@ impl Client {
         let lane = connector.connect(ticket.addresses(), &keys).await?;
         let timeout = connector.tuning().control_timeout();
         let greeting = tokio::time::timeout(timeout, greet(&lane, &config, timeout)).await;
-        let (sender, receiver, server) =
-            greeting.map_err(|_| ClientError::NoWelcome { timeout_ms: timeout.as_millis() })??;
+        let greeting =
+            greeting.unwrap_or_else(|_| Err(ClientError::NoWelcome { timeout_ms: timeout.as_millis() }));
+        let (sender, receiver, server) = match greeting {
+            Ok(greeting) => greeting,
+            Err(error) => {
+                lane.close(error.close_code(), &error.to_string());
+                lane.flush_close().await;
+                return Err(error);
+            }
+        };
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(lane.clone(), sender, config.clone());
         let session = session
             .map_err(|error| ClientError::Connect(ConnectError::Socket(std::io::Error::other(error))))?;
         tokio::spawn(session.run(receiver, inbox));
-        Ok(Self { config, server, lane, commands })
+        Ok(Self { config, server, lane, commands, answer_timeout: timeout })
     }
 
     /// What the server said of itself.
@@ -77,13 +87,14 @@ impl Client {
     /// Asks for the topics that have a version, in order of name.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone.
+    /// [`ClientError`] when the session is gone or no answer comes within the control timeout.
     pub async fn list(&self) -> Result<Vec<TopicEntry>, ClientError> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::List(reply)).await?;
-        match answer.await {
-            Ok(topics) => Ok(topics),
-            Err(_) => Err(self.gone().await),
+        match tokio::time::timeout(self.answer_timeout, answer).await {
+            Ok(Ok(topics)) => Ok(topics),
+            Ok(Err(_)) => Err(self.gone().await),
+            Err(_) => Err(ClientError::NoAnswer { timeout_ms: self.answer_timeout.as_millis() }),
         }
     }
 
@@ -123,7 +134,7 @@ impl Drop for Client {
 type Greeting = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
 
 /// Says hello and waits for the welcome: only then is the client let in, whatever QUIC thought before.
-async fn greet(lane: &Lane, config: &Config, timeout: std::time::Duration) -> Result<Greeting, ClientError> {
+async fn greet(lane: &Lane, config: &Config, timeout: Duration) -> Result<Greeting, ClientError> {
     let (sender, mut receiver) = control::open(lane, timeout).await?;
     let hello = Hello {
         revision_min: *PROTOCOL_REVISIONS.start(),

@@ -25,6 +25,14 @@ pub enum ClientError {
         /// How long it was waited for.
         timeout_ms: u128,
     },
+    /// The server did not answer a question within the deadline.
+    #[error(
+        "the server did not answer within {timeout_ms} ms, though the connection lives: it is overloaded or stuck"
+    )]
+    NoAnswer {
+        /// How long it was waited for.
+        timeout_ms: u128,
+    },
     /// The server turned this client away.
     #[error("the server refused this client: {0}")]
     Refused(LaneError),
@@ -40,6 +48,16 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// What the server is told when this ends the session.
+    pub(crate) fn close_code(&self) -> CloseCode {
+        match self {
+            Self::Message(error) => error.into(),
+            Self::Misbehaved(error) => error.into(),
+            Self::NoWelcome { .. } => CloseCode::TimedOut,
+            _ => CloseCode::Done,
+        }
+    }
+
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
@@ -177,11 +195,8 @@ impl SessionError {
     /// What the server is told.
     pub(crate) fn close_code(&self) -> CloseCode {
         match self {
-            Self::Client(ClientError::Message(error)) => error.into(),
-            Self::Client(ClientError::Misbehaved(error)) => error.into(),
-            Self::Manifest(ReceiveManifestError::Lane(_)) | Self::Client(_) | Self::ClosedHere => {
-                CloseCode::Done
-            }
+            Self::Client(error) => error.close_code(),
+            Self::Manifest(ReceiveManifestError::Lane(_)) | Self::ClosedHere => CloseCode::Done,
             Self::Manifest(_) => CloseCode::Malformed,
         }
     }

@@ -22,6 +22,8 @@ pub(crate) struct Counters {
     payload_bytes: AtomicU64,
     verified_bytes: AtomicU64,
     wire_bytes: AtomicU64,
+    /// Everything that came for the subscription, ever: what tells a slow transfer from a stalled one.
+    moved_bytes: AtomicU64,
 }
 
 impl Counters {
@@ -38,6 +40,15 @@ impl Counters {
 
     pub(crate) fn add_wire(&self, bytes: u64) {
         self.wire_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.add_moved(bytes);
+    }
+
+    pub(crate) fn add_moved(&self, bytes: u64) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn add_verified(&self, bytes: u64) {

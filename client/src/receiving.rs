@@ -13,7 +13,8 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{
-    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Topic, Verified, Version, VersionDigest, VersionId,
+    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, SubscriptionId, Topic, Verified, Version,
+    VersionDigest, VersionId,
 };
 use tensor_relay_transport::DataIn;
 use tokio::time::Instant;
@@ -26,6 +27,8 @@ pub(crate) struct Receiving {
     pub(crate) counters: Arc<Counters>,
     /// The manifest that came last; the server sends it again only when another is needed.
     manifest: Option<Arc<Manifest>>,
+    /// Whether one is on its way. There is never a second, so hostile ones cannot pile up.
+    manifest_arriving: bool,
     phase: Phase,
     /// Chunks whose version or manifest is not known yet. Credit bounds them.
     early: Vec<(ChunkHeader, DataIn)>,
@@ -84,6 +87,7 @@ impl Receiving {
             delivery: Arc::default(),
             counters: Arc::default(),
             manifest: None,
+            manifest_arriving: false,
             phase: Phase::Idle,
             early: Vec::new(),
             credit,
@@ -130,18 +134,37 @@ impl Receiving {
         }
         self.delivery.announce();
         self.counters.begin(id.version.0);
-        self.stall = Stall { look: Instant::now() + self.stall.timeout, seen: 0, ..self.stall };
+        self.stall = Stall {
+            look: Instant::now() + self.stall.timeout,
+            seen: self.counters.moved_bytes(),
+            ..self.stall
+        };
         self.phase = Phase::Announced { announce, began: Instant::now(), complete: None };
         self.begin_if_possible(memory)
     }
 
-    /// Takes a manifest, which may come before its announcement.
+    /// Takes the news that a manifest begins to arrive.
+    pub(crate) fn handle_manifest_header(&mut self, subscription: SubscriptionId) -> Result<(), Misbehaved> {
+        match std::mem::replace(&mut self.manifest_arriving, true) {
+            true => Err(Misbehaved::TwoManifests(subscription)),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes the news that a manifest was cut off with the version that it belonged to.
+    pub(crate) fn handle_manifest_lost(&mut self) {
+        self.manifest_arriving = false;
+    }
+
+    /// Takes a manifest, which may come before its announcement. One that is known already is passed over.
     pub(crate) fn handle_manifest(
         &mut self,
         manifest: Manifest,
         memory: &HostMemory,
     ) -> Result<Vec<Ready>, Failure> {
+        self.manifest_arriving = false;
         match &self.phase {
+            Phase::Running(transfer, _) if transfer.manifest() == &manifest => return Ok(vec![]),
             Phase::Announced { announce, .. } if announce.manifest != manifest.digest() => {
                 return Err(Misbehaved::WrongManifest.into());
             }
@@ -161,7 +184,10 @@ impl Receiving {
         header: ChunkHeader,
         stream: DataIn,
     ) -> Result<Option<Ready>, Misbehaved> {
-        if self.last == Some((header.epoch, header.version)) {
+        if self
+            .last
+            .is_some_and(|(epoch, last)| epoch == header.epoch && header.version <= last)
+        {
             return Ok(None);
         }
         self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
@@ -249,7 +275,7 @@ impl Receiving {
         let Some(id) = self.id().filter(|_| now >= self.stall.look) else {
             return Ok(());
         };
-        let moved = self.counters.get().wire_bytes;
+        let moved = self.counters.moved_bytes();
         if moved == self.stall.seen {
             return Err(Failure::Transfer(id, TransferError::Stalled(self.stall.timeout.as_millis())));
         }

@@ -102,12 +102,20 @@ impl Session {
                 break error;
             }
         };
-        self.lane.close(error.close_code(), &error.to_string());
+        let (code, text) = (error.close_code(), error.to_string());
+        let by_user = matches!(error, SessionError::ClosedHere);
         let error = ClientError::from(error);
         tracing::debug!(%error, "The session ended.");
         for receiving in self.receivings.values() {
             receiving.end(SubscriptionError::disconnected(receiving.topic(), &error));
         }
+        let lane = self.lane.clone();
+        drop(self);
+        if by_user {
+            // What was committed is to be told before good-bye.
+            receiver.flush().await;
+        }
+        lane.close(code, &text);
     }
 
     async fn step(
@@ -127,8 +135,12 @@ impl Session {
             message = receiver.next() => self.handle_message(message?).await,
             stream = self.lane.accept_data() => {
                 let mut stream = stream?;
+                let timeout = self.config.stall_timeout;
                 self.tasks.spawn(async move {
-                    Event::Opened(stream.read_header().await.map(|header| (header, stream)))
+                    match tokio::time::timeout(timeout, stream.read_header()).await {
+                        Ok(header) => Event::Opened(header.map(|header| (header, stream))),
+                        Err(_) => Event::Opened(Err(LaneError::StreamGivenUp.into())),
+                    }
                 });
                 Ok(())
             }
@@ -248,11 +260,13 @@ impl Session {
         match event {
             Event::Opened(Ok((StreamHeader::Manifest(header), stream))) => {
                 let (id, limits) = (header.subscription, self.config.limits);
-                if find(&mut self.receivings, self.next_id, id)?.is_some() {
-                    self.tasks.spawn(async move {
-                        Event::Manifest(id, receive_manifest(stream, &header, &limits).await)
-                    });
-                }
+                let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else { return Ok(()) };
+                receiving.handle_manifest_header(id)?;
+                let counters = Arc::clone(&receiving.counters);
+                self.tasks.spawn(async move {
+                    let progress = |bytes| counters.add_moved(bytes);
+                    Event::Manifest(id, receive_manifest(stream, &header, &limits, &progress).await)
+                });
                 Ok(())
             }
             Event::Opened(Ok((StreamHeader::Chunk(header), stream))) => self.handle_chunk(header, stream),
@@ -261,10 +275,13 @@ impl Session {
             Event::Opened(Err(HeaderError::Message(error))) => Err(ClientError::from(error).into()),
             Event::Opened(Err(_)) => Ok(()),
             Event::Manifest(id, manifest) => {
-                let manifest = manifest?;
-                let Some(receiving) = self.receivings.get_mut(&id) else {
+                let Some(receiving) = self.receivings.get_mut(&id) else { return Ok(()) };
+                if let Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) = manifest {
+                    // The server gave the version up; its word on that is on the way.
+                    receiving.handle_manifest_lost();
                     return Ok(());
-                };
+                }
+                let manifest = manifest?;
                 let begun = receiving.handle_manifest(manifest, &self.memory);
                 self.allow_unread();
                 self.start(id, begun).await
@@ -275,6 +292,9 @@ impl Session {
 
     fn handle_chunk(&mut self, header: ChunkHeader, stream: DataIn) -> Result<(), SessionError> {
         let id = header.subscription;
+        if !self.config.codecs.contains(header.codec) {
+            return Err(Misbehaved::CodecNotOffered(header.codec.name()).into());
+        }
         let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else {
             return Ok(());
         };

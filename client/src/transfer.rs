@@ -41,6 +41,10 @@ impl Transfer {
         Ok(Self { announce, assembly: Assembly::new(manifest), sink, counters, began })
     }
 
+    pub(crate) fn manifest(&self) -> &Manifest {
+        self.assembly.manifest()
+    }
+
     /// Says where the chunk that begins to arrive belongs.
     pub(crate) fn handle_header(&mut self, header: &ChunkHeader) -> Result<Place, Misbehaved> {
         let range = self.assembly.handle_header(header)?;

@@ -24,7 +24,12 @@ pub struct HostMemory {
 impl HostMemory {
     /// Allows regions of `budget_bytes` together, counted in whole pages. Takes no memory yet.
     pub fn new(budget_bytes: u64) -> Self {
-        Self { shelf: Arc::new(Shelf { budget_bytes, state: Mutex::default() }) }
+        Self { shelf: Arc::new(Shelf { budget_bytes, prefault: true, state: Mutex::default() }) }
+    }
+
+    /// Like `new`, for memory of which only a part may ever be used: the kernel provides each page at its first use.
+    pub(crate) fn lazy(budget_bytes: u64) -> Self {
+        Self { shelf: Arc::new(Shelf { budget_bytes, prefault: false, state: Mutex::default() }) }
     }
 
     /// Gives a region of `len` bytes that starts on a page.
@@ -68,7 +73,7 @@ impl HostMemory {
             Ok(mapping) => {
                 let mapping = Arc::new(mapping);
                 self.shelf.state().fresh += 1;
-                if len >= PREFAULT_PIECE_BYTES {
+                if self.shelf.prefault && len >= PREFAULT_PIECE_BYTES {
                     mapping.prefault_in_background();
                 }
                 Ok(mapping)
@@ -148,6 +153,8 @@ pub enum AllocError {
 /// What all clones of a `HostMemory` share: the books, and the mappings that wait for reuse.
 struct Shelf {
     budget_bytes: u64,
+    /// Whether fresh memory is touched ahead of its use.
+    prefault: bool,
     state: Mutex<State>,
 }
 

@@ -81,7 +81,7 @@ impl SlotPool {
         }
         // A product beyond all memory saturates, and the system refuses it.
         let stride = slot_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
-        let mut memory = HostMemory::new(u64::MAX).allocate(stride.saturating_mul(slots))?;
+        let mut memory = HostMemory::lazy(u64::MAX).allocate(stride.saturating_mul(slots))?;
         let mut cut_slot = || {
             let mut region = memory.split_to(stride).expect("the memory is `slots` strides long");
             drop(region.split_off(slot_bytes)); // The rest of the last page stays unused.

@@ -143,6 +143,12 @@ pub enum Misbehaved {
         /// The base it named.
         base: Version,
     },
+    /// A codec that this end knows and did not offer.
+    #[error("the peer used codec {0}, which was not offered to it")]
+    CodecNotOffered(&'static str),
+    /// A second manifest while one is still on its way.
+    #[error("the peer sent two manifests for subscription {0} at once")]
+    TwoManifests(SubscriptionId),
     /// More chunks than credit was given for.
     #[error("the peer sent more chunks than it had credit for")]
     OverCredit,

@@ -26,11 +26,15 @@ impl fmt::Display for SubscriptionId {
 }
 
 /// What a publisher says of one version beyond its tensors, e.g. `step = 1200`. Sent with every `Announce`, so keys and
-/// values together stay below 32 KiB; what does not change between versions belongs into the manifest.
+/// values together, with 16 bytes for each entry, stay below 32 KiB; what does not change between versions belongs into the manifest.
 pub type Metadata = Vec<(String, String)>;
 
 /// The most bytes of metadata in an `Announce`, so that the message stays within its frame.
 pub(crate) const METADATA_MAX_BYTES: usize = 32 << 10;
+
+/// What one entry counts beyond its text: more than protobuf's tags and lengths take, so that the bound on metadata bounds
+/// the message too.
+const METADATA_ENTRY_BYTES: usize = 16;
 
 /// Why one end gives up one version of one subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,7 +103,7 @@ fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N],
 /// # Errors
 /// [`MessageError::TooLarge`] with the numbers.
 pub fn check_metadata(metadata: &Metadata) -> Result<(), MessageError> {
-    let bytes: usize = metadata.iter().map(|(k, v)| k.len() + v.len()).sum();
+    let bytes: usize = metadata.iter().map(|(k, v)| k.len() + v.len() + METADATA_ENTRY_BYTES).sum();
     match bytes > METADATA_MAX_BYTES {
         true => Err(MessageError::TooLarge { what: "metadata", bytes, max: METADATA_MAX_BYTES }),
         false => Ok(()),

@@ -127,7 +127,7 @@ fn parse_part(part: &str) -> Result<[u8; 32], TicketError> {
     let bad = || TicketError::BadKey(key.into());
     let hex = key
         .strip_prefix(KEY_PREFIX)
-        .filter(|h| h.len() == 64 && h.is_ascii())
+        .filter(|h| h.len() == 64 && h.bytes().all(|b| b.is_ascii_hexdigit()))
         .ok_or_else(bad)?;
     let mut bytes = [0; 32];
     for (index, byte) in bytes.iter_mut().enumerate() {
@@ -146,7 +146,8 @@ fn check_address(address: &str) -> Result<(), TicketError> {
         true => host[1..host.len() - 1].parse::<std::net::Ipv6Addr>().is_ok(),
         false => !host.is_empty() && host.chars().all(host_chars),
     };
-    let good_port = port.parse::<u16>().is_ok_and(|p| p != 0);
+    let digits = port.bytes().all(|b| b.is_ascii_digit());
+    let good_port = digits && port.parse::<u16>().is_ok_and(|p| p != 0);
     if good_host && good_port { Ok(()) } else { Err(bad()) }
 }
 
@@ -174,6 +175,7 @@ mod tests {
             ("relay://a:1/t".into(), TicketError::NoKey),
             (format!("relay://a/t?{key}"), TicketError::BadAddress("a".into())),
             (format!("relay://a:0/t?{key}"), TicketError::BadAddress("a:0".into())),
+            (format!("relay://a:+1/t?{key}"), TicketError::BadAddress("a:+1".into())),
             (format!("relay://a b:1/t?{key}"), TicketError::BadAddress("a b:1".into())),
             ("relay://a:1/t?key=sha256:00".into(), TicketError::BadKey("sha256:00".into())),
             (format!("relay://a:1/t?{key}&token=x"), TicketError::UnknownPart("token=x".into())),

@@ -23,9 +23,11 @@ mod catalogue;
 mod config;
 mod files;
 mod publisher;
+mod sends;
 mod server;
 mod session;
 mod staged;
+mod stall;
 mod subscription;
 
 pub use config::Config;

@@ -19,7 +19,7 @@ use tensor_relay_transport::{
 };
 use tokio::task::{JoinHandle, JoinSet};
 
-/// How long the last packets of closed lanes may take to leave.
+/// How long sessions may take to end, and after that the last packets of their lanes to leave.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// A running server. Dropping it ends it at once; [`shutdown`](Self::shutdown) ends it in order.
@@ -101,7 +101,7 @@ impl Server {
     pub fn stats(&self) -> ServerStats {
         let counters = &self.shared.counters;
         ServerStats {
-            sessions: counters.sessions.load(Ordering::Relaxed),
+            sessions: *self.shared.sessions.borrow(),
             transfers: *self.shared.transfers.borrow(),
             committed: counters.committed.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
@@ -118,6 +118,9 @@ impl Server {
         let finished = tokio::time::timeout(grace, transfers.wait_for(|count| *count == 0))
             .await
             .is_ok();
+        self.shared.ending.send_replace(true);
+        let _ =
+            tokio::time::timeout(FLUSH, self.shared.sessions.subscribe().wait_for(|open| *open == 0)).await;
         self.listener.close(CloseCode::ShuttingDown);
         let _ = tokio::time::timeout(FLUSH, self.listener.wait_idle()).await;
         finished

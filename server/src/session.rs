@@ -3,14 +3,12 @@
 use crate::{
     Config,
     catalogue::Catalogue,
-    subscription::{Inbox, Subscription, Word},
+    subscription::{History, Inbox, Subscription, Word},
 };
 use std::{
     collections::{HashMap, HashSet},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    convert::Infallible,
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 use tensor_relay_protocol::{
@@ -34,17 +32,19 @@ pub(crate) struct Shared {
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
     pub(crate) counters: Counters,
+    /// Sessions that are open.
+    pub(crate) sessions: watch::Sender<u64>,
     /// Versions that are being sent, each to one subscription.
     pub(crate) transfers: watch::Sender<u64>,
     /// Whether no new version is to be begun.
     pub(crate) draining: watch::Sender<bool>,
+    /// Whether sessions are to end.
+    pub(crate) ending: watch::Sender<bool>,
 }
 
 /// What a server counts.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Sessions opened minus sessions closed.
-    pub(crate) sessions: AtomicU64,
     /// Versions that a subscriber committed.
     pub(crate) committed: AtomicU64,
     /// Subscriptions that took no byte within the deadline.
@@ -53,8 +53,16 @@ pub(crate) struct Counters {
 
 impl Shared {
     pub(crate) fn new(config: Config, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
-        let (transfers, draining) = (watch::Sender::new(0), watch::Sender::new(false));
-        Self { config, catalogue, encoder, counters: Counters::default(), transfers, draining }
+        Self {
+            config,
+            catalogue,
+            encoder,
+            counters: Counters::default(),
+            sessions: watch::Sender::new(0),
+            transfers: watch::Sender::new(0),
+            draining: watch::Sender::new(false),
+            ending: watch::Sender::new(false),
+        }
     }
 }
 
@@ -69,6 +77,8 @@ enum SessionError {
     Misbehaved(#[from] Misbehaved),
     #[error("it sent no Hello within the deadline")]
     NoHello,
+    #[error("the server is shutting down")]
+    ShuttingDown,
     #[error("it speaks protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
     Incompatible(u32, u32),
 }
@@ -80,6 +90,7 @@ impl SessionError {
             Self::Control(ControlError::Message(error)) => Some(error.into()),
             Self::Misbehaved(error) => Some(error.into()),
             Self::NoHello => Some(CloseCode::TimedOut),
+            Self::ShuttingDown => Some(CloseCode::ShuttingDown),
             Self::Incompatible(..) => Some(CloseCode::Incompatible),
             Self::Control(_) | Self::Lane(LaneError::StreamGivenUp) => Some(CloseCode::Done),
             Self::Lane(_) => None,
@@ -90,14 +101,27 @@ impl SessionError {
 /// Serves one client until it leaves, breaks a rule, or dies.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
 pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Shared>) {
-    shared.counters.sessions.fetch_add(1, Ordering::Relaxed);
-    if let Err(error) = greet_and_run(&lane, control_timeout, &shared).await {
-        tracing::info!(%error, "The session ended.");
-        if let Some(code) = error.close_code() {
-            lane.close(code, &close_text(&error));
+    shared.sessions.send_modify(|open| *open += 1);
+    match tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await {
+        Ok(Ok((sender, mut receiver))) => {
+            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, control_timeout, &shared).await;
+            end(&lane, &error).await;
+            // The control stream ended with the lane and not before it: its end alone would tell the client nothing.
+            drop((sender, receiver));
         }
+        Ok(Err(error)) => end(&lane, &error.into()).await,
+        Err(_) => end(&lane, &SessionError::NoHello).await,
     }
-    shared.counters.sessions.fetch_sub(1, Ordering::Relaxed);
+    shared.sessions.send_modify(|open| *open -= 1);
+}
+
+/// Closes the lane of a session that ended, and says why if that is news to the client.
+async fn end(lane: &Lane, error: &SessionError) {
+    tracing::info!(%error, "The session ended.");
+    if let Some(code) = error.close_code() {
+        lane.settle().await;
+        lane.close(code, &close_text(error));
+    }
 }
 
 /// A client that broke a rule is told which: its author has to find the bug. Nothing else is said.
@@ -111,34 +135,28 @@ fn close_text(error: &SessionError) -> String {
 
 async fn greet_and_run(
     lane: &Lane,
+    sender: &control::Sender<ServerMessage>,
+    receiver: &mut control::Receiver<ClientMessage>,
     control_timeout: Duration,
     shared: &Arc<Shared>,
-) -> Result<(), SessionError> {
-    let greeting = async {
-        let (sender, mut receiver) = control::accept(lane, control_timeout).await?;
-        match receiver.next().await? {
-            ClientMessage::Hello(hello) => Ok((sender, receiver, hello)),
-            _ => {
-                Err(SessionError::from(Misbehaved::OutOfTurn { found: "another message", expected: "Hello" }))
-            }
-        }
+) -> Result<Infallible, SessionError> {
+    let first = tokio::time::timeout(control_timeout, receiver.next()).await;
+    let hello = match first.map_err(|_| SessionError::NoHello)?? {
+        ClientMessage::Hello(hello) => hello,
+        _ => return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello" }.into()),
     };
-    let (sender, receiver, hello) = tokio::time::timeout(control_timeout, greeting)
-        .await
-        .map_err(|_| SessionError::NoHello)??;
     let revision = common_revision(&hello)?;
     tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
-    sender
-        .send(ServerMessage::Welcome(Welcome {
-            revision,
-            agent: shared.config.agent.clone(),
-            session: rand::random(),
-            subscriptions_max: shared.config.subscriptions_max,
-        }))
-        .await?;
+    let welcome = Welcome {
+        revision,
+        agent: shared.config.agent.clone(),
+        session: rand::random(),
+        subscriptions_max: shared.config.subscriptions_max,
+    };
+    sender.send(ServerMessage::Welcome(welcome)).await?;
     let session = Session {
         lane: lane.clone(),
-        sender,
+        sender: sender.clone(),
         codecs: hello.codecs,
         shared: Arc::clone(shared),
         inboxes: HashMap::new(),
@@ -170,14 +188,28 @@ struct Session {
     running: JoinSet<(SubscriptionId, Result<(), Misbehaved>)>,
 }
 
+/// How long subscriptions may take to hear a client's last words.
+const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
+
 /// How many ids a client may use up in one session. Beyond it a client has lost count.
 const SUBSCRIPTIONS_EVER: usize = 1 << 20;
 
 impl Session {
-    async fn run(mut self, mut receiver: control::Receiver<ClientMessage>) -> Result<(), SessionError> {
+    async fn run(
+        mut self,
+        receiver: &mut control::Receiver<ClientMessage>,
+    ) -> Result<Infallible, SessionError> {
+        let mut ending = self.shared.ending.subscribe();
         loop {
             tokio::select! {
-                message = receiver.next() => self.handle_message(message?).await?,
+                () = async { _ = ending.wait_for(|ending| *ending).await } => return Err(SessionError::ShuttingDown),
+                message = receiver.next() => match message {
+                    Ok(message) => self.handle_message(message).await?,
+                    Err(error) => {
+                        self.let_subscriptions_end().await;
+                        return Err(error.into());
+                    }
+                },
                 Some(ended) = self.running.join_next() => {
                     let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
                     self.inboxes.remove(&id);
@@ -185,6 +217,14 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Lets subscriptions hear what the client said last, a commit perhaps, before they end with it. They end by
+    /// themselves once nobody can speak to them.
+    async fn let_subscriptions_end(&mut self) {
+        self.inboxes.clear();
+        let ended = async { while self.running.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(SUBSCRIPTIONS_END, ended).await;
     }
 
     async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
@@ -226,13 +266,12 @@ impl Session {
             id,
             codecs: self.codecs,
             credit: Credit::new(subscribe.credit)?,
-            last: subscribe.have,
             follower: self.shared.catalogue.follow(&subscribe.topic),
             lane: self.lane.clone(),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             inbox,
-            manifest: None,
+            history: History::holding(subscribe.have),
         };
         self.inboxes.insert(id, words);
         self.running.spawn(async move { (id, subscription.run().await) });

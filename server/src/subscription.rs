@@ -2,19 +2,21 @@
 
 use crate::{
     catalogue::{Follower, Retained},
+    sends::{Outgoing, SendError, Sends, Sent},
     session::Shared,
+    stall::StallWatch,
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering},
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, ChunkHeader, ChunkIndex, CodecId, CodecSet, Credit, EndReason, Epoch,
-    ManifestDigest, Misbehaved, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
+    AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, ManifestDigest, Misbehaved,
+    SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
 };
-use tensor_relay_transport::{Lane, LaneError, control, egress};
-use tokio::{sync::mpsc, task::JoinSet, time::Instant};
+use tensor_relay_transport::{Lane, LaneError, control};
+use tokio::sync::mpsc;
 
 /// What a client says to one of its subscriptions.
 #[derive(Debug)]
@@ -50,15 +52,59 @@ pub(crate) struct Subscription {
     pub(crate) id: SubscriptionId,
     pub(crate) codecs: CodecSet,
     pub(crate) credit: Credit,
-    /// The newest version that the client has, or that was last sent to it.
-    pub(crate) last: Option<(Epoch, Version)>,
-    /// The manifest that the client holds for this subscription.
-    pub(crate) manifest: Option<ManifestDigest>,
     pub(crate) follower: Follower,
     pub(crate) lane: Lane,
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
+    pub(crate) history: History,
+}
+
+/// What the client has been through.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// The newest version that the client has, or that was last begun for it.
+    last: Option<(Epoch, Version)>,
+    /// The versions since its last commit that were begun for it and given up: it never saw them.
+    missed: u64,
+    /// The manifest of the version it committed last.
+    manifest: Option<ManifestDigest>,
+}
+
+impl History {
+    /// A client that comes with a version in hand.
+    pub(crate) fn holding(have: Option<(Epoch, Version)>) -> Self {
+        Self { last: have, ..Self::default() }
+    }
+
+    fn is_news(&self, retained: &Retained) -> bool {
+        let (epoch, version) = (retained.id.epoch, retained.id.version);
+        self.last.is_none_or(|(last_epoch, last)| last_epoch != epoch || last < version)
+    }
+
+    /// How many versions the client will not have seen when it commits `retained` next.
+    fn skipped_before(&self, retained: &Retained) -> u64 {
+        let between = match self.last {
+            Some((epoch, last)) if epoch == retained.id.epoch => {
+                retained.id.version.0.saturating_sub(last.0 + 1)
+            }
+            _ => 0,
+        };
+        self.missed + between
+    }
+
+    fn handle_committed(&mut self, retained: &Retained) {
+        self.last = Some((retained.id.epoch, retained.id.version));
+        self.missed = 0;
+        self.manifest = Some(retained.payload.manifest().digest());
+    }
+
+    fn handle_given_up(&mut self, retained: &Retained) {
+        self.missed = self.skipped_before(retained) + 1;
+        self.last = Some((retained.id.epoch, retained.id.version));
+        // Its manifest may have been cut off as well.
+        self.manifest = None;
+    }
 }
 
 /// Why a subscription ended.
@@ -92,22 +138,25 @@ impl Subscription {
             Ended::ByClient => Ok(()),
             Ended::Misbehaved(error) => Err(error),
             Ended::Told(reason) => {
-                if reason == EndReason::Evicted {
-                    self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(subscription = %self.id, "A subscriber took no byte within the deadline and was evicted.");
-                }
+                self.note_end(reason);
                 let _ = self.sender.send(ServerMessage::End { subscription: self.id, reason }).await;
                 Ok(())
             }
         }
     }
 
-    async fn send_versions(&mut self) -> Result<std::convert::Infallible, Ended> {
+    fn note_end(&self, reason: EndReason) {
+        if reason == EndReason::Evicted {
+            self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(subscription = %self.id, "A subscriber took no byte within the deadline and was evicted.");
+        }
+    }
+
+    async fn send_versions(&mut self) -> Result<Infallible, Ended> {
         loop {
             let retained = self.next_version().await?;
-            let _counted = Transfer::begin(&self.shared);
+            let _counted = Counted::begin(&self.shared);
             self.send_version(&retained).await?;
-            self.last = Some((retained.id.epoch, retained.id.version));
         }
     }
 
@@ -116,12 +165,11 @@ impl Subscription {
         let mut draining = self.shared.draining.subscribe();
         loop {
             let offer = self.follower.offer();
-            let news = offer.newest.filter(|r| self.last != Some((r.id.epoch, r.id.version)));
-            if let Some(retained) = news.filter(|_| !*draining.borrow_and_update()) {
-                return Ok(retained);
-            }
-            if offer.ended {
-                return Err(Ended::Told(EndReason::TopicEnded));
+            let draining = *draining.borrow_and_update();
+            match offer.newest.filter(|retained| self.history.is_news(retained)) {
+                Some(retained) if !draining => return Ok(retained),
+                None if offer.ended => return Err(Ended::Told(EndReason::TopicEnded)),
+                _ => {}
             }
             tokio::select! {
                 () = self.follower.changed() => {}
@@ -140,91 +188,69 @@ impl Subscription {
         }
     }
 
-    /// Sends one version whole and waits for the client's word on it.
+    /// Sends one version and waits for the client's last word on it: `Committed` or `Abort`.
     async fn send_version(&mut self, retained: &Arc<Retained>) -> Result<(), Ended> {
-        let manifest = retained.payload.manifest();
         self.announce(retained).await?;
-        let needs_manifest = self.manifest.replace(manifest.digest()) != Some(manifest.digest());
-        let mut plan = SendPlan::new(manifest.chunking().count(), needs_manifest);
-        let mut sends: JoinSet<Sent> = JoinSet::new();
+        let manifest = retained.payload.manifest();
+        let mut plan =
+            SendPlan::new(manifest.chunking().count(), self.history.manifest != Some(manifest.digest()));
         let mut watch = StallWatch::new(self.shared.config.stall_timeout);
+        let mut sends = Sends::new(self.outgoing(retained, &watch));
+        let mut given_up = false;
         loop {
-            while sends.len() < self.shared.config.chunks_in_flight {
+            while !given_up && sends.len() < self.shared.config.chunks_in_flight {
                 match plan.poll(&mut self.credit) {
-                    Some(SendAction::Manifest) => self.spawn_manifest(&mut sends, retained),
-                    Some(SendAction::Chunk(chunk)) => self.spawn_chunk(&mut sends, retained, chunk, &watch),
+                    Some(SendAction::Manifest) => sends.begin_manifest(),
+                    Some(SendAction::Chunk(chunk)) => sends.begin_chunk(chunk),
                     Some(SendAction::Complete) => self.complete(retained).await?,
                     None => break,
                 }
             }
             tokio::select! {
                 word = self.inbox.next() => {
-                    watch.note(1);
+                    watch.progress().note(u64::from(!matches!(word, Word::Credit(0))));
                     if self.handle_word(word, retained, plan.is_complete())? {
                         return Ok(());
                     }
                 }
-                Some(sent) = sends.join_next() => {
-                    watch.note(1);
-                    match sent.unwrap_or_else(Sent::cut_off) {
-                        Sent::Manifest(result) => result?,
-                        Sent::Chunk(Ok(())) => plan.handle_sent(),
-                        // One end gave the version up; the client's word on that is on the way.
-                        Sent::Chunk(Err(ChunkError::Lane(LaneError::StreamGivenUp))) => {}
-                        Sent::Chunk(Err(ChunkError::Lane(error))) => return Err(error.into()),
-                        Sent::Chunk(Err(ChunkError::Source(error))) => {
-                            sends.abort_all();
-                            self.give_up(retained, &error).await?;
-                        }
+                Some(sent) = sends.next() => match sent {
+                    Ok(Sent::Chunk) => plan.handle_sent(),
+                    // The client's word on a version that was given up is on the way.
+                    Ok(Sent::Manifest | Sent::GivenUp) => {}
+                    Err(SendError::Lane(error)) => return Err(error.into()),
+                    Err(SendError::Source(_)) if given_up => {}
+                    Err(SendError::Source(error)) => {
+                        given_up = true;
+                        sends.give_up();
+                        self.give_up(retained, &error).await?;
                     }
-                }
+                },
                 () = watch.stalled() => return Err(Ended::Told(EndReason::Evicted)),
             }
         }
     }
 
+    fn outgoing(&self, retained: &Arc<Retained>, watch: &StallWatch) -> Outgoing {
+        let wanted = self.shared.config.codec;
+        Outgoing {
+            subscription: self.id,
+            retained: Arc::clone(retained),
+            codec: if self.codecs.contains(wanted) { wanted } else { CodecId::Raw },
+            lane: self.lane.clone(),
+            shared: Arc::clone(&self.shared),
+            progress: watch.progress().clone(),
+        }
+    }
+
     async fn announce(&self, retained: &Retained) -> Result<(), LaneError> {
-        let skipped = match self.last {
-            Some((epoch, last)) if epoch == retained.id.epoch => {
-                retained.id.version.0.saturating_sub(last.0 + 1)
-            }
-            _ => 0,
-        };
         let announce = Announce {
             subscription: self.id,
             id: retained.id.clone(),
             manifest: retained.payload.manifest().digest(),
-            skipped,
+            skipped: self.history.skipped_before(retained),
             metadata: retained.metadata.clone(),
         };
         self.sender.send(ServerMessage::Announce(announce)).await
-    }
-
-    fn spawn_manifest(&self, sends: &mut JoinSet<Sent>, retained: &Arc<Retained>) {
-        let (lane, id, retained) = (self.lane.clone(), self.id, Arc::clone(retained));
-        sends.spawn(async move {
-            Sent::Manifest(egress::send_manifest(&lane, id, retained.payload.manifest()).await)
-        });
-    }
-
-    fn spawn_chunk(
-        &self,
-        sends: &mut JoinSet<Sent>,
-        retained: &Arc<Retained>,
-        chunk: ChunkIndex,
-        watch: &StallWatch,
-    ) {
-        let wanted = self.shared.config.codec;
-        let send = ChunkSend {
-            subscription: self.id,
-            chunk,
-            codec: if self.codecs.contains(wanted) { wanted } else { CodecId::Raw },
-            retained: Arc::clone(retained),
-            lane: self.lane.clone(),
-            shared: Arc::clone(&self.shared),
-            progress: Arc::clone(&watch.progress),
-        };
-        sends.spawn(async move { Sent::Chunk(send.run().await) });
     }
 
     async fn complete(&self, retained: &Retained) -> Result<(), LaneError> {
@@ -235,6 +261,16 @@ impl Subscription {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.sender
             .send(ServerMessage::Complete { subscription: self.id, epoch, version, digest })
+            .await
+    }
+
+    /// Tells the client that a version cannot be sent to its end. Its own `Abort` is the answer, and the last word.
+    async fn give_up(&self, retained: &Retained, error: &SourceError) -> Result<(), LaneError> {
+        tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
+        let (epoch, version) = (retained.id.epoch, retained.id.version);
+        let reason = AbortReason::SourceLost;
+        self.sender
+            .send(ServerMessage::Abort { subscription: self.id, epoch, version, reason })
             .await
     }
 
@@ -259,6 +295,7 @@ impl Subscription {
             Word::Committed(..) => {
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
+                self.history.handle_committed(retained);
                 Ok(true)
             }
             Word::Abort(_, _, reason) => {
@@ -266,121 +303,24 @@ impl Subscription {
                 // Some chunks may have been cut before their headers left, so neither end can say what their credit has
                 // become: both forget it, and the client grants anew.
                 self.credit = Credit::default();
+                self.history.handle_given_up(retained);
                 Ok(true)
             }
-        }
-    }
-
-    /// Tells the client that a version cannot be sent to its end. Its own `Abort` is the answer, and the last word.
-    async fn give_up(&self, retained: &Retained, error: &SourceError) -> Result<(), LaneError> {
-        tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
-        let (epoch, version) = (retained.id.epoch, retained.id.version);
-        let reason = AbortReason::SourceLost;
-        self.sender
-            .send(ServerMessage::Abort { subscription: self.id, epoch, version, reason })
-            .await
-    }
-}
-
-/// What one of the concurrent sends of a version came to.
-enum Sent {
-    Manifest(Result<(), LaneError>),
-    Chunk(Result<(), ChunkError>),
-}
-
-impl Sent {
-    /// A send that was cut off because its version was given up. A panic is passed on.
-    fn cut_off(error: tokio::task::JoinError) -> Self {
-        match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Self::Chunk(Err(ChunkError::Lane(LaneError::StreamGivenUp))),
-        }
-    }
-}
-
-enum ChunkError {
-    Lane(LaneError),
-    Source(SourceError),
-}
-
-/// One chunk on its way: read, encoded, written.
-struct ChunkSend {
-    subscription: SubscriptionId,
-    chunk: ChunkIndex,
-    codec: CodecId,
-    retained: Arc<Retained>,
-    lane: Lane,
-    shared: Arc<Shared>,
-    progress: Arc<AtomicU64>,
-}
-
-impl ChunkSend {
-    async fn run(self) -> Result<(), ChunkError> {
-        let payload = &self.retained.payload;
-        let encoded = self.shared.encoder.encode(payload, self.chunk, self.codec).await;
-        let encoded = encoded.map_err(ChunkError::Source)?;
-        let (range, _) = payload.manifest().chunk(self.chunk);
-        let header = ChunkHeader {
-            subscription: self.subscription,
-            epoch: self.retained.id.epoch,
-            version: self.retained.id.version,
-            chunk: self.chunk,
-            codec: encoded.codec,
-            raw_bytes: (range.end - range.start) as u32,
-            encoded_bytes: encoded.bytes.len() as u32,
-            hash: encoded.hash,
-            base: None,
-        };
-        let note = |bytes| _ = self.progress.fetch_add(bytes, Ordering::Relaxed);
-        egress::send_chunk(&self.lane, header, &encoded, &note)
-            .await
-            .map_err(ChunkError::Lane)
-    }
-}
-
-/// Notices that nothing moves. Whatever moves adds to `progress`; the watch looks once per deadline, so a stall is
-/// noticed after one to two of them, and movement costs an addition and no timer.
-struct StallWatch {
-    progress: Arc<AtomicU64>,
-    seen: u64,
-    timeout: std::time::Duration,
-    look: Instant,
-}
-
-impl StallWatch {
-    fn new(timeout: std::time::Duration) -> Self {
-        Self { progress: Arc::default(), seen: 0, timeout, look: Instant::now() + timeout }
-    }
-
-    fn note(&self, steps: u64) {
-        self.progress.fetch_add(steps, Ordering::Relaxed);
-    }
-
-    /// Returns once nothing has moved for the timeout. Cancel safe.
-    async fn stalled(&mut self) {
-        loop {
-            tokio::time::sleep_until(self.look).await;
-            let now = self.progress.load(Ordering::Relaxed);
-            if now == self.seen {
-                return;
-            }
-            self.seen = now;
-            self.look += self.timeout;
         }
     }
 }
 
 /// Counts a transfer for as long as it lives.
-struct Transfer(Arc<Shared>);
+struct Counted(Arc<Shared>);
 
-impl Transfer {
+impl Counted {
     fn begin(shared: &Arc<Shared>) -> Self {
         shared.transfers.send_modify(|count| *count += 1);
         Self(Arc::clone(shared))
     }
 }
 
-impl Drop for Transfer {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.transfers.send_modify(|count| *count -= 1);
     }

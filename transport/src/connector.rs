@@ -61,6 +61,14 @@ pub enum ConnectError {
         /// The keys of the ticket.
         expected: String,
     },
+    /// A server that lets nobody in at present.
+    #[error(
+        "the server at {address} refuses new connections: it has as many sessions as it may, or it is shutting down"
+    )]
+    Refused {
+        /// Who answered.
+        address: SocketAddr,
+    },
     /// A server that does not speak this protocol.
     #[error(
         "the server at {address} does not speak {}: it is another program, or another major version",
@@ -87,6 +95,9 @@ fn alpn() -> String {
 
 /// TLS' alert for an ALPN that the server does not speak, as QUIC carries it (RFC 9001 §4.8).
 const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
+
+/// QUIC's own code for a server that turns a client away (RFC 9000 §20.1).
+const CONNECTION_REFUSED: u64 = 0x2;
 
 impl Connector {
     /// Connects over this machine's network.
@@ -226,6 +237,11 @@ fn refusal(
         {
             ConnectError::Incompatible { address }
         }
+        quinn::ConnectionError::ConnectionClosed(close)
+            if u64::from(close.error_code) == CONNECTION_REFUSED =>
+        {
+            ConnectError::Refused { address }
+        }
         quinn::ConnectionError::VersionMismatch => ConnectError::Incompatible { address },
         _ => lane_error(address, error).into(),
     }
@@ -235,7 +251,7 @@ fn refusal(
 fn more_telling(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
     let rank = |error: &ConnectError| match error {
         ConnectError::WrongKey { .. } => 3,
-        ConnectError::Incompatible { .. } => 2,
+        ConnectError::Incompatible { .. } | ConnectError::Refused { .. } => 2,
         ConnectError::Lane(LaneError::TimedOut { .. }) => 0,
         _ => 1,
     };

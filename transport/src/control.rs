@@ -88,7 +88,7 @@ fn start<Out: Message, In: Message>(
         lane: lane.clone(),
         buffer: BytesMut::new(),
         message: PhantomData,
-        _writer: AbortOnDrop(task),
+        writer: AbortOnDrop(task),
     };
     (sender, receiver)
 }
@@ -129,7 +129,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until every sender is gone or the lane ends. What cannot be written within the deadline ends the lane: a
+    /// Writes until every sender is gone or the lane ends, and then until the peer has it all. What cannot be written within the deadline ends the lane: a
     /// peer that does not read its control stream cannot be served.
     async fn run(mut self) {
         let _ = self.stream.set_priority(PRIORITY);
@@ -143,6 +143,9 @@ impl Writer {
                 }
             }
         }
+        if self.stream.finish().is_ok() {
+            let _ = tokio::time::timeout(self.write_timeout, self.stream.stopped()).await;
+        }
     }
 }
 
@@ -153,7 +156,7 @@ pub struct Receiver<In> {
     lane: Lane,
     buffer: BytesMut,
     message: PhantomData<fn() -> In>,
-    _writer: AbortOnDrop,
+    writer: AbortOnDrop,
 }
 
 /// Why no message came.
@@ -187,6 +190,12 @@ impl<In: Message> Receiver<In> {
                 Err(_) => return Err(LaneError::StreamGivenUp.into()),
             }
         }
+    }
+
+    /// Waits until the other end has everything that was queued, once every sender is gone; at most for the deadline of a
+    /// write. A lane that is closed without it may take its last messages with it.
+    pub async fn flush(mut self) {
+        let _ = (&mut self.writer.0).await;
     }
 
     fn take_frame(&mut self) -> Result<Option<In>, MessageError> {

@@ -16,10 +16,10 @@ use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader,
 /// Manifests go before chunks: a receiver can place nothing without.
 const MANIFEST_PRIORITY: i32 = 100;
 
-/// All chunks have one priority; QUIC then sends the stream first that was opened first, so chunks arrive in order.
+/// All chunks have one priority; the lane then sends the stream first that was opened first, so chunks arrive in order.
 const CHUNK_PRIORITY: i32 = 0;
 
-/// Sends `manifest` for `subscription` on a stream of its own.
+/// Sends `manifest` for `subscription` on a stream of its own. `progress` is called with the bytes of each piece.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended or the receiver stopped the stream.
@@ -27,12 +27,13 @@ pub async fn send_manifest(
     lane: &Lane,
     subscription: SubscriptionId,
     manifest: &Manifest,
+    progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), LaneError> {
     let encoded = manifest.encoded();
     let header = ManifestHeader { subscription, bytes: encoded.len() as u32, digest: manifest.digest() };
     let mut stream = lane.open_data(MANIFEST_PRIORITY).await?;
     stream.write_header(&StreamHeader::Manifest(header)).await?;
-    stream.write(encoded.clone(), &|_| ()).await?;
+    stream.write(encoded.clone(), progress).await?;
     stream.finish()
 }
 

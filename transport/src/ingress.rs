@@ -181,6 +181,7 @@ pub enum ReceiveManifestError {
 }
 
 /// Receives the manifest that `header` announced. Memory grows with what arrives, never with what is promised.
+/// `progress` is called with the bytes of each piece that came.
 ///
 /// # Errors
 /// [`ReceiveManifestError`].
@@ -188,6 +189,7 @@ pub async fn receive_manifest(
     mut stream: DataIn,
     header: &ManifestHeader,
     limits: &Limits,
+    progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Manifest, ReceiveManifestError> {
     let expected = header.bytes as usize;
     if header.bytes > limits.manifest_bytes {
@@ -195,7 +197,14 @@ pub async fn receive_manifest(
         return Err(ManifestError::TooMuch { what: "bytes", found, max }.into());
     }
     let mut encoded = BytesMut::new();
-    while encoded.len() <= expected && stream.read_pieces(|piece| encoded.extend_from_slice(piece)).await? {}
+    loop {
+        let before = encoded.len();
+        let more = stream.read_pieces(|piece| encoded.extend_from_slice(piece)).await?;
+        progress((encoded.len() - before) as u64);
+        if !more || encoded.len() > expected {
+            break;
+        }
+    }
     if encoded.len() != expected {
         return Err(ReceiveManifestError::WrongLength { expected, found: encoded.len() });
     }

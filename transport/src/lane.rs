@@ -15,6 +15,10 @@ const SLICE_MAX_BYTES: usize = 1 << 20;
 /// batch of the kernel's.
 const PIECES_MAX: usize = 64;
 
+/// How many round trips what is in flight gets before a lane is closed: one for it, the others for
+/// what is lost on the way.
+const SETTLE_ROUND_TRIPS: u32 = 6;
+
 /// How long a closed lane waits for its last packets to leave, once the peer was told.
 const CLOSE_FLUSH: Duration = Duration::from_millis(500);
 
@@ -119,8 +123,7 @@ impl Lane {
         accepted.map_err(|error| self.error(error))
     }
 
-    /// Opens a data stream. Streams of higher `priority` are sent first; equal ones take turns by the order in which
-    /// they were opened.
+    /// Opens a data stream. Streams of higher `priority` are sent first; of equal ones the one opened first.
     ///
     /// # Errors
     /// [`LaneError`] when the lane ended. Waits while the peer has as many streams open as it allows.
@@ -143,6 +146,14 @@ impl Lane {
     /// Ends the lane and everything on it, and tells the other end why.
     pub fn close(&self, code: CloseCode, text: &str) {
         self.connection.close(VarInt::from_u32(code.code()), text.as_bytes());
+    }
+
+    /// Waits about as long as the acknowledgements of what is in flight need, and no longer than half a second. Closing
+    /// while the congestion window is full would tell the other end nothing: quinn-proto 0.11 holds the close back until
+    /// acknowledgements come, and takes none once it is closed. Streams must be ended or dropped before.
+    pub async fn settle(&self) {
+        let round_trips = self.connection.rtt() * SETTLE_ROUND_TRIPS;
+        tokio::time::sleep(round_trips.min(CLOSE_FLUSH)).await;
     }
 
     /// Waits until the packets that tell the other end of a [`close`](Self::close) have left, for half a second at most.

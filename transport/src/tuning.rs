@@ -38,10 +38,10 @@ pub struct Tuning {
     pub idle_timeout_ms: u32,
     /// How often a quiet lane is kept alive. Default 3 s: three chances within the idle timeout.
     pub keep_alive_ms: u32,
-    /// How long connecting may take, from the first packet to the `Welcome`. Default 10 s.
+    /// How long finding a server and shaking hands may take. Default 10 s.
     pub connect_timeout_ms: u32,
-    /// How long a peer that connected may take until its `Hello`, and how long a control message may take to be
-    /// written. Default 10 s.
+    /// How long a peer that connected may take until its `Hello` or `Welcome`, how long a control message may take to be
+    /// written, and how long a question may wait for its answer. Default 10 s.
     pub control_timeout_ms: u32,
 }
 
@@ -134,6 +134,7 @@ impl Tuning {
     fn both(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = TransportConfig::default();
         config.send_window(self.window_bytes.into());
+        config.send_fairness(false); // Chunks one after another: the first is whole, and usable, earlier.
         config.datagram_receive_buffer_size(None); // Not used: a peer that sends any is refused by QUIC itself.
         config.max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(self.idle_timeout_ms))));
         config.keep_alive_interval(Some(Duration::from_millis(self.keep_alive_ms.into())));

@@ -207,6 +207,11 @@ fn read_fields(mut buf: Bytes, limits: &Limits) -> Result<Fields, ManifestError>
                 fields.tensors.push(from_wire(wire)?);
             }
             (TAG_METADATA, WireType::LengthDelimited) => {
+                check_at_most(
+                    "entries of metadata",
+                    fields.metadata.len() as u64 + 1,
+                    limits.tensors as u64,
+                )?;
                 let entry = crate::message::wire::Entry::decode(take_field(&mut buf)?).map_err(malformed)?;
                 fields.metadata.push((entry.key, entry.value));
             }

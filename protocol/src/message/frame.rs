@@ -100,7 +100,7 @@ mod tests {
                 revision_min: 1,
                 revision_max: 2,
                 agent: "test/1".into(),
-                codecs: CodecSet::all(),
+                codecs: CodecSet::from_codes(&[0, 1]),
                 token: Some("secret".into()),
             }),
             ClientMessage::Subscribe(Subscribe {

@@ -69,7 +69,7 @@ pub(crate) struct Welcome {
     pub(crate) revision: u32,
     #[prost(string, tag = "2")]
     pub(crate) agent: String,
-    #[prost(uint64, tag = "3")]
+    #[prost(fixed64, tag = "3")]
     pub(crate) session: u64,
     #[prost(uint32, tag = "4")]
     pub(crate) subscriptions_max: u32,

@@ -73,7 +73,7 @@ fn a_full_server() {
         let _two = sim.client(2, client_config()).await.unwrap();
         let began = sim.elapsed();
         let error = sim.client(3, client_config()).await.unwrap_err();
-        assert!(matches!(error, ClientError::Connect(ConnectError::Lane(_))), "{error}");
+        assert!(matches!(error, ClientError::Connect(ConnectError::Refused { .. })), "{error}");
         assert!(sim.elapsed() - began < Duration::from_secs(1));
         one.close().await;
         eventually("there is room", || server.stats().sessions == 1).await;

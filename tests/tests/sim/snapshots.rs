@@ -123,7 +123,7 @@ fn metadata_arrives_as_said() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let of_manifest = vec![("format".to_owned(), "pt".to_owned()), ("ключ".into(), "值".repeat(30_000))];
-        let of_version = vec![("step".to_owned(), "x".repeat((32 << 10) - 4))];
+        let of_version = vec![("step".to_owned(), "x".repeat((32 << 10) - 4 - 16))];
         let fill = |_, _: &mut [u8]| Ok::<(), std::convert::Infallible>(());
         let staged = Staged::new(&server.staging(), vec![], of_manifest.clone(), fill).unwrap();
         let mut publisher = server.publisher_in(topic("t"), Epoch(7)).unwrap();

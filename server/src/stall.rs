@@ -1,0 +1,80 @@
+//! Notices that nothing moves.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Watches one transfer. Whatever moves adds to its progress; the watch looks once per deadline, so a stall is noticed
+/// after one to two of them, and movement costs an addition and no timer.
+#[derive(Debug)]
+pub(crate) struct StallWatch {
+    progress: Progress,
+    seen: u64,
+    timeout: Duration,
+    look: Instant,
+}
+
+/// Where movement is noted. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Progress(Arc<AtomicU64>);
+
+impl Progress {
+    /// Notes that something moved: bytes, or one step of anything else.
+    pub(crate) fn note(&self, steps: u64) {
+        self.0.fetch_add(steps, Ordering::Relaxed);
+    }
+}
+
+impl StallWatch {
+    pub(crate) fn new(timeout: Duration) -> Self {
+        Self { progress: Progress::default(), seen: 0, timeout, look: Instant::now() + timeout }
+    }
+
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Returns once nothing has moved for the timeout. Cancel safe.
+    pub(crate) async fn stalled(&mut self) {
+        loop {
+            tokio::time::sleep_until(self.look).await;
+            let now = self.progress.0.load(Ordering::Relaxed);
+            if now == self.seen {
+                return;
+            }
+            self.seen = now;
+            self.look += self.timeout;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_is_noticed_after_one_to_two_deadlines() {
+        let began = Instant::now();
+        let mut watch = StallWatch::new(Duration::from_secs(10));
+        let progress = watch.progress().clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(12)).await;
+            progress.note(1);
+        });
+        watch.stalled().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(10), "nothing moved in the first ten seconds");
+        watch = StallWatch::new(Duration::from_secs(10));
+        watch.progress().note(1);
+        watch.stalled().await;
+        assert_eq!(
+            began.elapsed(),
+            Duration::from_secs(30),
+            "it moved before the first look, not before the second"
+        );
+    }
+}
