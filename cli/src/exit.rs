@@ -62,9 +62,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
 fn of_client(error: &ClientError) -> Exit {
     match error {
         ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
-        ClientError::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => {
-            Exit::Unreachable
-        }
+        ClientError::Connect(
+            ConnectError::Unreachable { .. } | ConnectError::Resolve { .. } | ConnectError::Refused { .. },
+        ) => Exit::Unreachable,
         ClientError::Connect(ConnectError::Lane(LaneError::Protocol { .. })) => Exit::Failed,
         ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
         ClientError::Refused(_) => Exit::Refused,
@@ -101,7 +101,9 @@ mod tests {
     #[test]
     fn a_cause_is_told_once() {
         let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        let told = Err::<(), _>(io).with_context(|| "cannot write x: no storage space").unwrap_err();
+        let told = Err::<(), _>(io)
+            .with_context(|| "cannot write x: no storage space")
+            .unwrap_err();
         assert_eq!(message_of(&told), "cannot write x: no storage space");
         assert_eq!(message_of(&anyhow::anyhow!("b").context("a")), "a: b");
     }

@@ -141,9 +141,8 @@ async fn greet_and_run(
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
     let first = tokio::time::timeout(control_timeout, receiver.next()).await;
-    let hello = match first.map_err(|_| SessionError::NoHello)?? {
-        ClientMessage::Hello(hello) => hello,
-        _ => return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello" }.into()),
+    let ClientMessage::Hello(hello) = first.map_err(|_| SessionError::NoHello)?? else {
+        return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello" }.into());
     };
     let revision = common_revision(&hello)?;
     tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
