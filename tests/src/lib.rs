@@ -9,5 +9,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 pub mod pair;
+pub mod processes;
 pub mod simnet;
 pub mod tensors;

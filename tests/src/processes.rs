@@ -1,0 +1,146 @@
+//! The program as people run it: processes of it, what they say, and a wire between them that can be held.
+//!
+//! A [`Home`] is all that a test's processes have in common with the world. Every wait has a deadline, and a process
+//! that still runs when its [`Process`] is dropped is killed.
+
+mod process;
+mod wire;
+
+pub use process::{Ended, Process};
+pub use rustix::process::Signal;
+pub use wire::Wire;
+
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use tempfile::TempDir;
+
+/// Where every server of these tests listens: on this machine alone, on a port that the system chooses.
+pub const ANY_PORT: &str = "--listen=127.0.0.1:0";
+
+/// A test's own folder, with the keys of its servers, the files that it serves and those that arrive.
+pub struct Home {
+    folder: TempDir,
+}
+
+impl Home {
+    /// A new folder; it is removed when this is dropped.
+    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// The path of `name` in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The same as a word for the command line.
+    pub fn word(&self, name: &str) -> String {
+        self.path(name).into_os_string().into_string().unwrap()
+    }
+
+    /// The program, with nothing of this process' environment that it would heed.
+    pub fn program(&self) -> Command {
+        self.at_home(Command::new(program()))
+    }
+
+    /// `command` with an environment in which the program knows nothing but this folder.
+    pub fn at_home(&self, mut command: Command) -> Command {
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("TENSOR_RELAY_") {
+                command.env_remove(name);
+            }
+        }
+        command.env("HOME", self.folder.path()).env("XDG_STATE_HOME", self.path("state"));
+        command.current_dir(self.folder.path());
+        command
+    }
+
+    /// Starts the program with `words`.
+    pub fn start(&self, words: &[&str]) -> Process {
+        let mut command = self.program();
+        command.args(words);
+        Process::start(command)
+    }
+
+    /// Runs the program with `words` to its end.
+    pub fn run(&self, words: &[&str]) -> Ended {
+        self.start(words).end()
+    }
+
+    /// Serves with `words`, on a port that the system chooses unless they say another.
+    pub fn serve(&self, words: &[&str]) -> Serving {
+        let mut all = vec!["serve", "--json"];
+        if !words.iter().any(|word| word.starts_with("--listen")) {
+            all.push(ANY_PORT);
+        }
+        all.extend(words);
+        let mut process = self.start(&all);
+        let line = process.hear_out("");
+        let said = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
+        Serving { process, said }
+    }
+
+    /// The files and links below `name`, as paths relative to it, sorted; none if there is no such folder.
+    pub fn files_in(&self, name: &str) -> Vec<String> {
+        let root = self.path(name);
+        let mut found = vec![];
+        collect_files(&root, &mut found);
+        let mut names: Vec<_> =
+            found.iter().map(|path| path.strip_prefix(&root).unwrap().display().to_string()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn collect_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => collect_files(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+/// A server that said that it serves.
+pub struct Serving {
+    /// The process.
+    pub process: Process,
+    /// What it said.
+    pub said: Value,
+}
+
+impl Serving {
+    /// The address that it listens on.
+    pub fn listen(&self) -> &str {
+        self.said["listen"].as_str().unwrap()
+    }
+
+    /// What it said of a topic.
+    pub fn topic(&self, name: &str) -> &Value {
+        let topics = self.said["topics"].as_array().unwrap();
+        topics.iter().find(|topic| topic["topic"] == name).unwrap()
+    }
+
+    /// The ticket of a topic.
+    pub fn ticket(&self, topic: &str) -> &str {
+        self.topic(topic)["ticket"].as_str().unwrap()
+    }
+}
+
+/// The built program: what `TENSOR_RELAY_BIN` names, or what lies where cargo puts it.
+fn program() -> PathBuf {
+    if let Some(path) = std::env::var_os("TENSOR_RELAY_BIN") {
+        return path.into();
+    }
+    // target/<profile>/deps/<this test> → target/<profile>/tensor-relay
+    let here = std::env::current_exe().unwrap();
+    let path = here.ancestors().nth(2).unwrap().join("tensor-relay");
+    assert!(path.is_file(), "there is no {}: run tests/run, or cargo build first", path.display());
+    path
+}

@@ -1,0 +1,201 @@
+//! One process, what it says, and how it ends.
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::unix::process::ExitStatusExt,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a process may take for whatever is waited for: much longer than anything takes on a busy machine, and than
+/// the longest deadline of the program itself (10 s without a packet).
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often it is asked whether it has ended.
+const TICK: Duration = Duration::from_millis(2);
+
+/// A running process. It is killed when this is dropped.
+pub struct Process {
+    child: Child,
+    shown: String,
+    started: Instant,
+    out: Voice,
+    err: Voice,
+}
+
+impl Process {
+    /// Starts `command`. Its standard input is empty unless it is set already.
+    ///
+    /// # Panics
+    /// When the system cannot start it.
+    pub fn start(command: Command) -> Self {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// Starts `command` with `stdin`.
+    pub fn start_with(mut command: Command, stdin: impl Into<Stdio>) -> Self {
+        let shown = shown(&command);
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {shown}: {e}"));
+        let out = Voice::of(child.stdout.take().unwrap());
+        let err = Voice::of(child.stderr.take().unwrap());
+        Self { child, shown, started: Instant::now(), out, err }
+    }
+
+    /// Waits for a line on stdout that contains `wanted`.
+    pub fn hear_out(&mut self, wanted: &str) -> String {
+        let heard = self.out.hear(wanted);
+        heard.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stdout: {why}")))
+    }
+
+    /// Waits for a line on stderr that contains `wanted`.
+    pub fn hear_err(&mut self, wanted: &str) -> String {
+        let heard = self.err.hear(wanted);
+        heard.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stderr: {why}")))
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Sends it a signal and waits until it has ended.
+    pub fn end_by(self, signal: Signal) -> Ended {
+        self.signal(signal);
+        self.end()
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Panics
+    /// When it has not after a minute.
+    pub fn end(mut self) -> Ended {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() >= deadline {
+                self.fail("it has not ended");
+            }
+            thread::sleep(TICK);
+        };
+        Ended {
+            code: status.code(),
+            signal: status.signal(),
+            shown: self.shown.clone(),
+            took: self.started.elapsed(),
+            out: self.out.all(),
+            err: self.err.all(),
+        }
+    }
+
+    fn fail(&mut self, why: &str) -> ! {
+        let _ = self.child.kill();
+        panic!("{}\n{why}\nstdout:\n{}\nstderr:\n{}", self.shown, self.out.all(), self.err.all());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails when it has ended and was waited for: what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// How a process ended, and all that it said.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code, unless a signal ended it.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// How long it ran.
+    pub took: Duration,
+    /// Its stdout.
+    pub out: String,
+    /// Its stderr.
+    pub err: String,
+    shown: String,
+}
+
+impl Ended {
+    /// Checks the exit code.
+    ///
+    /// # Panics
+    /// When it is another, with all that the process said.
+    #[track_caller]
+    pub fn with(self, code: i32) -> Self {
+        assert!(self.code == Some(code), "expected exit code {code}\n{self:#?}");
+        self
+    }
+
+    /// Checks that it failed with exit code `code`, and told why in one line on stderr that has each of `causes`.
+    ///
+    /// # Panics
+    /// When the code is another or the line is not there, with all that the process said.
+    #[track_caller]
+    pub fn failed(self, code: i32, causes: &[&str]) -> Self {
+        let told = |line: &str| line.starts_with("error: ") && causes.iter().all(|cause| line.contains(cause));
+        assert!(self.err.lines().any(told), "expected an error with {causes:?}\n{self:#?}");
+        self.with(code)
+    }
+
+    /// Its stdout as one JSON value.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}\n{self:#?}"))
+    }
+}
+
+/// What a process says on one of its outputs, line by line.
+struct Voice {
+    /// Unbounded, so that a process never waits for the test to listen; what these processes say is short.
+    lines: Receiver<String>,
+    heard: Vec<String>,
+}
+
+impl Voice {
+    fn of(stream: impl Read + Send + 'static) -> Self {
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self { lines, heard: vec![] }
+    }
+
+    fn hear(&mut self, wanted: &str) -> Result<String, &'static str> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(left).map_err(|error| match error {
+                RecvTimeoutError::Timeout => "it did not come in time",
+                RecvTimeoutError::Disconnected => "it ended",
+            })?;
+            self.heard.push(line.clone());
+            if line.contains(wanted) {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// All that was said. Does not wait for those who inherited the output and still hold it.
+    fn all(&mut self) -> String {
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
+            self.heard.push(line);
+        }
+        self.heard.iter().map(|line| format!("{line}\n")).collect()
+    }
+}
