@@ -55,7 +55,9 @@ impl Home {
                 command.env_remove(name);
             }
         }
-        command.env("HOME", self.folder.path()).env("XDG_STATE_HOME", self.path("state"));
+        command
+            .env("HOME", self.folder.path())
+            .env("XDG_STATE_HOME", self.path("state"));
         command.current_dir(self.folder.path());
         command
     }
@@ -90,8 +92,10 @@ impl Home {
         let root = self.path(name);
         let mut found = vec![];
         collect_files(&root, &mut found);
-        let mut names: Vec<_> =
-            found.iter().map(|path| path.strip_prefix(&root).unwrap().display().to_string()).collect();
+        let mut names: Vec<_> = found
+            .iter()
+            .map(|path| path.strip_prefix(&root).unwrap().display().to_string())
+            .collect();
         names.sort();
         names
     }

@@ -21,7 +21,7 @@ const TICK: Duration = Duration::from_millis(2);
 /// A running process. It is killed when this is dropped.
 pub struct Process {
     child: Child,
-    shown: String,
+    command: String,
     started: Instant,
     out: Voice,
     err: Voice,
@@ -38,12 +38,12 @@ impl Process {
 
     /// Starts `command` with `stdin`.
     pub fn start_with(mut command: Command, stdin: impl Into<Stdio>) -> Self {
-        let shown = shown(&command);
+        let words = shown(&command);
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {shown}: {e}"));
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {words}: {e}"));
         let out = Voice::of(child.stdout.take().unwrap());
         let err = Voice::of(child.stderr.take().unwrap());
-        Self { child, shown, started: Instant::now(), out, err }
+        Self { child, command: words, started: Instant::now(), out, err }
     }
 
     /// Waits for a line on stdout that contains `wanted`.
@@ -85,9 +85,9 @@ impl Process {
             thread::sleep(TICK);
         };
         Ended {
+            command: self.command.clone(),
             code: status.code(),
             signal: status.signal(),
-            shown: self.shown.clone(),
             took: self.started.elapsed(),
             out: self.out.all(),
             err: self.err.all(),
@@ -96,7 +96,7 @@ impl Process {
 
     fn fail(&mut self, why: &str) -> ! {
         let _ = self.child.kill();
-        panic!("{}\n{why}\nstdout:\n{}\nstderr:\n{}", self.shown, self.out.all(), self.err.all());
+        panic!("{}\n{why}\nstdout:\n{}\nstderr:\n{}", self.command, self.out.all(), self.err.all());
     }
 }
 
@@ -116,6 +116,8 @@ fn shown(command: &Command) -> String {
 /// How a process ended, and all that it said.
 #[derive(Debug)]
 pub struct Ended {
+    /// What was run.
+    pub command: String,
     /// Its exit code, unless a signal ended it.
     pub code: Option<i32>,
     /// The signal that ended it.
@@ -126,7 +128,6 @@ pub struct Ended {
     pub out: String,
     /// Its stderr.
     pub err: String,
-    shown: String,
 }
 
 impl Ended {
@@ -146,7 +147,8 @@ impl Ended {
     /// When the code is another or the line is not there, with all that the process said.
     #[track_caller]
     pub fn failed(self, code: i32, causes: &[&str]) -> Self {
-        let told = |line: &str| line.starts_with("error: ") && causes.iter().all(|cause| line.contains(cause));
+        let told =
+            |line: &str| line.starts_with("error: ") && causes.iter().all(|cause| line.contains(cause));
         assert!(self.err.lines().any(told), "expected an error with {causes:?}\n{self:#?}");
         self.with(code)
     }

@@ -17,11 +17,11 @@ const TICK: Duration = Duration::from_millis(20);
 /// How long it takes at most until so many bytes went that the wire is held.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Carries datagrams between a client and a server, and stops carrying those to the client after a number of bytes: so a
-/// test acts in the middle of a transfer, however fast the machine is.
+/// Carries datagrams between a client and a server, and stops carrying those to the client after a number of bytes: so
+/// a test acts in the middle of a transfer, however fast the machine is.
 ///
-/// The client's datagrams go through at all times. Those to the client wait in a socket's buffer while the wire is held;
-/// what does not fit there is lost, as on any wire.
+/// The client's datagrams go through at all times. Those to the client wait in a socket's buffer while the wire is
+/// held; what does not fit there is lost, as on any wire.
 pub struct Wire {
     client_side: UdpSocket,
     held: Option<Receiver<()>>,
@@ -60,12 +60,14 @@ impl Wire {
         let (to, mut left) = (self.client_side.try_clone().unwrap(), Some(bytes));
         self.carry(server_side, move |datagram, _| {
             let known = *client.lock().unwrap();
-            left = left.and_then(|left| left.checked_sub(datagram.len() as u64).or_else(|| {
-                let _ = hold.send(());
-                // Ends too when the wire is dropped.
-                let _ = released.recv();
-                None
-            }));
+            left = left.and_then(|left| {
+                left.checked_sub(datagram.len() as u64).or_else(|| {
+                    let _ = hold.send(());
+                    // Ends too when the wire is dropped.
+                    let _ = released.recv();
+                    None
+                })
+            });
             let _ = to.send_to(datagram, known.expect("who is answered has asked"));
         });
     }
@@ -73,7 +75,8 @@ impl Wire {
     /// Waits until the wire is held: so many bytes went, and no more do.
     pub fn wait_until_held(&self) {
         let held = self.held.as_ref().expect("it leads to a server");
-        held.recv_timeout(PATIENCE).expect("the server sends more than the wire lets through");
+        held.recv_timeout(PATIENCE)
+            .expect("the server sends more than the wire lets through");
     }
 
     /// Lets everything through, for good.

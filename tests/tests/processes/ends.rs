@@ -1,0 +1,139 @@
+//! How processes end: signals, shutdowns and sudden death, in quiet and in the middle of a transfer.
+
+use crate::files;
+use std::time::Duration;
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+
+/// Large enough that no buffer on the way holds it.
+const MODEL_BYTES: u64 = 256 << 20;
+
+/// How much of it comes through before the wire is held.
+const HELD_AFTER_BYTES: u64 = 24 << 20;
+
+/// After how long without a packet the other end is taken for dead (`Tuning::idle_timeout_ms`).
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A subscriber that waits in the middle of a transfer, and its server.
+struct Halfway {
+    home: Home,
+    wire: Wire,
+    server: Serving,
+    subscriber: Process,
+}
+
+impl Halfway {
+    /// Serves with `words` to `subscribe --once --out=out`, and holds the wire between the two.
+    fn new(words: &[&str]) -> Self {
+        let (home, mut wire) = (Home::new(), Wire::new());
+        files::zeros(&home.path("m"), MODEL_BYTES);
+        let server = home.serve(&[&["--topic=m=m", &wire.advertise()], words].concat());
+        wire.lead_to(server.listen(), HELD_AFTER_BYTES);
+        let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out"]);
+        wire.wait_until_held();
+        Self { home, wire, server, subscriber }
+    }
+}
+
+/// Goal: a server that is killed leaves no subscriber waiting, and nothing half on its disk.
+/// Method: kill -9 in the middle of a transfer. Nothing says goodbye, so it takes the idle timeout to notice.
+#[test]
+fn a_server_killed_in_mid_transfer() {
+    let Halfway { home, mut wire, server, subscriber } = Halfway::new(&[]);
+    let killed = server.process.end_by(Signal::KILL);
+    assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
+    wire.release();
+    let ended = subscriber.end();
+    let slack = Duration::from_secs(10);
+    assert!(ended.took < IDLE_TIMEOUT + slack, "{ended:?}");
+    let ended = ended.failed(3, &["has not answered for the idle timeout"]);
+    assert_eq!((home.files_in("out"), &*ended.out), (vec![], ""), "nothing half");
+}
+
+/// Goal: the same for a subscriber that has its version and waits for the next.
+/// Method: kill -9 after the first version.
+#[test]
+fn a_server_killed_while_nothing_moves() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=w=w"]);
+    let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out"]);
+    follower.hear_out("w version 1");
+    server.process.end_by(Signal::KILL);
+    let ended = follower.end();
+    assert!(ended.took > IDLE_TIMEOUT / 2, "{ended:?}");
+    ended.failed(3, &["the subscription to w ended", "has not answered for the idle timeout"]);
+    assert_eq!(home.files_in("out"), ["w.safetensors"], "what was whole stays");
+}
+
+/// Goal: SIGTERM and SIGINT end a server in order, at once when nothing is under way; its subscribers hear why.
+/// Method: a subscriber that follows, and each of the signals.
+#[test]
+fn a_server_that_is_told_to_end() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    for signal in [Signal::TERM, Signal::INT] {
+        let server = home.serve(&["--topic=w=w", "--grace=30"]);
+        let mut follower = home.start(&["subscribe", server.ticket("w")]);
+        follower.hear_out("w version 1");
+        let ended = server.process.end_by(signal).with(0);
+        assert!(ended.took < Duration::from_secs(20), "nothing was under way: {ended:?}");
+        follower
+            .end()
+            .failed(3, &["the subscription to w ended", "the server is shutting down"]);
+    }
+}
+
+/// Goal: a transfer under way at a shutdown is finished, and whole.
+/// Method: SIGTERM while the wire is held; release it once the server says that it finishes.
+#[test]
+fn a_transfer_under_way_is_finished() {
+    let Halfway { home, mut wire, mut server, subscriber } = Halfway::new(&["--grace=50"]);
+    server.process.signal(Signal::TERM);
+    server.process.hear_err("finishing 1 transfer");
+    wire.release();
+    let received = subscriber.end().with(0);
+    assert!(received.out.contains("saved to out/m.safetensors"), "{received:?}");
+    files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
+    let ended = server.process.end().with(0);
+    assert!(!ended.err.contains("cut off"), "{ended:?}");
+}
+
+/// Goal: a shutdown takes no longer than its grace; who was cut off hears it and keeps nothing half.
+/// Method: SIGTERM with a short grace, and a wire that is held until the server is gone.
+#[test]
+fn a_grace_that_is_over() {
+    let Halfway { home, mut wire, server, subscriber } = Halfway::new(&["--grace=0.3"]);
+    let ended = server.process.end_by(Signal::TERM).with(0);
+    assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
+    wire.release();
+    subscriber.end().failed(3, &["the subscription to m ended"]);
+    assert!(home.files_in("out").is_empty());
+}
+
+/// Goal: who cannot wait says so: a second signal ends a server at once.
+/// Method: SIGTERM twice while the wire is held, with a grace longer than the test's patience.
+#[test]
+fn a_second_signal() {
+    let Halfway { mut server, .. } = Halfway::new(&["--grace=600"]);
+    server.process.signal(Signal::TERM);
+    server.process.hear_err("finishing 1 transfer");
+    server.process.end_by(Signal::TERM).with(143);
+}
+
+/// Goal: SIGINT and SIGTERM end a subscriber with the exit code that shells expect, at any time; nothing half is left.
+/// Method: each signal while it follows and while it receives.
+#[test]
+fn a_subscriber_that_is_told_to_end() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=w=w"]);
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut follower = home.start(&["subscribe", server.ticket("w")]);
+        follower.hear_out("w version 1");
+        follower.end_by(signal).with(code);
+        let halfway = Halfway::new(&[]);
+        halfway.subscriber.end_by(signal).with(code);
+        assert!(halfway.home.files_in("out").is_empty());
+    }
+    server.process.end_by(Signal::TERM).with(0);
+}

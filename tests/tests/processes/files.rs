@@ -1,0 +1,131 @@
+//! Safetensors files, good and bad, and whether two of them hold the same.
+
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File},
+    io::Write,
+    path::Path,
+};
+
+/// Every dtype that the format knows, the narrowest first.
+const DTYPES: [Dtype; 22] = [
+    Dtype::F4,
+    Dtype::F6_E2M3,
+    Dtype::F6_E3M2,
+    Dtype::BOOL,
+    Dtype::U8,
+    Dtype::I8,
+    Dtype::F8_E5M2,
+    Dtype::F8_E4M3,
+    Dtype::F8_E8M0,
+    Dtype::F8_E4M3FNUZ,
+    Dtype::F8_E5M2FNUZ,
+    Dtype::I16,
+    Dtype::U16,
+    Dtype::F16,
+    Dtype::BF16,
+    Dtype::I32,
+    Dtype::U32,
+    Dtype::F32,
+    Dtype::C64,
+    Dtype::F64,
+    Dtype::I64,
+    Dtype::U64,
+];
+
+/// How many tensors [`everything`] writes.
+pub(crate) const EVERYTHING: usize = DTYPES.len() + 4;
+
+/// Writes a file with all that the format can hold: every dtype, a scalar, empty tensors, a tensor of several chunks,
+/// names in other scripts, and metadata.
+pub(crate) fn everything(path: &Path) {
+    let large = bytes(3 << 20, 99);
+    let bodies: Vec<_> = DTYPES
+        .iter()
+        .zip(0..)
+        .map(|(dtype, seed)| (*dtype, body(*dtype, seed)))
+        .collect();
+    let mut tensors: Vec<(String, TensorView<'_>)> = vec![];
+    for (dtype, body) in &bodies {
+        tensors.push((format!("layers.0.{dtype}"), view(*dtype, &[3, 8], body)));
+    }
+    tensors.push(("scalar".into(), view(Dtype::F32, &[], &large[..4])));
+    tensors.push(("empty".into(), view(Dtype::I64, &[0, 7], &[])));
+    tensors.push(("模型.وزن \"ü\" \\".into(), view(Dtype::BF16, &[1, 5, 1], &large[..10])));
+    tensors.push(("large".into(), view(Dtype::F32, &[3 << 10, 1 << 8], &large)));
+    let metadata = [("format", "pt"), ("Notiz", "größer"), ("", "")];
+    let metadata = metadata.map(|(key, value)| (key.into(), value.into()));
+    write(path, tensors, Some(HashMap::from(metadata)));
+}
+
+/// Writes a file with one tensor `w` of `size` bytes that no codec makes smaller.
+pub(crate) fn noise(path: &Path, size: usize, seed: u64) {
+    let body = bytes(size, seed);
+    write(path, vec![("w".into(), view(Dtype::U8, &[size], &body))], None);
+}
+
+/// Writes a file with one tensor `w` of `size` zeros. It takes no time, whatever the size.
+pub(crate) fn zeros(path: &Path, size: u64) {
+    let head =
+        with_header(&format!(r#"{{"w":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#), &[]);
+    fs::write(path, &head).unwrap();
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(head.len() as u64 + size).unwrap();
+}
+
+/// A file with that header, whatever it says, and `data` after it.
+pub(crate) fn with_header(json: &str, data: &[u8]) -> Vec<u8> {
+    let mut file = (json.len() as u64).to_le_bytes().to_vec();
+    file.write_all(json.as_bytes()).unwrap();
+    file.write_all(data).unwrap();
+    file
+}
+
+/// Checks that two files hold the same: tensors by name, dtype, shape and every byte; and metadata.
+#[track_caller]
+pub(crate) fn assert_same(expected: &Path, found: &Path) {
+    let (expected, found) = (fs::read(expected).unwrap(), fs::read(found).unwrap());
+    assert_eq!(metadata(&expected), metadata(&found));
+    let (expected, found) =
+        (SafeTensors::deserialize(&expected).unwrap(), SafeTensors::deserialize(&found).unwrap());
+    let names = |file: &SafeTensors<'_>| {
+        let mut names: Vec<String> = file.names().into_iter().map(Into::into).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&expected), names(&found));
+    for (name, tensor) in expected.iter() {
+        let other = found.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (other.dtype(), other.shape()), "{name}");
+        assert!(tensor.data() == other.data(), "the bytes of {name} differ");
+    }
+}
+
+fn metadata(file: &[u8]) -> BTreeMap<String, String> {
+    let (_, header) = SafeTensors::read_metadata(file).unwrap();
+    header.metadata().clone().unwrap_or_default().into_iter().collect()
+}
+
+fn write(path: &Path, tensors: Vec<(String, TensorView<'_>)>, metadata: Option<HashMap<String, String>>) {
+    fs::write(path, safetensors::serialize(tensors, metadata).unwrap()).unwrap();
+}
+
+fn view<'a>(dtype: Dtype, shape: &[usize], body: &'a [u8]) -> TensorView<'a> {
+    TensorView::new(dtype, shape.to_vec(), body).unwrap()
+}
+
+/// The bytes of 24 elements.
+fn body(dtype: Dtype, seed: u64) -> Vec<u8> {
+    let mut body = bytes(24 * dtype.bitsize() / 8, seed);
+    if dtype == Dtype::BOOL {
+        body.iter_mut().for_each(|byte| *byte &= 1);
+    }
+    body
+}
+
+fn bytes(size: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    tensor_relay_tests::tensors::write_content("bytes", seed, &mut bytes);
+    bytes
+}

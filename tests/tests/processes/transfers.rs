@@ -1,0 +1,199 @@
+//! Files that are served and arrive, topics, tickets and restarts.
+
+use crate::files;
+use serde_json::{Value, json};
+use std::{fs, io::Write, os::unix::fs::PermissionsExt};
+use tensor_relay_tests::processes::{Home, Process, Signal};
+
+/// Goal: whatever a safetensors file can hold arrives byte for byte, for who comes first and who comes late, and what
+/// is said of it on stdout is true.
+/// Method: serve every dtype, a scalar, empty and large tensors in small chunks; two subscribers, one after the other.
+#[test]
+fn a_file_arrives_as_it_is() {
+    let home = Home::new();
+    files::everything(&home.path("m.safetensors"));
+    let server = home.serve(&["--topic=m=m.safetensors", "--chunk-size=256KiB"]);
+    let first = home
+        .run(&["subscribe", server.ticket("m"), "--once", "--out=first", "--json"])
+        .with(0);
+    assert!(first.err.is_empty(), "{first:?}");
+    check_committed(&first.json(), server.topic("m"));
+    let late = home
+        .run(&["subscribe", server.ticket("m"), "--once", "--out", &home.word("late")])
+        .with(0);
+    let said = format!("saved to {}", home.path("late/m.safetensors").display());
+    assert!(late.out.starts_with("m version 1: ") && late.out.contains(&said), "{late:?}");
+    for folder in ["first", "late"] {
+        assert_eq!(home.files_in(folder), ["m.safetensors"]);
+        files::assert_same(&home.path("m.safetensors"), &home.path(folder).join("m.safetensors"));
+    }
+}
+
+/// What `subscribe --json` says of a version, field by field.
+fn check_committed(said: &Value, served: &Value) {
+    let mut said = said.as_object().unwrap().clone();
+    assert!(said.remove("duration_s").unwrap().as_f64().unwrap() > 0.0);
+    assert!(said.remove("chunks").unwrap().as_u64().unwrap() >= 12, "3 MiB in chunks of 256 KiB");
+    let expected = json!({
+        "event": "committed",
+        "topic": "m",
+        "epoch": served["epoch"],
+        "version": 1,
+        "tensors": files::EVERYTHING,
+        "payload_bytes": served["payload_bytes"],
+        "wire_bytes": served["payload_bytes"],
+        "skipped": 0,
+        "metadata": {},
+        "path": "first/m.safetensors",
+    });
+    assert_eq!(Value::from(said), expected);
+}
+
+/// Goal: `list` shows what is on offer, to people and to programs.
+/// Method: list two topics, with one subscriber on one of them.
+#[test]
+fn a_server_is_listed() {
+    let home = Home::new();
+    files::everything(&home.path("m"));
+    files::noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=m=m", "--topic=policy/w=w"]);
+    let mut follower = home.start(&["subscribe", server.ticket("m"), "--json"]);
+    follower.hear_out("committed");
+    let entry = |topic: &str, subscribers: u64| {
+        let served = server.topic(topic);
+        json!({
+            "topic": topic,
+            "epoch": served["epoch"],
+            "version": served["version"],
+            "tensors": served["tensors"],
+            "payload_bytes": served["payload_bytes"],
+            "subscribers": subscribers,
+        })
+    };
+    let listed = home.run(&["list", server.ticket("m"), "--json"]).with(0);
+    assert_eq!(listed.json(), json!({ "topics": [entry("m", 1), entry("policy/w", 0)] }));
+    let table = home.run(&["list", server.ticket("policy/w")]).with(0);
+    let rows: Vec<Vec<&str>> = table.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"]);
+    assert_eq!(rows[1][..3], ["m", "1", &files::EVERYTHING.to_string()]);
+    assert_eq!((rows[2][0], rows[2].last(), rows.len()), ("policy/w", Some(&"0"), 3));
+}
+
+/// Goal: `serve` says on stdout what a program needs to know, and without `--json` the tickets and nothing else.
+/// Method: serve one file both ways.
+#[test]
+fn serve_says_what_it_serves() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=w=w"]);
+    let (key, epoch) = (server.said["key"].as_str().unwrap(), server.topic("w")["epoch"].as_str().unwrap());
+    let ticket = format!("relay://{}/w?key={key}", server.listen());
+    let topic = json!({
+        "topic": "w",
+        "epoch": epoch,
+        "version": 1,
+        "tensors": 1,
+        "payload_bytes": server.topic("w")["payload_bytes"],
+        "file": "w",
+        "ticket": ticket,
+    });
+    let expected = json!({ "event": "serving", "listen": server.listen(), "key": key, "topics": [topic] });
+    assert_eq!(server.said, expected);
+    assert_eq!(key.len(), "sha256:".len() + 64);
+    let mut people = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w"]);
+    let line = people.hear_out("");
+    assert!(line.starts_with("relay://127.0.0.1:") && line.ends_with(&format!("/w?key={key}")), "{line}");
+    people.hear_err("on each consumer run: tensor-relay subscribe 'TICKET' --out DIR");
+    assert_eq!(people.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "its tickets and nothing else");
+}
+
+/// Goal: one server offers several topics; tickets come from a word, a file, stdin or the environment; a ticket file is
+/// private; a topic with a slash is a file in a folder.
+/// Method: serve two topics with a ticket file that others could read before; receive in each way.
+#[test]
+fn several_topics_and_every_way_to_give_a_ticket() {
+    let home = Home::new();
+    files::noise(&home.path("a"), 5000, 1);
+    files::noise(&home.path("b"), 5000, 2);
+    fs::write(home.path("tickets"), "from before").unwrap();
+    fs::set_permissions(home.path("tickets"), fs::Permissions::from_mode(0o644)).unwrap();
+    let topics = ["--topic=a=a", "--topic=policy/eu/b=b"];
+    let server = home.serve(&[topics[0], topics[1], "--ticket-file=tickets"]);
+    let mode = fs::metadata(home.path("tickets")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "a ticket lets its holder in");
+    let tickets = format!("{}\n{}\n", server.ticket("a"), server.ticket("policy/eu/b"));
+    assert_eq!(fs::read_to_string(home.path("tickets")).unwrap(), tickets);
+
+    let subscribe = ["subscribe", "--once", "--out=out"];
+    let undecided = home.run(&["subscribe", "tickets", "--once"]);
+    undecided.failed(2, &["it holds 2", "--topic NAME"]);
+    home.run(&[&subscribe[..], &["tickets", "--topic=policy/eu/b"]].concat())
+        .with(0);
+    files::assert_same(&home.path("b"), &home.path("out/policy/eu/b.safetensors"));
+
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writeln!(writer, "\n{}", server.ticket("a")).unwrap();
+    drop(writer);
+    let mut from_stdin = home.program();
+    from_stdin.args(subscribe).arg("-");
+    Process::start_with(from_stdin, reader).end().with(0);
+    files::assert_same(&home.path("a"), &home.path("out/a.safetensors"));
+
+    let mut from_environment = home.program();
+    from_environment
+        .args(["subscribe", "--once", "--out=env"])
+        .env("TENSOR_RELAY_TICKET", server.ticket("a"));
+    Process::start(from_environment).end().with(0);
+    home.run(&["subscribe", server.ticket("a"), "--once", "--out=env", "--topic=policy/eu/b"])
+        .with(0);
+    assert_eq!(home.files_in("out"), ["a.safetensors", "policy/eu/b.safetensors"]);
+    assert_eq!(home.files_in("env"), home.files_in("out"), "another topic than the ticket's was received");
+}
+
+/// Goal: encoding changes what travels and not what arrives; what does not gain travels raw.
+/// Method: zeros and noise in one file, with zstd.
+#[test]
+fn an_encoded_file_arrives_as_it_is() {
+    let home = Home::new();
+    files::everything(&home.path("m"));
+    files::zeros(&home.path("z"), 5 << 20);
+    let server = home.serve(&["--topic=m=m", "--topic=z=z", "--codec=zstd"]);
+    for (topic, most_percent) in [("m", 100), ("z", 1)] {
+        let came = home
+            .run(&["subscribe", server.ticket(topic), "--once", "--out=out", "--json"])
+            .with(0)
+            .json();
+        let number = |field: &str| came[field].as_u64().unwrap();
+        assert!(number("wire_bytes") * 100 <= number("payload_bytes") * most_percent, "{came}");
+        files::assert_same(&home.path(topic), &home.path("out").join(format!("{topic}.safetensors")));
+    }
+}
+
+/// Goal: a server that is started again is the same to its clients: tickets stay valid, and the same file is the same
+/// epoch and version; another file is another epoch.
+/// Method: serve, end, and serve on the same port from the same state; once more with another file, and with another
+/// state.
+#[test]
+fn a_restart_changes_nothing() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 100_000, 1);
+    let first = home.serve(&["--topic=w=w", "--state-dir=keys"]);
+    let listen = format!("--listen={}", first.listen());
+    let words = ["--topic=w=w", "--state-dir=keys", &listen];
+    let said = first.said;
+    first.process.end_by(Signal::TERM).with(0);
+    let second = home.serve(&words);
+    assert_eq!(second.said, said, "the same key, ticket, epoch and version");
+    home.run(&["subscribe", second.ticket("w"), "--once", "--out=out"]).with(0);
+    second.process.end_by(Signal::TERM).with(0);
+
+    files::noise(&home.path("w"), 100_000, 2);
+    let third = home.serve(&words);
+    assert_ne!(third.topic("w")["epoch"], said["topics"][0]["epoch"], "other content");
+    home.run(&["subscribe", third.ticket("w"), "--once", "--out=out"]).with(0);
+    files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
+    assert_eq!(home.files_in("out"), ["w.safetensors"], "it was replaced");
+    assert_eq!(home.files_in("keys"), ["identity.key"]);
+    let other = home.serve(&["--topic=w=w", "--state-dir=other-keys"]);
+    assert_ne!(other.said["key"], said["key"]);
+}

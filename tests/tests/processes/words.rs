@@ -1,0 +1,57 @@
+//! What the program says of itself, and the demo.
+
+use tensor_relay_tests::processes::Home;
+
+/// Goal: whoever asks a command for help reads what it does, and which words it takes.
+/// Method: every command with `--help`; and the version.
+#[test]
+fn help_and_version() {
+    let home = Home::new();
+    let expected: [(&[&str], &[&str]); 5] = [
+        (&["--help"], &["serve", "subscribe", "list", "demo", "Exit codes: 0 done", "Examples:"]),
+        (
+            &["serve", "--help"],
+            &["Serve safetensors files as topics", "--topic <NAME=FILE.safetensors>", "--grace"],
+        ),
+        (
+            &["subscribe", "--help"],
+            &["Receive the newest version of a topic", "<TICKET>", "--once", "--out <DIR>"],
+        ),
+        (&["list", "--help"], &["List the topics of a server", "<TICKET>", "--json"]),
+        (&["demo", "--help"], &["between two processes on this machine", "--size <SIZE>", "--versions <N>"]),
+    ];
+    for (words, parts) in expected {
+        let said = home.run(words).with(0);
+        assert!(parts.iter().all(|part| said.out.contains(part)) && said.err.is_empty(), "{said:?}");
+        assert!(!said.out.contains("demo-producer"), "the demo's own processes are not for people: {said:?}");
+    }
+    let version = home.run(&["--version"]).with(0);
+    assert_eq!(version.out, format!("tensor-relay {}\n", env!("CARGO_PKG_VERSION")));
+    let nothing = home.run(&[]).with(2);
+    assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
+}
+
+/// Goal: the demo moves a model and proves it, in words for people and as JSON for programs.
+/// Method: a small one, both ways.
+#[test]
+fn the_demo() {
+    let home = Home::new();
+    let words = ["demo", "--size=8MiB", "--versions=2", "--small=20"];
+    let told = home.run(&[&words[..], &["--json"]].concat()).with(0);
+    let told_json = told.json();
+    assert_eq!(told_json["all_bytes_equal"], true);
+    let versions = told_json["versions"].as_array().unwrap();
+    for (version, number) in versions.iter().zip(1..) {
+        assert_eq!(version["version"], number);
+        let checked = version["checked_bytes"].as_u64().unwrap();
+        assert!((7 << 20..=8 << 20).contains(&checked), "{version}");
+    }
+    let small = &told_json["small"];
+    let came = small["received"].as_u64().unwrap() + small["skipped"].as_u64().unwrap();
+    assert_eq!((versions.len(), came), (2, 20), "{told_json}");
+    let people = home.run(&words).with(0);
+    for part in ["version 1: ", "version 2: ", "all equal", "What happened", "Next: on two hosts"] {
+        assert!(people.out.contains(part), "{part:?}: {people:?}");
+    }
+    home.run(&["demo", "--size=1KiB"]).failed(2, &["at least 1MiB"]);
+}
