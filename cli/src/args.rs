@@ -70,8 +70,8 @@ pub(crate) struct ServeArgs {
     pub(crate) codec: Codec,
 
     /// How large chunks are: a multiple of 256 bytes up to 64MiB.
-    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = units::parse_bytes, env = "TENSOR_RELAY_CHUNK_SIZE")]
-    pub(crate) chunk_size: u64,
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_chunk_size, env = "TENSOR_RELAY_CHUNK_SIZE")]
+    pub(crate) chunk_size: u32,
 
     /// After a signal to end, how long transfers under way may take to finish, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, env = "TENSOR_RELAY_GRACE")]
@@ -201,6 +201,14 @@ impl Codec {
     /// The word that stands for it.
     pub(crate) fn word(self) -> &'static str {
         CodecId::from(self).name()
+    }
+}
+
+/// The chunk sizes that every receiver accepts with its default limits.
+fn parse_chunk_size(text: &str) -> Result<u32, String> {
+    match units::parse_bytes(text)? {
+        bytes if bytes.is_multiple_of(256) && bytes <= 64 << 20 => Ok(bytes as u32),
+        _ => Err("chunks are a multiple of 256 bytes, up to 64MiB".into()),
     }
 }
 

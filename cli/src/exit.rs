@@ -1,7 +1,9 @@
 //! What a failure means for the shell. The one table of exit codes; `--help` and the README repeat it.
 
 use std::fmt;
-use tensor_relay_client::{ClientError, ConnectError, EndReason, LaneError, SubscriptionError, TicketError};
+use tensor_relay_client::{
+    ClientError, CloseCode, ConnectError, EndReason, LaneError, SubscriptionError, TicketError,
+};
 
 /// An exit code of `tensor-relay`. Wrong usage is 2 and set by clap; a signal is 128 plus its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +67,11 @@ fn of_client(error: &ClientError) -> Exit {
         ClientError::Connect(
             ConnectError::Unreachable { .. } | ConnectError::Resolve { .. } | ConnectError::Refused { .. },
         ) => Exit::Unreachable,
-        ClientError::Connect(ConnectError::Lane(LaneError::Protocol { .. })) => Exit::Failed,
         ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
-        ClientError::Refused(_) => Exit::Refused,
+        ClientError::Refused(LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. }) => {
+            Exit::Refused
+        }
+        ClientError::Refused(_) => Exit::Unreachable,
         ClientError::NoWelcome { .. } | ClientError::NoAnswer { .. } | ClientError::Lane(_) => {
             Exit::Unreachable
         }
@@ -78,9 +82,11 @@ fn of_client(error: &ClientError) -> Exit {
 
 fn of_subscription(error: &SubscriptionError) -> Exit {
     match error {
-        SubscriptionError::NotFound { .. } => Exit::NotFound,
+        SubscriptionError::NotFound { .. }
+        | SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
-        SubscriptionError::Disconnected { .. } | SubscriptionError::Stalled { .. } => Exit::Unreachable,
+        SubscriptionError::Disconnected { source, .. } => of_client(source),
+        SubscriptionError::Stalled { .. } => Exit::Unreachable,
         SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
         _ => Exit::Failed,
     }

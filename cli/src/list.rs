@@ -1,17 +1,21 @@
 //! `tensor-relay list`: what a server offers.
 
-use crate::{args::ListArgs, subscribe::connect, ticket, units};
+use crate::{
+    args::ListArgs,
+    subscribe::{connect, print_line},
+    ticket, units,
+};
 use serde_json::json;
 use std::process::ExitCode;
 use tensor_relay_client::{Config, TopicEntry};
 
 pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
-    let ticket = ticket::read(&args.ticket.ticket, None)?;
+    let ticket = ticket::read_any(&args.ticket.ticket)?;
     let client = connect(&ticket, args.ticket.connect_timeout, Config::default()).await?;
     let topics = client.list().await?;
     client.close().await;
     match args.json {
-        true => println!("{}", json!({ "topics": topics.iter().map(as_json).collect::<Vec<_>>() })),
+        true => print_line(&json!({ "topics": topics.iter().map(as_json).collect::<Vec<_>>() }).to_string()),
         false if topics.is_empty() => eprintln!("the server offers no topic yet"),
         false => print_table(&topics),
     }
@@ -36,9 +40,12 @@ fn print_table(topics: &[TopicEntry]) {
         .max()
         .unwrap_or(0)
         .max(5);
-    println!("{:width$}  {:>7}  {:>7}  {:>10}  {:>11}", "TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS");
+    print_line(&format!(
+        "{:width$}  {:>7}  {:>7}  {:>10}  {:>11}",
+        "TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"
+    ));
     for TopicEntry { id, tensors, payload_bytes, subscribers, .. } in topics {
         let (topic, version, size) = (id.topic.as_str(), id.version.0, units::bytes(*payload_bytes));
-        println!("{topic:width$}  {version:>7}  {tensors:>7}  {size:>10}  {subscribers:>11}");
+        print_line(&format!("{topic:width$}  {version:>7}  {tensors:>7}  {size:>10}  {subscribers:>11}"));
     }
 }

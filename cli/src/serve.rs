@@ -5,10 +5,8 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use std::{
     collections::HashSet,
-    fs,
     io::Write,
     net::SocketAddr,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -43,11 +41,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::hear()?;
     let identity = Identity::load_or_create(&state_dir(args.state_dir.as_deref())?)?;
     let listener = Listener::bind(args.listen, &identity, Tuning::default())?;
-    let config = Config {
-        codec: args.codec.into(),
-        chunk_bytes: u32::try_from(args.chunk_size).unwrap_or(u32::MAX),
-        ..Config::default()
-    };
+    let config = Config { codec: args.codec.into(), chunk_bytes: args.chunk_size, ..Config::default() };
     let server = Server::start(listener, config);
     let listening = server.local_address()?;
     let addresses = advertised(&args, listening);
@@ -138,26 +132,16 @@ async fn publish_file(
     Ok((publication.id().clone(), tensors, payload_bytes))
 }
 
-/// A ticket lets its holder in, so the file is its owner's alone, whatever it was before.
+/// A ticket lets its holder in, so the file is its owner's alone, whatever it was before. It is replaced in one step.
 fn write_tickets(path: &Path, topics: &[Served]) -> std::io::Result<()> {
-    let temporary = path.with_extension(format!("{}.part", std::process::id()));
-    let written = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary);
-    let written = written.and_then(|mut file| {
-        for served in topics {
-            writeln!(file, "{}", served.ticket)?;
-        }
-        file.sync_all()
-    });
-    let placed = written.and_then(|()| fs::rename(&temporary, path));
-    if placed.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    placed
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or_else(|| Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?; // Private from the start.
+    topics.iter().try_for_each(|served| writeln!(file, "{}", served.ticket))?;
+    file.as_file().sync_all()?;
+    file.persist(path).map(|_| ()).map_err(|failed| failed.error)
 }
 
 fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Served]) {

@@ -1,6 +1,13 @@
 //! `tensor-relay subscribe`: the newest version of a topic, and each that follows.
 
-use crate::{args::SubscribeArgs, bar, bar::Bar, exit::Exit, signals::Signals, ticket, units};
+use crate::{
+    args::SubscribeArgs,
+    bar,
+    bar::Bar,
+    exit::{Exit, UsageError},
+    signals::Signals,
+    ticket, units,
+};
 use anyhow::Context;
 use serde_json::json;
 use std::{
@@ -16,19 +23,30 @@ use tensor_relay_client::{
 /// After how long a topic that is not there is mentioned.
 const MENTION_WAIT: Duration = Duration::from_secs(1);
 
+/// How long saying good-bye may take.
+const GOOD_BYE: Duration = Duration::from_secs(2);
+
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::hear()?;
+    // Before signals are heard: whoever waits for a ticket on stdin can be interrupted as usual.
     let ticket = ticket::read(&args.ticket.ticket, args.topic.as_ref())?;
+    let mut signals = Signals::hear()?;
     let topic = chosen_topic(&args, &ticket)?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
     let config = Config { topic_timeout: args.wait, ..Config::default() };
-    tokio::select! {
-        done = follow(&args, &ticket, &topic, config) => done.map(|()| ExitCode::SUCCESS),
+    let client = tokio::select! {
+        client = connect(&ticket, args.ticket.connect_timeout, config) => client?,
+        exit = signals.next() => return Ok(exit.into()),
+    };
+    let done = tokio::select! {
+        done = follow(&args, &client, &topic) => done.map(|()| ExitCode::SUCCESS),
         exit = signals.next() => Ok(exit.into()),
-    }
+    };
+    // However it ended, the server is told, or it would keep the session until its idle timeout.
+    let _ = tokio::time::timeout(GOOD_BYE, client.close()).await;
+    done
 }
 
 /// Connects within `timeout`.
@@ -44,30 +62,28 @@ pub(crate) async fn connect(
 
 fn chosen_topic(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Topic> {
     let topic = args.topic.as_ref().or_else(|| ticket.topic()).cloned();
-    topic.context(crate::exit::UsageError("the ticket names no topic: say which with --topic NAME".into()))
+    topic.ok_or_else(|| UsageError("the ticket names no topic: say which with --topic NAME".into()).into())
 }
 
-async fn follow(args: &SubscribeArgs, ticket: &Ticket, topic: &Topic, config: Config) -> anyhow::Result<()> {
-    let client = connect(ticket, args.ticket.connect_timeout, config).await?;
+async fn follow(args: &SubscribeArgs, client: &Client, topic: &Topic) -> anyhow::Result<()> {
     let mut subscription = client.subscribe(topic).await?;
     let mut bar = Bar::new(!args.quiet && !args.json);
+    let mut received = false;
     loop {
         let snapshot = match next(&mut subscription, &mut bar).await {
-            Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) => break,
+            Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) if received => return Ok(()),
             other => other?,
         };
+        received = true;
         let saved = match &args.out {
             Some(dir) => Some(save(&snapshot, dir).await?),
             None => None,
         };
         report(args.json, &snapshot, saved.as_deref());
         if args.once {
-            break;
+            return Ok(());
         }
     }
-    drop(subscription);
-    client.close().await;
-    Ok(())
 }
 
 async fn next(subscription: &mut Subscription, bar: &mut Bar) -> Result<Snapshot, SubscriptionError> {
@@ -135,7 +151,7 @@ fn report(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
 }
 
 /// Prints to stdout; a reader that went away ends the process quietly, as it ends other tools.
-fn print_line(line: &str) {
+pub(crate) fn print_line(line: &str) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
     if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {

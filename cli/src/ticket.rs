@@ -11,14 +11,23 @@ const SOURCE_MAX_BYTES: u64 = 1 << 20;
 /// Reads the ticket in `source`: the ticket itself, `-` for stdin, or else the name of a file. A file of several tickets,
 /// as `serve --ticket-file` writes with several topics, needs `topic` to choose.
 pub(crate) fn read(source: &str, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
+    choose(read_all(source)?, topic).with_context(|| format!("cannot choose a ticket from {source}"))
+}
+
+/// Reads the first ticket in `source`, for whom any topic of the server will do.
+pub(crate) fn read_any(source: &str) -> anyhow::Result<Ticket> {
+    let first = read_all(source)?.into_iter().next();
+    first.ok_or_else(|| UsageError(format!("{source} holds no ticket")).into())
+}
+
+fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
     if source.starts_with("relay://") {
-        return Ok(source.parse()?);
+        return Ok(vec![source.parse()?]);
     }
     let text = read_source(source)?;
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let tickets = lines.iter().map(|line| line.parse()).collect::<Result<Vec<Ticket>, _>>();
-    let tickets = tickets.with_context(|| format!("{source} holds no ticket"))?;
-    choose(tickets, topic).with_context(|| format!("cannot choose a ticket from {source}"))
+    tickets.with_context(|| format!("{source} holds no ticket"))
 }
 
 fn read_source(source: &str) -> anyhow::Result<String> {

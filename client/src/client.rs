@@ -9,14 +9,13 @@ use tensor_relay_protocol::{
     ClientMessage, Hello, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, Ticket, Topic, TopicEntry, Welcome,
 };
 use tensor_relay_transport::{
-    ConnectError, Connector, Fingerprint, Lane, LaneError, LaneStats, Tuning, control, control::ControlError,
+    Connector, Fingerprint, Lane, LaneError, LaneStats, Tuning, control, control::ControlError,
 };
 use tokio::sync::{mpsc, oneshot};
 
 /// A session with one server. Dropping it ends its subscriptions and the connection.
 #[derive(Debug)]
 pub struct Client {
-    config: Config,
     server: Welcome,
     lane: Lane,
     /// Unbounded, because users must be able to unsubscribe from a drop; what is queued is bounded by what users do: a
@@ -43,6 +42,7 @@ impl Client {
         ticket: &Ticket,
         config: Config,
     ) -> Result<Self, ClientError> {
+        let config = config.within_reason();
         let keys: Vec<Fingerprint> = ticket.keys().iter().copied().map(Fingerprint).collect();
         let lane = connector.connect(ticket.addresses(), &keys).await?;
         let timeout = connector.tuning().control_timeout();
@@ -58,11 +58,9 @@ impl Client {
             }
         };
         let (commands, inbox) = mpsc::unbounded_channel();
-        let session = Session::new(lane.clone(), sender, config.clone());
-        let session = session
-            .map_err(|error| ClientError::Connect(ConnectError::Socket(std::io::Error::other(error))))?;
-        tokio::spawn(session.run(receiver, inbox));
-        Ok(Self { config, server, lane, commands, answer_timeout: timeout })
+        let session = Session::new(lane.clone(), sender, commands.clone(), config);
+        tokio::spawn(session.map_err(ClientError::Memory)?.run(receiver, inbox));
+        Ok(Self { server, lane, commands, answer_timeout: timeout })
     }
 
     /// What the server said of itself.
@@ -78,10 +76,10 @@ impl Client {
     pub async fn subscribe(&self, topic: &Topic) -> Result<Subscription, ClientError> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Subscribe(topic.clone(), reply)).await?;
-        let Ok((id, ends)) = answer.await else {
-            return Err(self.gone().await);
-        };
-        Ok(Subscription::new(id, topic.clone(), ends, self.commands.clone(), self.config.topic_timeout))
+        match answer.await {
+            Ok(subscription) => Ok(subscription),
+            Err(_) => Err(self.gone().await),
+        }
     }
 
     /// Asks for the topics that have a version, in order of name.

@@ -1,7 +1,7 @@
 //! What a client allows, each with its reason.
 
 use std::time::Duration;
-use tensor_relay_protocol::{CodecSet, Limits};
+use tensor_relay_protocol::{CodecSet, Credit, Limits};
 use tensor_relay_transport::Workers;
 
 /// The bounds and choices of a client.
@@ -38,6 +38,21 @@ impl Default for Config {
             stall_timeout: Duration::from_secs(30),
             limits: Limits::default(),
             workers: Workers::Threads,
+        }
+    }
+}
+
+/// The longest deadline that is one: longer ones would overflow the clock.
+const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
+
+impl Config {
+    /// The same within what works: some credit and not more than servers take, and deadlines that a clock can hold.
+    pub(crate) fn within_reason(self) -> Self {
+        Self {
+            credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),
+            topic_timeout: self.topic_timeout.min(DEADLINE_MAX),
+            stall_timeout: self.stall_timeout.min(DEADLINE_MAX),
+            ..self
         }
     }
 }

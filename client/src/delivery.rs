@@ -37,9 +37,12 @@ impl Delivery {
         self.changed.notify_one();
     }
 
-    /// Leaves a snapshot for the user.
+    /// Leaves a snapshot for the user, unless the end was told.
     pub(crate) fn put(&self, mut snapshot: Snapshot) {
         let mut state = self.state();
+        if state.ended.is_some() {
+            return; // The user was told that nothing more comes.
+        }
         if let Some(replaced) = state.ready.take() {
             snapshot.skipped += replaced.skipped + 1;
         }

@@ -1,5 +1,6 @@
 //! What can go wrong for a client, by what its user can do about it.
 
+use std::sync::Arc;
 use tensor_relay_device::AllocError;
 use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, EndReason, MessageError, Misbehaved, Topic, VersionDigest, VersionId,
@@ -17,6 +18,9 @@ pub enum ClientError {
     /// No server was reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// This machine has no memory for a session.
+    #[error("there is no memory for a session: {0}")]
+    Memory(AllocError),
     /// The server did not say welcome within the deadline.
     #[error(
         "the server accepted the connection but did not greet within {timeout_ms} ms: it is overloaded or stuck"
@@ -61,7 +65,7 @@ impl ClientError {
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_)) => Blame::Local,
+            Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_)) | Self::Memory(_) => Blame::Local,
             Self::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Blame::Network,
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
             _ => Blame::Peer,
@@ -101,14 +105,12 @@ pub enum SubscriptionError {
         reason: EndReason,
     },
     /// The session is gone.
-    #[error("the subscription to {topic} ended with its connection: {detail}")]
+    #[error("the subscription to {topic} ended with its connection: {source}")]
     Disconnected {
         /// Which topic.
         topic: Topic,
-        /// Who has to act.
-        blame: Blame,
         /// What ended it.
-        detail: String,
+        source: Arc<ClientError>,
     },
     /// The bytes that came are not the ones that were published.
     #[error("{id} arrived damaged and was thrown away: {detail}")]
@@ -137,8 +139,8 @@ pub enum SubscriptionError {
 }
 
 impl SubscriptionError {
-    pub(crate) fn disconnected(topic: &Topic, error: &ClientError) -> Self {
-        Self::Disconnected { topic: topic.clone(), blame: error.blame(), detail: error.to_string() }
+    pub(crate) fn disconnected(topic: &Topic, error: &Arc<ClientError>) -> Self {
+        Self::Disconnected { topic: topic.clone(), source: Arc::clone(error) }
     }
 }
 

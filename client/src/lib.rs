@@ -41,7 +41,7 @@ pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};
 pub use subscription::Subscription;
 pub use tensor_relay_protocol::{
-    Dtype, EndReason, Epoch, Manifest, Metadata, Shape, Tensor, TensorName, Ticket, TicketError, Topic,
-    TopicEntry, Version, VersionId,
+    Blame, CloseCode, Dtype, EndReason, Epoch, Manifest, Metadata, Shape, Tensor, TensorName, Ticket,
+    TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{ConnectError, Connector, LaneError, LaneStats, Tuning};

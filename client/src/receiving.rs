@@ -16,8 +16,8 @@ use tensor_relay_protocol::{
     Announce, ChunkHeader, Epoch, Manifest, Misbehaved, SubscriptionId, Topic, Verified, Version,
     VersionDigest, VersionId,
 };
-use tensor_relay_transport::DataIn;
-use tokio::time::Instant;
+use tensor_relay_transport::{DataIn, LaneError};
+use tokio::{task::AbortHandle, time::Instant};
 
 /// The state of one subscription.
 #[derive(Debug)]
@@ -36,6 +36,11 @@ pub(crate) struct Receiving {
     credit: u32,
     /// The version that ended last, however it did.
     last: Option<(Epoch, Version)>,
+    /// Counts the versions that were begun. What a chunk comes to counts only for the one it was begun for, whatever
+    /// epochs and versions a server makes up.
+    generation: u64,
+    /// The chunks of the version under way. They end with it, so that nothing holds its memory longer.
+    chunks: Vec<AbortOnDrop>,
     stall: Stall,
 }
 
@@ -63,6 +68,17 @@ pub(crate) struct Ready {
     pub(crate) header: ChunkHeader,
     pub(crate) stream: DataIn,
     pub(crate) place: Place,
+    pub(crate) generation: u64,
+}
+
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// What became of a version, or why it cannot go on.
@@ -72,6 +88,13 @@ pub(crate) enum Failure {
     Misbehaved(Misbehaved),
     /// This version is lost: the subscription ends.
     Transfer(VersionId, TransferError),
+}
+
+impl Drop for Receiving {
+    /// However a subscription ends, its user hears of it: usually with a better reason, which came before.
+    fn drop(&mut self) {
+        self.end(SubscriptionError::disconnected(&self.topic, &Arc::new(LaneError::ClosedHere.into())));
+    }
 }
 
 impl From<Misbehaved> for Failure {
@@ -92,6 +115,8 @@ impl Receiving {
             early: Vec::new(),
             credit,
             last: None,
+            generation: 0,
+            chunks: Vec::new(),
             stall: Stall { timeout: stall_timeout, look: Instant::now(), seen: 0 },
         }
     }
@@ -192,7 +217,7 @@ impl Receiving {
         }
         self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
         match &mut self.phase {
-            Phase::Running(transfer, id) => Ok(Some(ready(transfer, id, header, stream)?)),
+            Phase::Running(transfer, id) => Ok(Some(ready(transfer, id, self.generation, (header, stream))?)),
             Phase::Idle | Phase::Announced { .. } => {
                 self.early.push((header, stream));
                 Ok(None)
@@ -200,10 +225,20 @@ impl Receiving {
         }
     }
 
-    /// Takes a verified chunk of the version `of`; returns whether credit for it is to be given back.
-    pub(crate) fn handle_verified(&mut self, of: (Epoch, Version), verified: Verified) -> bool {
+    /// Takes the task that receives a chunk of the version under way.
+    pub(crate) fn handle_begun(&mut self, chunk: AbortHandle) {
+        self.chunks.push(AbortOnDrop(chunk));
+    }
+
+    /// Whether what was begun as `generation` is still under way.
+    pub(crate) fn is_under_way(&self, generation: u64) -> bool {
+        matches!(self.phase, Phase::Running(..)) && generation == self.generation
+    }
+
+    /// Takes a verified chunk; returns whether credit for it is to be given back.
+    pub(crate) fn handle_verified(&mut self, generation: u64, verified: Verified) -> bool {
         match &mut self.phase {
-            Phase::Running(transfer, id) if (id.epoch, id.version) == of => {
+            Phase::Running(transfer, _) if generation == self.generation => {
                 transfer.handle_verified(verified);
                 self.credit += 1;
                 true
@@ -301,11 +336,12 @@ impl Receiving {
         let counters = Arc::clone(&self.counters);
         let begun = Transfer::begin(announce.clone(), manifest, memory, counters, *began);
         let mut transfer = begun.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        self.generation += 1;
         if let Some(digest) = complete {
             transfer.handle_complete(*digest);
         }
         let early = std::mem::take(&mut self.early).into_iter();
-        let chunks = early.map(|(header, stream)| ready(&mut transfer, &id, header, stream));
+        let chunks = early.map(|chunk| ready(&mut transfer, &id, self.generation, chunk));
         let chunks = chunks.collect::<Result<_, _>>()?;
         self.phase = Phase::Running(transfer, id);
         Ok(chunks)
@@ -313,6 +349,7 @@ impl Receiving {
 
     fn end_version(&mut self, id: &VersionId) {
         self.last = Some((id.epoch, id.version));
+        self.chunks.clear();
         self.phase = Phase::Idle;
     }
 }
@@ -320,12 +357,12 @@ impl Receiving {
 fn ready(
     transfer: &mut Transfer,
     id: &VersionId,
-    header: ChunkHeader,
-    stream: DataIn,
+    generation: u64,
+    (header, stream): (ChunkHeader, DataIn),
 ) -> Result<Ready, Misbehaved> {
     if (header.epoch, header.version) != (id.epoch, id.version) {
         return Err(Misbehaved::WrongVersion { epoch: header.epoch, version: header.version });
     }
     let place = transfer.handle_header(&header)?;
-    Ok(Ready { header, stream, place })
+    Ok(Ready { header, stream, place, generation })
 }

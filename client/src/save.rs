@@ -2,8 +2,9 @@
 
 use crate::Snapshot;
 use std::{
-    fs::{self, File},
+    fs,
     io::{self, Write},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 use tensor_relay_protocol::{
@@ -49,29 +50,27 @@ impl Snapshot {
     }
 }
 
-/// Writes `parts` to a temporary file beside `path`, syncs it, renames it into place and syncs the folder.
+/// Writes `parts` to a temporary file beside `path`, syncs it, renames it into place and syncs the folder. The temporary
+/// name is nobody else's, whoever saves here at the same time, and goes when this fails.
 fn replace_file<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or_else(|| Path::new("."));
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
     fs::create_dir_all(folder)?;
-    let temporary = folder.join(format!(".{name}.{}.part", std::process::id()));
-    let written = write_parts(&temporary, parts).and_then(|()| fs::rename(&temporary, path));
-    if let Err(error) = written {
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
-    }
-    File::open(folder)?.sync_all()
-}
-
-fn write_parts<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
-    let mut file = io::BufWriter::new(File::create(path)?);
+    // As readable as any file that this user makes; temporary files are private otherwise.
+    let permissions = fs::Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new()
+        .prefix(".tensor-relay.")
+        .suffix(".part")
+        .permissions(permissions)
+        .tempfile_in(folder)?;
     for part in parts {
         file.write_all(part)?;
     }
-    file.into_inner()?.sync_all()
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|failed| failed.error)?;
+    fs::File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! The task behind a client: hears the server, the network and the user, and lets each subscription decide.
 
 use crate::{
-    ClientError, Config, SubscriptionError,
-    delivery::Delivery,
+    ClientError, Config, Subscription, SubscriptionError,
     error::{SessionError, TransferError},
-    progress::Counters,
     receiving::{Failure, Ready, Receiving},
 };
 use std::{
@@ -22,17 +20,14 @@ use tensor_relay_transport::{
 };
 use tokio::{
     sync::{mpsc, oneshot},
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::Instant,
 };
-
-/// What a subscription's two ends share.
-pub(crate) type Ends = (Arc<Delivery>, Arc<Counters>);
 
 /// What a user wants.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Subscribe(Topic, oneshot::Sender<(SubscriptionId, Ends)>),
+    Subscribe(Topic, oneshot::Sender<Subscription>),
     Unsubscribe(SubscriptionId),
     List(oneshot::Sender<Vec<TopicEntry>>),
     Close,
@@ -48,6 +43,8 @@ const TOPICS_MAX: usize = 1 << 20;
 pub(crate) struct Session {
     lane: Lane,
     sender: control::Sender<ClientMessage>,
+    /// For the subscriptions that this session hands out: dropping one is a command too.
+    commands: mpsc::UnboundedSender<Command>,
     config: Config,
     memory: HostMemory,
     ingress: Ingress,
@@ -63,13 +60,26 @@ pub(crate) struct Session {
 enum Event {
     Opened(Result<(StreamHeader, DataIn), HeaderError>),
     Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
-    Chunk(ChunkHeader, Result<Verified, ReceiveError>),
+    Chunk(ChunkHeader, u64, Result<Verified, ReceiveError>),
+    /// A task that was cut off with the version it belonged to.
+    CutOff,
+}
+
+impl Event {
+    /// What a task that did not end by itself came to. A panic is passed on.
+    fn cut_off(error: JoinError) -> Self {
+        match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Self::CutOff,
+        }
+    }
 }
 
 impl Session {
     pub(crate) fn new(
         lane: Lane,
         sender: control::Sender<ClientMessage>,
+        commands: mpsc::UnboundedSender<Command>,
         config: Config,
     ) -> Result<Self, AllocError> {
         let capacity = Capacity {
@@ -81,6 +91,7 @@ impl Session {
             memory: HostMemory::new(config.memory_bytes),
             lane,
             sender,
+            commands,
             config,
             ingress,
             next_id: 1,
@@ -104,7 +115,7 @@ impl Session {
         };
         let (code, text) = (error.close_code(), error.to_string());
         let by_user = matches!(error, SessionError::ClosedHere);
-        let error = ClientError::from(error);
+        let error = Arc::new(ClientError::from(error));
         tracing::debug!(%error, "The session ended.");
         for receiving in self.receivings.values() {
             receiving.end(SubscriptionError::disconnected(receiving.topic(), &error));
@@ -145,7 +156,7 @@ impl Session {
                 Ok(())
             }
             Some(event) = self.tasks.join_next() => {
-                let event = event.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+                let event = event.unwrap_or_else(Event::cut_off);
                 self.handle_event(event).await
             }
             () = look_at => self.handle_look().await,
@@ -172,11 +183,12 @@ impl Session {
     async fn subscribe(
         &mut self,
         topic: Topic,
-        reply: oneshot::Sender<(SubscriptionId, Ends)>,
+        reply: oneshot::Sender<Subscription>,
     ) -> Result<(), SessionError> {
         let subscription = SubscriptionId(self.next_id);
         self.next_id += 1;
         let credit = self.config.credit_chunks;
+        let topic_name = topic.clone();
         let receiving = Receiving::new(topic.clone(), credit, self.config.stall_timeout);
         let ends = (Arc::clone(&receiving.delivery), Arc::clone(&receiving.counters));
         self.receivings.insert(subscription, receiving);
@@ -184,7 +196,14 @@ impl Session {
         let subscribe = Subscribe { subscription, topic, mode: Mode::Latest, credit, have: None };
         self.sender.send(ClientMessage::Subscribe(subscribe)).await?;
         // A user who went away meanwhile drops the handle, which unsubscribes.
-        let _ = reply.send((subscription, ends));
+        let commands = self.commands.clone();
+        let _ = reply.send(Subscription::new(
+            subscription,
+            topic_name,
+            ends,
+            commands,
+            self.config.topic_timeout,
+        ));
         Ok(())
     }
 
@@ -247,7 +266,10 @@ impl Session {
         let unasked = Misbehaved::OutOfTurn { found: "Topics", expected: "no answer without a question" };
         let (_, known) = self.lists.front_mut().ok_or(unasked)?;
         known.extend(topics);
-        if more && known.len() <= TOPICS_MAX {
+        if known.len() > TOPICS_MAX {
+            return Err(Misbehaved::TooManyTopics(TOPICS_MAX).into());
+        }
+        if more {
             return Ok(());
         }
         if let Some((reply, known)) = self.lists.pop_front() {
@@ -286,7 +308,10 @@ impl Session {
                 self.allow_unread();
                 self.start(id, begun).await
             }
-            Event::Chunk(header, result) => self.handle_received(header, result).await,
+            Event::Chunk(header, generation, result) => {
+                self.handle_received(header, generation, result).await
+            }
+            Event::CutOff => Ok(()),
         }
     }
 
@@ -307,15 +332,16 @@ impl Session {
     async fn handle_received(
         &mut self,
         header: ChunkHeader,
+        generation: u64,
         result: Result<Verified, ReceiveError>,
     ) -> Result<(), SessionError> {
-        let (subscription, of) = (header.subscription, (header.epoch, header.version));
+        let subscription = header.subscription;
         let Some(receiving) = self.receivings.get_mut(&subscription) else {
             return Ok(());
         };
         match result {
             Ok(verified) => {
-                if receiving.handle_verified(of, verified) {
+                if receiving.handle_verified(generation, verified) {
                     self.sender.send(ClientMessage::Credit { subscription, chunks: 1 }).await?;
                 }
                 self.poll(subscription).await
@@ -323,7 +349,7 @@ impl Session {
             // The server gave the version up; its word on that is on the way.
             Err(ReceiveError::Lane(LaneError::StreamGivenUp)) => Ok(()),
             Err(ReceiveError::Lane(error)) => Err(error.into()),
-            Err(error) => match receiving.id().filter(|id| (id.epoch, id.version) == of) {
+            Err(error) => match receiving.id().filter(|_| receiving.is_under_way(generation)) {
                 Some(id) => {
                     self.fail(subscription, Failure::Transfer(id, TransferError::Chunk(error)))
                         .await
@@ -350,18 +376,17 @@ impl Session {
         }
     }
 
-    fn receive(&mut self, id: SubscriptionId, Ready { header, stream, place }: Ready) {
-        let Some(receiving) = self.receivings.get(&id) else {
-            return;
-        };
+    fn receive(&mut self, id: SubscriptionId, Ready { header, stream, place, generation }: Ready) {
+        let Some(receiving) = self.receivings.get_mut(&id) else { return };
         let (ingress, counters) = (self.ingress.clone(), Arc::clone(&receiving.counters));
-        self.tasks.spawn(async move {
+        let task = self.tasks.spawn(async move {
             let progress = |bytes| counters.add_wire(bytes);
             let received = ingress
                 .receive_chunk(stream, &header, place.dtype, place.range, &*place.sink, &progress)
                 .await;
-            Event::Chunk(header, received)
+            Event::Chunk(header, generation, received)
         });
+        receiving.handle_begun(task);
     }
 
     /// Commits the version of a subscription once it is whole.

@@ -55,6 +55,7 @@ impl Subscription {
                     let changed = tokio::time::timeout_at(self.topic_deadline, self.delivery.changed());
                     if changed.await.is_err() {
                         self.delivery.end(self.not_found());
+                        let _ = self.commands.send(Command::Unsubscribe(self.id));
                     }
                 }
             }

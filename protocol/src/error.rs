@@ -146,6 +146,9 @@ pub enum Misbehaved {
     /// A codec that this end knows and did not offer.
     #[error("the peer used codec {0}, which was not offered to it")]
     CodecNotOffered(&'static str),
+    /// A list that does not end.
+    #[error("the peer listed more than {0} topics")]
+    TooManyTopics(usize),
     /// A second manifest while one is still on its way.
     #[error("the peer sent two manifests for subscription {0} at once")]
     TwoManifests(SubscriptionId),

@@ -72,10 +72,11 @@ impl Assembly {
 
     /// Takes the news that a chunk's bytes are in their place and verified.
     pub fn handle_verified(&mut self, verified: Verified) {
-        let was_arriving = self.arriving.remove(verified.chunk().0);
-        debug_assert!(was_arriving, "a chunk is verified only after its header was taken");
-        self.hashes[verified.chunk().0 as usize] = Some(verified.hash());
-        self.verified += 1;
+        // A chunk is verified only after its header was taken; anything else is not of this version.
+        if self.arriving.remove(verified.chunk().0) {
+            self.hashes[verified.chunk().0 as usize] = Some(verified.hash());
+            self.verified += 1;
+        }
     }
 
     /// Takes the news that a chunk's stream ended early: it is missing again.

@@ -50,3 +50,17 @@ impl Default for Config {
         }
     }
 }
+
+/// The longest deadline that is one: longer ones would overflow the clock.
+const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
+
+impl Config {
+    /// The same within what works: at least one chunk at a time, and a deadline that a clock can hold.
+    pub(crate) fn within_reason(self) -> Self {
+        Self {
+            chunks_in_flight: self.chunks_in_flight.max(1),
+            stall_timeout: self.stall_timeout.min(DEADLINE_MAX),
+            ..self
+        }
+    }
+}

@@ -23,6 +23,12 @@ pub enum FileError {
         /// What the system said.
         source: io::Error,
     },
+    /// A folder, a pipe or a device.
+    #[error("{} is no regular file: a model is served from a file that can be read by position", path.display())]
+    NotAFile {
+        /// What was given.
+        path: PathBuf,
+    },
     /// Not a safetensors file.
     #[error("{} is not a valid safetensors file: {source}", path.display())]
     Format {
@@ -56,11 +62,12 @@ impl Staged {
     /// [`FileError`] when the file cannot be read, is malformed, or changes meanwhile.
     pub fn from_safetensors(path: &Path, staging: &Staging) -> Result<Self, FileError> {
         let io_error = |source| FileError::Io { path: path.into(), source };
+        // Looked at before it is opened: opening a pipe would wait for its writer.
+        if !std::fs::metadata(path).map_err(io_error)?.is_file() {
+            return Err(FileError::NotAFile { path: path.into() });
+        }
         let file = File::open(path).map_err(io_error)?;
         let before = file.metadata().map_err(io_error)?;
-        if before.is_dir() {
-            return Err(io_error(io::ErrorKind::IsADirectory.into()));
-        }
         let header = read_header(path, &file, before.len())?;
         let (specs, ranges): (Vec<_>, Vec<_>) = header.tensors.into_iter().map(|t| (t.spec, t.range)).unzip();
         let staged = Self::new(staging, specs, header.metadata, |index, out| {
@@ -156,6 +163,6 @@ mod tests {
         let missing = Staged::from_safetensors(&dir.path().join("no"), &staging()).unwrap_err();
         assert!(matches!(missing, FileError::Io { .. }));
         let folder = Staged::from_safetensors(dir.path(), &staging()).unwrap_err();
-        assert!(matches!(folder, FileError::Io { .. }), "{folder}");
+        assert!(matches!(folder, FileError::NotAFile { .. }), "{folder}");
     }
 }

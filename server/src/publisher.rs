@@ -19,7 +19,7 @@ pub struct Publisher {
     offer: watch::Sender<Offer>,
 }
 
-/// The topic already has a publisher in this server.
+/// The topic has a publisher in this server, or had one: what it published last is still on offer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "topic {topic} already has a publisher in this server: publish through that one, or choose another name"

@@ -52,6 +52,7 @@ impl Server {
     /// Starts to serve on `listener`, on the tokio runtime of the caller. A current-thread runtime that does nothing
     /// else costs least: one lane is one task, and a second thread only adds hand-overs.
     pub fn start(listener: Listener, config: Config) -> Self {
+        let config = config.within_reason();
         let staging = Staging {
             memory: HostMemory::new(config.staged_bytes),
             chunk_bytes: config.chunk_bytes,

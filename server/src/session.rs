@@ -92,8 +92,8 @@ impl SessionError {
             Self::NoHello => Some(CloseCode::TimedOut),
             Self::ShuttingDown => Some(CloseCode::ShuttingDown),
             Self::Incompatible(..) => Some(CloseCode::Incompatible),
-            Self::Control(_) | Self::Lane(LaneError::StreamGivenUp) => Some(CloseCode::Done),
-            Self::Lane(_) => None,
+            Self::Control(ControlError::Lane(LaneError::StreamGivenUp)) => Some(CloseCode::Done),
+            Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
         }
     }
 }

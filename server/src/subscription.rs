@@ -162,10 +162,9 @@ impl Subscription {
 
     /// Waits for a version that the client does not have.
     async fn next_version(&mut self) -> Result<Arc<Retained>, Ended> {
-        let mut draining = self.shared.draining.subscribe();
         loop {
             let offer = self.follower.offer();
-            let draining = *draining.borrow_and_update();
+            let draining = *self.shared.draining.borrow();
             match offer.newest.filter(|retained| self.history.is_news(retained)) {
                 Some(retained) if !draining => return Ok(retained),
                 None if offer.ended => return Err(Ended::Told(EndReason::TopicEnded)),

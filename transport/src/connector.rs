@@ -121,17 +121,17 @@ impl Connector {
     /// once one answers.
     ///
     /// # Errors
-    /// [`ConnectError`], within the connect timeout. When several addresses fail, the most telling failure is returned:
+    /// [`ConnectError`], within the connect timeout for finding addresses and as long again for an answer. When several addresses fail, the most telling failure is returned:
     /// a wrong key before silence.
     pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
         let unreachable =
             || ConnectError::Unreachable { addresses: hosts.join(", "), timeout_ms: timeout.as_millis() };
-        let attempt = async {
-            let addresses = resolve(hosts).await?;
-            self.race(addresses, keys).await
-        };
-        match tokio::time::timeout(timeout, attempt).await {
+        let addresses = tokio::time::timeout(timeout, resolve(hosts)).await.unwrap_or_else(|_| {
+            let detail = "the resolver did not answer".to_owned();
+            Err(ConnectError::Resolve { hosts: hosts.join(", "), detail })
+        })?;
+        match tokio::time::timeout(timeout, self.race(addresses, keys)).await {
             Ok(Ok(lane)) => Ok(lane),
             Ok(Err(ConnectError::Lane(LaneError::TimedOut { .. }))) | Err(_) => Err(unreachable()),
             Ok(Err(error)) => Err(error),

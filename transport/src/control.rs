@@ -136,7 +136,11 @@ impl Writer {
         while let Some(frame) = self.waiting.recv().await {
             match tokio::time::timeout(self.write_timeout, self.stream.write_all(&frame)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(_)) => break,
+                Ok(Err(_)) => {
+                    // On a lane that lives the peer stopped its control stream: nobody could ever speak to it again.
+                    self.lane.close(CloseCode::Misbehaved, "the control stream was stopped");
+                    break;
+                }
                 Err(_) => {
                     self.lane.close(CloseCode::TimedOut, "the control stream was not read");
                     break;

@@ -5,7 +5,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::{
     fmt, fs,
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -93,13 +92,11 @@ impl Identity {
     /// [`IdentityError`] when the directory cannot be written at first start, or the key in it cannot be read.
     pub fn load_or_create(state_dir: &Path) -> Result<Self, IdentityError> {
         let path = state_dir.join(KEY_FILE);
-        match fs::read_to_string(&path) {
-            Ok(pem) => {
-                let key = KeyPair::from_pem(&pem).map_err(|source| IdentityError::Key { path, source })?;
-                Ok(Self::from_key(&key)?)
+        match Self::load(&path) {
+            Err(IdentityError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Self::create(state_dir, &path)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::create(state_dir, &path),
-            Err(source) => Err(IdentityError::File { action: "read", path, source }),
+            loaded => loaded,
         }
     }
 
@@ -116,6 +113,14 @@ impl Identity {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
     }
 
+    fn load(path: &Path) -> Result<Self, IdentityError> {
+        let pem = fs::read_to_string(path);
+        let pem = pem.map_err(|source| IdentityError::File { action: "read", path: path.into(), source })?;
+        let key = KeyPair::from_pem(&pem);
+        let key = key.map_err(|source| IdentityError::Key { path: path.into(), source })?;
+        Ok(Self::from_key(&key)?)
+    }
+
     fn create(state_dir: &Path, path: &Path) -> Result<Self, IdentityError> {
         fs::create_dir_all(state_dir).map_err(|source| IdentityError::File {
             action: "create the state directory",
@@ -126,7 +131,7 @@ impl Identity {
         match write_new_private(path, key.serialize_pem().as_bytes()) {
             Ok(()) => Ok(Self::from_key(&key)?),
             // Another server with this state directory was faster: both have its key.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::load_or_create(state_dir),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::load(path),
             Err(source) => Err(IdentityError::File { action: "write", path: path.into(), source }),
         }
     }
@@ -150,20 +155,14 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Writes a file that only its owner can read and that did not exist: whole under a temporary name first, then linked
-/// into place, so that nobody ever reads half a key.
+/// Writes a file that only its owner can read and that did not exist: whole under a temporary name first, then put into
+/// place, so that nobody ever reads half a key.
 fn write_new_private(path: &Path, content: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension(format!("{}.part", std::process::id()));
-    let written = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::hard_link(&temporary, path));
-    let removed = fs::remove_file(&temporary);
-    written.and(removed)
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?; // Private from the start.
+    file.write_all(content)?;
+    file.as_file().sync_all()?;
+    file.persist_noclobber(path).map(|_| ()).map_err(|failed| failed.error)
 }
 
 #[cfg(test)]

@@ -176,11 +176,6 @@ impl Lane {
             .set_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX));
     }
 
-    /// Why the lane ended, if it did.
-    pub fn close_reason(&self) -> Option<LaneError> {
-        self.connection.close_reason().map(|error| self.error(error))
-    }
-
     /// What the lane has done so far.
     pub fn stats(&self) -> LaneStats {
         let stats = self.connection.stats();
@@ -219,8 +214,7 @@ pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError 
     }
 }
 
-/// The sending end of a data stream. Dropped before [`finish`](Self::finish), it tells the receiver that the stream was
-/// given up.
+/// The sending end of a data stream. Dropped before it was finished, it tells the receiver that the stream was given up.
 #[derive(Debug)]
 pub struct DataOut {
     stream: quinn::SendStream,

@@ -2,7 +2,7 @@
 //!
 //! This room owns quinn, rustls and tokio's network. What leaves it is small: a [`Listener`] accepts and a
 //! [`Connector`] opens [`Lane`]s; a lane has one [control stream](control) and any number of one-way data streams; the
-//! [egress](egress) puts manifests and chunks into data streams, the [ingress](ingress) takes them out. Servers and
+//! [`egress`] puts manifests and chunks into data streams, the [`ingress`] takes them out. Servers and
 //! clients are written against these and never name QUIC, so that what is under a lane can be replaced.
 //!
 //! Nothing here waits for ever: connecting, greeting and writing control messages have deadlines of their own, and what

@@ -1,11 +1,14 @@
 //! Where work that burns CPU is done.
 
+use std::sync::OnceLock;
+use tokio::sync::Semaphore;
+
 /// Runs hashing, encoding and decoding away from the async executor, whose thread must stay free for packets: a chunk of
 /// 4 MiB takes zstd three milliseconds, in which a lane at line rate receives ten thousand packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Workers {
-    /// On the blocking threads of the tokio runtime. They are started on demand and end when idle; what is given to
-    /// them is bounded by the slots and credits of the pipelines, so their number is too.
+    /// On the blocking threads of the tokio runtime, as many at once as there are processors. Who comes later waits; who
+    /// gives up waiting costs nothing.
     #[default]
     Threads,
     /// In place. For simulations, where the order of events must follow from the seed alone.
@@ -17,13 +20,28 @@ impl Workers {
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
             Self::Inline => work(),
-            Self::Threads => match tokio::task::spawn_blocking(work).await {
-                Ok(done) => done,
-                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                // Blocking work is never aborted; it is only refused when the runtime itself ends, and then nothing
-                // that waits for it will be polled again.
-                Err(_) => std::future::pending().await,
-            },
+            Self::Threads => run_on_thread(work).await,
         }
     }
+}
+
+async fn run_on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let permit = permits().acquire().await.expect("nobody closes the semaphore");
+    let done = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        work()
+    });
+    match done.await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // Blocking work is never aborted; it is only refused when the runtime itself ends, and then nothing that waits
+        // for it will be polled again.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// One permit per processor, for the whole process: several servers and clients share its processors too.
+fn permits() -> &'static Semaphore {
+    static PERMITS: OnceLock<Semaphore> = OnceLock::new();
+    PERMITS.get_or_init(|| Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)))
 }

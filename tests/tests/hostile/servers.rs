@@ -178,11 +178,9 @@ fn expect_corrupt(word: &str, script: impl AsyncFnOnce(&mut Script)) {
 /// The session must end with `code`, the server being to blame.
 fn expect_closed(code: CloseCode, word: &str, script: impl AsyncFnOnce(&mut Script)) {
     attack(script, async |found| {
-        let SubscriptionError::Disconnected { blame, detail, .. } = &found.error else {
-            panic!("{}", found.error)
-        };
-        assert_eq!(*blame, Blame::Peer);
-        assert!(detail.contains(word), "{detail:?} says nothing of {word:?}");
+        let SubscriptionError::Disconnected { source, .. } = &found.error else { panic!("{}", found.error) };
+        assert_eq!(source.blame(), Blame::Peer);
+        assert!(source.to_string().contains(word), "{source} says nothing of {word:?}");
         let (told, text) = found.script.peer.closed_because().await;
         assert_eq!(told, Some(code), "{text}");
     });

@@ -105,7 +105,6 @@ fn wrong_usage() {
 /// Goal: a ticket without a topic needs one, and says how to give it.
 /// Method: such a ticket, and no word.
 #[test]
-#[ignore = "bug: cli/src/subscribe.rs hides the UsageError in an anyhow context, so the exit code is 1"]
 fn a_ticket_without_a_topic() {
     let ticket = ticket_of_nobody("127.0.0.1:4747").replace("/w?", "?");
     Home::new()
@@ -125,7 +124,6 @@ fn a_word_that_is_no_ticket() {
 /// Goal: a chunk size that cannot be is wrong usage, and the file is not blamed for it.
 /// Method: seven bytes.
 #[test]
-#[ignore = "bug: --chunk-size is checked when the file is staged: exit code 1, and the message blames the file"]
 fn a_chunk_size_that_cannot_be() {
     home()
         .run(&["serve", ANY_PORT, "--topic=w=w", "--chunk-size=7"])
@@ -222,7 +220,6 @@ fn refused(home: &Home, file: &str, cause: &str) {
 /// Goal: a pipe or a device is told to be no file, instead of being waited for.
 /// Method: a pipe that nobody writes to. The test ends the server after two seconds without a word.
 #[test]
-#[ignore = "bug: serve opens a pipe and waits for a writer for ever, without a word"]
 fn a_pipe_is_no_file() {
     let home = Home::new();
     assert!(Command::new("mkfifo").arg(home.path("pipe")).status().unwrap().success());

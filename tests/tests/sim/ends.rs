@@ -87,9 +87,9 @@ async fn cut_off(sim: &Sim, round_trips: u32) -> Subscription {
 }
 
 fn expect_shut_down(error: SubscriptionError) {
-    let SubscriptionError::Disconnected { blame, detail, .. } = &error else { panic!("{error}") };
-    assert!(detail.contains("shutting down"), "{detail}");
-    assert_eq!(*blame, Blame::Peer);
+    let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains("shutting down"), "{source}");
+    assert_eq!(source.blame(), Blame::Peer);
 }
 
 /// Goal: the end of a topic reaches its subscribers after its last version, and those who come later too.

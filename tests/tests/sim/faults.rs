@@ -67,8 +67,8 @@ fn a_long_partition() {
         let error = subscription.next().await.unwrap_err();
         let idle = Duration::from_millis(sim.tuning.idle_timeout_ms.into());
         assert!(sim.elapsed() - cut < idle + Duration::from_secs(1), "{:?}", sim.elapsed() - cut);
-        let SubscriptionError::Disconnected { blame, .. } = error else { panic!("{error}") };
-        assert_eq!(blame, Blame::Network);
+        let SubscriptionError::Disconnected { source, .. } = error else { panic!("{error}") };
+        assert_eq!(source.blame(), Blame::Network);
         eventually("the server has forgotten the client", || server.stats().sessions == 0).await;
         eventually("only the newest version takes memory", || server.stats().staged_bytes == 1 << 20).await;
 
