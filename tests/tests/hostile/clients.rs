@@ -43,6 +43,19 @@ async fn only_one_is_left(server: &Server) {
     assert_eq!(server.stats().staged_bytes, 1 << 20, "nothing but the newest version takes memory");
 }
 
+/// Goal: a client that cannot be spoken to any more is let go, and pins no version.
+/// Method: subscribe, then stop the control stream in its receiving direction.
+#[test]
+fn a_client_that_stops_hearing() {
+    expect_closed(CloseCode::Misbehaved, "stopped", async |sim| {
+        let mut peer = Peer::greeted_client(sim, 2).await;
+        peer.stop_hearing();
+        sleep(Duration::from_millis(100)).await;
+        peer.say_to_server(subscribe(1, 4)).await;
+        peer
+    });
+}
+
 /// Goal: bytes that are no message are recognised, whatever they are.
 /// Method: text, zeros, and a frame whose inside is noise.
 #[test]

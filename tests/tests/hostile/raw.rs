@@ -69,6 +69,11 @@ impl Peer {
         }
     }
 
+    /// Refuses to hear another word on the control stream.
+    pub(crate) fn stop_hearing(&mut self) {
+        self.control_in.stop(0u32.into()).unwrap();
+    }
+
     pub(crate) async fn say_to_server(&mut self, message: ClientMessage) {
         self.say(&encode_client(message)).await;
     }

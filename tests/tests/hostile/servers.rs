@@ -186,6 +186,22 @@ fn expect_closed(code: CloseCode, word: &str, script: impl AsyncFnOnce(&mut Scri
     });
 }
 
+/// Goal: a server that cannot be spoken to any more ends the session instead of keeping it waiting.
+/// Method: stop the control stream in its receiving direction, then make the client speak.
+#[test]
+fn a_server_that_stops_hearing() {
+    attack(
+        async |script| {
+            script.peer.stop_hearing();
+            script.good_beginning().await;
+            script.good_chunk(0).await;
+        },
+        async |found| {
+            assert!(matches!(found.error, SubscriptionError::Disconnected { .. }), "{}", found.error);
+        },
+    );
+}
+
 /// Goal: the script itself is good, or the attacks on it prove nothing.
 /// Method: play it unchanged, and once more with everything in the worst order.
 #[test]

@@ -184,7 +184,9 @@ fn files_that_cannot_be_served() {
         refused(&home, "hostile", cause);
     }
     fs::create_dir(home.path("folder")).unwrap();
-    for (name, cause) in [("missing", "No such file"), ("folder", "directory"), ("/dev/zero", "header")] {
+    for (name, cause) in
+        [("missing", "No such file"), ("folder", "regular file"), ("/dev/zero", "regular file")]
+    {
         refused(&home, name, cause);
     }
 }
