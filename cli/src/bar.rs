@@ -11,6 +11,9 @@ use tensor_relay_client::Progress;
 /// How often the bar is brought up to date.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
 
+/// A rate over less time than this says nothing.
+const RATE_AFTER: Duration = Duration::from_millis(100);
+
 /// A bar on stderr, shown on terminals only: size, rate, time left. It clears itself between versions.
 pub(crate) struct Bar {
     bar: ProgressBar,
@@ -31,18 +34,23 @@ impl Bar {
         Self { bar, version: 0 }
     }
 
-    /// Shows how far the version is.
+    /// Shows how far the version is. Nothing is drawn before its size is known, nor after it was taken off the screen.
     pub(crate) fn show(&mut self, progress: Progress) {
+        if progress.payload_bytes == 0 {
+            return;
+        }
         if progress.version != self.version {
             self.version = progress.version;
+            self.bar.set_length(progress.payload_bytes);
             self.bar.reset();
             self.bar.set_message(format!("version {}", progress.version));
         }
+        if self.bar.is_finished() {
+            return;
+        }
         self.bar.set_length(progress.payload_bytes);
         self.bar.set_position(progress.verified_bytes);
-        if progress.payload_bytes > 0 {
-            self.bar.tick();
-        }
+        self.bar.tick();
     }
 
     /// Takes the bar off the screen, so that a line can be printed.
@@ -63,7 +71,10 @@ fn style() -> ProgressStyle {
             let _ = write!(out, "{}", units::bytes(state.len().unwrap_or(0)));
         })
         .with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-            let _ = write!(out, "{}", units::rate(state.pos(), state.elapsed()));
+            let _ = match state.elapsed() {
+                early if early < RATE_AFTER => write!(out, "…"),
+                elapsed => write!(out, "{}", units::rate(state.pos(), elapsed)),
+            };
         })
         .with_key("left", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
             let _ = write!(out, "{} s left", state.eta().as_secs());
