@@ -141,3 +141,42 @@ fn a_thousand_topics() {
         }
     });
 }
+
+/// Goal: an end is for ever: who was told that a topic was not found is not sent it later after all.
+/// Method: let the wait run out, then publish, and look at who follows.
+#[test]
+fn a_topic_that_comes_too_late() {
+    simulate(21, async |sim| {
+        let server = sim.server(server_config());
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        let error = subscription.next().await.unwrap_err();
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        publish(&server, &mut publisher, 1, 1 << 20);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(client.list().await.unwrap()[0].subscribers, 0, "nothing is sent to who does not wait");
+        assert_eq!(subscription.next().await.unwrap_err().to_string(), error.to_string());
+    });
+}
+
+/// Goal: a subscription that nobody holds does not live on.
+/// Method: give up `subscribe` after its first step, when its command is on the way, and look at who follows.
+#[test]
+fn a_subscribe_that_is_given_up() {
+    simulate(22, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        publish(&server, &mut publisher, 1, 1 << 20);
+        let client = sim.client(1, client_config()).await.unwrap();
+        let name = topic("t");
+        {
+            let mut subscribing = std::pin::pin!(client.subscribe(&name));
+            let once =
+                std::future::poll_fn(|cx| std::task::Poll::Ready(subscribing.as_mut().poll(cx).is_pending()));
+            assert!(once.await, "the command is on its way and not answered");
+        }
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(client.list().await.unwrap()[0].subscribers, 0);
+        assert_eq!(server.stats().transfers, 0);
+    });
+}
