@@ -1,26 +1,34 @@
 //! A connection to a server.
 
 use crate::{
-    ClientError, Config, Subscription,
+    ClientError, Config, Request, Subscription, TopicWatch,
+    keeper::{Keeper, State},
+    link::{Link, Way},
     session::{Command, Session},
 };
-use std::time::Duration;
-use tensor_relay_protocol::{
-    ClientMessage, Hello, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, Ticket, Topic, TopicEntry, Welcome,
+use std::{
+    sync::{Arc, atomic::{AtomicU64, Ordering}},
+    time::Duration,
 };
-use tensor_relay_transport::{
-    Connector, Fingerprint, Lane, LaneError, LaneStats, Tuning, control, control::ControlError,
+use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, Welcome};
+use tensor_relay_transport::{Connector, Fingerprint, LaneError, LaneStats, Tuning};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
 };
-use tokio::sync::{mpsc, oneshot};
 
 /// A session with one server. Dropping it ends its subscriptions and the connection.
+///
+/// When the connection is lost, another one is made, with growing waits, for [`Config::reconnect_timeout`].
+/// Subscriptions go on where they were: of a version under way, only the chunks that are missing are sent again.
 #[derive(Debug)]
 pub struct Client {
     server: Welcome,
-    lane: Lane,
+    state: Arc<State>,
     /// Unbounded, because users must be able to unsubscribe from a drop; what is queued is bounded by what users do: a
     /// command per call, and the session takes them at once.
     commands: mpsc::UnboundedSender<Command>,
+    keeper: JoinHandle<()>,
     answer_timeout: Duration,
 }
 
@@ -33,7 +41,7 @@ impl Client {
         Self::connect_with(&Connector::new(Tuning::default()), ticket, config).await
     }
 
-    /// Connects through `connector`.
+    /// Connects through `connector`. The first connection is tried once; only a lost one is made again.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -43,24 +51,23 @@ impl Client {
         config: Config,
     ) -> Result<Self, ClientError> {
         let config = config.within_reason();
-        let keys: Vec<Fingerprint> = ticket.keys().iter().copied().map(Fingerprint).collect();
-        let lane = connector.connect(ticket.addresses(), &keys).await?;
-        let timeout = connector.tuning().control_timeout();
-        let greeting = tokio::time::timeout(timeout, greet(&lane, &config, timeout)).await;
-        let greeting =
-            greeting.unwrap_or_else(|_| Err(ClientError::NoWelcome { timeout_ms: timeout.as_millis() }));
-        let (sender, receiver, server) = match greeting {
-            Ok(greeting) => greeting,
-            Err(error) => {
-                lane.close(error.close_code(), &error.to_string());
-                lane.flush_close().await;
-                return Err(error);
-            }
+        let way = Way {
+            connector: connector.clone(),
+            hosts: ticket.addresses().to_vec(),
+            keys: ticket.keys().iter().copied().map(Fingerprint).collect(),
         };
         let (commands, inbox) = mpsc::unbounded_channel();
-        let session = Session::new(lane.clone(), sender, commands.clone(), config);
-        tokio::spawn(session.map_err(ClientError::Memory)?.run(receiver, inbox));
-        Ok(Self { server, lane, commands, answer_timeout: timeout })
+        let session = Session::new(commands.clone(), config.clone()).map_err(ClientError::Memory)?;
+        let (link, server) = Link::open(&way, &config).await?;
+        let state = Arc::new(State {
+            lane: watch::Sender::new(link.lane().clone()),
+            reconnects: AtomicU64::new(0),
+            ended: watch::Sender::new(None),
+        });
+        let answer_timeout = connector.tuning().control_timeout();
+        let keeper = Keeper { way, session, commands: inbox, state: Arc::clone(&state) };
+        let keeper = tokio::spawn(keeper.run(link));
+        Ok(Self { server, state, commands, keeper, answer_timeout })
     }
 
     /// What the server said of itself.
@@ -71,15 +78,30 @@ impl Client {
     /// Subscribes to the newest versions of `topic`, which need not exist yet.
     ///
     /// # Errors
+    /// As [`subscribe_to`](Self::subscribe_to).
+    pub async fn subscribe(&self, topic: &Topic) -> Result<Subscription, ClientError> {
+        self.subscribe_to(Request::latest(topic.clone())).await
+    }
+
+    /// Subscribes to what `request` asks for. Its topic need not exist yet.
+    ///
+    /// # Errors
     /// [`ClientError`] when the session is gone. What happens to the subscription is told by its
     /// [`next`](Subscription::next).
-    pub async fn subscribe(&self, topic: &Topic) -> Result<Subscription, ClientError> {
+    pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
         let (reply, answer) = oneshot::channel();
-        self.command(Command::Subscribe(topic.clone(), reply)).await?;
-        match answer.await {
-            Ok(subscription) => Ok(subscription),
-            Err(_) => Err(self.gone().await),
-        }
+        self.command(Command::Subscribe(Box::new(request), reply))?;
+        answer.await.map_err(|_| self.gone())
+    }
+
+    /// Watches for topics whose name matches `glob`: those of now, and those that appear later.
+    ///
+    /// # Errors
+    /// [`ClientError`] when the session is gone.
+    pub async fn watch(&self, glob: &Glob) -> Result<TopicWatch, ClientError> {
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Watch(glob.clone(), reply))?;
+        answer.await.map_err(|_| self.gone())
     }
 
     /// Asks for the topics that have a version, in order of name.
@@ -88,66 +110,43 @@ impl Client {
     /// [`ClientError`] when the session is gone or no answer comes within the control timeout.
     pub async fn list(&self) -> Result<Vec<TopicEntry>, ClientError> {
         let (reply, answer) = oneshot::channel();
-        self.command(Command::List(reply)).await?;
+        self.command(Command::List(reply))?;
         match tokio::time::timeout(self.answer_timeout, answer).await {
             Ok(Ok(topics)) => Ok(topics),
-            Ok(Err(_)) => Err(self.gone().await),
+            Ok(Err(_)) => Err(self.gone()),
             Err(_) => Err(ClientError::NoAnswer { timeout_ms: self.answer_timeout.as_millis() }),
         }
     }
 
-    /// What the connection has done so far.
+    /// What the connection of now has done so far.
     pub fn lane_stats(&self) -> LaneStats {
-        self.lane.stats()
+        self.state.lane.borrow().stats()
+    }
+
+    /// How often a lost connection was made again.
+    pub fn reconnects(&self) -> u64 {
+        self.state.reconnects.load(Ordering::Relaxed)
     }
 
     /// Ends the session and waits until the server is told.
-    pub async fn close(self) {
+    pub async fn close(mut self) {
         let _ = self.commands.send(Command::Close);
-        let lane = self.lane.clone();
-        drop(self);
-        lane.closed().await;
-        lane.flush_close().await;
+        let _ = (&mut self.keeper).await;
     }
 
-    async fn command(&self, command: Command) -> Result<(), ClientError> {
-        match self.commands.send(command) {
-            Ok(()) => Ok(()),
-            Err(_) => Err(self.gone().await),
-        }
+    fn command(&self, command: Command) -> Result<(), ClientError> {
+        self.commands.send(command).map_err(|_| self.gone())
     }
 
-    async fn gone(&self) -> ClientError {
-        self.lane.closed().await.into()
+    fn gone(&self) -> ClientError {
+        let ended = self.state.ended.borrow().clone();
+        ended.map_or(ClientError::Lane(LaneError::ClosedHere), ClientError::Ended)
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // The session is not aborted but asked, so that it closes the lane and gives back what it holds in order.
+        // The session is not aborted but asked, so that it closes its connection and gives back what it holds in order.
         let _ = self.commands.send(Command::Close);
-    }
-}
-
-type Greeting = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
-
-/// Says hello and waits for the welcome: only then is the client let in, whatever QUIC thought before.
-async fn greet(lane: &Lane, config: &Config, timeout: Duration) -> Result<Greeting, ClientError> {
-    let (sender, mut receiver) = control::open(lane, timeout).await?;
-    let hello = Hello {
-        revision_min: *PROTOCOL_REVISIONS.start(),
-        revision_max: *PROTOCOL_REVISIONS.end(),
-        agent: config.agent.clone(),
-        codecs: config.codecs,
-        token: None,
-    };
-    sender.send(ClientMessage::Hello(hello)).await?;
-    match receiver.next().await {
-        Ok(ServerMessage::Welcome(welcome)) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
-            Ok((sender, receiver, welcome))
-        }
-        Ok(_) => Err(Misbehaved::OutOfTurn { found: "another message", expected: "Welcome" }.into()),
-        Err(ControlError::Lane(error @ LaneError::ClosedByPeer { .. })) => Err(ClientError::Refused(error)),
-        Err(error) => Err(error.into()),
     }
 }

@@ -21,6 +21,15 @@ pub struct Config {
     pub topic_timeout: Duration,
     /// After how long without a byte a version that was begun is given up. Default 30 s.
     pub stall_timeout: Duration,
+    /// How long a lost connection is tried to be made again, before subscriptions end with it. Default 60 s. Zero: not at
+    /// all.
+    pub reconnect_timeout: Duration,
+    /// How many snapshots of one subscription the user may hold, beside the one that is ready and the one on its way.
+    /// Default 4. It bounds memory: each holds a version.
+    pub versions_held_max: usize,
+    /// How long [`next`](crate::Subscription::next) waits, when the user holds as many as it may, for one to be dropped.
+    /// Default 10 s.
+    pub hold_timeout: Duration,
     /// What is accepted of manifests and payloads.
     pub limits: Limits,
     /// Where decoding runs.
@@ -36,6 +45,9 @@ impl Default for Config {
             credit_chunks: 4,
             topic_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
+            reconnect_timeout: Duration::from_secs(60),
+            versions_held_max: 4,
+            hold_timeout: Duration::from_secs(10),
             limits: Limits::default(),
             workers: Workers::Threads,
         }
@@ -52,6 +64,9 @@ impl Config {
             credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),
             topic_timeout: self.topic_timeout.min(DEADLINE_MAX),
             stall_timeout: self.stall_timeout.min(DEADLINE_MAX),
+            reconnect_timeout: self.reconnect_timeout.min(DEADLINE_MAX),
+            versions_held_max: self.versions_held_max.max(1),
+            hold_timeout: self.hold_timeout.min(DEADLINE_MAX),
             ..self
         }
     }

@@ -1,13 +1,21 @@
-//! Where a session leaves snapshots and a subscription takes them: one place, always the newest.
+//! Where a session leaves snapshots and a subscription takes them.
 
-use crate::{Snapshot, SubscriptionError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::{Gap, Snapshot, SubscriptionError};
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use tensor_relay_protocol::Mode;
 use tokio::sync::Notify;
 
-/// Holds at most one snapshot that the user has not taken. A newer one replaces it and counts it as skipped, so a user
-/// who is slow gets the newest and never a queue of stale ones.
-#[derive(Debug, Default)]
+/// Holds what the user has not taken.
+///
+/// In mode `latest` that is one snapshot at most: a newer one replaces it and counts it as skipped, so a user who is
+/// slow gets the newest and never a queue of stale ones. In mode `every` it is a queue, which the window of the
+/// subscription bounds.
+#[derive(Debug)]
 pub(crate) struct Delivery {
+    mode: Mode,
     state: Mutex<State>,
     changed: Notify,
 }
@@ -15,8 +23,15 @@ pub(crate) struct Delivery {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
-    ready: Option<Snapshot>,
+    ready: VecDeque<Item>,
     ended: Option<SubscriptionError>,
+}
+
+/// One thing for the user.
+#[derive(Debug)]
+enum Item {
+    Snapshot(Box<Snapshot>),
+    Gap(Box<Gap>),
 }
 
 /// What a subscription finds.
@@ -24,6 +39,10 @@ struct State {
 pub(crate) enum Found {
     /// A snapshot.
     Snapshot(Box<Snapshot>),
+    /// News that versions are missing before the next snapshot.
+    Gap(Box<Gap>),
+    /// A snapshot is there, but the user may not have it yet.
+    NotYet,
     /// The end, after everything that was delivered before it was taken.
     Ended(SubscriptionError),
     /// Nothing yet, and whether the topic is known to exist.
@@ -31,6 +50,10 @@ pub(crate) enum Found {
 }
 
 impl Delivery {
+    pub(crate) fn new(mode: Mode) -> Self {
+        Self { mode, state: Mutex::default(), changed: Notify::new() }
+    }
+
     /// Says that the topic exists.
     pub(crate) fn announce(&self) {
         self.state().announced = true;
@@ -43,10 +66,19 @@ impl Delivery {
         if state.ended.is_some() {
             return; // The user was told that nothing more comes.
         }
-        if let Some(replaced) = state.ready.take() {
+        if self.mode == Mode::Latest
+            && let Some(Item::Snapshot(replaced)) = state.ready.pop_back()
+        {
             snapshot.skipped += replaced.skipped + 1;
+            snapshot.new_epoch |= replaced.new_epoch;
         }
-        state.ready = Some(snapshot);
+        state.ready.push_back(Item::Snapshot(Box::new(snapshot)));
+        self.changed.notify_one();
+    }
+
+    /// Says that versions are missing before the next snapshot.
+    pub(crate) fn put_gap(&self, gap: Gap) {
+        self.state().ready.push_back(Item::Gap(Box::new(gap)));
         self.changed.notify_one();
     }
 
@@ -56,11 +88,15 @@ impl Delivery {
         self.changed.notify_one();
     }
 
-    /// Takes what is there.
-    pub(crate) fn take(&self) -> Found {
+    /// Takes what is there; a snapshot only if `may_take_snapshot`.
+    pub(crate) fn take(&self, may_take_snapshot: bool) -> Found {
         let mut state = self.state();
-        match (state.ready.take(), &state.ended) {
-            (Some(snapshot), _) => Found::Snapshot(Box::new(snapshot)),
+        if !may_take_snapshot && matches!(state.ready.front(), Some(Item::Snapshot(_))) {
+            return Found::NotYet;
+        }
+        match (state.ready.pop_front(), &state.ended) {
+            (Some(Item::Snapshot(snapshot)), _) => Found::Snapshot(snapshot),
+            (Some(Item::Gap(gap)), _) => Found::Gap(gap),
             (None, Some(error)) => Found::Ended(error.clone()),
             (None, None) => Found::Nothing { announced: state.announced },
         }
@@ -79,42 +115,49 @@ impl Delivery {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Receipt;
-    use std::{sync::Arc, time::Duration};
-    use tensor_relay_protocol::{EndReason, Epoch, Limits, Manifest, Topic, Version, VersionId};
+    use tensor_relay_protocol::{EndReason, Epoch, Topic, Version, VersionId};
+
+    fn id(version: u64) -> VersionId {
+        VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(version) }
+    }
 
     fn snapshot(version: u64, skipped: u64) -> Snapshot {
-        Snapshot {
-            id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(version) },
-            manifest: Arc::new(Manifest::layout(vec![], vec![], 256, &Limits::default()).unwrap()),
-            payload: bytes::Bytes::new(),
-            metadata: vec![],
-            skipped,
-            receipt: Receipt { duration: Duration::ZERO, wire_bytes: 0, chunks: 0 },
-        }
+        Snapshot { id: id(version), skipped, ..Snapshot::empty() }
     }
 
     #[test]
     fn a_slow_user_gets_the_newest_and_the_count() {
-        let delivery = Delivery::default();
-        assert!(matches!(delivery.take(), Found::Nothing { announced: false }));
+        let delivery = Delivery::new(Mode::Latest);
+        assert!(matches!(delivery.take(true), Found::Nothing { announced: false }));
         delivery.put(snapshot(1, 0));
         delivery.put(snapshot(4, 2));
         delivery.put(snapshot(5, 0));
-        let Found::Snapshot(found) = delivery.take() else { panic!("a snapshot is there") };
+        let Found::Snapshot(found) = delivery.take(true) else { panic!("a snapshot is there") };
         assert_eq!((found.id.version, found.skipped), (Version(5), 4), "1 to 4 were published and not seen");
     }
 
     #[test]
+    fn in_mode_every_nothing_is_replaced_and_gaps_keep_their_place() {
+        let delivery = Delivery::new(Mode::Every);
+        delivery.put(snapshot(1, 0));
+        delivery.put_gap(Gap { after: Some(id(1)), found: id(4) });
+        delivery.put(snapshot(4, 0));
+        assert!(matches!(delivery.take(false), Found::NotYet));
+        assert!(matches!(delivery.take(true), Found::Snapshot(s) if s.id == id(1)));
+        assert!(matches!(delivery.take(false), Found::Gap(gap) if gap.found == id(4)));
+        assert!(matches!(delivery.take(true), Found::Snapshot(s) if s.id == id(4)));
+    }
+
+    #[test]
     fn the_end_comes_after_what_was_delivered_and_stays() {
-        let delivery = Delivery::default();
+        let delivery = Delivery::new(Mode::Latest);
         let ended = |reason| SubscriptionError::Ended { topic: Topic::new("t").unwrap(), reason };
         delivery.put(snapshot(1, 0));
         delivery.end(ended(EndReason::TopicEnded));
         delivery.end(ended(EndReason::Evicted));
-        assert!(matches!(delivery.take(), Found::Snapshot(_)));
+        assert!(matches!(delivery.take(true), Found::Snapshot(_)));
         for _ in 0..2 {
-            let Found::Ended(SubscriptionError::Ended { reason, .. }) = delivery.take() else {
+            let Found::Ended(SubscriptionError::Ended { reason, .. }) = delivery.take(true) else {
                 panic!("the end")
             };
             assert_eq!(reason, EndReason::TopicEnded);

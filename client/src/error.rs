@@ -1,9 +1,11 @@
 //! What can go wrong for a client, by what its user can do about it.
 
-use std::sync::Arc;
+use crate::link::LastWord;
+use std::{fmt, sync::Arc};
 use tensor_relay_device::AllocError;
 use tensor_relay_protocol::{
-    AbortReason, Blame, CloseCode, EndReason, MessageError, Misbehaved, Topic, VersionDigest, VersionId,
+    AbortReason, Blame, CloseCode, EndReason, MessageError, Misbehaved, Topic, Version, VersionDigest,
+    VersionId,
 };
 use tensor_relay_transport::{
     ConnectError, LaneError,
@@ -43,6 +45,17 @@ pub enum ClientError {
     /// The session ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
+    /// The connection was lost, and no other could be made in time.
+    #[error("the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms")]
+    NotReconnected {
+        /// How it was lost.
+        lost: Arc<ClientError>,
+        /// How long it was tried.
+        timeout_ms: u128,
+    },
+    /// The session ended before; this is why.
+    #[error(transparent)]
+    Ended(Arc<ClientError>),
     /// The server sent what is no message.
     #[error(transparent)]
     Message(#[from] MessageError),
@@ -62,14 +75,41 @@ impl ClientError {
         }
     }
 
+    /// Whether another attempt may succeed where this one failed: the network or a server that is away is to blame, and
+    /// not what one of the two ends is or did.
+    pub(crate) fn is_worth_a_retry(&self) -> bool {
+        match self {
+            Self::Connect(error) => !matches!(
+                error,
+                ConnectError::WrongKey { .. } | ConnectError::Incompatible { .. } | ConnectError::Tls(_)
+            ),
+            Self::Refused(error) | Self::Lane(error) => is_worth_a_retry(error),
+            Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
+            Self::Memory(_) | Self::Message(_) | Self::Misbehaved(_) => false,
+            Self::NotReconnected { .. } | Self::Ended(_) => false,
+        }
+    }
+
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
             Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_)) | Self::Memory(_) => Blame::Local,
             Self::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Blame::Network,
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
+            Self::NotReconnected { lost: error, .. } | Self::Ended(error) => error.blame(),
             _ => Blame::Peer,
         }
+    }
+}
+
+fn is_worth_a_retry(error: &LaneError) -> bool {
+    match error {
+        LaneError::ClosedHere => false,
+        LaneError::ClosedByPeer { code: Some(code), .. } => !matches!(
+            code,
+            CloseCode::Malformed | CloseCode::Misbehaved | CloseCode::Incompatible | CloseCode::Unauthorised
+        ),
+        _ => true,
     }
 }
 
@@ -82,7 +122,44 @@ impl From<ControlError> for ClientError {
     }
 }
 
-/// Why a subscription delivers nothing more. Clones are cheap: every later call says the same.
+/// Versions that are missing on a subscription in mode `every`, right before the next snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// The version that came last, or that the subscription was to begin after; none if the epoch is another.
+    pub after: Option<VersionId>,
+    /// The version that comes next.
+    pub found: VersionId,
+}
+
+impl Gap {
+    /// How many versions are missing; `None` where nobody can tell, because the publisher began a new epoch.
+    pub fn missing(&self) -> Option<u64> {
+        let after = self.after.as_ref().filter(|after| after.epoch == self.found.epoch)?;
+        Some(self.found.version.0.saturating_sub(after.version.0 + 1))
+    }
+}
+
+impl fmt::Display for Gap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { after, found } = self;
+        match (after, self.missing()) {
+            (Some(after), Some(missing)) => write!(
+                f,
+                "{missing} versions of {} are missing: after version {} comes {}; the publisher did not retain them \
+                 long enough for this reader",
+                found.topic, after.version, found.version
+            ),
+            _ => write!(
+                f,
+                "{} has begun a new epoch, {}, whose first version here is {}: its publisher was started anew, and \
+                 what it published last before may be missing",
+                found.topic, found.epoch, found.version
+            ),
+        }
+    }
+}
+
+/// Why a subscription delivers nothing now, or nothing more. Clones are cheap: every later call says the same.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscriptionError {
@@ -103,6 +180,25 @@ pub enum SubscriptionError {
         topic: Topic,
         /// Why.
         reason: EndReason,
+    },
+    /// In mode `every`: versions are missing before the next snapshot. Not final: the next call goes on with it.
+    #[error("{0}")]
+    Gap(Box<Gap>),
+    /// The user holds as many snapshots as it may, so the next one cannot be handed over. Not final: drop some and call
+    /// again.
+    #[error(
+        "{} snapshots of {topic} are held (versions {}), and at most {max} may be: drop some, or raise `versions_held_max`; \
+         waited {timeout_ms} ms", held.len(), join(held)
+    )]
+    HoldingTooMany {
+        /// Which topic.
+        topic: Topic,
+        /// Which versions are held, in the order in which they were taken.
+        held: Vec<Version>,
+        /// How many may be.
+        max: usize,
+        /// How long it was waited for one to be dropped.
+        timeout_ms: u128,
     },
     /// The session is gone.
     #[error("the subscription to {topic} ended with its connection: {source}")]
@@ -138,7 +234,16 @@ pub enum SubscriptionError {
     },
 }
 
+fn join(versions: &[Version]) -> String {
+    versions.iter().map(Version::to_string).collect::<Vec<_>>().join(", ")
+}
+
 impl SubscriptionError {
+    /// Whether nothing more will come. After an error that is not final, the next call goes on.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::Gap(_) | Self::HoldingTooMany { .. })
+    }
+
     pub(crate) fn disconnected(topic: &Topic, error: &Arc<ClientError>) -> Self {
         Self::Disconnected { topic: topic.clone(), source: Arc::clone(error) }
     }
@@ -194,8 +299,22 @@ pub(crate) enum SessionError {
 }
 
 impl SessionError {
+    /// Whether another connection may do better.
+    pub(crate) fn is_worth_a_retry(&self) -> bool {
+        match self {
+            Self::Client(error) => error.is_worth_a_retry(),
+            Self::Manifest(ReceiveManifestError::Lane(error)) => is_worth_a_retry(error),
+            Self::Manifest(_) | Self::ClosedHere => false,
+        }
+    }
+
     /// What the server is told.
-    pub(crate) fn close_code(&self) -> CloseCode {
+    pub(crate) fn last_word(&self) -> LastWord {
+        let by_user = matches!(self, Self::ClosedHere);
+        LastWord { code: self.close_code(), text: self.to_string(), by_user }
+    }
+
+    fn close_code(&self) -> CloseCode {
         match self {
             Self::Client(error) => error.close_code(),
             Self::Manifest(ReceiveManifestError::Lane(_)) | Self::ClosedHere => CloseCode::Done,

@@ -3,37 +3,41 @@
 use crate::{
     Progress, Snapshot, SubscriptionError,
     delivery::{Delivery, Found},
+    holding::Holding,
     progress::Counters,
     session::Command,
 };
 use std::{sync::Arc, time::Duration};
-use tensor_relay_protocol::{SubscriptionId, Topic};
+use tensor_relay_protocol::{Mode, SubscriptionId, Topic, VersionId};
 use tokio::{sync::mpsc, time::Instant};
 
-/// Delivers the versions of one topic, always the newest. Dropping it ends the subscription.
+/// Delivers the versions of one topic as committed snapshots. Dropping it ends the subscription.
 #[derive(Debug)]
 pub struct Subscription {
-    id: SubscriptionId,
-    topic: Topic,
-    delivery: Arc<Delivery>,
-    counters: Arc<Counters>,
-    commands: mpsc::UnboundedSender<Command>,
-    topic_timeout: Duration,
-    topic_deadline: Instant,
+    pub(crate) id: SubscriptionId,
+    pub(crate) topic: Topic,
+    pub(crate) mode: Mode,
+    /// Whether a named reader leaves its place to itself.
+    pub(crate) keep_place: bool,
+    pub(crate) delivery: Arc<Delivery>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) commands: mpsc::UnboundedSender<Command>,
+    pub(crate) patience: Patience,
+    pub(crate) holding: Arc<Holding>,
+    /// In mode `every`, the version that the user works on.
+    pub(crate) taken: Option<VersionId>,
+}
+
+/// How long a subscription waits, and for what.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    pub(crate) topic_timeout: Duration,
+    pub(crate) topic_deadline: Instant,
+    pub(crate) held_max: usize,
+    pub(crate) hold_timeout: Duration,
 }
 
 impl Subscription {
-    pub(crate) fn new(
-        id: SubscriptionId,
-        topic: Topic,
-        (delivery, counters): (Arc<Delivery>, Arc<Counters>),
-        commands: mpsc::UnboundedSender<Command>,
-        topic_timeout: Duration,
-    ) -> Self {
-        let topic_deadline = Instant::now() + topic_timeout;
-        Self { id, topic, delivery, counters, commands, topic_timeout, topic_deadline }
-    }
-
     /// Which topic.
     pub fn topic(&self) -> &Topic {
         &self.topic
@@ -41,23 +45,31 @@ impl Subscription {
 
     /// Waits for the next snapshot: whole, verified, and newer than the one before. Cancel safe.
     ///
+    /// In mode `every`, asking says that the user is done with the snapshot before: the server need not retain it for
+    /// this reader any longer.
+    ///
     /// Waits without bound for a topic that exists to have a new version; put a timeout around it where that matters.
     ///
     /// # Errors
-    /// [`SubscriptionError`] when nothing more will come; later calls say the same.
+    /// [`SubscriptionError`]. After one that [is final](SubscriptionError::is_final) nothing more comes, and later calls
+    /// say the same. After another one, the next call goes on.
     pub async fn next(&mut self) -> Result<Snapshot, SubscriptionError> {
+        self.acknowledge();
+        let mut hold_deadline = None;
         loop {
-            match self.delivery.take() {
-                Found::Snapshot(snapshot) => return Ok(*snapshot),
-                Found::Ended(error) => return Err(error),
-                Found::Nothing { announced: true } => self.delivery.changed().await,
-                Found::Nothing { announced: false } => {
-                    let changed = tokio::time::timeout_at(self.topic_deadline, self.delivery.changed());
-                    if changed.await.is_err() {
-                        self.delivery.end(self.not_found());
-                        let _ = self.commands.send(Command::Unsubscribe(self.id));
+            let may_take = self.holding.count() < self.patience.held_max;
+            match self.delivery.take(may_take) {
+                Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
+                Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
+                Found::NotYet => {
+                    let deadline = *hold_deadline.get_or_insert(Instant::now() + self.patience.hold_timeout);
+                    if tokio::time::timeout_at(deadline, self.holding.dropped()).await.is_err() {
+                        return Err(self.holding_too_many());
                     }
                 }
+                Found::Ended(error) => return Err(error),
+                Found::Nothing { announced: true } => self.delivery.changed().await,
+                Found::Nothing { announced: false } => self.wait_for_topic().await,
             }
         }
     }
@@ -73,13 +85,43 @@ impl Subscription {
         move || counters.get()
     }
 
-    fn not_found(&self) -> SubscriptionError {
-        SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms: self.topic_timeout.as_millis() }
+    async fn wait_for_topic(&self) {
+        let changed = tokio::time::timeout_at(self.patience.topic_deadline, self.delivery.changed());
+        if changed.await.is_err() {
+            let timeout_ms = self.patience.topic_timeout.as_millis();
+            self.delivery.end(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms });
+            self.unsubscribe();
+        }
+    }
+
+    fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
+        snapshot.payload = self.holding.hand_over(snapshot.id.clone(), snapshot.payload);
+        self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());
+        snapshot
+    }
+
+    fn acknowledge(&mut self) {
+        if let Some(id) = self.taken.take() {
+            let _ = self.commands.send(Command::Acknowledge(self.id, id.epoch, id.version));
+        }
+    }
+
+    fn holding_too_many(&self) -> SubscriptionError {
+        SubscriptionError::HoldingTooMany {
+            topic: self.topic.clone(),
+            held: self.holding.versions().iter().map(|id| id.version).collect(),
+            max: self.patience.held_max,
+            timeout_ms: self.patience.hold_timeout.as_millis(),
+        }
+    }
+
+    fn unsubscribe(&self) {
+        let _ = self.commands.send(Command::Unsubscribe { id: self.id, keep_place: self.keep_place });
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::Unsubscribe(self.id));
+        self.unsubscribe();
     }
 }

@@ -4,7 +4,7 @@
 //! against the rules? [`Misbehaved`]. Did the network change them? [`CorruptChunk`](crate::CorruptChunk). What is wrong
 //! on this side is reported where it happens and never sent in detail to the peer.
 
-use crate::{ChunkIndex, Epoch, NameError, SubscriptionId, Version};
+use crate::{ChunkIndex, Epoch, GlobError, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;
 
 /// Who has to act on an error.
@@ -61,6 +61,9 @@ pub enum MessageError {
     /// A name that breaks a rule.
     #[error("the peer sent a name that is none: {0}")]
     Name(#[from] NameError),
+    /// A pattern that breaks a rule.
+    #[error("the peer sent a glob that is none: {0}")]
+    Glob(#[from] GlobError),
     /// A data stream of an unknown kind.
     #[error("the peer opened a data stream of kind {0}, which this build does not know")]
     UnknownStreamKind(u8),
@@ -96,6 +99,15 @@ pub enum Misbehaved {
     /// A subscription id for the second time.
     #[error("the peer used subscription id {0} twice")]
     DuplicateSubscription(SubscriptionId),
+    /// A watch that was never made, or has ended.
+    #[error("the peer named watch {}, which does not exist", .0.0)]
+    UnknownWatch(WatchId),
+    /// A watch id for the second time.
+    #[error("the peer used watch id {} twice", .0.0)]
+    DuplicateWatch(WatchId),
+    /// More watches than a session may have.
+    #[error("the peer asked for more than {0} watches")]
+    TooManyWatches(usize),
     /// A version other than the one that is being sent.
     #[error("the peer spoke of version {version} of epoch {epoch}, which is not being sent")]
     WrongVersion {

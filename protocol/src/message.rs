@@ -6,11 +6,13 @@
 mod client;
 mod frame;
 mod server;
+mod subscribe;
 pub(crate) mod wire;
 
-pub use client::{ClientMessage, Hello, Mode, Subscribe};
+pub use client::{ClientMessage, Hello};
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use server::{Announce, EndReason, ServerMessage, TopicEntry, Welcome};
+pub use subscribe::{Mode, PARTIAL_RANGES_MAX, Partial, Start, Subscribe};
 
 use crate::MessageError;
 use std::fmt;
@@ -24,6 +26,10 @@ impl fmt::Display for SubscriptionId {
         write!(f, "{}", self.0)
     }
 }
+
+/// Names one watch within a session. The client chooses it, and never twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WatchId(pub u32);
 
 /// What a publisher says of one version beyond its tensors, e.g. `step = 1200`. Sent with every `Announce`, so keys and
 /// values together, with 16 bytes for each entry, stay below 32 KiB; what does not change between versions belongs into the manifest.
@@ -48,6 +54,10 @@ pub enum AbortReason {
     Stalled,
     /// The receiver has no memory for it.
     OverBudget,
+    /// The publisher took it back, or it left retention and the time to finish passed.
+    Withdrawn,
+    /// A newer version is there, and the subscriber asked not to wait for older ones.
+    Superseded,
     /// A reason of a later revision.
     Other(u32),
 }
@@ -59,6 +69,8 @@ impl AbortReason {
             Self::SourceLost => 2,
             Self::Stalled => 3,
             Self::OverBudget => 4,
+            Self::Withdrawn => 5,
+            Self::Superseded => 6,
             Self::Other(code) => code,
         }
     }
@@ -69,6 +81,8 @@ impl AbortReason {
             2 => Self::SourceLost,
             3 => Self::Stalled,
             4 => Self::OverBudget,
+            5 => Self::Withdrawn,
+            6 => Self::Superseded,
             other => Self::Other(other),
         }
     }
@@ -81,6 +95,8 @@ impl fmt::Display for AbortReason {
             Self::SourceLost => f.write_str("its source could not be read any more"),
             Self::Stalled => f.write_str("no byte of it moved within the deadline"),
             Self::OverBudget => f.write_str("the receiver has no memory for it"),
+            Self::Withdrawn => f.write_str("its publisher takes it back"),
+            Self::Superseded => f.write_str("a newer version took its place"),
             Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
         }
     }

@@ -64,6 +64,38 @@ impl TensorName {
     }
 }
 
+/// The longest name of a reader, in bytes.
+const READER_NAME_MAX_BYTES: usize = 64;
+
+/// The name under which a server keeps the place of one reader of a topic, e.g. `indexer-3`.
+///
+/// 1 to 64 of `A-Z a-z 0-9 . _ -`. Whoever gives it takes the place over, so two readers at once need two names.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReaderName(Box<str>);
+
+impl ReaderName {
+    /// Parses `name`.
+    ///
+    /// # Errors
+    /// [`NameError`] says which rule the name breaks.
+    pub fn new(name: &str) -> Result<Self, NameError> {
+        match name.len() {
+            0 => return Err(NameError::Empty),
+            n if n > READER_NAME_MAX_BYTES => return Err(NameError::TooLong(n)),
+            _ => {}
+        }
+        match name.chars().find(|c| !is_topic_char(*c)) {
+            Some(found) => Err(NameError::ForbiddenChar { name: name.into(), found }),
+            None => Ok(Self(name.into())),
+        }
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Why a text is no name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -71,8 +103,10 @@ pub enum NameError {
     /// Nothing was given.
     #[error("a name must not be empty")]
     Empty,
-    /// More than 255 bytes were given.
-    #[error("a name has at most {NAME_MAX_BYTES} bytes, this one has {0}")]
+    /// More than 255 bytes were given; for a reader, more than 64.
+    #[error(
+        "a name has at most {NAME_MAX_BYTES} bytes, the name of a reader {READER_NAME_MAX_BYTES}; this one has {0}"
+    )]
     TooLong(usize),
     /// Two slashes in a row, or one at an end.
     #[error("topic {0:?} has an empty segment: write `a/b`, with no slash at either end and none doubled")]
@@ -82,7 +116,7 @@ pub enum NameError {
     DotSegment(Box<str>),
     /// A character outside the alphabet of this kind of name.
     #[error(
-        "{name:?} contains {found:?}: topics use letters, digits, `.`, `_`, `-` and `/`, tensor names no control characters"
+        "{name:?} contains {found:?}: topics use letters, digits, `.`, `_`, `-` and `/`, readers all of these but `/`, tensor names no control characters"
     )]
     ForbiddenChar {
         /// The whole name.
@@ -113,6 +147,26 @@ impl fmt::Display for Topic {
 impl fmt::Debug for Topic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for ReaderName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ReaderName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl std::str::FromStr for ReaderName {
+    type Err = NameError;
+
+    fn from_str(name: &str) -> Result<Self, NameError> {
+        Self::new(name)
     }
 }
 

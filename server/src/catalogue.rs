@@ -1,125 +1,135 @@
-//! What is on offer: topics, and the newest version of each.
+//! What is on offer: the topics of a server by name.
 //!
-//! Synchronous and small: publishers change it, sessions look at it and wait for it to change. A retained version lives
-//! as long as the catalogue or a transfer refers to it.
+//! Synchronous and small. What a topic is, is in [`topic`](crate::topic).
 
+use crate::topic::{Retained, TopicState};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
-use tensor_relay_protocol::{Metadata, Topic, TopicEntry, VersionId};
-use tensor_relay_transport::egress::Payload;
-use tokio::sync::watch;
+use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
+use tokio::sync::{broadcast, watch};
 
-/// One publish, as long as anything needs it.
-#[derive(Debug)]
-pub(crate) struct Retained {
-    pub(crate) id: VersionId,
-    pub(crate) payload: Payload,
-    pub(crate) metadata: Metadata,
-    /// How many subscribers committed it. The publisher's `Publication` watches it.
-    pub(crate) committed: watch::Sender<u64>,
-}
-
-/// What subscriptions see of a topic.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Offer {
-    /// The newest version, once there is one.
-    pub(crate) newest: Option<Arc<Retained>>,
-    /// Whether nothing will follow.
-    pub(crate) ended: bool,
-}
+/// How many names of new topics may wait for a watch that does not listen; one that missed some looks at all topics again.
+const APPEARANCES: usize = 1024;
 
 /// All topics of a server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Catalogue {
-    topics: Mutex<BTreeMap<Topic, Entry>>,
-}
-
-#[derive(Debug, Default)]
-struct Entry {
-    offer: watch::Sender<Offer>,
-    published: bool,
-    followers: u64,
-}
-
-impl Entry {
-    /// An entry that only a waiting subscriber made is forgotten with that subscriber, so that asking for names that do
-    /// not exist costs the server nothing lasting.
-    fn is_needed(&self) -> bool {
-        self.published || self.followers > 0
-    }
+    topics: Mutex<BTreeMap<Topic, Arc<TopicState>>>,
+    appeared: broadcast::Sender<Topic>,
+    linger: Duration,
 }
 
 impl Catalogue {
-    /// Registers the publisher of `topic`; `None` when it has one already.
-    pub(crate) fn open(&self, topic: &Topic) -> Option<watch::Sender<Offer>> {
-        let mut topics = self.topics();
-        let entry = topics.entry(topic.clone()).or_default();
-        let free = !std::mem::replace(&mut entry.published, true);
-        free.then(|| entry.offer.clone())
+    /// A catalogue without topics. `linger` is how long the places of named readers are kept.
+    pub(crate) fn new(linger: Duration) -> Self {
+        Self { topics: Mutex::default(), appeared: broadcast::Sender::new(APPEARANCES), linger }
     }
 
-    /// Follows `topic`, which need not exist yet.
-    pub(crate) fn follow(self: &Arc<Self>, topic: &Topic) -> Follower {
+    /// Registers a publisher of the topic called `name`; `None` when it has one already.
+    pub(crate) fn open(&self, name: &Topic) -> Option<Arc<TopicState>> {
+        let topic = self.entry(&mut self.topics(), name);
+        topic.open().then_some(topic)
+    }
+
+    /// Follows the topic called `name`, which need not exist yet.
+    pub(crate) fn follow(self: &Arc<Self>, name: &Topic) -> Follower {
         let mut topics = self.topics();
-        let entry = topics.entry(topic.clone()).or_default();
-        entry.followers += 1;
-        Follower { catalogue: Arc::clone(self), topic: topic.clone(), offer: entry.offer.subscribe() }
+        let topic = self.entry(&mut topics, name);
+        topic.follower_joins();
+        let changes = topic.changes();
+        Follower { catalogue: Arc::clone(self), topic, changes }
+    }
+
+    /// Tells watches that `name` has its first version.
+    pub(crate) fn appeared(&self, name: &Topic) {
+        let _ = self.appeared.send(name.clone()); // Nobody may be watching.
+    }
+
+    /// The names of topics that appear from now on.
+    pub(crate) fn appearances(&self) -> broadcast::Receiver<Topic> {
+        self.appeared.subscribe()
+    }
+
+    /// Ends `topic` for good and takes it off the list. Its name is free at once; who follows it is told why.
+    pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
+        topic.end(reason);
+        let mut topics = self.topics();
+        if topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic)) {
+            topics.remove(topic.name());
+        }
     }
 
     /// Every topic that has a version, in order of name.
     pub(crate) fn list(&self) -> Vec<TopicEntry> {
-        let topics = self.topics();
-        let entries = topics.values().filter_map(|entry| {
-            let retained = entry.offer.borrow().newest.clone()?;
-            let manifest = retained.payload.manifest();
-            Some(TopicEntry {
-                id: retained.id.clone(),
+        self.collect(|topic, newest| {
+            let manifest = newest.payload.manifest();
+            TopicEntry {
+                id: newest.id.clone(),
                 tensors: manifest.tensors().len() as u64,
                 payload_bytes: manifest.payload_bytes(),
-                subscribers: entry.followers,
-            })
-        });
-        entries.collect()
+                subscribers: topic.followers(),
+            }
+        })
     }
 
-    fn topics(&self) -> MutexGuard<'_, BTreeMap<Topic, Entry>> {
+    /// The name of every topic that has a version.
+    pub(crate) fn names(&self) -> Vec<Topic> {
+        self.collect(|topic, _| topic.name().clone())
+    }
+
+    fn collect<R>(&self, describe: impl Fn(&TopicState, &Retained) -> R) -> Vec<R> {
+        let topics = self.topics();
+        let described = topics.values().filter_map(|topic| Some(describe(topic, &topic.newest()?.1)));
+        described.collect()
+    }
+
+    fn entry(&self, topics: &mut BTreeMap<Topic, Arc<TopicState>>, name: &Topic) -> Arc<TopicState> {
+        let new = || Arc::new(TopicState::new(name.clone(), self.linger));
+        Arc::clone(topics.entry(name.clone()).or_insert_with(new))
+    }
+
+    fn topics(&self) -> MutexGuard<'_, BTreeMap<Topic, Arc<TopicState>>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A subscription's view of one topic.
+/// A subscription's hold of one topic.
 #[derive(Debug)]
 pub(crate) struct Follower {
     catalogue: Arc<Catalogue>,
-    topic: Topic,
-    offer: watch::Receiver<Offer>,
+    topic: Arc<TopicState>,
+    changes: watch::Receiver<()>,
 }
 
 impl Follower {
-    /// What is on offer now.
-    pub(crate) fn offer(&mut self) -> Offer {
-        self.offer.borrow_and_update().clone()
+    /// What is followed.
+    pub(crate) fn topic(&self) -> &Arc<TopicState> {
+        &self.topic
     }
 
-    /// Waits until the offer is another than the one last seen. Cancel safe.
+    /// Waits until the topic changed since the last [`look`](Self::look). Cancel safe.
     pub(crate) async fn changed(&mut self) {
-        if self.offer.changed().await.is_err() {
-            // The catalogue keeps the sender of every topic that is followed, so this is not reached.
-            std::future::pending().await
-        }
+        // The topic holds the sender, and this holds the topic.
+        let _ = self.changes.changed().await;
+    }
+
+    /// Says that what is seen from now on counts as seen.
+    pub(crate) fn look(&mut self) -> &TopicState {
+        self.changes.mark_unchanged();
+        &self.topic
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
         let mut topics = self.catalogue.topics();
-        if let Some(entry) = topics.get_mut(&self.topic) {
-            entry.followers -= 1;
-            if !entry.is_needed() {
-                topics.remove(&self.topic);
-            }
+        self.topic.follower_leaves();
+        let listed = topics.get(self.topic.name()).is_some_and(|known| Arc::ptr_eq(known, &self.topic));
+        if listed && !self.topic.is_needed() {
+            topics.remove(self.topic.name());
         }
     }
 }
@@ -132,17 +142,23 @@ mod tests {
         Topic::new(name).unwrap()
     }
 
+    fn catalogue() -> Arc<Catalogue> {
+        Arc::new(Catalogue::new(Duration::ZERO))
+    }
+
     #[test]
-    fn a_topic_has_one_publisher() {
-        let catalogue = Catalogue::default();
-        assert!(catalogue.open(&topic("a")).is_some());
+    fn a_topic_has_one_publisher_at_a_time() {
+        let catalogue = catalogue();
+        let first = catalogue.open(&topic("a")).unwrap();
         assert!(catalogue.open(&topic("a")).is_none());
         assert!(catalogue.open(&topic("b")).is_some());
+        first.close();
+        assert!(catalogue.open(&topic("a")).is_some());
     }
 
     #[test]
     fn asking_for_what_does_not_exist_leaves_nothing() {
-        let catalogue = Arc::new(Catalogue::default());
+        let catalogue = catalogue();
         let (one, two) = (catalogue.follow(&topic("a")), catalogue.follow(&topic("a")));
         drop(one);
         assert_eq!(catalogue.topics().len(), 1);
@@ -152,13 +168,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waited_sees_the_topic_appear() {
-        let catalogue = Arc::new(Catalogue::default());
+    async fn who_waited_sees_the_topic_end() {
+        let catalogue = catalogue();
         let mut follower = catalogue.follow(&topic("a"));
-        assert!(follower.offer().newest.is_none());
-        let offer = catalogue.open(&topic("a")).unwrap();
-        offer.send_modify(|offer| offer.ended = true);
+        assert_eq!(follower.look().ended(), None);
+        let published = catalogue.open(&topic("a")).unwrap();
+        catalogue.remove(&published, EndReason::Withdrawn);
         follower.changed().await;
-        assert!(follower.offer().ended);
+        assert_eq!(follower.look().ended(), Some(EndReason::Withdrawn));
+        assert!(catalogue.open(&topic("a")).is_some(), "the name is free");
+        drop(follower);
+        assert_eq!(catalogue.topics().len(), 1, "the new topic stays");
     }
 }

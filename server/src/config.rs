@@ -27,6 +27,9 @@ pub struct Config {
     pub staged_bytes: u64,
     /// After how long without a byte taken a subscriber in mid-transfer is evicted. Default 30 s.
     pub stall_timeout: Duration,
+    /// How long the place of a named reader in mode `every` is kept when its connection is lost, so that it misses nothing.
+    /// Default 30 s: longer than a client takes to notice and to come back.
+    pub reader_linger: Duration,
     /// What is accepted of payloads; here it bounds what is published, so that no receiver has to refuse it.
     pub limits: Limits,
     /// Where hashing and encoding run.
@@ -45,6 +48,7 @@ impl Default for Config {
             encoded_cache_bytes: 256 << 20,
             staged_bytes: u64::MAX,
             stall_timeout: Duration::from_secs(30),
+            reader_linger: Duration::from_secs(30),
             limits: Limits::default(),
             workers: Workers::Threads,
         }
@@ -60,6 +64,7 @@ impl Config {
         Self {
             chunks_in_flight: self.chunks_in_flight.max(1),
             stall_timeout: self.stall_timeout.min(DEADLINE_MAX),
+            reader_linger: self.reader_linger.min(DEADLINE_MAX),
             ..self
         }
     }

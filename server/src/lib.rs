@@ -9,7 +9,7 @@
 //! let server = Server::start(listener, Config::default());
 //! let mut policy = server.publisher(Topic::new("policy")?)?;
 //! let staged = Staged::from_safetensors("policy.safetensors".as_ref(), &server.staging())?;
-//! let publication = policy.publish(staged, vec![("step".into(), "1200".into())])?;
+//! let publication = policy.publish(staged, vec![("step".into(), "1200".into())]).await?;
 //! println!("published {}", publication.id());
 //! # Ok(()) }
 //! ```
@@ -21,20 +21,29 @@
 
 mod catalogue;
 mod config;
+mod cursor;
 mod files;
+mod held;
+mod places;
 mod publisher;
+mod retention;
 mod sends;
 mod server;
 mod session;
 mod staged;
 mod stall;
 mod subscription;
+mod topic;
+mod watching;
 
 pub use config::Config;
 pub use files::FileError;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
+pub use held::Held;
+pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
+pub use topic::{TopicOptions, WhenFull};
 pub use tensor_relay_protocol::{
     CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic, Version,
     VersionId,

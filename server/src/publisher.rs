@@ -1,25 +1,43 @@
 //! The producer's handles: a publisher per topic, a publication per version.
 
 use crate::{
-    Staged,
-    catalogue::{Offer, Retained},
+    Held, TopicOptions, WhenFull,
+    catalogue::Catalogue,
+    retention::Seq,
+    session::Counters,
+    topic::{InTheWay, Retained, TopicState},
 };
-use std::{sync::Arc, time::Duration};
-use tensor_relay_protocol::{Epoch, MessageError, Metadata, Topic, Version, VersionId, check_metadata};
-use tokio::sync::watch;
+use std::{
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
+};
+use tensor_relay_device::Returned;
+use tensor_relay_protocol::{
+    EndReason, Epoch, MessageError, Metadata, Topic, Version, VersionId, check_metadata,
+};
+use tokio::{sync::watch, time::Instant};
 
-/// Puts versions into one topic. There is one per topic and server.
+/// How long those who are at a staged version may finish when it left retention, if nothing else is said.
+const STAGED_RELEASE: Duration = Duration::from_secs(600);
+
+/// The same for a borrowed version, whose producer waits to write again.
+const BORROWED_RELEASE: Duration = Duration::from_secs(10);
+
+/// Puts versions into one topic. There is one at a time per topic and server.
 ///
-/// When it is dropped, the newest version stays on offer; [`end`](Self::end) says that nothing will follow.
+/// When it is dropped, what is retained stays on offer, and another publisher may follow, in a new epoch.
+/// [`end`](Self::end) says that nothing will follow; [`withdraw`](Self::withdraw) takes everything back.
 #[derive(Debug)]
 pub struct Publisher {
-    topic: Topic,
+    topic: Arc<TopicState>,
+    catalogue: Arc<Catalogue>,
+    counters: Arc<Counters>,
+    options: TopicOptions,
     epoch: Epoch,
     next: Version,
-    offer: watch::Sender<Offer>,
 }
 
-/// The topic has a publisher in this server, or had one: what it published last is still on offer.
+/// The topic has a publisher in this server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "topic {topic} already has a publisher in this server: publish through that one, or choose another name"
@@ -43,48 +61,182 @@ pub enum PublishError {
         /// How much may be.
         max: usize,
     },
+    /// Nothing was published for longer than the topic lives without.
+    #[error(
+        "topic {topic} expired, because nothing was published for {expire_after_ms} ms: open it again, or let it live longer"
+    )]
+    Expired {
+        /// Which topic.
+        topic: Topic,
+        /// How long it lives without a publish.
+        expire_after_ms: u128,
+    },
 }
 
 impl Publisher {
-    pub(crate) fn new(topic: Topic, epoch: Epoch, offer: watch::Sender<Offer>) -> Self {
-        Self { topic, epoch, next: Version::FIRST, offer }
+    pub(crate) fn new(
+        topic: Arc<TopicState>,
+        catalogue: Arc<Catalogue>,
+        counters: Arc<Counters>,
+        options: TopicOptions,
+        epoch: Epoch,
+    ) -> Self {
+        if let Some(after) = options.expire_after {
+            tokio::spawn(expire(Arc::downgrade(&topic), Arc::downgrade(&catalogue), after));
+        }
+        Self { topic, catalogue, counters, options, epoch, next: Version::FIRST }
     }
 
     /// Which topic.
     pub fn topic(&self) -> &Topic {
-        &self.topic
+        self.topic.name()
     }
 
-    /// Makes `staged` the newest version, visible to every subscriber at once; the one before it is let go as soon as
-    /// no transfer needs it. Never waits for subscribers.
+    /// In which epoch it publishes.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Lets the next version have this number, where it is higher than it would be: for content that was published under
+    /// a number before a restart.
+    pub fn continue_at(&mut self, version: Version) {
+        self.next = self.next.max(version);
+    }
+
+    /// Makes `version` the newest, visible to every subscriber at once.
+    ///
+    /// Retention lets the oldest versions go for it ([`TopicOptions::keep`]). Subscribers in mode `latest` are never
+    /// waited for. While a reader in mode `every` has not acknowledged what would have to go, this waits, for
+    /// [`TopicOptions::publish_timeout`]; then that reader is evicted, or with [`WhenFull::Block`] waited for on. When
+    /// this is cancelled, nothing is published.
     ///
     /// # Errors
-    /// [`PublishError`] when there is too much metadata.
-    pub fn publish(&mut self, staged: Staged, metadata: Metadata) -> Result<Publication, PublishError> {
+    /// [`PublishError`] when there is too much metadata or the topic expired.
+    pub async fn publish(
+        &mut self,
+        version: impl Into<Held>,
+        metadata: Metadata,
+    ) -> Result<Publication, PublishError> {
         check_metadata(&metadata).map_err(|error| match error {
             MessageError::TooLarge { bytes, max, .. } => PublishError::TooMuchMetadata { bytes, max },
             other => unreachable!("metadata can only be too large: {other}"),
         })?;
-        let id = VersionId { topic: self.topic.clone(), epoch: self.epoch, version: self.next };
+        let Held { payload, returned } = version.into();
+        let id = VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next };
         let (committed, watch) = watch::channel(0);
-        let retained =
-            Arc::new(Retained { id: id.clone(), payload: staged.into_payload(), metadata, committed });
+        let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
+        let retained = Retained {
+            id: id.clone(),
+            payload,
+            metadata,
+            committed,
+            release_timeout: self.options.release_timeout.unwrap_or(default),
+            cut_at: watch::Sender::new(None),
+        };
+        let first = self.topic.newest().is_none();
+        let seq = self.push(retained).await?;
         self.next = self.next.next();
-        self.offer.send_modify(|offer| offer.newest = Some(retained));
-        Ok(Publication { id, committed: watch })
+        if first {
+            self.catalogue.appeared(self.topic.name());
+        }
+        Ok(Publication { id, seq, topic: Arc::downgrade(&self.topic), committed: watch, returned })
     }
 
-    /// Says that nothing will follow: subscriptions end once they have the newest version.
+    /// Adds a version as soon as readers let it in, or makes room for it.
+    async fn push(&self, mut retained: Retained) -> Result<Seq, PublishError> {
+        let deadline = Instant::now() + self.options.publish_timeout;
+        let mut changes = self.topic.changes();
+        loop {
+            changes.mark_unchanged();
+            self.check_alive()?;
+            let InTheWay { retained: back, readers, look_at } =
+                match self.topic.push(retained, self.options.keep) {
+                    Ok(seq) => return Ok(seq),
+                    Err(in_the_way) => *in_the_way,
+                };
+            retained = back;
+            let over = Instant::now() >= deadline;
+            if over && self.options.when_full == WhenFull::Evict {
+                self.evict(&retained.id, &readers);
+                continue;
+            }
+            let until = [look_at, (!over).then_some(deadline)].into_iter().flatten().min();
+            let look = async {
+                match until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = look => {}
+            }
+        }
+    }
+
+    fn evict(&self, id: &VersionId, readers: &[crate::retention::ReaderId]) {
+        let evicted = self.topic.evict(readers);
+        self.counters.evicted.fetch_add(evicted, Ordering::Relaxed);
+        tracing::warn!(
+            version = %id, evicted, waited_ms = self.options.publish_timeout.as_millis(),
+            "Readers did not keep up and were evicted, so that a version could be published."
+        );
+    }
+
+    fn check_alive(&self) -> Result<(), PublishError> {
+        match (self.topic.ended(), self.options.expire_after) {
+            (Some(_), Some(after)) => Err(PublishError::Expired {
+                topic: self.topic.name().clone(),
+                expire_after_ms: after.as_millis(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says that nothing will follow: subscriptions end once they have what they asked for. What is retained stays on
+    /// offer for who comes later.
     pub fn end(self) {
-        self.offer.send_modify(|offer| offer.ended = true);
+        self.topic.end(EndReason::TopicEnded);
+    }
+
+    /// Takes the topic back: subscriptions end, what is retained is let go, and the name is free.
+    pub fn withdraw(self) {
+        self.catalogue.remove(&self.topic, EndReason::Withdrawn);
     }
 }
 
-/// What becomes of one published version.
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.topic.close();
+    }
+}
+
+/// Ends a topic when nothing was published for `after`.
+async fn expire(topic: Weak<TopicState>, catalogue: Weak<Catalogue>, after: Duration) {
+    let opened = Instant::now();
+    loop {
+        let Some(last) = topic.upgrade().map(|topic| topic.published().unwrap_or(opened).max(opened)) else {
+            return;
+        };
+        if last.elapsed() < after {
+            tokio::time::sleep_until(last + after).await;
+            continue;
+        }
+        if let (Some(topic), Some(catalogue)) = (topic.upgrade(), catalogue.upgrade()) {
+            catalogue.remove(&topic, EndReason::Expired);
+        }
+        return;
+    }
+}
+
+/// What becomes of one published version. Holds none of its memory.
 #[derive(Debug, Clone)]
 pub struct Publication {
     id: VersionId,
+    seq: Seq,
+    topic: Weak<TopicState>,
     committed: watch::Receiver<u64>,
+    returned: Option<Returned>,
 }
 
 impl Publication {
@@ -98,10 +250,32 @@ impl Publication {
         *self.committed.borrow()
     }
 
-    /// Waits until `count` subscribers committed it; returns false when `timeout` passed before, or when it was replaced
+    /// Waits until `count` subscribers committed it; returns false when `timeout` passed before, or when it was let go
     /// and can reach no more of them.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> bool {
         let reached = self.committed.wait_for(|committed| *committed >= count);
         matches!(tokio::time::timeout(timeout, reached).await, Ok(Ok(_)))
+    }
+
+    /// Takes the version back before its turn. Those who are at it may finish within
+    /// [`TopicOptions::release_timeout`]; readers in mode `every` who did not begin it are told of a gap.
+    pub fn withdraw(&self) {
+        if let Some(topic) = self.topic.upgrade() {
+            topic.withdraw(self.seq);
+        }
+    }
+
+    /// Whether the producer may write to the tensors again: at once for staged versions; for borrowed ones when the
+    /// version left retention (replaced, or [withdrawn](Self::withdraw)) and the last byte of it was sent.
+    pub fn is_released(&self) -> bool {
+        self.returned.as_ref().is_none_or(Returned::is_returned)
+    }
+
+    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passed before.
+    pub async fn released(&self, timeout: Duration) -> bool {
+        match &self.returned {
+            Some(returned) => tokio::time::timeout(timeout, returned.clone().wait()).await.is_ok(),
+            None => true,
+        }
     }
 }

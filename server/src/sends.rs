@@ -1,10 +1,10 @@
-//! The concurrent sends of one version: its manifest, and a few chunks at a time.
+//! The concurrent sends of one version: its manifest, a few chunks at a time, and the last word.
 
-use crate::{catalogue::Retained, session::Shared, stall::Progress};
+use crate::{session::Shared, stall::Progress, topic::Retained};
 use std::sync::Arc;
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{ChunkHeader, ChunkIndex, CodecId, SubscriptionId};
-use tensor_relay_transport::{Lane, LaneError, egress};
+use tensor_relay_protocol::{ChunkHeader, ChunkIndex, CodecId, Selection, ServerMessage, SubscriptionId};
+use tensor_relay_transport::{Lane, LaneError, control, egress};
 use tokio::task::{JoinError, JoinSet};
 
 /// What every send of one version to one subscription needs.
@@ -12,8 +12,10 @@ use tokio::task::{JoinError, JoinSet};
 pub(crate) struct Outgoing {
     pub(crate) subscription: SubscriptionId,
     pub(crate) retained: Arc<Retained>,
+    pub(crate) selection: Arc<Selection>,
     pub(crate) codec: CodecId,
     pub(crate) lane: Lane,
+    pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) progress: Progress,
 }
@@ -23,6 +25,7 @@ pub(crate) struct Outgoing {
 pub(crate) enum Sent {
     Manifest,
     Chunk,
+    Complete,
     /// One end gave the version up, and the stream with it.
     GivenUp,
 }
@@ -61,6 +64,11 @@ impl Sends {
     pub(crate) fn begin_chunk(&mut self, chunk: ChunkIndex) {
         let outgoing = self.outgoing.clone();
         self.running.spawn(async move { outgoing.send_chunk(chunk).await });
+    }
+
+    pub(crate) fn begin_complete(&mut self) {
+        let outgoing = self.outgoing.clone();
+        self.running.spawn(async move { outgoing.send_complete().await });
     }
 
     /// Cuts off what is under way.
@@ -115,5 +123,16 @@ impl Outgoing {
         let note = |bytes| self.progress.note(bytes);
         let sent = egress::send_chunk(&self.lane, header, &encoded, &note).await;
         sent.map(|()| Sent::Chunk).map_err(SendError::Lane)
+    }
+
+    /// Names the whole. Chunks that were not sent, because the client holds them since before a restart, may still have
+    /// to be hashed for it.
+    async fn send_complete(self) -> Result<Sent, SendError> {
+        let payload = &self.retained.payload;
+        let chunks = self.selection.chunks();
+        let digest = self.shared.encoder.digest(payload, chunks).await.map_err(SendError::Source)?;
+        let (epoch, version) = (self.retained.id.epoch, self.retained.id.version);
+        let complete = ServerMessage::Complete { subscription: self.subscription, epoch, version, digest };
+        self.sender.send(complete).await.map(|()| Sent::Complete).map_err(SendError::Lane)
     }
 }

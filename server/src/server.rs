@@ -1,7 +1,7 @@
 //! The server: accepts clients, keeps the catalogue, ends in order.
 
 use crate::{
-    Config, Publisher, Staging, TopicTaken,
+    Config, Publisher, Staging, TopicOptions, TopicTaken,
     catalogue::Catalogue,
     session::{self, Shared},
 };
@@ -40,7 +40,7 @@ pub struct ServerStats {
     pub transfers: u64,
     /// Versions that a subscriber committed.
     pub committed: u64,
-    /// Subscriptions that were evicted because they took no byte within the deadline.
+    /// Subscriptions that were evicted: they took no byte within the deadline, or did not keep up with their publisher.
     pub evicted: u64,
     /// Bytes of staged versions, retained and in transfer.
     pub staged_bytes: u64,
@@ -59,7 +59,8 @@ impl Server {
             limits: config.limits,
         };
         let encoder = Encoder::new(config.encoded_cache_bytes, config.workers);
-        let shared = Arc::new(Shared::new(config, Arc::new(Catalogue::default()), encoder));
+        let catalogue = Arc::new(Catalogue::new(config.reader_linger));
+        let shared = Arc::new(Shared::new(config, catalogue, encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
         Self { shared, staging, listener, accepting }
@@ -78,19 +79,26 @@ impl Server {
     /// # Errors
     /// [`TopicTaken`] when it is open already.
     pub fn publisher(&self, topic: Topic) -> Result<Publisher, TopicTaken> {
-        self.publisher_in(topic, Epoch(rand::random()))
+        self.publisher_with(topic, None, TopicOptions::default())
     }
 
-    /// Opens `topic` for publishing in `epoch`: for content that is the same after a restart, so that subscribers who
-    /// hold it need not receive it again.
+    /// Opens `topic` for publishing with its own `options`. With an `epoch`, in that one instead of a new one: for content
+    /// that is the same after a restart, so that subscribers who hold it need not receive it again.
     ///
     /// # Errors
     /// [`TopicTaken`] when it is open already.
-    pub fn publisher_in(&self, topic: Topic, epoch: Epoch) -> Result<Publisher, TopicTaken> {
-        match self.shared.catalogue.open(&topic) {
-            Some(offer) => Ok(Publisher::new(topic, epoch, offer)),
-            None => Err(TopicTaken { topic }),
-        }
+    pub fn publisher_with(
+        &self,
+        topic: Topic,
+        epoch: Option<Epoch>,
+        options: TopicOptions,
+    ) -> Result<Publisher, TopicTaken> {
+        let Some(state) = self.shared.catalogue.open(&topic) else {
+            return Err(TopicTaken { topic });
+        };
+        let epoch = epoch.unwrap_or_else(|| Epoch(rand::random()));
+        let (catalogue, counters) = (Arc::clone(&self.shared.catalogue), Arc::clone(&self.shared.counters));
+        Ok(Publisher::new(state, catalogue, counters, options, epoch))
     }
 
     /// Where versions for this server are staged.

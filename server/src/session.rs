@@ -3,7 +3,9 @@
 use crate::{
     Config,
     catalogue::Catalogue,
-    subscription::{History, Inbox, Subscription, Word},
+    cursor::Cursor,
+    subscription::{Inbox, Subscription, Wanted, Word},
+    watching,
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -12,8 +14,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Hello, Misbehaved, PROTOCOL_REVISIONS,
-    ServerMessage, Subscribe, SubscriptionId, Welcome,
+    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Glob, Hello, Misbehaved, PROTOCOL_REVISIONS,
+    ServerMessage, Subscribe, SubscriptionId, WatchId, Welcome,
 };
 use tensor_relay_transport::{
     Lane, LaneError,
@@ -22,7 +24,7 @@ use tensor_relay_transport::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinSet,
+    task::{AbortHandle, JoinSet},
 };
 
 /// What all sessions of a server share.
@@ -31,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     /// Sessions that are open.
     pub(crate) sessions: watch::Sender<u64>,
     /// Versions that are being sent, each to one subscription.
@@ -47,7 +49,7 @@ pub(crate) struct Shared {
 pub(crate) struct Counters {
     /// Versions that a subscriber committed.
     pub(crate) committed: AtomicU64,
-    /// Subscriptions that took no byte within the deadline.
+    /// Subscriptions that took no byte within the deadline, or did not keep up with their publisher.
     pub(crate) evicted: AtomicU64,
 }
 
@@ -57,7 +59,7 @@ impl Shared {
             config,
             catalogue,
             encoder,
-            counters: Counters::default(),
+            counters: Arc::default(),
             sessions: watch::Sender::new(0),
             transfers: watch::Sender::new(0),
             draining: watch::Sender::new(false),
@@ -161,6 +163,8 @@ async fn greet_and_run(
         inboxes: HashMap::new(),
         used: HashSet::new(),
         running: JoinSet::new(),
+        watching: HashMap::new(),
+        watches: JoinSet::new(),
     };
     session.run(receiver).await
 }
@@ -185,10 +189,16 @@ struct Session {
     /// Every id the client has used: an id names one subscription for the whole session.
     used: HashSet<SubscriptionId>,
     running: JoinSet<(SubscriptionId, Result<(), Misbehaved>)>,
+    /// The watches under way, and the tasks behind them, which end with the session.
+    watching: HashMap<WatchId, AbortHandle>,
+    watches: JoinSet<()>,
 }
 
 /// How long subscriptions may take to hear a client's last words.
 const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
+
+/// How many watches a session may have at once.
+const WATCHES_MAX: usize = 16;
 
 /// How many ids a client may use up in one session. Beyond it a client has lost count.
 const SUBSCRIPTIONS_EVER: usize = 1 << 20;
@@ -238,7 +248,17 @@ impl Session {
             ClientMessage::Abort { subscription, epoch, version, reason } => {
                 self.pass_on(subscription, Word::Abort(epoch, version, reason)).await?;
             }
-            ClientMessage::Unsubscribe(subscription) => self.pass_on(subscription, Word::Unsubscribe).await?,
+            ClientMessage::Acknowledge { subscription, epoch, version } => {
+                self.pass_on(subscription, Word::Acknowledge(epoch, version)).await?;
+            }
+            ClientMessage::Unsubscribe { subscription, keep_place } => {
+                self.pass_on(subscription, Word::Unsubscribe { keep_place }).await?;
+            }
+            ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
+            ClientMessage::Unwatch(watch) => {
+                let task = self.watching.remove(&watch);
+                task.ok_or(Misbehaved::UnknownWatch(watch))?.abort();
+            }
             ClientMessage::List => {
                 for part in ServerMessage::topics(self.shared.catalogue.list()) {
                     self.sender.send(part).await?;
@@ -261,19 +281,37 @@ impl Session {
             return Ok(self.sender.send(end).await?);
         }
         let (inbox, words) = Inbox::channel();
+        let follower = self.shared.catalogue.follow(&subscribe.topic);
         let subscription = Subscription {
             id,
             codecs: self.codecs,
             credit: Credit::new(subscribe.credit)?,
-            follower: self.shared.catalogue.follow(&subscribe.topic),
+            cursor: Cursor::new(follower.topic(), &subscribe),
+            follower,
             lane: self.lane.clone(),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             inbox,
-            history: History::holding(subscribe.have),
+            wanted: Wanted::new(subscribe.selection, subscribe.manifest, subscribe.partial),
+            preempt: subscribe.preempt,
         };
         self.inboxes.insert(id, words);
         self.running.spawn(async move { (id, subscription.run().await) });
+        Ok(())
+    }
+
+    fn handle_watch(&mut self, watch: WatchId, glob: Glob) -> Result<(), SessionError> {
+        if self.watching.len() >= WATCHES_MAX {
+            return Err(Misbehaved::TooManyWatches(WATCHES_MAX).into());
+        }
+        if self.watching.contains_key(&watch) {
+            return Err(Misbehaved::DuplicateWatch(watch).into());
+        }
+        let catalogue = Arc::clone(&self.shared.catalogue);
+        let task = watching::run(catalogue, watch, glob, self.sender.clone());
+        // A lane that ended ends the session as well; nobody waits for this one's result.
+        let task = self.watches.spawn(async { drop(task.await) });
+        self.watching.insert(watch, task);
         Ok(())
     }
 

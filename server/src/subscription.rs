@@ -1,22 +1,23 @@
-//! One subscription: sends the newest version of a topic, then the next newest, until it ends.
+//! One subscription: sends one version after the other, as its cursor says, until it ends.
 
 use crate::{
-    catalogue::{Follower, Retained},
+    catalogue::Follower,
+    cursor::{Cursor, Step},
     sends::{Outgoing, SendError, Sends, Sent},
     session::Shared,
     stall::StallWatch,
+    topic::Retained,
 };
 use std::{
     convert::Infallible,
     sync::{Arc, atomic::Ordering},
 };
-use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, ManifestDigest, Misbehaved,
-    SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
+    AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, Glob, ManifestDigest, Misbehaved,
+    Partial, RangeSet, Selection, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
 };
 use tensor_relay_transport::{Lane, LaneError, control};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 /// What a client says to one of its subscriptions.
 #[derive(Debug)]
@@ -24,7 +25,8 @@ pub(crate) enum Word {
     Credit(u32),
     Committed(Epoch, Version),
     Abort(Epoch, Version, AbortReason),
-    Unsubscribe,
+    Acknowledge(Epoch, Version),
+    Unsubscribe { keep_place: bool },
 }
 
 /// Where a subscription hears its client. The bound is small because a subscription is always listening; a client that
@@ -40,9 +42,9 @@ impl Inbox {
         (Self(receiver), sender)
     }
 
-    /// The next word; a session that is gone says good-bye.
+    /// The next word; a session that is gone says good-bye, and may come back.
     async fn next(&mut self) -> Word {
-        self.0.recv().await.unwrap_or(Word::Unsubscribe)
+        self.0.recv().await.unwrap_or(Word::Unsubscribe { keep_place: true })
     }
 }
 
@@ -57,52 +59,60 @@ pub(crate) struct Subscription {
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
-    pub(crate) history: History,
+    pub(crate) cursor: Cursor,
+    pub(crate) wanted: Wanted,
+    /// Whether a version under way is given up for a newer one.
+    pub(crate) preempt: bool,
 }
 
-/// What the client has been through.
-#[derive(Debug, Default)]
-pub(crate) struct History {
-    /// The newest version that the client has, or that was last begun for it.
-    last: Option<(Epoch, Version)>,
-    /// The versions since its last commit that were begun for it and given up: it never saw them.
-    missed: u64,
-    /// The manifest of the version it committed last.
+/// What the client wants of each version, and what it holds already.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    globs: Vec<Glob>,
+    /// The selection from the manifest that came last: manifests rarely change.
+    selection: Option<(ManifestDigest, Arc<Selection>)>,
+    /// The manifest that the client holds.
     manifest: Option<ManifestDigest>,
+    partial: Option<Partial>,
 }
 
-impl History {
-    /// A client that comes with a version in hand.
-    pub(crate) fn holding(have: Option<(Epoch, Version)>) -> Self {
-        Self { last: have, ..Self::default() }
+impl Wanted {
+    pub(crate) fn new(globs: Vec<Glob>, manifest: Option<ManifestDigest>, partial: Option<Partial>) -> Self {
+        Self { globs, selection: None, manifest, partial }
     }
 
-    fn is_news(&self, retained: &Retained) -> bool {
-        let (epoch, version) = (retained.id.epoch, retained.id.version);
-        self.last.is_none_or(|(last_epoch, last)| last_epoch != epoch || last < version)
-    }
-
-    /// How many versions the client will not have seen when it commits `retained` next.
-    fn skipped_before(&self, retained: &Retained) -> u64 {
-        let between = match self.last {
-            Some((epoch, last)) if epoch == retained.id.epoch => {
-                retained.id.version.0.saturating_sub(last.0 + 1)
+    /// What the client wants of `retained`.
+    fn selection(&mut self, retained: &Retained) -> Arc<Selection> {
+        let manifest = retained.payload.manifest();
+        match &self.selection {
+            Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
+            _ => {
+                let selection = Arc::new(Selection::new(manifest, &self.globs));
+                self.selection = Some((manifest.digest(), Arc::clone(&selection)));
+                selection
             }
-            _ => 0,
-        };
-        self.missed + between
+        }
+    }
+
+    /// The chunks of `retained` that the client holds. It is asked once: whatever is begun next ends what was begun.
+    fn take_held(&mut self, retained: &Retained) -> RangeSet {
+        let id = &retained.id;
+        let partial = self.partial.take();
+        partial
+            .filter(|partial| (partial.epoch, partial.version) == (id.epoch, id.version))
+            .map_or_else(RangeSet::new, |partial| partial.chunks)
+    }
+
+    fn needs_manifest(&self, retained: &Retained) -> bool {
+        self.manifest != Some(retained.payload.manifest().digest())
     }
 
     fn handle_committed(&mut self, retained: &Retained) {
-        self.last = Some((retained.id.epoch, retained.id.version));
-        self.missed = 0;
         self.manifest = Some(retained.payload.manifest().digest());
     }
 
-    fn handle_given_up(&mut self, retained: &Retained) {
-        self.missed = self.skipped_before(retained) + 1;
-        self.last = Some((retained.id.epoch, retained.id.version));
-        // Its manifest may have been cut off as well.
+    /// The manifest of a version that was given up may have been cut off with it.
+    fn handle_given_up(&mut self) {
         self.manifest = None;
     }
 }
@@ -110,7 +120,9 @@ impl History {
 /// Why a subscription ended.
 #[derive(Debug)]
 enum Ended {
-    /// The client wanted it, or is gone.
+    /// The client is gone. It may come back for its place.
+    Gone,
+    /// The client wanted it.
     ByClient,
     /// For a reason that the client is told.
     Told(EndReason),
@@ -120,7 +132,7 @@ enum Ended {
 
 impl From<LaneError> for Ended {
     fn from(_: LaneError) -> Self {
-        Self::ByClient
+        Self::Gone
     }
 }
 
@@ -135,6 +147,10 @@ impl Subscription {
     pub(crate) async fn run(mut self) -> Result<(), Misbehaved> {
         let Err(ended) = self.send_versions().await;
         match ended {
+            Ended::Gone => {
+                self.cursor.keep_place();
+                Ok(())
+            }
             Ended::ByClient => Ok(()),
             Ended::Misbehaved(error) => Err(error),
             Ended::Told(reason) => {
@@ -154,21 +170,22 @@ impl Subscription {
 
     async fn send_versions(&mut self) -> Result<Infallible, Ended> {
         loop {
-            let retained = self.next_version().await?;
+            let (retained, skipped) = self.next_version().await?;
             let _counted = Counted::begin(&self.shared);
-            self.send_version(&retained).await?;
+            self.send_version(&retained, skipped).await?;
         }
     }
 
-    /// Waits for a version that the client does not have.
-    async fn next_version(&mut self) -> Result<Arc<Retained>, Ended> {
+    /// Waits for a version that the client is to have next.
+    async fn next_version(&mut self) -> Result<(Arc<Retained>, u64), Ended> {
         loop {
-            let offer = self.follower.offer();
             let draining = *self.shared.draining.borrow();
-            match offer.newest.filter(|retained| self.history.is_news(retained)) {
-                Some(retained) if !draining => return Ok(retained),
-                None if offer.ended => return Err(Ended::Told(EndReason::TopicEnded)),
-                _ => {}
+            if !draining {
+                match self.cursor.next(self.follower.look()) {
+                    Step::Send { retained, skipped } => return Ok((retained, skipped)),
+                    Step::End(reason) => return Err(Ended::Told(reason)),
+                    Step::Wait => {}
+                }
             }
             tokio::select! {
                 () = self.follower.changed() => {}
@@ -183,91 +200,105 @@ impl Subscription {
             Word::Credit(chunks) => Ok(self.credit.grant(chunks)?),
             // A word about the version before, which the other end gave up at the same time as this one did.
             Word::Abort(..) | Word::Committed(..) => Ok(()),
-            Word::Unsubscribe => Err(Ended::ByClient),
+            Word::Acknowledge(epoch, version) => {
+                self.cursor.handle_acknowledged(epoch, version);
+                Ok(())
+            }
+            Word::Unsubscribe { keep_place } => Err(ended_by_client(keep_place)),
         }
     }
 
     /// Sends one version and waits for the client's last word on it: `Committed` or `Abort`.
-    async fn send_version(&mut self, retained: &Arc<Retained>) -> Result<(), Ended> {
-        self.announce(retained).await?;
-        let manifest = retained.payload.manifest();
-        let mut plan =
-            SendPlan::new(manifest.chunking().count(), self.history.manifest != Some(manifest.digest()));
+    async fn send_version(&mut self, retained: &Arc<Retained>, skipped: u64) -> Result<(), Ended> {
+        self.announce(retained, skipped).await?;
+        let selection = self.wanted.selection(retained);
+        let held = self.wanted.take_held(retained);
+        let chunks = selection.chunks().difference(&held);
+        let mut plan = SendPlan::new(chunks, self.wanted.needs_manifest(retained));
         let mut watch = StallWatch::new(self.shared.config.stall_timeout);
-        let mut sends = Sends::new(self.outgoing(retained, &watch));
+        let mut sends = Sends::new(self.outgoing(retained, selection, &watch));
+        let mut cut_at = retained.cut_at.subscribe();
         let mut given_up = false;
         loop {
             while !given_up && sends.len() < self.shared.config.chunks_in_flight {
                 match plan.poll(&mut self.credit) {
                     Some(SendAction::Manifest) => sends.begin_manifest(),
                     Some(SendAction::Chunk(chunk)) => sends.begin_chunk(chunk),
-                    Some(SendAction::Complete) => self.complete(retained).await?,
+                    Some(SendAction::Complete) => sends.begin_complete(),
                     None => break,
                 }
             }
-            tokio::select! {
+            let lost = tokio::select! {
                 word = self.inbox.next() => {
                     watch.progress().note(u64::from(!matches!(word, Word::Credit(0))));
                     if self.handle_word(word, retained, plan.is_complete())? {
                         return Ok(());
                     }
+                    None
                 }
                 Some(sent) = sends.next() => match sent {
-                    Ok(Sent::Chunk) => plan.handle_sent(),
+                    Ok(Sent::Chunk) => {
+                        plan.handle_sent();
+                        None
+                    }
                     // The client's word on a version that was given up is on the way.
-                    Ok(Sent::Manifest | Sent::GivenUp) => {}
+                    Ok(Sent::Manifest | Sent::Complete | Sent::GivenUp) => None,
                     Err(SendError::Lane(error)) => return Err(error.into()),
-                    Err(SendError::Source(_)) if given_up => {}
                     Err(SendError::Source(error)) => {
-                        given_up = true;
-                        sends.give_up();
-                        self.give_up(retained, &error).await?;
+                        tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
+                        Some(AbortReason::SourceLost)
                     }
                 },
+                () = self.follower.changed() => self.handle_change(retained)?,
+                () = passed(&mut cut_at) => Some(AbortReason::Withdrawn),
                 () = watch.stalled() => return Err(Ended::Told(EndReason::Evicted)),
+            };
+            if let Some(reason) = lost.filter(|_| !given_up) {
+                given_up = true;
+                sends.give_up();
+                self.give_up(retained, reason).await?;
             }
         }
     }
 
-    fn outgoing(&self, retained: &Arc<Retained>, watch: &StallWatch) -> Outgoing {
+    /// Looks at a change of the topic while a version is under way; returns why that is to be given up, if it is so.
+    fn handle_change(&mut self, retained: &Retained) -> Result<Option<AbortReason>, Ended> {
+        let newest = self.follower.look().newest();
+        if let Some(reason) = self.cursor.lost_place() {
+            return Err(Ended::Told(reason));
+        }
+        let newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
+        Ok((self.preempt && newer).then_some(AbortReason::Superseded))
+    }
+
+    fn outgoing(&self, retained: &Arc<Retained>, selection: Arc<Selection>, watch: &StallWatch) -> Outgoing {
         let wanted = self.shared.config.codec;
         Outgoing {
             subscription: self.id,
             retained: Arc::clone(retained),
+            selection,
             codec: if self.codecs.contains(wanted) { wanted } else { CodecId::Raw },
             lane: self.lane.clone(),
+            sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             progress: watch.progress().clone(),
         }
     }
 
-    async fn announce(&self, retained: &Retained) -> Result<(), LaneError> {
+    async fn announce(&self, retained: &Retained, skipped: u64) -> Result<(), LaneError> {
         let announce = Announce {
             subscription: self.id,
             id: retained.id.clone(),
             manifest: retained.payload.manifest().digest(),
-            skipped: self.history.skipped_before(retained),
+            skipped,
             metadata: retained.metadata.clone(),
         };
         self.sender.send(ServerMessage::Announce(announce)).await
     }
 
-    async fn complete(&self, retained: &Retained) -> Result<(), LaneError> {
-        let digest = retained
-            .payload
-            .digest()
-            .expect("every chunk was sent, so every chunk was hashed");
+    /// Tells the client that a version will not be sent to its end. Its own `Abort` is the answer, and the last word.
+    async fn give_up(&self, retained: &Retained, reason: AbortReason) -> Result<(), LaneError> {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
-        self.sender
-            .send(ServerMessage::Complete { subscription: self.id, epoch, version, digest })
-            .await
-    }
-
-    /// Tells the client that a version cannot be sent to its end. Its own `Abort` is the answer, and the last word.
-    async fn give_up(&self, retained: &Retained, error: &SourceError) -> Result<(), LaneError> {
-        tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
-        let (epoch, version) = (retained.id.epoch, retained.id.version);
-        let reason = AbortReason::SourceLost;
         self.sender
             .send(ServerMessage::Abort { subscription: self.id, epoch, version, reason })
             .await
@@ -281,7 +312,11 @@ impl Subscription {
                 self.credit.grant(chunks)?;
                 Ok(false)
             }
-            Word::Unsubscribe => Err(Ended::ByClient),
+            Word::Acknowledge(epoch, version) => {
+                self.cursor.handle_acknowledged(epoch, version);
+                Ok(false)
+            }
+            Word::Unsubscribe { keep_place } => Err(ended_by_client(keep_place)),
             Word::Committed(epoch, version) | Word::Abort(epoch, version, _)
                 if (epoch, version) != (id.epoch, id.version) =>
             {
@@ -294,7 +329,8 @@ impl Subscription {
             Word::Committed(..) => {
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
-                self.history.handle_committed(retained);
+                self.cursor.handle_committed(retained);
+                self.wanted.handle_committed(retained);
                 Ok(true)
             }
             Word::Abort(_, _, reason) => {
@@ -302,10 +338,24 @@ impl Subscription {
                 // Some chunks may have been cut before their headers left, so neither end can say what their credit has
                 // become: both forget it, and the client grants anew.
                 self.credit = Credit::default();
-                self.history.handle_given_up(retained);
+                self.cursor.handle_given_up(retained);
+                self.wanted.handle_given_up();
                 Ok(true)
             }
         }
+    }
+}
+
+fn ended_by_client(keep_place: bool) -> Ended {
+    if keep_place { Ended::Gone } else { Ended::ByClient }
+}
+
+/// Returns at the moment that `at` names, once it names one. Cancel safe.
+async fn passed(at: &mut tokio::sync::watch::Receiver<Option<Instant>>) {
+    let named = at.wait_for(Option::is_some).await.ok().and_then(|at| *at);
+    match named {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a client says.
 
-use super::{AbortReason, SubscriptionId, required, wire};
-use crate::{CodecSet, Epoch, MessageError, Topic, Version};
+use super::{AbortReason, Subscribe, SubscriptionId, WatchId, required, wire};
+use crate::{CodecSet, Epoch, Glob, MessageError, Version};
 
 /// A control message from a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +39,32 @@ pub enum ClientMessage {
         reason: AbortReason,
     },
     /// Ends a subscription.
-    Unsubscribe(SubscriptionId),
+    Unsubscribe {
+        /// Which one.
+        subscription: SubscriptionId,
+        /// Whether a named reader will come back, so that its place in mode `every` is to be kept for a while.
+        keep_place: bool,
+    },
     /// Asks for the topics on offer.
     List,
+    /// Says, in mode `every`, that the user is done with this version and all before it.
+    Acknowledge {
+        /// Of which subscription.
+        subscription: SubscriptionId,
+        /// The life of the topic.
+        epoch: Epoch,
+        /// Which publish.
+        version: Version,
+    },
+    /// Asks for the names of topics that match, those of now and those that appear later.
+    Watch {
+        /// How both ends will call this watch.
+        watch: WatchId,
+        /// Which topics.
+        glob: Glob,
+    },
+    /// Ends a watch.
+    Unwatch(WatchId),
 }
 
 /// Who the client is and what it can do.
@@ -59,29 +82,6 @@ pub struct Hello {
     pub token: Option<String>,
 }
 
-/// A request for the versions of one topic.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Subscribe {
-    /// How both ends will call this subscription.
-    pub subscription: SubscriptionId,
-    /// Which topic. It need not exist yet.
-    pub topic: Topic,
-    /// Which of its versions.
-    pub mode: Mode,
-    /// How many chunks may be sent before the first `Credit`.
-    pub credit: u32,
-    /// The newest version the client already holds: only others are wanted.
-    pub have: Option<(Epoch, Version)>,
-}
-
-/// Which versions a subscription delivers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Mode {
-    /// Always the newest; what is stale is skipped and counted.
-    Latest,
-}
-
 impl From<ClientMessage> for wire::FromClient {
     fn from(message: ClientMessage) -> Self {
         use wire::ClientKind as Kind;
@@ -93,15 +93,7 @@ impl From<ClientMessage> for wire::FromClient {
                 codecs: hello.codecs.iter().map(|c| c.code().into()).collect(),
                 token: hello.token,
             }),
-            ClientMessage::Subscribe(subscribe) => Kind::Subscribe(wire::Subscribe {
-                subscription: subscribe.subscription.0,
-                topic: subscribe.topic.as_str().into(),
-                mode: subscribe.mode.code(),
-                credit: subscribe.credit,
-                have: subscribe
-                    .have
-                    .map(|(epoch, version)| wire::Have { epoch: epoch.0, version: version.0 }),
-            }),
+            ClientMessage::Subscribe(subscribe) => Kind::Subscribe(subscribe.into()),
             ClientMessage::Credit { subscription, chunks } => {
                 Kind::Credit(wire::Credit { subscription: subscription.0, chunks })
             }
@@ -116,10 +108,21 @@ impl From<ClientMessage> for wire::FromClient {
                 version: version.0,
                 reason: reason.code(),
             }),
-            ClientMessage::Unsubscribe(subscription) => {
-                Kind::Unsubscribe(wire::Unsubscribe { subscription: subscription.0 })
+            ClientMessage::Unsubscribe { subscription, keep_place } => {
+                Kind::Unsubscribe(wire::Unsubscribe { subscription: subscription.0, keep_place })
             }
             ClientMessage::List => Kind::List(wire::List {}),
+            ClientMessage::Acknowledge { subscription, epoch, version } => {
+                Kind::Acknowledge(wire::Acknowledge {
+                    subscription: subscription.0,
+                    epoch: epoch.0,
+                    version: version.0,
+                })
+            }
+            ClientMessage::Watch { watch, glob } => {
+                Kind::Watch(wire::Watch { watch: watch.0, glob: glob.as_str().into() })
+            }
+            ClientMessage::Unwatch(watch) => Kind::Unwatch(wire::Unwatch { watch: watch.0 }),
         };
         Self { kind: Some(kind) }
     }
@@ -138,13 +141,7 @@ impl TryFrom<wire::FromClient> for ClientMessage {
                 codecs: CodecSet::from_codes(&hello.codecs),
                 token: hello.token,
             }),
-            Kind::Subscribe(subscribe) => Self::Subscribe(Subscribe {
-                subscription: SubscriptionId(subscribe.subscription),
-                topic: Topic::new(&subscribe.topic)?,
-                mode: Mode::from_code(subscribe.mode)?,
-                credit: subscribe.credit,
-                have: subscribe.have.map(|have| (Epoch(have.epoch), Version(have.version))),
-            }),
+            Kind::Subscribe(subscribe) => Self::Subscribe(subscribe.try_into()?),
             Kind::Credit(credit) => {
                 Self::Credit { subscription: SubscriptionId(credit.subscription), chunks: credit.chunks }
             }
@@ -159,23 +156,20 @@ impl TryFrom<wire::FromClient> for ClientMessage {
                 version: Version(abort.version),
                 reason: AbortReason::from_code(abort.reason),
             },
-            Kind::Unsubscribe(unsubscribe) => Self::Unsubscribe(SubscriptionId(unsubscribe.subscription)),
+            Kind::Unsubscribe(unsubscribe) => Self::Unsubscribe {
+                subscription: SubscriptionId(unsubscribe.subscription),
+                keep_place: unsubscribe.keep_place,
+            },
             Kind::List(wire::List {}) => Self::List,
+            Kind::Acknowledge(acknowledge) => Self::Acknowledge {
+                subscription: SubscriptionId(acknowledge.subscription),
+                epoch: Epoch(acknowledge.epoch),
+                version: Version(acknowledge.version),
+            },
+            Kind::Watch(watch) => {
+                Self::Watch { watch: WatchId(watch.watch), glob: Glob::new(&watch.glob)? }
+            }
+            Kind::Unwatch(unwatch) => Self::Unwatch(WatchId(unwatch.watch)),
         })
-    }
-}
-
-impl Mode {
-    fn code(self) -> u32 {
-        match self {
-            Self::Latest => 1,
-        }
-    }
-
-    fn from_code(code: u32) -> Result<Self, MessageError> {
-        match code {
-            1 => Ok(Self::Latest),
-            other => Err(MessageError::UnknownValue { field: "mode", value: other }),
-        }
     }
 }

@@ -104,17 +104,29 @@ mod tests {
                 token: Some("secret".into()),
             }),
             ClientMessage::Subscribe(Subscribe {
-                subscription,
-                topic: topic("policy"),
-                mode: Mode::Latest,
-                credit: 4,
+                mode: Mode::Every,
                 have: Some((epoch, version)),
+                selection: vec![Glob::new("model.**").unwrap(), Glob::new("*.bias").unwrap()],
+                start: Start::At(Some(epoch), version),
+                window: 3,
+                reader: Some(ReaderName::new("indexer-3").unwrap()),
+                preempt: true,
+                partial: Some(Partial {
+                    epoch,
+                    version: version.next(),
+                    chunks: RangeSet::from_ranges([0..7, 9..10].into_iter()).unwrap(),
+                }),
+                manifest: Some(ManifestDigest([6; 32])),
+                ..Subscribe::latest(subscription, topic("policy"), 4)
             }),
             ClientMessage::Credit { subscription, chunks: 3 },
             ClientMessage::Committed { subscription, epoch, version },
             ClientMessage::Abort { subscription, epoch, version, reason: AbortReason::Corrupt },
-            ClientMessage::Unsubscribe(subscription),
+            ClientMessage::Unsubscribe { subscription, keep_place: true },
             ClientMessage::List,
+            ClientMessage::Acknowledge { subscription, epoch, version },
+            ClientMessage::Watch { watch: WatchId(2), glob: Glob::new("kv/*").unwrap() },
+            ClientMessage::Unwatch(WatchId(2)),
         ]
     }
 
@@ -142,6 +154,7 @@ mod tests {
                 topics: vec![TopicEntry { id: id(), tensors: 1, payload_bytes: 2, subscribers: 3 }],
                 more: true,
             },
+            ServerMessage::Found { watch: WatchId(2), topics: vec![topic("kv/req-17")] },
         ]
     }
 
@@ -221,10 +234,10 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_byte_is_survived(which in 0usize..13, at: prop::sample::Index, value: u8) {
+        fn a_changed_byte_is_survived(which in 0usize..17, at: prop::sample::Index, value: u8) {
             let mut frame = match which {
-                0..7 => encode_client(every_client_message().swap_remove(which)),
-                _ => encode_server(every_server_message().swap_remove(which - 7)),
+                0..10 => encode_client(every_client_message().swap_remove(which)),
+                _ => encode_server(every_server_message().swap_remove(which - 10)),
             };
             let at = at.index(frame.len());
             frame[at] = value;

@@ -1,6 +1,6 @@
 //! What a server says.
 
-use super::{AbortReason, Metadata, SubscriptionId, check_metadata, exactly, required, wire};
+use super::{AbortReason, Metadata, SubscriptionId, WatchId, check_metadata, exactly, required, wire};
 use crate::{Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
 use std::fmt;
 
@@ -48,6 +48,13 @@ pub enum ServerMessage {
         /// Whether another part follows.
         more: bool,
     },
+    /// Names topics that match a watch and were not named since they appeared.
+    Found {
+        /// Which watch.
+        watch: WatchId,
+        /// The topics.
+        topics: Vec<Topic>,
+    },
 }
 
 /// What the server grants a client.
@@ -89,6 +96,14 @@ pub enum EndReason {
     Evicted,
     /// The session has as many subscriptions as it may.
     TooManySubscriptions,
+    /// In mode `every`: the publisher could not wait for this reader any longer.
+    TooSlow,
+    /// Nothing was published for as long as the topic lives without.
+    Expired,
+    /// The publisher took the topic back.
+    Withdrawn,
+    /// Another subscription came under the same reader name.
+    Replaced,
     /// A reason of a later revision.
     Other(u32),
 }
@@ -145,6 +160,10 @@ impl From<ServerMessage> for wire::FromServer {
             ServerMessage::Topics { topics, more } => {
                 Kind::Topics(wire::Topics { topics: topics.into_iter().map(Into::into).collect(), more })
             }
+            ServerMessage::Found { watch, topics } => {
+                let topics = topics.iter().map(|topic| topic.as_str().into()).collect();
+                Kind::Found(wire::Found { watch: watch.0, topics })
+            }
         };
         Self { kind: Some(kind) }
     }
@@ -182,6 +201,10 @@ impl TryFrom<wire::FromServer> for ServerMessage {
             Kind::Topics(wire::Topics { topics, more }) => {
                 let topics = topics.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
                 Self::Topics { topics, more }
+            }
+            Kind::Found(wire::Found { watch, topics }) => {
+                let topics = topics.iter().map(|topic| Topic::new(topic)).collect::<Result<_, _>>()?;
+                Self::Found { watch: WatchId(watch), topics }
             }
         })
     }
@@ -240,6 +263,10 @@ impl EndReason {
             Self::TopicEnded => 1,
             Self::Evicted => 2,
             Self::TooManySubscriptions => 3,
+            Self::TooSlow => 4,
+            Self::Expired => 5,
+            Self::Withdrawn => 6,
+            Self::Replaced => 7,
             Self::Other(code) => code,
         }
     }
@@ -249,6 +276,10 @@ impl EndReason {
             1 => Self::TopicEnded,
             2 => Self::Evicted,
             3 => Self::TooManySubscriptions,
+            4 => Self::TooSlow,
+            5 => Self::Expired,
+            6 => Self::Withdrawn,
+            7 => Self::Replaced,
             other => Self::Other(other),
         }
     }
@@ -264,6 +295,13 @@ impl fmt::Display for EndReason {
             Self::TooManySubscriptions => {
                 f.write_str("this session has as many subscriptions as the server allows")
             }
+            Self::TooSlow => f.write_str(
+                "this reader did not keep up: the publisher's retention was full for as long as it waits, and the \
+                 reader was evicted; read faster, or let the publisher keep more versions",
+            ),
+            Self::Expired => f.write_str("nothing was published for as long as the topic lives without"),
+            Self::Withdrawn => f.write_str("the publisher took the topic back"),
+            Self::Replaced => f.write_str("another subscription came under the same reader name"),
             Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
         }
     }

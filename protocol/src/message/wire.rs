@@ -5,7 +5,7 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromClient {
-    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 9, 10, 11")]
     pub(crate) kind: Option<ClientKind>,
 }
 
@@ -25,11 +25,17 @@ pub(crate) enum ClientKind {
     Unsubscribe(Unsubscribe),
     #[prost(message, tag = "7")]
     List(List),
+    #[prost(message, tag = "9")]
+    Acknowledge(Acknowledge),
+    #[prost(message, tag = "10")]
+    Watch(Watch),
+    #[prost(message, tag = "11")]
+    Unwatch(Unwatch),
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromServer {
-    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 8")]
     pub(crate) kind: Option<ServerKind>,
 }
 
@@ -47,6 +53,8 @@ pub(crate) enum ServerKind {
     End(End),
     #[prost(message, tag = "6")]
     Topics(Topics),
+    #[prost(message, tag = "8")]
+    Found(Found),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -87,6 +95,20 @@ pub(crate) struct Subscribe {
     pub(crate) credit: u32,
     #[prost(message, optional, tag = "5")]
     pub(crate) have: Option<Have>,
+    #[prost(string, repeated, tag = "6")]
+    pub(crate) selection: Vec<String>,
+    #[prost(message, optional, tag = "7")]
+    pub(crate) start: Option<Start>,
+    #[prost(uint32, tag = "8")]
+    pub(crate) window: u32,
+    #[prost(string, optional, tag = "9")]
+    pub(crate) reader: Option<String>,
+    #[prost(bool, tag = "10")]
+    pub(crate) preempt: bool,
+    #[prost(message, optional, tag = "11")]
+    pub(crate) partial: Option<Partial>,
+    #[prost(bytes = "vec", optional, tag = "12")]
+    pub(crate) manifest: Option<Vec<u8>>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -95,6 +117,34 @@ pub(crate) struct Have {
     pub(crate) epoch: u64,
     #[prost(uint64, tag = "2")]
     pub(crate) version: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Start {
+    #[prost(uint32, tag = "1")]
+    pub(crate) kind: u32,
+    #[prost(fixed64, optional, tag = "2")]
+    pub(crate) epoch: Option<u64>,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Partial {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) version: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) chunks: Vec<ChunkRange>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ChunkRange {
+    #[prost(uint32, tag = "1")]
+    pub(crate) start: u32,
+    #[prost(uint32, tag = "2")]
+    pub(crate) end: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -131,10 +181,36 @@ pub(crate) struct Abort {
 pub(crate) struct Unsubscribe {
     #[prost(uint32, tag = "1")]
     pub(crate) subscription: u32,
+    #[prost(bool, tag = "2")]
+    pub(crate) keep_place: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct List {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Acknowledge {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Watch {
+    #[prost(uint32, tag = "1")]
+    pub(crate) watch: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) glob: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Unwatch {
+    #[prost(uint32, tag = "1")]
+    pub(crate) watch: u32,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Announce {
@@ -180,6 +256,14 @@ pub(crate) struct Topics {
     pub(crate) topics: Vec<TopicEntry>,
     #[prost(bool, tag = "2")]
     pub(crate) more: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Found {
+    #[prost(uint32, tag = "1")]
+    pub(crate) watch: u32,
+    #[prost(string, repeated, tag = "2")]
+    pub(crate) topics: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -105,6 +105,19 @@ impl Encoder {
             .await
     }
 
+    /// What `chunks` of `payload` are together. Costs a read of those that were never hashed.
+    ///
+    /// # Errors
+    /// [`SourceError`] when one of them cannot be read.
+    pub async fn digest(&self, payload: &Payload, chunks: &RangeSet) -> Result<VersionDigest, SourceError> {
+        loop {
+            match payload.digest_of(chunks) {
+                Ok(digest) => return Ok(digest),
+                Err(unhashed) => drop(self.raw(payload, unhashed).await?),
+            }
+        }
+    }
+
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
         let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes } = &self.counters;

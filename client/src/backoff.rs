@@ -1,0 +1,42 @@
+//! How long to wait before the next attempt: twice as long each time, within bounds, and never in step with others.
+
+use std::time::Duration;
+
+/// The first wait, in milliseconds: a server that only blinked is found again at once.
+const FIRST_MS: u64 = 100;
+
+/// The longest wait, in milliseconds: a server that comes back is noticed within seconds.
+const LONGEST_MS: u64 = 5_000;
+
+/// The waits between attempts to reach a server.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    next_ms: u64,
+}
+
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Self { next_ms: FIRST_MS }
+    }
+
+    /// The next wait. `chance` in 0..=1 spreads it over its upper half, so that many clients of one server do not all
+    /// come back at the same moment.
+    pub(crate) fn next(&mut self, chance: f64) -> Duration {
+        let wait_ms = self.next_ms;
+        self.next_ms = (wait_ms * 2).min(LONGEST_MS);
+        Duration::from_millis(wait_ms).mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_are_spread() {
+        let mut backoff = Backoff::new();
+        let longest: Vec<u128> = (0..8).map(|_| backoff.next(1.0).as_millis()).collect();
+        assert_eq!(longest, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert_eq!(backoff.next(0.0).as_millis(), 2500);
+    }
+}

@@ -1,0 +1,90 @@
+//! What a user holds: the snapshots that were taken and not dropped, within a bound.
+
+use bytes::Bytes;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tensor_relay_protocol::VersionId;
+use tokio::sync::Notify;
+
+/// Counts the snapshots of one subscription that the user holds.
+#[derive(Debug, Default)]
+pub(crate) struct Holding {
+    held: Mutex<Held>,
+    dropped: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    versions: BTreeMap<u64, VersionId>,
+    ever: u64,
+}
+
+impl Holding {
+    /// Which versions the user holds, oldest first.
+    pub(crate) fn versions(&self) -> Vec<VersionId> {
+        self.held().versions.values().cloned().collect()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.held().versions.len()
+    }
+
+    /// Waits until the user dropped one since the last wait. Cancel safe.
+    pub(crate) async fn dropped(&self) {
+        self.dropped.notified().await;
+    }
+
+    /// Hands `payload` to the user: it counts until the last reference to any of its bytes is gone.
+    pub(crate) fn hand_over(self: &Arc<Self>, id: VersionId, payload: Bytes) -> Bytes {
+        let mut held = self.held();
+        let number = held.ever;
+        held.ever += 1;
+        held.versions.insert(number, id);
+        Bytes::from_owner(Handed { payload, number, holding: Arc::clone(self) })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A payload in the user's hands.
+struct Handed {
+    payload: Bytes,
+    number: u64,
+    holding: Arc<Holding>,
+}
+
+impl AsRef<[u8]> for Handed {
+    fn as_ref(&self) -> &[u8] {
+        &self.payload
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        self.holding.held().versions.remove(&self.number);
+        self.holding.dropped.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::{Epoch, Topic, Version};
+
+    #[test]
+    fn a_version_is_held_until_its_last_slice_is_gone() {
+        let holding = Arc::new(Holding::default());
+        let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(7) };
+        let payload = holding.hand_over(id.clone(), Bytes::from_static(b"abcdef"));
+        let slice = payload.slice(2..4);
+        drop(payload);
+        assert_eq!(holding.versions(), [id]);
+        assert_eq!(&slice[..], b"cd");
+        drop(slice);
+        assert_eq!(holding.count(), 0);
+    }
+}

@@ -1,0 +1,113 @@
+//! Keeps a session alive: when its connection is lost, makes another one and lets the session go on.
+
+use crate::{
+    ClientError,
+    backoff::Backoff,
+    error::SessionError,
+    link::{Link, Way},
+    session::{Command, Session},
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+use tensor_relay_transport::Lane;
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+/// What a keeper tells the client's user.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The connection of now, or the last one.
+    pub(crate) lane: watch::Sender<Lane>,
+    /// How often a connection was made again.
+    pub(crate) reconnects: AtomicU64,
+    /// Why there will be none any more.
+    pub(crate) ended: watch::Sender<Option<Arc<ClientError>>>,
+}
+
+/// A session, and the way to its server.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pub(crate) way: Way,
+    pub(crate) session: Session,
+    pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    pub(crate) state: Arc<State>,
+}
+
+impl Keeper {
+    /// Runs the session on `link`, and on those that follow it, until the user closes it or no connection can be made.
+    #[tracing::instrument(name = "session", skip_all, fields(peer = %link.lane().peer()))]
+    pub(crate) async fn run(mut self, mut link: Link) {
+        let error = loop {
+            let lost = self.session.run(&mut link, &mut self.commands).await;
+            if !lost.is_worth_a_retry() || self.session.config().reconnect_timeout.is_zero() {
+                self.end(lost, Some(link)).await;
+                return;
+            }
+            tracing::warn!(error = %lost, "The connection was lost; making another one.");
+            self.session.detach(&mut link).await;
+            link.close(lost.last_word()).await;
+            match self.reconnect(lost).await {
+                Ok(next) => link = next,
+                Err(error) => break error,
+            }
+            self.state.reconnects.fetch_add(1, Ordering::Relaxed);
+            self.state.lane.send_replace(link.lane().clone());
+            tracing::warn!(peer = %link.lane().peer(), "Connected again; what is missing follows.");
+        };
+        self.end(error, None).await;
+    }
+
+    /// Tries, with growing waits, until a connection is made, the time is over, or trying is no use.
+    async fn reconnect(&mut self, lost: SessionError) -> Result<Link, SessionError> {
+        let config = self.session.config().clone();
+        let timeout_ms = config.reconnect_timeout.as_millis();
+        let deadline = Instant::now() + config.reconnect_timeout;
+        let way = self.way.clone();
+        let attempts = async {
+            let mut backoff = Backoff::new();
+            loop {
+                tokio::time::sleep(backoff.next(rand::random())).await;
+                match Link::open(&way, &config).await {
+                    Ok((link, _)) => return Ok(link),
+                    Err(error) if error.is_worth_a_retry() => {
+                        tracing::debug!(%error, "Not connected yet.");
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        tokio::pin!(attempts);
+        loop {
+            tokio::select! {
+                command = self.commands.recv() => {
+                    self.session.handle_command_between_links(command.unwrap_or(Command::Close))?;
+                }
+                attempt = tokio::time::timeout_at(deadline, &mut attempts) => return match attempt {
+                    Ok(Ok(link)) => Ok(link),
+                    Ok(Err(error)) => Err(error.into()),
+                    Err(_) => {
+                        let lost = Arc::new(ClientError::from(lost));
+                        Err(ClientError::NotReconnected { lost, timeout_ms }.into())
+                    }
+                },
+            }
+        }
+    }
+
+    /// Tells every subscription, the server and the user.
+    async fn end(self, error: SessionError, link: Option<Link>) {
+        let last_word = error.last_word();
+        let told = Arc::new(ClientError::from(error));
+        tracing::debug!(error = %told, "The session ended.");
+        self.session.end(&told);
+        drop(self.session);
+        self.state.ended.send_replace(Some(told));
+        if let Some(link) = link {
+            link.close(last_word).await;
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! One connection to the server: greeted, and then a source of events. A session outlives it.
+
+use crate::{
+    ClientError, Config,
+    error::SessionError,
+    progress::Counters,
+    receiving::Ready,
+};
+use std::{sync::Arc, time::Duration};
+use tensor_relay_protocol::{
+    ChunkHeader, ClientMessage, CloseCode, Hello, Limits, Manifest, ManifestHeader, Misbehaved, PROTOCOL_REVISIONS,
+    ServerMessage, StreamHeader, SubscriptionId, Verified, Welcome,
+};
+use tensor_relay_transport::{
+    Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, control,
+    control::ControlError,
+    ingress::{Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
+};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+
+/// How long chunks that have all their bytes may take to be decoded when the connection is lost.
+const FINISH: Duration = Duration::from_secs(1);
+
+/// A connection, and the work on what comes over it.
+#[derive(Debug)]
+pub(crate) struct Link {
+    lane: Lane,
+    sender: control::Sender<ClientMessage>,
+    receiver: control::Receiver<ServerMessage>,
+    tasks: JoinSet<Event>,
+    header_timeout: Duration,
+}
+
+/// What happens on a link.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The server said something.
+    Message(ServerMessage),
+    /// A data stream was opened and its header read.
+    Opened(StreamHeader, DataIn),
+    /// A manifest came, or why it did not.
+    Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
+    /// A chunk came, or why it did not; with the generation it was begun in.
+    Chunk(ChunkHeader, u64, Result<Verified, ReceiveError>),
+    /// A data stream has no header that this build can read.
+    Unreadable(HeaderError),
+    /// Something ended with the version it belonged to.
+    GivenUp,
+}
+
+/// What the server is told when this end closes a connection.
+#[derive(Debug)]
+pub(crate) struct LastWord {
+    pub(crate) code: CloseCode,
+    pub(crate) text: String,
+    pub(crate) by_user: bool,
+}
+
+/// Who to connect to, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Way {
+    pub(crate) connector: Connector,
+    pub(crate) hosts: Vec<String>,
+    pub(crate) keys: Vec<Fingerprint>,
+}
+
+impl Link {
+    /// Connects and says hello. Only the welcome counts: before it the client is not let in, whatever QUIC thinks.
+    pub(crate) async fn open(way: &Way, config: &Config) -> Result<(Self, Welcome), ClientError> {
+        let lane = way.connector.connect(&way.hosts, &way.keys).await?;
+        let timeout = way.connector.tuning().control_timeout();
+        let greeting = tokio::time::timeout(timeout, greet(&lane, config, timeout)).await;
+        let greeting =
+            greeting.unwrap_or_else(|_| Err(ClientError::NoWelcome { timeout_ms: timeout.as_millis() }));
+        match greeting {
+            Ok((sender, receiver, welcome)) => {
+                let header_timeout = config.stall_timeout;
+                Ok((Self { lane, sender, receiver, tasks: JoinSet::new(), header_timeout }, welcome))
+            }
+            Err(error) => {
+                lane.close(error.close_code(), &error.to_string());
+                lane.flush_close().await;
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    pub(crate) async fn send(&self, message: ClientMessage) -> Result<(), LaneError> {
+        self.sender.send(message).await
+    }
+
+    /// The next event. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<Event, SessionError> {
+        loop {
+            tokio::select! {
+                message = self.receiver.next() => return Ok(Event::Message(message?)),
+                stream = self.lane.accept_data() => self.read_header(stream?),
+                Some(event) = self.tasks.join_next() => return Ok(event.unwrap_or_else(cut_off)),
+            }
+        }
+    }
+
+    /// Begins to receive a manifest.
+    pub(crate) fn receive_manifest(
+        &mut self,
+        header: ManifestHeader,
+        stream: DataIn,
+        limits: Limits,
+        counters: Arc<Counters>,
+    ) {
+        self.tasks.spawn(async move {
+            let progress = |bytes| counters.add_moved(bytes);
+            let manifest = receive_manifest(stream, &header, &limits, &progress).await;
+            Event::Manifest(header.subscription, manifest)
+        });
+    }
+
+    /// Begins to receive a chunk.
+    pub(crate) fn receive_chunk(
+        &mut self,
+        ready: Ready,
+        ingress: Ingress,
+        counters: Arc<Counters>,
+    ) -> AbortHandle {
+        let Ready { header, stream, place, generation } = ready;
+        self.tasks.spawn(async move {
+            let progress = |bytes| counters.add_wire(bytes);
+            let received = ingress
+                .receive_chunk(stream, &header, place.dtype, place.range, &*place.sink, &progress)
+                .await;
+            Event::Chunk(header, generation, received)
+        })
+    }
+
+    /// Waits for what has all its bytes, after the connection was lost. Nothing touches the memory of a version then.
+    pub(crate) async fn finish(&mut self) -> Vec<Event> {
+        let mut events = vec![];
+        let finish = async {
+            while let Some(event) = self.tasks.join_next().await {
+                events.push(event.unwrap_or_else(cut_off));
+            }
+        };
+        let _ = tokio::time::timeout(FINISH, finish).await;
+        self.tasks.shutdown().await;
+        events
+    }
+
+    /// Ends the connection. What this end said last is heard first, where the user ended it.
+    pub(crate) async fn close(self, last: LastWord) {
+        let Self { lane, sender, receiver, .. } = self;
+        drop(sender);
+        if last.by_user {
+            receiver.flush().await;
+        }
+        lane.close(last.code, &last.text);
+        lane.flush_close().await;
+    }
+
+    fn read_header(&mut self, mut stream: DataIn) {
+        let timeout = self.header_timeout;
+        self.tasks.spawn(async move {
+            match tokio::time::timeout(timeout, stream.read_header()).await {
+                Ok(Ok(header)) => Event::Opened(header, stream),
+                Ok(Err(HeaderError::Lane(LaneError::StreamGivenUp))) | Err(_) => Event::GivenUp,
+                Ok(Err(error)) => Event::Unreadable(error),
+            }
+        });
+    }
+}
+
+/// What a task that did not end by itself came to. A panic is passed on.
+fn cut_off(error: JoinError) -> Event {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => Event::GivenUp,
+    }
+}
+
+type Greeting = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
+
+async fn greet(lane: &Lane, config: &Config, timeout: Duration) -> Result<Greeting, ClientError> {
+    let (sender, mut receiver) = control::open(lane, timeout).await?;
+    let hello = Hello {
+        revision_min: *PROTOCOL_REVISIONS.start(),
+        revision_max: *PROTOCOL_REVISIONS.end(),
+        agent: config.agent.clone(),
+        codecs: config.codecs,
+        token: None,
+    };
+    sender.send(ClientMessage::Hello(hello)).await?;
+    match receiver.next().await {
+        Ok(ServerMessage::Welcome(welcome)) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
+            Ok((sender, receiver, welcome))
+        }
+        Ok(_) => Err(Misbehaved::OutOfTurn { found: "another message", expected: "Welcome" }.into()),
+        Err(ControlError::Lane(error @ LaneError::ClosedByPeer { .. })) => Err(ClientError::Refused(error)),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,88 @@
+//! What a subscription asks for.
+
+use tensor_relay_protocol::{Glob, Mode, ReaderName, Start, Topic};
+
+/// The versions of a topic that a user wants, and how. Begin with [`latest`](Self::latest) or [`every`](Self::every).
+///
+/// ```
+/// use tensor_relay_client::{Request, Start, Topic};
+///
+/// let topic = Topic::new("policy").unwrap();
+/// let request = Request::every(topic).from(Start::Next).window(8);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    pub(crate) topic: Topic,
+    pub(crate) mode: Mode,
+    pub(crate) start: Start,
+    pub(crate) selection: Vec<Glob>,
+    pub(crate) window: u32,
+    pub(crate) reader: ReaderName,
+    pub(crate) keep_place: bool,
+    pub(crate) preempt: bool,
+}
+
+/// How many versions are received ahead of a user in mode `every`, the one that it works on included.
+const WINDOW: u32 = 3;
+
+impl Request {
+    /// Always the newest version; what is stale is skipped and counted.
+    pub fn latest(topic: Topic) -> Self {
+        Self::new(topic, Mode::Latest, Start::Newest)
+    }
+
+    /// Every version in order, from the oldest that is retained. What is missing is told
+    /// ([`SubscriptionError::Gap`](crate::SubscriptionError::Gap)).
+    ///
+    /// Asking for the next snapshot says that the user is done with the one before: until then the server retains it.
+    pub fn every(topic: Topic) -> Self {
+        Self::new(topic, Mode::Every, Start::Oldest)
+    }
+
+    fn new(topic: Topic, mode: Mode, start: Start) -> Self {
+        // Nobody else's: a reader that nobody named is still found again after a lost connection.
+        let name = format!("{:032x}", rand::random::<u128>());
+        let reader = ReaderName::new(&name).expect("hexadecimal digits make a name");
+        Self { topic, mode, start, selection: vec![], window: WINDOW, reader, keep_place: false, preempt: false }
+    }
+
+    /// Where to begin.
+    pub fn from(self, start: Start) -> Self {
+        Self { start, ..self }
+    }
+
+    /// Only tensors whose name matches one of `globs`; nothing else travels, up to the small ones that share a chunk with
+    /// them. Without globs, all.
+    pub fn select(self, globs: impl IntoIterator<Item = Glob>) -> Self {
+        Self { selection: globs.into_iter().collect(), ..self }
+    }
+
+    /// In mode `every`: how many versions may be received and not yet taken care of. Default 3: one that the user works
+    /// on, one that waits, one on its way. Each costs memory for a version.
+    pub fn window(self, versions: u32) -> Self {
+        Self { window: versions.max(1), ..self }
+    }
+
+    /// In mode `every`: a name under which the server keeps this reader's place for a while
+    /// (`server::Config::reader_linger`) when it goes away, so that a program that is restarted misses nothing. Two
+    /// readers at once need two names: the second takes the place of the first.
+    pub fn reader(self, name: ReaderName) -> Self {
+        Self { reader: name, keep_place: true, ..self }
+    }
+
+    /// In mode `latest`: whether a version under way is given up for a newer one. Default: it is finished first, so that
+    /// a fast publisher cannot starve a slow link.
+    pub fn preempt(self, preempt: bool) -> Self {
+        Self { preempt, ..self }
+    }
+
+    /// Which topic.
+    pub fn topic(&self) -> &Topic {
+        &self.topic
+    }
+
+    /// Which of its versions.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+}

@@ -1,0 +1,365 @@
+//! Which version a subscription is sent next, by its mode.
+
+use crate::{
+    retention::Seq,
+    topic::{Reader, Retained, Standing, TopicState},
+};
+use std::sync::Arc;
+use tensor_relay_protocol::{EndReason, Epoch, Mode, Subscribe, Version};
+
+/// What to do now.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Send this version. `skipped` counts those that the client will not have seen before it.
+    Send {
+        /// Which one.
+        retained: Arc<Retained>,
+        /// How many were missed.
+        skipped: u64,
+    },
+    /// Nothing, until the topic changes or the client says something.
+    Wait,
+    /// The subscription is over.
+    End(EndReason),
+}
+
+/// Where one subscription is in its topic.
+#[derive(Debug)]
+pub(crate) enum Cursor {
+    /// Always the newest.
+    Latest(Latest),
+    /// One after the other.
+    Every(Every),
+}
+
+impl Cursor {
+    /// Begins as `subscribe` asks for.
+    pub(crate) fn new(topic: &Arc<TopicState>, subscribe: &Subscribe) -> Self {
+        match subscribe.mode {
+            Mode::Every => Self::Every(Every::new(Arc::clone(topic), subscribe)),
+            _ => Self::Latest(Latest::new(topic, subscribe)),
+        }
+    }
+
+    /// What to send next.
+    pub(crate) fn next(&mut self, topic: &TopicState) -> Step {
+        // Looked at first: what is published before a topic ends is seen.
+        let ended = topic.ended();
+        let step = match self {
+            Self::Latest(latest) => latest.next(topic),
+            Self::Every(every) => every.next(topic),
+        };
+        match (step, ended) {
+            (Step::Wait, Some(reason)) if !self.waits_for_client(topic) => Step::End(reason),
+            (step, _) => step,
+        }
+    }
+
+    /// Why the version under way is not to be sent any further, if it is so.
+    pub(crate) fn lost_place(&self) -> Option<EndReason> {
+        match self {
+            Self::Latest(_) => None,
+            Self::Every(every) => every.lost_place(),
+        }
+    }
+
+    /// Takes the client's word that it has `retained`.
+    pub(crate) fn handle_committed(&mut self, retained: &Retained) {
+        if let Self::Latest(latest) = self {
+            latest.handle_committed(retained);
+        }
+    }
+
+    /// Takes the news that the client will not get `retained` any more.
+    pub(crate) fn handle_given_up(&mut self, retained: &Retained) {
+        if let Self::Latest(latest) = self {
+            latest.handle_given_up(retained);
+        }
+    }
+
+    /// Takes the client's word that its user is done with this version and all before it.
+    pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
+        if let Self::Every(every) = self {
+            every.reader.acknowledge(epoch, version);
+        }
+    }
+
+    /// Lets the place of a named reader wait for it to come back.
+    pub(crate) fn keep_place(&mut self) {
+        if let Self::Every(every) = self {
+            every.reader.keep_place();
+        }
+    }
+
+    fn waits_for_client(&self, topic: &TopicState) -> bool {
+        matches!(self, Self::Every(every) if topic.first_from(every.next).is_some())
+    }
+}
+
+/// A subscription in mode `latest`.
+#[derive(Debug)]
+pub(crate) struct Latest {
+    /// Versions before this place are not wanted.
+    from: Seq,
+    /// The version of which the client holds a part: it is finished first, while it is retained.
+    partial: Option<(Epoch, Version)>,
+    /// The newest version that the client has, or that was last begun for it.
+    last: Option<(Epoch, Version)>,
+    /// The versions since its last commit that were begun for it and given up: it never saw them.
+    missed: u64,
+}
+
+impl Latest {
+    fn new(topic: &TopicState, subscribe: &Subscribe) -> Self {
+        Self {
+            from: match subscribe.have {
+                // What is news is then told by the version itself.
+                Some(_) => topic.place_of(None, tensor_relay_protocol::Start::Oldest),
+                None => topic.place_of(None, subscribe.start),
+            },
+            partial: subscribe.partial.as_ref().map(|partial| (partial.epoch, partial.version)),
+            last: subscribe.have,
+            missed: 0,
+        }
+    }
+
+    fn next(&mut self, topic: &TopicState) -> Step {
+        let partial = self.partial.take().and_then(|(epoch, version)| topic.find(epoch, version));
+        let wanted = partial.or_else(|| topic.newest()).filter(|(seq, retained)| *seq >= self.from && self.is_news(retained));
+        match wanted {
+            Some((_, retained)) => Step::Send { skipped: self.skipped_before(&retained), retained },
+            None => Step::Wait,
+        }
+    }
+
+    /// Whether a newer version than the one that was begun last is there.
+    fn is_news(&self, retained: &Retained) -> bool {
+        let (epoch, version) = (retained.id.epoch, retained.id.version);
+        self.last.is_none_or(|(last_epoch, last)| last_epoch != epoch || last < version)
+    }
+
+    /// How many versions the client will not have seen when it commits `retained` next.
+    fn skipped_before(&self, retained: &Retained) -> u64 {
+        let between = match self.last {
+            Some((epoch, last)) if epoch == retained.id.epoch => {
+                retained.id.version.0.saturating_sub(last.0 + 1)
+            }
+            _ => 0,
+        };
+        self.missed + between
+    }
+
+    fn handle_committed(&mut self, retained: &Retained) {
+        self.last = Some((retained.id.epoch, retained.id.version));
+        self.missed = 0;
+    }
+
+    fn handle_given_up(&mut self, retained: &Retained) {
+        self.missed = self.skipped_before(retained) + 1;
+        self.last = Some((retained.id.epoch, retained.id.version));
+    }
+}
+
+/// A subscription in mode `every`.
+#[derive(Debug)]
+pub(crate) struct Every {
+    reader: Reader,
+    /// The first version that was not sent.
+    next: Seq,
+    /// How many versions may be sent beyond the newest one acknowledged.
+    window: usize,
+}
+
+impl Every {
+    fn new(topic: Arc<TopicState>, subscribe: &Subscribe) -> Self {
+        let (reader, next) =
+            Reader::join(topic, subscribe.reader.clone(), subscribe.have, subscribe.start);
+        Self { reader, next, window: subscribe.window as usize }
+    }
+
+    fn next(&mut self, topic: &TopicState) -> Step {
+        if let Some(reason) = self.lost_place() {
+            return Step::End(reason);
+        }
+        match topic.first_from(self.next) {
+            Some((seq, retained)) if self.reader.unacknowledged(seq) < self.window => {
+                self.next = seq.next();
+                Step::Send { retained, skipped: 0 }
+            }
+            _ => Step::Wait,
+        }
+    }
+
+    fn lost_place(&self) -> Option<EndReason> {
+        match self.reader.standing() {
+            Standing::Reading => None,
+            Standing::Evicted => Some(EndReason::TooSlow),
+            Standing::Replaced => Some(EndReason::Replaced),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Staged, Staging, retention::Keep, topic::TopicState};
+    use std::time::Duration;
+    use tensor_relay_device::HostMemory;
+    use tensor_relay_protocol::{
+        Dtype, Limits, ReaderName, Shape, Start, SubscriptionId, TensorName, TensorSpec, Topic, VersionId,
+    };
+    use tokio::sync::watch;
+
+    fn topic() -> Arc<TopicState> {
+        Arc::new(TopicState::new(Topic::new("t").unwrap(), Duration::from_secs(30)))
+    }
+
+    fn retained(epoch: u64, version: u64) -> Retained {
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[8]).unwrap());
+        let staging = Staging { memory: HostMemory::new(1 << 20), chunk_bytes: 256, limits: Limits::default() };
+        let staged = Staged::new::<std::convert::Infallible>(&staging, vec![spec], vec![], |_, _| Ok(()));
+        Retained {
+            id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(epoch), version: Version(version) },
+            payload: crate::Held::from(staged.unwrap()).payload,
+            metadata: vec![],
+            committed: watch::Sender::new(0),
+            release_timeout: Duration::ZERO,
+            cut_at: watch::Sender::new(None),
+        }
+    }
+
+    fn publish(topic: &TopicState, keep: u32, epoch: u64, versions: std::ops::RangeInclusive<u64>) {
+        for version in versions {
+            topic.push(retained(epoch, version), Keep { versions: keep, bytes: u64::MAX }).unwrap();
+        }
+    }
+
+    fn subscribe(mode: Mode) -> Subscribe {
+        let latest = Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 4);
+        Subscribe { mode, start: Start::Oldest, window: 100, ..latest }
+    }
+
+    /// The versions that come without waiting, as (epoch, version, skipped); all are committed.
+    fn drain(cursor: &mut Cursor, topic: &TopicState) -> Vec<(u64, u64, u64)> {
+        let mut sent = vec![];
+        while let Step::Send { retained, skipped } = cursor.next(topic) {
+            sent.push((retained.id.epoch.0, retained.id.version.0, skipped));
+            cursor.handle_committed(&retained);
+        }
+        sent
+    }
+
+    #[test]
+    fn latest_goes_to_the_newest_and_counts_what_it_passes() {
+        let topic = topic();
+        publish(&topic, 5, 1, 1..=3);
+        let mut cursor = Cursor::new(&topic, &subscribe(Mode::Latest));
+        assert_eq!(drain(&mut cursor, &topic), [(1, 3, 0)]);
+        publish(&topic, 5, 1, 4..=6);
+        assert_eq!(drain(&mut cursor, &topic), [(1, 6, 2)]);
+        publish(&topic, 5, 2, 1..=1);
+        assert_eq!(drain(&mut cursor, &topic), [(2, 1, 0)], "a new epoch is news, whatever its number");
+    }
+
+    #[test]
+    fn latest_from_next_passes_over_what_is_there() {
+        let topic = topic();
+        publish(&topic, 5, 1, 1..=3);
+        let mut cursor = Cursor::new(&topic, &Subscribe { start: Start::Next, ..subscribe(Mode::Latest) });
+        assert_eq!(drain(&mut cursor, &topic), []);
+        publish(&topic, 5, 1, 4..=4);
+        assert_eq!(drain(&mut cursor, &topic), [(1, 4, 0)]);
+    }
+
+    #[test]
+    fn a_part_that_is_held_is_finished_first() {
+        let topic = topic();
+        publish(&topic, 5, 1, 1..=3);
+        let chunks = tensor_relay_protocol::RangeSet::new();
+        let partial = tensor_relay_protocol::Partial { epoch: Epoch(1), version: Version(2), chunks };
+        let mut cursor =
+            Cursor::new(&topic, &Subscribe { partial: Some(partial), ..subscribe(Mode::Latest) });
+        assert_eq!(drain(&mut cursor, &topic), [(1, 2, 0), (1, 3, 0)]);
+    }
+
+    #[test]
+    fn every_goes_one_by_one_through_epochs() {
+        let topic = topic();
+        publish(&topic, 5, 1, 1..=2);
+        publish(&topic, 5, 2, 1..=2);
+        let mut cursor = Cursor::new(&topic, &subscribe(Mode::Every));
+        assert_eq!(drain(&mut cursor, &topic), [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0)]);
+    }
+
+    #[test]
+    fn every_begins_where_it_was_asked_to() {
+        let topic = topic();
+        publish(&topic, 3, 1, 1..=5);
+        let begin = |have: Option<(u64, u64)>, start| {
+            let have = have.map(|(epoch, version)| (Epoch(epoch), Version(version)));
+            let mut cursor = Cursor::new(&topic, &Subscribe { have, start, ..subscribe(Mode::Every) });
+            drain(&mut cursor, &topic).iter().map(|sent| sent.1).collect::<Vec<_>>()
+        };
+        assert_eq!(begin(None, Start::Oldest), [3, 4, 5]);
+        assert_eq!(begin(None, Start::Newest), [5]);
+        assert_eq!(begin(None, Start::Next), []);
+        assert_eq!(begin(None, Start::At(None, Version(4))), [4, 5]);
+        assert_eq!(begin(None, Start::At(Some(Epoch(1)), Version(1))), [3, 4, 5], "the client sees the gap");
+        assert_eq!(begin(None, Start::At(Some(Epoch(9)), Version(5))), [3, 4, 5]);
+        assert_eq!(begin(None, Start::At(None, Version(9))), []);
+        assert_eq!(begin(Some((1, 4)), Start::Oldest), [5]);
+        assert_eq!(begin(Some((1, 5)), Start::Oldest), []);
+        assert_eq!(begin(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch is begun at its oldest");
+    }
+
+    #[test]
+    fn the_window_waits_for_acknowledgements() {
+        let topic = topic();
+        publish(&topic, 5, 1, 1..=5);
+        let mut cursor = Cursor::new(&topic, &Subscribe { window: 2, ..subscribe(Mode::Every) });
+        assert_eq!(drain(&mut cursor, &topic).len(), 2);
+        cursor.handle_acknowledged(Epoch(1), Version(1));
+        assert_eq!(drain(&mut cursor, &topic), [(1, 3, 0)]);
+        topic.end(EndReason::TopicEnded);
+        assert!(matches!(cursor.next(&topic), Step::Wait), "two more versions wait for the window");
+        cursor.handle_acknowledged(Epoch(1), Version(3));
+        assert_eq!(drain(&mut cursor, &topic).len(), 2);
+        assert!(matches!(cursor.next(&topic), Step::End(EndReason::TopicEnded)));
+    }
+
+    #[test]
+    fn a_named_reader_finds_its_place_again() {
+        let topic = topic();
+        let named = Subscribe { reader: Some(ReaderName::new("r").unwrap()), ..subscribe(Mode::Every) };
+        publish(&topic, 2, 1, 1..=1);
+        let mut cursor = Cursor::new(&topic, &named);
+        drain(&mut cursor, &topic);
+        cursor.handle_acknowledged(Epoch(1), Version(1));
+        cursor.keep_place();
+        drop(cursor);
+        publish(&topic, 2, 1, 2..=3);
+        assert!(
+            topic.push(retained(1, 4), Keep { versions: 2, bytes: u64::MAX }).is_err(),
+            "its place holds version 2"
+        );
+        let mut back = Cursor::new(&topic, &named);
+        assert_eq!(drain(&mut back, &topic), [(1, 2, 0), (1, 3, 0)]);
+        let other = Cursor::new(&topic, &named);
+        assert!(matches!(back.next(&topic), Step::End(EndReason::Replaced)));
+        drop(back);
+        assert!(other.lost_place().is_none(), "who was replaced takes nothing along");
+        drop(other);
+        publish(&topic, 2, 1, 4..=9);
+    }
+
+    #[test]
+    fn an_evicted_reader_is_told() {
+        let topic = topic();
+        let mut cursor = Cursor::new(&topic, &subscribe(Mode::Every));
+        publish(&topic, 1, 1, 1..=1);
+        let in_the_way = topic.push(retained(1, 2), Keep::default()).unwrap_err();
+        assert_eq!(topic.evict(&in_the_way.readers), 1);
+        assert!(matches!(cursor.next(&topic), Step::End(EndReason::TooSlow)));
+        publish(&topic, 1, 1, 2..=2);
+    }
+}

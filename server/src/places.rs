@@ -1,0 +1,138 @@
+//! The places of named readers: kept for a while when a connection is lost, taken over when the reader comes back.
+//!
+//! Pure: time is told to it.
+
+use crate::retention::ReaderId;
+use std::{collections::HashMap, time::Duration};
+use tensor_relay_protocol::ReaderName;
+use tokio::time::Instant;
+
+/// How many places of one topic may wait for their readers. Beyond it the one that waits longest is given up, so that
+/// names cost a bounded amount of memory.
+const LOST_MAX: usize = 1024;
+
+/// Names one subscription's hold of a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Holder(u64);
+
+/// Who reads a topic under which name.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    by_name: HashMap<ReaderName, Place>,
+    holders_ever: u64,
+}
+
+#[derive(Debug)]
+struct Place {
+    reader: ReaderId,
+    holder: Holder,
+    /// Since when nobody holds it.
+    lost: Option<Instant>,
+}
+
+impl Places {
+    /// Gives the place called `name` to a new holder. Whoever holds it loses it.
+    pub(crate) fn claim(&mut self, name: &ReaderName, or_new: impl FnOnce() -> ReaderId) -> (ReaderId, Holder) {
+        let holder = Holder(self.holders_ever);
+        self.holders_ever += 1;
+        let place = self
+            .by_name
+            .entry(name.clone())
+            .or_insert_with(|| Place { reader: or_new(), holder, lost: None });
+        (place.holder, place.lost) = (holder, None);
+        (place.reader, holder)
+    }
+
+    /// Whether the place called `name` exists, held or waiting.
+    pub(crate) fn reader(&self, name: &ReaderName) -> Option<ReaderId> {
+        self.by_name.get(name).map(|place| place.reader)
+    }
+
+    /// Whether nobody has taken the place over.
+    pub(crate) fn is_held_by(&self, name: &ReaderName, holder: Holder) -> bool {
+        self.by_name.get(name).is_some_and(|place| place.holder == holder)
+    }
+
+    /// Lets the place wait for its reader from `now` on; gives back the reader that loses its place for it, if any.
+    pub(crate) fn lose(&mut self, name: &ReaderName, holder: Holder, now: Instant) -> Option<ReaderId> {
+        let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
+        place.lost = Some(now);
+        let lost = self.by_name.iter().filter_map(|(name, place)| Some((place.lost?, name)));
+        let (count, longest) = lost.fold((0, None), |(count, longest), lost| match longest {
+            Some(before) if before <= lost => (count + 1, Some(before)),
+            _ => (count + 1, Some(lost)),
+        });
+        let name = longest.filter(|_| count > LOST_MAX)?.1.clone();
+        self.by_name.remove(&name).map(|place| place.reader)
+    }
+
+    /// Gives the place up, if it is still this holder's.
+    pub(crate) fn give_up(&mut self, name: &ReaderName, holder: Holder) -> Option<ReaderId> {
+        let reader = self.by_name.get(name).filter(|place| place.holder == holder)?.reader;
+        self.by_name.remove(name);
+        Some(reader)
+    }
+
+    /// Forgets the place of a reader that was evicted.
+    pub(crate) fn forget(&mut self, reader: ReaderId) {
+        self.by_name.retain(|_, place| place.reader != reader);
+    }
+
+    /// Gives up every place that has waited for `linger` or longer.
+    pub(crate) fn expire(&mut self, now: Instant, linger: Duration) -> Vec<ReaderId> {
+        let over = |place: &Place| place.lost.is_some_and(|lost| now >= lost + linger);
+        let expired = self.by_name.extract_if(|_, place| over(place));
+        expired.map(|(_, place)| place.reader).collect()
+    }
+
+    /// When the next place will have waited for `linger`.
+    pub(crate) fn next_expiry(&self, linger: Duration) -> Option<Instant> {
+        self.by_name.values().filter_map(|place| place.lost).min().map(|lost| lost + linger)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retention::Retention;
+
+    const LINGER: Duration = Duration::from_secs(30);
+
+    fn name(name: &str) -> ReaderName {
+        ReaderName::new(name).unwrap()
+    }
+
+    #[test]
+    fn a_reader_that_comes_back_in_time_finds_its_place() {
+        let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
+        let now = Instant::now();
+        let oldest = retention.oldest();
+        let (reader, first) = places.claim(&name("a"), || retention.join(oldest));
+        assert_eq!(places.lose(&name("a"), first, now), None);
+        assert_eq!(places.next_expiry(LINGER), Some(now + LINGER));
+        assert_eq!(places.expire(now + LINGER / 2, LINGER), []);
+        let (again, second) = places.claim(&name("a"), || retention.join(oldest));
+        assert_eq!(again, reader);
+        assert_eq!(places.expire(now + LINGER * 2, LINGER), [], "it is held again");
+        assert_eq!(places.lose(&name("a"), first, now), None, "the first holder has nothing to lose");
+        assert!(places.is_held_by(&name("a"), second) && !places.is_held_by(&name("a"), first));
+        places.lose(&name("a"), second, now);
+        assert_eq!(places.expire(now + LINGER, LINGER), [reader]);
+        assert_eq!(places.reader(&name("a")), None);
+    }
+
+    #[test]
+    fn names_cost_a_bounded_amount() {
+        let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
+        let now = Instant::now();
+        let oldest = retention.oldest();
+        let mut given_up = 0;
+        for i in 0..LOST_MAX as u64 + 10 {
+            let name = name(&format!("r{i}"));
+            let (_, holder) = places.claim(&name, || retention.join(oldest));
+            let lost = places.lose(&name, holder, now + Duration::from_millis(i));
+            given_up += lost.is_some_and(|reader| retention.leave(reader)) as usize;
+        }
+        assert_eq!((places.by_name.len(), given_up), (LOST_MAX, 10));
+    }
+}

@@ -1,0 +1,393 @@
+//! One topic of a server: what is retained of it, who publishes it, who reads it.
+//!
+//! A lock around [`Retention`] and [`Places`], and a signal that something changed. Whoever has to wait looks, waits for
+//! the signal, and looks again.
+
+use crate::{
+    places::{Holder, Places},
+    retention::{Full, Keep, ReaderId, Retention, Seq},
+};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tensor_relay_protocol::{EndReason, Epoch, Metadata, ReaderName, Start, Topic, Version, VersionId};
+use tensor_relay_transport::egress::Payload;
+use tokio::{sync::watch, time::Instant};
+
+/// How a topic treats its versions and its readers. Each publisher brings its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopicOptions {
+    /// How much is retained for late subscribers and for readers in mode `every`. Default: the newest version.
+    pub keep: Keep,
+    /// What happens when retention is full of versions that a reader in mode `every` has not acknowledged.
+    pub when_full: WhenFull,
+    /// How long `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
+    pub publish_timeout: Duration,
+    /// How long a version that left retention may be read by those who are at it; then they are cut off, and told.
+    /// Default: ten minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
+    pub release_timeout: Option<Duration>,
+    /// After how long without a publish the topic ends by itself. Default: never.
+    pub expire_after: Option<Duration>,
+}
+
+/// What `publish` does when it has waited for readers as long as it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Evicts the readers that stand in the way. They are told, and it is counted.
+    Evict,
+    /// Waits on, for as long as it takes.
+    Block,
+}
+
+impl Default for TopicOptions {
+    fn default() -> Self {
+        Self {
+            keep: Keep::default(),
+            when_full: WhenFull::Evict,
+            publish_timeout: Duration::from_secs(10),
+            release_timeout: None,
+            expire_after: None,
+        }
+    }
+}
+
+/// One publish, as long as anything needs it.
+#[derive(Debug)]
+pub(crate) struct Retained {
+    pub(crate) id: VersionId,
+    pub(crate) payload: Payload,
+    pub(crate) metadata: Metadata,
+    /// How many subscribers committed it. The publisher's `Publication` watches it.
+    pub(crate) committed: watch::Sender<u64>,
+    /// How long those who are at it may finish once it left retention.
+    pub(crate) release_timeout: Duration,
+    /// When those who are still at it are cut off.
+    pub(crate) cut_at: watch::Sender<Option<Instant>>,
+}
+
+impl Retained {
+    fn is(&self, epoch: Epoch, version: Version) -> bool {
+        (self.id.epoch, self.id.version) == (epoch, version)
+    }
+
+    /// Starts the clock for those who are still at it.
+    fn leave(&self) {
+        self.cut_at.send_replace(Some(Instant::now() + self.release_timeout));
+    }
+}
+
+/// A topic, shared by its publisher, its readers and the catalogue.
+#[derive(Debug)]
+pub(crate) struct TopicState {
+    name: Topic,
+    /// How long the place of a named reader is kept when its connection is lost.
+    linger: Duration,
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    retention: Retention<Arc<Retained>>,
+    places: Places,
+    has_publisher: bool,
+    ended: Option<EndReason>,
+    followers: u64,
+    published: Option<Instant>,
+}
+
+/// What `publish` has to wait for.
+#[derive(Debug)]
+pub(crate) struct InTheWay {
+    pub(crate) retained: Retained,
+    pub(crate) readers: Vec<ReaderId>,
+    /// When a reader's place will be given up by itself.
+    pub(crate) look_at: Option<Instant>,
+}
+
+impl TopicState {
+    pub(crate) fn new(name: Topic, linger: Duration) -> Self {
+        Self { name, linger, state: Mutex::default(), changed: watch::Sender::default() }
+    }
+
+    pub(crate) fn name(&self) -> &Topic {
+        &self.name
+    }
+
+    /// Signals every change from now on.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Registers a publisher; false when there is one.
+    pub(crate) fn open(&self) -> bool {
+        let mut state = self.state();
+        let free = !state.has_publisher && state.ended.is_none();
+        state.has_publisher |= free;
+        free
+    }
+
+    /// Lets another publisher follow. What is retained stays.
+    pub(crate) fn close(&self) {
+        self.state().has_publisher = false;
+    }
+
+    /// Adds a version, unless readers stand in the way.
+    pub(crate) fn push(&self, retained: Retained, keep: Keep) -> Result<Seq, Box<InTheWay>> {
+        let now = Instant::now();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        for reader in state.places.expire(now, self.linger) {
+            state.retention.leave(reader);
+        }
+        state.retention.set_keep(keep);
+        let bytes = retained.payload.manifest().payload_bytes();
+        match state.retention.push(Arc::new(retained), bytes) {
+            Ok((seq, left)) => {
+                state.published = Some(now);
+                left.iter().for_each(|retained| retained.leave());
+                drop(guard);
+                self.changed.send_replace(());
+                Ok(seq)
+            }
+            Err((retained, Full(readers))) => {
+                let look_at = state.places.next_expiry(self.linger);
+                let retained = Arc::into_inner(retained).expect("nobody else has seen it");
+                Err(Box::new(InTheWay { retained, readers, look_at }))
+            }
+        }
+    }
+
+    /// Takes their places from readers; returns how many had one.
+    pub(crate) fn evict(&self, readers: &[ReaderId]) -> u64 {
+        let evicted = {
+            let mut state = self.state();
+            readers.iter().filter(|reader| {
+                state.places.forget(**reader);
+                state.retention.leave(**reader)
+            }).count()
+        };
+        self.changed.send_replace(());
+        evicted as u64
+    }
+
+    /// Takes one version back.
+    pub(crate) fn withdraw(&self, seq: Seq) {
+        if let Some(retained) = self.state().retention.withdraw(seq) {
+            retained.leave();
+        }
+        self.changed.send_replace(());
+    }
+
+    /// Says that nothing will follow. A topic that was withdrawn or expired gives its versions up as well.
+    pub(crate) fn end(&self, reason: EndReason) {
+        {
+            let mut state = self.state();
+            state.ended.get_or_insert(reason);
+            if reason != EndReason::TopicEnded {
+                state.retention.clear().iter().for_each(|retained| retained.leave());
+            }
+        }
+        self.changed.send_replace(());
+    }
+
+    /// Whether nothing will follow, and why.
+    pub(crate) fn ended(&self) -> Option<EndReason> {
+        self.state().ended
+    }
+
+    /// When something was published last.
+    pub(crate) fn published(&self) -> Option<Instant> {
+        self.state().published
+    }
+
+    /// The newest version.
+    pub(crate) fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
+        self.state().retention.newest().map(|(seq, retained)| (seq, Arc::clone(retained)))
+    }
+
+    /// The oldest version from `seq` on.
+    pub(crate) fn first_from(&self, seq: Seq) -> Option<(Seq, Arc<Retained>)> {
+        self.state().retention.first_from(seq).map(|(seq, retained)| (seq, Arc::clone(retained)))
+    }
+
+    /// A version by its name, if it is retained.
+    pub(crate) fn find(&self, epoch: Epoch, version: Version) -> Option<(Seq, Arc<Retained>)> {
+        let state = self.state();
+        let mut versions = state.retention.iter().rev();
+        let (seq, retained) = versions.find(|(_, retained)| retained.is(epoch, version))?;
+        Some((seq, Arc::clone(retained)))
+    }
+
+    /// Where a subscription begins that has `have`, or nothing.
+    pub(crate) fn place_of(&self, have: Option<(Epoch, Version)>, start: Start) -> Seq {
+        place_of(&self.state().retention, have, start)
+    }
+
+    pub(crate) fn follower_joins(&self) {
+        self.state().followers += 1;
+    }
+
+    pub(crate) fn follower_leaves(&self) {
+        self.state().followers -= 1;
+    }
+
+    pub(crate) fn followers(&self) -> u64 {
+        self.state().followers
+    }
+
+    /// A topic that only waiting subscribers made is forgotten with them, so that asking for names that do not exist
+    /// costs the server nothing lasting.
+    pub(crate) fn is_needed(&self) -> bool {
+        let state = self.state();
+        state.has_publisher || state.followers > 0 || state.retention.newest().is_some()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a subscription begins: after what it has, or where it wants to.
+fn place_of(
+    retention: &Retention<Arc<Retained>>,
+    have: Option<(Epoch, Version)>,
+    start: Start,
+) -> Seq {
+    match (have, start) {
+        (Some((epoch, version)), _) => after(retention, epoch, version),
+        (None, Start::Newest) => retention.newest().map_or(retention.next(), |(seq, _)| seq),
+        (None, Start::Next) => retention.next(),
+        (None, Start::At(epoch, version)) => {
+            let newest = retention.newest().map(|(_, retained)| retained.id.epoch);
+            match (epoch.or(newest), version.0.checked_sub(1)) {
+                (Some(epoch), Some(before)) => after(retention, epoch, Version(before)),
+                _ => retention.oldest(),
+            }
+        }
+        (None, _) => retention.oldest(),
+    }
+}
+
+/// The place of the version after this one. Of an epoch that is not retained any more, nobody can tell what is missing:
+/// then it is the oldest of all.
+fn after(retention: &Retention<Arc<Retained>>, epoch: Epoch, version: Version) -> Seq {
+    let mut of_epoch = retention.iter().filter(|(_, retained)| retained.id.epoch == epoch);
+    let later = of_epoch.clone().find(|(_, retained)| retained.id.version > version);
+    let last = of_epoch.next_back();
+    match (later, last) {
+        (Some((seq, _)), _) => seq,
+        (None, Some((seq, _))) => seq.next(),
+        (None, None) => retention.oldest(),
+    }
+}
+
+/// A subscription in mode `every`, as its topic knows it. Dropping it gives its place up, or leaves it to wait for the
+/// reader to come back ([`keep_place`](Self::keep_place)).
+#[derive(Debug)]
+pub(crate) struct Reader {
+    topic: Arc<TopicState>,
+    id: ReaderId,
+    place: Option<(ReaderName, Holder)>,
+    keep_place: bool,
+}
+
+/// Where a reader is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It has its place.
+    Reading,
+    /// The publisher could not wait for it any longer.
+    Evicted,
+    /// Another subscription took its place over.
+    Replaced,
+}
+
+impl Reader {
+    /// Takes a place in `topic`: the one that `name` left behind, or a new one. Returns where to begin.
+    pub(crate) fn join(
+        topic: Arc<TopicState>,
+        name: Option<ReaderName>,
+        have: Option<(Epoch, Version)>,
+        start: Start,
+    ) -> (Self, Seq) {
+        let (id, place, begin) = {
+            let mut guard = topic.state();
+            let State { retention, places, .. } = &mut *guard;
+            let wanted = place_of(retention, have, start);
+            let known = name.as_ref().and_then(|name| places.reader(name));
+            let waiting = known.and_then(|reader| retention.place(reader));
+            let begin = match waiting {
+                // It comes back and says nothing: on with what it has not acknowledged.
+                Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
+                _ => wanted,
+            };
+            match name {
+                Some(name) => {
+                    let (id, holder) = places.claim(&name, || retention.join(begin));
+                    if matches!(start, Start::At(..)) {
+                        retention.advance(id, begin); // It says that it is done with what came before.
+                    }
+                    (id, Some((name, holder)), begin)
+                }
+                None => (retention.join(begin), None, begin),
+            }
+        };
+        topic.changed.send_replace(());
+        (Self { topic, id, place, keep_place: false }, begin)
+    }
+
+    /// Whether it still has its place.
+    pub(crate) fn standing(&self) -> Standing {
+        let state = self.topic.state();
+        let held = |(name, holder): &(ReaderName, Holder)| state.places.is_held_by(name, *holder);
+        match state.retention.place(self.id) {
+            None => Standing::Evicted,
+            Some(_) if self.place.as_ref().is_none_or(held) => Standing::Reading,
+            Some(_) => Standing::Replaced,
+        }
+    }
+
+    /// Takes the reader's word that it is done with this version and all before it.
+    pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
+        {
+            let mut state = self.topic.state();
+            let mut versions = state.retention.iter().rev();
+            let found = versions.find(|(_, retained)| retained.is(epoch, version));
+            let Some((seq, _)) = found else {
+                return; // It left retention already.
+            };
+            state.retention.acknowledge(self.id, seq);
+        }
+        self.topic.changed.send_replace(());
+    }
+
+    /// How many versions before `seq` it has not acknowledged.
+    pub(crate) fn unacknowledged(&self, seq: Seq) -> usize {
+        self.topic.state().retention.unacknowledged(self.id, seq)
+    }
+
+    /// Keeps the place for a while when this is dropped. A reader without a name has nothing to come back to.
+    pub(crate) fn keep_place(&mut self) {
+        self.keep_place = true;
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        {
+            let mut guard = self.topic.state();
+            let State { retention, places, .. } = &mut *guard;
+            let leaving = match &self.place {
+                Some((name, holder)) if self.keep_place => places.lose(name, *holder, Instant::now()),
+                Some((name, holder)) => places.give_up(name, *holder),
+                None => Some(self.id),
+            };
+            if let Some(reader) = leaving {
+                retention.leave(reader);
+            }
+        }
+        self.topic.changed.send_replace(());
+    }
+}
