@@ -12,7 +12,7 @@ use std::{
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, ManifestDigest, Misbehaved,
+    AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, ManifestDigest, Misbehaved, RangeSet,
     SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
 };
 use tensor_relay_transport::{Lane, LaneError, control};
@@ -191,8 +191,8 @@ impl Subscription {
     async fn send_version(&mut self, retained: &Arc<Retained>) -> Result<(), Ended> {
         self.announce(retained).await?;
         let manifest = retained.payload.manifest();
-        let mut plan =
-            SendPlan::new(manifest.chunking().count(), self.history.manifest != Some(manifest.digest()));
+        let wanted = RangeSet::from_range(0..manifest.chunking().count());
+        let mut plan = SendPlan::new(wanted, self.history.manifest != Some(manifest.digest()));
         let mut watch = StallWatch::new(self.shared.config.stall_timeout);
         let mut sends = Sends::new(self.outgoing(retained, &watch));
         let mut given_up = false;
