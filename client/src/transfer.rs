@@ -4,7 +4,7 @@ use crate::{Receipt, Snapshot, error::TransferError, progress::Counters};
 use std::sync::Arc;
 use tensor_relay_device::{HostMemory, HostSink};
 use tensor_relay_protocol::{
-    Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, Verified, VersionDigest,
+    Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, Selection, Verified, VersionDigest,
 };
 use tokio::time::Instant;
 
@@ -38,7 +38,8 @@ impl Transfer {
         counters.expect(manifest.payload_bytes());
         let region = memory.allocate(manifest.payload_bytes() as usize)?;
         let sink = Arc::new(HostSink::new(region));
-        Ok(Self { announce, assembly: Assembly::new(manifest), sink, counters, began })
+        let assembly = Assembly::new(Arc::new(Selection::all(manifest)));
+        Ok(Self { announce, assembly, sink, counters, began })
     }
 
     pub(crate) fn manifest(&self) -> &Manifest {

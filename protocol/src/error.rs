@@ -124,6 +124,9 @@ pub enum Misbehaved {
         /// How many there are.
         count: u32,
     },
+    /// A chunk that the manifest has and the subscription did not select.
+    #[error("the peer sent chunk {0}, which holds nothing that was selected")]
+    NotSelected(ChunkIndex),
     /// A chunk whose size is not what the manifest says.
     #[error("the peer sent chunk {chunk} with {found} raw bytes where the manifest says {expected}")]
     WrongChunkSize {

@@ -1,11 +1,11 @@
 //! Sets of chunk numbers, kept as ranges.
 
-use std::ops::Range;
+use std::{iter::Flatten, ops::Range, vec};
 
-/// A set of numbers that tends to have long runs: the chunks that a receiver holds, or still misses.
+/// A set of numbers below `u32::MAX` that tends to have long runs: the chunks that a receiver holds, or still misses.
 ///
 /// Ranges are sorted, disjoint, non-empty and not adjacent, so equal sets are equal values. Insertion is linear in the
-/// number of ranges, which concurrent streams keep small.
+/// number of ranges, which concurrent streams keep small; at the end of the set it is logarithmic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: Vec<Range<u32>>,
@@ -15,6 +15,23 @@ impl RangeSet {
     /// The empty set.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The numbers of one range.
+    pub fn from_range(range: Range<u32>) -> Self {
+        Self::from_iter([range])
+    }
+
+    /// Reads ranges that a peer sent: `None` unless they are as [`ranges`](Self::ranges) gives them, ascending,
+    /// non-empty, and with a gap between each and the next.
+    pub fn from_ranges(ranges: impl IntoIterator<Item = Range<u32>>) -> Option<Self> {
+        let mut end = None;
+        let checked = ranges.into_iter().map(|range| {
+            let apart = end.is_none_or(|end| end < range.start) && range.start < range.end;
+            end = Some(range.end);
+            apart.then_some(range)
+        });
+        Some(Self { ranges: checked.collect::<Option<_>>()? })
     }
 
     /// Adds `number`; returns false when it was already there.
@@ -75,11 +92,79 @@ impl RangeSet {
         &self.ranges
     }
 
+    /// The numbers, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ranges.iter().cloned().flatten()
+    }
+
+    /// The numbers of either set. All but linear in the ranges of both.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        self.ranges.iter().chain(&other.ranges).cloned().collect()
+    }
+
+    /// The numbers that are not in `other`. Linear in the ranges of both.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        let mut ranges = Vec::new();
+        let mut holes = other.ranges.iter().peekable();
+        for range in &self.ranges {
+            let mut start = range.start;
+            while holes.next_if(|hole| hole.end <= start).is_some() {}
+            while let Some(hole) = holes.next_if(|hole| hole.end <= range.end) {
+                if start < hole.start {
+                    ranges.push(start..hole.start);
+                }
+                start = hole.end;
+            }
+            let end = holes.peek().map_or(range.end, |hole| hole.start.min(range.end));
+            if start < end {
+                ranges.push(start..end);
+            }
+        }
+        Self { ranges }
+    }
+
     fn merge_with_next(&mut self, at: usize) {
         if let Some(next) = self.ranges.get(at + 1).filter(|next| next.start == self.ranges[at].end) {
             self.ranges[at].end = next.end;
             self.ranges.remove(at + 1);
         }
+    }
+}
+
+/// Takes ranges in any order, overlapping or empty. Linear when they ascend.
+impl FromIterator<Range<u32>> for RangeSet {
+    fn from_iter<I: IntoIterator<Item = Range<u32>>>(ranges: I) -> Self {
+        let mut joined: Vec<Range<u32>> = Vec::new();
+        for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+            match joined.last_mut() {
+                Some(last) if meet(last, &range) => last.end = last.end.max(range.end),
+                _ => joined.push(range),
+            }
+        }
+        joined.sort_unstable_by_key(|range| range.start);
+        joined.dedup_by(|next, range| {
+            let meet = meet(range, next);
+            range.end = if meet { range.end.max(next.end) } else { range.end };
+            meet
+        });
+        Self { ranges: joined }
+    }
+}
+
+/// Whether `next`, which does not start before `range`, overlaps or continues it.
+fn meet(range: &Range<u32>, next: &Range<u32>) -> bool {
+    range.start <= next.start && next.start <= range.end
+}
+
+impl IntoIterator for RangeSet {
+    type Item = u32;
+    type IntoIter = Flatten<vec::IntoIter<Range<u32>>>;
+
+    /// The numbers, ascending, each in constant time.
+    fn into_iter(self) -> Self::IntoIter {
+        self.ranges.into_iter().flatten()
     }
 }
 

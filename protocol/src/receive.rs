@@ -1,14 +1,16 @@
 //! The receiver's side of one version: what came, what is missing, and when it may become visible (PROTOCOL.md §6.5).
 
-use crate::{ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Verified, VersionDigest};
+use crate::{
+    ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Selection, Verified, VersionDigest,
+};
 use std::{ops::Range, sync::Arc};
 
 /// What became of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every chunk is here and verified, and together they are what the sender said: make it visible.
+    /// Every selected chunk is here and verified, and together they are what the sender said: make it visible.
     Commit,
-    /// Every chunk is here and verified on its own, but together they are not what the sender said.
+    /// Every selected chunk is here and verified on its own, but together they are not what the sender said.
     Mismatch {
         /// What the sender said.
         expected: VersionDigest,
@@ -17,44 +19,50 @@ pub enum Outcome {
     },
 }
 
-/// Assembles one version from chunks that come in any order.
+/// Assembles what is selected of one version from chunks that come in any order, over one connection or several.
 ///
 /// Pure: it holds no payload, only what is known about each chunk. It is the one place that decides that a version is
 /// whole, which is what makes "never a torn tensor" a property of one small type.
 #[derive(Debug)]
 pub struct Assembly {
-    manifest: Arc<Manifest>,
+    selection: Arc<Selection>,
     hashes: Vec<Option<ChunkHash>>,
     arriving: RangeSet,
-    verified: u32,
+    missing: u32,
     complete: Option<VersionDigest>,
 }
 
 impl Assembly {
-    /// Begins a version described by `manifest`. Costs 17 bytes per chunk.
-    pub fn new(manifest: Arc<Manifest>) -> Self {
-        let chunks = manifest.chunking().count() as usize;
-        Self { manifest, hashes: vec![None; chunks], arriving: RangeSet::new(), verified: 0, complete: None }
+    /// Begins a version of which `selection` is wanted. Costs 17 bytes per chunk of the manifest.
+    pub fn new(selection: Arc<Selection>) -> Self {
+        let chunks = selection.manifest().chunking().count() as usize;
+        let missing = selection.chunks().len();
+        Self { selection, hashes: vec![None; chunks], arriving: RangeSet::new(), missing, complete: None }
     }
 
     /// What the version holds.
     pub fn manifest(&self) -> &Arc<Manifest> {
-        &self.manifest
+        self.selection.manifest()
     }
 
-    /// Takes the header of a chunk that begins to arrive and says where in the payload its bytes belong.
+    /// What of it is wanted, and where that goes.
+    pub fn selection(&self) -> &Arc<Selection> {
+        &self.selection
+    }
+
+    /// Takes the header of a chunk that begins to arrive and says where its bytes belong
+    /// ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`Misbehaved`] when the manifest has no such chunk, gives it another size, or it came before.
+    /// [`Misbehaved`] when the manifest has no such chunk, gives it another size, it was not selected, or it came before.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, Misbehaved> {
         let chunk = header.chunk;
-        let count = self.manifest.chunking().count();
-        let range = self
-            .manifest
-            .chunking()
-            .range(chunk)
-            .ok_or(Misbehaved::NoSuchChunk { chunk, count })?;
-        let expected = range.end - range.start;
+        let count = self.manifest().chunking().count();
+        if chunk.0 >= count {
+            return Err(Misbehaved::NoSuchChunk { chunk, count });
+        }
+        let place = self.selection.place(chunk).ok_or(Misbehaved::NotSelected(chunk))?;
+        let expected = place.end - place.start;
         if u64::from(header.raw_bytes) != expected {
             return Err(Misbehaved::WrongChunkSize { chunk, expected, found: header.raw_bytes });
         }
@@ -67,7 +75,7 @@ impl Assembly {
         if self.hashes[chunk.0 as usize].is_some() || !self.arriving.insert(chunk.0) {
             return Err(Misbehaved::DuplicateChunk(chunk));
         }
-        Ok(range)
+        Ok(place)
     }
 
     /// Takes the news that a chunk's bytes are in their place and verified.
@@ -75,7 +83,7 @@ impl Assembly {
         // A chunk is verified only after its header was taken; anything else is not of this version.
         if self.arriving.remove(verified.chunk().0) {
             self.hashes[verified.chunk().0 as usize] = Some(verified.hash());
-            self.verified += 1;
+            self.missing -= 1;
         }
     }
 
@@ -89,28 +97,46 @@ impl Assembly {
         self.complete = Some(digest);
     }
 
+    /// Takes the news that the connection is lost: what was arriving is missing again, and the sender will have to say
+    /// again what the whole is. What is verified stays.
+    ///
+    /// Whoever reads the lost streams must have stopped by now: their places may be written again.
+    pub fn handle_detached(&mut self) {
+        self.arriving = RangeSet::new();
+        self.complete = None;
+    }
+
+    /// Forgets all that is held but the first `ranges` runs of chunks, so that the word of what is held stays small.
+    /// Returns the chunks that are missing again.
+    pub fn forget_beyond(&mut self, ranges: usize) -> RangeSet {
+        let held = self.held();
+        let forgotten: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
+        for chunk in forgotten.iter() {
+            self.hashes[chunk as usize] = None;
+        }
+        self.missing += forgotten.len();
+        forgotten
+    }
+
     /// What became of the version; `None` while something is missing.
     pub fn poll(&self) -> Option<Outcome> {
         let expected = self.complete?;
-        if (self.verified as usize) < self.hashes.len() {
+        if self.missing > 0 {
             return None;
         }
-        let found = VersionDigest::of(self.manifest.digest(), self.hashes.iter().flatten().copied());
+        let found = VersionDigest::of(self.manifest().digest(), self.hashes.iter().flatten().copied());
         Some(if found == expected { Outcome::Commit } else { Outcome::Mismatch { expected, found } })
     }
 
     /// How many chunks are verified.
     pub fn verified_chunks(&self) -> u32 {
-        self.verified
+        self.selection.chunks().len() - self.missing
     }
 
     /// The chunks that are verified: what a resume need not send again.
     pub fn held(&self) -> RangeSet {
-        let mut held = RangeSet::new();
-        for (index, _) in self.hashes.iter().enumerate().filter(|(_, hash)| hash.is_some()) {
-            held.insert(index as u32);
-        }
-        held
+        let held = (0u32..).zip(&self.hashes).filter(|(_, hash)| hash.is_some());
+        held.map(|(chunk, _)| chunk..chunk + 1).collect()
     }
 }
 
@@ -157,7 +183,7 @@ mod tests {
     #[test]
     fn a_wrong_sum_is_never_committed() {
         let manifest = manifest(2);
-        let mut assembly = Assembly::new(manifest.clone());
+        let mut assembly = Assembly::new(Arc::new(Selection::all(manifest.clone())));
         for chunk in [1, 0] {
             assembly.handle_header(&header(chunk)).unwrap();
             assembly.handle_verified(verified(chunk));
@@ -169,7 +195,7 @@ mod tests {
 
     #[test]
     fn rules_of_headers() {
-        let mut assembly = Assembly::new(manifest(2));
+        let mut assembly = Assembly::new(Arc::new(Selection::all(manifest(2))));
         assert!(matches!(assembly.handle_header(&header(2)), Err(Misbehaved::NoSuchChunk { .. })));
         let small = ChunkHeader { raw_bytes: 1, ..header(0) };
         assert!(matches!(assembly.handle_header(&small), Err(Misbehaved::WrongChunkSize { .. })));
@@ -203,7 +229,7 @@ mod tests {
         #[test]
         fn commit_only_when_whole(chunks in 0u64..6, steps in prop::collection::vec(any_step(), 0..60)) {
             let manifest = manifest(chunks);
-            let mut assembly = Assembly::new(manifest.clone());
+            let mut assembly = Assembly::new(Arc::new(Selection::all(manifest.clone())));
             let (mut arriving, mut done, mut complete) = (RangeSet::new(), RangeSet::new(), false);
             for step in steps {
                 match step {

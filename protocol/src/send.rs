@@ -1,6 +1,7 @@
 //! The sender's side of one version on one subscription: what to send next (PROTOCOL.md §6.3).
 
-use crate::{ChunkIndex, Credit};
+use crate::{ChunkIndex, Credit, RangeSet};
+use std::iter::Peekable;
 
 /// What a [`SendPlan`] wants done now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,17 +20,17 @@ pub enum SendAction {
 /// tells it what happened.
 #[derive(Debug)]
 pub struct SendPlan {
-    chunks: u32,
-    next: u32,
+    waiting: Peekable<<RangeSet as IntoIterator>::IntoIter>,
     in_flight: u32,
     manifest: bool,
     complete: bool,
 }
 
 impl SendPlan {
-    /// Plans a version of `chunks` chunks; `manifest` tells whether the receiver still needs the manifest.
-    pub fn new(chunks: u32, manifest: bool) -> Self {
-        Self { chunks, next: 0, in_flight: 0, manifest, complete: false }
+    /// Plans to send the chunks `wanted`, those that the receiver selected and does not hold; `manifest` tells whether
+    /// it still needs the manifest.
+    pub fn new(wanted: RangeSet, manifest: bool) -> Self {
+        Self { waiting: wanted.into_iter().peekable(), in_flight: 0, manifest, complete: false }
     }
 
     /// The next thing to do, spending `credit` for a chunk; `None` until something changes.
@@ -38,8 +39,8 @@ impl SendPlan {
             self.manifest = false;
             return Some(SendAction::Manifest);
         }
-        if self.next < self.chunks {
-            return credit.spend().then(|| self.begin_chunk());
+        if self.waiting.peek().is_some() {
+            return if credit.spend() { self.begin_chunk() } else { None };
         }
         if self.in_flight == 0 && !self.complete {
             self.complete = true;
@@ -63,11 +64,10 @@ impl SendPlan {
         self.complete
     }
 
-    fn begin_chunk(&mut self) -> SendAction {
-        let chunk = ChunkIndex(self.next);
-        self.next += 1;
+    fn begin_chunk(&mut self) -> Option<SendAction> {
+        let chunk = ChunkIndex(self.waiting.next()?);
         self.in_flight += 1;
-        SendAction::Chunk(chunk)
+        Some(SendAction::Chunk(chunk))
     }
 }
 
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn the_manifest_goes_first_and_costs_no_credit() {
         let mut credit = Credit::new(0).unwrap();
-        let mut plan = SendPlan::new(1, true);
+        let mut plan = SendPlan::new(RangeSet::from_range(0..1), true);
         assert_eq!(plan.poll(&mut credit), Some(SendAction::Manifest));
         assert_eq!(plan.poll(&mut credit), None);
         credit.grant(1).unwrap();
@@ -93,16 +93,20 @@ mod tests {
     #[test]
     fn an_empty_version_is_complete_at_once() {
         let mut credit = Credit::new(0).unwrap();
-        assert_eq!(SendPlan::new(0, false).poll(&mut credit), Some(SendAction::Complete));
+        assert_eq!(SendPlan::new(RangeSet::new(), false).poll(&mut credit), Some(SendAction::Complete));
     }
 
     proptest! {
-        /// Any order of grants and finished sends: every chunk once, in order, never beyond credit, then `Complete` once.
+        /// Any wanted chunks, any order of grants and finished sends: every wanted chunk once, in order, never beyond
+        /// credit, then `Complete` once.
         #[test]
-        fn every_chunk_once(chunks in 0u32..50, steps in prop::collection::vec(prop::option::of(1u32..5), 0..300)) {
+        fn every_wanted_chunk_once(
+            wanted in prop::collection::btree_set(0u32..80, 0..50),
+            steps in prop::collection::vec(prop::option::of(1u32..5), 0..300),
+        ) {
             let mut credit = Credit::new(0).unwrap();
-            let mut plan = SendPlan::new(chunks, false);
-            let (mut granted, mut sent, mut completes) = (0, 0, 0);
+            let mut plan = SendPlan::new(wanted.iter().map(|n| *n..n + 1).collect(), false);
+            let (mut granted, mut sent, mut completes) = (0, vec![], 0);
             for step in steps.into_iter().chain(std::iter::repeat_n(Some(4), 20)).chain(std::iter::repeat_n(None, 60)) {
                 match step {
                     Some(chunks) => { credit.grant(chunks).unwrap(); granted += chunks; }
@@ -111,14 +115,15 @@ mod tests {
                 }
                 while let Some(action) = plan.poll(&mut credit) {
                     match action {
-                        SendAction::Chunk(chunk) => { prop_assert_eq!(chunk.0, sent); sent += 1; }
+                        SendAction::Chunk(chunk) => sent.push(chunk.0),
                         SendAction::Complete => { prop_assert_eq!(plan.in_flight(), 0); completes += 1; }
                         SendAction::Manifest => prop_assert!(false, "not asked for"),
                     }
                 }
-                prop_assert!(sent <= granted);
+                prop_assert!(sent.len() <= granted as usize);
             }
-            prop_assert_eq!((sent, completes), (chunks, 1));
+            prop_assert_eq!(sent, Vec::from_iter(wanted));
+            prop_assert_eq!(completes, 1);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 use tensor_relay_device::Source;
-use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, VersionDigest};
+use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, RangeSet, VersionDigest};
 
 /// The manifest of a version, where its bytes come from, and what is known of their hashes.
 #[derive(Debug)]
@@ -41,8 +41,22 @@ impl Payload {
 
     /// What the version is, once every chunk was hashed.
     pub fn digest(&self) -> Option<VersionDigest> {
-        let hashes: Option<Vec<ChunkHash>> = self.hashes.iter().map(|hash| hash.get().copied()).collect();
+        self.digest_of(&RangeSet::from_range(0..self.manifest.chunking().count()))
+    }
+
+    /// What the part of the version is that consists of `chunks`, once each of them was hashed.
+    pub fn digest_of(&self, chunks: &RangeSet) -> Option<VersionDigest> {
+        let hash = |chunk: u32| self.hashes.get(chunk as usize)?.get().copied();
+        let hashes: Option<Vec<ChunkHash>> = chunks.iter().map(hash).collect();
         Some(VersionDigest::of(self.manifest.digest(), hashes?))
+    }
+
+    /// Those of `chunks` that stand between [`digest_of`](Self::digest_of) and its answer. A chunk that a receiver
+    /// holds from an earlier connection is not sent again, so sending alone may never hash it.
+    pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
+        let unknown =
+            |chunk: &ChunkIndex| self.hashes.get(chunk.0 as usize).is_some_and(|hash| hash.get().is_none());
+        chunks.iter().map(ChunkIndex).filter(unknown).collect()
     }
 
     /// Names this payload among all of the process, for caches.

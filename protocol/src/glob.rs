@@ -1,0 +1,270 @@
+//! Globs: patterns over names, parsed once, matched in a time that no pattern can blow up (PROTOCOL.md §4.4).
+
+use crate::name::NAME_MAX_BYTES;
+use std::fmt;
+
+/// A pattern over topics or tensor names, e.g. `kv/*` or `model.layers.1?.**`.
+///
+/// `*` stands for any run of characters but `/`, `**` for any run at all, `?` for one character but `/`; every other
+/// character stands for itself, and there is no escape. A pattern is held against the whole name. It has 1 to 255 bytes
+/// and no control characters.
+///
+/// Costs up to 10 KiB, about 1 KiB as people write them.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Glob {
+    text: Box<str>,
+    automaton: Automaton,
+}
+
+impl Glob {
+    /// Parses `pattern`.
+    ///
+    /// # Errors
+    /// [`GlobError`] says which rule the pattern breaks.
+    pub fn new(pattern: &str) -> Result<Self, GlobError> {
+        match pattern.len() {
+            0 => return Err(GlobError::Empty),
+            n if n > NAME_MAX_BYTES => return Err(GlobError::TooLong(n)),
+            _ => {}
+        }
+        if let Some(found) = pattern.chars().find(|c| c.is_control()) {
+            return Err(GlobError::ControlChar { glob: pattern.into(), found });
+        }
+        Ok(Self { text: pattern.into(), automaton: Automaton::new(pattern) })
+    }
+
+    /// Whether `name` as a whole is one of those that the pattern stands for. Linear in `name`; takes no memory.
+    pub fn matches(&self, name: &str) -> bool {
+        self.automaton.accepts(name)
+    }
+
+    /// Whether the pattern stands for itself alone.
+    pub fn is_literal(&self) -> bool {
+        !self.text.contains(['*', '?'])
+    }
+
+    /// The pattern as text.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Why a text is no glob.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GlobError {
+    /// Nothing was given.
+    #[error("a glob must not be empty: write `**` for every name")]
+    Empty,
+    /// More than 255 bytes were given.
+    #[error("a glob has at most {NAME_MAX_BYTES} bytes, this one has {0}")]
+    TooLong(usize),
+    /// A control character, which no name has.
+    #[error("the glob {glob:?} contains {found:?}: names have no control characters, so nothing could match")]
+    ControlChar {
+        /// The whole pattern.
+        glob: Box<str>,
+        /// The first character that is not allowed.
+        found: char,
+    },
+}
+
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.text, f)
+    }
+}
+
+impl std::str::FromStr for Glob {
+    type Err = GlobError;
+
+    fn from_str(pattern: &str) -> Result<Self, GlobError> {
+        Self::new(pattern)
+    }
+}
+
+/// The pattern as a nondeterministic automaton whose states are bits: all ways to match advance at once, so there is
+/// nothing to go back to.
+///
+/// State `n` means that `n` characters of the pattern, stars not counted, are behind. A star lets its state stay.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Automaton {
+    /// The states in which a `**` takes any character and stays.
+    any: States,
+    /// The states in which a `*` takes any character but `/` and stays.
+    segment: States,
+    /// The states that a `?` leaves.
+    one: States,
+    /// The states that each character of the pattern leaves, in order of character.
+    letters: Box<[(char, States)]>,
+    /// The state that is reached when the whole pattern is behind.
+    end: u8,
+}
+
+impl Automaton {
+    /// Expects at most 255 characters, so that every state has its bit.
+    fn new(pattern: &str) -> Self {
+        let (mut any, mut segment, mut one) = (States::NONE, States::NONE, States::NONE);
+        let mut letters = std::collections::BTreeMap::new();
+        let mut state = 0;
+        for character in pattern.chars() {
+            match character {
+                // The second star of `**`, or a third one, which adds nothing.
+                '*' if segment.contains(state) => any.insert(state),
+                '*' => segment.insert(state),
+                '?' => one.insert(state),
+                other => letters.entry(other).or_insert(States::NONE).insert(state),
+            }
+            state += u8::from(character != '*');
+        }
+        Self { any, segment, one, letters: letters.into_iter().collect(), end: state }
+    }
+
+    fn accepts(&self, name: &str) -> bool {
+        let mut states = States::NONE;
+        states.insert(0);
+        for character in name.chars() {
+            let (leave, stay) = self.moves(character);
+            states = (states & leave).next() | (states & stay);
+            if states == States::NONE {
+                return false;
+            }
+        }
+        states.contains(self.end)
+    }
+
+    /// The states that `character` leaves for the next, and those in which it may stay.
+    fn moves(&self, character: char) -> (States, States) {
+        let letter = match self.letters.binary_search_by_key(&character, |(letter, _)| *letter) {
+            Ok(at) => self.letters[at].1,
+            Err(_) => States::NONE,
+        };
+        match character {
+            '/' => (letter, self.any),
+            _ => (letter | self.one, self.segment | self.any),
+        }
+    }
+}
+
+/// A set of the numbers 0 to 255.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct States([u64; 4]);
+
+impl States {
+    const NONE: Self = Self([0; 4]);
+
+    fn insert(&mut self, state: u8) {
+        self.0[usize::from(state / 64)] |= 1 << (state % 64);
+    }
+
+    fn contains(self, state: u8) -> bool {
+        self.0[usize::from(state / 64)] & (1 << (state % 64)) != 0
+    }
+
+    /// Every number of the set plus one. No pattern leaves state 255.
+    fn next(self) -> Self {
+        let [a, b, c, d] = self.0;
+        Self([a << 1, b << 1 | a >> 63, c << 1 | b >> 63, d << 1 | c >> 63])
+    }
+}
+
+impl std::ops::BitAnd for States {
+    type Output = Self;
+
+    fn bitand(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] & other.0[word]))
+    }
+}
+
+impl std::ops::BitOr for States {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn matches(pattern: &str, name: &str) -> bool {
+        Glob::new(pattern).unwrap().matches(name)
+    }
+
+    #[test]
+    fn globs_that_users_write() {
+        assert!(matches("policy", "policy"));
+        assert!(!matches("policy", "policy2"));
+        assert!(matches("kv/*", "kv/req-17"));
+        assert!(!matches("kv/*", "kv/a/b"));
+        assert!(matches("kv/**", "kv/a/b"));
+        assert!(!matches("kv/**", "kv"));
+        assert!(matches("model.layers.?.**", "model.layers.3.mlp.up_proj.weight"));
+        assert!(!matches("model.layers.?.**", "model.layers.13.mlp.up_proj.weight"));
+        assert!(matches("**.bias", "model.norm.bias"));
+        assert!(matches("*", "kv") && !matches("*", "kv/a") && matches("**", "kv/a"));
+        assert!(matches("?", "é"), "a character, not a byte");
+        assert!(!matches("a?b", "a/b"));
+    }
+
+    #[test]
+    fn rules_of_globs() {
+        assert_eq!(Glob::new(""), Err(GlobError::Empty));
+        assert_eq!(Glob::new(&"*".repeat(256)), Err(GlobError::TooLong(256)));
+        assert!(matches!(Glob::new("a\nb"), Err(GlobError::ControlChar { found: '\n', .. })));
+        assert!(Glob::new("a[b]{c}\\").unwrap().is_literal());
+        assert!(!Glob::new("a?").unwrap().is_literal());
+        assert_eq!("kv/*".parse::<Glob>().unwrap().to_string(), "kv/*");
+    }
+
+    /// The longest patterns use every state there is.
+    #[test]
+    fn patterns_of_255_characters() {
+        assert!(matches(&"a".repeat(255), &"a".repeat(255)));
+        assert!(!matches(&"a".repeat(255), &"a".repeat(254)));
+        assert!(!matches(&"a".repeat(255), &"a".repeat(256)));
+        assert!(matches(&"?".repeat(255), &"a".repeat(255)));
+        assert!(matches(&"*".repeat(255), &"a/".repeat(500)));
+        assert!(!matches(&format!("{}b", "a*".repeat(127)), &"a".repeat(10_000)));
+    }
+
+    /// What a glob means, in the words of PROTOCOL.md §4.4, without a thought for time.
+    fn reference(pattern: &[char], name: &[char]) -> bool {
+        let some_rest = |rest: &[char], runs: fn(&[char]) -> bool| {
+            (0..=name.len()).any(|n| runs(&name[..n]) && reference(rest, &name[n..]))
+        };
+        match pattern {
+            [] => name.is_empty(),
+            ['*', '*', rest @ ..] => some_rest(rest, |_| true),
+            ['*', rest @ ..] => some_rest(rest, |run| !run.contains(&'/')),
+            ['?', rest @ ..] => name.first().is_some_and(|c| *c != '/') && reference(rest, &name[1..]),
+            [letter, rest @ ..] => name.first() == Some(letter) && reference(rest, &name[1..]),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        #[test]
+        fn means_what_the_page_says(pattern in "[ab/*?é]{1,7}", name in "[ab/é]{0,8}") {
+            let chars = |text: &str| text.chars().collect::<Vec<char>>();
+            prop_assert_eq!(matches(&pattern, &name), reference(&chars(&pattern), &chars(&name)));
+        }
+
+        #[test]
+        fn any_text_is_survived(pattern in any::<String>(), name in any::<String>()) {
+            if let Ok(glob) = Glob::new(&pattern) {
+                prop_assert!(!glob.is_literal() || glob.matches(&name) == (pattern == name));
+                prop_assert_eq!(glob.as_str(), &pattern);
+            }
+        }
+    }
+}
