@@ -48,8 +48,7 @@ impl Keeper {
                 return;
             }
             tracing::warn!(error = %lost, "The connection was lost; making another one.");
-            self.session.detach(&mut link).await;
-            link.close(lost.last_word()).await;
+            self.session.detach(link.give_up(lost.last_word()).await);
             match self.reconnect(lost).await {
                 Ok(next) => link = next,
                 Err(error) => break error,

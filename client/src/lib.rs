@@ -21,27 +21,35 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod client;
 mod config;
 mod delivery;
 mod error;
+mod holding;
+mod keeper;
+mod link;
 mod progress;
 mod receiving;
+mod request;
 mod save;
 mod session;
 mod snapshot;
 mod subscription;
 mod transfer;
+mod watches;
 
 pub use client::Client;
 pub use config::Config;
-pub use error::{ClientError, SubscriptionError};
+pub use error::{ClientError, Gap, SubscriptionError};
 pub use progress::Progress;
+pub use request::Request;
 pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};
 pub use subscription::Subscription;
+pub use watches::TopicWatch;
 pub use tensor_relay_protocol::{
-    Blame, CloseCode, Dtype, EndReason, Epoch, Manifest, Metadata, Shape, Tensor, TensorName, Ticket,
+    Blame, CloseCode, Dtype, EndReason, Epoch, Glob, GlobError, Manifest, Metadata, Mode, ReaderName, Shape, Start, Tensor, TensorName, Ticket,
     TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{ConnectError, Connector, LaneError, LaneStats, Tuning};

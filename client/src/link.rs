@@ -136,8 +136,9 @@ impl Link {
         })
     }
 
-    /// Waits for what has all its bytes, after the connection was lost. Nothing touches the memory of a version then.
-    pub(crate) async fn finish(&mut self) -> Vec<Event> {
+    /// Gives a lost connection up, and waits for what has all its bytes. Nothing touches the memory of a version then.
+    pub(crate) async fn give_up(mut self, last: LastWord) -> Vec<Event> {
+        self.lane.close(last.code, &last.text);
         let mut events = vec![];
         let finish = async {
             while let Some(event) = self.tasks.join_next().await {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Progress {
     /// The version's number; 0 before the first.
     pub version: u64,
-    /// The size of its payload in bytes; 0 until its manifest is here.
+    /// The size of what is received of its payload, in bytes; 0 until its manifest is here.
     pub payload_bytes: u64,
     /// The payload bytes that are verified and in place.
     pub verified_bytes: u64,
@@ -53,6 +53,11 @@ impl Counters {
 
     pub(crate) fn add_verified(&self, bytes: u64) {
         self.verified_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Verified bytes were given up again.
+    pub(crate) fn sub_verified(&self, bytes: u64) {
+        self.verified_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> Progress {

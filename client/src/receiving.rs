@@ -4,30 +4,32 @@
 //! back into order and decides; it never waits and never touches the network.
 
 use crate::{
-    Snapshot, SubscriptionError,
+    Gap, Request, Snapshot, SubscriptionError,
     delivery::Delivery,
     error::TransferError,
+    holding::Holding,
     progress::Counters,
     transfer::{Place, Transfer},
 };
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{
-    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, SubscriptionId, Topic, Verified, Version,
-    VersionDigest, VersionId,
+    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Start, Subscribe,
+    SubscriptionId, Topic, Verified, Version, VersionDigest, VersionId,
 };
 use tensor_relay_transport::{DataIn, LaneError};
 use tokio::{task::AbortHandle, time::Instant};
 
-/// The state of one subscription.
+/// The state of one subscription. It outlives connections.
 #[derive(Debug)]
 pub(crate) struct Receiving {
-    topic: Topic,
+    request: Request,
     pub(crate) delivery: Arc<Delivery>,
     pub(crate) counters: Arc<Counters>,
-    /// The manifest that came last; the server sends it again only when another is needed.
-    manifest: Option<Arc<Manifest>>,
-    /// Whether one is on its way. There is never a second, so hostile ones cannot pile up.
+    pub(crate) holding: Arc<Holding>,
+    /// What is wanted of the manifest that came last; the server sends it again only when another is needed.
+    selection: Option<Arc<Selection>>,
+    /// Whether a manifest is on its way. There is never a second, so hostile ones cannot pile up.
     manifest_arriving: bool,
     phase: Phase,
     /// Chunks whose version or manifest is not known yet. Credit bounds them.
@@ -36,8 +38,12 @@ pub(crate) struct Receiving {
     credit: u32,
     /// The version that ended last, however it did.
     last: Option<(Epoch, Version)>,
-    /// Counts the versions that were begun. What a chunk comes to counts only for the one it was begun for, whatever
-    /// epochs and versions a server makes up.
+    /// The version that was committed last.
+    committed: Option<VersionId>,
+    /// The version that the user was done with last, in mode `every`.
+    acknowledged: Option<(Epoch, Version)>,
+    /// Counts the versions that were begun, on each connection anew. What a chunk comes to counts only for the one it
+    /// was begun for, whatever epochs and versions a server makes up.
     generation: u64,
     /// The chunks of the version under way. They end with it, so that nothing holds its memory longer.
     chunks: Vec<AbortOnDrop>,
@@ -52,6 +58,8 @@ enum Phase {
     Announced { announce: Announce, began: Instant, complete: Option<VersionDigest> },
     /// Chunks are arriving.
     Running(Transfer, VersionId),
+    /// The connection is gone; what came of the version waits to be continued.
+    Detached(Transfer, VersionId),
 }
 
 /// When to look whether a version still moves, and how far it was at the last look.
@@ -93,7 +101,7 @@ pub(crate) enum Failure {
 impl Drop for Receiving {
     /// However a subscription ends, its user hears of it: usually with a better reason, which came before.
     fn drop(&mut self) {
-        self.end(SubscriptionError::disconnected(&self.topic, &Arc::new(LaneError::ClosedHere.into())));
+        self.end(SubscriptionError::disconnected(self.topic(), &Arc::new(LaneError::ClosedHere.into())));
     }
 }
 
@@ -104,17 +112,20 @@ impl From<Misbehaved> for Failure {
 }
 
 impl Receiving {
-    pub(crate) fn new(topic: Topic, credit: u32, stall_timeout: Duration) -> Self {
+    pub(crate) fn new(request: Request, credit: u32, stall_timeout: Duration) -> Self {
         Self {
-            topic,
-            delivery: Arc::default(),
+            delivery: Arc::new(Delivery::new(request.mode)),
+            request,
             counters: Arc::default(),
-            manifest: None,
+            holding: Arc::default(),
+            selection: None,
             manifest_arriving: false,
             phase: Phase::Idle,
             early: Vec::new(),
             credit,
             last: None,
+            committed: None,
+            acknowledged: None,
             generation: 0,
             chunks: Vec::new(),
             stall: Stall { timeout: stall_timeout, look: Instant::now(), seen: 0 },
@@ -122,12 +133,61 @@ impl Receiving {
     }
 
     pub(crate) fn topic(&self) -> &Topic {
-        &self.topic
+        &self.request.topic
     }
 
     /// The size of chunks that the present manifest leads to.
     pub(crate) fn chunk_bytes(&self) -> Option<u32> {
-        self.manifest.as_ref().map(|manifest| manifest.chunk_bytes())
+        self.selection.as_ref().map(|selection| selection.manifest().chunk_bytes())
+    }
+
+    /// What to ask for on a new connection.
+    pub(crate) fn subscribe(&self, subscription: SubscriptionId) -> Subscribe {
+        let Request { topic, mode, start, selection, window, reader, preempt, .. } = self.request.clone();
+        let partial = match &self.phase {
+            Phase::Detached(transfer, id) => {
+                Some(Partial { epoch: id.epoch, version: id.version, chunks: transfer.held() })
+            }
+            _ => None,
+        };
+        Subscribe {
+            mode,
+            have: self.last,
+            selection,
+            start,
+            window,
+            reader: (mode == Mode::Every).then_some(reader),
+            preempt,
+            partial,
+            manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
+            ..Subscribe::latest(subscription, topic, self.credit)
+        }
+    }
+
+    /// Takes the user's word that it is done with a version and all before it.
+    pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
+        self.acknowledged = Some((epoch, version));
+    }
+
+    /// What the user was done with last: told again on each connection, for it may have been lost with the one before.
+    pub(crate) fn acknowledged(&self) -> Option<(Epoch, Version)> {
+        self.acknowledged
+    }
+
+    /// The connection is gone: forgets what belonged to it, keeps what is verified. `credit` is what the next server
+    /// session begins with.
+    pub(crate) fn handle_detached(&mut self, credit: u32) {
+        self.chunks.clear();
+        self.early.clear();
+        self.manifest_arriving = false;
+        self.credit = credit;
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Running(mut transfer, id) | Phase::Detached(mut transfer, id) => {
+                transfer.handle_detached();
+                Phase::Detached(transfer, id)
+            }
+            Phase::Idle | Phase::Announced { .. } => Phase::Idle,
+        };
     }
 
     /// Takes the beginning of a version.
@@ -136,7 +196,7 @@ impl Receiving {
         announce: Announce,
         memory: &HostMemory,
     ) -> Result<Vec<Ready>, Failure> {
-        if !matches!(self.phase, Phase::Idle) {
+        if !matches!(self.phase, Phase::Idle | Phase::Detached(..)) {
             return Err(Misbehaved::OutOfTurn {
                 found: "Announce",
                 expected: "the end of the version before",
@@ -148,7 +208,7 @@ impl Receiving {
             Some((epoch, after)) if epoch == id.epoch && id.version <= after => {
                 return Err(Misbehaved::VersionNotRising { found: id.version, after }.into());
             }
-            _ if id.topic != self.topic => {
+            _ if id.topic != self.request.topic => {
                 return Err(Misbehaved::OutOfTurn {
                     found: "another topic",
                     expected: "the one subscribed to",
@@ -158,14 +218,50 @@ impl Receiving {
             _ => {}
         }
         self.delivery.announce();
-        self.counters.begin(id.version.0);
-        self.stall = Stall {
-            look: Instant::now() + self.stall.timeout,
-            seen: self.counters.moved_bytes(),
-            ..self.stall
-        };
-        self.phase = Phase::Announced { announce, began: Instant::now(), complete: None };
+        let began = Instant::now();
+        self.stall =
+            Stall { look: began + self.stall.timeout, seen: self.counters.moved_bytes(), ..self.stall };
+        if let Phase::Detached(transfer, of) = std::mem::replace(&mut self.phase, Phase::Idle) {
+            if of == announce.id {
+                return self.resume(transfer, &announce);
+            }
+            tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
+        }
+        if let Some(gap) = self.gap_before(&announce.id) {
+            self.delivery.put_gap(gap);
+        }
+        self.counters.begin(announce.id.version.0);
+        self.phase = Phase::Announced { announce, began, complete: None };
         self.begin_if_possible(memory)
+    }
+
+    /// Goes on with a version of which a part came over another connection.
+    fn resume(&mut self, mut transfer: Transfer, announce: &Announce) -> Result<Vec<Ready>, Failure> {
+        if transfer.announce().manifest != announce.manifest {
+            return Err(Misbehaved::WrongManifest.into());
+        }
+        tracing::info!(version = %announce.id, "A version goes on where it was.");
+        transfer.handle_resumed();
+        self.generation += 1;
+        self.run(transfer, announce.id.clone())
+    }
+
+    /// What is missing right before `id`, in mode `every`.
+    fn gap_before(&self, id: &VersionId) -> Option<Gap> {
+        if self.request.mode != Mode::Every {
+            return None;
+        }
+        let after = match (&self.committed, self.request.start) {
+            (Some(committed), _) => Some(committed.clone()),
+            (None, Start::At(epoch, version)) => version.0.checked_sub(1).map(|before| VersionId {
+                epoch: epoch.unwrap_or(id.epoch),
+                version: Version(before),
+                ..id.clone()
+            }),
+            (None, _) => None,
+        }?;
+        let follows = after.epoch == id.epoch && after.version.next() >= id.version;
+        (!follows).then(|| Gap { after: Some(after), found: id.clone() })
     }
 
     /// Takes the news that a manifest begins to arrive.
@@ -196,9 +292,9 @@ impl Receiving {
             Phase::Running(..) => {
                 return Err(Misbehaved::OutOfTurn { found: "a manifest", expected: "chunks" }.into());
             }
-            Phase::Idle | Phase::Announced { .. } => {}
+            Phase::Idle | Phase::Detached(..) | Phase::Announced { .. } => {}
         }
-        self.manifest = Some(Arc::new(manifest));
+        self.selection = Some(Arc::new(Selection::new(Arc::new(manifest), &self.request.selection)));
         self.begin_if_possible(memory)
     }
 
@@ -218,7 +314,7 @@ impl Receiving {
         self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
         match &mut self.phase {
             Phase::Running(transfer, id) => Ok(Some(ready(transfer, id, self.generation, (header, stream))?)),
-            Phase::Idle | Phase::Announced { .. } => {
+            Phase::Idle | Phase::Detached(..) | Phase::Announced { .. } => {
                 self.early.push((header, stream));
                 Ok(None)
             }
@@ -274,7 +370,10 @@ impl Receiving {
         };
         let id = id.clone();
         self.end_version(&id);
-        outcome.map(Some).map_err(|error| Failure::Transfer(id, error))
+        let mut snapshot = outcome.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        let before = self.committed.replace(id);
+        snapshot.new_epoch = before.is_some_and(|before| before.epoch != snapshot.id.epoch);
+        Ok(Some(snapshot))
     }
 
     /// Gives up the version `of` because the server does; returns false when it is not under way. Both ends forget what
@@ -294,7 +393,7 @@ impl Receiving {
     /// The version under way.
     pub(crate) fn id(&self) -> Option<VersionId> {
         match &self.phase {
-            Phase::Idle => None,
+            Phase::Idle | Phase::Detached(..) => None,
             Phase::Announced { announce, .. } => Some(announce.id.clone()),
             Phase::Running(_, id) => Some(id.clone()),
         }
@@ -302,7 +401,12 @@ impl Receiving {
 
     /// When to call [`handle_look`](Self::handle_look).
     pub(crate) fn look_at(&self) -> Option<Instant> {
-        (!matches!(self.phase, Phase::Idle)).then_some(self.stall.look)
+        self.is_busy().then_some(self.stall.look)
+    }
+
+    /// Whether a version is under way on the connection of now.
+    fn is_busy(&self) -> bool {
+        matches!(self.phase, Phase::Announced { .. } | Phase::Running(..))
     }
 
     /// Looks whether anything moved since the last look; fails when nothing did.
@@ -328,18 +432,24 @@ impl Receiving {
         let Phase::Announced { announce, began, complete } = &self.phase else {
             return Ok(vec![]);
         };
-        let known = self.manifest.as_ref().filter(|manifest| manifest.digest() == announce.manifest);
-        let Some(manifest) = known.map(Arc::clone) else {
+        let known = self.selection.as_ref();
+        let known = known.filter(|selection| selection.manifest().digest() == announce.manifest);
+        let Some(selection) = known.map(Arc::clone) else {
             return Ok(vec![]);
         };
         let id = announce.id.clone();
         let counters = Arc::clone(&self.counters);
-        let begun = Transfer::begin(announce.clone(), manifest, memory, counters, *began);
+        let begun = Transfer::begin(announce.clone(), selection, memory, counters, *began);
         let mut transfer = begun.map_err(|error| Failure::Transfer(id.clone(), error))?;
         self.generation += 1;
         if let Some(digest) = complete {
             transfer.handle_complete(*digest);
         }
+        self.run(transfer, id)
+    }
+
+    /// Receives what came before its time, and then what comes.
+    fn run(&mut self, mut transfer: Transfer, id: VersionId) -> Result<Vec<Ready>, Failure> {
         let early = std::mem::take(&mut self.early).into_iter();
         let chunks = early.map(|chunk| ready(&mut transfer, &id, self.generation, chunk));
         let chunks = chunks.collect::<Result<_, _>>()?;

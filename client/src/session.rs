@@ -1,9 +1,14 @@
 //! The task behind a client: hears the server, the network and the user, and lets each subscription decide.
+//!
+//! A session outlives its connections: [`keeper`](crate::keeper) gives it one [`Link`] after another.
 
 use crate::{
-    ClientError, Config, Subscription, SubscriptionError,
+    ClientError, Config, Request, Subscription, SubscriptionError, TopicWatch,
     error::{SessionError, TransferError},
+    link::{Event, Link},
     receiving::{Failure, Ready, Receiving},
+    subscription::Patience,
+    watches::Watches,
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,24 +16,26 @@ use std::{
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, Epoch, Manifest, Misbehaved, Mode, ServerMessage, StreamHeader, Subscribe,
-    SubscriptionId, Topic, TopicEntry, Verified, Version,
+    ChunkHeader, ClientMessage, EndReason, Epoch, Glob, Misbehaved, ServerMessage, StreamHeader,
+    SubscriptionId, TopicEntry, Verified, Version, WatchId,
 };
 use tensor_relay_transport::{
-    DataIn, HeaderError, Lane, LaneError, control,
-    ingress::{Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
+    DataIn, HeaderError, LaneError,
+    ingress::{Ingress, ReceiveError, ReceiveManifestError},
 };
 use tokio::{
     sync::{mpsc, oneshot},
-    task::{JoinError, JoinSet},
     time::Instant,
 };
 
 /// What a user wants.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Subscribe(Topic, oneshot::Sender<Subscription>),
-    Unsubscribe(SubscriptionId),
+    Subscribe(Box<Request>, oneshot::Sender<Subscription>),
+    Unsubscribe { id: SubscriptionId, keep_place: bool },
+    Acknowledge(SubscriptionId, Epoch, Version),
+    Watch(Glob, oneshot::Sender<TopicWatch>),
+    Unwatch(WatchId),
     List(oneshot::Sender<Vec<TopicEntry>>),
     Close,
 }
@@ -41,8 +48,6 @@ const TOPICS_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Session {
-    lane: Lane,
-    sender: control::Sender<ClientMessage>,
     /// For the subscriptions that this session hands out: dropping one is a command too.
     commands: mpsc::UnboundedSender<Command>,
     config: Config,
@@ -50,38 +55,15 @@ pub(crate) struct Session {
     ingress: Ingress,
     next_id: u32,
     receivings: HashMap<SubscriptionId, Receiving>,
+    watches: Watches,
     /// Answers to `List` under way; they come in the order of the questions.
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
-    tasks: JoinSet<Event>,
-}
-
-/// What the session's own tasks come back with.
-#[derive(Debug)]
-enum Event {
-    Opened(Result<(StreamHeader, DataIn), HeaderError>),
-    Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
-    Chunk(ChunkHeader, u64, Result<Verified, ReceiveError>),
-    /// A task that was cut off with the version it belonged to.
-    CutOff,
-}
-
-impl Event {
-    /// What a task that did not end by itself came to. A panic is passed on.
-    fn cut_off(error: JoinError) -> Self {
-        match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Self::CutOff,
-        }
-    }
+    /// What the server is to be told. It is sent after each step, or with the next connection.
+    outbox: VecDeque<ClientMessage>,
 }
 
 impl Session {
-    pub(crate) fn new(
-        lane: Lane,
-        sender: control::Sender<ClientMessage>,
-        commands: mpsc::UnboundedSender<Command>,
-        config: Config,
-    ) -> Result<Self, AllocError> {
+    pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let capacity = Capacity {
             slots: config.credit_chunks.max(1) as usize, // As many encoded chunks as one subscription has credit for.
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; only what is used takes memory.
@@ -89,51 +71,81 @@ impl Session {
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
             memory: HostMemory::new(config.memory_bytes),
-            lane,
-            sender,
             commands,
             config,
             ingress,
             next_id: 1,
             receivings: HashMap::new(),
+            watches: Watches::default(),
             lists: VecDeque::new(),
-            tasks: JoinSet::new(),
+            outbox: VecDeque::new(),
         })
     }
 
-    /// Runs until the user closes it or the connection ends, and tells every subscription why.
-    #[tracing::instrument(name = "session", skip_all, fields(peer = %self.lane.peer()))]
-    pub(crate) async fn run(
-        mut self,
-        mut receiver: control::Receiver<ServerMessage>,
-        mut commands: mpsc::UnboundedReceiver<Command>,
-    ) {
-        let error = loop {
-            if let Err(error) = self.step(&mut receiver, &mut commands).await {
-                break error;
-            }
-        };
-        let (code, text) = (error.close_code(), error.to_string());
-        let by_user = matches!(error, SessionError::ClosedHere);
-        let error = Arc::new(ClientError::from(error));
-        tracing::debug!(%error, "The session ended.");
-        for receiving in self.receivings.values() {
-            receiving.end(SubscriptionError::disconnected(receiving.topic(), &error));
-        }
-        let lane = self.lane.clone();
-        drop(self);
-        if by_user {
-            // What was committed is to be told before good-bye.
-            receiver.flush().await;
-        }
-        lane.close(code, &text);
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
     }
 
+    /// Runs on `link` until the user closes the session or the link is lost.
+    pub(crate) async fn run(
+        &mut self,
+        link: &mut Link,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+    ) -> SessionError {
+        self.attach(link);
+        loop {
+            if let Err(error) = self.step(link, commands).await {
+                return error;
+            }
+        }
+    }
+
+    /// Asks the server for everything that the user wants.
+    fn attach(&mut self, link: &Link) {
+        self.allow_unread(link);
+        let subscribe = self.receivings.iter().map(|(id, receiving)| receiving.subscribe(*id));
+        self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
+        let acknowledged = self.receivings.iter().filter_map(|(id, receiving)| {
+            let (epoch, version) = receiving.acknowledged()?;
+            Some(ClientMessage::Acknowledge { subscription: *id, epoch, version })
+        });
+        self.outbox.extend(acknowledged);
+        self.outbox.extend(self.watches.messages());
+        self.outbox.extend(self.lists.iter().map(|_| ClientMessage::List));
+    }
+
+    /// Takes what came last over a connection that is lost, and forgets the rest of it.
+    pub(crate) fn detach(&mut self, last: Vec<Event>) {
+        for event in last {
+            if let Event::Chunk(header, generation, Ok(verified)) = event
+                && let Some(receiving) = self.receivings.get_mut(&header.subscription)
+            {
+                receiving.handle_verified(generation, verified);
+            }
+        }
+        self.outbox.clear();
+        self.lists.iter_mut().for_each(|(_, known)| known.clear());
+        for receiving in self.receivings.values_mut() {
+            receiving.handle_detached(self.config.credit_chunks);
+        }
+    }
+
+    /// Tells every subscription why nothing more comes.
+    pub(crate) fn end(&self, error: &Arc<ClientError>) {
+        for receiving in self.receivings.values() {
+            receiving.end(SubscriptionError::disconnected(receiving.topic(), error));
+        }
+    }
+
+    /// Sends what is to be said, then waits for one thing to happen.
     async fn step(
         &mut self,
-        receiver: &mut control::Receiver<ServerMessage>,
+        link: &mut Link,
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<(), SessionError> {
+        while let Some(message) = self.outbox.pop_front() {
+            link.send(message).await?;
+        }
         let look = self.receivings.values().filter_map(Receiving::look_at).min();
         let look_at = async {
             match look {
@@ -142,81 +154,141 @@ impl Session {
             }
         };
         tokio::select! {
-            command = commands.recv() => self.handle_command(command.unwrap_or(Command::Close)).await,
-            message = receiver.next() => self.handle_message(message?).await,
-            stream = self.lane.accept_data() => {
-                let mut stream = stream?;
-                let timeout = self.config.stall_timeout;
-                self.tasks.spawn(async move {
-                    match tokio::time::timeout(timeout, stream.read_header()).await {
-                        Ok(header) => Event::Opened(header.map(|header| (header, stream))),
-                        Err(_) => Event::Opened(Err(LaneError::StreamGivenUp.into())),
-                    }
-                });
-                Ok(())
-            }
-            Some(event) = self.tasks.join_next() => {
-                let event = event.unwrap_or_else(Event::cut_off);
-                self.handle_event(event).await
-            }
-            () = look_at => self.handle_look().await,
+            command = commands.recv() => self.handle_command(command.unwrap_or(Command::Close), link),
+            event = link.next() => self.handle_event(event?, link),
+            () = look_at => self.handle_look(),
         }
     }
 
-    async fn handle_command(&mut self, command: Command) -> Result<(), SessionError> {
+    fn handle_command(&mut self, command: Command, link: &Link) -> Result<(), SessionError> {
         match command {
-            Command::Subscribe(topic, reply) => self.subscribe(topic, reply).await,
-            Command::Unsubscribe(id) => {
+            Command::Subscribe(request, reply) => {
+                let id = self.subscribe(*request, reply);
+                self.allow_unread(link);
+                let subscribe = self.receivings.get(&id).map(|receiving| receiving.subscribe(id));
+                self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
+            }
+            Command::Unsubscribe { id, keep_place } => {
                 if self.receivings.remove(&id).is_some() {
-                    self.sender.send(ClientMessage::Unsubscribe(id)).await?;
+                    self.outbox.push_back(ClientMessage::Unsubscribe { subscription: id, keep_place });
                 }
-                Ok(())
+            }
+            Command::Acknowledge(subscription, epoch, version) => {
+                if let Some(receiving) = self.receivings.get_mut(&subscription) {
+                    receiving.handle_acknowledged(epoch, version);
+                    self.outbox.push_back(ClientMessage::Acknowledge { subscription, epoch, version });
+                }
+            }
+            Command::Watch(glob, reply) => {
+                let message = self.watches.begin(glob, reply, &self.commands);
+                self.outbox.push_back(message);
+            }
+            Command::Unwatch(watch) => {
+                self.outbox.extend(self.watches.end(watch));
             }
             Command::List(reply) => {
                 self.lists.push_back((reply, vec![]));
-                Ok(self.sender.send(ClientMessage::List).await?)
+                self.outbox.push_back(ClientMessage::List);
             }
-            Command::Close => Err(SessionError::ClosedHere),
+            Command::Close => return Err(SessionError::ClosedHere),
         }
+        Ok(())
     }
 
-    async fn subscribe(
-        &mut self,
-        topic: Topic,
-        reply: oneshot::Sender<Subscription>,
-    ) -> Result<(), SessionError> {
-        let subscription = SubscriptionId(self.next_id);
-        self.next_id += 1;
-        let credit = self.config.credit_chunks;
-        let topic_name = topic.clone();
-        let receiving = Receiving::new(topic.clone(), credit, self.config.stall_timeout);
-        let ends = (Arc::clone(&receiving.delivery), Arc::clone(&receiving.counters));
-        self.receivings.insert(subscription, receiving);
-        self.allow_unread();
-        let subscribe = Subscribe { subscription, topic, mode: Mode::Latest, credit, have: None };
-        self.sender.send(ClientMessage::Subscribe(subscribe)).await?;
-        // A user who went away meanwhile drops the handle, which unsubscribes.
-        let commands = self.commands.clone();
-        let _ = reply.send(Subscription::new(
-            subscription,
-            topic_name,
-            ends,
-            commands,
-            self.config.topic_timeout,
-        ));
+    /// Takes a command while there is no connection: what it asks for is asked for with the next one.
+    pub(crate) fn handle_command_between_links(&mut self, command: Command) -> Result<(), SessionError> {
+        match command {
+            Command::Subscribe(request, reply) => {
+                self.subscribe(*request, reply);
+            }
+            Command::Unsubscribe { id, .. } => {
+                self.receivings.remove(&id);
+            }
+            Command::Acknowledge(id, epoch, version) => {
+                if let Some(receiving) = self.receivings.get_mut(&id) {
+                    receiving.handle_acknowledged(epoch, version);
+                }
+            }
+            Command::Watch(glob, reply) => {
+                self.watches.begin(glob, reply, &self.commands);
+            }
+            Command::Unwatch(watch) => {
+                self.watches.end(watch);
+            }
+            Command::List(reply) => self.lists.push_back((reply, vec![])),
+            Command::Close => return Err(SessionError::ClosedHere),
+        }
         Ok(())
+    }
+
+    fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Subscription>) -> SubscriptionId {
+        let id = SubscriptionId(self.next_id);
+        self.next_id += 1;
+        let receiving = Receiving::new(request.clone(), self.config.credit_chunks, self.config.stall_timeout);
+        let patience = Patience {
+            topic_timeout: self.config.topic_timeout,
+            topic_deadline: Instant::now() + self.config.topic_timeout,
+            held_max: self.config.versions_held_max,
+            hold_timeout: self.config.hold_timeout,
+        };
+        let subscription = Subscription {
+            id,
+            mode: request.mode,
+            keep_place: request.keep_place,
+            topic: request.topic,
+            delivery: Arc::clone(&receiving.delivery),
+            counters: Arc::clone(&receiving.counters),
+            holding: Arc::clone(&receiving.holding),
+            commands: self.commands.clone(),
+            patience,
+            taken: None,
+        };
+        self.receivings.insert(id, receiving);
+        // A user who went away meanwhile drops the handle, which unsubscribes.
+        let _ = reply.send(subscription);
+        id
     }
 
     /// Lets the server have all chunks on their way that credit was given for, and no more: then chunks that wait for
     /// memory can never block the control stream, and no subscription can starve another.
-    fn allow_unread(&self) {
+    fn allow_unread(&self, link: &Link) {
         let credit = u64::from(self.config.credit_chunks);
         let chunk_bytes = |r: &Receiving| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
-        self.lane
+        link.lane()
             .allow_unread(self.receivings.values().map(|r| credit * u64::from(chunk_bytes(r))).sum());
     }
 
-    async fn handle_message(&mut self, message: ServerMessage) -> Result<(), SessionError> {
+    fn handle_event(&mut self, event: Event, link: &mut Link) -> Result<(), SessionError> {
+        match event {
+            Event::Message(message) => self.handle_message(message, link),
+            Event::Opened(StreamHeader::Manifest(header), stream) => {
+                let id = header.subscription;
+                let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else { return Ok(()) };
+                receiving.handle_manifest_header(id)?;
+                let counters = Arc::clone(&receiving.counters);
+                link.receive_manifest(header, stream, self.config.limits, counters);
+                Ok(())
+            }
+            Event::Opened(StreamHeader::Chunk(header), stream) => self.handle_chunk(header, stream, link),
+            Event::Unreadable(HeaderError::Lane(error)) => Err(error.into()),
+            Event::Unreadable(HeaderError::Message(error)) => Err(ClientError::from(error).into()),
+            Event::Opened(..) | Event::Unreadable(_) | Event::GivenUp => Ok(()),
+            Event::Manifest(id, manifest) => {
+                let Some(receiving) = self.receivings.get_mut(&id) else { return Ok(()) };
+                if let Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) = manifest {
+                    // The server gave the version up; its word on that is on the way.
+                    receiving.handle_manifest_lost();
+                    return Ok(());
+                }
+                let begun = receiving.handle_manifest(manifest?, &self.memory);
+                self.allow_unread(link);
+                self.start(id, begun, link)
+            }
+            Event::Chunk(header, generation, result) => self.handle_received(header, generation, result),
+        }
+    }
+
+    fn handle_message(&mut self, message: ServerMessage, link: &mut Link) -> Result<(), SessionError> {
         match message {
             ServerMessage::Announce(announce) => {
                 let id = announce.subscription;
@@ -224,14 +296,14 @@ impl Session {
                     return Ok(());
                 };
                 let begun = receiving.handle_announce(announce, &self.memory);
-                self.start(id, begun).await
+                self.start(id, begun, link)
             }
             ServerMessage::Complete { subscription, epoch, version, digest } => {
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
                 };
                 receiving.handle_complete((epoch, version), digest)?;
-                self.poll(subscription).await
+                self.poll(subscription)
             }
             ServerMessage::Abort { subscription, epoch, version, reason } => {
                 let credit = self.config.credit_chunks;
@@ -242,20 +314,24 @@ impl Session {
                     return Err(Misbehaved::WrongVersion { epoch, version }.into());
                 }
                 tracing::warn!(topic = %receiving.topic(), %version, "The server gave a version up: {reason}.");
-                self.sender
-                    .send(ClientMessage::Abort { subscription, epoch, version, reason })
-                    .await?;
-                Ok(self.sender.send(ClientMessage::Credit { subscription, chunks: credit }).await?)
+                self.outbox
+                    .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
+                self.outbox.push_back(ClientMessage::Credit { subscription, chunks: credit });
+                Ok(())
             }
             ServerMessage::End { subscription, reason } => {
                 find(&mut self.receivings, self.next_id, subscription)?;
                 if let Some(receiving) = self.receivings.remove(&subscription) {
                     let topic = receiving.topic().clone();
+                    if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
+                        self.watches.handle_gone(&topic);
+                    }
                     receiving.end(SubscriptionError::Ended { topic, reason });
                 }
                 Ok(())
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
+            ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
             ServerMessage::Welcome(_) | _ => {
                 Err(Misbehaved::OutOfTurn { found: "Welcome", expected: "an answer" }.into())
             }
@@ -278,44 +354,12 @@ impl Session {
         Ok(())
     }
 
-    async fn handle_event(&mut self, event: Event) -> Result<(), SessionError> {
-        match event {
-            Event::Opened(Ok((StreamHeader::Manifest(header), stream))) => {
-                let (id, limits) = (header.subscription, self.config.limits);
-                let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else { return Ok(()) };
-                receiving.handle_manifest_header(id)?;
-                let counters = Arc::clone(&receiving.counters);
-                self.tasks.spawn(async move {
-                    let progress = |bytes| counters.add_moved(bytes);
-                    Event::Manifest(id, receive_manifest(stream, &header, &limits, &progress).await)
-                });
-                Ok(())
-            }
-            Event::Opened(Ok((StreamHeader::Chunk(header), stream))) => self.handle_chunk(header, stream),
-            Event::Opened(Ok(_) | Err(HeaderError::Lane(LaneError::StreamGivenUp))) => Ok(()),
-            Event::Opened(Err(HeaderError::Lane(error))) => Err(error.into()),
-            Event::Opened(Err(HeaderError::Message(error))) => Err(ClientError::from(error).into()),
-            Event::Opened(Err(_)) => Ok(()),
-            Event::Manifest(id, manifest) => {
-                let Some(receiving) = self.receivings.get_mut(&id) else { return Ok(()) };
-                if let Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) = manifest {
-                    // The server gave the version up; its word on that is on the way.
-                    receiving.handle_manifest_lost();
-                    return Ok(());
-                }
-                let manifest = manifest?;
-                let begun = receiving.handle_manifest(manifest, &self.memory);
-                self.allow_unread();
-                self.start(id, begun).await
-            }
-            Event::Chunk(header, generation, result) => {
-                self.handle_received(header, generation, result).await
-            }
-            Event::CutOff => Ok(()),
-        }
-    }
-
-    fn handle_chunk(&mut self, header: ChunkHeader, stream: DataIn) -> Result<(), SessionError> {
+    fn handle_chunk(
+        &mut self,
+        header: ChunkHeader,
+        stream: DataIn,
+        link: &mut Link,
+    ) -> Result<(), SessionError> {
         let id = header.subscription;
         if !self.config.codecs.contains(header.codec) {
             return Err(Misbehaved::CodecNotOffered(header.codec.name()).into());
@@ -324,12 +368,12 @@ impl Session {
             return Ok(());
         };
         if let Some(ready) = receiving.handle_header(header, stream)? {
-            self.receive(id, ready);
+            self.receive(id, ready, link);
         }
         Ok(())
     }
 
-    async fn handle_received(
+    fn handle_received(
         &mut self,
         header: ChunkHeader,
         generation: u64,
@@ -342,55 +386,46 @@ impl Session {
         match result {
             Ok(verified) => {
                 if receiving.handle_verified(generation, verified) {
-                    self.sender.send(ClientMessage::Credit { subscription, chunks: 1 }).await?;
+                    self.outbox.push_back(ClientMessage::Credit { subscription, chunks: 1 });
                 }
-                self.poll(subscription).await
+                self.poll(subscription)
             }
             // The server gave the version up; its word on that is on the way.
             Err(ReceiveError::Lane(LaneError::StreamGivenUp)) => Ok(()),
             Err(ReceiveError::Lane(error)) => Err(error.into()),
             Err(error) => match receiving.id().filter(|_| receiving.is_under_way(generation)) {
-                Some(id) => {
-                    self.fail(subscription, Failure::Transfer(id, TransferError::Chunk(error)))
-                        .await
-                }
+                Some(id) => self.fail(subscription, Failure::Transfer(id, TransferError::Chunk(error))),
                 None => Ok(()),
             },
         }
     }
 
     /// Begins to receive what may be received now, or ends the subscription.
-    async fn start(
+    fn start(
         &mut self,
         id: SubscriptionId,
         begun: Result<Vec<Ready>, Failure>,
+        link: &mut Link,
     ) -> Result<(), SessionError> {
         match begun {
             Ok(chunks) => {
                 for ready in chunks {
-                    self.receive(id, ready);
+                    self.receive(id, ready, link);
                 }
-                self.poll(id).await
+                self.poll(id)
             }
-            Err(failure) => self.fail(id, failure).await,
+            Err(failure) => self.fail(id, failure),
         }
     }
 
-    fn receive(&mut self, id: SubscriptionId, Ready { header, stream, place, generation }: Ready) {
+    fn receive(&mut self, id: SubscriptionId, ready: Ready, link: &mut Link) {
         let Some(receiving) = self.receivings.get_mut(&id) else { return };
-        let (ingress, counters) = (self.ingress.clone(), Arc::clone(&receiving.counters));
-        let task = self.tasks.spawn(async move {
-            let progress = |bytes| counters.add_wire(bytes);
-            let received = ingress
-                .receive_chunk(stream, &header, place.dtype, place.range, &*place.sink, &progress)
-                .await;
-            Event::Chunk(header, generation, received)
-        });
+        let task = link.receive_chunk(ready, self.ingress.clone(), Arc::clone(&receiving.counters));
         receiving.handle_begun(task);
     }
 
     /// Commits the version of a subscription once it is whole.
-    async fn poll(&mut self, subscription: SubscriptionId) -> Result<(), SessionError> {
+    fn poll(&mut self, subscription: SubscriptionId) -> Result<(), SessionError> {
         let Some(receiving) = self.receivings.get_mut(&subscription) else {
             return Ok(());
         };
@@ -399,16 +434,14 @@ impl Session {
             Ok(Some(snapshot)) => {
                 let (epoch, version): (Epoch, Version) = (snapshot.id().epoch, snapshot.id().version);
                 receiving.delivery.put(snapshot);
-                Ok(self
-                    .sender
-                    .send(ClientMessage::Committed { subscription, epoch, version })
-                    .await?)
+                self.outbox.push_back(ClientMessage::Committed { subscription, epoch, version });
+                Ok(())
             }
-            Err(failure) => self.fail(subscription, failure).await,
+            Err(failure) => self.fail(subscription, failure),
         }
     }
 
-    async fn handle_look(&mut self) -> Result<(), SessionError> {
+    fn handle_look(&mut self) -> Result<(), SessionError> {
         let now = Instant::now();
         let looked = self
             .receivings
@@ -416,13 +449,13 @@ impl Session {
             .map(|(id, receiving)| (*id, receiving.handle_look(now)));
         let stalled: Vec<_> = looked.filter_map(|(id, result)| Some((id, result.err()?))).collect();
         for (id, failure) in stalled {
-            self.fail(id, failure).await?;
+            self.fail(id, failure)?;
         }
         Ok(())
     }
 
     /// Ends a subscription whose version is lost, and tells both ends; passes on what ends the session.
-    async fn fail(&mut self, subscription: SubscriptionId, failure: Failure) -> Result<(), SessionError> {
+    fn fail(&mut self, subscription: SubscriptionId, failure: Failure) -> Result<(), SessionError> {
         let (id, error) = match failure {
             Failure::Misbehaved(error) => return Err(error.into()),
             Failure::Transfer(id, error) => (id, error),
@@ -431,10 +464,11 @@ impl Session {
             receiving.end(error.for_user(&id));
         }
         let (epoch, version, reason) = (id.epoch, id.version, error.abort_reason());
-        self.sender
-            .send(ClientMessage::Abort { subscription, epoch, version, reason })
-            .await?;
-        Ok(self.sender.send(ClientMessage::Unsubscribe(subscription)).await?)
+        self.outbox
+            .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
+        self.outbox
+            .push_back(ClientMessage::Unsubscribe { subscription, keep_place: false });
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
-use tensor_relay_protocol::{Manifest, Metadata, Tensor, VersionId};
+use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
 
 /// The tensors of one committed version.
 ///
@@ -11,10 +11,11 @@ use tensor_relay_protocol::{Manifest, Metadata, Tensor, VersionId};
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub(crate) id: VersionId,
-    pub(crate) manifest: Arc<Manifest>,
+    pub(crate) selection: Arc<Selection>,
     pub(crate) payload: Bytes,
     pub(crate) metadata: Metadata,
     pub(crate) skipped: u64,
+    pub(crate) new_epoch: bool,
     pub(crate) receipt: Receipt,
 }
 
@@ -27,6 +28,8 @@ pub struct Receipt {
     pub wire_bytes: u64,
     /// The chunks that were verified.
     pub chunks: u32,
+    /// How often it was continued on another connection after one was lost.
+    pub resumed: u32,
 }
 
 impl Snapshot {
@@ -35,9 +38,9 @@ impl Snapshot {
         &self.id
     }
 
-    /// What it holds, and the metadata that all versions of this manifest share.
+    /// What the version holds, selected or not, and the metadata that all versions of this manifest share.
     pub fn manifest(&self) -> &Arc<Manifest> {
-        &self.manifest
+        self.selection.manifest()
     }
 
     /// What the publisher said of this version.
@@ -50,23 +53,56 @@ impl Snapshot {
         self.skipped
     }
 
+    /// Whether it is of another epoch than the snapshot before it: the publisher began anew, and version numbers may have
+    /// too.
+    pub fn is_new_epoch(&self) -> bool {
+        self.new_epoch
+    }
+
+    /// How many bytes of payload it holds.
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload.len() as u64
+    }
+
     /// What it took to receive it.
     pub fn receipt(&self) -> Receipt {
         self.receipt
     }
 
-    /// The bytes of the tensor called `name`, without a copy.
+    /// The bytes of the tensor called `name`, without a copy; `None` when there is none or it was not selected.
     pub fn tensor(&self, name: &str) -> Option<Bytes> {
-        self.manifest.tensor(name).map(|tensor| self.bytes(tensor))
+        self.bytes(self.manifest().tensor_index(name)?)
     }
 
-    /// Every tensor with its bytes, in the order in which they were published.
+    /// Every selected tensor with its bytes, in the order in which they were published.
     pub fn tensors(&self) -> impl Iterator<Item = (&Tensor, Bytes)> {
-        self.manifest.tensors().iter().map(|tensor| (tensor, self.bytes(tensor)))
+        let all = self.manifest().tensors();
+        self.selection.tensors().iter().filter_map(move |index| {
+            let index = index as usize;
+            Some((all.get(index)?, self.bytes(index)?))
+        })
     }
 
-    pub(crate) fn bytes(&self, tensor: &Tensor) -> Bytes {
-        let range = tensor.range();
-        self.payload.slice(range.start as usize..range.end as usize)
+    /// The bytes of the tensor with this index in the manifest, if it was selected.
+    pub(crate) fn bytes(&self, index: usize) -> Option<Bytes> {
+        let range = self.selection.tensor_range(index)?;
+        Some(self.payload.slice(range.start as usize..range.end as usize))
+    }
+
+    /// A snapshot of nothing, for tests to fill.
+    #[cfg(test)]
+    pub(crate) fn empty() -> Self {
+        use tensor_relay_protocol::{Epoch, Limits, Topic, Version};
+        let manifest = Manifest::layout(vec![], vec![], 256, &Limits::default()).unwrap();
+        let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(1) };
+        Self {
+            id,
+            selection: Arc::new(Selection::all(Arc::new(manifest))),
+            payload: Bytes::new(),
+            metadata: vec![],
+            skipped: 0,
+            new_epoch: false,
+            receipt: Receipt { duration: Duration::ZERO, wire_bytes: 0, chunks: 0, resumed: 0 },
+        }
     }
 }

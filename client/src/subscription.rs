@@ -100,7 +100,9 @@ impl Subscription {
         snapshot
     }
 
-    fn acknowledge(&mut self) {
+    /// In mode `every`: says that the user is done with the snapshot taken last, without asking for another. A program that
+    /// ends says so before, or its reader gets that version again when it comes back.
+    pub fn acknowledge(&mut self) {
         if let Some(id) = self.taken.take() {
             let _ = self.commands.send(Command::Acknowledge(self.id, id.epoch, id.version));
         }

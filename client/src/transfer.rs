@@ -4,7 +4,8 @@ use crate::{Receipt, Snapshot, error::TransferError, progress::Counters};
 use std::sync::Arc;
 use tensor_relay_device::{HostMemory, HostSink};
 use tensor_relay_protocol::{
-    Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, Selection, Verified, VersionDigest,
+    Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, PARTIAL_RANGES_MAX, RangeSet,
+    Selection, Verified, VersionDigest,
 };
 use tokio::time::Instant;
 
@@ -16,6 +17,7 @@ pub(crate) struct Transfer {
     sink: Arc<HostSink>,
     counters: Arc<Counters>,
     began: Instant,
+    resumed: u32,
 }
 
 /// Where one chunk goes.
@@ -27,19 +29,22 @@ pub(crate) struct Place {
 }
 
 impl Transfer {
-    /// Takes memory for the payload.
+    /// Takes memory for what is selected.
     pub(crate) fn begin(
         announce: Announce,
-        manifest: Arc<Manifest>,
+        selection: Arc<Selection>,
         memory: &HostMemory,
         counters: Arc<Counters>,
         began: Instant,
     ) -> Result<Self, TransferError> {
-        counters.expect(manifest.payload_bytes());
-        let region = memory.allocate(manifest.payload_bytes() as usize)?;
+        counters.expect(selection.payload_bytes());
+        let region = memory.allocate(selection.payload_bytes() as usize)?;
         let sink = Arc::new(HostSink::new(region));
-        let assembly = Assembly::new(Arc::new(Selection::all(manifest)));
-        Ok(Self { announce, assembly, sink, counters, began })
+        Ok(Self { announce, assembly: Assembly::new(selection), sink, counters, began, resumed: 0 })
+    }
+
+    pub(crate) fn announce(&self) -> &Announce {
+        &self.announce
     }
 
     pub(crate) fn manifest(&self) -> &Manifest {
@@ -63,6 +68,25 @@ impl Transfer {
         self.assembly.handle_complete(digest);
     }
 
+    /// The connection is gone: what was arriving is missing again. What is verified stays.
+    pub(crate) fn handle_detached(&mut self) {
+        self.assembly.handle_detached();
+        for chunk in self.assembly.forget_beyond(PARTIAL_RANGES_MAX).iter() {
+            let (range, _) = self.assembly.manifest().chunk(tensor_relay_protocol::ChunkIndex(chunk));
+            self.counters.sub_verified(range.end - range.start);
+        }
+    }
+
+    /// The same version is announced on another connection.
+    pub(crate) fn handle_resumed(&mut self) {
+        self.resumed += 1;
+    }
+
+    /// The chunks that need not come again.
+    pub(crate) fn held(&self) -> RangeSet {
+        self.assembly.held()
+    }
+
     /// The snapshot, once the version is whole; the reason, once it cannot become whole.
     pub(crate) fn poll(&self) -> Option<Result<Snapshot, TransferError>> {
         Some(match self.assembly.poll()? {
@@ -75,14 +99,16 @@ impl Transfer {
         let payload = self.sink.commit()?;
         Ok(Snapshot {
             id: self.announce.id.clone(),
-            manifest: Arc::clone(self.assembly.manifest()),
+            selection: Arc::clone(self.assembly.selection()),
             payload,
             metadata: self.announce.metadata.clone(),
             skipped: self.announce.skipped,
+            new_epoch: false,
             receipt: Receipt {
                 duration: self.began.elapsed(),
                 wire_bytes: self.counters.get().wire_bytes,
                 chunks: self.assembly.verified_chunks(),
+                resumed: self.resumed,
             },
         })
     }

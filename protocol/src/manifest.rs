@@ -95,7 +95,12 @@ impl Manifest {
 
     /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
-        self.by_name.get(name).map(|index| &self.tensors[*index])
+        self.tensor_index(name).map(|index| &self.tensors[index])
+    }
+
+    /// Where in [`tensors`](Self::tensors) the one called `name` is.
+    pub fn tensor_index(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
     }
 
     /// What the publisher said of the snapshot beyond its tensors, e.g. the metadata of a safetensors file.

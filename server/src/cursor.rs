@@ -5,7 +5,7 @@ use crate::{
     topic::{Reader, Retained, Standing, TopicState},
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{EndReason, Epoch, Mode, Subscribe, Version};
+use tensor_relay_protocol::{EndReason, Epoch, Mode, Start, Subscribe, Version};
 
 /// What to do now.
 #[derive(Debug)]
@@ -112,10 +112,10 @@ pub(crate) struct Latest {
 impl Latest {
     fn new(topic: &TopicState, subscribe: &Subscribe) -> Self {
         Self {
-            from: match subscribe.have {
-                // What is news is then told by the version itself.
-                Some(_) => topic.place_of(None, tensor_relay_protocol::Start::Oldest),
-                None => topic.place_of(None, subscribe.start),
+            from: match (subscribe.have, &subscribe.partial) {
+                (None, None) => topic.place_of(None, subscribe.start),
+                // It has begun already; what is news is told by what it has.
+                _ => topic.place_of(None, Start::Oldest),
             },
             partial: subscribe.partial.as_ref().map(|partial| (partial.epoch, partial.version)),
             last: subscribe.have,
@@ -206,7 +206,7 @@ mod tests {
     use std::time::Duration;
     use tensor_relay_device::HostMemory;
     use tensor_relay_protocol::{
-        Dtype, Limits, ReaderName, Shape, Start, SubscriptionId, TensorName, TensorSpec, Topic, VersionId,
+        Dtype, Limits, ReaderName, Shape, SubscriptionId, TensorName, TensorSpec, Topic, VersionId,
     };
     use tokio::sync::watch;
 

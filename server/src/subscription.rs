@@ -87,7 +87,7 @@ impl Wanted {
         match &self.selection {
             Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
             _ => {
-                let selection = Arc::new(Selection::new(manifest, &self.globs));
+                let selection = Arc::new(Selection::new(Arc::clone(manifest), &self.globs));
                 self.selection = Some((manifest.digest(), Arc::clone(&selection)));
                 selection
             }

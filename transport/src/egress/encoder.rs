@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId, Context, codec};
+use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId, Context, RangeSet, VersionDigest, codec};
 
 /// An encoding must save this share of the raw bytes, or the chunk travels raw: below that, decoding costs more than
 /// the bytes saved.
@@ -110,12 +110,10 @@ impl Encoder {
     /// # Errors
     /// [`SourceError`] when one of them cannot be read.
     pub async fn digest(&self, payload: &Payload, chunks: &RangeSet) -> Result<VersionDigest, SourceError> {
-        loop {
-            match payload.digest_of(chunks) {
-                Ok(digest) => return Ok(digest),
-                Err(unhashed) => drop(self.raw(payload, unhashed).await?),
-            }
+        for chunk in payload.unhashed(chunks) {
+            self.raw(payload, chunk).await?;
         }
+        Ok(payload.digest_of(chunks).expect("every chunk was hashed, now or before"))
     }
 
     /// What was done so far.

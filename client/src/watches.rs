@@ -1,0 +1,127 @@
+//! Watches: the names of topics that match a glob, those of now and those that appear.
+
+use crate::session::Command;
+use std::collections::{BTreeMap, HashSet};
+use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WatchId};
+use tokio::sync::{mpsc, oneshot};
+
+/// The most topics that one watch keeps in mind. A server that names more is broken or hostile.
+const TOPICS_MAX: usize = 1 << 20;
+
+/// Delivers the names of topics as they are found, each once; one that ended and came back is named again. Dropping it
+/// ends the watch.
+#[derive(Debug)]
+pub struct TopicWatch {
+    id: WatchId,
+    found: mpsc::UnboundedReceiver<Topic>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl TopicWatch {
+    /// Waits for the next topic; `None` when the session is gone. Cancel safe. Waits without bound for topics that may
+    /// never appear.
+    pub async fn next(&mut self) -> Option<Topic> {
+        self.found.recv().await
+    }
+}
+
+impl Drop for TopicWatch {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Unwatch(self.id));
+    }
+}
+
+/// The watches of a session. They outlive connections.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    by_id: BTreeMap<u32, Watch>,
+    ever: u32,
+}
+
+#[derive(Debug)]
+struct Watch {
+    glob: Glob,
+    /// What the user was told. The queue is bounded by it: each name is in it at most once.
+    known: HashSet<Topic>,
+    user: mpsc::UnboundedSender<Topic>,
+}
+
+impl Watches {
+    /// Begins a watch, and says what to tell the server.
+    pub(crate) fn begin(
+        &mut self,
+        glob: Glob,
+        reply: oneshot::Sender<TopicWatch>,
+        commands: &mpsc::UnboundedSender<Command>,
+    ) -> ClientMessage {
+        self.ever += 1;
+        let (user, found) = mpsc::unbounded_channel();
+        let watch = WatchId(self.ever);
+        self.by_id.insert(self.ever, Watch { glob: glob.clone(), known: HashSet::new(), user });
+        // A user who went away meanwhile drops the handle, which ends the watch.
+        let _ = reply.send(TopicWatch { id: watch, found, commands: commands.clone() });
+        ClientMessage::Watch { watch, glob }
+    }
+
+    /// Ends a watch, and says what to tell the server.
+    pub(crate) fn end(&mut self, watch: WatchId) -> Option<ClientMessage> {
+        self.by_id.remove(&watch.0).map(|_| ClientMessage::Unwatch(watch))
+    }
+
+    /// What to tell a server that knows nothing yet.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = ClientMessage> {
+        let watches = self.by_id.iter();
+        watches.map(|(id, watch)| ClientMessage::Watch { watch: WatchId(*id), glob: watch.glob.clone() })
+    }
+
+    /// Takes names of topics, of which some may be known: servers name all of them again after a lost connection.
+    pub(crate) fn handle_found(&mut self, watch: WatchId, topics: Vec<Topic>) -> Result<(), Misbehaved> {
+        if watch.0 == 0 || watch.0 > self.ever {
+            return Err(Misbehaved::UnknownWatch(watch));
+        }
+        let Some(watch) = self.by_id.get_mut(&watch.0) else { return Ok(()) };
+        for topic in topics {
+            if watch.known.len() >= TOPICS_MAX {
+                return Err(Misbehaved::TooManyTopics(TOPICS_MAX));
+            }
+            if watch.glob.matches(topic.as_str()) && watch.known.insert(topic.clone()) {
+                let _ = watch.user.send(topic); // Who dropped the handle has ended the watch.
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the news that a topic is no more: it is named again when it comes back.
+    pub(crate) fn handle_gone(&mut self, topic: &Topic) {
+        for watch in self.by_id.values_mut() {
+            watch.known.remove(topic);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_is_told_once_until_its_topic_is_gone() {
+        let (commands, _inbox) = mpsc::unbounded_channel();
+        let (reply, mut answer) = oneshot::channel();
+        let mut watches = Watches::default();
+        watches.begin(Glob::new("kv/*").unwrap(), reply, &commands);
+        let mut watch = answer.try_recv().unwrap();
+        let topic = |name: &str| Topic::new(name).unwrap();
+        for _ in 0..2 {
+            watches.handle_found(watch.id, vec![topic("kv/a"), topic("other"), topic("kv/b")]).unwrap();
+        }
+        watches.handle_gone(&topic("kv/a"));
+        watches.handle_found(watch.id, vec![topic("kv/a")]).unwrap();
+        for name in ["kv/a", "kv/b", "kv/a"] {
+            assert_eq!(watch.next().await, Some(topic(name)));
+        }
+        assert!(watches.handle_found(WatchId(9), vec![]).is_err());
+        assert!(watches.end(watch.id).is_some());
+        assert_eq!(watches.handle_found(watch.id, vec![topic("kv/c")]), Ok(()), "it may not know yet");
+        assert_eq!(watch.next().await, None);
+    }
+}
