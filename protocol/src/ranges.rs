@@ -191,5 +191,53 @@ mod tests {
                 prop_assert!(set.ranges().windows(2).all(|w| w[0].end < w[1].start), "{:?}", set);
             }
         }
+
+        /// What two sets give together, against the obvious sets.
+        #[test]
+        fn two_sets_together(a in any_model(), b in any_model()) {
+            let (one, other) = (of(&a), of(&b));
+            prop_assert_eq!(Vec::from_iter(one.iter()), Vec::from_iter(a.iter().copied()));
+            prop_assert_eq!(Vec::from_iter(one.clone()), Vec::from_iter(a.iter().copied()));
+            prop_assert_eq!(one.union(&other), of(&(&a | &b)));
+            prop_assert_eq!(one.difference(&other), of(&(&a - &b)));
+        }
+
+        /// Any ranges, in any order: together they are the set of all their numbers.
+        #[test]
+        fn ranges_in_any_order(ranges in prop::collection::vec((0u32..40, 0u32..8), 0..12)) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| start..start + len).collect();
+            let model: BTreeSet<u32> = ranges.iter().cloned().flatten().collect();
+            prop_assert_eq!(RangeSet::from_iter(ranges), of(&model));
+        }
+
+        /// From a peer, only the one right way to write a set is taken.
+        #[test]
+        fn ranges_of_a_peer(ranges in prop::collection::vec((0u32..30, 0u32..30), 0..4)) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
+            let set = RangeSet::from_iter(ranges.iter().cloned());
+            let right = set.ranges() == ranges;
+            prop_assert_eq!(RangeSet::from_ranges(ranges), right.then_some(set.clone()));
+            prop_assert_eq!(RangeSet::from_ranges(set.ranges().to_vec()), Some(set));
+        }
+    }
+
+    #[test]
+    #[expect(clippy::reversed_empty_ranges, reason = "a peer may send them")]
+    fn ranges_that_are_no_set() {
+        for ranges in [vec![3..3], vec![5..3], vec![0..2, 2..3], vec![0..2, 1..3], vec![4..5, 0..1]] {
+            assert_eq!(RangeSet::from_ranges(ranges.clone()), None, "{ranges:?}");
+        }
+        assert_eq!(RangeSet::from_ranges([0..u32::MAX]).unwrap().len(), u32::MAX);
+        assert!(RangeSet::from_range(3..3).is_empty() && RangeSet::from_range(5..3).is_empty());
+    }
+
+    fn any_model() -> impl Strategy<Value = BTreeSet<u32>> {
+        prop::collection::btree_set(0u32..40, 0..40)
+    }
+
+    fn of(model: &BTreeSet<u32>) -> RangeSet {
+        let mut set = RangeSet::new();
+        model.iter().for_each(|number| assert!(set.insert(*number)));
+        set
     }
 }

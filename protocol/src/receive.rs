@@ -144,16 +144,29 @@ impl Assembly {
 mod tests {
     use super::*;
     use crate::{
-        ChunkHasher, CodecId, Dtype, Epoch, Limits, Shape, SubscriptionId, TensorName, TensorSpec, Version,
+        ChunkHasher, CodecId, Dtype, Epoch, Glob, Limits, Shape, SubscriptionId, TensorName, TensorSpec,
+        Version,
     };
     use proptest::prelude::*;
 
     const CHUNK_BYTES: u32 = 256;
 
-    fn manifest(chunks: u64) -> Arc<Manifest> {
-        let shape = Shape::new(&[chunks * u64::from(CHUNK_BYTES)]).unwrap();
-        let spec = TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, shape);
-        Arc::new(Manifest::layout(vec![spec], vec![], CHUNK_BYTES, &Limits::default()).unwrap())
+    /// Tensors `t0`, `t1`, … of one chunk each.
+    fn manifest(chunks: u32) -> Arc<Manifest> {
+        let shape = Shape::new(&[CHUNK_BYTES.into()]).unwrap();
+        let name = |chunk| TensorName::new(&format!("t{chunk}")).unwrap();
+        let specs = (0..chunks).map(|chunk| TensorSpec::new(name(chunk), Dtype::U8, shape.clone()));
+        Arc::new(Manifest::layout(specs.collect(), vec![], CHUNK_BYTES, &Limits::default()).unwrap())
+    }
+
+    fn select(manifest: Arc<Manifest>, chunks: &[u32]) -> Arc<Selection> {
+        let globs = chunks.iter().map(|chunk| format!("t{chunk}")).chain(["nothing".into()]);
+        let globs: Vec<Glob> = globs.map(|name| Glob::new(&name).unwrap()).collect();
+        Arc::new(Selection::new(manifest, &globs))
+    }
+
+    fn all(chunks: u32) -> Assembly {
+        Assembly::new(Arc::new(Selection::all(manifest(chunks))))
     }
 
     fn header(chunk: u32) -> ChunkHeader {
@@ -182,20 +195,19 @@ mod tests {
 
     #[test]
     fn a_wrong_sum_is_never_committed() {
-        let manifest = manifest(2);
-        let mut assembly = Assembly::new(Arc::new(Selection::all(manifest.clone())));
+        let mut assembly = all(2);
         for chunk in [1, 0] {
             assembly.handle_header(&header(chunk)).unwrap();
             assembly.handle_verified(verified(chunk));
         }
         assert_eq!(assembly.poll(), None, "the sender has not said what the whole is");
-        assembly.handle_complete(VersionDigest::of(manifest.digest(), [hash(1), hash(0)]));
+        assembly.handle_complete(VersionDigest::of(assembly.manifest().digest(), [hash(1), hash(0)]));
         assert!(matches!(assembly.poll(), Some(Outcome::Mismatch { .. })));
     }
 
     #[test]
     fn rules_of_headers() {
-        let mut assembly = Assembly::new(Arc::new(Selection::all(manifest(2))));
+        let mut assembly = all(2);
         assert!(matches!(assembly.handle_header(&header(2)), Err(Misbehaved::NoSuchChunk { .. })));
         let small = ChunkHeader { raw_bytes: 1, ..header(0) };
         assert!(matches!(assembly.handle_header(&small), Err(Misbehaved::WrongChunkSize { .. })));
@@ -207,50 +219,129 @@ mod tests {
         assert_eq!(assembly.handle_header(&header(1)), Err(Misbehaved::DuplicateChunk(ChunkIndex(1))));
     }
 
+    /// PROTOCOL.md §5.4 and §6.5: what was not selected is not taken, and what was lies without gaps.
+    #[test]
+    fn only_selected_chunks_are_taken() {
+        let mut assembly = Assembly::new(select(manifest(4), &[1, 3]));
+        assert_eq!(assembly.handle_header(&header(0)), Err(Misbehaved::NotSelected(ChunkIndex(0))));
+        assert_eq!(assembly.handle_header(&header(3)), Ok(256..512));
+        assert_eq!(assembly.handle_header(&header(1)), Ok(0..256));
+        assert!(matches!(assembly.handle_header(&header(4)), Err(Misbehaved::NoSuchChunk { .. })));
+    }
+
+    /// PROTOCOL.md §6.6: the sender's word on the whole is worth nothing once its connection is lost.
+    #[test]
+    fn a_lost_connection_takes_back_what_was_arriving() {
+        let mut assembly = all(2);
+        let digest = VersionDigest::of(assembly.manifest().digest(), [hash(0), hash(1)]);
+        assembly.handle_header(&header(0)).unwrap();
+        assembly.handle_verified(verified(0));
+        assembly.handle_header(&header(1)).unwrap();
+        assembly.handle_complete(digest);
+        assembly.handle_detached();
+        assembly.handle_verified(verified(1));
+        assert_eq!(assembly.held(), RangeSet::from_range(0..1), "what ends late belongs to nobody");
+        assembly.handle_header(&header(1)).unwrap();
+        assembly.handle_verified(verified(1));
+        assert_eq!(assembly.poll(), None);
+        assembly.handle_complete(digest);
+        assert_eq!(assembly.poll(), Some(Outcome::Commit));
+    }
+
     #[derive(Debug, Clone, Copy)]
     enum Step {
         Header(u32),
         Verified(u32),
         Lost(u32),
         Complete,
+        Detached,
+        ForgetBeyond(usize),
     }
 
     fn any_step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (0u32..6).prop_map(Step::Header),
-            4 => (0u32..6).prop_map(Step::Verified),
-            1 => (0u32..6).prop_map(Step::Lost),
-            1 => Just(Step::Complete),
+            8 => (0u32..7).prop_map(Step::Header),
+            8 => (0u32..7).prop_map(Step::Verified),
+            2 => (0u32..7).prop_map(Step::Lost),
+            3 => Just(Step::Complete),
+            1 => Just(Step::Detached),
+            1 => (0usize..3).prop_map(Step::ForgetBeyond),
         ]
     }
 
     proptest! {
-        /// Any order of events: commit exactly when every chunk was verified and the sender named the whole.
+        /// Any selection and any order of events: commit exactly when every selected chunk was verified, over however
+        /// many connections, and the sender named the whole on the connection that there is.
         #[test]
-        fn commit_only_when_whole(chunks in 0u64..6, steps in prop::collection::vec(any_step(), 0..60)) {
-            let manifest = manifest(chunks);
-            let mut assembly = Assembly::new(Arc::new(Selection::all(manifest.clone())));
+        fn commit_only_when_whole(
+            wanted in prop::collection::btree_set(0u32..6, 0..7),
+            steps in prop::collection::vec(any_step(), 0..80),
+        ) {
+            let selection = select(manifest(6), &Vec::from_iter(wanted.clone()));
+            let digest = VersionDigest::of(selection.manifest().digest(), wanted.iter().copied().map(hash));
+            let mut assembly = Assembly::new(selection.clone());
             let (mut arriving, mut done, mut complete) = (RangeSet::new(), RangeSet::new(), false);
             for step in steps {
                 match step {
                     Step::Header(c) => {
-                        let free = u64::from(c) < chunks && !arriving.contains(c) && !done.contains(c);
-                        prop_assert_eq!(assembly.handle_header(&header(c)).is_ok(), free);
+                        let free = wanted.contains(&c) && !arriving.contains(c) && !done.contains(c);
+                        let place = assembly.handle_header(&header(c));
+                        prop_assert_eq!(place.ok(), selection.place(ChunkIndex(c)).filter(|_| free));
                         if free { arriving.insert(c); }
                     }
-                    Step::Verified(c) if arriving.remove(c) => { assembly.handle_verified(verified(c)); done.insert(c); }
-                    Step::Lost(c) if arriving.remove(c) => assembly.handle_lost(ChunkIndex(c)),
-                    Step::Complete => {
-                        let all = (0..chunks as u32).map(hash);
-                        assembly.handle_complete(VersionDigest::of(manifest.digest(), all));
-                        complete = true;
+                    Step::Verified(c) => {
+                        assembly.handle_verified(verified(c));
+                        if arriving.remove(c) { done.insert(c); }
                     }
-                    Step::Verified(_) | Step::Lost(_) => {}
+                    Step::Lost(c) => { assembly.handle_lost(ChunkIndex(c)); arriving.remove(c); }
+                    Step::Complete => { assembly.handle_complete(digest); complete = true; }
+                    Step::Detached => { assembly.handle_detached(); (arriving, complete) = (RangeSet::new(), false); }
+                    Step::ForgetBeyond(ranges) => {
+                        let kept: RangeSet = done.ranges().iter().take(ranges).cloned().collect();
+                        prop_assert_eq!(assembly.forget_beyond(ranges), done.difference(&kept));
+                        done = kept;
+                    }
                 }
-                let whole = complete && u64::from(done.len()) == chunks;
+                let whole = complete && done.len() as usize == wanted.len();
                 prop_assert_eq!(assembly.poll(), whole.then_some(Outcome::Commit));
                 prop_assert_eq!(assembly.held(), done.clone());
+                prop_assert_eq!(assembly.verified_chunks(), done.len());
             }
+        }
+
+        /// A version that comes over two connections, the second one sending only what the first did not bring, is
+        /// whole in the end, and nothing comes twice.
+        #[test]
+        fn a_resume_brings_what_is_missing(
+            wanted in prop::collection::vec(0u32..12, 0..12),
+            came in prop::collection::btree_set(0u32..12, 0..12),
+            ranges in 0usize..4,
+        ) {
+            let selection = select(manifest(12), &wanted);
+            let mut assembly = Assembly::new(selection.clone());
+            let receive = |assembly: &mut Assembly, chunks: RangeSet| {
+                let mut credit = crate::Credit::new(crate::Credit::MAX).unwrap();
+                let mut plan = crate::SendPlan::new(chunks, false);
+                while let Some(action) = plan.poll(&mut credit) {
+                    match action {
+                        crate::SendAction::Chunk(chunk) => {
+                            assembly.handle_header(&header(chunk.0)).unwrap();
+                            assembly.handle_verified(verified(chunk.0));
+                            plan.handle_sent();
+                        }
+                        _ => break,
+                    }
+                }
+            };
+            let first = selection.chunks().iter().filter(|chunk| came.contains(chunk)).map(|c| c..c + 1).collect();
+            receive(&mut assembly, first);
+            assembly.handle_detached();
+            assembly.forget_beyond(ranges);
+            let held = assembly.held();
+            prop_assert!(held.ranges().len() <= ranges);
+            receive(&mut assembly, selection.chunks().difference(&held));
+            assembly.handle_complete(VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash)));
+            prop_assert_eq!(assembly.poll(), Some(Outcome::Commit));
         }
     }
 }

@@ -22,10 +22,6 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The most globs with wildcards in one selection; those without cost a look-up and are not counted. Each is held
-    /// against every name, so this bounds the work that one message asks for.
-    pub const WILDCARDS_MAX: usize = 64;
-
     /// Takes every tensor.
     pub fn all(manifest: Arc<Manifest>) -> Self {
         let tensors = RangeSet::from_range(0..manifest.tensors().len() as u32);
@@ -36,7 +32,7 @@ impl Selection {
     /// Takes the tensors whose name matches one of `globs`, and those that share their bytes (tied weights are one
     /// tensor with several names). No glob at all takes every tensor, as a `Subscribe` without a selection does.
     ///
-    /// Costs one match for every tensor and glob with wildcards.
+    /// Costs one match for every tensor and glob: for a hundred thousand tensors some milliseconds a glob.
     pub fn new(manifest: Arc<Manifest>, globs: &[Glob]) -> Self {
         if globs.is_empty() {
             return Self::all(manifest);
@@ -108,9 +104,7 @@ impl Selection {
 
 /// The tensors whose own name matches.
 fn named(manifest: &Manifest, globs: &[Glob]) -> RangeSet {
-    let literals: HashSet<&str> = globs.iter().filter(|glob| glob.is_literal()).map(Glob::as_str).collect();
-    let patterns: Vec<&Glob> = globs.iter().filter(|glob| !glob.is_literal()).collect();
-    let matches = |name: &str| literals.contains(name) || patterns.iter().any(|glob| glob.matches(name));
+    let matches = |name: &str| globs.iter().any(|glob| glob.matches(name));
     indexes(manifest, |index| matches(manifest.tensors()[index].name.as_str()))
 }
 
@@ -157,4 +151,149 @@ fn run_bytes(chunking: &Chunking, run: &Range<u32>) -> Range<u64> {
     let first = chunking.range(ChunkIndex(run.start));
     let last = chunking.range(ChunkIndex(run.end - 1));
     first.zip(last).map_or(0..0, |(first, last)| first.start..last.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, Limits, PAYLOAD_ALIGNMENT, Shape, TensorName, TensorSpec};
+    use proptest::prelude::*;
+
+    fn glob(pattern: &str) -> Glob {
+        Glob::new(pattern).unwrap()
+    }
+
+    fn spec(name: &str, dtype: Dtype, elements: u64) -> TensorSpec {
+        TensorSpec::new(TensorName::new(name).unwrap(), dtype, Shape::new(&[elements]).unwrap())
+    }
+
+    fn lay(specs: Vec<TensorSpec>, chunk_bytes: u32) -> Arc<Manifest> {
+        Arc::new(Manifest::layout(specs, vec![], chunk_bytes, &Limits::default()).unwrap())
+    }
+
+    /// PROTOCOL.md §5.4, the example.
+    #[test]
+    fn a_small_neighbour_comes_along_and_a_large_one_does_not() {
+        let tensors = vec![spec("a", Dtype::F32, 10), spec("big", Dtype::F32, 700), spec("b", Dtype::F32, 3)];
+        let selection = Selection::new(lay(tensors, 1024), &[glob("?")]);
+        assert_eq!(selection.chunks(), &RangeSet::from_range(3..4));
+        assert_eq!(selection.payload_bytes(), 512);
+        assert_eq!(selection.place(ChunkIndex(3)), Some(0..512));
+        assert_eq!(selection.place(ChunkIndex(2)), None);
+        assert_eq!(selection.tensor_range(0), Some(0..40));
+        assert_eq!(selection.tensor_range(1), None);
+        assert_eq!(selection.tensor_range(2), Some(256..268));
+        assert_eq!(selection.tensor_range(3), None, "there is no such tensor");
+    }
+
+    #[test]
+    fn tied_weights_are_taken_together() {
+        let mut tied = spec("lm_head", Dtype::Bf16, 64);
+        tied.alias_of = Some(0);
+        let manifest = lay(vec![spec("embed", Dtype::Bf16, 64), tied, spec("none", Dtype::Bf16, 0)], 1024);
+        for pattern in ["lm_*", "embed"] {
+            let selection = Selection::new(manifest.clone(), &[glob(pattern)]);
+            assert_eq!(selection.tensors(), &RangeSet::from_range(0..2));
+            assert_eq!(selection.tensor_range(1), Some(0..128));
+        }
+    }
+
+    #[test]
+    fn a_selection_may_be_empty() {
+        let manifest = lay(vec![spec("w", Dtype::U8, 10), spec("empty", Dtype::U8, 0)], 1024);
+        let nothing = Selection::new(manifest.clone(), &[glob("x")]);
+        assert!(nothing.tensors().is_empty() && nothing.chunks().is_empty());
+        let without_bytes = Selection::new(manifest, &[glob("empty")]);
+        assert_eq!(without_bytes.tensor_range(1), Some(0..0));
+        assert_eq!((without_bytes.payload_bytes(), without_bytes.chunks().len()), (0, 0));
+    }
+
+    /// Tensors of several dtypes; now and then one without bytes, or an alias of an earlier one.
+    fn any_specs() -> impl Strategy<Value = Vec<TensorSpec>> {
+        let size = prop_oneof![1 => Just(0u64), 4 => 1u64..300, 4 => 1u64..3000];
+        let one = (0..3usize, size, prop::option::weighted(0.2, any::<prop::sample::Index>()));
+        prop::collection::vec(one, 0..30).prop_map(|tensors| {
+            let mut specs: Vec<TensorSpec> = vec![];
+            for (index, (dtype, elements, alias)) in tensors.into_iter().enumerate() {
+                let name = format!("t{index}");
+                let dtype = [Dtype::U8, Dtype::Bf16, Dtype::F32][dtype];
+                let target = alias.filter(|_| index > 0).map(|at| at.index(index));
+                specs.push(match target.filter(|target| specs[*target].alias_of.is_none()) {
+                    Some(target) => TensorSpec {
+                        name: TensorName::new(&name).unwrap(),
+                        alias_of: Some(target),
+                        ..specs[target].clone()
+                    },
+                    None => spec(&name, dtype, elements),
+                });
+            }
+            specs
+        })
+    }
+
+    fn any_manifest() -> impl Strategy<Value = Arc<Manifest>> {
+        (any_specs(), (1u32..9).prop_map(|n| n * 256)).prop_map(|(specs, chunk)| lay(specs, chunk))
+    }
+
+    fn any_globs() -> impl Strategy<Value = Vec<Glob>> {
+        prop::collection::vec("t[0-2?*][0-9?*]{0,1}".prop_map(|pattern| glob(&pattern)), 1..5)
+    }
+
+    proptest! {
+        /// Any tensors, any globs: the tensors are those that match, with their aliases; the chunks are those that hold
+        /// a byte of them and no others; their places lie end to end in order, aligned; and each selected tensor reads
+        /// there as it does in the whole payload.
+        #[test]
+        fn selected_tensors_read_as_in_the_whole_payload(manifest in any_manifest(), globs in any_globs()) {
+            let selection = Selection::new(manifest.clone(), &globs);
+            let tensors = manifest.tensors();
+            let matches = |t: &crate::Tensor| globs.iter().any(|glob| glob.matches(t.name.as_str()));
+            let taken = |t: &crate::Tensor| {
+                matches(t) || t.byte_len() > 0 && tensors.iter().any(|o| o.range() == t.range() && matches(o))
+            };
+            for (index, tensor) in tensors.iter().enumerate() {
+                prop_assert_eq!(selection.tensors().contains(index as u32), taken(tensor));
+            }
+            let payload: Vec<u8> = (0..manifest.payload_bytes()).map(|at| (at * 31 % 251) as u8).collect();
+            let mut compact = vec![];
+            for (chunk, range) in manifest.chunking().iter() {
+                let holds = |t: &crate::Tensor| t.range().start < range.end && range.start < t.range().end;
+                let wanted = tensors.iter().any(|t| taken(t) && t.byte_len() > 0 && holds(t));
+                prop_assert_eq!(selection.chunks().contains(chunk.0), wanted);
+                let end = compact.len() as u64;
+                let place = end..end + range.end - range.start;
+                prop_assert_eq!(selection.place(chunk), wanted.then_some(place));
+                if wanted {
+                    prop_assert!(end.is_multiple_of(PAYLOAD_ALIGNMENT));
+                    compact.extend_from_slice(&payload[range.start as usize..range.end as usize]);
+                }
+            }
+            prop_assert_eq!(compact.len() as u64, selection.payload_bytes());
+            for (index, tensor) in tensors.iter().enumerate() {
+                let slice = |range: Range<u64>| range.start as usize..range.end as usize;
+                let found = selection.tensor_range(index);
+                prop_assert_eq!(found.is_some(), taken(tensor));
+                if let Some(found) = found {
+                    prop_assert!(found.start.is_multiple_of(PAYLOAD_ALIGNMENT));
+                    prop_assert_eq!(&compact[slice(found)], &payload[slice(tensor.range())]);
+                }
+            }
+        }
+
+        /// Everything: each chunk and each tensor lies where the manifest says, in one run, however it was asked for.
+        #[test]
+        fn everything_lies_where_the_manifest_says(manifest in any_manifest()) {
+            for globs in [vec![], vec![glob("**")]] {
+                let selection = Selection::new(manifest.clone(), &globs);
+                prop_assert!(selection.chunks().ranges().len() <= 1 && selection.tensors().ranges().len() <= 1);
+                prop_assert_eq!(selection.payload_bytes(), manifest.payload_bytes());
+                for (chunk, range) in manifest.chunking().iter() {
+                    prop_assert_eq!(selection.place(chunk), Some(range));
+                }
+                for (index, tensor) in manifest.tensors().iter().enumerate().filter(|(_, t)| t.byte_len() > 0) {
+                    prop_assert_eq!(selection.tensor_range(index), Some(tensor.range()));
+                }
+            }
+        }
+    }
 }
