@@ -42,9 +42,8 @@ impl Snapshot {
     /// [`SaveError`]; `path` is then as it was.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
         let layout =
-            plan_file(&self.manifest).map_err(|source| SaveError::Format { id: self.id.clone(), source })?;
-        let tensors = self.manifest.tensors();
-        let bodies: Vec<_> = layout.order.iter().map(|index| self.bytes(&tensors[*index])).collect();
+            plan_file(self.manifest(), self.selection.tensors()).map_err(|source| SaveError::Format { id: self.id.clone(), source })?;
+        let bodies: Vec<_> = layout.order.iter().filter_map(|index| self.bytes(*index)).collect();
         let parts = std::iter::once(&layout.head[..]).chain(bodies.iter().map(|body| &body[..]));
         replace_file(path, parts).map_err(|source| SaveError::Io { path: path.into(), source })
     }
@@ -76,12 +75,9 @@ fn replace_file<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Receipt;
     use safetensors::SafeTensors;
-    use std::{sync::Arc, time::Duration};
-    use tensor_relay_protocol::{
-        Dtype, Epoch, Limits, Manifest, Shape, TensorName, TensorSpec, Topic, Version,
-    };
+    use std::sync::Arc;
+    use tensor_relay_protocol::{Dtype, Limits, Manifest, Selection, Shape, TensorName, TensorSpec};
 
     fn snapshot(names: &[&str]) -> Snapshot {
         let spec = |name: &&str| {
@@ -91,14 +87,8 @@ mod tests {
         let manifest =
             Manifest::layout(specs, vec![("k".into(), "v".into())], 4096, &Limits::default()).unwrap();
         let payload: Vec<u8> = (0..manifest.payload_bytes()).map(|i| i as u8).collect();
-        Snapshot {
-            id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(1) },
-            manifest: Arc::new(manifest),
-            payload: payload.into(),
-            metadata: vec![],
-            skipped: 0,
-            receipt: Receipt { duration: Duration::ZERO, wire_bytes: 0, chunks: 1 },
-        }
+        let selection = Arc::new(Selection::all(Arc::new(manifest)));
+        Snapshot { selection, payload: payload.into(), ..Snapshot::empty() }
     }
 
     fn files_in(folder: &Path) -> Vec<String> {

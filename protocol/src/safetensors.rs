@@ -4,7 +4,7 @@
 //! reading and writing; this module says what the header means and which header a manifest needs. Parsing and checking
 //! of the header itself is done by the `safetensors` crate, the format's own reference.
 
-use crate::{Dtype, Manifest, NameError, Shape, ShapeError, TensorName, TensorSpec};
+use crate::{Dtype, Manifest, NameError, RangeSet, Shape, ShapeError, TensorName, TensorSpec};
 use ::safetensors::{Dtype as FileDtype, tensor::Metadata, tensor::TensorInfo};
 use std::{collections::HashMap, ops::Range};
 
@@ -146,15 +146,15 @@ pub struct FileLayout {
     pub order: Vec<usize>,
 }
 
-/// Plans a file with the tensors and metadata of `manifest`. Wider elements come first, as the format's own writer does
+/// Plans a file with those tensors of `manifest` whose indices are in `chosen`, and its metadata. Wider elements come first, as the format's own writer does
 /// it, so that every tensor is aligned to its element. Tied weights are written once for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for what the format cannot hold: a dtype it does not know, sub-byte tensors that end within a
 /// byte, or a tensor called `__metadata__`.
-pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
+pub fn plan_file(manifest: &Manifest, chosen: &RangeSet) -> Result<FileLayout, SafetensorsError> {
     let tensors = manifest.tensors();
-    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    let mut order: Vec<usize> = chosen.iter().map(|i| i as usize).filter(|i| *i < tensors.len()).collect();
     order.sort_by(|a, b| {
         let (a, b) = (&tensors[*a], &tensors[*b]);
         b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name))
@@ -272,7 +272,10 @@ mod tests {
         let plan = |name: &str, dtype, elements| {
             let shape = Shape::new(&[elements]).unwrap();
             let specs = vec![TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)];
-            plan_file(&Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap())
+            plan_file(
+                &Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap(),
+                &RangeSet::from_range(0..1),
+            )
         };
         assert!(matches!(plan("__metadata__", Dtype::U8, 1), Err(SafetensorsError::ReservedName)));
         assert!(matches!(plan("a", Dtype::C128, 1), Err(SafetensorsError::Dtype { .. })));
@@ -289,7 +292,7 @@ mod tests {
                 TensorSpec::new(TensorName::new(&format!("t{i}")).unwrap(), SAME[dtype].1, shape)
             }).collect();
             let manifest = Manifest::layout(specs, vec![(key, "v".into())], 4096, &Limits::default()).unwrap();
-            let layout = plan_file(&manifest).unwrap();
+            let layout = plan_file(&manifest, &RangeSet::from_range(0..manifest.tensors().len() as u32)).unwrap();
             let data_bytes: u64 = manifest.tensors().iter().map(|t| t.byte_len()).sum();
             let file_bytes = layout.head.len() as u64 + data_bytes;
             let json_bytes = header_length(layout.head[..8].try_into().unwrap(), file_bytes).unwrap();

@@ -274,7 +274,7 @@ impl Publication {
     /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passed before.
     pub async fn released(&self, timeout: Duration) -> bool {
         match &self.returned {
-            Some(returned) => tokio::time::timeout(timeout, returned.clone().wait()).await.is_ok(),
+            Some(returned) => tokio::time::timeout(timeout, returned.wait()).await.is_ok(),
             None => true,
         }
     }

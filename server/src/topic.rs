@@ -215,8 +215,8 @@ impl TopicState {
     /// A version by its name, if it is retained.
     pub(crate) fn find(&self, epoch: Epoch, version: Version) -> Option<(Seq, Arc<Retained>)> {
         let state = self.state();
-        let mut versions = state.retention.iter().rev();
-        let (seq, retained) = versions.find(|(_, retained)| retained.is(epoch, version))?;
+        let mut versions = state.retention.iter();
+        let (seq, retained) = versions.rfind(|(_, retained)| retained.is(epoch, version))?;
         Some((seq, Arc::clone(retained)))
     }
 
@@ -273,9 +273,9 @@ fn place_of(
 /// The place of the version after this one. Of an epoch that is not retained any more, nobody can tell what is missing:
 /// then it is the oldest of all.
 fn after(retention: &Retention<Arc<Retained>>, epoch: Epoch, version: Version) -> Seq {
-    let mut of_epoch = retention.iter().filter(|(_, retained)| retained.id.epoch == epoch);
-    let later = of_epoch.clone().find(|(_, retained)| retained.id.version > version);
-    let last = of_epoch.next_back();
+    let of_epoch = || retention.iter().filter(|(_, retained)| retained.id.epoch == epoch);
+    let later = of_epoch().find(|(_, retained)| retained.id.version > version);
+    let last = of_epoch().next_back();
     match (later, last) {
         (Some((seq, _)), _) => seq,
         (None, Some((seq, _))) => seq.next(),
@@ -353,11 +353,12 @@ impl Reader {
     pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
         {
             let mut state = self.topic.state();
-            let mut versions = state.retention.iter().rev();
-            let found = versions.find(|(_, retained)| retained.is(epoch, version));
-            let Some((seq, _)) = found else {
+            let mut versions = state.retention.iter();
+            let found = versions.rfind(|(_, retained)| retained.is(epoch, version));
+            let Some(seq) = found.map(|(seq, _)| seq) else {
                 return; // It left retention already.
             };
+            drop(versions);
             state.retention.acknowledge(self.id, seq);
         }
         self.topic.changed.send_replace(());
