@@ -7,29 +7,53 @@ use tensor_relay_server::{CodecId, Topic};
 
 /// Streams tensors between containers over QUIC: encrypted, verified, at line rate on plain Ethernet.
 #[derive(Debug, Parser)]
-#[command(name = "tensor-relay", version, about, after_help = EXAMPLES)]
+#[command(name = "tensor-relay", version, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
 
     /// Say more on stderr: -v informs, -vv tells everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`.
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = FOR_ALL)]
     pub(crate) verbose: u8,
 }
 
+/// The heading of what every command takes.
+pub(crate) const FOR_ALL: &str = "For every command";
+
 const EXAMPLES: &str = "\
 Examples:
-  tensor-relay demo                                              see it work on this machine
-  tensor-relay serve --topic policy=policy.safetensors           on the producer; prints a ticket
-  tensor-relay subscribe 'relay://…' --out models                on each consumer, with that ticket
-  tensor-relay config serve                                      what its options are, and who said so
-  tensor-relay config --sample > ~/.config/tensor-relay/config.toml
+  tensor-relay demo                                        see it work on this machine
+  tensor-relay serve --topic policy=policy.safetensors     on the producer; prints a ticket
+  tensor-relay subscribe 'relay://…' --out models          on each consumer, with that ticket
+  tensor-relay config                                      what every option is, and who said so
 
-Every option is also an environment variable, named in the command's help, and a key of the configuration file.
-Flags win over variables, and these over the file. --no-NAME turns a switch --NAME off that they turned on.
+Every option is also an environment variable, which the command's help names, and a key of the
+configuration file: see `tensor-relay config --help`.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out, 4 wrong key or access refused,
-            5 topic not found, 6 damaged data, 130 and 143 ended by a signal";
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out,
+            4 wrong key or access refused, 5 topic not found, 6 damaged data,
+            130 and 143 ended by a signal";
+
+const CONFIG: &str = "\
+The configuration file is TOML. It has a table for each command, whose keys are named like flags,
+and [default] for options that several commands share:
+
+  [default]
+  connect-timeout = 5
+
+  [serve]
+  listen = \"0.0.0.0:4747\"
+  json = true
+
+  [serve.topics]
+  policy = \"/models/policy.safetensors\"
+
+A flag wins over a variable, a variable over the file, and a command's own table over [default].
+A switch --NAME that they turn on is turned off by --no-NAME.
+
+Examples:
+  tensor-relay config serve
+  tensor-relay config --sample > ~/.config/tensor-relay/config.toml";
 
 const COMPLETIONS: &str = "\
 Examples:
@@ -48,6 +72,7 @@ pub(crate) enum Command {
     /// Move a generated model between two processes on this machine and verify every byte.
     Demo(DemoArgs),
     /// Show what every option is, and whether a variable, the configuration file or its default says so.
+    #[command(after_help = CONFIG)]
     Config(ConfigArgs),
     /// Show or make the key by which tickets know a server.
     #[command(subcommand)]

@@ -22,7 +22,7 @@ fn write_all(dir: &Path) -> anyhow::Result<ExitCode> {
 
 fn print_main_page() -> anyhow::Result<ExitCode> {
     let mut page = vec![];
-    Man::new(variable::command()).render(&mut page)?;
+    Man::new(variable::command().disable_help_subcommand(true)).render(&mut page)?;
     match std::io::stdout().lock().write_all(&page) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(_) => Ok(Exit::Failed.into()),

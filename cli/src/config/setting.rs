@@ -1,7 +1,7 @@
 //! One option that can be configured.
 
 use clap::{
-    Arg, ArgAction, Command,
+    Arg, ArgAction, ArgMatches, Command,
     builder::PossibleValue,
     error::{ContextKind, ContextValue},
 };
@@ -9,6 +9,9 @@ use std::error::Error;
 
 /// Commands about the program itself. Nothing in the file is for them.
 const ABOUT_ITSELF: [&str; 4] = ["config", "completions", "man", "help"];
+
+/// The one option of the commands that [`Setting::check`] makes up.
+const PROBE: &str = "value";
 
 /// An option of a command, as the file and `tensor-relay config` know it.
 #[derive(Debug, Clone)]
@@ -96,8 +99,11 @@ impl Setting {
         defaults.map(|value| value.to_string_lossy().into_owned()).collect()
     }
 
-    /// The words that it takes, if these can be counted.
+    /// The words that it takes, if these can be counted and mean more than yes and no.
     pub(crate) fn choices(&self) -> Vec<String> {
+        if self.is_switch() {
+            return vec![];
+        }
         let choices = self.arg.get_possible_values();
         choices.iter().map(PossibleValue::get_name).map(Into::into).collect()
     }
@@ -147,15 +153,24 @@ impl Setting {
     /// # Errors
     /// Why not, as half a sentence.
     pub(crate) fn check(&self, value: &str) -> Result<(), String> {
-        let mut probe = Arg::new("value")
-            .long("value")
-            .value_parser(self.arg.get_value_parser().clone());
+        self.parse(value).map(|_| ())
+    }
+
+    /// `value` as it is shown: of a switch, whatever word turns it on is `true`.
+    pub(crate) fn plain(&self, value: &str) -> String {
+        let parsed = self.parse(value).ok().filter(|_| self.is_switch());
+        let is_on = parsed.and_then(|matches| matches.get_one::<bool>(PROBE).copied());
+        is_on.map_or_else(|| value.into(), |is_on| is_on.to_string())
+    }
+
+    fn parse(&self, value: &str) -> Result<ArgMatches, String> {
+        let mut probe = Arg::new(PROBE).long(PROBE).value_parser(self.arg.get_value_parser().clone());
         if let Some(delimiter) = self.arg.get_value_delimiter() {
             probe = probe.action(ArgAction::Append).value_delimiter(delimiter);
         }
         let command = Command::new("check").no_binary_name(true).arg(probe);
-        let checked = command.try_get_matches_from([format!("--value={value}")]);
-        checked.map(|_| ()).map_err(|error| reason(&error))
+        let checked = command.try_get_matches_from([format!("--{PROBE}={value}")]);
+        checked.map_err(|error| reason(&error))
     }
 }
 
@@ -219,6 +234,8 @@ mod tests {
                 .contains("multiple of 256")
         );
         assert_eq!(setting("serve", "json").check("on"), Ok(()));
+        assert_eq!(setting("serve", "json").plain("on"), "true");
+        assert_eq!(setting("subscribe", "out").plain("on"), "on");
         assert!(setting("serve", "json").check("maybe").is_err());
         assert_eq!(setting("serve", "advertise").check("a,b:1"), Ok(()));
         assert_eq!(setting("subscribe", "out").check(""), Err("it is empty".into()));

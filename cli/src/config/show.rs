@@ -118,6 +118,6 @@ fn shown(setting: &Setting, in_force: &InForce) -> Vec<String> {
         true => vec![HIDDEN.into()],
         // A switch has no default in clap's eyes: it is off.
         false if setting.is_switch() && in_force.values.is_empty() => vec!["false".into()],
-        false => in_force.values.clone(),
+        false => in_force.values.iter().map(|value| setting.plain(value)).collect(),
     }
 }

@@ -1,6 +1,6 @@
 //! The environment variables: one for every flag.
 
-use crate::args::Args;
+use crate::args::{Args, FOR_ALL};
 use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint, builder::BoolishValueParser, value_parser};
 use std::{ffi::OsString, path::PathBuf};
 
@@ -34,6 +34,7 @@ fn file_flag() -> Arg {
         .value_parser(value_parser!(PathBuf))
         .value_hint(ValueHint::FilePath)
         .global(true)
+        .help_heading(FOR_ALL)
         .help(help)
 }
 
