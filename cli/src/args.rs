@@ -5,7 +5,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{CodecId, Topic};
 
-/// Streams tensors between containers over QUIC: encrypted, verified, at line rate on plain Ethernet.
+/// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
 #[derive(Debug, Parser)]
 #[command(name = "tensor-relay", version, after_help = EXAMPLES)]
 pub(crate) struct Args {

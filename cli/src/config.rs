@@ -1,7 +1,7 @@
 //! The configuration: every option by flag, by environment variable and by one file, in this order of precedence.
 //!
 //! What an option is stands in `args.rs` and nowhere else. From the clap [`Command`] that is derived there,
-//! [`variable`] gives each option its variable, [`setting`] knows which of them the file may set, [`file`] reads the
+//! [`variable`] gives each option its variable, [`setting`] knows which of them the file may set, [`mod@file`] reads the
 //! file, and [`layers`] puts all of it below the flags. So a new option has all three layers by being written in
 //! `args.rs`:
 //!

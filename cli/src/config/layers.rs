@@ -79,11 +79,12 @@ impl Layers {
     /// The words to read the command line with: what the file says has become their defaults. Of the switches `off`,
     /// which flags turn off, file and variables are not heard.
     pub(super) fn command(&self, off: &[String]) -> Command {
-        let commands = self.command.clone().mut_subcommands(|command| {
+        let command = self.command.clone().mut_args(|arg| self.layered_arg(arg, "", off));
+        let command = command.mut_subcommands(|command| {
             let table = command.get_name().to_owned();
             self.layered(command, &table, off)
         });
-        switch::with_opposites(commands)
+        switch::with_opposites(command)
     }
 
     /// What `setting` is.

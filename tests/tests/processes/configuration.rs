@@ -69,6 +69,7 @@ fn variables_run_a_server() {
         ("TENSOR_RELAY_LISTEN", "127.0.0.1:0"),
         ("TENSOR_RELAY_JSON", "1"),
         ("TENSOR_RELAY_STATE_DIR", ""),
+        ("TENSOR_RELAY_CONFIG", ""),
     ]);
     let mut server = Process::start(command);
     let said = server.hear_out("serving");
