@@ -1,30 +1,65 @@
-//! The words of the command line.
+//! The words of the command line. Variables and keys of the file follow from them: see [`crate::config`].
 
 use crate::{address::Advertised, units};
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{CodecId, Topic};
 
-/// Streams tensors between containers over QUIC: encrypted, verified, at line rate on plain Ethernet.
+/// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
 #[derive(Debug, Parser)]
-#[command(name = "tensor-relay", version, about, after_help = EXAMPLES)]
+#[command(name = "tensor-relay", version, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
 
     /// Say more on stderr: -v informs, -vv tells everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`.
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = FOR_ALL)]
     pub(crate) verbose: u8,
 }
 
+/// The heading of what every command takes.
+pub(crate) const FOR_ALL: &str = "For every command";
+
 const EXAMPLES: &str = "\
 Examples:
-  tensor-relay demo                                              see it work on this machine
-  tensor-relay serve --topic policy=policy.safetensors           on the producer; prints a ticket
-  tensor-relay subscribe 'relay://…' --out models                on each consumer, with that ticket
+  tensor-relay demo                                        see it work on this machine
+  tensor-relay serve --topic policy=policy.safetensors     on the producer; prints a ticket
+  tensor-relay subscribe 'relay://…' --out models          on each consumer, with that ticket
+  tensor-relay config                                      what every option is, and who said so
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out, 4 wrong key or access refused,
-            5 topic not found, 6 damaged data, 130 and 143 ended by a signal";
+Every option is also an environment variable, which the command's help names, and a key of the
+configuration file: see `tensor-relay config --help`.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out,
+            4 wrong key or access refused, 5 topic not found, 6 damaged data,
+            130 and 143 ended by a signal";
+
+const CONFIG: &str = "\
+The configuration file is TOML. It has a table for each command, whose keys are named like flags,
+and [default] for options that several commands share:
+
+  [default]
+  connect-timeout = 5
+
+  [serve]
+  listen = \"0.0.0.0:4747\"
+  json = true
+
+  [serve.topics]
+  policy = \"/models/policy.safetensors\"
+
+A flag wins over a variable, a variable over the file, and a command's own table over [default].
+A switch --NAME that they turn on is turned off by --no-NAME.
+
+Examples:
+  tensor-relay config serve
+  tensor-relay config --sample > ~/.config/tensor-relay/config.toml";
+
+const COMPLETIONS: &str = "\
+Examples:
+  tensor-relay completions bash > ~/.local/share/bash-completion/completions/tensor-relay
+  tensor-relay completions zsh > ~/.zfunc/_tensor-relay          with ~/.zfunc in fpath
+  tensor-relay completions fish > ~/.config/fish/completions/tensor-relay.fish";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -36,6 +71,17 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Move a generated model between two processes on this machine and verify every byte.
     Demo(DemoArgs),
+    /// Show what every option is, and whether a variable, the configuration file or its default says so.
+    #[command(after_help = CONFIG)]
+    Config(ConfigArgs),
+    /// Show or make the key by which tickets know a server.
+    #[command(subcommand)]
+    Keys(KeysCommand),
+    /// Print a script that completes this program's words in a shell.
+    #[command(after_help = COMPLETIONS)]
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write one for every command.
+    Man(ManArgs),
     #[command(hide = true)]
     DemoProducer(DemoProducerArgs),
     #[command(hide = true)]
@@ -44,41 +90,50 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// A topic and the file whose tensors it offers; repeat it for several topics.
-    #[arg(long = "topic", value_name = "NAME=FILE.safetensors", required = true, value_parser = parse_topic_file)]
+    /// A topic and the file whose tensors it offers; repeat it or write `;` between them for several topics.
+    #[arg(
+        long = "topic",
+        value_name = "NAME=FILE.safetensors",
+        required = true,
+        value_parser = parse_topic_file,
+        value_delimiter = ';',
+        env = "TENSOR_RELAY_TOPICS",
+        help_heading = "Topics"
+    )]
     pub(crate) topics: Vec<(Topic, PathBuf)>,
 
     /// The UDP address to listen on.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", env = "TENSOR_RELAY_LISTEN")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", help_heading = "Network")]
     pub(crate) listen: SocketAddr,
 
-    /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it for several.
-    #[arg(long, value_name = "HOST[:PORT]", env = "TENSOR_RELAY_ADVERTISE", value_delimiter = ',')]
+    /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it or write `,`
+    /// between them for several.
+    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',', help_heading = "Network")]
     pub(crate) advertise: Vec<Advertised>,
 
     /// Where the server's key is kept, so that tickets stay valid after a restart.
     /// Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
-    #[arg(long, value_name = "DIR", env = "TENSOR_RELAY_STATE_DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
     /// Also write the tickets to this file, readable by its owner alone.
-    #[arg(long, value_name = "FILE", env = "TENSOR_RELAY_TICKET_FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
 
     /// How chunks are encoded for subscribers; what gains less than 3 % always travels raw.
-    #[arg(long, value_enum, default_value_t = Codec::Raw, env = "TENSOR_RELAY_CODEC")]
+    #[arg(long, value_enum, default_value_t = Codec::Raw, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
     /// How large chunks are: a multiple of 256 bytes up to 64MiB.
-    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_chunk_size, env = "TENSOR_RELAY_CHUNK_SIZE")]
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_chunk_size, help_heading = "Encoding")]
     pub(crate) chunk_size: u32,
 
     /// After a signal to end, how long transfers under way may take to finish, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, env = "TENSOR_RELAY_GRACE")]
+    #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, help_heading = "Network")]
     pub(crate) grace: Duration,
 
     /// Print one JSON object per line on stdout instead of text.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 }
 
@@ -89,7 +144,7 @@ pub(crate) struct TicketArgs {
     pub(crate) ticket: String,
 
     /// How long connecting may take, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, env = "TENSOR_RELAY_CONNECT_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
 }
 
@@ -99,27 +154,27 @@ pub(crate) struct SubscribeArgs {
     pub(crate) ticket: TicketArgs,
 
     /// Another topic than the ticket's.
-    #[arg(long, value_name = "NAME", env = "TENSOR_RELAY_TOPIC")]
+    #[arg(long, value_name = "NAME", help_heading = "What to receive")]
     pub(crate) topic: Option<Topic>,
 
     /// Write each version to DIR/TOPIC.safetensors, replacing the one before in one step.
-    #[arg(long, value_name = "DIR", env = "TENSOR_RELAY_OUT")]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
 
     /// End after the first version.
-    #[arg(long)]
+    #[arg(long, help_heading = "What to receive")]
     pub(crate) once: bool,
 
     /// How long to wait for a topic that does not exist yet, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, env = "TENSOR_RELAY_WAIT")]
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "What to receive")]
     pub(crate) wait: Duration,
 
     /// Print one JSON object per version on stdout instead of text.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 
     /// Show no progress bar.
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = "Output")]
     pub(crate) quiet: bool,
 }
 
@@ -129,31 +184,77 @@ pub(crate) struct ListArgs {
     pub(crate) ticket: TicketArgs,
 
     /// Print one JSON object on stdout instead of text.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
     /// How large the generated model is, from 1MiB.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::parse_bytes, help_heading = "Workload")]
     pub(crate) size: u64,
 
     /// How many versions of it are published.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u64).range(1..=1000), help_heading = "Workload")]
     pub(crate) versions: u64,
 
     /// How many small versions are published to measure latency.
-    #[arg(long, value_name = "N", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=100_000), help_heading = "Workload")]
     pub(crate) small: u64,
 
     /// How chunks are encoded.
-    #[arg(long, value_enum, default_value_t = Codec::Raw)]
+    #[arg(long, value_enum, default_value_t = Codec::Raw, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
     /// Print one JSON object on stdout instead of text.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArgs {
+    /// Only this command's options.
+    pub(crate) command: Option<String>,
+
+    /// Print a configuration file to begin with: every option, commented out, with what it is for.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) sample: bool,
+
+    /// Print one JSON object on stdout instead of a table.
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeysCommand {
+    /// Show the fingerprint of the server's key and where the key is kept.
+    Show(KeysArgs),
+    /// Make the server's key before its first start. Refuses if there is one.
+    Create(KeysArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeysArgs {
+    /// Where the server's key is kept. Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// Print one JSON object on stdout instead of text.
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// Write the page of every command into this folder, as tensor-relay-serve.1 and so on.
+    #[arg(long, value_name = "DIR", env = "TENSOR_RELAY_MAN_OUT")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// The demo's server process, driven by lines on stdin.

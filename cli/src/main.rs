@@ -8,35 +8,43 @@
 mod address;
 mod args;
 mod bar;
+mod completions;
+mod config;
 mod demo;
 mod exit;
+mod keys;
 mod list;
+mod man;
 mod serve;
 mod signals;
 mod subscribe;
 mod ticket;
 mod units;
 
-use args::{Args, Command};
-use clap::Parser;
-use std::{io::IsTerminal, process::ExitCode};
+use args::Command;
+use config::Layers;
+use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    log_to_stderr(args.verbose);
-    match run(args.command) {
-        Ok(code) => code,
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let done = config::read(&words).and_then(|(args, layers)| {
+        log_to_stderr(args.verbose);
+        run(args.command, &layers)
+    });
+    done.unwrap_or_else(|error| match error.downcast::<clap::Error>() {
+        // Help is such an error too; clap knows what goes where.
+        Ok(words) => words.exit(),
         Err(error) => {
             eprintln!("error: {}", exit::message_of(&error));
             exit::code_of(&error).into()
         }
-    }
+    })
 }
 
 /// One thread runs the network: a lane is one task, and a second thread costs more in hand-overs than it saves. What
 /// burns CPU or waits for disks runs on the runtime's blocking threads beside it.
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {
         match command {
@@ -44,6 +52,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Subscribe(args) => subscribe::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Demo(args) => demo::run(args).await,
+            Command::Config(args) => config::run(&args, layers),
+            Command::Keys(command) => keys::run(command),
+            Command::Completions(args) => completions::run(&args),
+            Command::Man(args) => man::run(&args),
             Command::DemoProducer(args) => demo::producer::run(args).await,
             Command::DemoConsumer(args) => demo::consumer::run(args).await,
         }

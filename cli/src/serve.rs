@@ -84,7 +84,7 @@ fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Where the key is kept when nothing is said: where the XDG specification puts state.
-fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let from_env = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     given
         .map(PathBuf::from)

@@ -57,7 +57,8 @@ impl Home {
         }
         command
             .env("HOME", self.folder.path())
-            .env("XDG_STATE_HOME", self.path("state"));
+            .env("XDG_STATE_HOME", self.path("state"))
+            .env_remove("XDG_CONFIG_HOME");
         command.current_dir(self.folder.path());
         command
     }

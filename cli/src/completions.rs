@@ -1,0 +1,48 @@
+//! `tensor-relay completions`: the words of this program, for shells.
+
+use crate::{args::CompletionsArgs, config::variable, exit::Exit};
+use clap::Command;
+use std::{io::Write, process::ExitCode};
+
+pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+    let mut script = vec![];
+    clap_complete::generate(args.shell, &mut for_people(&variable::command()), "tensor-relay", &mut script);
+    match std::io::stdout().lock().write_all(&script) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(_) => Ok(Exit::Failed.into()),
+    }
+}
+
+/// `command` without hidden commands: shells would offer them.
+fn for_people(command: &Command) -> Command {
+    let mut people = Command::new("tensor-relay").args(command.get_arguments());
+    if let Some(version) = command.get_version() {
+        people = people.version(version.to_owned());
+    }
+    people.subcommands(command.get_subcommands().filter(|command| !command.is_hide_set()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+    use clap_complete::Shell;
+
+    #[test]
+    fn every_shell_learns_the_words_for_people() {
+        for shell in Shell::value_variants() {
+            let mut script = vec![];
+            clap_complete::generate(
+                *shell,
+                &mut for_people(&variable::command()),
+                "tensor-relay",
+                &mut script,
+            );
+            let script = String::from_utf8(script).unwrap();
+            for word in ["subscribe", "completions", "state-dir", "version"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+            assert!(!script.contains("demo-producer") && !script.contains("no-json"), "{shell}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The layers below the flags: variables, the file and the defaults.
+
+use super::{
+    file::File,
+    setting::{self, Setting},
+    switch, variable,
+};
+use crate::exit::UsageError;
+use clap::{
+    Arg, Command,
+    builder::Resettable,
+    error::{ContextKind, ContextValue},
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+/// Where the file is looked for at last.
+const SYSTEM_FILE: &str = "/etc/tensor-relay/config.toml";
+
+/// The most bytes of a file that are read. A long one has a few thousand.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// The commands, their settings, and what is known of each from elsewhere than flags.
+#[derive(Debug)]
+pub(crate) struct Layers {
+    command: Command,
+    settings: Vec<Setting>,
+    file: Option<File>,
+}
+
+/// What a setting is, if no flag says otherwise.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct InForce {
+    pub(crate) values: Vec<String>,
+    pub(crate) origin: Origin,
+}
+
+/// Who said so.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Variable,
+    File { line: usize },
+    Default,
+}
+
+impl Layers {
+    /// With the file at `given`, or else the first that is found where it is looked for.
+    ///
+    /// # Errors
+    /// When there is no file at `given`, or when what is in the file is wrong.
+    pub(crate) fn find(command: Command, given: Option<&Path>) -> anyhow::Result<Self> {
+        let mut layers = Self::without_file(command);
+        if let Some((path, text)) = find_file(given)? {
+            layers.file = Some(File::parse(&path, &text, &layers.settings)?);
+        }
+        Ok(layers)
+    }
+
+    /// With variables alone.
+    pub(crate) fn without_file(command: Command) -> Self {
+        let settings = setting::all(&command);
+        Self { command, settings, file: None }
+    }
+
+    /// All settings, command by command.
+    pub(crate) fn settings(&self) -> &[Setting] {
+        &self.settings
+    }
+
+    /// The file, if there is one.
+    pub(crate) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// The words to read the command line with: what the file says has become their defaults. Of the switches `off`,
+    /// which flags turn off, file and variables are not heard.
+    pub(super) fn command(&self, off: &[String]) -> Command {
+        let command = self.command.clone().mut_args(|arg| self.layered_arg(arg, "", off));
+        let command = command.mut_subcommands(|command| {
+            let table = command.get_name().to_owned();
+            self.layered(command, &table, off)
+        });
+        switch::with_opposites(command)
+    }
+
+    /// What `setting` is.
+    ///
+    /// # Errors
+    /// When its variable has a value that it cannot have.
+    pub(crate) fn in_force(&self, setting: &Setting) -> Result<InForce, UsageError> {
+        if let Some(value) = variable::value_of(setting.variable()) {
+            let value = value.to_string_lossy().into_owned();
+            setting.check(&value).map_err(|why| wrong_variable(setting, &why))?;
+            return Ok(InForce { values: vec![value], origin: Origin::Variable });
+        }
+        let entry = self.file.as_ref().and_then(|file| file.entry(setting));
+        Ok(match entry {
+            Some(entry) => {
+                InForce { values: entry.values.clone(), origin: Origin::File { line: entry.line } }
+            }
+            None => InForce { values: setting.defaults(), origin: Origin::Default },
+        })
+    }
+
+    /// Names the variable when a bad value comes from one; clap calls it by the flag that was never typed.
+    pub(super) fn explain(
+        &self,
+        error: clap::Error,
+        command: Option<&str>,
+        words: &[OsString],
+    ) -> anyhow::Error {
+        let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) =
+            (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
+        else {
+            return error.into();
+        };
+        let typed = |setting: &&Setting| words.iter().any(|word| says(word, setting, value));
+        let mut settings = self.settings.iter().filter(|setting| Some(setting.command()) == command);
+        let setting = settings
+            .find(|setting| setting.is_shown_as(arg))
+            .filter(|setting| !typed(setting));
+        match setting.map(|setting| self.in_force(setting)) {
+            Some(Err(wrong)) => wrong.into(),
+            _ => error.into(),
+        }
+    }
+
+    fn layered(&self, command: Command, table: &str, off: &[String]) -> Command {
+        let command = command.mut_args(|arg| self.layered_arg(arg, table, off));
+        command.mut_subcommands(|command| self.layered(command, table, off))
+    }
+
+    fn layered_arg(&self, arg: Arg, table: &str, off: &[String]) -> Arg {
+        let is_off = off.iter().any(|id| arg.get_id() == id.as_str());
+        let arg = match arg.get_env().and_then(OsStr::to_str) {
+            Some(name) if is_off || variable::value_of(name).is_none() => arg.env(Resettable::Reset),
+            _ => arg,
+        };
+        let setting = self.settings.iter().find(|setting| !is_off && setting.is(table, &arg));
+        let entry = setting.and_then(|setting| self.file.as_ref()?.entry(setting));
+        match entry {
+            Some(entry) => arg.default_values(entry.values.clone()).required(false),
+            None => arg,
+        }
+    }
+}
+
+/// Whether `word` of the command line may be where `value` of `setting` comes from.
+fn says(word: &OsStr, setting: &Setting, value: &str) -> bool {
+    let word = word.to_string_lossy();
+    word == value || word.starts_with(&format!("{}=", setting.word()))
+}
+
+fn wrong_variable(setting: &Setting, why: &str) -> UsageError {
+    let variable = setting.variable();
+    let shown = match variable::value_of(variable) {
+        Some(value) if !setting.is_secret() => format!("{:?}", value.to_string_lossy()),
+        _ => "its value".into(),
+    };
+    UsageError(format!("the environment variable {variable} cannot be {shown}: {why}"))
+}
+
+/// The path and content of the file at `given`, or of the first that exists.
+fn find_file(given: Option<&Path>) -> anyhow::Result<Option<(PathBuf, String)>> {
+    if let Some(path) = given {
+        return Ok(Some((path.into(), read(path)?)));
+    }
+    for path in places(variable::value_of) {
+        // Only where nothing is, it is looked for elsewhere: a file that cannot be read is one that somebody wanted.
+        match path.try_exists() {
+            Ok(false) => {}
+            _ => return Ok(Some((path.clone(), read(&path)?))),
+        }
+    }
+    Ok(None)
+}
+
+/// Where the file is looked for, the first place first: where the XDG specification puts configurations, then where
+/// the system's are.
+pub(crate) fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let user = variable("XDG_CONFIG_HOME").map(PathBuf::from);
+    let user = user.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
+    let user = user.map(|dir| dir.join("tensor-relay/config.toml"));
+    user.into_iter().chain([SYSTEM_FILE.into()]).collect()
+}
+
+fn read(path: &Path) -> Result<String, UsageError> {
+    let mut text = String::new();
+    let read = fs::File::open(path).and_then(|file| file.take(FILE_MAX_BYTES + 1).read_to_string(&mut text));
+    let read = match read {
+        Ok(length) if length as u64 > FILE_MAX_BYTES => {
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"))
+        }
+        read => read,
+    };
+    read.map_err(|error| {
+        UsageError(format!(
+            "cannot read the configuration file {}: {error}; --config names another",
+            path.display()
+        ))
+    })?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layers(text: &str) -> Layers {
+        let mut layers = Layers::without_file(variable::command());
+        layers.file = Some(File::parse(Path::new("c.toml"), text, &layers.settings).unwrap());
+        layers
+    }
+
+    #[test]
+    fn what_is_shown_is_what_the_words_become() {
+        let layers = layers(
+            "[default]\nconnect-timeout = 3\n[serve]\ntopic = ['a=b', 'c=d']\njson = true\n[list]\nticket = 't'",
+        );
+        let mut seen = 0;
+        for setting in layers.settings() {
+            let in_force = layers.in_force(setting).unwrap();
+            if in_force.origin == Origin::Default {
+                assert_eq!(in_force.values, setting.defaults());
+            }
+            let command = layers.command(&[]);
+            let command = command.find_subcommand(setting.command()).unwrap();
+            let Some(arg) = command.get_arguments().find(|arg| setting.is(setting.command(), arg)) else {
+                continue;
+            };
+            let defaults: Vec<_> = arg.get_default_values().iter().map(|v| v.to_str().unwrap()).collect();
+            assert_eq!(defaults, in_force.values, "{} {}", setting.command(), setting.key());
+            seen += usize::from(in_force.origin != Origin::Default);
+        }
+        assert_eq!(seen, 5, "connect-timeout twice, topic, json, ticket");
+    }
+
+    #[test]
+    fn the_users_file_comes_before_the_systems() {
+        let places = |pairs: &[(&str, &str)]| {
+            let found =
+                places(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()));
+            found.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
+        };
+        let system = SYSTEM_FILE.to_owned();
+        let both = places(&[("XDG_CONFIG_HOME", "/x"), ("HOME", "/h")]);
+        assert_eq!(both, ["/x/tensor-relay/config.toml".into(), system.clone()]);
+        assert_eq!(places(&[("HOME", "/h")]), ["/h/.config/tensor-relay/config.toml".into(), system.clone()]);
+        assert_eq!(places(&[]), [system]);
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        assert!(
+            read(Path::new("/dev/zero"))
+                .unwrap_err()
+                .to_string()
+                .contains("longer than 1 MiB")
+        );
+        assert_eq!(read(Path::new("/dev/null")).unwrap(), "");
+    }
+}

@@ -1,0 +1,244 @@
+//! One option that can be configured.
+
+use clap::{
+    Arg, ArgAction, ArgMatches, Command,
+    builder::PossibleValue,
+    error::{ContextKind, ContextValue},
+};
+use std::error::Error;
+
+/// Commands about the program itself. Nothing in the file is for them.
+const ABOUT_ITSELF: [&str; 4] = ["config", "completions", "man", "help"];
+
+/// The one option of the commands that [`Setting::check`] makes up.
+const PROBE: &str = "value";
+
+/// An option of a command, as the file and `tensor-relay config` know it.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting {
+    command: String,
+    key: String,
+    arg: Arg,
+}
+
+/// All settings of all commands, in the order of the help text. The options of `keys show` and the like are those of
+/// `keys`.
+pub(crate) fn all(command: &Command) -> Vec<Setting> {
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let commands = commands.filter(|command| is_configurable(command.get_name()));
+    commands.flat_map(of_command).collect()
+}
+
+/// Whether the command called `name` heeds the file. Says yes to names that no command has.
+pub(crate) fn is_configurable(name: &str) -> bool {
+    !ABOUT_ITSELF.contains(&name)
+}
+
+/// The key that an argument has in the file.
+pub(crate) fn key_of(arg: &Arg) -> String {
+    arg.get_long().unwrap_or_else(|| arg.get_id().as_str()).replace('_', "-")
+}
+
+fn of_command(command: &Command) -> Vec<Setting> {
+    let mut settings: Vec<Setting> = vec![];
+    for arg in arguments(command) {
+        let (command, key) = (command.get_name().to_owned(), key_of(arg));
+        if !settings.iter().any(|setting| setting.key == key) {
+            settings.push(Setting { command, key, arg: arg.clone() });
+        }
+    }
+    settings
+}
+
+/// The arguments of a command and those below it that have a variable: these can be configured.
+fn arguments(command: &Command) -> Vec<&Arg> {
+    let own = command
+        .get_arguments()
+        .filter(|arg| arg.get_env().is_some() && !arg.is_hide_set());
+    own.chain(command.get_subcommands().flat_map(arguments)).collect()
+}
+
+impl Setting {
+    /// The name of the command, which is also the table's.
+    pub(crate) fn command(&self) -> &str {
+        &self.command
+    }
+
+    /// The key in that table.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// How it is written on the command line, without its value.
+    pub(crate) fn word(&self) -> String {
+        match self.arg.get_long() {
+            Some(long) => format!("--{long}"),
+            None => self.value_name(),
+        }
+    }
+
+    /// Its environment variable.
+    pub(crate) fn variable(&self) -> &str {
+        self.arg.get_env().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    /// What its value is called.
+    pub(crate) fn value_name(&self) -> String {
+        let names = self.arg.get_value_names().unwrap_or_default();
+        names.first().map_or_else(|| self.key.to_uppercase(), ToString::to_string)
+    }
+
+    /// What it is for, in one paragraph.
+    pub(crate) fn help(&self) -> String {
+        self.arg.get_help().map(ToString::to_string).unwrap_or_default()
+    }
+
+    /// What it is when nobody says anything.
+    pub(crate) fn defaults(&self) -> Vec<String> {
+        let defaults = self.arg.get_default_values().iter();
+        defaults.map(|value| value.to_string_lossy().into_owned()).collect()
+    }
+
+    /// The words that it takes, if these can be counted and mean more than yes and no.
+    pub(crate) fn choices(&self) -> Vec<String> {
+        if self.is_switch() {
+            return vec![];
+        }
+        let choices = self.arg.get_possible_values();
+        choices.iter().map(PossibleValue::get_name).map(Into::into).collect()
+    }
+
+    /// Whether it must never be printed.
+    pub(crate) fn is_secret(&self) -> bool {
+        self.arg.is_hide_env_values_set()
+    }
+
+    pub(crate) fn is_switch(&self) -> bool {
+        matches!(self.arg.get_action(), ArgAction::SetTrue)
+    }
+
+    pub(crate) fn is_repeatable(&self) -> bool {
+        matches!(self.arg.get_action(), ArgAction::Append)
+    }
+
+    /// Whether it takes any number of `NAME=…`, which is a table in the file.
+    pub(crate) fn takes_pairs(&self) -> bool {
+        self.is_repeatable() && self.value_name().contains('=')
+    }
+
+    /// Whether `key` means it, with dashes or underscores; a table of pairs also answers to its plural.
+    pub(crate) fn is_called(&self, key: &str) -> bool {
+        let key = key.replace('_', "-");
+        key == self.key || (self.takes_pairs() && key.strip_suffix('s') == Some(&self.key))
+    }
+
+    /// Whether what is said to `other` could be said to this as well.
+    pub(crate) fn means_the_same_as(&self, other: &Self) -> bool {
+        self.key == other.key && self.variable() == other.variable()
+    }
+
+    /// Whether the argument of some command is this setting.
+    pub(crate) fn is(&self, command: &str, arg: &Arg) -> bool {
+        self.command == command && self.key == key_of(arg)
+    }
+
+    /// Whether clap's errors call it `shown`, such as `--listen <ADDR:PORT>` or `<TICKET>`.
+    pub(crate) fn is_shown_as(&self, shown: &str) -> bool {
+        let first = shown.split_whitespace().next().unwrap_or_default();
+        first.trim_matches(['<', '>', '[', ']', '.']) == self.word()
+    }
+
+    /// Whether the option takes `value`: asks its own parser.
+    ///
+    /// # Errors
+    /// Why not, as half a sentence.
+    pub(crate) fn check(&self, value: &str) -> Result<(), String> {
+        self.parse(value).map(|_| ())
+    }
+
+    /// `value` as it is shown: of a switch, whatever word turns it on is `true`.
+    pub(crate) fn plain(&self, value: &str) -> String {
+        let parsed = self.parse(value).ok().filter(|_| self.is_switch());
+        let is_on = parsed.and_then(|matches| matches.get_one::<bool>(PROBE).copied());
+        is_on.map_or_else(|| value.into(), |is_on| is_on.to_string())
+    }
+
+    fn parse(&self, value: &str) -> Result<ArgMatches, String> {
+        let mut probe = Arg::new(PROBE).long(PROBE).value_parser(self.arg.get_value_parser().clone());
+        if let Some(delimiter) = self.arg.get_value_delimiter() {
+            probe = probe.action(ArgAction::Append).value_delimiter(delimiter);
+        }
+        let command = Command::new("check").no_binary_name(true).arg(probe);
+        let checked = command.try_get_matches_from([format!("--{PROBE}={value}")]);
+        checked.map_err(|error| reason(&error))
+    }
+}
+
+fn reason(error: &clap::Error) -> String {
+    match (error.source(), error.get(ContextKind::ValidValue)) {
+        (Some(source), _) => source.to_string(),
+        (None, Some(ContextValue::Strings(valid))) if !valid.is_empty() => {
+            format!("write {}", valid.join(" or "))
+        }
+        _ => "it is empty".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::variable;
+    use super::*;
+
+    fn setting(command: &str, key: &str) -> Setting {
+        let all = all(&variable::command());
+        all.into_iter().find(|s| s.command() == command && s.is_called(key)).unwrap()
+    }
+
+    #[test]
+    fn keys_are_the_names_of_flags_and_positionals() {
+        assert_eq!(setting("serve", "state_dir").word(), "--state-dir");
+        assert_eq!(setting("subscribe", "ticket").word(), "TICKET");
+        assert_eq!(setting("keys", "state-dir").variable(), "TENSOR_RELAY_STATE_DIR");
+        assert!(setting("serve", "topics").takes_pairs());
+        assert!(!setting("subscribe", "topic").is_called("topics"));
+        assert!(setting("list", "ticket").is_secret());
+    }
+
+    #[test]
+    fn errors_of_clap_are_recognised() {
+        assert!(setting("serve", "listen").is_shown_as("--listen <ADDR:PORT>"));
+        assert!(setting("serve", "json").is_shown_as("--json"));
+        assert!(setting("list", "ticket").is_shown_as("<TICKET>"));
+        assert!(!setting("serve", "topic").is_shown_as("--listen <ADDR:PORT>"));
+    }
+
+    #[test]
+    fn no_two_options_of_a_command_answer_to_one_key() {
+        let all = all(&variable::command());
+        for setting in &all {
+            let rivals = all
+                .iter()
+                .filter(|s| s.command() == setting.command() && s.is_called(setting.key()));
+            assert_eq!(rivals.count(), 1, "{} {}", setting.command(), setting.key());
+        }
+    }
+
+    #[test]
+    fn values_are_judged_by_the_options_own_parser() {
+        assert_eq!(setting("serve", "codec").check("zstd"), Ok(()));
+        assert_eq!(setting("serve", "codec").check("lz4"), Err("write raw or zstd".into()));
+        assert!(
+            setting("serve", "chunk-size")
+                .check("7")
+                .unwrap_err()
+                .contains("multiple of 256")
+        );
+        assert_eq!(setting("serve", "json").check("on"), Ok(()));
+        assert_eq!(setting("serve", "json").plain("on"), "true");
+        assert_eq!(setting("subscribe", "out").plain("on"), "on");
+        assert!(setting("serve", "json").check("maybe").is_err());
+        assert_eq!(setting("serve", "advertise").check("a,b:1"), Ok(()));
+        assert_eq!(setting("subscribe", "out").check(""), Err("it is empty".into()));
+        assert!(setting("serve", "grace").check("-1").is_err());
+    }
+}

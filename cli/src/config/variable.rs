@@ -1,0 +1,110 @@
+//! The environment variables: one for every flag.
+
+use crate::args::{Args, FOR_ALL};
+use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint, builder::BoolishValueParser, value_parser};
+use std::{ffi::OsString, path::PathBuf};
+
+/// The id of the flag that names the file.
+pub(super) const FILE: &str = "config-file";
+
+/// What all variables begin with.
+const PREFIX: &str = "TENSOR_RELAY_";
+
+/// Flags about a single run, which nobody would configure.
+const WITHOUT: [&str; 3] = ["help", "version", "verbose"];
+
+/// The words of `args.rs`, each flag with its variable, and `--config` for all commands. Hidden commands are spoken to
+/// by this program alone and have none.
+pub(crate) fn command() -> Command {
+    with_variables(Args::command().arg(file_flag()))
+}
+
+/// The variable's value. An empty one counts as none: that is how container files leave a variable out.
+pub(super) fn value_of(variable: &str) -> Option<OsString> {
+    std::env::var_os(variable).filter(|value| !value.is_empty())
+}
+
+fn file_flag() -> Arg {
+    let help = "Read options from this file. Default: $XDG_CONFIG_HOME/tensor-relay/config.toml \
+                (~/.config/… if unset), else /etc/tensor-relay/config.toml; /dev/null is none.";
+    Arg::new(FILE)
+        .long("config")
+        .env(format!("{PREFIX}CONFIG"))
+        .value_name("FILE")
+        .value_parser(value_parser!(PathBuf))
+        .value_hint(ValueHint::FilePath)
+        .global(true)
+        .help_heading(FOR_ALL)
+        .help(help)
+}
+
+fn with_variables(command: Command) -> Command {
+    match command.is_hide_set() {
+        true => command,
+        false => command.mut_args(with_variable).mut_subcommands(with_variables),
+    }
+}
+
+fn with_variable(arg: Arg) -> Arg {
+    let arg = match matches!(arg.get_action(), ArgAction::SetTrue) {
+        // `1`, `yes` and `on` are as good as `true` in a variable or the file.
+        true => arg.value_parser(BoolishValueParser::new()),
+        false => arg,
+    };
+    match arg.get_long().filter(|long| arg.get_env().is_none() && !WITHOUT.contains(long)) {
+        Some(long) => {
+            let name = format!("{PREFIX}{}", long.replace('-', "_").to_uppercase());
+            arg.env(name)
+        }
+        None => arg,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// Every argument of every command for people, with the command's name.
+    fn all(command: &Command) -> Vec<(String, Arg)> {
+        let own = command.get_arguments().map(|arg| (command.get_name().to_owned(), arg.clone()));
+        let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+        own.chain(commands.flat_map(all)).collect()
+    }
+
+    #[test]
+    fn every_flag_has_a_variable() {
+        let flags: Vec<_> = all(&command())
+            .into_iter()
+            .filter(|(_, arg)| arg.get_long().is_some())
+            .collect();
+        assert!(flags.len() > 20);
+        for (command, arg) in flags {
+            let variable = arg.get_env().and_then(|name| name.to_str());
+            let meta = WITHOUT.contains(&arg.get_long().unwrap());
+            assert_eq!(variable.is_none(), meta, "{command} {:?}", arg.get_id());
+            assert!(variable.is_none_or(|name| name.starts_with(PREFIX)), "{command} {:?}", arg.get_id());
+        }
+    }
+
+    #[test]
+    fn a_variable_means_one_thing() {
+        let mut meanings = HashMap::new();
+        for (command, arg) in all(&command()) {
+            let Some(variable) = arg.get_env() else { continue };
+            let meaning = (format!("{:?}", arg.get_value_names()), format!("{:?}", arg.get_action()));
+            let (other, known) = meanings
+                .entry(variable.to_owned())
+                .or_insert_with(|| (command.clone(), meaning.clone()));
+            assert_eq!(
+                *known, meaning,
+                "{variable:?} means one thing to {other} and another to {command}: give one `env` of its own"
+            );
+        }
+    }
+
+    #[test]
+    fn the_words_are_consistent() {
+        super::super::switch::with_opposites(command()).debug_assert();
+    }
+}

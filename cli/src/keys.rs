@@ -1,0 +1,76 @@
+//! `tensor-relay keys`: the key by which tickets know a server.
+
+use crate::{
+    args::{KeysArgs, KeysCommand},
+    serve,
+    subscribe::print_line,
+};
+use anyhow::{Context, bail};
+use serde_json::json;
+use std::{path::Path, process::ExitCode};
+use tensor_relay_server::Identity;
+
+/// The file in the state directory in which [`Identity`] keeps the key.
+const KEY_FILE: &str = "identity.key";
+
+pub(crate) fn run(command: KeysCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        KeysCommand::Show(args) => show(&args),
+        KeysCommand::Create(args) => create(&args),
+    }
+}
+
+fn show(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+    let dir = serve::state_dir(args.state_dir.as_deref())?;
+    if !has_key(&dir)? {
+        bail!(
+            "there is no server key in {} yet: the first `tensor-relay serve` with this state directory makes one, and \
+             so does `tensor-relay keys create`, run by the user who serves; --state-dir names another place",
+            dir.display()
+        );
+    }
+    report(args, &dir, &Identity::load_or_create(&dir)?)
+}
+
+fn create(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+    let dir = serve::state_dir(args.state_dir.as_deref())?;
+    if has_key(&dir)? {
+        let fingerprint = Identity::load_or_create(&dir)?.fingerprint();
+        bail!(
+            "{} holds a key already, {fingerprint}: nothing was changed, because the tickets that name this key would \
+             no longer be valid",
+            dir.join(KEY_FILE).display()
+        );
+    }
+    let identity = Identity::load_or_create(&dir)?;
+    eprintln!("made a key; tickets stay valid as long as this file is kept, and nobody else may read it");
+    report(args, &dir, &identity)
+}
+
+fn has_key(dir: &Path) -> anyhow::Result<bool> {
+    let path = dir.join(KEY_FILE);
+    path.try_exists()
+        .with_context(|| format!("cannot look for {}; --state-dir names another place", path.display()))
+}
+
+fn report(args: &KeysArgs, dir: &Path, identity: &Identity) -> anyhow::Result<ExitCode> {
+    let (key, path) = (identity.fingerprint().to_string(), dir.join(KEY_FILE));
+    match args.json {
+        true => print_line(&json!({ "key": key, "path": path }).to_string()),
+        false => print_line(&format!("{key}  {}", path.display())),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_looked_for_where_it_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!has_key(dir.path()).unwrap());
+        Identity::load_or_create(dir.path()).unwrap();
+        assert!(has_key(dir.path()).unwrap());
+    }
+}

@@ -1,0 +1,195 @@
+//! Options from the environment and the configuration file, and the commands that tell of options, keys and words.
+
+use crate::files;
+use serde_json::Value;
+use std::{fs, os::unix::fs::PermissionsExt};
+use tensor_relay_tests::processes::{ANY_PORT, Ended, Home, Process, Signal};
+
+/// Runs the program with `words` and variables.
+fn run_with(home: &Home, variables: &[(&str, &str)], words: &[&str]) -> Ended {
+    let mut command = home.program();
+    command.args(words).envs(variables.iter().copied());
+    Process::start(command).end()
+}
+
+/// Writes the file that is read when nobody names another.
+fn configure(home: &Home, text: &str) {
+    fs::create_dir_all(home.path(".config/tensor-relay")).unwrap();
+    fs::write(home.path(".config/tensor-relay/config.toml"), text).unwrap();
+}
+
+/// The value of an option and where it is from, as `config --json` tells.
+fn told(config: &Value, command: &str, option: &str) -> (String, String) {
+    let options = config["commands"][command].as_array().unwrap();
+    let option = options.iter().find(|known| known["option"] == option).unwrap();
+    let values: Vec<_> = option["values"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_str().unwrap())
+        .collect();
+    (values.join(" "), option["source"].as_str().unwrap().into())
+}
+
+/// Goal: a server and a subscriber are run by their file alone, as in a container.
+/// Method: one file for both, no flags; then a flag and a variable over it.
+#[test]
+fn a_file_runs_both_ends() {
+    let home = Home::new();
+    files::noise(&home.path("a"), 1000, 1);
+    files::noise(&home.path("b"), 1000, 2);
+    configure(
+        &home,
+        "[default]\njson = true\nticket = 'tickets'\n[serve]\nlisten = '127.0.0.1:0'\nticket_file = 'tickets'\n\
+         [serve.topics]\na = 'a'\n'deep/b' = 'b'\n[subscribe]\ntopic = 'a'\nout = 'out'\nonce = true\n",
+    );
+    let mut server = home.start(&["serve"]);
+    let said = server.hear_out("serving");
+    assert!(said.contains(r#""topic":"a""#) && said.contains(r#""topic":"deep/b""#), "{said}");
+    assert_eq!(home.run(&["subscribe"]).with(0).json()["topic"], "a");
+    let by_variable = run_with(&home, &[("TENSOR_RELAY_TOPIC", "deep/b")], &["subscribe"]).with(0);
+    assert_eq!(by_variable.json()["topic"], "deep/b");
+    let by_flag =
+        run_with(&home, &[("TENSOR_RELAY_TOPIC", "deep/b")], &["subscribe", "--topic=a", "--no-json"])
+            .with(0);
+    assert!(by_flag.out.starts_with("a version 1: "), "{by_flag:?}");
+    assert_eq!(home.files_in("out"), ["a.safetensors", "deep/b.safetensors"]);
+    server.end_by(Signal::TERM).with(0);
+}
+
+/// Goal: several topics and switches can be given by variables alone.
+/// Method: serve with no words but the command.
+#[test]
+fn variables_run_a_server() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let mut command = home.program();
+    command.arg("serve").envs([
+        ("TENSOR_RELAY_TOPICS", "a=w;b=w"),
+        ("TENSOR_RELAY_LISTEN", "127.0.0.1:0"),
+        ("TENSOR_RELAY_JSON", "1"),
+        ("TENSOR_RELAY_STATE_DIR", ""),
+        ("TENSOR_RELAY_CONFIG", ""),
+    ]);
+    let mut server = Process::start(command);
+    let said = server.hear_out("serving");
+    assert!(said.contains(r#""topic":"a""#) && said.contains(r#""topic":"b""#), "{said}");
+    assert_eq!(home.files_in("state"), ["tensor-relay/identity.key"], "an empty variable is none");
+    server.end_by(Signal::TERM).with(0);
+}
+
+/// Goal: `config` says what every option is and who said so, and that is what is done.
+/// Method: an option from each layer, for people and for programs, with a secret among them.
+#[test]
+fn config_tells_every_source() {
+    let home = Home::new();
+    configure(
+        &home,
+        "[default]\nticket = 'relay://secret'\n\n[serve]\ngrace = 2.5\nlisten = '127.0.0.1:1'\n",
+    );
+    let variables = [("TENSOR_RELAY_LISTEN", "127.0.0.1:2"), ("TENSOR_RELAY_QUIET", "yes")];
+    let said = run_with(&home, &variables, &["config", "--json"]).with(0);
+    let config = said.json();
+    assert_eq!(config["file"], home.word(".config/tensor-relay/config.toml"));
+    assert_eq!(told(&config, "serve", "listen"), ("127.0.0.1:2".into(), "environment".into()));
+    assert_eq!(told(&config, "serve", "grace"), ("2.5".into(), "file".into()));
+    assert_eq!(told(&config, "serve", "chunk-size"), ("4MiB".into(), "default".into()));
+    assert_eq!(told(&config, "subscribe", "quiet"), ("true".into(), "environment".into()));
+    assert_eq!(told(&config, "list", "ticket"), ("(hidden)".into(), "file".into()));
+    let people = run_with(&home, &variables, &["config", "serve"]).with(0);
+    let line = |option: &str| {
+        let line = people.out.lines().find(|line| line.split_whitespace().nth(1) == Some(option));
+        line.unwrap().split_whitespace().skip(2).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("--listen"), "127.0.0.1:2 TENSOR_RELAY_LISTEN");
+    assert_eq!(line("--grace"), format!("2.5 {}:5", home.word(".config/tensor-relay/config.toml")));
+    assert!(!format!("{said:?}{people:?}").contains("relay://"), "a secret was printed");
+    assert!(!people.out.contains("subscribe"), "{people:?}");
+    home.run(&["config", "bogus"]).failed(2, &["bogus", "serve, subscribe"]);
+}
+
+/// Goal: a mistake in the file or a variable is told with the place to mend, and nothing is done.
+/// Method: mistakes, found by commands that they are for and by others.
+#[test]
+fn mistakes_are_found_where_they_were_made() {
+    let home = Home::new();
+    let file = home.word("c.toml");
+    for (text, causes) in [
+        ("[serve]\n\nlistne = 1\n", ["c.toml:3: ", "listne", "do you mean listen?"]),
+        ("[serve]\nlisten = 'nowhere'\n", ["c.toml:2: ", "listen cannot be \"nowhere\"", "socket address"]),
+        ("[sevre]\n", ["c.toml:1: ", "[sevre]", "do you mean [serve]?"]),
+        ("[serve]\nlisten\n", ["c.toml:2: ", "", ""]),
+    ] {
+        fs::write(&file, text).unwrap();
+        home.run(&["serve", ANY_PORT, "--topic=w=w", "--config", &file])
+            .failed(2, &causes);
+        run_with(&home, &[("TENSOR_RELAY_CONFIG", &file)], &["list", "relay://x"]).failed(2, &causes);
+        home.run(&["--config", &file, "config"]).failed(2, &causes);
+        home.run(&["--config", &file, "serve", "--help"]).with(0);
+    }
+    home.run(&["list", "x", "--config=/no/file"])
+        .failed(2, &["/no/file", "--config"]);
+    let wrong = [("TENSOR_RELAY_GRACE", "soon")];
+    let causes = ["TENSOR_RELAY_GRACE", "\"soon\"", "no number of seconds"];
+    run_with(&home, &wrong, &["serve", "--topic=w=w"]).failed(2, &causes);
+    run_with(&home, &wrong, &["config"]).failed(2, &causes);
+    run_with(&home, &wrong, &["serve", "--topic=w=w", "--grace=late"]).failed(2, &["--grace", "'late'"]);
+    assert!(home.files_in("state").is_empty());
+}
+
+/// Goal: the sample is a file to begin with: it is taken as it is and says nothing.
+/// Method: put it where it is read, and ask.
+#[test]
+fn the_sample_is_a_good_file() {
+    let home = Home::new();
+    let sample = home.run(&["config", "--sample"]).with(0).out;
+    assert!(sample.contains("[serve]") && sample.contains("#listen = \"0.0.0.0:4747\""), "{sample}");
+    configure(&home, &sample);
+    let config = home.run(&["config", "--json"]).with(0).json();
+    assert!(config["file"].is_string());
+    assert_eq!(told(&config, "serve", "listen").1, "default");
+}
+
+/// Goal: the key is shown before and after it is made, made once, and is the one in tickets.
+/// Method: ask for it, make it twice, serve with it.
+#[test]
+fn keys_are_made_once_and_shown() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let missing = home.run(&["keys", "show", "--json"]);
+    missing.failed(1, &["no server key", "tensor-relay serve", "keys create", "--state-dir"]);
+    assert!(home.files_in("state").is_empty(), "asking makes none");
+    let made = home.run(&["keys", "create", "--json"]).with(0).json();
+    let path = home.path("state/tensor-relay/identity.key");
+    assert_eq!(made["path"], path.to_str().unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let key = made["key"].as_str().unwrap();
+    home.run(&["keys", "create"])
+        .failed(1, &["holds a key already", key, "nothing was changed"]);
+    let shown = home.run(&["keys", "show"]).with(0);
+    assert_eq!(shown.out, format!("{key}  {}\n", path.display()));
+    let server = home.serve(&["--topic=w=w"]);
+    assert!(server.ticket("w").contains(key));
+    let elsewhere = home.run(&["keys", "create", "--state-dir=other"]).with(0);
+    assert!(elsewhere.out.ends_with("other/identity.key\n") && !elsewhere.out.contains(key), "{elsewhere:?}");
+}
+
+/// Goal: shells and manuals learn the words for people, and no others.
+/// Method: every shell; the main page and the folder of pages.
+#[test]
+fn completions_and_manual_pages() {
+    let home = Home::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = home.run(&["completions", shell]).with(0).out;
+        assert!(script.contains("subscribe") && script.contains("state-dir"), "{shell}");
+        assert!(!script.contains("demo-consumer"), "{shell}");
+    }
+    home.run(&["completions", "dos"]).failed(2, &["dos"]);
+    assert!(home.run(&["man"]).with(0).out.contains(".SH SUBCOMMANDS"));
+    home.run(&["man", "--out=pages"]).with(0);
+    let pages = home.files_in("pages");
+    for page in ["tensor-relay.1", "tensor-relay-serve.1", "tensor-relay-keys-show.1"] {
+        assert!(pages.iter().any(|name| name == page), "{pages:?}");
+    }
+    assert!(!pages.iter().any(|name| name.contains("demo-")), "{pages:?}");
+}
