@@ -29,7 +29,7 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     let server = Server::start(listener, Config::default());
     let address = server.local_address()?;
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
-    let mut publication = publish(&server, args.bytes)?;
+    let mut publication = publish(&server, args.bytes).await?;
     std::fs::write(ticket_file(address.port()), ticket.to_string())?;
     print(&Ready { ready: true, port: address.port() })?;
     for round in 1.. {
@@ -57,7 +57,7 @@ pub async fn receive(args: ReceiveArgs) -> Result<()> {
         let begun = Begun::now();
         let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
         let snapshot = subscription.next().await?;
-        let received = snapshot.manifest().payload_bytes();
+        let received = snapshot.payload_bytes();
         ensure!(received == args.bytes, "{received} bytes came where {} were asked for", args.bytes);
         print(&Received::since(begun, round, received))?;
     }
@@ -65,7 +65,7 @@ pub async fn receive(args: ReceiveArgs) -> Result<()> {
     Ok(())
 }
 
-fn publish(server: &Server, bytes: u64) -> Result<Publication> {
+async fn publish(server: &Server, bytes: u64) -> Result<Publication> {
     let spec = TensorSpec::new(TensorName::new("noise")?, Dtype::U8, Shape::new(&[bytes])?);
     let staged = Staged::new::<Infallible>(&server.staging(), vec![spec], vec![], |_, out| {
         for (index, word) in (0..).zip(out.chunks_mut(8)) {
@@ -73,7 +73,7 @@ fn publish(server: &Server, bytes: u64) -> Result<Publication> {
         }
         Ok(())
     })?;
-    Ok(server.publisher(Topic::new(TOPIC)?)?.publish(staged, vec![])?)
+    Ok(server.publisher(Topic::new(TOPIC)?)?.publish(staged, vec![]).await?)
 }
 
 fn tuning(mtu: u16) -> Tuning {

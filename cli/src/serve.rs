@@ -121,8 +121,8 @@ async fn publish_file(
     let epoch = Epoch(u64::from_le_bytes([
         digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
     ]));
-    let mut publisher = server.publisher_in(topic.clone(), epoch)?;
-    let publication = publisher.publish(staged, vec![])?;
+    let mut publisher = server.publisher_with(topic.clone(), Some(epoch), TopicOptions::default())?;
+    let publication = publisher.publish(staged, vec![]).await?;
     eprintln!(
         "{topic}: {tensors} tensors, {} from {} in {}",
         units::bytes(payload_bytes),

@@ -117,7 +117,7 @@ async fn save(snapshot: &Snapshot, dir: &Path) -> anyhow::Result<PathBuf> {
 /// One line per version on stdout.
 fn report(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
     let (id, receipt) = (snapshot.id(), snapshot.receipt());
-    let (tensors, payload_bytes) = (snapshot.manifest().tensors().len(), snapshot.manifest().payload_bytes());
+    let (tensors, payload_bytes) = (snapshot.manifest().tensors().len(), snapshot.payload_bytes());
     if as_json {
         let metadata: serde_json::Map<_, _> =
             snapshot.metadata().iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();

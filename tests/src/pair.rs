@@ -160,9 +160,9 @@ pub fn client_config() -> tensor_relay_client::Config {
 }
 
 /// Publishes one tensor of `bytes` incompressible bytes as `version`, which must be the next one.
-pub fn publish(server: &Server, publisher: &mut Publisher, version: u64, bytes: u64) -> Publication {
+pub async fn publish(server: &Server, publisher: &mut Publisher, version: u64, bytes: u64) -> Publication {
     let staged = tensors::stage(server, vec![tensors::noise("noise", bytes)], version);
-    publisher.publish(staged, tensors::metadata(version)).unwrap()
+    publisher.publish(staged, tensors::metadata(version)).await.unwrap()
 }
 
 /// Waits, for ten simulated seconds at most, until `holds` does.

@@ -72,7 +72,7 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
         Ok(Verified {
             version: snapshot.id().version.0,
             tensors,
-            payload_bytes: snapshot.manifest().payload_bytes(),
+            payload_bytes: snapshot.payload_bytes(),
             wire_bytes: receipt.wire_bytes,
             chunks: receipt.chunks,
             duration_s: receipt.duration.as_secs_f64(),

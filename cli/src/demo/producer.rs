@@ -98,7 +98,7 @@ impl Producer {
         });
         let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
         let metadata = metadata(self.versions)?;
-        self.weights.publish(staged, metadata)?;
+        self.weights.publish(staged, metadata).await?;
         Ok(())
     }
 
@@ -110,7 +110,7 @@ impl Producer {
                 out.fill(seed as u8);
                 Ok(())
             })?;
-            self.small.publish(staged, metadata)?;
+            self.small.publish(staged, metadata).await?;
             tokio::time::sleep(SMALL_PAUSE).await;
         }
         Ok(())

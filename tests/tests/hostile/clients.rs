@@ -20,8 +20,8 @@ const EPOCH: Epoch = Epoch(5);
 fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> Peer) {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_in(topic("t"), EPOCH).unwrap();
-        publish(&server, &mut publisher, 1, 1 << 20);
+        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), TopicOptions::default()).unwrap();
+        publish(&server, &mut publisher, 1, 1 << 20).await;
         let client = sim.client(1, client_config()).await.unwrap();
         let mut good = client.subscribe(&topic("t")).await.unwrap();
         tensors::check(&good.next().await.unwrap());
@@ -31,7 +31,7 @@ fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> 
         assert_eq!(found, Some(code), "{text}");
         assert!(text.contains(word), "{text:?} says nothing of {word:?}");
 
-        publish(&server, &mut publisher, 2, 1 << 20);
+        publish(&server, &mut publisher, 2, 1 << 20).await;
         tensors::check(&good.next().await.unwrap());
         only_one_is_left(&server).await;
     });
@@ -196,14 +196,14 @@ fn subscription_ids() {
     expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
         let mut peer = Peer::greeted_client(sim, 2).await;
         peer.say_to_server(subscribe(1, 4)).await;
-        peer.say_to_server(ClientMessage::Unsubscribe(SubscriptionId(1))).await;
+        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false }).await;
         sleep(Duration::from_secs(1)).await;
         peer.say_to_server(subscribe(1, 4)).await;
         peer
     });
     expect_closed(CloseCode::Misbehaved, "subscription 9", async |sim| {
         let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(ClientMessage::Unsubscribe(SubscriptionId(9))).await;
+        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(9), keep_place: false }).await;
         peer
     });
 }
@@ -270,10 +270,10 @@ fn too_many_subscriptions() {
         let refused =
             ServerMessage::End { subscription: SubscriptionId(3), reason: EndReason::TooManySubscriptions };
         assert_eq!(peer.hear_server().await, refused);
-        peer.say_to_server(ClientMessage::Unsubscribe(SubscriptionId(1))).await;
+        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false }).await;
         sleep(Duration::from_secs(1)).await;
         peer.say_to_server(subscribe(4, 4)).await;
-        publish(&server, &mut server.publisher(topic("t")).unwrap(), 1, 1_000);
+        publish(&server, &mut server.publisher(topic("t")).unwrap(), 1, 1_000).await;
         let mut served = BTreeSet::new();
         while served.len() < 2 {
             if let ServerMessage::Announce(announce) = peer.hear_server().await {
@@ -300,7 +300,7 @@ fn a_crowd_that_reads_nothing() {
         let client = sim.client(1, client_config()).await.unwrap();
         let mut good = client.subscribe(&topic("t")).await.unwrap();
         for version in 1..=5 {
-            publish(&server, &mut publisher, version, 1 << 20);
+            publish(&server, &mut publisher, version, 1 << 20).await;
             tensors::check(&good.next().await.unwrap());
         }
         let staged = server.stats().staged_bytes;

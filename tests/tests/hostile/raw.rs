@@ -135,13 +135,7 @@ pub(crate) fn hello() -> Hello {
 }
 
 pub(crate) fn subscribe(id: u32, credit: u32) -> ClientMessage {
-    ClientMessage::Subscribe(Subscribe {
-        subscription: SubscriptionId(id),
-        topic: topic("t"),
-        mode: Mode::Latest,
-        credit,
-        have: None,
-    })
+    ClientMessage::Subscribe(Subscribe::latest(SubscriptionId(id), topic("t"), credit))
 }
 
 fn endpoint(host: &Host, port: u16, server: Option<quinn::ServerConfig>) -> quinn::Endpoint {

@@ -21,9 +21,9 @@ fn a_shutdown_in_mid_transfer() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        publish(&server, &mut publisher, 1, 8 << 20);
+        publish(&server, &mut publisher, 1, 8 << 20).await;
         eventually("the transfer runs", || subscription.progress().verified_bytes > 0).await;
-        publish(&server, &mut publisher, 2, 1 << 20);
+        publish(&server, &mut publisher, 2, 1 << 20).await;
         let knocking = async {
             sleep(Duration::from_millis(1)).await;
             sim.client(2, client_config()).await.unwrap_err()
@@ -72,7 +72,7 @@ async fn cut_off(sim: &Sim, round_trips: u32) -> Subscription {
     let client = sim.client(1, client_config()).await.unwrap();
     let subscription = client.subscribe(&topic("t")).await.unwrap();
     client.list().await.unwrap();
-    publish(&server, &mut publisher, 1, 16 << 20);
+    publish(&server, &mut publisher, 1, 16 << 20).await;
     sleep(Duration::from_millis(2) + delay * 2 * round_trips).await;
     let (grace, began) = (Duration::from_millis(3), sim.elapsed());
     assert!(!server.shutdown(grace).await, "the transfer takes longer");
@@ -101,7 +101,7 @@ fn the_end_of_a_topic() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let mut early = client.subscribe(&topic("t")).await.unwrap();
-        publish(&server, &mut publisher, 1, 1 << 20);
+        publish(&server, &mut publisher, 1, 1 << 20).await;
         publisher.end();
         let mut late = client.subscribe(&topic("t")).await.unwrap();
         for subscription in [&mut early, &mut late] {
@@ -127,14 +127,14 @@ fn a_client_that_leaves_in_mid_transfer() {
         let left = leaver.subscribe(&topic("t")).await.unwrap();
         let dropped = stayer.subscribe(&topic("t")).await.unwrap();
         let mut kept = stayer.subscribe(&topic("t")).await.unwrap();
-        publish(&server, &mut publisher, 1, 8 << 20);
+        publish(&server, &mut publisher, 1, 8 << 20).await;
         eventually("all run", || server.stats().transfers == 3 && left.progress().verified_bytes > 0).await;
         drop(dropped);
         eventually("two are left", || server.stats().transfers == 2).await;
         leaver.close().await;
         eventually("it is forgotten", || server.stats().sessions == 1).await;
         tensors::check(&kept.next().await.unwrap());
-        publish(&server, &mut publisher, 2, 1 << 20);
+        publish(&server, &mut publisher, 2, 1 << 20).await;
         tensors::check(&kept.next().await.unwrap());
         eventually("nobody holds version 1", || server.stats().staged_bytes == 1 << 20).await;
         assert_eq!(server.stats().evicted, 0);
@@ -149,7 +149,7 @@ fn a_commit_is_told_before_good_bye() {
     simulate(5, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let mut publication = publish(&server, &mut publisher, 1, 1 << 20);
+        let mut publication = publish(&server, &mut publisher, 1, 1 << 20).await;
         let client = sim.client(1, client_config()).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         subscription.next().await.unwrap();

@@ -58,11 +58,11 @@ fn a_long_partition() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        publish(&server, &mut publisher, 1, 8 << 20);
+        publish(&server, &mut publisher, 1, 8 << 20).await;
         eventually("the transfer runs", || subscription.progress().verified_bytes > 0).await;
 
         sim.net.partition(&sim.server_host(), &sim.client_host(1));
-        publish(&server, &mut publisher, 2, 1 << 20);
+        publish(&server, &mut publisher, 2, 1 << 20).await;
         let cut = sim.elapsed();
         let error = subscription.next().await.unwrap_err();
         let idle = Duration::from_millis(sim.tuning.idle_timeout_ms.into());
@@ -89,7 +89,7 @@ fn a_short_partition() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        publish(&server, &mut publisher, 1, 4 << 20);
+        publish(&server, &mut publisher, 1, 4 << 20).await;
         eventually("the transfer runs", || subscription.progress().verified_bytes > 0).await;
         sim.net.partition(&sim.server_host(), &sim.client_host(1));
         sleep(Duration::from_secs(5)).await;
@@ -118,7 +118,7 @@ async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
         chunks_in_flight: dice.random_range(1..5),
         ..server_config()
     });
-    let mut publisher = server.publisher_in(topic("t"), Epoch(sim.seed)).unwrap();
+    let mut publisher = server.publisher_with(topic("t"), Some(Epoch(sim.seed)), TopicOptions::default()).unwrap();
     sim.net.set_path(bad_path(&mut dice, first_hop));
 
     let versions = dice.random_range(1..=8);
@@ -151,7 +151,7 @@ async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
             specs = tensors::random(&mut dice, bytes);
         }
         let staged = tensors::stage(&server, specs.clone(), version);
-        last = Some(publisher.publish(staged, tensors::metadata(version)).unwrap());
+        last = Some(publisher.publish(staged, tensors::metadata(version)).await.unwrap());
         sleep(Duration::from_millis(dice.random_range(1..1_000))).await;
     }
     sim.net.set_path(Path { first_hop, ..Path::default() });
@@ -241,9 +241,9 @@ async fn one_transfer(sim: Sim) -> (Traffic, Duration) {
     let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
     let server = sim.server(server_config());
     sim.net.set_path(bad_path(&mut dice, 1_472));
-    let mut publisher = server.publisher_in(topic("t"), Epoch(sim.seed)).unwrap();
+    let mut publisher = server.publisher_with(topic("t"), Some(Epoch(sim.seed)), TopicOptions::default()).unwrap();
     let (ready, _) = oneshot::channel();
-    publish(&server, &mut publisher, 1, 1 << 20);
+    publish(&server, &mut publisher, 1, 1 << 20).await;
     let follower =
         Follower { connector: sim.connector(1), ticket: sim.ticket(), joins: Duration::ZERO, last: 1, dice };
     follower.run(ready).await;

@@ -36,11 +36,11 @@ async fn slow_beside_good(sim: Sim, with_slow: bool) -> Duration {
     let mut subscription = client.subscribe(&topic("t")).await.unwrap();
     let slow = if with_slow { Some(NeverReads::subscribe(&sim, 8).await) } else { None };
 
-    publish(&server, &mut publisher, 1, BYTES);
+    publish(&server, &mut publisher, 1, BYTES).await;
     let published = sim.elapsed();
     tensors::check(&subscription.next().await.unwrap());
     let took = sim.elapsed() - published;
-    publish(&server, &mut publisher, 2, BYTES);
+    publish(&server, &mut publisher, 2, BYTES).await;
     tensors::check(&subscription.next().await.unwrap());
 
     if let Some(mut slow) = slow {
@@ -74,13 +74,7 @@ impl NeverReads {
             codecs: CodecSet::all(),
             token: None,
         };
-        let subscribe = Subscribe {
-            subscription: SubscriptionId(1),
-            topic: topic("t"),
-            mode: Mode::Latest,
-            credit,
-            have: None,
-        };
+        let subscribe = Subscribe::latest(SubscriptionId(1), topic("t"), credit);
         sender.send(ClientMessage::Hello(hello)).await.unwrap();
         sender.send(ClientMessage::Subscribe(subscribe)).await.unwrap();
         Self { _lane: lane, _sender: sender, receiver }
@@ -104,7 +98,7 @@ fn a_subscriber_that_blocks_itself() {
             .server(tensor_relay_server::Config { stall_timeout: Duration::from_secs(5), ..server_config() });
         let mut publisher = server.publisher(topic("t")).unwrap();
         let mut blocked = NeverReads::subscribe(&sim, 64).await;
-        publish(&server, &mut publisher, 1, 4 << 20);
+        publish(&server, &mut publisher, 1, 4 << 20).await;
         let ended = loop {
             if let Err(error) = blocked.receiver.next().await {
                 break error;
@@ -113,7 +107,7 @@ fn a_subscriber_that_blocks_itself() {
         let ControlError::Lane(LaneError::ClosedByPeer { code, .. }) = ended else { panic!("{ended}") };
         assert_eq!(code, Some(CloseCode::TimedOut));
         assert!(sim.elapsed() < Duration::from_secs(22), "{:?}", sim.elapsed());
-        publish(&server, &mut publisher, 2, 1 << 20);
+        publish(&server, &mut publisher, 2, 1 << 20).await;
         eventually("it is forgotten", || server.stats().sessions == 0).await;
         eventually("what it held is let go", || server.stats().staged_bytes == 1 << 20).await;
     });
@@ -127,8 +121,8 @@ fn a_version_that_does_not_fit() {
         let server = sim.server(server_config());
         let mut big = server.publisher(topic("big")).unwrap();
         let mut small = server.publisher(topic("small")).unwrap();
-        publish(&server, &mut big, 1, 2 << 20);
-        publish(&server, &mut small, 1, 1 << 19);
+        publish(&server, &mut big, 1, 2 << 20).await;
+        publish(&server, &mut small, 1, 1 << 19).await;
         let config = tensor_relay_client::Config { memory_bytes: 1 << 20, ..client_config() };
         let client = sim.client(1, config).await.unwrap();
         let mut subscription = client.subscribe(&topic("big")).await.unwrap();
@@ -141,7 +135,7 @@ fn a_version_that_does_not_fit() {
             let snapshot = subscription.next().await.unwrap();
             assert_eq!(snapshot.id().version, Version(version));
             tensors::check(&snapshot);
-            publish(&server, &mut small, version + 1, 1 << 19);
+            publish(&server, &mut small, version + 1, 1 << 19).await;
         }
         assert_eq!(server.stats().sessions, 1);
     });
@@ -159,7 +153,7 @@ fn a_budget_of_two_versions_lasts() {
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         let mut held = None;
         for version in 1..=20 {
-            publish(&server, &mut publisher, version, 1 << 20);
+            publish(&server, &mut publisher, version, 1 << 20).await;
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             held.replace(snapshot);
@@ -179,7 +173,7 @@ fn a_user_who_sleeps() {
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         client.list().await.unwrap();
         for version in 1..=6 {
-            publish(&server, &mut publisher, version, 1 << 19);
+            publish(&server, &mut publisher, version, 1 << 19).await;
             sleep(Duration::from_secs(60)).await;
         }
         let snapshot = subscription.next().await.unwrap();

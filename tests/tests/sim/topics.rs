@@ -16,7 +16,7 @@ fn a_late_subscriber_gets_the_newest_only() {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
         for version in 1..=5 {
-            publish(&server, &mut publisher, version, 1 << 20);
+            publish(&server, &mut publisher, version, 1 << 20).await;
         }
         let client = sim.client(1, client_config()).await.unwrap();
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
@@ -64,9 +64,9 @@ fn a_topic_that_comes_later() {
         let publishing = async {
             sleep(Duration::from_secs(2)).await;
             let mut publisher = server.publisher(topic("t")).unwrap();
-            publish(&server, &mut publisher, 1, 100_000);
+            publish(&server, &mut publisher, 1, 100_000).await;
             sleep(Duration::from_secs(300)).await;
-            publish(&server, &mut publisher, 2, 100_000);
+            publish(&server, &mut publisher, 2, 100_000).await;
         };
         let following = async {
             for version in [1, 2] {
@@ -95,7 +95,7 @@ fn many_topics_on_one_session() {
         }
         for version in [1, 2] {
             for publisher in &mut publishers {
-                publish(&server, publisher, version, 500_000);
+                publish(&server, publisher, version, 500_000).await;
             }
             for subscription in &mut subscriptions {
                 let snapshot = subscription.next().await.unwrap();
@@ -123,7 +123,7 @@ fn a_thousand_topics() {
         let mut publishers = Vec::new();
         for name in &names {
             let mut publisher = server.publisher(topic(name)).unwrap();
-            publish(&server, &mut publisher, 1, 256);
+            publish(&server, &mut publisher, 1, 256).await;
             publishers.push(publisher);
         }
         names.sort();
@@ -152,7 +152,7 @@ fn a_topic_that_comes_too_late() {
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
         let error = subscription.next().await.unwrap_err();
         let mut publisher = server.publisher(topic("t")).unwrap();
-        publish(&server, &mut publisher, 1, 1 << 20);
+        publish(&server, &mut publisher, 1, 1 << 20).await;
         sleep(Duration::from_secs(1)).await;
         assert_eq!(client.list().await.unwrap()[0].subscribers, 0, "nothing is sent to who does not wait");
         assert_eq!(subscription.next().await.unwrap_err().to_string(), error.to_string());
@@ -166,7 +166,7 @@ fn a_subscribe_that_is_given_up() {
     simulate(22, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = server.publisher(topic("t")).unwrap();
-        publish(&server, &mut publisher, 1, 1 << 20);
+        publish(&server, &mut publisher, 1, 1 << 20).await;
         let client = sim.client(1, client_config()).await.unwrap();
         let name = topic("t");
         {
