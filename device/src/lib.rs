@@ -10,8 +10,9 @@
 //!
 //! Ownership carries the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor
 //! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's
-//! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got, and
-//! `host_memory` vouches that a mapping has one owner. The other modules are safe code.
+//! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got,
+//! `host_memory` vouches that a mapping has one owner, and `owner` that a caller's memory is left alone while it
+//! is lent. The other modules are safe code.
 
 mod engine;
 mod engine_sink;
@@ -20,6 +21,7 @@ mod host_memory;
 mod host_sink;
 mod id;
 mod mapping;
+mod owner;
 mod pool;
 mod region;
 mod sink;
@@ -34,6 +36,7 @@ pub use engine_sink::EngineSink;
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
+pub use owner::GiveBack;
 pub use pool::{Capacity, SlotPool};
 pub use region::Region;
 pub use sink::{Sink, SinkError, Target};
