@@ -6,7 +6,9 @@
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
 //!   reference, and what every other engine is tested against);
-//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie.
+//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie;
+//! - a [`Loan`] tells the owner of lent bytes when they are back; a region gives its owner back itself
+//!   ([`Region::lent_by`]).
 //!
 //! Ownership carries the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor
 //! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's
@@ -20,6 +22,7 @@ mod host;
 mod host_memory;
 mod host_sink;
 mod id;
+mod loan;
 mod mapping;
 mod owner;
 mod pool;
@@ -36,6 +39,7 @@ pub use engine_sink::EngineSink;
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
+pub use loan::{Loan, Returned};
 pub use owner::GiveBack;
 pub use pool::{Capacity, SlotPool};
 pub use region::Region;

@@ -1,0 +1,210 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+/// Lends bytes, so that their owner learns when nobody holds any of them any more.
+///
+/// Why: who lends the tensors of a version may write to them again only when the last reader is done, and QUIC
+/// keeps slices until they are acknowledged. The loan is out until it is dropped itself and so is every clone
+/// and slice of all that it lent: drop it when all is lent.
+///
+/// No thread and no timer is behind it. Bytes that are leaked stay on loan for ever.
+#[derive(Debug)]
+pub struct Loan {
+    out: Arc<Out>,
+}
+
+impl Loan {
+    /// Begins a loan, and gives what tells of its end.
+    pub fn new() -> (Self, Returned) {
+        let end = Arc::new(End::default());
+        let out = Arc::new(Out { end: Arc::clone(&end) });
+        (Self { out }, Returned { end })
+    }
+
+    /// Lends `bytes`, without a copy. Costs one small allocation.
+    ///
+    /// What is returned is on loan; other clones of `bytes`, taken before, are not.
+    pub fn lend(&self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Lent { bytes, _out: Arc::clone(&self.out) })
+    }
+}
+
+/// Tells when a [`Loan`] is over. Clones tell the same.
+///
+/// Once it said so, all that readers did with the bytes has happened before: they may be written or freed.
+#[derive(Debug, Clone)]
+pub struct Returned {
+    end: Arc<End>,
+}
+
+impl Returned {
+    /// Whether the loan and all that it lent is gone. Once true, true for ever.
+    pub fn is_returned(&self) -> bool {
+        // Pairs with the release in the drop of `Out`.
+        self.end.returned.load(Ordering::Acquire)
+    }
+
+    /// Resolves when the loan and all that it lent is gone, at once if that has been. It waits for as long as
+    /// the slowest reader takes: give it a deadline. Cancel safe.
+    pub async fn wait(&self) {
+        // Made before the look: whoever returns in between wakes it.
+        let woken = self.end.woken.notified();
+        if !self.is_returned() {
+            woken.await;
+        }
+    }
+}
+
+/// How a loan tells that it is over.
+#[derive(Debug, Default)]
+struct End {
+    returned: AtomicBool,
+    woken: Notify,
+}
+
+/// Shared by the loan and all that it lent. Dropped by the last of them.
+#[derive(Debug)]
+struct Out {
+    end: Arc<End>,
+}
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        self.end.returned.store(true, Ordering::Release);
+        self.end.woken.notify_waiters();
+    }
+}
+
+/// Bytes on loan. They are dropped in this order: the loan is over when the bytes are gone, not before.
+struct Lent {
+    bytes: Bytes,
+    _out: Arc<Out>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::{collection::vec, prelude::*};
+    use tokio::{task::yield_now, time::timeout};
+
+    use super::*;
+
+    #[test]
+    fn bytes_on_loan_are_the_bytes() {
+        let bytes = Bytes::from(vec![1, 2, 3]);
+        let (loan, _) = Loan::new();
+        assert_eq!(loan.lend(bytes.clone()).as_ptr(), bytes.as_ptr());
+    }
+
+    #[tokio::test]
+    async fn a_loan_that_was_never_used_is_over_when_it_is_dropped() {
+        let (loan, returned) = Loan::new();
+        assert!(!returned.is_returned());
+        drop(loan);
+        returned.wait().await;
+    }
+
+    #[tokio::test]
+    async fn everybody_who_waits_hears_of_the_end() {
+        let (loan, returned) = Loan::new();
+        let lent = loan.lend(Bytes::from_static(b"tensor")).slice(2..3);
+        drop(loan);
+        let wait = |returned: Returned| tokio::spawn(async move { returned.wait().await });
+        let waiting = [wait(returned.clone()), wait(returned.clone())];
+        yield_now().await;
+        assert!(waiting.iter().all(|waits| !waits.is_finished()));
+        std::thread::spawn(move || drop(lent)).join().unwrap();
+        for waits in waiting {
+            waits.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wait_that_was_given_up_is_begun_again() {
+        let (loan, returned) = Loan::new();
+        assert!(timeout(Duration::ZERO, returned.wait()).await.is_err());
+        drop(loan);
+        returned.wait().await;
+    }
+
+    #[test]
+    fn the_owner_of_the_bytes_is_gone_when_the_loan_is_over() {
+        /// Looks, as it is dropped, whether the loan is over already.
+        struct Owner(Returned);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                b"tensor"
+            }
+        }
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                assert!(!self.0.is_returned());
+            }
+        }
+        let (loan, returned) = Loan::new();
+        let lent = loan.lend(Bytes::from_owner(Owner(returned.clone())));
+        drop(loan);
+        drop(lent);
+        assert!(returned.is_returned());
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Lend(usize),
+        Clone(usize),
+        Slice(usize, usize),
+        Drop(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0usize..9).prop_map(Op::Lend),
+            any::<usize>().prop_map(Op::Clone),
+            (any::<usize>(), 0usize..9).prop_map(|(i, at)| Op::Slice(i, at)),
+            any::<usize>().prop_map(Op::Drop),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_loan_is_over_with_the_last_slice(ops in vec(op(), 0..40)) {
+            let (loan, returned) = Loan::new();
+            let mut held: Vec<Bytes> = Vec::new();
+            for op in ops {
+                let count = held.len();
+                match op {
+                    Op::Lend(len) => held.push(loan.lend(vec![7; len].into())),
+                    Op::Clone(i) if count > 0 => held.push(held[i % count].clone()),
+                    Op::Slice(i, at) if count > 0 => {
+                        let bytes = &mut held[i % count];
+                        let rest = bytes.split_off(at.min(bytes.len()));
+                        held.push(rest);
+                    }
+                    Op::Drop(i) if count > 0 => drop(held.swap_remove(i % count)),
+                    _ => {}
+                }
+                prop_assert!(!returned.is_returned());
+            }
+            drop(loan);
+            // Bytes without a byte may hold nothing, or the loan; those with bytes hold it.
+            held.retain(|bytes| !bytes.is_empty());
+            while let Some(bytes) = held.pop() {
+                prop_assert!(!returned.is_returned());
+                drop(bytes);
+            }
+            prop_assert!(returned.is_returned());
+        }
+    }
+}
