@@ -6,7 +6,8 @@
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
 //!   reference, and what every other engine is tested against);
-//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie;
+//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
+//!   tensors of the caller's ([`GatherSource`]), or on a device;
 //! - a [`Loan`] tells the owner of lent bytes when they are back; a region gives its owner back itself
 //!   ([`Region::lent_by`]).
 //!
@@ -18,6 +19,7 @@
 
 mod engine;
 mod engine_sink;
+mod gather_source;
 mod host;
 mod host_memory;
 mod host_sink;
@@ -25,6 +27,7 @@ mod id;
 mod loan;
 mod mapping;
 mod owner;
+mod parts;
 mod pool;
 mod region;
 mod sink;
@@ -36,11 +39,13 @@ pub mod cases;
 
 pub use engine::{Completion, CopyEngine, CopyError, Copying};
 pub use engine_sink::EngineSink;
+pub use gather_source::GatherSource;
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
 pub use loan::{Loan, Returned};
 pub use owner::GiveBack;
+pub use parts::PartsError;
 pub use pool::{Capacity, SlotPool};
 pub use region::Region;
 pub use sink::{Sink, SinkError, Target};
