@@ -7,7 +7,7 @@
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
 //!   reference, and what every other engine is tested against);
 //! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
-//!   tensors of the caller's ([`GatherSource`]), or on a device;
+//!   tensors of the caller's ([`GatherSource`], [`ScatterSink`]), or on a device;
 //! - a [`Loan`] tells the owner of lent bytes when they are back; a region gives its owner back itself
 //!   ([`Region::lent_by`]).
 //!
@@ -28,8 +28,10 @@ mod loan;
 mod mapping;
 mod owner;
 mod parts;
+mod pieces;
 mod pool;
 mod region;
+mod scatter_sink;
 mod sink;
 mod slot;
 mod source;
@@ -48,6 +50,7 @@ pub use owner::GiveBack;
 pub use parts::PartsError;
 pub use pool::{Capacity, SlotPool};
 pub use region::Region;
+pub use scatter_sink::ScatterSink;
 pub use sink::{Sink, SinkError, Target};
 pub use slot::Slot;
 pub use source::{BoxFuture, EngineSource, HostSource, Source, SourceError};

@@ -1,5 +1,7 @@
 use std::ops::Range;
 
+use crate::region::Region;
+
 /// The places in a payload that have memory of their own, sorted and disjoint. What lies between them is padding,
 /// or tensors that nobody asked for.
 ///
@@ -28,10 +30,23 @@ impl<T: AsRef<[u8]>> Parts<T> {
     }
 }
 
+impl Parts<Region> {
+    /// One part that is the whole payload.
+    pub(crate) fn whole(region: Region) -> Self {
+        let len_bytes = region.len() as u64;
+        Self { len_bytes, by_start: vec![(0..len_bytes, region)] }
+    }
+}
+
 impl<T> Parts<T> {
     /// The bytes of the payload, padding included.
     pub(crate) fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// The bytes that have a place.
+    pub(crate) fn placed_bytes(&self) -> u64 {
+        self.ranges().map(|range| range.end - range.start).sum()
     }
 
     /// Where the parts lie, in order.
@@ -51,6 +66,13 @@ impl<T> Parts<T> {
         let common =
             touched.map(move |(part, memory)| (part.start.max(start)..part.end.min(end), part, memory));
         common.filter(|(common, ..)| !common.is_empty())
+    }
+
+    /// Takes the memory out, and keeps the places.
+    pub(crate) fn split(self) -> (Parts<()>, Vec<T>) {
+        let (ranges, memory): (Vec<_>, Vec<_>) = self.by_start.into_iter().unzip();
+        let by_start = ranges.into_iter().map(|range| (range, ())).collect();
+        (Parts { len_bytes: self.len_bytes, by_start }, memory)
     }
 }
 
