@@ -1,15 +1,11 @@
-use std::{
-    collections::BTreeMap,
-    fmt,
-    future::ready,
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{fmt, future::ready, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 
 use crate::{
     id::Id,
+    parts::Parts,
+    pieces::Home,
     region::Region,
     sink::{Lent, Sink, SinkError, Target, check_range},
     source::BoxFuture,
@@ -23,18 +19,13 @@ use crate::{
 /// are open targets.
 pub struct HostSink {
     id: Id,
-    len_bytes: u64,
     home: Arc<Home>,
 }
 
 impl HostSink {
     /// Receives into `region`.
     pub fn new(region: Region) -> Self {
-        let len_bytes = region.len() as u64;
-        let mut pieces = Pieces::default();
-        pieces.put_back(0, region);
-        let home = Arc::new(Home { state: Mutex::new(State::Open(pieces)) });
-        Self { id: Id::unique(), len_bytes, home }
+        Self { id: Id::unique(), home: Arc::new(Home::new(Parts::whole(region))) }
     }
 
     /// Ends the writing and gives the bytes, without a copy.
@@ -43,27 +34,13 @@ impl HostSink {
     /// While targets are out it fails and changes nothing. After it succeeded, everything fails with
     /// [`SinkError::Committed`].
     pub fn commit(&self) -> Result<Bytes, SinkError> {
-        let mut state = self.home.state();
-        let pieces = state.pieces()?;
-        let lent_bytes = self.len_bytes - pieces.len_bytes();
-        if lent_bytes > 0 {
-            return Err(SinkError::StillLent { lent_bytes, len_bytes: self.len_bytes });
-        }
-        let region = pieces.take_whole();
-        *state = State::Committed;
-        Ok(region.freeze())
+        let whole = self.home.commit()?.pop().unwrap_or_default();
+        Ok(whole.freeze())
     }
 
     fn lend(&self, range: Range<u64>) -> Result<Target, SinkError> {
-        check_range(&range, self.len_bytes)?;
-        let Range { start, end } = range;
-        let region = self
-            .home
-            .state()
-            .pieces()?
-            .cut(start, end)
-            .ok_or(SinkError::Busy { start, end })?;
-        let piece = Piece { start, region, home: Arc::clone(&self.home) };
+        check_range(&range, self.len_bytes())?;
+        let piece = self.home.lend(&range)?;
         Ok(Target { sink: self.id, range, lent: Lent::Piece(piece) })
     }
 
@@ -75,7 +52,7 @@ impl HostSink {
 
 impl Sink for HostSink {
     fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.home.parts().len_bytes()
     }
 
     fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>> {
@@ -90,120 +67,9 @@ impl Sink for HostSink {
 impl fmt::Debug for HostSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSink")
-            .field("len_bytes", &self.len_bytes)
+            .field("len_bytes", &self.len_bytes())
             .finish_non_exhaustive()
     }
-}
-
-/// A part of a host sink's memory on loan. Dropping it brings it home.
-pub(crate) struct Piece {
-    start: u64,
-    region: Region,
-    home: Arc<Home>,
-}
-
-impl Piece {
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.region
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.region
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        let region = std::mem::take(&mut self.region);
-        // Only an empty piece can still be out when the sink is committed, and that has nothing to bring.
-        if let Ok(pieces) = self.home.state().pieces() {
-            pieces.put_back(self.start, region);
-        }
-    }
-}
-
-/// What a host sink shares with the pieces that it lent.
-struct Home {
-    state: Mutex<State>,
-}
-
-impl Home {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-enum State {
-    Open(Pieces),
-    Committed,
-}
-
-impl State {
-    fn pieces(&mut self) -> Result<&mut Pieces, SinkError> {
-        match self {
-            Self::Open(pieces) => Ok(pieces),
-            Self::Committed => Err(SinkError::Committed),
-        }
-    }
-}
-
-/// The parts of one region that are not lent, by their start in it. None is empty, and no two touch.
-#[derive(Default)]
-pub(crate) struct Pieces {
-    by_start: BTreeMap<u64, Region>,
-}
-
-impl Pieces {
-    fn len_bytes(&self) -> u64 {
-        self.by_start.values().map(|region| region.len() as u64).sum()
-    }
-
-    /// Takes `start..end` out, where all of it is here.
-    fn cut(&mut self, start: u64, end: u64) -> Option<Region> {
-        if start == end {
-            return Some(Region::default());
-        }
-        let (&before, region) = self.by_start.range(..=start).next_back()?;
-        if end > before + region.len() as u64 {
-            return None;
-        }
-        let mut piece = self.by_start.remove(&before)?;
-        let mut cut = piece.split_off((start - before) as usize)?;
-        let after = cut.split_off((end - start) as usize)?;
-        self.put_back(before, piece);
-        self.put_back(end, after);
-        Some(cut)
-    }
-
-    /// Adds a part, and makes it one with the neighbours that it touches.
-    fn put_back(&mut self, mut start: u64, mut region: Region) {
-        if region.is_empty() {
-            return;
-        }
-        if let Some(next) = self.by_start.remove(&(start + region.len() as u64)) {
-            region = join(region, next);
-        }
-        let before = self.by_start.range(..start).next_back();
-        if let Some((&before, _)) = before.filter(|(before, piece)| *before + piece.len() as u64 == start)
-            && let Some(previous) = self.by_start.remove(&before)
-        {
-            (start, region) = (before, join(previous, region));
-        }
-        self.by_start.insert(start, region);
-    }
-
-    /// Takes everything, when nothing is lent: by then all parts have become one.
-    fn take_whole(&mut self) -> Region {
-        debug_assert!(self.by_start.len() <= 1);
-        self.by_start.pop_first().map(|(_, region)| region).unwrap_or_default()
-    }
-}
-
-/// Joins what `Pieces` cut apart.
-fn join(first: Region, next: Region) -> Region {
-    first
-        .join(next)
-        .expect("parts of one region whose ranges touch are neighbours in its memory")
 }
 
 #[cfg(test)]
@@ -341,15 +207,8 @@ mod tests {
             self.lent.iter().map(|target| target.len() as u64).sum()
         }
 
-        /// Home pieces and lent ranges tile the sink, and no two home pieces touch.
         fn check(&self) {
-            let mut state = self.sink.home.state();
-            let pieces = state.pieces().unwrap();
-            assert_eq!(pieces.len_bytes() + self.lent_bytes(), LEN);
-            let ends = pieces.by_start.iter().map(|(start, region)| start + region.len() as u64);
-            for (end, next) in ends.zip(pieces.by_start.keys().skip(1)) {
-                assert!(end < *next);
-            }
+            self.sink.home.check(self.lent_bytes());
         }
     }
 

@@ -6,23 +6,32 @@
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
 //!   reference, and what every other engine is tested against);
-//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie.
+//! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
+//!   tensors of the caller's ([`GatherSource`], [`ScatterSink`]), or on a device;
+//! - a [`Loan`] tells the owner of lent bytes when they are back; a region gives its owner back itself
+//!   ([`Region::lent_by`]).
 //!
 //! Ownership carries the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor
 //! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's
-//! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got, and
-//! `host_memory` vouches that a mapping has one owner. The other modules are safe code.
+//! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got,
+//! `host_memory` vouches that a mapping has one owner, and `owner` that a caller's memory is left alone while it
+//! is lent. The other modules are safe code.
 
 mod engine;
 mod engine_sink;
+mod gather_source;
 mod host;
 mod host_memory;
 mod host_sink;
 mod id;
 mod loan;
 mod mapping;
+mod owner;
+mod parts;
+mod pieces;
 mod pool;
 mod region;
+mod scatter_sink;
 mod sink;
 mod slot;
 mod source;
@@ -32,12 +41,16 @@ pub mod cases;
 
 pub use engine::{Completion, CopyEngine, CopyError, Copying};
 pub use engine_sink::EngineSink;
+pub use gather_source::GatherSource;
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
 pub use loan::{Loan, Returned};
+pub use owner::GiveBack;
+pub use parts::PartsError;
 pub use pool::{Capacity, SlotPool};
 pub use region::Region;
+pub use scatter_sink::ScatterSink;
 pub use sink::{Sink, SinkError, Target};
 pub use slot::Slot;
 pub use source::{BoxFuture, EngineSource, HostSource, Source, SourceError};

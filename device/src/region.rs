@@ -9,13 +9,17 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::mapping::PAGE_BYTES;
+use crate::{
+    mapping::PAGE_BYTES,
+    owner::{GiveBack, Owned},
+};
 
-/// An exclusive handle on a byte range of pooled memory: what `BytesMut` is to the heap.
+/// An exclusive handle on a byte range of memory, pooled or a caller's own: what `BytesMut` is to the heap.
 ///
 /// A region as it was allocated starts on a page, so that tensors in it keep their 256-byte alignment; parts
-/// start where they were cut. Splitting and joining move no byte, and cost one atomic count. When the last
-/// part and the last [`Bytes`] frozen from any part are dropped, the memory goes back where it came from.
+/// start where they were cut, and a caller's memory where the caller has it. Splitting and joining move no byte,
+/// and cost one atomic count. When the last part and the last [`Bytes`] frozen from any part are dropped, the
+/// memory goes back where it came from.
 ///
 /// The default is the empty region, which holds no memory.
 pub struct Region {
@@ -29,6 +33,22 @@ impl Region {
     /// Takes over all bytes of `keeper`, for good: they are given back by dropping it.
     pub(crate) fn new(keeper: impl Keeper) -> Self {
         Self { start: keeper.start(), len: keeper.len(), keeper: Some(Arc::new(keeper)) }
+    }
+
+    /// Makes a region of all bytes of `owner`, in place: memory that a caller provides, such as a `Vec<u8>` or a
+    /// tensor of another library. The owner is dropped when nothing of the region is left, on whatever thread
+    /// that is.
+    ///
+    /// `as_mut` is called once, now. Costs two small allocations.
+    pub fn from_owner<O: AsMut<[u8]> + Send + 'static>(owner: O) -> Self {
+        Self::new(Owned::new(owner))
+    }
+
+    /// Like [`from_owner`](Self::from_owner), and gives the owner back when nothing of the region is left: no
+    /// part, and no `Bytes` frozen from one. Its bytes are then what was written.
+    pub fn lent_by<O: AsMut<[u8]> + Send + 'static>(owner: O) -> (Self, GiveBack<O>) {
+        let (owned, give_back) = Owned::lent(owner);
+        (Self::new(owned), give_back)
     }
 
     /// The number of bytes.
@@ -153,10 +173,10 @@ mod tests {
         HostMemory::new(u64::MAX).allocate(len).unwrap()
     }
 
-    /// A region whose bytes count up, and the same bytes on the heap as the model.
-    fn counted(len: usize) -> (Region, Vec<u8>) {
+    /// A region whose bytes count up, in pooled or a caller's memory, and the same bytes on the heap as the model.
+    fn counted(len: usize, pooled: bool) -> (Region, Vec<u8>) {
         let model: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-        let mut region = region(len);
+        let mut region = if pooled { region(len) } else { Region::from_owner(vec![0; len]) };
         region.copy_from_slice(&model);
         (region, model)
     }
@@ -287,8 +307,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_behave_as_separate_vectors(len in 0usize..600, ops in vec(op(), 0..60)) {
-            let (whole, model) = counted(len);
+        fn parts_behave_as_separate_vectors(len in 0usize..600, pooled in any::<bool>(), ops in vec(op(), 0..60)) {
+            let (whole, model) = counted(len, pooled);
             let mut parts = vec![(whole, 0, model)];
             for op in ops {
                 apply(&mut parts, op);

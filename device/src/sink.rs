@@ -3,7 +3,10 @@ use std::{
     ops::{Deref, DerefMut, Range},
 };
 
-use crate::{engine::CopyError, host_sink::Piece, id::Id, slot::Slot, source::BoxFuture};
+use crate::{
+    engine::CopyError, host_memory::AllocError, id::Id, pieces::Piece, region::Region, slot::Slot,
+    source::BoxFuture,
+};
 
 /// Where the bytes of one payload go to, wherever they shall lie.
 ///
@@ -66,6 +69,9 @@ pub enum SinkError {
         "The sink was committed, and its bytes are no longer its own. Make a new sink for a new version."
     )]
     Committed,
+    /// The sink was rolled back: its memory is on its way to its owner, or there already.
+    #[error("The sink was rolled back, and takes no more bytes. Make a new sink for a new version.")]
+    RolledBack,
     /// The target was lent by another sink. It went back there, and nothing was written.
     #[error("The target was opened by another sink. Write it to the sink that opened it.")]
     ForeignTarget,
@@ -80,6 +86,9 @@ pub enum SinkError {
         /// The bytes of each slot.
         slot_bytes: usize,
     },
+    /// There is no memory to stage a range that spans several places.
+    #[error("A chunk that spans several places could not be staged in host memory.")]
+    NoMemory(#[from] AllocError),
     /// The engine could not copy the bytes to its device.
     #[error("The bytes could not be copied to the sink's device.")]
     Copy(#[from] CopyError),
@@ -88,7 +97,8 @@ pub enum SinkError {
 /// Memory that a sink lends for one range: dereferences to exactly the range's bytes, for the network to
 /// fill.
 ///
-/// In a host sink it is the destination itself. Dropping it gives the range back unwritten.
+/// In host memory it is the destination itself, where the range lies in one place. Dropping it gives the range
+/// back unwritten.
 pub struct Target {
     /// The sink that lent it, and alone may take it.
     pub(crate) sink: Id,
@@ -110,6 +120,7 @@ impl Deref for Target {
         match &self.lent {
             Lent::Piece(piece) => piece.bytes(),
             Lent::Staged { slot, len } => &slot[..*len],
+            Lent::Scattered { staging, .. } => staging,
         }
     }
 }
@@ -119,6 +130,7 @@ impl DerefMut for Target {
         match &mut self.lent {
             Lent::Piece(piece) => piece.bytes_mut(),
             Lent::Staged { slot, len } => &mut slot[..*len],
+            Lent::Scattered { staging, .. } => staging,
         }
     }
 }
@@ -131,10 +143,12 @@ impl fmt::Debug for Target {
 
 /// The memory of a target.
 pub(crate) enum Lent {
-    /// The destination itself, a part of a host sink.
+    /// The destination itself, a part of a sink in host memory.
     Piece(Piece),
     /// A slot, from which the bytes are copied on. `len` bytes of it are the target.
     Staged { slot: Slot, len: usize },
+    /// Memory of the range's length, from which the bytes are copied on to the pieces.
+    Scattered { staging: Region, pieces: Vec<Piece> },
 }
 
 /// Judges a range before anything is lent for it.

@@ -1,4 +1,5 @@
 use std::{
+    collections::TryReserveError,
     fmt,
     future::{Future, ready},
     ops::Range,
@@ -57,6 +58,17 @@ pub enum SourceError {
         asked_bytes: u64,
         /// The bytes of each slot.
         slot_bytes: usize,
+    },
+    /// The bytes asked for lie in several places, and there is no memory to bring them together.
+    #[error(
+        "There is no memory for a copy of {asked_bytes} bytes, which lie in several places. Check the free memory of \
+         this host, or make chunks smaller."
+    )]
+    NoMemory {
+        /// The length asked for.
+        asked_bytes: u64,
+        /// What the allocator said.
+        source: TryReserveError,
     },
     /// The engine could not copy the bytes off its device.
     #[error("The source could not be copied off its device.")]
@@ -144,7 +156,8 @@ impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
     }
 }
 
-fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SourceError> {
+/// Judges a range before anything is read for it.
+pub(crate) fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SourceError> {
     let Range { start, end } = *range;
     let inside = start <= end && end <= len_bytes;
     inside.then_some(()).ok_or(SourceError::OutOfBounds { start, end, len_bytes })

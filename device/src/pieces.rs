@@ -1,0 +1,256 @@
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+use crate::{parts::Parts, region::Region, sink::SinkError};
+
+/// The memory of a sink in host memory: lends pieces of it, and knows when all are home.
+///
+/// A piece is cut out of the memory and put back when it is dropped. So two writers can never have one byte, and
+/// nothing is given away that someone still writes.
+pub(crate) struct Home {
+    parts: Parts<()>,
+    state: Mutex<State>,
+    /// Told of every piece that comes home while someone waits for all of them.
+    came_home: Notify,
+}
+
+impl Home {
+    pub(crate) fn new(parts: Parts<Region>) -> Self {
+        let (parts, regions) = parts.split();
+        let mut pieces = Pieces::default();
+        for (range, region) in parts.ranges().zip(regions) {
+            pieces.put_back(range.start, region);
+        }
+        let state = Mutex::new(State { phase: Phase::Open, pieces });
+        Self { parts, state, came_home: Notify::new() }
+    }
+
+    pub(crate) fn parts(&self) -> &Parts<()> {
+        &self.parts
+    }
+
+    /// Lends `range`, which lies in one part.
+    pub(crate) fn lend(self: &Arc<Self>, range: &Range<u64>) -> Result<Piece, SinkError> {
+        let Range { start, end } = *range;
+        let cut = self.state().open()?.cut(range);
+        let region = cut.ok_or(SinkError::Busy { start, end })?;
+        Ok(Piece { start, region, home: Arc::clone(self) })
+    }
+
+    /// Lends what `range` has of each part, all of it or nothing.
+    pub(crate) fn lend_common(self: &Arc<Self>, range: &Range<u64>) -> Result<Vec<Piece>, SinkError> {
+        let Range { start, end } = *range;
+        let common: Vec<_> = self.parts.common_with(range).map(|(common, ..)| common).collect();
+        let cut = self.state().open()?.cut_all(&common);
+        let regions = cut.ok_or(SinkError::Busy { start, end })?;
+        let piece = |(start, region)| Piece { start, region, home: Arc::clone(self) };
+        Ok(regions.into_iter().map(piece).collect())
+    }
+
+    /// Ends the lending and gives the memory of each part, unless some of it is lent.
+    pub(crate) fn commit(&self) -> Result<Vec<Region>, SinkError> {
+        let mut state = self.state();
+        state.open()?;
+        let regions = self.take_all(&mut state)?;
+        state.phase = Phase::Committed;
+        Ok(regions)
+    }
+
+    /// Ends the lending now, and gives the memory of each part when all of it is home. Cancel safe; one of those
+    /// who call gets it.
+    pub(crate) async fn roll_back(&self) -> Result<Vec<Region>, SinkError> {
+        loop {
+            // Made before the look: a piece that comes home in between wakes it.
+            let came_home = self.came_home.notified();
+            match self.try_roll_back() {
+                Err(SinkError::StillLent { .. }) => came_home.await,
+                ended => return ended,
+            }
+        }
+    }
+
+    fn try_roll_back(&self) -> Result<Vec<Region>, SinkError> {
+        let mut state = self.state();
+        match state.phase {
+            Phase::Open | Phase::RollingBack => state.phase = Phase::RollingBack,
+            Phase::Committed => return Err(SinkError::Committed),
+            Phase::RolledBack => return Err(SinkError::RolledBack),
+        }
+        let regions = self.take_all(&mut state)?;
+        state.phase = Phase::RolledBack;
+        drop(state);
+        // Who waits beside us shall hear that there is nothing left to wait for.
+        self.came_home.notify_waiters();
+        Ok(regions)
+    }
+
+    fn take_all(&self, state: &mut State) -> Result<Vec<Region>, SinkError> {
+        let len_bytes = self.parts.placed_bytes();
+        let lent_bytes = len_bytes - state.pieces.len_bytes();
+        if lent_bytes > 0 {
+            return Err(SinkError::StillLent { lent_bytes, len_bytes });
+        }
+        let whole = |range| state.pieces.cut(range).expect("nothing is lent, so all of each part is here");
+        Ok(self.parts.ranges().map(whole).collect())
+    }
+
+    fn take_back(&self, start: u64, region: Region) {
+        let mut state = self.state();
+        // Only an empty piece can still be out when the memory is gone, and that leaves nothing here.
+        state.pieces.put_back(start, region);
+        let awaited = state.phase == Phase::RollingBack;
+        drop(state);
+        if awaited {
+            self.came_home.notify_waiters();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Home pieces and `lent_bytes` fill the parts, and no two home pieces of one part touch.
+    #[cfg(test)]
+    pub(crate) fn check(&self, lent_bytes: u64) {
+        let state = self.state();
+        assert_eq!(state.pieces.len_bytes() + lent_bytes, self.parts.placed_bytes());
+        let ends = state.pieces.by_start.iter().map(|(start, region)| start + region.len() as u64);
+        for (end, next) in ends.zip(state.pieces.by_start.keys().skip(1)) {
+            let seam = self.parts.ranges().any(|part| part.start == end);
+            assert!(end < *next || end == *next && seam);
+        }
+    }
+}
+
+/// A part of a sink's memory on loan. Dropping it brings it home.
+pub(crate) struct Piece {
+    start: u64,
+    region: Region,
+    home: Arc<Home>,
+}
+
+impl Piece {
+    /// Where in the payload it begins.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.region
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.region
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.home.take_back(self.start, std::mem::take(&mut self.region));
+    }
+}
+
+struct State {
+    phase: Phase,
+    pieces: Pieces,
+}
+
+impl State {
+    fn open(&mut self) -> Result<&mut Pieces, SinkError> {
+        match self.phase {
+            Phase::Open => Ok(&mut self.pieces),
+            Phase::Committed => Err(SinkError::Committed),
+            Phase::RollingBack | Phase::RolledBack => Err(SinkError::RolledBack),
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Nothing more is lent; what is lent is awaited.
+    RollingBack,
+    RolledBack,
+    Committed,
+}
+
+/// The memory that is not lent, by its start in the payload. None is empty, and no two touch that are
+/// neighbours in memory.
+#[derive(Default)]
+struct Pieces {
+    by_start: BTreeMap<u64, Region>,
+}
+
+impl Pieces {
+    fn len_bytes(&self) -> u64 {
+        self.by_start.values().map(|region| region.len() as u64).sum()
+    }
+
+    /// Whether `range` is here, in one piece.
+    fn has(&self, range: &Range<u64>) -> bool {
+        let around = self.by_start.range(..=range.start).next_back();
+        range.is_empty() || around.is_some_and(|(start, region)| range.end <= start + region.len() as u64)
+    }
+
+    /// Takes `range` out, where all of it is here in one piece.
+    fn cut(&mut self, range: &Range<u64>) -> Option<Region> {
+        if range.is_empty() {
+            return Some(Region::default());
+        }
+        if !self.has(range) {
+            return None;
+        }
+        let (&before, _) = self.by_start.range(..=range.start).next_back()?;
+        let mut piece = self.by_start.remove(&before)?;
+        let mut cut = piece.split_off((range.start - before) as usize)?;
+        let after = cut.split_off((range.end - range.start) as usize)?;
+        self.put_back(before, piece);
+        self.put_back(range.end, after);
+        Some(cut)
+    }
+
+    /// Takes all of `ranges` out with their starts, or none. They are disjoint.
+    fn cut_all(&mut self, ranges: &[Range<u64>]) -> Option<Vec<(u64, Region)>> {
+        let all_here = ranges.iter().all(|range| self.has(range));
+        let cut = |range: &Range<u64>| Some((range.start, self.cut(range)?));
+        all_here.then(|| ranges.iter().map(cut).collect())?
+    }
+
+    /// Adds a part, and makes it one with the neighbours that it touches in memory too.
+    fn put_back(&mut self, mut start: u64, mut region: Region) {
+        if region.is_empty() {
+            return;
+        }
+        let end = start + region.len() as u64;
+        if let Some(next) = self.by_start.remove(&end) {
+            match region.join(next) {
+                Ok(joined) => region = joined,
+                Err((alone, next)) => {
+                    region = alone;
+                    self.by_start.insert(end, next);
+                }
+            }
+        }
+        if let Some((before, previous)) = self.take_ending_at(start) {
+            match previous.join(region) {
+                Ok(joined) => (start, region) = (before, joined),
+                Err((previous, alone)) => {
+                    region = alone;
+                    self.by_start.insert(before, previous);
+                }
+            }
+        }
+        self.by_start.insert(start, region);
+    }
+
+    fn take_ending_at(&mut self, end: u64) -> Option<(u64, Region)> {
+        let (&start, region) = self.by_start.range(..end).next_back()?;
+        let touches = start + region.len() as u64 == end;
+        touches.then(|| self.by_start.remove_entry(&start))?
+    }
+}
