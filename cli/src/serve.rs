@@ -12,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Config, Epoch, Fingerprint, Identity, Listener, Server, Staged, Ticket, Topic, Tuning, VersionId,
+    Config, Epoch, Fingerprint, Identity, Listener, Server, Staged, Ticket, Topic, TopicOptions, Tuning,
+    VersionId,
 };
 
 /// The one line of `--json`.

@@ -7,7 +7,10 @@ use crate::{
     session::{Command, Session},
 };
 use std::{
-    sync::{Arc, atomic::{AtomicU64, Ordering}},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, Welcome};

@@ -47,9 +47,9 @@ pub use request::Request;
 pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};
 pub use subscription::Subscription;
-pub use watches::TopicWatch;
 pub use tensor_relay_protocol::{
-    Blame, CloseCode, Dtype, EndReason, Epoch, Glob, GlobError, Manifest, Metadata, Mode, ReaderName, Shape, Start, Tensor, TensorName, Ticket,
-    TicketError, Topic, TopicEntry, Version, VersionId,
+    Blame, CloseCode, Dtype, EndReason, Epoch, Glob, GlobError, Manifest, Metadata, Mode, ReaderName, Shape,
+    Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{ConnectError, Connector, LaneError, LaneStats, Tuning};
+pub use watches::TopicWatch;

@@ -1,15 +1,10 @@
 //! One connection to the server: greeted, and then a source of events. A session outlives it.
 
-use crate::{
-    ClientError, Config,
-    error::SessionError,
-    progress::Counters,
-    receiving::Ready,
-};
+use crate::{ClientError, Config, error::SessionError, progress::Counters, receiving::Ready};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, CloseCode, Hello, Limits, Manifest, ManifestHeader, Misbehaved, PROTOCOL_REVISIONS,
-    ServerMessage, StreamHeader, SubscriptionId, Verified, Welcome,
+    ChunkHeader, ClientMessage, CloseCode, Hello, Limits, Manifest, ManifestHeader, Misbehaved,
+    PROTOCOL_REVISIONS, ServerMessage, StreamHeader, SubscriptionId, Verified, Welcome,
 };
 use tensor_relay_transport::{
     Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, control,

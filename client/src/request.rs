@@ -43,7 +43,16 @@ impl Request {
         // Nobody else's: a reader that nobody named is still found again after a lost connection.
         let name = format!("{:032x}", rand::random::<u128>());
         let reader = ReaderName::new(&name).expect("hexadecimal digits make a name");
-        Self { topic, mode, start, selection: vec![], window: WINDOW, reader, keep_place: false, preempt: false }
+        Self {
+            topic,
+            mode,
+            start,
+            selection: vec![],
+            window: WINDOW,
+            reader,
+            keep_place: false,
+            preempt: false,
+        }
     }
 
     /// Where to begin.

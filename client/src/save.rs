@@ -41,8 +41,8 @@ impl Snapshot {
     /// # Errors
     /// [`SaveError`]; `path` is then as it was.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
-        let layout =
-            plan_file(self.manifest(), self.selection.tensors()).map_err(|source| SaveError::Format { id: self.id.clone(), source })?;
+        let layout = plan_file(self.manifest(), self.selection.tensors())
+            .map_err(|source| SaveError::Format { id: self.id.clone(), source })?;
         let bodies: Vec<_> = layout.order.iter().filter_map(|index| self.bytes(*index)).collect();
         let parts = std::iter::once(&layout.head[..]).chain(bodies.iter().map(|body| &body[..]));
         replace_file(path, parts).map_err(|source| SaveError::Io { path: path.into(), source })

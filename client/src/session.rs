@@ -170,13 +170,15 @@ impl Session {
             }
             Command::Unsubscribe { id, keep_place } => {
                 if self.receivings.remove(&id).is_some() {
-                    self.outbox.push_back(ClientMessage::Unsubscribe { subscription: id, keep_place });
+                    self.outbox
+                        .push_back(ClientMessage::Unsubscribe { subscription: id, keep_place });
                 }
             }
             Command::Acknowledge(subscription, epoch, version) => {
                 if let Some(receiving) = self.receivings.get_mut(&subscription) {
                     receiving.handle_acknowledged(epoch, version);
-                    self.outbox.push_back(ClientMessage::Acknowledge { subscription, epoch, version });
+                    self.outbox
+                        .push_back(ClientMessage::Acknowledge { subscription, epoch, version });
                 }
             }
             Command::Watch(glob, reply) => {

@@ -89,7 +89,8 @@ impl Subscription {
         let changed = tokio::time::timeout_at(self.patience.topic_deadline, self.delivery.changed());
         if changed.await.is_err() {
             let timeout_ms = self.patience.topic_timeout.as_millis();
-            self.delivery.end(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms });
+            self.delivery
+                .end(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms });
             self.unsubscribe();
         }
     }
@@ -118,7 +119,9 @@ impl Subscription {
     }
 
     fn unsubscribe(&self) {
-        let _ = self.commands.send(Command::Unsubscribe { id: self.id, keep_place: self.keep_place });
+        let _ = self
+            .commands
+            .send(Command::Unsubscribe { id: self.id, keep_place: self.keep_place });
     }
 }
 

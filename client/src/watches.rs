@@ -57,7 +57,8 @@ impl Watches {
         self.ever += 1;
         let (user, found) = mpsc::unbounded_channel();
         let watch = WatchId(self.ever);
-        self.by_id.insert(self.ever, Watch { glob: glob.clone(), known: HashSet::new(), user });
+        self.by_id
+            .insert(self.ever, Watch { glob: glob.clone(), known: HashSet::new(), user });
         // A user who went away meanwhile drops the handle, which ends the watch.
         let _ = reply.send(TopicWatch { id: watch, found, commands: commands.clone() });
         ClientMessage::Watch { watch, glob }
@@ -112,7 +113,9 @@ mod tests {
         let mut watch = answer.try_recv().unwrap();
         let topic = |name: &str| Topic::new(name).unwrap();
         for _ in 0..2 {
-            watches.handle_found(watch.id, vec![topic("kv/a"), topic("other"), topic("kv/b")]).unwrap();
+            watches
+                .handle_found(watch.id, vec![topic("kv/a"), topic("other"), topic("kv/b")])
+                .unwrap();
         }
         watches.handle_gone(&topic("kv/a"));
         watches.handle_found(watch.id, vec![topic("kv/a")]).unwrap();

@@ -127,7 +127,9 @@ impl Drop for Follower {
     fn drop(&mut self) {
         let mut topics = self.catalogue.topics();
         self.topic.follower_leaves();
-        let listed = topics.get(self.topic.name()).is_some_and(|known| Arc::ptr_eq(known, &self.topic));
+        let listed = topics
+            .get(self.topic.name())
+            .is_some_and(|known| Arc::ptr_eq(known, &self.topic));
         if listed && !self.topic.is_needed() {
             topics.remove(self.topic.name());
         }

@@ -38,14 +38,14 @@ mod watching;
 
 pub use config::Config;
 pub use files::FileError;
-pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use held::Held;
+pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
-pub use topic::{TopicOptions, WhenFull};
 pub use tensor_relay_protocol::{
     CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic, Version,
     VersionId,
 };
 pub use tensor_relay_transport::{BindError, Fingerprint, Identity, IdentityError, Listener, Tuning};
+pub use topic::{TopicOptions, WhenFull};

@@ -32,13 +32,18 @@ struct Place {
 
 impl Places {
     /// Gives the place called `name` to a new holder. Whoever holds it loses it.
-    pub(crate) fn claim(&mut self, name: &ReaderName, or_new: impl FnOnce() -> ReaderId) -> (ReaderId, Holder) {
+    pub(crate) fn claim(
+        &mut self,
+        name: &ReaderName,
+        or_new: impl FnOnce() -> ReaderId,
+    ) -> (ReaderId, Holder) {
         let holder = Holder(self.holders_ever);
         self.holders_ever += 1;
-        let place = self
-            .by_name
-            .entry(name.clone())
-            .or_insert_with(|| Place { reader: or_new(), holder, lost: None });
+        let place = self.by_name.entry(name.clone()).or_insert_with(|| Place {
+            reader: or_new(),
+            holder,
+            lost: None,
+        });
         (place.holder, place.lost) = (holder, None);
         (place.reader, holder)
     }
@@ -87,7 +92,11 @@ impl Places {
 
     /// When the next place will have waited for `linger`.
     pub(crate) fn next_expiry(&self, linger: Duration) -> Option<Instant> {
-        self.by_name.values().filter_map(|place| place.lost).min().map(|lost| lost + linger)
+        self.by_name
+            .values()
+            .filter_map(|place| place.lost)
+            .min()
+            .map(|lost| lost + linger)
     }
 }
 

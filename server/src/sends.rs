@@ -133,6 +133,10 @@ impl Outgoing {
         let digest = self.shared.encoder.digest(payload, chunks).await.map_err(SendError::Source)?;
         let (epoch, version) = (self.retained.id.epoch, self.retained.id.version);
         let complete = ServerMessage::Complete { subscription: self.subscription, epoch, version, digest };
-        self.sender.send(complete).await.map(|()| Sent::Complete).map_err(SendError::Lane)
+        self.sender
+            .send(complete)
+            .await
+            .map(|()| Sent::Complete)
+            .map_err(SendError::Lane)
     }
 }

@@ -163,10 +163,13 @@ impl TopicState {
     pub(crate) fn evict(&self, readers: &[ReaderId]) -> u64 {
         let evicted = {
             let mut state = self.state();
-            readers.iter().filter(|reader| {
-                state.places.forget(**reader);
-                state.retention.leave(**reader)
-            }).count()
+            readers
+                .iter()
+                .filter(|reader| {
+                    state.places.forget(**reader);
+                    state.retention.leave(**reader)
+                })
+                .count()
         };
         self.changed.send_replace(());
         evicted as u64
@@ -204,12 +207,18 @@ impl TopicState {
 
     /// The newest version.
     pub(crate) fn newest(&self) -> Option<(Seq, Arc<Retained>)> {
-        self.state().retention.newest().map(|(seq, retained)| (seq, Arc::clone(retained)))
+        self.state()
+            .retention
+            .newest()
+            .map(|(seq, retained)| (seq, Arc::clone(retained)))
     }
 
     /// The oldest version from `seq` on.
     pub(crate) fn first_from(&self, seq: Seq) -> Option<(Seq, Arc<Retained>)> {
-        self.state().retention.first_from(seq).map(|(seq, retained)| (seq, Arc::clone(retained)))
+        self.state()
+            .retention
+            .first_from(seq)
+            .map(|(seq, retained)| (seq, Arc::clone(retained)))
     }
 
     /// A version by its name, if it is retained.
@@ -250,11 +259,7 @@ impl TopicState {
 }
 
 /// Where a subscription begins: after what it has, or where it wants to.
-fn place_of(
-    retention: &Retention<Arc<Retained>>,
-    have: Option<(Epoch, Version)>,
-    start: Start,
-) -> Seq {
+fn place_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>, start: Start) -> Seq {
     match (have, start) {
         (Some((epoch, version)), _) => after(retention, epoch, version),
         (None, Start::Newest) => retention.newest().map_or(retention.next(), |(seq, _)| seq),

@@ -155,6 +155,8 @@ pub fn client_config() -> tensor_relay_client::Config {
     tensor_relay_client::Config {
         limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
         workers: Workers::Inline,
+        reconnect_timeout: Duration::ZERO,
+        versions_held_max: usize::MAX,
         ..Default::default()
     }
 }

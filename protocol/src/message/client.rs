@@ -166,9 +166,7 @@ impl TryFrom<wire::FromClient> for ClientMessage {
                 epoch: Epoch(acknowledge.epoch),
                 version: Version(acknowledge.version),
             },
-            Kind::Watch(watch) => {
-                Self::Watch { watch: WatchId(watch.watch), glob: Glob::new(&watch.glob)? }
-            }
+            Kind::Watch(watch) => Self::Watch { watch: WatchId(watch.watch), glob: Glob::new(&watch.glob)? },
             Kind::Unwatch(unwatch) => Self::Unwatch(WatchId(unwatch.watch)),
         })
     }

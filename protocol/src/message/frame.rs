@@ -81,7 +81,9 @@ impl ServerMessage {
 mod tests {
     use super::super::*;
     use super::*;
-    use crate::{CodecSet, Epoch, ManifestDigest, Topic, Version, VersionDigest, VersionId};
+    use crate::{
+        CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version, VersionDigest, VersionId,
+    };
     use proptest::prelude::*;
 
     fn topic(name: &str) -> Topic {

@@ -20,7 +20,9 @@ const EPOCH: Epoch = Epoch(5);
 fn expect_closed(code: CloseCode, word: &str, attack: impl AsyncFnOnce(&Sim) -> Peer) {
     simulate(1, async |sim| {
         let server = sim.server(server_config());
-        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), TopicOptions::default()).unwrap();
+        let mut publisher = server
+            .publisher_with(topic("t"), Some(EPOCH), tensor_relay_server::TopicOptions::default())
+            .unwrap();
         publish(&server, &mut publisher, 1, 1 << 20).await;
         let client = sim.client(1, client_config()).await.unwrap();
         let mut good = client.subscribe(&topic("t")).await.unwrap();
@@ -196,14 +198,16 @@ fn subscription_ids() {
     expect_closed(CloseCode::Misbehaved, "id 1 twice", async |sim| {
         let mut peer = Peer::greeted_client(sim, 2).await;
         peer.say_to_server(subscribe(1, 4)).await;
-        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false }).await;
+        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false })
+            .await;
         sleep(Duration::from_secs(1)).await;
         peer.say_to_server(subscribe(1, 4)).await;
         peer
     });
     expect_closed(CloseCode::Misbehaved, "subscription 9", async |sim| {
         let mut peer = Peer::greeted_client(sim, 2).await;
-        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(9), keep_place: false }).await;
+        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(9), keep_place: false })
+            .await;
         peer
     });
 }
@@ -270,7 +274,8 @@ fn too_many_subscriptions() {
         let refused =
             ServerMessage::End { subscription: SubscriptionId(3), reason: EndReason::TooManySubscriptions };
         assert_eq!(peer.hear_server().await, refused);
-        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false }).await;
+        peer.say_to_server(ClientMessage::Unsubscribe { subscription: SubscriptionId(1), keep_place: false })
+            .await;
         sleep(Duration::from_secs(1)).await;
         peer.say_to_server(subscribe(4, 4)).await;
         publish(&server, &mut server.publisher(topic("t")).unwrap(), 1, 1_000).await;

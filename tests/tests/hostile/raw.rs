@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 use tensor_relay_protocol::{
-    ALPN, ClientMessage, CloseCode, CodecSet, Hello, Mode, ServerMessage, Subscribe, SubscriptionId, Welcome,
+    ALPN, ClientMessage, CloseCode, CodecSet, Hello, ServerMessage, Subscribe, SubscriptionId, Welcome,
     decode_frame_length, encode_client, encode_server,
 };
 use tensor_relay_tests::{

@@ -169,7 +169,8 @@ fn expect_corrupt(word: &str, script: impl AsyncFnOnce(&mut Script)) {
             }
         };
         assert_eq!(reason, AbortReason::Corrupt);
-        let good_bye = ClientMessage::Unsubscribe { subscription: found.script.subscription, keep_place: false };
+        let good_bye =
+            ClientMessage::Unsubscribe { subscription: found.script.subscription, keep_place: false };
         assert_eq!(found.script.peer.hear_client().await, good_bye);
         assert_eq!(found.script.peer.connection.close_reason(), None);
     });

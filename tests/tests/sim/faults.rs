@@ -118,7 +118,9 @@ async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
         chunks_in_flight: dice.random_range(1..5),
         ..server_config()
     });
-    let mut publisher = server.publisher_with(topic("t"), Some(Epoch(sim.seed)), TopicOptions::default()).unwrap();
+    let mut publisher = server
+        .publisher_with(topic("t"), Some(Epoch(sim.seed)), tensor_relay_server::TopicOptions::default())
+        .unwrap();
     sim.net.set_path(bad_path(&mut dice, first_hop));
 
     let versions = dice.random_range(1..=8);
@@ -241,7 +243,9 @@ async fn one_transfer(sim: Sim) -> (Traffic, Duration) {
     let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
     let server = sim.server(server_config());
     sim.net.set_path(bad_path(&mut dice, 1_472));
-    let mut publisher = server.publisher_with(topic("t"), Some(Epoch(sim.seed)), TopicOptions::default()).unwrap();
+    let mut publisher = server
+        .publisher_with(topic("t"), Some(Epoch(sim.seed)), tensor_relay_server::TopicOptions::default())
+        .unwrap();
     let (ready, _) = oneshot::channel();
     publish(&server, &mut publisher, 1, 1 << 20).await;
     let follower =

@@ -19,7 +19,8 @@ fn one_encoding_serves_all() {
         server
             .publisher(topic("t"))
             .unwrap()
-            .publish(staged, tensors::metadata(1)).await
+            .publish(staged, tensors::metadata(1))
+            .await
             .unwrap();
 
         let one = async |number| {
@@ -49,7 +50,8 @@ fn a_client_without_codecs() {
         server
             .publisher(topic("t"))
             .unwrap()
-            .publish(staged, tensors::metadata(1)).await
+            .publish(staged, tensors::metadata(1))
+            .await
             .unwrap();
         let config = tensor_relay_client::Config {
             codecs: tensor_relay_protocol::CodecSet::only_raw(),
@@ -126,7 +128,9 @@ fn metadata_arrives_as_said() {
         let of_version = vec![("step".to_owned(), "x".repeat((32 << 10) - 4 - 16))];
         let fill = |_, _: &mut [u8]| Ok::<(), std::convert::Infallible>(());
         let staged = Staged::new(&server.staging(), vec![], of_manifest.clone(), fill).unwrap();
-        let mut publisher = server.publisher_with(topic("t"), Some(Epoch(7)), TopicOptions::default()).unwrap();
+        let mut publisher = server
+            .publisher_with(topic("t"), Some(Epoch(7)), tensor_relay_server::TopicOptions::default())
+            .unwrap();
         let publication = publisher.publish(staged, of_version.clone()).await.unwrap();
         let client = sim.client(1, client_config()).await.unwrap();
         let snapshot = client.subscribe(&topic("t")).await.unwrap().next().await.unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, EndReason, Hello, Mode, ServerMessage, Subscribe, SubscriptionId,
+    ClientMessage, CloseCode, CodecSet, EndReason, Hello, ServerMessage, Subscribe, SubscriptionId,
 };
 use tensor_relay_server::Fingerprint;
 use tensor_relay_tests::{
