@@ -110,12 +110,11 @@ impl RangeSet {
         let mut holes = other.ranges.iter().peekable();
         for range in &self.ranges {
             let mut start = range.start;
-            while holes.next_if(|hole| hole.end <= start).is_some() {}
             while let Some(hole) = holes.next_if(|hole| hole.end <= range.end) {
                 if start < hole.start {
                     ranges.push(start..hole.start);
                 }
-                start = hole.end;
+                start = start.max(hole.end);
             }
             let end = holes.peek().map_or(range.end, |hole| hole.start.min(range.end));
             if start < end {
