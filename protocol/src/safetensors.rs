@@ -4,9 +4,15 @@
 //! reading and writing; this module says what the header means and which header a manifest needs. Parsing and checking
 //! of the header itself is done by the `safetensors` crate, the format's own reference.
 
-use crate::{Dtype, Manifest, NameError, Shape, ShapeError, TensorName, TensorSpec};
+mod index;
+
+use crate::{
+    Dtype, Manifest, NameError, Shape, ShapeError, Tensor, TensorName, TensorSpec, files::without_reserved,
+};
 use ::safetensors::{Dtype as FileDtype, tensor::Metadata, tensor::TensorInfo};
 use std::{collections::HashMap, ops::Range};
+
+pub use index::{INDEX_MAX_BYTES, IndexError, WeightIndex};
 
 /// The bytes in front of the header: its length, little-endian.
 pub const PREFIX_BYTES: usize = 8;
@@ -142,27 +148,38 @@ fn file_tensor(name: &str, info: &TensorInfo, data_start: u64) -> Result<FileTen
 pub struct FileLayout {
     /// The prefix and the header, padded to eight bytes.
     pub head: Vec<u8>,
-    /// The indices of the manifest's tensors in the order in which their bytes follow.
+    /// The indices of the tensors in the order in which their bytes follow.
     pub order: Vec<usize>,
 }
 
-/// Plans a file with the tensors and metadata of `manifest`. Wider elements come first, as the format's own writer does
-/// it, so that every tensor is aligned to its element. Tied weights are written once for each name.
+/// Plans a file with all tensors of `manifest` and its metadata, without the entries that are tensor-relay's own.
+///
+/// # Errors
+/// Those of [`plan_tensors`].
+pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
+    let tensors: Vec<&Tensor> = manifest.tensors().iter().collect();
+    plan_tensors(&tensors, without_reserved(manifest.metadata()))
+}
+
+/// Plans a file with `tensors` and `metadata`. Wider elements come first, as the format's own writer does it, so that
+/// every tensor is aligned to its element. Tied weights are written once for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for what the format cannot hold: a dtype it does not know, sub-byte tensors that end within a
 /// byte, or a tensor called `__metadata__`.
-pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
-    let tensors = manifest.tensors();
+pub fn plan_tensors(
+    tensors: &[&Tensor],
+    metadata: Vec<(String, String)>,
+) -> Result<FileLayout, SafetensorsError> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by(|a, b| {
-        let (a, b) = (&tensors[*a], &tensors[*b]);
+        let (a, b) = (tensors[*a], tensors[*b]);
         b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name))
     });
     let mut end = 0usize;
     let mut infos = Vec::with_capacity(tensors.len());
     for index in &order {
-        let tensor = &tensors[*index];
+        let tensor = tensors[*index];
         if tensor.name.as_str() == METADATA_KEY {
             return Err(SafetensorsError::ReservedName);
         }
@@ -176,7 +193,7 @@ pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
         infos
             .push((tensor.name.as_str().to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
-    let metadata: HashMap<String, String> = manifest.metadata().iter().cloned().collect();
+    let metadata: HashMap<String, String> = metadata.into_iter().collect();
     let metadata = if metadata.is_empty() { None } else { Some(metadata) };
     let header = Metadata::new(metadata, infos).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
     Ok(FileLayout { head: head(&header)?, order })
