@@ -1,0 +1,43 @@
+//! What a publisher takes: a version that is laid out and can be sent, wherever its bytes are.
+
+use crate::{Borrowed, Staged};
+use tensor_relay_protocol::{Manifest, VersionDigest};
+use tensor_relay_transport::egress::Payload;
+use tokio::sync::watch;
+
+/// Tells when nobody reads borrowed bytes any more: the channel closes then.
+pub(crate) type Returned = watch::Receiver<()>;
+
+/// A version that is ready to be published: [`Staged`] or [`Borrowed`].
+#[derive(Debug)]
+pub struct Held {
+    pub(crate) payload: Payload,
+    /// For a version whose bytes somebody wants back.
+    #[allow(dead_code, reason = "the publisher hands it to the publication")]
+    pub(crate) returned: Option<Returned>,
+}
+
+impl Held {
+    /// What it holds.
+    pub fn manifest(&self) -> &Manifest {
+        self.payload.manifest()
+    }
+
+    /// What the version is, if every chunk was hashed already.
+    pub fn digest(&self) -> Option<VersionDigest> {
+        self.payload.digest()
+    }
+}
+
+impl From<Staged> for Held {
+    fn from(staged: Staged) -> Self {
+        Self { payload: staged.into_payload(), returned: None }
+    }
+}
+
+impl From<Borrowed> for Held {
+    fn from(borrowed: Borrowed) -> Self {
+        let Borrowed { payload, returned } = borrowed;
+        Self { payload, returned }
+    }
+}
