@@ -3,7 +3,7 @@
 //! A snapshot of files is a snapshot like any other. What makes it files again is a few entries of its manifest under
 //! reserved names. They come from a peer, so every name among them is checked before a path is made of it.
 
-use crate::{Dtype, NameError, Shape, Tensor, TensorName, TensorSpec};
+use crate::{Dtype, Epoch, NameError, Shape, Tensor, TensorName, TensorSpec, VersionDigest};
 use std::fmt;
 
 /// Metadata keys and tensor names that begin like this belong to tensor-relay.
@@ -139,6 +139,16 @@ pub fn side_file_spec(name: &FileName, bytes: u64) -> Result<TensorSpec, NameErr
     let name = TensorName::new(&format!("{SIDE_FILE_PREFIX}{name}"))?;
     let shape = Shape::new(&[bytes]).expect("one dimension cannot overflow");
     Ok(TensorSpec::new(name, Dtype::U8, shape))
+}
+
+/// The epoch for a topic of which the first version is this: the same files begin the same epoch after a restart, and
+/// clients that hold them receive nothing again.
+///
+/// Good for one content only. If version 2 of the epoch is other content, and the files are what they were first when
+/// the server starts again, a client that holds version 2 would take version 1 for old.
+pub fn epoch_of(digest: VersionDigest) -> Epoch {
+    let [a, b, c, d, e, f, g, h, ..] = digest.0;
+    Epoch(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
 /// Whether a tensor name or metadata key belongs to tensor-relay.
@@ -281,6 +291,12 @@ mod tests {
         }
         let long = FileName::new(&"a".repeat(255)).unwrap();
         assert_eq!(side_file_spec(&long, 1), Err(NameError::TooLong(273)));
+    }
+
+    #[test]
+    fn an_epoch_is_the_beginning_of_a_digest() {
+        let digest = VersionDigest(std::array::from_fn(|i| i as u8));
+        assert_eq!(epoch_of(digest), Epoch(0x0706_0504_0302_0100));
     }
 
     proptest! {

@@ -299,7 +299,10 @@ impl<'a> Literal<'a> {
     /// A dtype by name. The list that describes a structured dtype is given back as it is, to be refused by name.
     fn descr(&mut self) -> Result<&'a str, NpyError> {
         match self.rest.trim_start() {
-            list if list.starts_with('[') => Err(dtype(list).expect_err("no dtype begins with a bracket")),
+            list if list.starts_with('[') => {
+                let list = list.split_inclusive(']').next().unwrap_or(list);
+                Err(dtype(list).expect_err("no dtype begins with a bracket"))
+            }
             _ => self.string(),
         }
     }
