@@ -48,7 +48,8 @@ pub use staged::{StageError, Staged, Staging};
 pub use tensor_relay_device::{BoxFuture, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic,
-    Version, VersionDigest, VersionId, files::FileKind,
+    Version, VersionDigest, VersionId,
+    files::{FileKind, epoch_of},
 };
 pub use tensor_relay_transport::{BindError, Fingerprint, Identity, IdentityError, Listener, Tuning};
 pub use topic::{TopicOptions, WhenFull};
