@@ -250,7 +250,7 @@ impl Subscription {
                     }
                 },
                 () = self.follower.changed() => self.handle_change(retained)?,
-                () = passed(&mut cut_at) => Some(AbortReason::Withdrawn),
+                () = passed(&mut cut_at), if !given_up => Some(AbortReason::Withdrawn),
                 () = watch.stalled() => return Err(Ended::Told(EndReason::Evicted)),
             };
             if let Some(reason) = lost.filter(|_| !given_up) {
