@@ -390,6 +390,11 @@ impl Receiving {
         }
     }
 
+    /// Whether this version was the last one that ended: what the server says of it now crossed this end's last word.
+    pub(crate) fn has_ended(&self, version: (Epoch, Version)) -> bool {
+        self.last == Some(version)
+    }
+
     /// The version under way.
     pub(crate) fn id(&self) -> Option<VersionId> {
         match &self.phase {

@@ -312,6 +312,9 @@ impl Session {
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
                 };
+                if receiving.has_ended((epoch, version)) {
+                    return Ok(()); // The last word of this end, its commit, was on the way when the server spoke.
+                }
                 if !receiving.handle_abort((epoch, version), credit) {
                     return Err(Misbehaved::WrongVersion { epoch, version }.into());
                 }
