@@ -331,7 +331,7 @@ impl Reader {
             match name {
                 Some(name) => {
                     let (id, holder) = places.claim(&name, || retention.join(begin));
-                    if matches!(start, Start::At(..)) {
+                    if have.is_none() && matches!(start, Start::At(..)) {
                         retention.advance(id, begin); // It says that it is done with what came before.
                     }
                     (id, Some((name, holder)), begin)
