@@ -181,6 +181,8 @@ impl Receiving {
         self.early.clear();
         self.manifest_arriving = false;
         self.credit = credit;
+        // A version that was given up is not held: the server counts it as skipped, or sends it after all.
+        self.last = self.committed.as_ref().map(|id| (id.epoch, id.version));
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Running(mut transfer, id) | Phase::Detached(mut transfer, id) => {
                 transfer.handle_detached();
