@@ -92,6 +92,7 @@ struct State {
     retention: Retention<Arc<Retained>>,
     places: Places,
     has_publisher: bool,
+    publishers_ever: u64,
     ended: Option<EndReason>,
     followers: u64,
     published: Option<Instant>,
@@ -125,7 +126,13 @@ impl TopicState {
         let mut state = self.state();
         let free = !state.has_publisher && state.ended.is_none();
         state.has_publisher |= free;
+        state.publishers_ever += u64::from(free);
         free
+    }
+
+    /// How many publishers there were, the one of now included.
+    pub(crate) fn publishers_ever(&self) -> u64 {
+        self.state().publishers_ever
     }
 
     /// Lets another publisher follow. What is retained stays.
