@@ -229,9 +229,6 @@ impl Receiving {
             }
             tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
         }
-        if let Some(gap) = self.gap_before(&announce.id) {
-            self.delivery.put_gap(gap);
-        }
         self.counters.begin(announce.id.version.0);
         self.phase = Phase::Announced { announce, began, complete: None };
         self.begin_if_possible(memory)
@@ -373,6 +370,10 @@ impl Receiving {
         let id = id.clone();
         self.end_version(&id);
         let mut snapshot = outcome.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
+        if let Some(gap) = self.gap_before(&id) {
+            self.delivery.put_gap(gap);
+        }
         let before = self.committed.replace(id);
         snapshot.new_epoch = before.is_some_and(|before| before.epoch != snapshot.id.epoch);
         Ok(Some(snapshot))
