@@ -143,6 +143,7 @@ impl Receiving {
 
     /// What to ask for on a new connection.
     pub(crate) fn subscribe(&self, subscription: SubscriptionId) -> Subscribe {
+        self.delivery.set_asked(Some(Instant::now()));
         let Request { topic, mode, start, selection, window, reader, preempt, .. } = self.request.clone();
         let partial = match &self.phase {
             Phase::Detached(transfer, id) => {
@@ -177,6 +178,7 @@ impl Receiving {
     /// The connection is gone: forgets what belonged to it, keeps what is verified. `credit` is what the next server
     /// session begins with.
     pub(crate) fn handle_detached(&mut self, credit: u32) {
+        self.delivery.set_asked(None);
         self.chunks.clear();
         self.early.clear();
         self.manifest_arriving = false;

@@ -229,7 +229,6 @@ impl Session {
         let receiving = Receiving::new(request.clone(), self.config.credit_chunks, self.config.stall_timeout);
         let patience = Patience {
             topic_timeout: self.config.topic_timeout,
-            topic_deadline: Instant::now() + self.config.topic_timeout,
             held_max: self.config.versions_held_max,
             hold_timeout: self.config.hold_timeout,
         };
