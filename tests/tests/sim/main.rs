@@ -5,6 +5,7 @@
 mod connecting;
 mod ends;
 mod faults;
+mod resume;
 mod snapshots;
 mod stalls;
 mod topics;
