@@ -4,6 +4,7 @@
 
 mod connecting;
 mod ends;
+mod every;
 mod faults;
 mod resume;
 mod snapshots;
