@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod connecting;
+mod contract;
 mod ends;
+mod every;
 mod faults;
 mod files;
 mod resume;
