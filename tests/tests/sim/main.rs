@@ -11,3 +11,4 @@ mod resume;
 mod snapshots;
 mod stalls;
 mod topics;
+mod watching;
