@@ -12,3 +12,4 @@ mod resume;
 mod snapshots;
 mod stalls;
 mod topics;
+mod watching;
