@@ -76,6 +76,25 @@ impl Delivery {
         self.changed.notify_one();
     }
 
+    /// Gives back a snapshot that was taken and could not be used. A newer one that came meanwhile replaces it, where the
+    /// mode has it so.
+    pub(crate) fn put_back(&self, snapshot: Box<Snapshot>) {
+        let mut state = self.state();
+        match (self.mode, state.ready.front_mut()) {
+            (Mode::Latest, Some(Item::Snapshot(newer))) => {
+                newer.skipped += snapshot.skipped + 1;
+                newer.new_epoch |= snapshot.new_epoch;
+            }
+            _ => state.ready.push_front(Item::Snapshot(snapshot)),
+        }
+        self.changed.notify_one();
+    }
+
+    /// Whether nothing is here for the user.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state().ready.is_empty()
+    }
+
     /// Says that versions are missing before the next snapshot.
     pub(crate) fn put_gap(&self, gap: Gap) {
         self.state().ready.push_back(Item::Gap(Box::new(gap)));

@@ -4,6 +4,7 @@ use crate::{
     Progress, Snapshot, SubscriptionError,
     delivery::{Delivery, Found},
     holding::Holding,
+    landing::Payload,
     progress::Counters,
     session::Command,
 };
@@ -85,7 +86,7 @@ impl Subscription {
         move || counters.get()
     }
 
-    async fn wait_for_topic(&self) {
+    pub(crate) async fn wait_for_topic(&self) {
         let changed = tokio::time::timeout_at(self.patience.topic_deadline, self.delivery.changed());
         if changed.await.is_err() {
             let timeout_ms = self.patience.topic_timeout.as_millis();
@@ -96,7 +97,10 @@ impl Subscription {
     }
 
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
-        snapshot.payload = self.holding.hand_over(snapshot.id.clone(), snapshot.payload);
+        // What lies in the user's own buffers bounds itself.
+        if let Payload::Whole(bytes) = &mut snapshot.payload {
+            *bytes = self.holding.hand_over(snapshot.id.clone(), std::mem::take(bytes));
+        }
         self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());
         snapshot
     }
