@@ -33,7 +33,7 @@ impl Snapshot {
     pub fn copy_into(&self, buffers: &mut [(&str, &mut [u8])]) -> Result<(), BufferError> {
         let fits = fit(&self.selection, buffers.iter().map(|(name, out)| (*name, out.len() as u64)))?;
         let bytes = fits.iter().zip(buffers.iter()).map(|(fit, (name, _))| {
-            self.bytes(fit.tensor)
+            self.bytes_at(fit.tensor)
                 .ok_or_else(|| BufferError::NotSelected { name: (*name).into() })
         });
         let bytes = bytes.collect::<Result<Vec<_>, _>>()?;

@@ -72,7 +72,7 @@ impl Snapshot {
 
     /// The bytes of the tensor called `name`, without a copy; `None` when there is none or it was not selected.
     pub fn tensor(&self, name: &str) -> Option<Bytes> {
-        self.bytes(self.manifest().tensor_index(name)?)
+        self.bytes_at(self.manifest().tensor_index(name)?)
     }
 
     /// Every selected tensor with its bytes, in the order in which they were published.
@@ -80,13 +80,18 @@ impl Snapshot {
         let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {
             let index = index as usize;
-            Some((all.get(index)?, self.bytes(index)?))
+            Some((all.get(index)?, self.bytes_at(index)?))
         })
     }
 
     /// The bytes of the tensor with this index in the manifest, if it was selected.
-    pub(crate) fn bytes(&self, index: usize) -> Option<Bytes> {
+    pub(crate) fn bytes_at(&self, index: usize) -> Option<Bytes> {
         self.payload.tensor(self.selection.tensor_range(index)?)
+    }
+
+    /// The bytes of a selected tensor of this manifest; of any other, none.
+    pub(crate) fn bytes(&self, tensor: &Tensor) -> Bytes {
+        self.tensor(tensor.name.as_str()).unwrap_or_default()
     }
 
     /// A snapshot of nothing, for tests to fill.

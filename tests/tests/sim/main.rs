@@ -5,6 +5,7 @@
 mod connecting;
 mod ends;
 mod faults;
+mod files;
 mod snapshots;
 mod stalls;
 mod topics;
