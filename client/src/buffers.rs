@@ -100,16 +100,25 @@ impl<B> Buffers<B> {
     }
 }
 
-impl<B: AsMut<[u8]>> Buffers<B> {
-    /// Copies the tensors of `snapshot` that have a buffer, all of them or none.
-    pub(crate) fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), BufferError> {
-        let mut slices: Vec<(&TensorName, &mut [u8])> =
-            self.by_name.iter_mut().map(|(name, buffer)| (name, buffer.as_mut())).collect();
-        let asked = slices.iter().map(|(name, slice)| (name.as_str(), slice.len() as u64));
-        check_shared(&snapshot.selection, &fit(&snapshot.selection, asked)?)?;
-        let mut slices: Vec<_> =
-            slices.iter_mut().map(|(name, slice)| (name.as_str(), &mut **slice)).collect();
-        snapshot.copy_into(&mut slices)
+/// What is copied at once: less than a millisecond, so that nobody on the executor waits.
+const COPY_BYTES: usize = 1 << 20;
+
+impl<B: AsMut<[u8]> + Send> Buffers<B> {
+    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. When it is cancelled, some are copied.
+    pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), BufferError> {
+        let slices = self.by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
+        let slices: Vec<_> = slices.collect();
+        let asked = slices.iter().map(|(name, out)| (*name, out.len() as u64));
+        let fits = fit(&snapshot.selection, asked)?;
+        check_shared(&snapshot.selection, &fits)?;
+        for ((_, out), fit) in slices.into_iter().zip(fits) {
+            let Some(bytes) = snapshot.bytes_at(fit.tensor) else { continue };
+            for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
+                out.copy_from_slice(bytes);
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -146,7 +155,11 @@ impl<B> Lender<B> {
     pub(crate) async fn back(mut self) -> Buffers<B> {
         let mut by_name = BTreeMap::new();
         for (name, owner) in &mut self.owners {
-            let buffer = owner.wait().await.expect("it was lent once, and is asked for once");
+            // Mostly it is there already, and many that are shall not make this wait for its turn.
+            let buffer = match owner.try_take() {
+                Some(buffer) => buffer,
+                None => owner.wait().await.expect("it was lent once, and is asked for until it is back"),
+            };
             by_name.insert(name.clone(), buffer);
         }
         Buffers { by_name }
@@ -157,7 +170,7 @@ impl<B> Lender<B> {
     }
 }
 
-/// Which version's bytes are in lent buffers without being all there and verified.
+/// Which version's bytes were written to lent buffers first. Whoever takes them for more than torn must know more.
 #[derive(Debug, Default)]
 pub(crate) struct Writing(Mutex<Option<VersionId>>);
 
@@ -167,12 +180,7 @@ impl Writing {
         self.state().get_or_insert_with(|| id.clone());
     }
 
-    /// What is in the buffers is whole and verified.
-    pub(crate) fn end(&self) {
-        *self.state() = None;
-    }
-
-    /// What tore the buffers, if anything did.
+    /// What tore the buffers, if anything did and nothing whole has come over it.
     pub(crate) fn torn(&self) -> Option<VersionId> {
         self.state().clone()
     }

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 use tensor_relay_protocol::Mode;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 /// Holds what the user has not taken.
 ///
@@ -23,6 +23,8 @@ pub(crate) struct Delivery {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
+    /// Since when the server of now knows what is wanted; none while there is no connection.
+    asked: Option<Instant>,
     ready: VecDeque<Item>,
     ended: Option<SubscriptionError>,
 }
@@ -45,8 +47,10 @@ pub(crate) enum Found {
     NotYet,
     /// The end, after everything that was delivered before it was taken.
     Ended(SubscriptionError),
-    /// Nothing yet, and whether the topic is known to exist.
-    Nothing { announced: bool },
+    /// Nothing yet, of a topic that is known to exist.
+    Nothing,
+    /// Nothing yet, and whether the topic exists is not known. It was asked for then, if there is a connection.
+    Unknown { asked: Option<Instant> },
 }
 
 impl Delivery {
@@ -57,6 +61,12 @@ impl Delivery {
     /// Says that the topic exists.
     pub(crate) fn announce(&self) {
         self.state().announced = true;
+        self.changed.notify_one();
+    }
+
+    /// Says since when the server knows what is wanted, or that there is none now.
+    pub(crate) fn set_asked(&self, asked: Option<Instant>) {
+        self.state().asked = asked;
         self.changed.notify_one();
     }
 
@@ -76,16 +86,19 @@ impl Delivery {
         self.changed.notify_one();
     }
 
-    /// Gives back a snapshot that was taken and could not be used. A newer one that came meanwhile replaces it, where the
-    /// mode has it so.
-    pub(crate) fn put_back(&self, snapshot: Box<Snapshot>) {
+    /// Gives back a snapshot that was taken and could not be used, with the gap before it. A newer one that came meanwhile
+    /// replaces it, where the mode has it so.
+    pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
         let mut state = self.state();
         match (self.mode, state.ready.front_mut()) {
             (Mode::Latest, Some(Item::Snapshot(newer))) => {
                 newer.skipped += snapshot.skipped + 1;
                 newer.new_epoch |= snapshot.new_epoch;
             }
-            _ => state.ready.push_front(Item::Snapshot(snapshot)),
+            _ => {
+                state.ready.push_front(Item::Snapshot(snapshot));
+                gap.into_iter().for_each(|gap| state.ready.push_front(Item::Gap(gap)));
+            }
         }
         self.changed.notify_one();
     }
@@ -117,7 +130,8 @@ impl Delivery {
             (Some(Item::Snapshot(snapshot)), _) => Found::Snapshot(snapshot),
             (Some(Item::Gap(gap)), _) => Found::Gap(gap),
             (None, Some(error)) => Found::Ended(error.clone()),
-            (None, None) => Found::Nothing { announced: state.announced },
+            (None, None) if state.announced => Found::Nothing,
+            (None, None) => Found::Unknown { asked: state.asked },
         }
     }
 
@@ -147,7 +161,7 @@ mod tests {
     #[test]
     fn a_slow_user_gets_the_newest_and_the_count() {
         let delivery = Delivery::new(Mode::Latest);
-        assert!(matches!(delivery.take(true), Found::Nothing { announced: false }));
+        assert!(matches!(delivery.take(true), Found::Unknown { asked: None }));
         delivery.put(snapshot(1, 0));
         delivery.put(snapshot(4, 2));
         delivery.put(snapshot(5, 0));

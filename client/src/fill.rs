@@ -2,7 +2,7 @@
 
 use crate::{
     Buffers, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
-    buffers::{Lent, fit},
+    buffers::{Lent, Writing, fit},
     delivery::{Delivery, Found},
     landing::Payload,
     session::Command,
@@ -77,37 +77,50 @@ impl Subscription {
         let (lent, lender) = buffers.lend();
         let writing = lender.writing();
         let given = Given::new(self, lent);
-        let (found, gap) = self.next_version().await;
+        let found = self.next_version().await;
         drop(given);
         let mut taken = match found {
-            Ok(version) => Taken { version: Some(version), delivery: Arc::clone(&self.delivery) },
+            Ok(taken) => taken,
             Err(error) => {
                 let buffers = lender.back().await;
                 return Err(FillError { cause: error.into(), torn: writing.torn(), buffers });
             }
         };
-        let copied = taken.is_elsewhere(|payload| payload.is_in(&writing));
+        if taken.lies_in(&writing) {
+            let (facts, gap) = self.keep(&mut taken);
+            return Ok(Filled { facts, gap, copied: false, buffers: lender.back().await });
+        }
         let mut buffers = lender.back().await;
-        if copied && let Some(Err(error)) = taken.version.as_deref().map(|version| buffers.copy_from(version))
+        if let Some(version) = &taken.version
+            && let Err(error) = buffers.copy_from(version).await
         {
             return Err(FillError { cause: error.into(), torn: writing.torn(), buffers });
         }
-        let version = taken.version.take().expect("it is taken here alone");
+        let (facts, gap) = self.keep(&mut taken);
+        Ok(Filled { facts, gap, copied: true, buffers })
+    }
+
+    /// Hands a version over for good, less its bytes: buffers that hold them come back with that.
+    fn keep(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
+        let version = taken.version.take().expect("this alone takes it");
         self.taken = (self.mode == Mode::Every).then(|| version.id.clone());
-        let facts = Box::new(Snapshot { payload: Payload::EMPTY, ..*version });
-        Ok(Filled { facts, gap, copied, buffers })
+        (Box::new(Snapshot { payload: Payload::EMPTY, ..*version }), taken.gap.take())
     }
 
     /// The next version, wherever it lies, and what is missing before it.
-    async fn next_version(&self) -> (Result<Box<Snapshot>, SubscriptionError>, Option<Box<Gap>>) {
+    async fn next_version(&self) -> Result<Taken, SubscriptionError> {
         let mut gap = None;
         loop {
             match self.delivery.take(true) {
-                Found::Snapshot(version) => return (Ok(version), gap),
+                Found::Snapshot(version) => {
+                    return Ok(Taken { version: Some(version), gap, delivery: Arc::clone(&self.delivery) });
+                }
                 Found::Gap(found) => gap = Some(found),
-                Found::Ended(error) => return (Err(error), gap),
-                Found::Nothing { announced: false } => self.wait_for_topic().await,
-                Found::Nothing { announced: true } | Found::NotYet => self.delivery.changed().await,
+                Found::Ended(error) => return Err(error),
+                Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
+                Found::Nothing | Found::Unknown { asked: None } | Found::NotYet => {
+                    self.delivery.changed().await;
+                }
             }
         }
     }
@@ -134,29 +147,23 @@ impl Drop for Given {
     }
 }
 
-/// A version that was taken from its delivery, and goes back there unless the user gets it.
+/// A version that was taken from its delivery with the gap before it, and goes back there unless the user gets it.
 struct Taken {
     version: Option<Box<Snapshot>>,
+    gap: Option<Box<Gap>>,
     delivery: Arc<Delivery>,
 }
 
 impl Taken {
-    /// Lets go of the bytes where `is_in_place`, so that the buffers that hold them come back; returns whether not.
-    fn is_elsewhere(&mut self, is_in_place: impl Fn(&Payload) -> bool) -> bool {
-        match &mut self.version {
-            Some(version) if is_in_place(&version.payload) => {
-                version.payload = Payload::EMPTY;
-                false
-            }
-            _ => true,
-        }
+    fn lies_in(&self, writing: &Arc<Writing>) -> bool {
+        self.version.as_ref().is_some_and(|version| version.payload.is_in(writing))
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
         if let Some(version) = self.version.take() {
-            self.delivery.put_back(version);
+            self.delivery.put_back(version, self.gap.take());
         }
     }
 }

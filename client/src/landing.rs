@@ -66,7 +66,6 @@ impl Landing {
             Self::Memory(sink) => sink.commit().map(Payload::Whole),
             Self::Buffers { sink, starts, writing } => {
                 let bytes = sink.commit()?.into_iter().map(Region::freeze);
-                writing.end();
                 let by_start = starts.iter().copied().zip(bytes).collect();
                 Ok(Payload::Scattered(Arc::new(Scattered { by_start, writing: Arc::clone(writing) })))
             }

@@ -147,6 +147,7 @@ impl Receiving {
 
     /// What to ask for on a new connection.
     pub(crate) fn subscribe(&self, subscription: SubscriptionId) -> Subscribe {
+        self.delivery.set_asked(Some(Instant::now()));
         let Request { topic, mode, start, selection, window, reader, preempt, .. } = self.request.clone();
         let partial = match &self.phase {
             Phase::Detached(transfer, id) => {
@@ -188,10 +189,13 @@ impl Receiving {
     /// The connection is gone: forgets what belonged to it, keeps what is verified. `credit` is what the next server
     /// session begins with.
     pub(crate) fn handle_detached(&mut self, credit: u32) {
+        self.delivery.set_asked(None);
         self.chunks.clear();
         self.early.clear();
         self.manifest_arriving = false;
         self.credit = credit;
+        // A version that was given up is not held: the server counts it as skipped, or sends it after all.
+        self.last = self.committed.as_ref().map(|id| (id.epoch, id.version));
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Running(mut transfer, id) | Phase::Detached(mut transfer, id) => {
                 transfer.handle_detached();
@@ -237,9 +241,6 @@ impl Receiving {
                 return self.resume(transfer, &announce);
             }
             tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
-        }
-        if let Some(gap) = self.gap_before(&announce.id) {
-            self.delivery.put_gap(gap);
         }
         self.counters.begin(announce.id.version.0);
         self.phase = Phase::Announced { announce, began, complete: None };
@@ -382,6 +383,10 @@ impl Receiving {
         let id = id.clone();
         self.end_version(&id);
         let mut snapshot = outcome.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
+        if let Some(gap) = self.gap_before(&id) {
+            self.delivery.put_gap(gap);
+        }
         let before = self.committed.replace(id);
         snapshot.new_epoch = before.is_some_and(|before| before.epoch != snapshot.id.epoch);
         Ok(Some(snapshot))
@@ -399,6 +404,11 @@ impl Receiving {
             }
             _ => false,
         }
+    }
+
+    /// Whether this version was the last one that ended: what the server says of it now crossed this end's last word.
+    pub(crate) fn has_ended(&self, version: (Epoch, Version)) -> bool {
+        self.last == Some(version)
     }
 
     /// The version under way.

@@ -237,7 +237,6 @@ impl Session {
         let receiving = Receiving::new(request.clone(), self.config.credit_chunks, self.config.stall_timeout);
         let patience = Patience {
             topic_timeout: self.config.topic_timeout,
-            topic_deadline: Instant::now() + self.config.topic_timeout,
             held_max: self.config.versions_held_max,
             hold_timeout: self.config.hold_timeout,
         };
@@ -326,6 +325,9 @@ impl Session {
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
                 };
+                if receiving.has_ended((epoch, version)) {
+                    return Ok(()); // The last word of this end, its commit, was on the way when the server spoke.
+                }
                 if !receiving.handle_abort((epoch, version), credit) {
                     return Err(Misbehaved::WrongVersion { epoch, version }.into());
                 }

@@ -33,7 +33,6 @@ pub struct Subscription {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     pub(crate) topic_timeout: Duration,
-    pub(crate) topic_deadline: Instant,
     pub(crate) held_max: usize,
     pub(crate) hold_timeout: Duration,
 }
@@ -69,8 +68,9 @@ impl Subscription {
                     }
                 }
                 Found::Ended(error) => return Err(error),
-                Found::Nothing { announced: true } => self.delivery.changed().await,
-                Found::Nothing { announced: false } => self.wait_for_topic().await,
+                // Without a connection nobody can say that a topic does not exist.
+                Found::Nothing | Found::Unknown { asked: None } => self.delivery.changed().await,
+                Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
             }
         }
     }
@@ -86,8 +86,9 @@ impl Subscription {
         move || counters.get()
     }
 
-    pub(crate) async fn wait_for_topic(&self) {
-        let changed = tokio::time::timeout_at(self.patience.topic_deadline, self.delivery.changed());
+    pub(crate) async fn wait_for_topic(&self, asked: Instant) {
+        let deadline = asked + self.patience.topic_timeout;
+        let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
         if changed.await.is_err() {
             let timeout_ms = self.patience.topic_timeout.as_millis();
             self.delivery

@@ -80,7 +80,7 @@ impl Cursor {
     /// Takes the client's word that its user is done with this version and all before it.
     pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         if let Self::Every(every) = self {
-            every.reader.acknowledge(epoch, version);
+            every.handle_acknowledged(epoch, version);
         }
     }
 
@@ -170,18 +170,24 @@ pub(crate) struct Every {
     next: Seq,
     /// How many versions may be sent beyond the newest one acknowledged.
     window: usize,
+    /// The newest version that the client had when it came. A server that was restarted may publish it again.
+    have: Option<(Epoch, Version)>,
+    /// The newest version that its user is done with, published here or before a restart.
+    acknowledged: Option<(Epoch, Version)>,
 }
 
 impl Every {
     fn new(topic: Arc<TopicState>, subscribe: &Subscribe) -> Self {
         let (reader, next) = Reader::join(topic, subscribe.reader.clone(), subscribe.have, subscribe.start);
-        Self { reader, next, window: subscribe.window as usize }
+        let (window, have) = (subscribe.window as usize, subscribe.have);
+        Self { reader, next, window, have, acknowledged: None }
     }
 
     fn next(&mut self, topic: &TopicState) -> Step {
         if let Some(reason) = self.lost_place() {
             return Step::End(reason);
         }
+        self.pass_over_what_it_has(topic);
         match topic.first_from(self.next) {
             Some((seq, retained)) if self.reader.unacknowledged(seq) < self.window => {
                 self.next = seq.next();
@@ -191,6 +197,23 @@ impl Every {
         }
     }
 
+    /// Passes over versions that the client brought along; those that its user is done with count as acknowledged.
+    fn pass_over_what_it_has(&mut self, topic: &TopicState) {
+        while let Some((seq, retained)) = topic.first_from(self.next)
+            && is_up_to(&retained, self.have)
+        {
+            if is_up_to(&retained, self.acknowledged) {
+                self.reader.acknowledge(retained.id.epoch, retained.id.version);
+            }
+            self.next = seq.next();
+        }
+    }
+
+    fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
+        self.reader.acknowledge(epoch, version);
+        self.acknowledged = Some((epoch, version));
+    }
+
     fn lost_place(&self) -> Option<EndReason> {
         match self.reader.standing() {
             Standing::Reading => None,
@@ -198,6 +221,11 @@ impl Every {
             Standing::Replaced => Some(EndReason::Replaced),
         }
     }
+}
+
+/// Whether `retained` is this version or an earlier one of its epoch.
+fn is_up_to(retained: &Retained, version: Option<(Epoch, Version)>) -> bool {
+    version.is_some_and(|(epoch, version)| retained.id.epoch == epoch && retained.id.version <= version)
 }
 
 #[cfg(test)]

@@ -82,7 +82,8 @@ impl Publisher {
         epoch: Epoch,
     ) -> Self {
         if let Some(after) = options.expire_after {
-            tokio::spawn(expire(Arc::downgrade(&topic), Arc::downgrade(&catalogue), after));
+            let publisher = topic.publishers_ever();
+            tokio::spawn(expire(Arc::downgrade(&topic), publisher, Arc::downgrade(&catalogue), after));
         }
         Self { topic, catalogue, counters, options, epoch, next: Version::FIRST }
     }
@@ -211,11 +212,12 @@ impl Drop for Publisher {
     }
 }
 
-/// Ends a topic when nothing was published for `after`.
-async fn expire(topic: Weak<TopicState>, catalogue: Weak<Catalogue>, after: Duration) {
+/// Ends a topic when nothing was published for `after`, unless another publisher came, who brings its own options.
+async fn expire(topic: Weak<TopicState>, publisher: u64, catalogue: Weak<Catalogue>, after: Duration) {
     let opened = Instant::now();
     loop {
-        let Some(last) = topic.upgrade().map(|topic| topic.published().unwrap_or(opened).max(opened)) else {
+        let now = topic.upgrade().filter(|topic| topic.publishers_ever() == publisher);
+        let Some(last) = now.map(|topic| topic.published().unwrap_or(opened).max(opened)) else {
             return;
         };
         if last.elapsed() < after {

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Glob, Hello, Misbehaved, PROTOCOL_REVISIONS,
+    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Glob, Hello, Misbehaved, Mode, PROTOCOL_REVISIONS,
     ServerMessage, Subscribe, SubscriptionId, WatchId, Welcome,
 };
 use tensor_relay_transport::{
@@ -293,7 +293,7 @@ impl Session {
             shared: Arc::clone(&self.shared),
             inbox,
             wanted: Wanted::new(subscribe.selection, subscribe.manifest, subscribe.partial),
-            preempt: subscribe.preempt,
+            preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };
         self.inboxes.insert(id, words);
         self.running.spawn(async move { (id, subscription.run().await) });

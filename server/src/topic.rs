@@ -92,6 +92,7 @@ struct State {
     retention: Retention<Arc<Retained>>,
     places: Places,
     has_publisher: bool,
+    publishers_ever: u64,
     ended: Option<EndReason>,
     followers: u64,
     published: Option<Instant>,
@@ -125,7 +126,13 @@ impl TopicState {
         let mut state = self.state();
         let free = !state.has_publisher && state.ended.is_none();
         state.has_publisher |= free;
+        state.publishers_ever += u64::from(free);
         free
+    }
+
+    /// How many publishers there were, the one of now included.
+    pub(crate) fn publishers_ever(&self) -> u64 {
+        self.state().publishers_ever
     }
 
     /// Lets another publisher follow. What is retained stays.
@@ -331,7 +338,7 @@ impl Reader {
             match name {
                 Some(name) => {
                     let (id, holder) = places.claim(&name, || retention.join(begin));
-                    if matches!(start, Start::At(..)) {
+                    if have.is_none() && matches!(start, Start::At(..)) {
                         retention.advance(id, begin); // It says that it is done with what came before.
                     }
                     (id, Some((name, holder)), begin)

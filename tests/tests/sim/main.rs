@@ -6,6 +6,7 @@ mod connecting;
 mod ends;
 mod faults;
 mod files;
+mod resume;
 mod snapshots;
 mod stalls;
 mod topics;
