@@ -182,6 +182,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_given_back_keeps_its_place_or_is_counted() {
+        let latest = Delivery::new(Mode::Latest);
+        latest.put(snapshot(1, 2));
+        let Found::Snapshot(taken) = latest.take(true) else { panic!("a snapshot is there") };
+        latest.put(snapshot(2, 0));
+        latest.put_back(taken, None);
+        assert!(
+            matches!(latest.take(true), Found::Snapshot(s) if (s.id.version, s.skipped) == (Version(2), 3))
+        );
+
+        let every = Delivery::new(Mode::Every);
+        every.put(snapshot(4, 0));
+        let Found::Snapshot(taken) = every.take(true) else { panic!("a snapshot is there") };
+        every.put(snapshot(5, 0));
+        every.put_back(taken, Some(Box::new(Gap { after: Some(id(1)), found: id(4) })));
+        assert!(matches!(every.take(true), Found::Gap(gap) if gap.found == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(5)));
+    }
+
+    #[test]
     fn the_end_comes_after_what_was_delivered_and_stays() {
         let delivery = Delivery::new(Mode::Latest);
         let ended = |reason| SubscriptionError::Ended { topic: Topic::new("t").unwrap(), reason };

@@ -96,8 +96,9 @@ fn parts(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_device::{HostMemory, Source};
-    use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName};
+    use tensor_relay_device::HostMemory;
+    use tensor_relay_protocol::{CodecId, Dtype, Limits, Shape, TensorName};
+    use tensor_relay_transport::{Workers, egress::Encoder};
 
     const CHUNK_BYTES: u32 = 1024;
 
@@ -116,14 +117,8 @@ mod tests {
         (TensorSpec { alias_of: Some(of), ..spec }, bytes)
     }
 
-    fn source(borrowed: &Borrowed, tensors: &[(TensorSpec, Bytes)]) -> GatherSource {
-        let manifest = borrowed.manifest();
-        let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
-        let bytes = tensors.iter().map(|(_, bytes)| bytes.clone()).collect();
-        GatherSource::new(manifest.payload_bytes(), parts(manifest, &aliases, bytes).unwrap()).unwrap()
-    }
-
-    /// Goal: a large tensor is read where its producer has it. Method: the addresses of every chunk that lies in one.
+    /// Goal: what is sent of a large tensor lies where its producer has it. Method: the address of every chunk in it, as
+    /// it goes to the network.
     #[tokio::test]
     async fn nothing_is_copied_of_large_tensors() {
         let large = Bytes::from((0..5000u32).map(|i| i as u8).collect::<Vec<_>>());
@@ -133,16 +128,16 @@ mod tests {
             tensor("none", Bytes::new()),
             alias("tied", 1, 5000, Bytes::new()),
         ];
-        let borrowed = Borrowed::from_tensors(&staging(), tensors.clone(), vec![]).unwrap();
-        let (manifest, source) = (borrowed.manifest(), source(&borrowed, &tensors));
+        let borrowed = Borrowed::from_tensors(&staging(), tensors, vec![]).unwrap();
+        let (manifest, encoder) = (borrowed.manifest(), Encoder::new(0, Workers::Inline));
         let place = manifest.tensor("large").unwrap().range();
         assert_eq!(manifest.tensor("tied").unwrap().range(), place);
         let mut shared = 0;
-        for (_, range) in manifest.chunking().iter() {
-            let chunk = source.read(range.clone()).await.unwrap();
+        for (chunk, range) in manifest.chunking().iter() {
+            let sent = encoder.encode(&borrowed.payload, chunk, CodecId::Raw).await.unwrap().bytes;
             if range.start >= place.start && range.end <= place.end {
-                assert_eq!(chunk.as_ptr(), large[(range.start - place.start) as usize..].as_ptr());
-                shared += chunk.len();
+                assert_eq!(sent.as_ptr(), large[(range.start - place.start) as usize..].as_ptr());
+                shared += sent.len();
             }
         }
         assert_eq!(shared, 4096, "all but the last chunk, which has padding");
