@@ -10,7 +10,10 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Mode, SubscriptionId, Topic, VersionId};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
 /// Delivers the versions of one topic as committed snapshots. Dropping it ends the subscription.
 #[derive(Debug)]
@@ -90,11 +93,27 @@ impl Subscription {
         let deadline = asked + self.patience.topic_timeout;
         let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
         if changed.await.is_err() {
+            tokio::select! {
+                listed = self.topic_is_listed() => if listed {
+                    return self.delivery.announce();
+                },
+                // A version, or a connection that is lost with the question.
+                () = self.delivery.changed() => return,
+            }
             let timeout_ms = self.patience.topic_timeout.as_millis();
             self.delivery
                 .end(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms });
             self.unsubscribe();
         }
+    }
+
+    /// Asks whether the topic exists: one that does may have nothing new for this subscription for a long time, and then
+    /// nothing is said of it.
+    async fn topic_is_listed(&self) -> bool {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::List(reply)); // A session that is gone drops the question.
+        let listed = tokio::time::timeout(self.patience.topic_timeout, answer).await;
+        matches!(listed, Ok(Ok(topics)) if topics.iter().any(|entry| entry.id.topic == self.topic))
     }
 
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {

@@ -4,7 +4,9 @@
 
 mod buffers;
 mod connecting;
+mod contract;
 mod ends;
+mod every;
 mod faults;
 mod files;
 mod resume;
