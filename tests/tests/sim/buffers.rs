@@ -3,12 +3,13 @@
 use bytes::Bytes;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use std::{pin::pin, time::Duration};
+use std::{convert::Infallible, ops::Range, pin::pin, sync::Arc, time::Duration};
 use tensor_relay_client::{
     BufferError, Buffers, Client, FillCause, FillError, Filled, Request, Subscription, SubscriptionError,
     Version,
 };
-use tensor_relay_protocol::{TensorName, TensorSpec};
+use tensor_relay_device::HostSource;
+use tensor_relay_protocol::{ChunkHash, TensorName, TensorSpec};
 use tensor_relay_server::{Borrowed, Publication, Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
     pair::{Sim, client_config, eventually, reconnecting, seeds, server_config, simulate, topic},
@@ -224,6 +225,41 @@ fn a_failure_in_the_users_memory_is_told() {
             assert!(again.torn.is_none() && again.is_final(), "{again}, after {id}");
         });
     }
+}
+
+/// Goal: bytes that are not those that were hashed are never called a version, though they may be in the buffers.
+/// Method: a source whose last chunk is another than the one that was hashed.
+#[test]
+fn a_damaged_version_tears_and_is_told() {
+    simulate(4, async |sim| {
+        let specs = [noise("a", BYTES)];
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        let damaged = Borrowed::from_hashed_source::<Infallible>(
+            &server.staging(),
+            specs.to_vec(),
+            vec![],
+            |manifest| {
+                let bytes = content(&specs[0].name, 1, BYTES as usize);
+                let hash =
+                    |range: Range<u64>| ChunkHash::of(&bytes[range.start as usize..range.end as usize]);
+                let mut hashes: Vec<_> = manifest.chunking().iter().map(|(_, range)| hash(range)).collect();
+                hashes.last_mut().unwrap().0[7] ^= 1;
+                Ok((Arc::new(HostSource::new(bytes.into())), hashes))
+            },
+        );
+        let (error, _) = tokio::join!(subscription.next_into(memory(&specs)), async {
+            sleep(Duration::from_millis(10)).await;
+            publisher.publish(damaged.unwrap(), tensors::metadata(1)).await.unwrap()
+        });
+        let error = error.unwrap_err();
+        let FillCause::Subscription(SubscriptionError::Corrupt { id, .. }) = &error.cause else {
+            panic!("{error}")
+        };
+        assert_eq!((id.version, error.torn.as_ref()), (Version(1), Some(id)));
+        assert_eq!((error.buffers.len(), server.stats().committed), (1, 0));
+    });
 }
 
 /// Goal: a version goes on in the same buffers after its connection was lost and made again.
