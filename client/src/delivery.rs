@@ -86,6 +86,28 @@ impl Delivery {
         self.changed.notify_one();
     }
 
+    /// Gives back a snapshot that was taken and could not be used, with the gap before it. A newer one that came meanwhile
+    /// replaces it, where the mode has it so.
+    pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
+        let mut state = self.state();
+        match (self.mode, state.ready.front_mut()) {
+            (Mode::Latest, Some(Item::Snapshot(newer))) => {
+                newer.skipped += snapshot.skipped + 1;
+                newer.new_epoch |= snapshot.new_epoch;
+            }
+            _ => {
+                state.ready.push_front(Item::Snapshot(snapshot));
+                gap.into_iter().for_each(|gap| state.ready.push_front(Item::Gap(gap)));
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    /// Whether nothing is here for the user.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state().ready.is_empty()
+    }
+
     /// Says that versions are missing before the next snapshot.
     pub(crate) fn put_gap(&self, gap: Gap) {
         self.state().ready.push_back(Item::Gap(Box::new(gap)));
@@ -157,6 +179,27 @@ mod tests {
         assert!(matches!(delivery.take(true), Found::Snapshot(s) if s.id == id(1)));
         assert!(matches!(delivery.take(false), Found::Gap(gap) if gap.found == id(4)));
         assert!(matches!(delivery.take(true), Found::Snapshot(s) if s.id == id(4)));
+    }
+
+    #[test]
+    fn what_is_given_back_keeps_its_place_or_is_counted() {
+        let latest = Delivery::new(Mode::Latest);
+        latest.put(snapshot(1, 2));
+        let Found::Snapshot(taken) = latest.take(true) else { panic!("a snapshot is there") };
+        latest.put(snapshot(2, 0));
+        latest.put_back(taken, None);
+        assert!(
+            matches!(latest.take(true), Found::Snapshot(s) if (s.id.version, s.skipped) == (Version(2), 3))
+        );
+
+        let every = Delivery::new(Mode::Every);
+        every.put(snapshot(4, 0));
+        let Found::Snapshot(taken) = every.take(true) else { panic!("a snapshot is there") };
+        every.put(snapshot(5, 0));
+        every.put_back(taken, Some(Box::new(Gap { after: Some(id(1)), found: id(4) })));
+        assert!(matches!(every.take(true), Found::Gap(gap) if gap.found == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(5)));
     }
 
     #[test]

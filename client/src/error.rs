@@ -2,7 +2,7 @@
 
 use crate::link::LastWord;
 use std::{fmt, sync::Arc};
-use tensor_relay_device::AllocError;
+use tensor_relay_device::{AllocError, SinkError};
 use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, EndReason, MessageError, Misbehaved, Topic, Version, VersionDigest,
     VersionId,
@@ -261,14 +261,16 @@ pub(crate) enum TransferError {
     #[error("no byte came for {0} ms")]
     Stalled(u128),
     #[error("its memory could not be handed over: {0}")]
-    Sink(#[from] tensor_relay_device::SinkError),
+    Sink(#[from] SinkError),
 }
 
 impl TransferError {
     /// What the server is told.
     pub(crate) fn abort_reason(&self) -> AbortReason {
         match self {
-            Self::Memory(_) => AbortReason::OverBudget,
+            Self::Memory(_) | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => {
+                AbortReason::OverBudget
+            }
             Self::Stalled(_) => AbortReason::Stalled,
             Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => AbortReason::Corrupt,
         }
@@ -278,7 +280,9 @@ impl TransferError {
     pub(crate) fn for_user(&self, id: &VersionId) -> SubscriptionError {
         let (id, detail) = (id.clone(), self.to_string());
         match self {
-            Self::Memory(_) => SubscriptionError::OverBudget { id, detail },
+            Self::Memory(_) | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => {
+                SubscriptionError::OverBudget { id, detail }
+            }
             Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
             Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => {
                 SubscriptionError::Corrupt { id, detail }

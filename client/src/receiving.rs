@@ -5,6 +5,7 @@
 
 use crate::{
     Gap, Request, Snapshot, SubscriptionError,
+    buffers::Lent,
     delivery::Delivery,
     error::TransferError,
     holding::Holding,
@@ -29,6 +30,8 @@ pub(crate) struct Receiving {
     pub(crate) holding: Arc<Holding>,
     /// What is wanted of the manifest that came last; the server sends it again only when another is needed.
     selection: Option<Arc<Selection>>,
+    /// Buffers of the user's that the next version to begin goes into.
+    lent: Option<Lent>,
     /// Whether a manifest is on its way. There is never a second, so hostile ones cannot pile up.
     manifest_arriving: bool,
     phase: Phase,
@@ -119,6 +122,7 @@ impl Receiving {
             counters: Arc::default(),
             holding: Arc::default(),
             selection: None,
+            lent: None,
             manifest_arriving: false,
             phase: Phase::Idle,
             early: Vec::new(),
@@ -163,6 +167,13 @@ impl Receiving {
             manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
             ..Subscribe::latest(subscription, topic, self.credit)
         }
+    }
+
+    /// Takes buffers that the user lends for the next version, or the word that it wants the last ones back. They go back
+    /// where the next version that it will get is here or on its way already.
+    pub(crate) fn handle_given(&mut self, lent: Option<Lent>) {
+        let is_next = matches!(self.phase, Phase::Idle | Phase::Announced { .. }) && self.delivery.is_empty();
+        self.lent = lent.filter(|_| is_next);
     }
 
     /// Takes the user's word that it is done with a version and all before it.
@@ -449,7 +460,7 @@ impl Receiving {
         };
         let id = announce.id.clone();
         let counters = Arc::clone(&self.counters);
-        let begun = Transfer::begin(announce.clone(), selection, memory, counters, *began);
+        let begun = Transfer::begin(announce.clone(), selection, self.lent.take(), memory, counters, *began);
         let mut transfer = begun.map_err(|error| Failure::Transfer(id.clone(), error))?;
         self.generation += 1;
         if let Some(digest) = complete {

@@ -4,6 +4,7 @@
 
 use crate::{
     ClientError, Config, Request, Subscription, SubscriptionError, TopicWatch,
+    buffers::Lent,
     error::{SessionError, TransferError},
     link::{Event, Link},
     receiving::{Failure, Ready, Receiving},
@@ -32,8 +33,13 @@ use tokio::{
 #[derive(Debug)]
 pub(crate) enum Command {
     Subscribe(Box<Request>, oneshot::Sender<Subscription>),
-    Unsubscribe { id: SubscriptionId, keep_place: bool },
+    Unsubscribe {
+        id: SubscriptionId,
+        keep_place: bool,
+    },
     Acknowledge(SubscriptionId, Epoch, Version),
+    /// Buffers for the next version, or the word that they are not given any more.
+    Give(SubscriptionId, Option<Lent>),
     Watch(Glob, oneshot::Sender<TopicWatch>),
     Unwatch(WatchId),
     List(oneshot::Sender<Vec<TopicEntry>>),
@@ -181,6 +187,7 @@ impl Session {
                         .push_back(ClientMessage::Acknowledge { subscription, epoch, version });
                 }
             }
+            Command::Give(id, lent) => self.give(id, lent),
             Command::Watch(glob, reply) => {
                 let message = self.watches.begin(glob, reply, &self.commands);
                 self.outbox.push_back(message);
@@ -211,6 +218,7 @@ impl Session {
                     receiving.handle_acknowledged(epoch, version);
                 }
             }
+            Command::Give(id, lent) => self.give(id, lent),
             Command::Watch(glob, reply) => {
                 self.watches.begin(glob, reply, &self.commands);
             }
@@ -248,6 +256,12 @@ impl Session {
         // A user who went away meanwhile drops the handle, which unsubscribes.
         let _ = reply.send(subscription);
         id
+    }
+
+    fn give(&mut self, id: SubscriptionId, lent: Option<Lent>) {
+        if let Some(receiving) = self.receivings.get_mut(&id) {
+            receiving.handle_given(lent);
+        }
     }
 
     /// Lets the server have all chunks on their way that credit was given for, and no more: then chunks that wait for

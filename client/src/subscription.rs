@@ -4,6 +4,7 @@ use crate::{
     Progress, Snapshot, SubscriptionError,
     delivery::{Delivery, Found},
     holding::Holding,
+    landing::Payload,
     progress::Counters,
     session::Command,
 };
@@ -100,7 +101,7 @@ impl Subscription {
         move || counters.get()
     }
 
-    async fn wait_for_topic(&self, asked: Instant) {
+    pub(crate) async fn wait_for_topic(&self, asked: Instant) {
         let deadline = asked + self.patience.topic_timeout;
         let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
         if changed.await.is_err() {
@@ -128,7 +129,10 @@ impl Subscription {
     }
 
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
-        snapshot.payload = self.holding.hand_over(snapshot.id.clone(), snapshot.payload);
+        // What lies in the user's own buffers bounds itself.
+        if let Payload::Whole(bytes) = &mut snapshot.payload {
+            *bytes = self.holding.hand_over(snapshot.id.clone(), std::mem::take(bytes));
+        }
         self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());
         snapshot
     }

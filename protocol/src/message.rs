@@ -12,7 +12,7 @@ pub(crate) mod wire;
 pub use client::{ClientMessage, Hello};
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use server::{Announce, EndReason, ServerMessage, TopicEntry, Welcome};
-pub use subscribe::{Mode, PARTIAL_RANGES_MAX, Partial, Start, Subscribe};
+pub use subscribe::{GLOBS_MAX, Mode, PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, Start, Subscribe};
 
 use crate::MessageError;
 use std::fmt;
