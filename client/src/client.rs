@@ -13,7 +13,7 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, Welcome};
+use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
 use tensor_relay_transport::{Connector, Fingerprint, LaneError, LaneStats, Tuning};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -100,11 +100,12 @@ impl Client {
     /// Watches for topics whose name matches `glob`: those of now, and those that appear later.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone.
+    /// [`ClientError`] when the session is gone or has as many watches as a server takes.
     pub async fn watch(&self, glob: &Glob) -> Result<TopicWatch, ClientError> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Watch(glob.clone(), reply))?;
-        answer.await.map_err(|_| self.gone())
+        let watch = answer.await.map_err(|_| self.gone())?;
+        watch.ok_or(ClientError::TooManyWatches { max: WATCHES_MAX })
     }
 
     /// Asks for the topics that have a version, in order of name.

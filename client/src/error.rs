@@ -39,6 +39,14 @@ pub enum ClientError {
         /// How long it was waited for.
         timeout_ms: u128,
     },
+    /// The session has as many watches as a server takes.
+    #[error(
+        "this client watches {max} globs, as many as a session may: drop a watch, or connect another client"
+    )]
+    TooManyWatches {
+        /// How many there may be.
+        max: usize,
+    },
     /// The server turned this client away.
     #[error("the server refused this client: {0}")]
     Refused(LaneError),
@@ -85,7 +93,7 @@ impl ClientError {
             ),
             Self::Refused(error) | Self::Lane(error) => is_worth_a_retry(error),
             Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
-            Self::Memory(_) | Self::Message(_) | Self::Misbehaved(_) => false,
+            Self::Memory(_) | Self::TooManyWatches { .. } | Self::Message(_) | Self::Misbehaved(_) => false,
             Self::NotReconnected { .. } | Self::Ended(_) => false,
         }
     }
@@ -93,7 +101,9 @@ impl ClientError {
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_)) | Self::Memory(_) => Blame::Local,
+            Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_))
+            | Self::Memory(_)
+            | Self::TooManyWatches { .. } => Blame::Local,
             Self::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Blame::Network,
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
             Self::NotReconnected { lost: error, .. } | Self::Ended(error) => error.blame(),

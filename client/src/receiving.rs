@@ -12,7 +12,7 @@ use crate::{
     progress::Counters,
     transfer::{Place, Transfer},
 };
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{
     Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Start, Subscribe,
@@ -45,6 +45,10 @@ pub(crate) struct Receiving {
     committed: Option<VersionId>,
     /// The version that the user was done with last, in mode `every`.
     acknowledged: Option<(Epoch, Version)>,
+    /// What was committed and not acknowledged, in mode `every`: the window bounds it.
+    waiting: VecDeque<(Epoch, Version)>,
+    /// How many of those came over earlier connections. A server that was restarted knows nothing of them.
+    carried: usize,
     /// Counts the versions that were begun, on each connection anew. What a chunk comes to counts only for the one it
     /// was begun for, whatever epochs and versions a server makes up.
     generation: u64,
@@ -130,6 +134,8 @@ impl Receiving {
             last: None,
             committed: None,
             acknowledged: None,
+            waiting: VecDeque::new(),
+            carried: 0,
             generation: 0,
             chunks: Vec::new(),
             stall: Stall { timeout: stall_timeout, look: Instant::now(), seen: 0 },
@@ -138,6 +144,11 @@ impl Receiving {
 
     pub(crate) fn topic(&self) -> &Topic {
         &self.request.topic
+    }
+
+    /// Whether a named reader may come back for its place.
+    pub(crate) fn keeps_place(&self) -> bool {
+        self.request.keep_place
     }
 
     /// The size of chunks that the present manifest leads to.
@@ -179,6 +190,9 @@ impl Receiving {
     /// Takes the user's word that it is done with a version and all before it.
     pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         self.acknowledged = Some((epoch, version));
+        if let Some(at) = self.waiting.iter().position(|of| *of == (epoch, version)) {
+            self.waiting.drain(..=at);
+        }
     }
 
     /// What the user was done with last: told again on each connection, for it may have been lost with the one before.
@@ -190,6 +204,7 @@ impl Receiving {
     /// session begins with.
     pub(crate) fn handle_detached(&mut self, credit: u32) {
         self.delivery.set_asked(None);
+        self.carried = self.waiting.len();
         self.chunks.clear();
         self.early.clear();
         self.manifest_arriving = false;
@@ -241,6 +256,10 @@ impl Receiving {
                 return self.resume(transfer, &announce);
             }
             tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
+        }
+        let window = self.request.window;
+        if self.waiting.len() >= window as usize + self.carried {
+            return Err(Misbehaved::OverWindow(window).into());
         }
         self.counters.begin(announce.id.version.0);
         self.phase = Phase::Announced { announce, began, complete: None };
@@ -386,6 +405,9 @@ impl Receiving {
         // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
         if let Some(gap) = self.gap_before(&id) {
             self.delivery.put_gap(gap);
+        }
+        if self.request.mode == Mode::Every {
+            self.waiting.push_back((id.epoch, id.version));
         }
         let before = self.committed.replace(id);
         snapshot.new_epoch = before.is_some_and(|before| before.epoch != snapshot.id.epoch);

@@ -40,7 +40,7 @@ pub(crate) enum Command {
     Acknowledge(SubscriptionId, Epoch, Version),
     /// Buffers for the next version, or the word that they are not given any more.
     Give(SubscriptionId, Option<Lent>),
-    Watch(Glob, oneshot::Sender<TopicWatch>),
+    Watch(Glob, oneshot::Sender<Option<TopicWatch>>),
     Unwatch(WatchId),
     List(oneshot::Sender<Vec<TopicEntry>>),
     Close,
@@ -66,6 +66,8 @@ pub(crate) struct Session {
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
     /// What the server is to be told. It is sent after each step, or with the next connection.
     outbox: VecDeque<ClientMessage>,
+    /// Whether the user is done with it.
+    closing: bool,
 }
 
 impl Session {
@@ -85,6 +87,7 @@ impl Session {
             watches: Watches::default(),
             lists: VecDeque::new(),
             outbox: VecDeque::new(),
+            closing: false,
         })
     }
 
@@ -152,6 +155,9 @@ impl Session {
         while let Some(message) = self.outbox.pop_front() {
             link.send(message).await?;
         }
+        if self.closing {
+            return Err(SessionError::ClosedHere);
+        }
         let look = self.receivings.values().filter_map(Receiving::look_at).min();
         let look_at = async {
             match look {
@@ -189,8 +195,7 @@ impl Session {
             }
             Command::Give(id, lent) => self.give(id, lent),
             Command::Watch(glob, reply) => {
-                let message = self.watches.begin(glob, reply, &self.commands);
-                self.outbox.push_back(message);
+                self.outbox.extend(self.watches.begin(glob, reply, &self.commands));
             }
             Command::Unwatch(watch) => {
                 self.outbox.extend(self.watches.end(watch));
@@ -199,9 +204,20 @@ impl Session {
                 self.lists.push_back((reply, vec![]));
                 self.outbox.push_back(ClientMessage::List);
             }
-            Command::Close => return Err(SessionError::ClosedHere),
+            Command::Close => self.close(),
         }
         Ok(())
+    }
+
+    /// Says which readers will not come back; the session ends when that is on its way.
+    fn close(&mut self) {
+        let leaving = self.receivings.iter().filter(|(_, receiving)| !receiving.keeps_place());
+        let leaving: Vec<_> = leaving.map(|(id, _)| *id).collect();
+        for subscription in leaving {
+            self.outbox
+                .push_back(ClientMessage::Unsubscribe { subscription, keep_place: false });
+        }
+        self.closing = true;
     }
 
     /// Takes a command while there is no connection: what it asks for is asked for with the next one.
@@ -478,14 +494,15 @@ impl Session {
             Failure::Misbehaved(error) => return Err(error.into()),
             Failure::Transfer(id, error) => (id, error),
         };
+        let mut keep_place = false;
         if let Some(receiving) = self.receivings.remove(&subscription) {
+            keep_place = receiving.keeps_place();
             receiving.end(error.for_user(&id));
         }
         let (epoch, version, reason) = (id.epoch, id.version, error.abort_reason());
         self.outbox
             .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
-        self.outbox
-            .push_back(ClientMessage::Unsubscribe { subscription, keep_place: false });
+        self.outbox.push_back(ClientMessage::Unsubscribe { subscription, keep_place });
         Ok(())
     }
 }

@@ -33,6 +33,9 @@ pub struct Subscription {
     pub(crate) taken: Option<VersionId>,
 }
 
+/// How long an answer is waited for at least, before the question is asked again.
+const ANSWER_MIN: Duration = Duration::from_secs(1);
+
 /// How long a subscription waits, and for what.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
@@ -106,8 +109,10 @@ impl Subscription {
         let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
         if changed.await.is_err() {
             tokio::select! {
-                listed = self.topic_is_listed() => if listed {
-                    return self.delivery.announce();
+                listed = self.topic_is_listed() => match listed {
+                    Some(false) => {}
+                    Some(true) => return self.delivery.announce(),
+                    None => return, // It is asked again.
                 },
                 // A version, or a connection that is lost with the question.
                 () = self.delivery.changed() => return,
@@ -120,12 +125,15 @@ impl Subscription {
     }
 
     /// Asks whether the topic exists: one that does may have nothing new for this subscription for a long time, and then
-    /// nothing is said of it.
-    async fn topic_is_listed(&self) -> bool {
+    /// nothing is said of it. `None` when there was no answer in time.
+    async fn topic_is_listed(&self) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::List(reply)); // A session that is gone drops the question.
-        let listed = tokio::time::timeout(self.patience.topic_timeout, answer).await;
-        matches!(listed, Ok(Ok(topics)) if topics.iter().any(|entry| entry.id.topic == self.topic))
+        let topics = tokio::time::timeout(self.patience.topic_timeout.max(ANSWER_MIN), answer)
+            .await
+            .ok()?
+            .ok()?;
+        Some(topics.iter().any(|entry| entry.id.topic == self.topic))
     }
 
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {

@@ -42,7 +42,8 @@ pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tens
 pub use message::{
     AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, GLOBS_MAX, Hello, Metadata, Mode,
     PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, ServerMessage, Start, Subscribe, SubscriptionId,
-    TopicEntry, WatchId, Welcome, check_metadata, decode_frame_length, encode_client, encode_server,
+    TopicEntry, WATCHES_MAX, WatchId, Welcome, check_metadata, decode_frame_length, encode_client,
+    encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use ranges::RangeSet;

@@ -31,6 +31,9 @@ impl fmt::Display for SubscriptionId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchId(pub u32);
 
+/// How many watches a session may have at once.
+pub const WATCHES_MAX: usize = 16;
+
 /// What a publisher says of one version beyond its tensors, e.g. `step = 1200`. Sent with every `Announce`, so keys and
 /// values together, with 16 bytes for each entry, stay below 32 KiB; what does not change between versions belongs into the manifest.
 pub type Metadata = Vec<(String, String)>;

@@ -103,6 +103,7 @@ pub(crate) struct Latest {
     from: Seq,
     /// The version of which the client holds a part: it is finished first, while it is retained.
     partial: Option<(Epoch, Version)>,
+    start: Start,
     /// The newest version that the client has, or that was last begun for it.
     last: Option<(Epoch, Version)>,
     /// The versions since its last commit that were begun for it and given up: it never saw them.
@@ -117,7 +118,13 @@ impl Latest {
                 // It has begun already; what is news is told by what it has.
                 _ => topic.place_of(None, Start::Oldest),
             },
-            partial: subscribe.partial.as_ref().map(|partial| (partial.epoch, partial.version)),
+            // Who wants nothing but the newest does not want to finish an older one.
+            partial: subscribe
+                .partial
+                .as_ref()
+                .filter(|_| !subscribe.preempt)
+                .map(|partial| (partial.epoch, partial.version)),
+            start: subscribe.start,
             last: subscribe.have,
             missed: 0,
         }
@@ -125,9 +132,9 @@ impl Latest {
 
     fn next(&mut self, topic: &TopicState) -> Step {
         let partial = self.partial.take().and_then(|(epoch, version)| topic.find(epoch, version));
-        let wanted = partial
-            .or_else(|| topic.newest())
-            .filter(|(seq, retained)| *seq >= self.from && self.is_news(retained));
+        let wanted = partial.or_else(|| topic.newest()).filter(|(seq, retained)| {
+            *seq >= self.from && self.is_news(retained) && !is_before(self.start, retained)
+        });
         match wanted {
             Some((_, retained)) => Step::Send { skipped: self.skipped_before(&retained), retained },
             None => Step::Wait,
@@ -168,6 +175,7 @@ pub(crate) struct Every {
     reader: Reader,
     /// The first version that was not sent.
     next: Seq,
+    start: Start,
     /// How many versions may be sent beyond the newest one acknowledged.
     window: usize,
     /// The newest version that the client had when it came. A server that was restarted may publish it again.
@@ -180,7 +188,7 @@ impl Every {
     fn new(topic: Arc<TopicState>, subscribe: &Subscribe) -> Self {
         let (reader, next) = Reader::join(topic, subscribe.reader.clone(), subscribe.have, subscribe.start);
         let (window, have) = (subscribe.window as usize, subscribe.have);
-        Self { reader, next, window, have, acknowledged: None }
+        Self { reader, next, start: subscribe.start, window, have, acknowledged: None }
     }
 
     fn next(&mut self, topic: &TopicState) -> Step {
@@ -188,6 +196,12 @@ impl Every {
             return Step::End(reason);
         }
         self.pass_over_what_it_has(topic);
+        while let Some((seq, retained)) = topic.first_from(self.next)
+            && is_before(self.start, &retained)
+        {
+            self.reader.acknowledge(retained.id.epoch, retained.id.version);
+            self.next = seq.next();
+        }
         match topic.first_from(self.next) {
             Some((seq, retained)) if self.reader.unacknowledged(seq) < self.window => {
                 self.next = seq.next();
@@ -220,6 +234,16 @@ impl Every {
             Standing::Evicted => Some(EndReason::TooSlow),
             Standing::Replaced => Some(EndReason::Replaced),
         }
+    }
+}
+
+/// Whether `retained` comes before the version that a subscription was to begin with, which was not published yet then.
+fn is_before(start: Start, retained: &Retained) -> bool {
+    match start {
+        Start::At(epoch, version) => {
+            epoch.is_none_or(|epoch| epoch == retained.id.epoch) && retained.id.version < version
+        }
+        _ => false,
     }
 }
 
@@ -338,7 +362,7 @@ mod tests {
         assert_eq!(begin(None, Start::At(None, Version(4))), [4, 5]);
         assert_eq!(begin(None, Start::At(Some(Epoch(1)), Version(1))), [3, 4, 5], "the client sees the gap");
         assert_eq!(begin(None, Start::At(Some(Epoch(9)), Version(5))), [3, 4, 5]);
-        assert!(begin(None, Start::At(None, Version(9))).is_empty());
+        assert!(begin(None, Start::At(None, Version(9))).is_empty(), "it waits for version 9");
         assert_eq!(begin(Some((1, 4)), Start::Oldest), [5]);
         assert!(begin(Some((1, 5)), Start::Oldest).is_empty());
         assert_eq!(begin(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch is begun at its oldest");

@@ -85,7 +85,10 @@ impl Publisher {
             let publisher = topic.publishers_ever();
             tokio::spawn(expire(Arc::downgrade(&topic), publisher, Arc::downgrade(&catalogue), after));
         }
-        Self { topic, catalogue, counters, options, epoch, next: Version::FIRST }
+        // In an epoch of which versions are retained, numbers go on.
+        let newest = topic.newest().filter(|(_, newest)| newest.id.epoch == epoch);
+        let next = newest.map_or(Version::FIRST, |(_, newest)| newest.id.version.next());
+        Self { topic, catalogue, counters, options, epoch, next }
     }
 
     /// Which topic.

@@ -15,7 +15,7 @@ use std::{
 };
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, CodecSet, Credit, EndReason, Glob, Hello, Misbehaved, Mode, PROTOCOL_REVISIONS,
-    ServerMessage, Subscribe, SubscriptionId, WatchId, Welcome,
+    ServerMessage, Subscribe, SubscriptionId, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
     Lane, LaneError,
@@ -196,9 +196,6 @@ struct Session {
 
 /// How long subscriptions may take to hear a client's last words.
 const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
-
-/// How many watches a session may have at once.
-const WATCHES_MAX: usize = 16;
 
 /// How many ids a client may use up in one session. Beyond it a client has lost count.
 const SUBSCRIPTIONS_EVER: usize = 1 << 20;

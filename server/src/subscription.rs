@@ -250,6 +250,8 @@ impl Subscription {
                     Err(SendError::Lane(error)) => return Err(error.into()),
                     Err(SendError::Source(error)) => {
                         tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
+                        // Nobody can have it: it must hold no reader up, and nobody should begin it.
+                        self.follower.topic().lose(&retained.id);
                         Some(AbortReason::SourceLost)
                     }
                 },

@@ -135,12 +135,15 @@ impl TopicState {
         self.room.subscribe()
     }
 
-    /// Registers a publisher; false when there is one.
+    /// Registers a publisher; false when there is one. A topic that had ended goes on.
     pub(crate) fn open(&self) -> bool {
         let mut state = self.state();
-        let free = !state.has_publisher && state.ended.is_none();
-        state.has_publisher |= free;
-        state.publishers_ever += u64::from(free);
+        let free = !state.has_publisher && matches!(state.ended, None | Some(EndReason::TopicEnded));
+        if free {
+            state.has_publisher = true;
+            state.ended = None;
+            state.publishers_ever += 1;
+        }
         free
     }
 
@@ -203,6 +206,13 @@ impl TopicState {
         }
         self.changed.send_replace(());
         self.room.send_replace(());
+    }
+
+    /// Takes back a version that cannot be read any more.
+    pub(crate) fn lose(&self, id: &VersionId) {
+        if let Some((seq, _)) = self.find(id.epoch, id.version) {
+            self.withdraw(seq);
+        }
     }
 
     /// Says that nothing will follow. A topic that was withdrawn or expired gives its versions up as well.
