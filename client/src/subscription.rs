@@ -39,6 +39,10 @@ pub(crate) struct Patience {
     pub(crate) hold_timeout: Duration,
 }
 
+/// How long the answer to whether a topic exists may take. On a bad network it may be sent several times, until the
+/// connection is noticed to be lost, which ends the wait sooner.
+const LISTED: Duration = Duration::from_secs(30);
+
 impl Subscription {
     /// Which topic.
     pub fn topic(&self) -> &Topic {
@@ -111,7 +115,7 @@ impl Subscription {
     async fn topic_is_listed(&self) -> bool {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::List(reply)); // A session that is gone drops the question.
-        let listed = tokio::time::timeout(self.patience.topic_timeout, answer).await;
+        let listed = tokio::time::timeout(LISTED, answer).await;
         matches!(listed, Ok(Ok(topics)) if topics.iter().any(|entry| entry.id.topic == self.topic))
     }
 
