@@ -1,9 +1,15 @@
 //! The words of the command line. Variables and keys of the file follow from them: see [`crate::config`].
 
-use crate::{address::Advertised, units};
+mod serve;
+mod subscribe;
+
+pub(crate) use serve::{Hold, ServeArgs};
+pub(crate) use subscribe::{OnGap, SubscribeArgs};
+
+use crate::units;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tensor_relay_server::{CodecId, Topic};
+use std::{path::PathBuf, time::Duration};
+use tensor_relay_server::CodecId;
 
 /// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
 #[derive(Debug, Parser)]
@@ -32,7 +38,7 @@ configuration file: see `tensor-relay config --help`.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out,
             4 wrong key or access refused, 5 topic not found, 6 damaged data,
-            130 and 143 ended by a signal";
+            7 versions were missed, 130 and 143 ended by a signal";
 
 const CONFIG: &str = "\
 The configuration file is TOML. It has a table for each command, whose keys are named like flags,
@@ -63,9 +69,9 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve safetensors files as topics, and print a ticket for each.
+    /// Serve files of tensors as topics, and print a ticket for each.
     Serve(ServeArgs),
-    /// Receive the newest version of a topic, and each that follows.
+    /// Receive the versions of a topic, or of all topics that match.
     Subscribe(SubscribeArgs),
     /// List the topics of a server.
     List(ListArgs),
@@ -89,55 +95,6 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct ServeArgs {
-    /// A topic and the file whose tensors it offers; repeat it or write `;` between them for several topics.
-    #[arg(
-        long = "topic",
-        value_name = "NAME=FILE.safetensors",
-        required = true,
-        value_parser = parse_topic_file,
-        value_delimiter = ';',
-        env = "TENSOR_RELAY_TOPICS",
-        help_heading = "Topics"
-    )]
-    pub(crate) topics: Vec<(Topic, PathBuf)>,
-
-    /// The UDP address to listen on.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", help_heading = "Network")]
-    pub(crate) listen: SocketAddr,
-
-    /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it or write `,`
-    /// between them for several.
-    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',', help_heading = "Network")]
-    pub(crate) advertise: Vec<Advertised>,
-
-    /// Where the server's key is kept, so that tickets stay valid after a restart.
-    /// Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
-    #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
-    pub(crate) state_dir: Option<PathBuf>,
-
-    /// Also write the tickets to this file, readable by its owner alone.
-    #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
-    pub(crate) ticket_file: Option<PathBuf>,
-
-    /// How chunks are encoded for subscribers; what gains less than 3 % always travels raw.
-    #[arg(long, value_enum, default_value_t = Codec::Raw, help_heading = "Encoding")]
-    pub(crate) codec: Codec,
-
-    /// How large chunks are: a multiple of 256 bytes up to 64MiB.
-    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_chunk_size, help_heading = "Encoding")]
-    pub(crate) chunk_size: u32,
-
-    /// After a signal to end, how long transfers under way may take to finish, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, help_heading = "Network")]
-    pub(crate) grace: Duration,
-
-    /// Print one JSON object per line on stdout instead of text.
-    #[arg(long, help_heading = "Output")]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
 pub(crate) struct TicketArgs {
     /// The ticket that `serve` printed, a file that holds it, or `-` for stdin.
     #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
@@ -146,36 +103,6 @@ pub(crate) struct TicketArgs {
     /// How long connecting may take, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct SubscribeArgs {
-    #[command(flatten)]
-    pub(crate) ticket: TicketArgs,
-
-    /// Another topic than the ticket's.
-    #[arg(long, value_name = "NAME", help_heading = "What to receive")]
-    pub(crate) topic: Option<Topic>,
-
-    /// Write each version to DIR/TOPIC.safetensors, replacing the one before in one step.
-    #[arg(long, value_name = "DIR", help_heading = "Output")]
-    pub(crate) out: Option<PathBuf>,
-
-    /// End after the first version.
-    #[arg(long, help_heading = "What to receive")]
-    pub(crate) once: bool,
-
-    /// How long to wait for a topic that does not exist yet, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "What to receive")]
-    pub(crate) wait: Duration,
-
-    /// Print one JSON object per version on stdout instead of text.
-    #[arg(long, help_heading = "Output")]
-    pub(crate) json: bool,
-
-    /// Show no progress bar.
-    #[arg(short, long, help_heading = "Output")]
-    pub(crate) quiet: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -305,23 +232,6 @@ impl Codec {
     }
 }
 
-/// The chunk sizes that every receiver accepts with its default limits.
-fn parse_chunk_size(text: &str) -> Result<u32, String> {
-    match units::parse_bytes(text)? {
-        bytes if bytes.is_multiple_of(256) && bytes <= 64 << 20 => Ok(bytes as u32),
-        _ => Err("chunks are a multiple of 256 bytes, up to 64MiB".into()),
-    }
-}
-
-fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
-    let (topic, file) = text.split_once('=').ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
-    let topic = Topic::new(topic).map_err(|e| e.to_string())?;
-    if file.is_empty() {
-        return Err(format!("no file is given for topic {topic}"));
-    }
-    Ok((topic, file.into()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,16 +240,5 @@ mod tests {
     #[test]
     fn the_words_are_consistent() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn topics_are_pairs() {
-        assert!(
-            parse_topic_file("a/b=x=y.safetensors")
-                .is_ok_and(|(t, f)| t.as_str() == "a/b" && f.as_os_str() == "x=y.safetensors")
-        );
-        for wrong in ["a", "=f", "a=", "../a=f", "a b=f"] {
-            assert!(parse_topic_file(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -15,6 +15,7 @@ pub(crate) enum Exit {
     Refused = 4,
     NotFound = 5,
     Damaged = 6,
+    Missed = 7,
     Interrupted = 130,
     Terminated = 143,
 }
@@ -55,6 +56,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<TicketError>() || cause.is::<UsageError>() {
         return Some(Exit::Usage);
     }
+    if cause.is::<crate::subscribe::NoneMatches>() {
+        return Some(Exit::NotFound);
+    }
     if let Some(error) = cause.downcast_ref::<ClientError>() {
         return Some(of_client(error));
     }
@@ -75,6 +79,8 @@ fn of_client(error: &ClientError) -> Exit {
         ClientError::NoWelcome { .. } | ClientError::NoAnswer { .. } | ClientError::Lane(_) => {
             Exit::Unreachable
         }
+        ClientError::NotReconnected { .. } => Exit::Unreachable,
+        ClientError::Ended(error) => of_client(error),
         ClientError::Message(_) | ClientError::Misbehaved(_) => Exit::Damaged,
         _ => Exit::Failed,
     }
@@ -85,6 +91,9 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         SubscriptionError::NotFound { .. }
         | SubscriptionError::Ended { reason: EndReason::TopicEnded, .. } => Exit::NotFound,
         SubscriptionError::Corrupt { .. } => Exit::Damaged,
+        SubscriptionError::Gap(_)
+        | SubscriptionError::Ended { reason: EndReason::TooSlow | EndReason::Replaced, .. } => Exit::Missed,
+        SubscriptionError::Ended { reason: EndReason::Withdrawn | EndReason::Expired, .. } => Exit::NotFound,
         SubscriptionError::Disconnected { source, .. } => of_client(source),
         SubscriptionError::Stalled { .. } => Exit::Unreachable,
         SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,

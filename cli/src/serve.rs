@@ -1,7 +1,12 @@
 //! `tensor-relay serve`: files as topics.
 
+mod ledger;
+mod offer;
+
 use crate::{address, args::ServeArgs, signals::Signals, units};
 use anyhow::{Context, bail};
+use ledger::Ledger;
+use offer::{Offer, Published};
 use serde::Serialize;
 use std::{
     collections::HashSet,
@@ -9,14 +14,13 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
-    time::{Duration, Instant},
+    sync::{Arc, Mutex},
+    time::Duration,
 };
-use tensor_relay_server::{
-    Config, Epoch, Fingerprint, Identity, Listener, Server, Staged, Ticket, Topic, TopicOptions, Tuning,
-    VersionId,
-};
+use tensor_relay_server::{Config, Fingerprint, Identity, Listener, Server, Ticket, Tuning};
+use tokio::task::JoinSet;
 
-/// The one line of `--json`.
+/// The first line of `--json`.
 #[derive(Debug, Serialize)]
 struct Serving<'a> {
     event: &'static str,
@@ -37,43 +41,111 @@ struct Served {
     ticket: String,
 }
 
+/// A further line of `--json`: a version that replaces another.
+#[derive(Debug, Serialize)]
+struct Replaced {
+    event: &'static str,
+    topic: String,
+    epoch: String,
+    version: u64,
+    tensors: usize,
+    payload_bytes: u64,
+}
+
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     refuse_duplicates(&args)?;
     let mut signals = Signals::hear()?;
-    let identity = Identity::load_or_create(&state_dir(args.state_dir.as_deref())?)?;
+    let state_dir = state_dir(args.state_dir.as_deref())?;
+    let identity = Identity::load_or_create(&state_dir)?;
     let listener = Listener::bind(args.listen, &identity, Tuning::default())?;
-    let config = Config { codec: args.codec.into(), chunk_bytes: args.chunk_size, ..Config::default() };
-    let server = Server::start(listener, config);
+    let server = Server::start(listener, config(&args));
     let listening = server.local_address()?;
     let addresses = advertised(&args, listening);
-    let mut topics = Vec::new();
-    for (topic, file) in &args.topics {
-        let publishing = publish_file(&server, topic, file);
-        let (id, tensors, payload_bytes) = tokio::select! {
-            published = publishing => published?,
+    let ledger = Arc::new(Mutex::new(Ledger::load(&state_dir)));
+    let (mut topics, mut offers) = (Vec::new(), Vec::new());
+    for (topic, path) in &args.topics {
+        let (offer, published) = tokio::select! {
+            begun = Offer::begin(&server, &args, (topic, path), &ledger) => begun?,
             exit = signals.next() => return Ok(exit.into()),
         };
         let ticket = Ticket::new(addresses.clone(), vec![identity.fingerprint().0], Some(topic.clone()))
             .context("cannot make a ticket; check --advertise")?;
-        topics.push(Served {
-            topic: topic.to_string(),
-            epoch: id.epoch.to_string(),
-            version: id.version.0,
-            tensors,
-            payload_bytes,
-            file: file.clone(),
-            ticket: ticket.to_string(),
-        });
+        topics.push(served(&published, path, &ticket));
+        offers.push(offer);
     }
     if let Some(path) = &args.ticket_file {
         write_tickets(path, &topics)
             .with_context(|| format!("cannot write the ticket file {}", path.display()))?;
     }
     report(&args, listening, identity.fingerprint(), &topics);
+    let watching = watch(offers, args.watch_interval, args.json);
     let exit = signals.next().await;
+    drop(watching);
     drain(server, args.grace, &mut signals)
         .await
         .map_or_else(|| Ok(exit.into()), Ok)
+}
+
+fn config(args: &ServeArgs) -> Config {
+    Config {
+        codec: args.codec.into(),
+        chunk_bytes: args.chunk_size,
+        sessions_max: args.sessions as usize,
+        stall_timeout: args.stall_timeout,
+        reader_linger: args.reader_linger,
+        staged_bytes: args.staged_mem.unwrap_or(u64::MAX),
+        encoded_cache_bytes: args.encoded_mem,
+        ..Config::default()
+    }
+}
+
+fn served(published: &Published, path: &Path, ticket: &Ticket) -> Served {
+    Served {
+        topic: published.id.topic.to_string(),
+        epoch: published.id.epoch.to_string(),
+        version: published.id.version.0,
+        tensors: published.tensors,
+        payload_bytes: published.payload_bytes,
+        file: path.to_owned(),
+        ticket: ticket.to_string(),
+    }
+}
+
+/// Publishes what replaces the files of `offers`, until the result is dropped. Each topic has its own task, because a
+/// publish may wait for readers.
+fn watch(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<()> {
+    let mut watching = JoinSet::new();
+    for mut offer in offers {
+        watching.spawn(async move {
+            loop {
+                tokio::time::sleep(interval).await;
+                if let Some(published) = offer.look().await {
+                    report_replaced(&published, as_json);
+                }
+            }
+        });
+    }
+    watching
+}
+
+fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json: bool) {
+    eprintln!("{id}: {}, {}", units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
+    if as_json {
+        let line = Replaced {
+            event: "published",
+            topic: id.topic.to_string(),
+            epoch: id.epoch.to_string(),
+            version: id.version.0,
+            tensors: *tensors,
+            payload_bytes: *payload_bytes,
+        };
+        let mut out = std::io::stdout().lock();
+        // Whoever started the server may have closed stdout; it serves all the same.
+        let _ = serde_json::to_writer(&mut out, &line)
+            .map_err(Into::into)
+            .and_then(|()| writeln!(out));
+        let _ = out.flush();
+    }
 }
 
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
@@ -105,32 +177,6 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
         );
     }
     vec![address.to_string()]
-}
-
-/// Stages a file off the executor and publishes it. The epoch follows from the content, so a server that is restarted
-/// with the same file offers the same version.
-async fn publish_file(
-    server: &Server,
-    topic: &Topic,
-    file: &Path,
-) -> anyhow::Result<(VersionId, usize, u64)> {
-    let (staging, path) = (server.staging(), file.to_owned());
-    let began = Instant::now();
-    let staged = tokio::task::spawn_blocking(move || Staged::from_safetensors(&path, &staging)).await??;
-    let (tensors, payload_bytes) = (staged.manifest().tensors().len(), staged.manifest().payload_bytes());
-    let digest = staged.digest().0;
-    let epoch = Epoch(u64::from_le_bytes([
-        digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
-    ]));
-    let mut publisher = server.publisher_with(topic.clone(), Some(epoch), TopicOptions::default())?;
-    let publication = publisher.publish(staged, vec![]).await?;
-    eprintln!(
-        "{topic}: {tensors} tensors, {} from {} in {}",
-        units::bytes(payload_bytes),
-        file.display(),
-        units::time(began.elapsed()),
-    );
-    Ok((publication.id().clone(), tensors, payload_bytes))
 }
 
 /// A ticket lets its holder in, so the file is its owner's alone, whatever it was before. It is replaced in one step.

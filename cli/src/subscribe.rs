@@ -1,47 +1,46 @@
-//! `tensor-relay subscribe`: the newest version of a topic, and each that follows.
+//! `tensor-relay subscribe`: the versions of a topic, or of all that match.
+
+mod follow;
+mod hook;
+mod report;
 
 use crate::{
     args::SubscribeArgs,
-    bar,
-    bar::Bar,
     exit::{Exit, UsageError},
     signals::Signals,
-    ticket, units,
+    ticket,
 };
 use anyhow::Context;
-use serde_json::json;
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use follow::Follow;
+use std::{process::ExitCode, sync::Arc, time::Duration};
 use tensor_relay_client::{
-    Client, ClientError, Config, Connector, EndReason, Snapshot, Subscription, SubscriptionError, Ticket,
-    Topic, Tuning,
+    Client, ClientError, Config, Connector, EndReason, Glob, SubscriptionError, Ticket, Topic, Tuning,
 };
-
-/// After how long a topic that is not there is mentioned.
-const MENTION_WAIT: Duration = Duration::from_secs(1);
+use tokio::task::JoinSet;
 
 /// How long saying good-bye may take.
 const GOOD_BYE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
     // Before signals are heard: whoever waits for a ticket on stdin can be interrupted as usual.
-    let ticket = ticket::read(&args.ticket.ticket, args.topic.as_ref())?;
+    let named = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
+    let ticket = match &args.topic {
+        Some(_) if named.is_none() => ticket::read_any(&args.ticket.ticket)?,
+        _ => ticket::read(&args.ticket.ticket, named.as_ref())?,
+    };
     let mut signals = Signals::hear()?;
-    let topic = chosen_topic(&args, &ticket)?;
+    let wanted = Wanted::new(&args, &ticket)?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
-    let config = Config { topic_timeout: args.wait, ..Config::default() };
     let client = tokio::select! {
-        client = connect(&ticket, args.ticket.connect_timeout, config) => client?,
+        client = connect(&ticket, args.ticket.connect_timeout, config(&args)) => client?,
         exit = signals.next() => return Ok(exit.into()),
     };
+    let args = Arc::new(args);
     let done = tokio::select! {
-        done = follow(&args, &client, &topic) => done.map(|()| ExitCode::SUCCESS),
+        done = receive(&args, &client, wanted) => done.map(|()| ExitCode::SUCCESS),
         exit = signals.next() => Ok(exit.into()),
     };
     // However it ended, the server is told, or it would keep the session until its idle timeout.
@@ -60,95 +59,98 @@ pub(crate) async fn connect(
     Client::connect_with(&connector, ticket, config).await
 }
 
-fn chosen_topic(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Topic> {
-    let topic = args.topic.as_ref().or_else(|| ticket.topic()).cloned();
-    topic.ok_or_else(|| UsageError("the ticket names no topic: say which with --topic NAME".into()).into())
+fn config(args: &SubscribeArgs) -> Config {
+    Config {
+        topic_timeout: args.wait,
+        reconnect_timeout: args.reconnect,
+        memory_bytes: args.mem.unwrap_or(u64::MAX),
+        ..Config::default()
+    }
 }
 
-async fn follow(args: &SubscribeArgs, client: &Client, topic: &Topic) -> anyhow::Result<()> {
-    let mut subscription = client.subscribe(topic).await?;
-    let mut bar = Bar::new(!args.quiet && !args.json);
-    let mut received = false;
+/// What to receive.
+enum Wanted {
+    One(Topic),
+    All(Glob),
+}
+
+impl Wanted {
+    fn new(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Self> {
+        match &args.topic {
+            Some(glob) if glob.is_literal() => {
+                Ok(Self::One(Topic::new(glob.as_str()).map_err(|error| UsageError(error.to_string()))?))
+            }
+            Some(glob) => Ok(Self::All(glob.clone())),
+            None => ticket.topic().cloned().map(Self::One).ok_or_else(|| {
+                UsageError("the ticket names no topic: say which with --topic NAME".into()).into()
+            }),
+        }
+    }
+}
+
+async fn receive(args: &Arc<SubscribeArgs>, client: &Client, wanted: Wanted) -> anyhow::Result<()> {
+    match wanted {
+        Wanted::One(topic) => Follow::begin(args, client, topic, true).await?.run().await,
+        Wanted::All(glob) if args.once => receive_once(args, client, &glob).await,
+        Wanted::All(glob) => receive_all(args, client, &glob).await,
+    }
+}
+
+/// The first version of each topic that is there and matches.
+async fn receive_once(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -> anyhow::Result<()> {
+    let topics = client.list().await?.into_iter().map(|entry| entry.id.topic);
+    let topics: Vec<Topic> = topics.filter(|topic| glob.matches(topic.as_str())).collect();
+    if topics.is_empty() {
+        let timeout_ms = 0;
+        return match Topic::new(glob.as_str()) {
+            Ok(topic) => Err(SubscriptionError::NotFound { topic, timeout_ms }.into()),
+            Err(_) => Err(NoneMatches(glob.clone()).into()),
+        };
+    }
+    let mut following = JoinSet::new();
+    for topic in topics {
+        following.spawn(Follow::begin(args, client, topic, false).await?.run());
+    }
+    while let Some(ended) = following.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// Every topic that matches, now and later, until one of them fails. One that ends is let go.
+async fn receive_all(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -> anyhow::Result<()> {
+    let mut found = client.watch(glob).await?;
+    let mut following = JoinSet::new();
     loop {
-        let snapshot = match next(&mut subscription, &mut bar).await {
-            Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) if received => return Ok(()),
-            other => other?,
-        };
-        received = true;
-        let saved = match &args.out {
-            Some(dir) => Some(save(&snapshot, dir).await?),
-            None => None,
-        };
-        report(args.json, &snapshot, saved.as_deref());
-        if args.once {
-            return Ok(());
-        }
-    }
-}
-
-async fn next(subscription: &mut Subscription, bar: &mut Bar) -> Result<Snapshot, SubscriptionError> {
-    let progress = subscription.progress_reader();
-    let topic = subscription.topic().clone();
-    let mention = async {
-        tokio::time::sleep(MENTION_WAIT).await;
-        if progress().version == 0 {
-            eprintln!("waiting for topic {topic} to appear");
-        }
-        std::future::pending().await
-    };
-    let snapshot = async {
         tokio::select! {
-            snapshot = subscription.next() => snapshot,
-            never = mention => never,
+            topic = found.next() => match topic {
+                Some(topic) => {
+                    following.spawn(Follow::begin(args, client, topic, false).await?.run());
+                }
+                // The session is over; those that follow know why.
+                None if following.is_empty() => return client.list().await.map(drop).map_err(Into::into),
+                None => {}
+            },
+            Some(ended) = following.join_next() => if let Err(error) = ended? {
+                let over = error.downcast_ref::<SubscriptionError>().is_some_and(is_over);
+                if !over {
+                    return Err(error);
+                }
+            },
         }
-    };
-    bar::while_running(bar, &progress, snapshot).await
-}
-
-/// Writes the snapshot to `dir/topic.safetensors`, off the executor. A topic cannot lead out of `dir`: its segments are
-/// plain names.
-async fn save(snapshot: &Snapshot, dir: &Path) -> anyhow::Result<PathBuf> {
-    let path = dir.join(format!("{}.safetensors", snapshot.id().topic));
-    let (snapshot, target) = (snapshot.clone(), path.clone());
-    tokio::task::spawn_blocking(move || snapshot.save_safetensors(&target)).await??;
-    Ok(path)
-}
-
-/// One line per version on stdout.
-fn report(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
-    let (id, receipt) = (snapshot.id(), snapshot.receipt());
-    let (tensors, payload_bytes) = (snapshot.manifest().tensors().len(), snapshot.payload_bytes());
-    if as_json {
-        let metadata: serde_json::Map<_, _> =
-            snapshot.metadata().iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
-        let line = json!({
-            "event": "committed",
-            "topic": id.topic.as_str(),
-            "epoch": id.epoch.to_string(),
-            "version": id.version.0,
-            "tensors": tensors,
-            "payload_bytes": payload_bytes,
-            "wire_bytes": receipt.wire_bytes,
-            "chunks": receipt.chunks,
-            "duration_s": receipt.duration.as_secs_f64(),
-            "skipped": snapshot.skipped(),
-            "metadata": metadata,
-            "path": saved,
-        });
-        return print_line(&line.to_string());
     }
-    let skipped = match snapshot.skipped() {
-        0 => String::new(),
-        count => format!(", {count} skipped before it"),
-    };
-    let saved = saved.map_or_else(String::new, |path| format!(", saved to {}", path.display()));
-    let (size, time) = (units::bytes(payload_bytes), units::time(receipt.duration));
-    let rate = units::rate(payload_bytes, receipt.duration);
-    print_line(&format!(
-        "{} version {}: {tensors} tensors, {size} in {time} ({rate}), verified{skipped}{saved}",
-        id.topic, id.version
-    ));
 }
+
+/// Whether a topic ended as topics do.
+fn is_over(error: &SubscriptionError) -> bool {
+    let SubscriptionError::Ended { reason, .. } = error else { return false };
+    matches!(reason, EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired)
+}
+
+/// No topic matches a glob.
+#[derive(Debug, thiserror::Error)]
+#[error("the server has no topic that matches {0}: see what it has with `tensor-relay list`")]
+pub(crate) struct NoneMatches(Glob);
 
 /// Prints to stdout; a reader that went away ends the process quietly, as it ends other tools.
 pub(crate) fn print_line(line: &str) {

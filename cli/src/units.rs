@@ -40,6 +40,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
+/// Writes a number of things: `1 tensor`, `12 tensors`.
+pub(crate) fn count(count: usize, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
+}
+
 /// Writes a rate in decimal units, as networks are sold: `2.61 GB/s`.
 pub(crate) fn rate(bytes: u64, duration: Duration) -> String {
     let per_second = bytes as f64 / duration.as_secs_f64().max(1e-9);

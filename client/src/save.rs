@@ -1,16 +1,16 @@
-//! Snapshots as safetensors files, whole or not at all.
+//! Snapshots as files, whole or not at all.
 
-use crate::Snapshot;
+use crate::{
+    Snapshot,
+    mirror::{Body, FilesError},
+};
 use std::{
-    fs,
-    io::{self, Write},
+    fs::{self, File},
+    io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
-use tensor_relay_protocol::{
-    VersionId,
-    safetensors::{SafetensorsError, plan_file},
-};
+use tensor_relay_protocol::{Tensor, Topic, VersionId, files::FileForm, safetensors::SafetensorsError};
 
 /// Why a snapshot was not saved. No half-written file is left under the name asked for, nor under any other.
 #[derive(Debug, thiserror::Error)]
@@ -32,44 +32,86 @@ pub enum SaveError {
         /// What does not fit.
         source: SafetensorsError,
     },
+    /// It cannot become again the files that it was. The publisher is to blame, or a selection that took a part only.
+    #[error("cannot save {id} as the files that it was: {source}")]
+    Files {
+        /// Which version.
+        id: VersionId,
+        /// What is wrong with them.
+        source: FilesError,
+    },
+    /// Something is in the way that no mirror wrote, so no mirror deletes it.
+    #[error("{} was not written by tensor-relay and is not replaced: move it away, or write to another folder", path.display())]
+    NotOurs {
+        /// What is in the way.
+        path: PathBuf,
+    },
+    /// A topic that would be mistaken for a temporary file.
+    #[error("topic {topic} is not saved: names that begin with `.tensor-relay` are those of temporary files")]
+    Topic {
+        /// Which topic.
+        topic: Topic,
+    },
 }
 
 impl Snapshot {
     /// Writes the snapshot to `path` as a safetensors file and makes it durable; missing folders are made. A file that
     /// was there is replaced in one step: readers see the old one or the new one, after a crash too. Blocks.
     ///
+    /// Of a snapshot that was a folder, only the tensors are written and not the files beside them;
+    /// [`Mirror`](crate::Mirror) writes those too.
+    ///
     /// # Errors
     /// [`SaveError`]; `path` is then as it was.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
-        let layout = plan_file(self.manifest(), self.selection.tensors())
-            .map_err(|source| SaveError::Format { id: self.id.clone(), source })?;
-        let bodies: Vec<_> = layout.order.iter().filter_map(|index| self.bytes(*index)).collect();
-        let parts = std::iter::once(&layout.head[..]).chain(bodies.iter().map(|body| &body[..]));
-        replace_file(path, parts).map_err(|source| SaveError::Io { path: path.into(), source })
+        let tensors = self.model_tensors()?;
+        let body = Body::safetensors(self, &tensors)?;
+        replace_file(path, |file| body.write(file))
+            .map_err(|source| SaveError::Io { path: path.into(), source })
+    }
+
+    /// The tensors without the files that travel beside them.
+    fn model_tensors(&self) -> Result<Vec<&Tensor>, SaveError> {
+        let refuse = |source| SaveError::Files { id: self.id.clone(), source: FilesError::Name(source) };
+        let form = FileForm::of(self.manifest().metadata()).map_err(refuse)?;
+        let mut tensors = vec![];
+        for (tensor, _) in self.tensors() {
+            if form.side_file(tensor).map_err(refuse)?.is_none() {
+                tensors.push(tensor);
+            }
+        }
+        Ok(tensors)
     }
 }
 
-/// Writes `parts` to a temporary file beside `path`, syncs it, renames it into place and syncs the folder. The temporary
-/// name is nobody else's, whoever saves here at the same time, and goes when this fails.
-fn replace_file<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
-    let folder = path
-        .parent()
+/// How the names of temporary files begin and end.
+pub(crate) const TEMPORARY: (&str, &str) = (".tensor-relay.", ".part");
+
+/// The folder that a file is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent()
         .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or_else(|| Path::new("."));
+        .unwrap_or_else(|| Path::new("."))
+}
+
+/// Lets `write` fill a temporary file beside `path`, syncs it, renames it into place and syncs the folder. The temporary
+/// name is nobody else's, whoever saves here at the same time, and goes when this fails.
+pub(crate) fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let folder = folder_of(path);
     fs::create_dir_all(folder)?;
     // As readable as any file that this user makes; temporary files are private otherwise.
     let permissions = fs::Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new()
-        .prefix(".tensor-relay.")
-        .suffix(".part")
+        .prefix(TEMPORARY.0)
+        .suffix(TEMPORARY.1)
         .permissions(permissions)
         .tempfile_in(folder)?;
-    for part in parts {
-        file.write_all(part)?;
-    }
+    // Says that somebody still writes it. Not every file system can; then only its age speaks for it.
+    let _ = file.as_file().try_lock();
+    write(file.as_file_mut())?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|failed| failed.error)?;
-    fs::File::open(folder)?.sync_all()
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

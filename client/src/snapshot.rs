@@ -71,7 +71,7 @@ impl Snapshot {
 
     /// The bytes of the tensor called `name`, without a copy; `None` when there is none or it was not selected.
     pub fn tensor(&self, name: &str) -> Option<Bytes> {
-        self.bytes(self.manifest().tensor_index(name)?)
+        self.bytes_at(self.manifest().tensor_index(name)?)
     }
 
     /// Every selected tensor with its bytes, in the order in which they were published.
@@ -79,14 +79,19 @@ impl Snapshot {
         let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {
             let index = index as usize;
-            Some((all.get(index)?, self.bytes(index)?))
+            Some((all.get(index)?, self.bytes_at(index)?))
         })
     }
 
     /// The bytes of the tensor with this index in the manifest, if it was selected.
-    pub(crate) fn bytes(&self, index: usize) -> Option<Bytes> {
+    fn bytes_at(&self, index: usize) -> Option<Bytes> {
         let range = self.selection.tensor_range(index)?;
         Some(self.payload.slice(range.start as usize..range.end as usize))
+    }
+
+    /// The bytes of a selected tensor of this manifest; of any other, none.
+    pub(crate) fn bytes(&self, tensor: &Tensor) -> Bytes {
+        self.tensor(tensor.name.as_str()).unwrap_or_default()
     }
 
     /// A snapshot of nothing, for tests to fill.

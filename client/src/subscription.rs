@@ -7,6 +7,7 @@ use crate::{
     progress::Counters,
     session::Command,
 };
+use futures_util::{Stream, stream};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Mode, SubscriptionId, Topic, VersionId};
 use tokio::{
@@ -79,6 +80,17 @@ impl Subscription {
                 Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
             }
         }
+    }
+
+    /// The same as a stream, which ends after the first error that is final. Asking for an item says that the user is
+    /// done with the one before.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Snapshot, SubscriptionError>> + Send {
+        stream::unfold(Some(self), |subscription| async {
+            let mut subscription = subscription?;
+            let next = subscription.next().await;
+            let over = next.as_ref().is_err_and(SubscriptionError::is_final);
+            Some((next, (!over).then_some(subscription)))
+        })
     }
 
     /// How far the version that is being received has come.

@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 /// The most topics that one watch keeps in mind. A server that names more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
-/// Delivers the names of topics as they are found, each once; one that ended and came back is named again. Dropping it
-/// ends the watch.
+/// Delivers the names of topics as they are found, each once; one that came back is named again to a client whose
+/// subscription was told of its end. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct TopicWatch {
     id: WatchId,

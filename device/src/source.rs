@@ -2,7 +2,9 @@ use std::{
     collections::TryReserveError,
     fmt,
     future::{Future, ready},
+    io,
     ops::Range,
+    path::PathBuf,
     pin::Pin,
     sync::Arc,
 };
@@ -73,6 +75,23 @@ pub enum SourceError {
     /// The engine could not copy the bytes off its device.
     #[error("The source could not be copied off its device.")]
     Copy(#[from] CopyError),
+    /// The bytes are in a file that is not any more what it was when it was published.
+    #[error(
+        "{} changed while it was served. Write new content under another name and rename it into place.",
+        path.display()
+    )]
+    Changed {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The bytes are in a file that the system does not let read.
+    #[error("{} could not be read: {source}.", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
 }
 
 /// A source in host memory. Reading it copies nothing and waits for nobody.

@@ -4,9 +4,15 @@
 //! reading and writing; this module says what the header means and which header a manifest needs. Parsing and checking
 //! of the header itself is done by the `safetensors` crate, the format's own reference.
 
-use crate::{Dtype, Manifest, NameError, RangeSet, Shape, ShapeError, TensorName, TensorSpec};
+mod index;
+
+use crate::{
+    Dtype, Manifest, NameError, Shape, ShapeError, Tensor, TensorName, TensorSpec, files::without_reserved,
+};
 use ::safetensors::{Dtype as FileDtype, tensor::Metadata, tensor::TensorInfo};
 use std::{collections::HashMap, ops::Range};
+
+pub use index::{INDEX_MAX_BYTES, IndexError, WeightIndex};
 
 /// The bytes in front of the header: its length, little-endian.
 pub const PREFIX_BYTES: usize = 8;
@@ -142,27 +148,38 @@ fn file_tensor(name: &str, info: &TensorInfo, data_start: u64) -> Result<FileTen
 pub struct FileLayout {
     /// The prefix and the header, padded to eight bytes.
     pub head: Vec<u8>,
-    /// The indices of the manifest's tensors in the order in which their bytes follow.
+    /// The indices of the tensors in the order in which their bytes follow.
     pub order: Vec<usize>,
 }
 
-/// Plans a file with those tensors of `manifest` whose indices are in `chosen`, and its metadata. Wider elements come first, as the format's own writer does
-/// it, so that every tensor is aligned to its element. Tied weights are written once for each name.
+/// Plans a file with all tensors of `manifest` and its metadata, without the entries that are tensor-relay's own.
+///
+/// # Errors
+/// Those of [`plan_tensors`].
+pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
+    let tensors: Vec<&Tensor> = manifest.tensors().iter().collect();
+    plan_tensors(&tensors, without_reserved(manifest.metadata()))
+}
+
+/// Plans a file with `tensors` and `metadata`. Wider elements come first, as the format's own writer does it, so that
+/// every tensor is aligned to its element. Tied weights are written once for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for what the format cannot hold: a dtype it does not know, sub-byte tensors that end within a
 /// byte, or a tensor called `__metadata__`.
-pub fn plan_file(manifest: &Manifest, chosen: &RangeSet) -> Result<FileLayout, SafetensorsError> {
-    let tensors = manifest.tensors();
-    let mut order: Vec<usize> = chosen.iter().map(|i| i as usize).filter(|i| *i < tensors.len()).collect();
+pub fn plan_tensors(
+    tensors: &[&Tensor],
+    metadata: Vec<(String, String)>,
+) -> Result<FileLayout, SafetensorsError> {
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by(|a, b| {
-        let (a, b) = (&tensors[*a], &tensors[*b]);
+        let (a, b) = (tensors[*a], tensors[*b]);
         b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name))
     });
     let mut end = 0usize;
     let mut infos = Vec::with_capacity(tensors.len());
     for index in &order {
-        let tensor = &tensors[*index];
+        let tensor = tensors[*index];
         if tensor.name.as_str() == METADATA_KEY {
             return Err(SafetensorsError::ReservedName);
         }
@@ -176,7 +193,7 @@ pub fn plan_file(manifest: &Manifest, chosen: &RangeSet) -> Result<FileLayout, S
         infos
             .push((tensor.name.as_str().to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
-    let metadata: HashMap<String, String> = manifest.metadata().iter().cloned().collect();
+    let metadata: HashMap<String, String> = metadata.into_iter().collect();
     let metadata = if metadata.is_empty() { None } else { Some(metadata) };
     let header = Metadata::new(metadata, infos).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
     Ok(FileLayout { head: head(&header)?, order })
@@ -272,10 +289,7 @@ mod tests {
         let plan = |name: &str, dtype, elements| {
             let shape = Shape::new(&[elements]).unwrap();
             let specs = vec![TensorSpec::new(TensorName::new(name).unwrap(), dtype, shape)];
-            plan_file(
-                &Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap(),
-                &RangeSet::from_range(0..1),
-            )
+            plan_file(&Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap())
         };
         assert!(matches!(plan("__metadata__", Dtype::U8, 1), Err(SafetensorsError::ReservedName)));
         assert!(matches!(plan("a", Dtype::C128, 1), Err(SafetensorsError::Dtype { .. })));
@@ -292,7 +306,7 @@ mod tests {
                 TensorSpec::new(TensorName::new(&format!("t{i}")).unwrap(), SAME[dtype].1, shape)
             }).collect();
             let manifest = Manifest::layout(specs, vec![(key, "v".into())], 4096, &Limits::default()).unwrap();
-            let layout = plan_file(&manifest, &RangeSet::from_range(0..manifest.tensors().len() as u32)).unwrap();
+            let layout = plan_file(&manifest).unwrap();
             let data_bytes: u64 = manifest.tensors().iter().map(|t| t.byte_len()).sum();
             let file_bytes = layout.head.len() as u64 + data_bytes;
             let json_bytes = header_length(layout.head[..8].try_into().unwrap(), file_bytes).unwrap();

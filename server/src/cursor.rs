@@ -84,10 +84,10 @@ impl Cursor {
         }
     }
 
-    /// Lets the place of a named reader wait for it to come back.
-    pub(crate) fn keep_place(&mut self) {
+    /// Does not keep the place of a named reader: it will not come back.
+    pub(crate) fn give_place_up(&mut self) {
         if let Self::Every(every) = self {
-            every.reader.keep_place();
+            every.reader.give_place_up();
         }
     }
 
@@ -367,7 +367,6 @@ mod tests {
         let mut cursor = Cursor::new(&topic, &named);
         drain(&mut cursor, &topic);
         cursor.handle_acknowledged(Epoch(1), Version(1));
-        cursor.keep_place();
         drop(cursor);
         publish(&topic, 2, 1, 2..=3);
         assert!(
@@ -376,10 +375,11 @@ mod tests {
         );
         let mut back = Cursor::new(&topic, &named);
         assert_eq!(drain(&mut back, &topic), [(1, 2, 0), (1, 3, 0)]);
-        let other = Cursor::new(&topic, &named);
+        let mut other = Cursor::new(&topic, &named);
         assert!(matches!(back.next(&topic), Step::End(EndReason::Replaced)));
         drop(back);
         assert!(other.lost_place().is_none(), "who was replaced takes nothing along");
+        other.give_place_up();
         drop(other);
         publish(&topic, 2, 1, 4..=9);
     }

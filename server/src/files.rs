@@ -1,168 +1,362 @@
-//! Files as versions: a safetensors file, read by position into staged memory.
+//! Files as versions: safetensors files, folders of them, NumPy arrays; read into staged memory, or from where they are.
 
-use crate::{StageError, Staged, Staging};
+mod directory;
+mod error;
+mod left_out;
+mod npz;
+mod served;
+mod source;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use error::FileError;
+pub use left_out::{LeftOut, LeftOutReason};
+pub use watch::{FileWatch, Look};
+
+use crate::{Borrowed, Staged, Staging};
+use bytes::Bytes;
+use npz::Archive;
+use served::ServedFile;
+use source::{Extent, FilePayload, FileSource, Origin};
 use std::{
-    fs::{File, Metadata},
-    io,
-    os::unix::fs::{FileExt, MetadataExt},
+    fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
-use tensor_relay_protocol::safetensors::{
-    Header, PREFIX_BYTES, SafetensorsError, header_length, parse_header,
+use tensor_relay_device::Source;
+use tensor_relay_protocol::{
+    ChunkHash, Manifest, Metadata, TensorName, TensorSpec,
+    files::{FileForm, FileKind, NPY_TENSOR, is_reserved},
+    npy,
+    safetensors::{Header, PREFIX_BYTES, SafetensorsError, header_length, parse_header},
 };
 
-/// Why a file cannot be served. The file, or whoever changes it, is to blame.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FileError {
-    /// The system refuses.
-    #[error("cannot read {}: {source}", path.display())]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+/// Files that can be served as one topic: what they hold is known, their tensors are not read yet.
+///
+/// Understood are a safetensors file; a folder of them, as Hugging Face has it, with what lies beside the weights; a
+/// NumPy array (`.npy`); and an archive of arrays (`.npz`). A folder needs one open file for each of its files.
+///
+/// Files are read by position and never mapped: one that shrinks under a mapping would kill the process, here it is an
+/// error. Everything here blocks for as long as the disk does; call it off the executor.
+#[derive(Debug)]
+pub struct TensorFiles {
+    path: PathBuf,
+    form: FileForm,
+    specs: Vec<TensorSpec>,
+    pieces: Vec<Piece>,
+    files: Arc<[ServedFile]>,
+    metadata: Metadata,
+    left_out: Vec<LeftOut>,
+}
+
+/// The bytes of one tensor.
+#[derive(Debug)]
+struct Piece {
+    /// The number of the file.
+    file: usize,
+    place: Place,
+}
+
+/// Where in its file a tensor is.
+#[derive(Debug)]
+enum Place {
+    /// As it travels, from this position on.
+    At(u64),
+    /// The same in Fortran order.
+    Turned(u64),
+    /// In an archive.
+    Entry {
+        /// The number of the entry.
+        entry: usize,
+        /// What is before the elements.
+        head_bytes: u64,
+        /// Whether the elements are in Fortran order.
+        turned: bool,
+        /// The position of the elements in the file, unless they are compressed.
+        bytes_at: Option<u64>,
     },
-    /// A folder, a pipe or a device.
-    #[error("{} is no regular file: a model is served from a file that can be read by position", path.display())]
-    NotAFile {
-        /// What was given.
-        path: PathBuf,
-    },
-    /// Not a safetensors file.
-    #[error("{} is not a valid safetensors file: {source}", path.display())]
-    Format {
-        /// Which file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: SafetensorsError,
-    },
-    /// Somebody wrote it at the same time.
-    #[error("{} changed while it was read; write new content under another name and rename it into place", path.display())]
-    Changed {
-        /// Which file.
-        path: PathBuf,
-    },
-    /// Its tensors cannot be staged.
-    #[error("cannot stage the tensors of {}: {source}", path.display())]
-    Stage {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: Box<StageError<io::Error>>,
-    },
+    /// In no file: made up here.
+    Memory(Bytes),
+}
+
+impl TensorFiles {
+    /// Looks at `path` and reads the headers of what is there. The files stay open: what is staged or borrowed later is
+    /// what was opened, though another file took its name meanwhile.
+    ///
+    /// # Errors
+    /// [`FileError`] names the file and says what is wrong with it.
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let is_folder = fs::metadata(path)
+            .map_err(|source| FileError::Io { path: path.into(), source })?
+            .is_dir();
+        let extension = path
+            .extension()
+            .and_then(|e| e.to_str())
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        let contents = match &extension[..] {
+            _ if is_folder => directory::read(path)?,
+            "npy" => read_npy(ServedFile::open(path)?)?,
+            "npz" => npz::read(ServedFile::open(path)?)?,
+            "safetensors" => read_one(ServedFile::open(path)?)?,
+            _ if directory::is_other_format(path) => {
+                return Err(FileError::OtherFormat { path: path.into(), extension });
+            }
+            _ => read_one(ServedFile::open(path)?)?,
+        };
+        Ok(contents.into_files(path))
+    }
+
+    /// What was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Which kind of files they are.
+    pub fn kind(&self) -> FileKind {
+        self.form.kind
+    }
+
+    /// The tensors, files beside the weights included.
+    pub fn specs(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    /// What the manifest will say beyond the tensors: the files' own metadata, and which kind of files they are.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
+    /// The size of all tensors together.
+    pub fn total_bytes(&self) -> u64 {
+        total_bytes(&self.specs)
+    }
+
+    /// What is not served of what lies there. Whoever serves it should hear of it.
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.left_out
+    }
+
+    /// Reads everything into staged memory. Arrays in Fortran order are turned, which takes their size in memory once
+    /// more while it lasts.
+    ///
+    /// # Errors
+    /// [`FileError`] when a file cannot be read, or changes meanwhile, or when there is no memory.
+    pub fn stage(&self, staging: &Staging) -> Result<Staged, FileError> {
+        let mut archive = self.archive()?;
+        let staged = Staged::new(staging, self.specs.clone(), self.metadata.clone(), |index, out| {
+            self.fill(index, archive.as_mut(), out)
+        });
+        let staged = staged.map_err(|error| FileError::staging(&self.path, error))?;
+        self.check_unchanged()?;
+        Ok(staged)
+    }
+
+    /// Lends everything from where it is: no memory is taken, and each transfer reads the files anew. They are read once
+    /// here, for their hashes. Every chunk that is sent is compared with its hash: a file that was changed in place
+    /// fails the transfer instead of tearing it. Replacing a file by renaming another over it is no change.
+    ///
+    /// # Errors
+    /// [`FileError`] also when an array is compressed or in Fortran order: such arrays can be staged.
+    pub fn borrow(&self, staging: &Staging) -> Result<Borrowed, FileError> {
+        let places = (0..self.specs.len())
+            .map(|index| self.lend(index))
+            .collect::<Result<Vec<_>, _>>()?;
+        self.verify_archive()?;
+        let borrowed =
+            Borrowed::from_hashed_source(staging, self.specs.clone(), self.metadata.clone(), |manifest| {
+                self.source(manifest, places)
+            });
+        let borrowed = borrowed.map_err(|error| FileError::staging(&self.path, error))?;
+        self.check_unchanged()?;
+        Ok(borrowed)
+    }
+
+    /// The archive that the tensors are in, if that is what they are in.
+    fn archive(&self) -> Result<Option<Archive<'_>>, FileError> {
+        let archived = self.form.kind == FileKind::Npz;
+        self.files.first().filter(|_| archived).map(Archive::open).transpose()
+    }
+
+    /// Reads one tensor.
+    fn fill(&self, index: usize, archive: Option<&mut Archive<'_>>, out: &mut [u8]) -> Result<(), FileError> {
+        let (spec, Piece { file, place }) = (&self.specs[index], &self.pieces[index]);
+        match place {
+            Place::At(start) => Ok(self.files[*file].read(out, *start)?),
+            Place::Turned(start) => turned(spec, out, |raw| Ok(self.files[*file].read(raw, *start)?)),
+            Place::Memory(bytes) => {
+                out.copy_from_slice(bytes);
+                Ok(())
+            }
+            Place::Entry { entry, head_bytes, turned: is_turned, .. } => {
+                let archive = archive.expect("entries are in archives");
+                match is_turned {
+                    true => turned(spec, out, |raw| archive.read_elements(*entry, *head_bytes, raw)),
+                    false => archive.read_elements(*entry, *head_bytes, out),
+                }
+            }
+        }
+    }
+
+    /// Where one tensor can be read as it travels.
+    fn lend(&self, index: usize) -> Result<Origin, FileError> {
+        let Piece { file, place } = &self.pieces[index];
+        let path = || self.files[*file].path.clone();
+        let tensor = || self.specs[index].name.as_str().to_owned();
+        match place {
+            Place::At(start) => Ok(Origin::File(*file, *start)),
+            Place::Memory(bytes) => Ok(Origin::Memory(bytes.clone())),
+            Place::Turned(_) | Place::Entry { turned: true, .. } => {
+                Err(FileError::FortranOrder { path: path(), tensor: tensor() })
+            }
+            Place::Entry { bytes_at: None, .. } => {
+                Err(FileError::Compressed { path: path(), tensor: tensor() })
+            }
+            Place::Entry { bytes_at: Some(start), .. } => Ok(Origin::File(*file, *start)),
+        }
+    }
+
+    fn source(
+        &self,
+        manifest: &Manifest,
+        places: Vec<Origin>,
+    ) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), FileError> {
+        let tensors = manifest.tensors().iter();
+        let extents = tensors.zip(places).map(|(tensor, from)| Extent { range: tensor.range(), from });
+        let payload = FilePayload::new(Arc::clone(&self.files), extents.collect(), manifest.payload_bytes());
+        let hashes = payload.hash(manifest)?;
+        Ok((Arc::new(FileSource::new(payload, manifest, &hashes)), hashes))
+    }
+
+    /// Compares the entries of an archive with their checksums, which only a pass over the whole of each can do.
+    fn verify_archive(&self) -> Result<(), FileError> {
+        let Some(mut archive) = self.archive()? else { return Ok(()) };
+        for piece in &self.pieces {
+            if let Place::Entry { entry, .. } = piece.place {
+                archive.verify(entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_unchanged(&self) -> Result<(), FileError> {
+        self.files.iter().try_for_each(ServedFile::check_unchanged)
+    }
+}
+
+/// Reads elements in Fortran order and turns them into `out`.
+fn turned(
+    spec: &TensorSpec,
+    out: &mut [u8],
+    read: impl FnOnce(&mut [u8]) -> Result<(), FileError>,
+) -> Result<(), FileError> {
+    let mut raw = vec![0; out.len()];
+    read(&mut raw)?;
+    npy::to_c_order(&raw, out, spec.dtype, &spec.shape);
+    Ok(())
+}
+
+fn total_bytes(specs: &[TensorSpec]) -> u64 {
+    // Every spec was checked against a file that exists, so neither can overflow.
+    specs.iter().map(|spec| spec.shape.byte_len(spec.dtype).unwrap_or(0)).sum()
+}
+
+/// What was found, while it is put together.
+#[derive(Debug)]
+struct Contents {
+    form: FileForm,
+    specs: Vec<TensorSpec>,
+    pieces: Vec<Piece>,
+    files: Vec<ServedFile>,
+    metadata: Metadata,
+    left_out: Vec<LeftOut>,
+}
+
+impl Contents {
+    fn new(form: FileForm) -> Self {
+        Self { form, specs: vec![], pieces: vec![], files: vec![], metadata: vec![], left_out: vec![] }
+    }
+
+    fn push(&mut self, spec: TensorSpec, file: usize, place: Place) {
+        self.specs.push(spec);
+        self.pieces.push(Piece { file, place });
+    }
+
+    fn total_bytes(&self) -> u64 {
+        total_bytes(&self.specs)
+    }
+
+    fn into_files(self, path: &Path) -> TensorFiles {
+        let Self { form, specs, pieces, files, mut metadata, left_out } = self;
+        metadata.extend(form.metadata());
+        TensorFiles { path: path.into(), form, specs, pieces, files: files.into(), metadata, left_out }
+    }
+}
+
+fn read_one(file: ServedFile) -> Result<Contents, FileError> {
+    let mut contents = Contents::new(FileForm::new(FileKind::Safetensors));
+    contents.metadata = read_safetensors(file, &mut contents)?;
+    Ok(contents)
+}
+
+/// Adds the tensors of a safetensors file to `contents`, and gives back the file's metadata.
+fn read_safetensors(file: ServedFile, contents: &mut Contents) -> Result<Metadata, FileError> {
+    let Header { tensors, metadata } = read_header(&file)?;
+    check_reserved(&file, metadata.iter().map(|(key, _)| &key[..]))?;
+    check_reserved(&file, tensors.iter().map(|tensor| tensor.spec.name.as_str()))?;
+    for tensor in tensors {
+        contents.push(tensor.spec, contents.files.len(), Place::At(tensor.range.start));
+    }
+    contents.files.push(file);
+    Ok(metadata)
+}
+
+fn check_reserved<'a>(file: &ServedFile, mut names: impl Iterator<Item = &'a str>) -> Result<(), FileError> {
+    match names.find(|name| is_reserved(name)) {
+        Some(name) => Err(FileError::ReservedName { path: file.path.clone(), name: name.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+fn read_header(file: &ServedFile) -> Result<Header, FileError> {
+    let format = |source| FileError::Format { path: file.path.clone(), source };
+    let file_bytes = file.len_bytes();
+    let prefix = file.read_head(PREFIX_BYTES as u64)?;
+    let prefix = prefix
+        .try_into()
+        .map_err(|_| format(SafetensorsError::HeaderLength { header_bytes: 0, file_bytes }))?;
+    let mut json = vec![0; header_length(prefix, file_bytes).map_err(format)?];
+    file.read(&mut json, PREFIX_BYTES as u64)?;
+    parse_header(&json, file_bytes).map_err(format)
+}
+
+fn read_npy(file: ServedFile) -> Result<Contents, FileError> {
+    let refuse = |source| FileError::Npy { path: file.path.clone(), source };
+    let file_bytes = file.len_bytes();
+    let prefix = file.read_head(npy::PREFIX_BYTES as u64)?;
+    let head = file.read_head(npy::header_end(&prefix, file_bytes).map_err(refuse)? as u64)?;
+    let header = npy::parse_header(&head, file_bytes).map_err(refuse)?;
+    let place = match header.fortran_order {
+        true => Place::Turned(header.data_start),
+        false => Place::At(header.data_start),
+    };
+    let name = TensorName::new(NPY_TENSOR).expect("a constant name");
+    let mut contents = Contents::new(FileForm::new(FileKind::Npy));
+    contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, place);
+    contents.files.push(file);
+    Ok(contents)
 }
 
 impl Staged {
-    /// Stages the tensors and metadata of a safetensors file. Blocks for as long as reading takes.
-    ///
-    /// The file is read, not mapped: one that shrinks under a mapping would kill the process, here it is an error.
+    /// Stages the tensors and metadata of a safetensors file, and nothing that says that they were one. Blocks for as
+    /// long as reading takes. [`TensorFiles`] does the same for more kinds of files.
     ///
     /// # Errors
     /// [`FileError`] when the file cannot be read, is malformed, or changes meanwhile.
     pub fn from_safetensors(path: &Path, staging: &Staging) -> Result<Self, FileError> {
-        let io_error = |source| FileError::Io { path: path.into(), source };
-        // Looked at before it is opened: opening a pipe would wait for its writer.
-        if !std::fs::metadata(path).map_err(io_error)?.is_file() {
-            return Err(FileError::NotAFile { path: path.into() });
-        }
-        let file = File::open(path).map_err(io_error)?;
-        let before = file.metadata().map_err(io_error)?;
-        let header = read_header(path, &file, before.len())?;
-        let (specs, ranges): (Vec<_>, Vec<_>) = header.tensors.into_iter().map(|t| (t.spec, t.range)).unzip();
-        let staged = Self::new(staging, specs, header.metadata, |index, out| {
-            file.read_exact_at(out, ranges[index].start)
-        });
-        let staged = staged.map_err(|error| match error {
-            StageError::Fill(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
-                FileError::Changed { path: path.into() }
-            }
-            StageError::Fill(source) => FileError::Io { path: path.into(), source },
-            other => FileError::Stage { path: path.into(), source: Box::new(other) },
-        })?;
-        let after = file.metadata().map_err(io_error)?;
-        match same_content(&before, &after) {
-            true => Ok(staged),
-            false => Err(FileError::Changed { path: path.into() }),
-        }
-    }
-}
-
-fn read_header(path: &Path, file: &File, file_bytes: u64) -> Result<Header, FileError> {
-    let format = |source| FileError::Format { path: path.into(), source };
-    let io_error = |source| FileError::Io { path: path.into(), source };
-    let mut prefix = [0; PREFIX_BYTES];
-    if file_bytes < PREFIX_BYTES as u64 {
-        return Err(format(SafetensorsError::HeaderLength { header_bytes: 0, file_bytes }));
-    }
-    file.read_exact_at(&mut prefix, 0).map_err(io_error)?;
-    let mut json = vec![0; header_length(prefix, file_bytes).map_err(format)?];
-    file.read_exact_at(&mut json, PREFIX_BYTES as u64).map_err(io_error)?;
-    parse_header(&json, file_bytes).map_err(format)
-}
-
-/// As far as the file system tells: the size and the time of the last write, to the nanosecond.
-fn same_content(before: &Metadata, after: &Metadata) -> bool {
-    let stamp = |m: &Metadata| (m.len(), m.mtime(), m.mtime_nsec());
-    stamp(before) == stamp(after)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use safetensors::{Dtype, tensor::TensorView};
-    use std::{collections::HashMap, fs};
-    use tensor_relay_device::HostMemory;
-    use tensor_relay_protocol::Limits;
-
-    fn staging() -> Staging {
-        Staging { memory: HostMemory::new(64 << 20), chunk_bytes: 4096, limits: Limits::default() }
-    }
-
-    fn model() -> Vec<u8> {
-        let data: Vec<u8> = (0..4000).map(|i| i as u8).collect();
-        let tensors = [
-            ("w", TensorView::new(Dtype::F32, vec![10, 100], &data).unwrap()),
-            ("b", TensorView::new(Dtype::BF16, vec![3], &data[..6]).unwrap()),
-            ("none", TensorView::new(Dtype::I64, vec![0, 7], &[]).unwrap()),
-        ];
-        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        safetensors::serialize(tensors, Some(metadata)).unwrap()
-    }
-
-    #[test]
-    fn a_model_file_is_staged_with_its_metadata() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.safetensors");
-        fs::write(&path, model()).unwrap();
-        let staged = Staged::from_safetensors(&path, &staging()).unwrap();
-        assert_eq!(staged.manifest().tensors().len(), 3);
-        assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into())]);
-        assert_eq!(staged.digest(), Staged::from_safetensors(&path, &staging()).unwrap().digest());
-    }
-
-    #[test]
-    fn broken_files_are_refused_by_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.safetensors");
-        let good = model();
-        for (what, bytes) in [
-            ("empty", vec![]),
-            ("short", good[..7].to_vec()),
-            ("cut header", good[..40].to_vec()),
-            ("cut data", good[..good.len() - 1].to_vec()),
-            ("longer", [&good[..], b"x"].concat()),
-            ("a picture", b"\x89PNG\r\n\x1a\n0000000000000000".to_vec()),
-            ("huge header", [&(1u64 << 62).to_le_bytes()[..], b"{}"].concat()),
-        ] {
-            fs::write(&path, bytes).unwrap();
-            let error = Staged::from_safetensors(&path, &staging()).unwrap_err();
-            assert!(matches!(error, FileError::Format { .. }), "{what}: {error}");
-            assert!(error.to_string().contains("m.safetensors"), "{error}");
-        }
-        let missing = Staged::from_safetensors(&dir.path().join("no"), &staging()).unwrap_err();
-        assert!(matches!(missing, FileError::Io { .. }));
-        let folder = Staged::from_safetensors(dir.path(), &staging()).unwrap_err();
-        assert!(matches!(folder, FileError::NotAFile { .. }), "{folder}");
+        let contents = read_one(ServedFile::open(path)?)?;
+        let metadata = contents.metadata.clone();
+        TensorFiles { metadata, ..contents.into_files(path) }.stage(staging)
     }
 }

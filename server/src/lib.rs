@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod borrowed;
 mod catalogue;
 mod config;
 mod cursor;
@@ -36,16 +37,19 @@ mod subscription;
 mod topic;
 mod watching;
 
+pub use borrowed::Borrowed;
 pub use config::Config;
-pub use files::FileError;
+pub use files::{FileError, FileWatch, LeftOut, LeftOutReason, Look, TensorFiles};
 pub use held::Held;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
+pub use tensor_relay_device::{BoxFuture, Source, SourceError};
 pub use tensor_relay_protocol::{
-    CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic, Version,
-    VersionId,
+    ChunkHash, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic,
+    Version, VersionDigest, VersionId,
+    files::{FileKind, epoch_of},
 };
 pub use tensor_relay_transport::{BindError, Fingerprint, Identity, IdentityError, Listener, Tuning};
 pub use topic::{TopicOptions, WhenFull};

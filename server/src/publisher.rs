@@ -146,9 +146,9 @@ impl Publisher {
     /// Adds a version as soon as readers let it in, or makes room for it.
     async fn push(&self, mut retained: Retained) -> Result<Seq, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
-        let mut changes = self.topic.changes();
+        let mut room = self.topic.room();
         loop {
-            changes.mark_unchanged();
+            room.mark_unchanged();
             self.check_alive()?;
             let InTheWay { retained: back, readers, look_at } =
                 match self.topic.push(retained, self.options.keep) {
@@ -169,7 +169,7 @@ impl Publisher {
                 }
             };
             tokio::select! {
-                _ = changes.changed() => {}
+                _ = room.changed() => {}
                 () = look => {}
             }
         }
@@ -209,6 +209,7 @@ impl Publisher {
 impl Drop for Publisher {
     fn drop(&mut self) {
         self.topic.close();
+        self.catalogue.tidy(&self.topic);
     }
 }
 

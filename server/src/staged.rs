@@ -35,6 +35,40 @@ pub enum StageError<E: std::error::Error + 'static = Infallible> {
     /// Their bytes could not be had.
     #[error(transparent)]
     Fill(E),
+    /// The source of a borrowed version is not as long as its tensors laid out.
+    #[error(
+        "the tensors laid out take {payload_bytes} bytes, but the source to borrow them from has {source_bytes}"
+    )]
+    Source {
+        /// What the layout takes.
+        payload_bytes: u64,
+        /// What the source has.
+        source_bytes: u64,
+    },
+}
+
+impl Staging {
+    pub(crate) fn lay_out(
+        &self,
+        specs: Vec<TensorSpec>,
+        metadata: Metadata,
+    ) -> Result<Manifest, LayoutError> {
+        Manifest::layout(specs, metadata, self.chunk_bytes, &self.limits)
+    }
+}
+
+impl<E: std::error::Error> StageError<E> {
+    /// Gives what filling failed with, or the same error without that possibility.
+    pub(crate) fn into_fill(self) -> Result<E, StageError> {
+        match self {
+            Self::Fill(error) => Ok(error),
+            Self::Layout(error) => Err(StageError::Layout(error)),
+            Self::Memory(error) => Err(StageError::Memory(error)),
+            Self::Source { payload_bytes, source_bytes } => {
+                Err(StageError::Source { payload_bytes, source_bytes })
+            }
+        }
+    }
 }
 
 impl Staged {
@@ -50,7 +84,7 @@ impl Staged {
         mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
     ) -> Result<Self, StageError<E>> {
         let stored: Vec<bool> = specs.iter().map(|spec| spec.alias_of.is_none()).collect();
-        let manifest = Manifest::layout(specs, metadata, staging.chunk_bytes, &staging.limits)?;
+        let manifest = staging.lay_out(specs, metadata)?;
         let mut region = staging.memory.allocate(manifest.payload_bytes() as usize)?;
         let mut order: Vec<usize> = (0..stored.len()).filter(|i| stored[*i]).collect();
         order.sort_by_key(|i| manifest.tensors()[*i].range().start);

@@ -151,12 +151,11 @@ impl Subscription {
     /// Runs until the subscription ends; an error is the client's.
     pub(crate) async fn run(mut self) -> Result<(), Misbehaved> {
         let Err(ended) = self.send_versions().await;
+        if !matches!(ended, Ended::Gone) {
+            self.cursor.give_place_up();
+        }
         match ended {
-            Ended::Gone => {
-                self.cursor.keep_place();
-                Ok(())
-            }
-            Ended::ByClient => Ok(()),
+            Ended::Gone | Ended::ByClient => Ok(()),
             Ended::Misbehaved(error) => Err(error),
             Ended::Told(reason) => {
                 self.note_end(reason);

@@ -84,7 +84,10 @@ pub(crate) struct TopicState {
     /// How long the place of a named reader is kept when its connection is lost.
     linger: Duration,
     state: Mutex<State>,
+    /// For subscriptions: what they may have to send changed.
     changed: watch::Sender<()>,
+    /// For the publisher: there may be room for another version.
+    room: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -109,16 +112,27 @@ pub(crate) struct InTheWay {
 
 impl TopicState {
     pub(crate) fn new(name: Topic, linger: Duration) -> Self {
-        Self { name, linger, state: Mutex::default(), changed: watch::Sender::default() }
+        Self {
+            name,
+            linger,
+            state: Mutex::default(),
+            changed: watch::Sender::default(),
+            room: watch::Sender::default(),
+        }
     }
 
     pub(crate) fn name(&self) -> &Topic {
         &self.name
     }
 
-    /// Signals every change from now on.
+    /// Signals, from now on, every change of what there is to send.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
+    }
+
+    /// Signals, from now on, that there may be room for another version.
+    pub(crate) fn room(&self) -> watch::Receiver<()> {
+        self.room.subscribe()
     }
 
     /// Registers a publisher; false when there is one.
@@ -188,6 +202,7 @@ impl TopicState {
             retained.leave();
         }
         self.changed.send_replace(());
+        self.room.send_replace(());
     }
 
     /// Says that nothing will follow. A topic that was withdrawn or expired gives its versions up as well.
@@ -200,6 +215,7 @@ impl TopicState {
             }
         }
         self.changed.send_replace(());
+        self.room.send_replace(());
     }
 
     /// Whether nothing will follow, and why.
@@ -295,8 +311,8 @@ fn after(retention: &Retention<Arc<Retained>>, epoch: Epoch, version: Version) -
     }
 }
 
-/// A subscription in mode `every`, as its topic knows it. Dropping it gives its place up, or leaves it to wait for the
-/// reader to come back ([`keep_place`](Self::keep_place)).
+/// A subscription in mode `every`, as its topic knows it. Dropping it leaves the place of a named reader to wait for it,
+/// unless it [gave it up](Self::give_place_up).
 #[derive(Debug)]
 pub(crate) struct Reader {
     topic: Arc<TopicState>,
@@ -347,7 +363,7 @@ impl Reader {
             }
         };
         topic.changed.send_replace(());
-        (Self { topic, id, place, keep_place: false }, begin)
+        (Self { topic, id, place, keep_place: true }, begin)
     }
 
     /// Whether it still has its place.
@@ -373,7 +389,7 @@ impl Reader {
             drop(versions);
             state.retention.acknowledge(self.id, seq);
         }
-        self.topic.changed.send_replace(());
+        self.topic.room.send_replace(());
     }
 
     /// How many versions before `seq` it has not acknowledged.
@@ -381,9 +397,9 @@ impl Reader {
         self.topic.state().retention.unacknowledged(self.id, seq)
     }
 
-    /// Keeps the place for a while when this is dropped. A reader without a name has nothing to come back to.
-    pub(crate) fn keep_place(&mut self) {
-        self.keep_place = true;
+    /// Does not leave the place to wait when this is dropped: the reader will not come back.
+    pub(crate) fn give_place_up(&mut self) {
+        self.keep_place = false;
     }
 }
 
@@ -401,6 +417,6 @@ impl Drop for Reader {
                 retention.leave(reader);
             }
         }
-        self.topic.changed.send_replace(());
+        self.topic.room.send_replace(());
     }
 }

@@ -7,6 +7,7 @@ mod contract;
 mod ends;
 mod every;
 mod faults;
+mod files;
 mod resume;
 mod snapshots;
 mod stalls;

@@ -76,3 +76,26 @@ impl Payload {
         let _ = self.hashes[chunk.0 as usize].set(hash);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_device::HostSource;
+    use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName, TensorSpec};
+
+    #[test]
+    fn a_part_has_a_digest_once_its_own_chunks_are_hashed() {
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[1024]).unwrap());
+        let manifest = Arc::new(Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap());
+        let payload = Payload::new(manifest.clone(), Arc::new(HostSource::new(vec![0; 1024].into())));
+        let (first, last) = (ChunkHash::of(b"first"), ChunkHash::of(b"last"));
+        let ends: RangeSet = [0..1, 3..4].into_iter().collect();
+        payload.set_hash(ChunkIndex(0), first);
+        assert_eq!((payload.digest_of(&ends), payload.unhashed(&ends)), (None, vec![ChunkIndex(3)]));
+        payload.set_hash(ChunkIndex(3), last);
+        assert_eq!(payload.unhashed(&ends), []);
+        assert_eq!(payload.digest_of(&ends), Some(VersionDigest::of(manifest.digest(), [first, last])));
+        assert_eq!(payload.digest(), None, "the whole has chunks that were not hashed");
+        assert_eq!(payload.digest_of(&RangeSet::from_range(0..5)), None, "there is no chunk 4");
+    }
+}

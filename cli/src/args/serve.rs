@@ -1,0 +1,176 @@
+//! The words of `serve`.
+
+use super::Codec;
+use crate::{address::Advertised, units};
+use clap::ValueEnum;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use tensor_relay_server::{Keep, Topic, TopicOptions, WhenFull};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// A topic and what it offers: a .safetensors, .npy or .npz file, or a folder of a model (Hugging Face); repeat it
+    /// or write `;` between them for several topics.
+    #[arg(
+        long = "topic",
+        value_name = "NAME=PATH",
+        required = true,
+        value_parser = parse_topic_file,
+        value_delimiter = ';',
+        env = "TENSOR_RELAY_TOPICS",
+        help_heading = "Topics"
+    )]
+    pub(crate) topics: Vec<(Topic, PathBuf)>,
+
+    /// Whether tensors are copied to memory first, or read from their files each time they are sent.
+    #[arg(long, value_enum, default_value_t = Hold::Stage, help_heading = "Topics")]
+    pub(crate) hold: Hold,
+
+    /// Publish a new version whenever a file is replaced. Write the new one under another name and rename it into place.
+    #[arg(long, help_heading = "Topics")]
+    pub(crate) watch: bool,
+
+    /// How often files are looked at, in seconds. What was the same at two looks is published.
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = units::parse_seconds, help_heading = "Topics")]
+    pub(crate) watch_interval: Duration,
+
+    /// How many versions of each topic are retained, the newest included: for subscribers in mode `every`.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Versions")]
+    pub(crate) keep_versions: u32,
+
+    /// At most so many bytes of versions are retained for each topic; the newest always is. Default: no bound.
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Versions")]
+    pub(crate) keep_bytes: Option<u64>,
+
+    /// What happens when retention is full of versions that a subscriber in mode `every` has not taken care of.
+    #[arg(long, value_enum, default_value_t = Full::Evict, help_heading = "Versions")]
+    pub(crate) when_full: Full,
+
+    /// How long a new version waits for such subscribers before they are evicted, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Versions")]
+    pub(crate) publish_timeout: Duration,
+
+    /// How long subscribers may finish a version that left retention, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = units::parse_seconds, help_heading = "Versions")]
+    pub(crate) release_timeout: Duration,
+
+    /// How long the place of a named subscriber in mode `every` is kept when its connection is lost, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_seconds, help_heading = "Versions")]
+    pub(crate) reader_linger: Duration,
+
+    /// The UDP address to listen on.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", help_heading = "Network")]
+    pub(crate) listen: SocketAddr,
+
+    /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it or write `,`
+    /// between them for several.
+    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',', help_heading = "Network")]
+    pub(crate) advertise: Vec<Advertised>,
+
+    /// How many clients may be connected at once.
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Network")]
+    pub(crate) sessions: u32,
+
+    /// How long a subscriber in mid-transfer may take no byte before it is evicted, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_seconds, help_heading = "Network")]
+    pub(crate) stall_timeout: Duration,
+
+    /// Where the server's key is kept, so that tickets stay valid after a restart, and what it published last.
+    /// Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// Also write the tickets to this file, readable by its owner alone.
+    #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
+    pub(crate) ticket_file: Option<PathBuf>,
+
+    /// How chunks are encoded for subscribers; what gains less than 3 % always travels raw.
+    #[arg(long, value_enum, default_value_t = Codec::Raw, help_heading = "Encoding")]
+    pub(crate) codec: Codec,
+
+    /// How large chunks are: a multiple of 256 bytes up to 64MiB.
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_chunk_size, help_heading = "Encoding")]
+    pub(crate) chunk_size: u32,
+
+    /// How much memory staged versions may take; what does not fit is refused. Default: no bound but the machine's.
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
+    pub(crate) staged_mem: Option<u64>,
+
+    /// How much memory encoded chunks may take that are kept for further subscribers.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Memory")]
+    pub(crate) encoded_mem: u64,
+
+    /// After a signal to end, how long transfers under way may take to finish, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, help_heading = "Network")]
+    pub(crate) grace: Duration,
+
+    /// Print one JSON object per line on stdout instead of text.
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// How a version is held, as a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Hold {
+    /// Copied to memory: nobody can change it, and files may be overwritten.
+    Stage,
+    /// Read from its files when it is sent: costs no memory; files must not be overwritten in place.
+    Borrow,
+}
+
+/// What happens when retention is full, as a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Full {
+    /// They are evicted when the new version has waited for them.
+    Evict,
+    /// The new version waits on.
+    Block,
+}
+
+impl ServeArgs {
+    /// How each topic treats its versions and its readers.
+    pub(crate) fn topic_options(&self) -> TopicOptions {
+        TopicOptions {
+            keep: Keep { versions: self.keep_versions, bytes: self.keep_bytes.unwrap_or(u64::MAX) },
+            when_full: match self.when_full {
+                Full::Evict => WhenFull::Evict,
+                Full::Block => WhenFull::Block,
+            },
+            publish_timeout: self.publish_timeout,
+            release_timeout: Some(self.release_timeout),
+            expire_after: None,
+        }
+    }
+}
+
+/// The chunk sizes that every receiver accepts with its default limits.
+fn parse_chunk_size(text: &str) -> Result<u32, String> {
+    match units::parse_bytes(text)? {
+        bytes if bytes.is_multiple_of(256) && bytes <= 64 << 20 => Ok(bytes as u32),
+        _ => Err("chunks are a multiple of 256 bytes, up to 64MiB".into()),
+    }
+}
+
+fn parse_topic_file(text: &str) -> Result<(Topic, PathBuf), String> {
+    let (topic, file) = text.split_once('=').ok_or("write NAME=FILE, e.g. policy=model.safetensors")?;
+    let topic = Topic::new(topic).map_err(|e| e.to_string())?;
+    if file.is_empty() {
+        return Err(format!("no file is given for topic {topic}"));
+    }
+    Ok((topic, file.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_are_pairs() {
+        assert!(
+            parse_topic_file("a/b=x=y.safetensors")
+                .is_ok_and(|(t, f)| t.as_str() == "a/b" && f.as_os_str() == "x=y.safetensors")
+        );
+        for wrong in ["a", "=f", "a=", "../a=f", "a b=f"] {
+            assert!(parse_topic_file(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The words of `subscribe`.
+
+use super::TicketArgs;
+use crate::units;
+use clap::ValueEnum;
+use std::{path::PathBuf, time::Duration};
+use tensor_relay_client::{Epoch, Glob, Mode, ReaderName, Start, Version};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SubscribeArgs {
+    #[command(flatten)]
+    pub(crate) ticket: TicketArgs,
+
+    /// Another topic than the ticket's, or all that match: `*` is any name without `/`, `**` any at all, `?` one
+    /// character. Topics that appear later are received too.
+    #[arg(long, value_name = "NAME|GLOB", help_heading = "What to receive")]
+    pub(crate) topic: Option<Glob>,
+
+    /// Which versions: always the newest, or every one in order.
+    #[arg(long, value_enum, default_value_t = Follow::Latest, help_heading = "What to receive")]
+    pub(crate) mode: Follow,
+
+    /// Where to begin: `newest`, `next`, `oldest`, a version, or EPOCH:VERSION.
+    /// Default: the newest in mode `latest`, the oldest retained in mode `every`.
+    #[arg(long, value_name = "START", value_parser = parse_start, help_heading = "What to receive")]
+    pub(crate) from: Option<Start>,
+
+    /// Receive only tensors whose names match, e.g. `model.layers.*`; repeat it or write `,` between them for several.
+    #[arg(long, value_name = "GLOB", value_delimiter = ',', help_heading = "What to receive")]
+    pub(crate) select: Vec<Glob>,
+
+    /// In mode `every`: the name under which the server keeps this subscriber's place for a while when it goes away.
+    #[arg(long, value_name = "NAME", help_heading = "What to receive")]
+    pub(crate) reader: Option<ReaderName>,
+
+    /// In mode `every`: how many versions are received ahead, the one that is worked on included.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "What to receive")]
+    pub(crate) window: u32,
+
+    /// In mode `every`: what to do when versions are missing, or the publisher began a new epoch.
+    #[arg(long, value_enum, default_value_t = OnGap::Fail, help_heading = "What to receive")]
+    pub(crate) on_gap: OnGap,
+
+    /// In mode `latest`: give a version under way up when a newer one appears.
+    #[arg(long, help_heading = "What to receive")]
+    pub(crate) preempt: bool,
+
+    /// End after the first version; with a glob, after the first of each topic that is there.
+    #[arg(long, help_heading = "What to receive")]
+    pub(crate) once: bool,
+
+    /// How long to wait for a topic that does not exist yet, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "What to receive")]
+    pub(crate) wait: Duration,
+
+    /// How long a lost connection is tried to be made again, in seconds; 0 ends at once.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Connection")]
+    pub(crate) reconnect: Duration,
+
+    /// Write each version below DIR as what it was: DIR/TOPIC.safetensors, .npy, .npz or a folder DIR/TOPIC, replacing
+    /// the one before in one step.
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// With --out: keep the newest N versions as DIR/TOPIC/VERSION-EPOCH…, and a link `latest`.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "out", help_heading = "Output")]
+    pub(crate) keep: Option<u32>,
+
+    /// Run this shell command after each version, with TENSOR_RELAY_TOPIC, _VERSION, _EPOCH and _PATH set. The next
+    /// version is taken when it has ended.
+    #[arg(long, value_name = "CMD", help_heading = "Output")]
+    pub(crate) exec: Option<String>,
+
+    /// How much memory versions may take; one that does not fit is an error. Default: no bound but the machine's.
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
+    pub(crate) mem: Option<u64>,
+
+    /// Print one JSON object per version on stdout instead of text.
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+
+    /// Show no progress bar.
+    #[arg(short, long, help_heading = "Output")]
+    pub(crate) quiet: bool,
+}
+
+/// A mode, as a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Follow {
+    /// Always the newest; what is stale is skipped and counted.
+    Latest,
+    /// Every one, in order.
+    Every,
+}
+
+/// What to do about a gap, as a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnGap {
+    /// End with exit code 7.
+    Fail,
+    /// Say so and go on.
+    Continue,
+}
+
+impl From<Follow> for Mode {
+    fn from(follow: Follow) -> Self {
+        match follow {
+            Follow::Latest => Self::Latest,
+            Follow::Every => Self::Every,
+        }
+    }
+}
+
+fn parse_start(text: &str) -> Result<Start, String> {
+    let version = |text: &str| match text.parse() {
+        Ok(version @ 1..) => Ok(Version(version)),
+        _ => Err("write newest, next, oldest, a version from 1, or EPOCH:VERSION".to_owned()),
+    };
+    match (text, text.split_once(':')) {
+        ("newest", _) => Ok(Start::Newest),
+        ("next", _) => Ok(Start::Next),
+        ("oldest", _) => Ok(Start::Oldest),
+        (_, Some((epoch, number))) => {
+            let epoch = u64::from_str_radix(epoch, 16).map_err(|_| "an epoch is 16 hexadecimal digits")?;
+            Ok(Start::At(Some(Epoch(epoch)), version(number)?))
+        }
+        (number, None) => Ok(Start::At(None, version(number)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_is_a_word_or_a_version() {
+        assert_eq!(parse_start("oldest"), Ok(Start::Oldest));
+        assert_eq!(parse_start("12"), Ok(Start::At(None, Version(12))));
+        assert_eq!(parse_start("00000000000000ff:3"), Ok(Start::At(Some(Epoch(255)), Version(3))));
+        for wrong in ["", "0", "-1", "first", "xyz:1", "ff:", "ff:0"] {
+            assert!(parse_start(wrong).is_err(), "{wrong}");
+        }
+    }
+}

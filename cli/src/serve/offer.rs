@@ -1,0 +1,184 @@
+//! One topic that is served from files: loaded, published, and published anew when they are replaced.
+
+use super::ledger::Ledger;
+use crate::{
+    args::{Hold, ServeArgs},
+    units,
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+use tensor_relay_server::{
+    Epoch, FileError, FileWatch, Held, Look, Publisher, Server, Staging, TensorFiles, Topic, VersionDigest,
+    VersionId, epoch_of,
+};
+
+/// A topic and the files behind it.
+pub(crate) struct Offer {
+    publisher: Publisher,
+    staging: Staging,
+    path: PathBuf,
+    hold: Hold,
+    /// What is published now.
+    digest: VersionDigest,
+    watch: Option<Watch>,
+}
+
+/// How a topic notices that its files are replaced.
+struct Watch {
+    files: FileWatch,
+    ledger: Arc<Mutex<Ledger>>,
+    /// Whether it was said that there are no files.
+    missing: bool,
+}
+
+impl Watch {
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What was published.
+#[derive(Debug, Clone)]
+pub(crate) struct Published {
+    pub(crate) id: VersionId,
+    pub(crate) tensors: usize,
+    pub(crate) payload_bytes: u64,
+}
+
+/// Files that were read, or are ready to be.
+struct Loaded {
+    version: Held,
+    digest: VersionDigest,
+}
+
+impl Offer {
+    /// Publishes the first version of `topic` from what is at `path`.
+    ///
+    /// Its epoch follows from the content, so that a server that is restarted with the same files offers the same
+    /// version. With --watch, where other content follows in the same epoch, the ledger says what it was.
+    pub(crate) async fn begin(
+        server: &Server,
+        args: &ServeArgs,
+        (topic, path): (&Topic, &Path),
+        ledger: &Arc<Mutex<Ledger>>,
+    ) -> anyhow::Result<(Self, Published)> {
+        // Made before the files are opened, so that no change falls in between.
+        let watch = args.watch.then(|| Watch {
+            files: FileWatch::new(path),
+            ledger: Arc::clone(ledger),
+            missing: false,
+        });
+        let staging = server.staging();
+        let loaded = load(path, args.hold, &staging).await?;
+        let known = watch.as_ref().and_then(|watch| watch.ledger().place(topic, loaded.digest));
+        let epoch = match (&watch, known) {
+            (None, _) => epoch_of(loaded.digest),
+            (Some(_), Some((epoch, _))) => epoch,
+            (Some(_), None) => Epoch(rand::random()),
+        };
+        let mut publisher = server.publisher_with(topic.clone(), Some(epoch), args.topic_options())?;
+        if let Some((_, version)) = known {
+            publisher.continue_at(version);
+        }
+        let digest = loaded.digest;
+        let mut offer = Self { publisher, staging, path: path.into(), hold: args.hold, digest, watch };
+        let published = offer.publish(loaded).await?;
+        Ok((offer, published))
+    }
+
+    /// Looks at the files, and publishes what is new and complete. Waits, and goes on, when something is wrong with them.
+    pub(crate) async fn look(&mut self) -> Option<Published> {
+        if self.look_at_files().await != Look::Changed {
+            return None;
+        }
+        match self.publish_anew().await {
+            Ok(published) => published,
+            Err(error) => {
+                let (topic, version) = (self.publisher.topic(), "the version before stays on offer");
+                tracing::warn!("{topic}: what replaced the files cannot be published; {version}: {error:#}");
+                None
+            }
+        }
+    }
+
+    async fn look_at_files(&mut self) -> Look {
+        let Some(watch) = self.watch.take() else { return Look::Same };
+        let mut files = watch.files;
+        let looked = tokio::task::spawn_blocking(move || {
+            let look = files.look();
+            (files, look)
+        });
+        let Ok((files, look)) = looked.await else { return Look::Same };
+        let missing = look == Look::Missing;
+        if missing && !watch.missing {
+            let (topic, path) = (self.publisher.topic(), self.path.display());
+            tracing::warn!(
+                "{topic}: there is nothing to serve at {path} any more; what was published stays on offer."
+            );
+        }
+        self.watch = Some(Watch { files, missing, ..watch });
+        look
+    }
+
+    async fn publish_anew(&mut self) -> anyhow::Result<Option<Published>> {
+        let loaded = load(&self.path, self.hold, &self.staging).await?;
+        if loaded.digest == self.digest {
+            return Ok(None); // Touched, not changed.
+        }
+        self.digest = loaded.digest;
+        self.publish(loaded).await.map(Some)
+    }
+
+    async fn publish(&mut self, loaded: Loaded) -> anyhow::Result<Published> {
+        let manifest = loaded.version.manifest();
+        let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
+        let publication = self.publisher.publish(loaded.version, vec![]).await?;
+        let id = publication.id().clone();
+        if let Some(watch) = &self.watch {
+            watch.ledger().note(&id, loaded.digest);
+        }
+        Ok(Published { id, tensors, payload_bytes })
+    }
+}
+
+/// Opens and reads files off the executor, and says what took how long and what stays behind.
+async fn load(path: &Path, hold: Hold, staging: &Staging) -> anyhow::Result<Loaded> {
+    let (owned, staging) = (path.to_owned(), staging.clone());
+    let began = Instant::now();
+    let load = move || -> Result<(Loaded, Vec<String>), FileError> {
+        let files = TensorFiles::open(&owned)?;
+        let left_out = files
+            .left_out()
+            .iter()
+            .map(|left| format!("{} ({})", left.name, left.reason))
+            .collect();
+        let loaded = match hold {
+            Hold::Stage => {
+                let staged = files.stage(&staging)?;
+                Loaded { digest: staged.digest(), version: staged.into() }
+            }
+            Hold::Borrow => {
+                let borrowed = files.borrow(&staging)?;
+                let digest = borrowed.digest().expect("files are hashed when they are borrowed");
+                Loaded { digest, version: borrowed.into() }
+            }
+        };
+        Ok((loaded, left_out))
+    };
+    let (loaded, left_out) = tokio::task::spawn_blocking(load).await??;
+    let manifest = loaded.version.manifest();
+    eprintln!(
+        "{}: {}, {}, read in {}",
+        path.display(),
+        units::count(manifest.tensors().len(), "tensor"),
+        units::bytes(manifest.payload_bytes()),
+        units::time(began.elapsed()),
+    );
+    if !left_out.is_empty() {
+        eprintln!("{}: not served: {}", path.display(), left_out.join(", "));
+    }
+    Ok(loaded)
+}

@@ -1,0 +1,108 @@
+//! One topic: each version received, written, told, and handed to a command.
+
+use super::{hook, report};
+use crate::{
+    args::{OnGap, SubscribeArgs},
+    bar::{self, Bar},
+};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+use tensor_relay_client::{
+    Client, ClientError, EndReason, Mirror, Mode, Request, Snapshot, Subscription, SubscriptionError, Topic,
+};
+
+/// After how long a topic that is not there is mentioned.
+const MENTION_WAIT: Duration = Duration::from_secs(1);
+
+/// A subscription, and what becomes of its versions.
+pub(crate) struct Follow {
+    args: Arc<SubscribeArgs>,
+    subscription: Subscription,
+    mirror: Option<Arc<Mirror>>,
+    bar: Bar,
+}
+
+impl Follow {
+    /// Subscribes to `topic`. Only one at a time can show how far it is, `alone` on its line.
+    pub(crate) async fn begin(
+        args: &Arc<SubscribeArgs>,
+        client: &Client,
+        topic: Topic,
+        alone: bool,
+    ) -> Result<Self, ClientError> {
+        let subscription = client.subscribe_to(request(args, topic)).await?;
+        let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
+        let bar = Bar::new(alone && !args.quiet && !args.json);
+        Ok(Self { args: Arc::clone(args), subscription, mirror, bar })
+    }
+
+    /// Runs until the topic ends, or something fails.
+    pub(crate) async fn run(mut self) -> anyhow::Result<()> {
+        let mut received = false;
+        loop {
+            let snapshot = match self.next().await {
+                Err(SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }) if received => {
+                    return Ok(());
+                }
+                Err(SubscriptionError::Gap(gap)) if self.args.on_gap == OnGap::Continue => {
+                    report::gap(self.args.json, &gap);
+                    continue;
+                }
+                other => other?,
+            };
+            received = true;
+            let path = self.save(&snapshot).await?;
+            report::committed(self.args.json, &snapshot, path.as_deref());
+            if let Some(command) = &self.args.exec {
+                hook::run(command, snapshot.id(), path.as_deref()).await;
+            }
+            drop(snapshot);
+            if self.args.once {
+                self.subscription.acknowledge();
+                return Ok(());
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Result<Snapshot, SubscriptionError> {
+        let progress = self.subscription.progress_reader();
+        let topic = self.subscription.topic().clone();
+        let mention = async {
+            tokio::time::sleep(MENTION_WAIT).await;
+            if progress().version == 0 {
+                eprintln!("waiting for topic {topic} to appear");
+            }
+            std::future::pending().await
+        };
+        let snapshot = async {
+            tokio::select! {
+                snapshot = self.subscription.next() => snapshot,
+                never = mention => never,
+            }
+        };
+        bar::while_running(&mut self.bar, &progress, snapshot).await
+    }
+
+    /// Writes the snapshot below the output folder, off the executor.
+    async fn save(&self, snapshot: &Snapshot) -> anyhow::Result<Option<PathBuf>> {
+        let Some(mirror) = self.mirror.clone() else { return Ok(None) };
+        let snapshot = snapshot.clone();
+        Ok(Some(tokio::task::spawn_blocking(move || mirror.save(&snapshot)).await??))
+    }
+}
+
+fn request(args: &SubscribeArgs, topic: Topic) -> Request {
+    let mut request = match args.mode.into() {
+        Mode::Every => Request::every(topic),
+        _ => Request::latest(topic),
+    };
+    if let Some(start) = args.from {
+        request = request.from(start);
+    }
+    if let Some(reader) = &args.reader {
+        request = request.reader(reader.clone());
+    }
+    request
+        .select(args.select.iter().cloned())
+        .window(args.window)
+        .preempt(args.preempt)
+}

@@ -1,0 +1,82 @@
+//! What is told of a version: one line on stdout, for people or for programs.
+
+use super::print_line;
+use crate::units;
+use serde_json::json;
+use std::path::Path;
+use tensor_relay_client::{Gap, Snapshot};
+
+/// Tells of a version that is there.
+pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
+    let line = match as_json {
+        true => as_object(snapshot, saved),
+        false => as_text(snapshot, saved),
+    };
+    print_line(&line);
+}
+
+/// Tells of versions that are missing.
+pub(crate) fn gap(as_json: bool, gap: &Gap) {
+    eprintln!("warning: {gap}");
+    if as_json {
+        let line = json!({
+            "event": "gap",
+            "topic": gap.found.topic.as_str(),
+            "after": gap.after.as_ref().map(|id| id.version.0),
+            "found": gap.found.version.0,
+            "epoch": gap.found.epoch.to_string(),
+            "missing": gap.missing(),
+        });
+        print_line(&line.to_string());
+    }
+}
+
+fn as_object(snapshot: &Snapshot, saved: Option<&Path>) -> String {
+    let (id, receipt) = (snapshot.id(), snapshot.receipt());
+    let metadata: serde_json::Map<_, _> =
+        snapshot.metadata().iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
+    let line = json!({
+        "event": "committed",
+        "topic": id.topic.as_str(),
+        "epoch": id.epoch.to_string(),
+        "version": id.version.0,
+        "new_epoch": snapshot.is_new_epoch(),
+        "tensors": snapshot.tensors().count(),
+        "payload_bytes": snapshot.payload_bytes(),
+        "wire_bytes": receipt.wire_bytes,
+        "chunks": receipt.chunks,
+        "resumed": receipt.resumed,
+        "duration_s": receipt.duration.as_secs_f64(),
+        "skipped": snapshot.skipped(),
+        "metadata": metadata,
+        "path": saved,
+    });
+    line.to_string()
+}
+
+fn as_text(snapshot: &Snapshot, saved: Option<&Path>) -> String {
+    let (id, receipt, payload_bytes) = (snapshot.id(), snapshot.receipt(), snapshot.payload_bytes());
+    let mut line = format!(
+        "{} version {}: {}, {} in {} ({}), verified",
+        id.topic,
+        id.version,
+        units::count(snapshot.tensors().count(), "tensor"),
+        units::bytes(payload_bytes),
+        units::time(receipt.duration),
+        units::rate(payload_bytes, receipt.duration),
+    );
+    if snapshot.is_new_epoch() {
+        line += ", of a new epoch";
+    }
+    if receipt.resumed > 0 {
+        line += ", resumed after a lost connection";
+    }
+    match snapshot.skipped() {
+        0 => {}
+        count => line += &format!(", {count} skipped before it"),
+    }
+    if let Some(path) = saved {
+        line += &format!(", saved to {}", path.display());
+    }
+    line
+}

@@ -1,0 +1,52 @@
+//! Publishes a tensor a thousand times, and prints the ticket that `subscribe` needs.
+//!
+//! `cargo run --release --example publish -- [VERSIONS] [BYTES]`
+//!
+//! A real producer differs in one place: `fill` copies its own tensors.
+
+use std::{convert::Infallible, error::Error, time::Duration};
+use tensor_relay_server::{
+    Config, Dtype, Identity, Keep, Listener, Server, Shape, Staged, TensorName, TensorSpec, Ticket, Topic,
+    TopicOptions, Tuning,
+};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let versions: u64 = args.next().map_or(Ok(1_000), |arg| arg.parse())?;
+    let bytes: u64 = args.next().map_or(Ok(64 << 10), |arg| arg.parse())?;
+
+    // Who this server is. A key that is kept lets tickets stay valid after a restart.
+    let identity = Identity::load_or_create(&std::env::temp_dir().join("tensor-relay-example"))?;
+    let listener = Listener::bind("127.0.0.1:0".parse()?, &identity, Tuning::default())?;
+    let server = Server::start(listener, Config::default());
+    let topic = Topic::new("example")?;
+    let address = server.local_address()?.to_string();
+    println!("{}", Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?);
+
+    // Up to 64 versions are kept for readers in mode `every`; who is further behind holds `publish` up for a while.
+    let options = TopicOptions { keep: Keep { versions: 64, ..Keep::default() }, ..TopicOptions::default() };
+    let mut publisher = server.publisher_with(topic, None, options)?;
+    let spec = TensorSpec::new(TensorName::new("weights")?, Dtype::U8, Shape::new(&[bytes])?);
+    let mut last = None;
+    for version in 1..=versions {
+        let staged = Staged::new(&server.staging(), vec![spec.clone()], vec![], |_, out| {
+            out.fill(version as u8);
+            Ok::<_, Infallible>(())
+        })?;
+        let metadata = vec![("step".into(), version.to_string())];
+        last = Some(publisher.publish(staged, metadata).await?);
+        if version == 1 {
+            // The first one waits for somebody to watch.
+            let publication = last.as_mut().expect("it was just published");
+            publication.committed(1, Duration::from_secs(600)).await;
+        }
+    }
+    publisher.end();
+    if let Some(mut publication) = last {
+        publication.committed(1, Duration::from_secs(60)).await;
+        println!("{}: committed by {} subscribers", publication.id(), publication.committed_count());
+    }
+    server.shutdown(Duration::from_secs(8)).await;
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! A folder that follows topics: each version as the files that it was.
+
+mod contents;
+mod folder;
+mod leftovers;
+mod versions;
+
+pub(crate) use contents::Body;
+pub use contents::FilesError;
+
+use crate::{
+    SaveError, Snapshot,
+    save::{TEMPORARY, replace_file},
+};
+use contents::Contents;
+use std::path::{Path, PathBuf};
+use tensor_relay_protocol::VersionId;
+use versions::Kept;
+
+/// Writes snapshots below one folder, each version as what it was on the other side: a safetensors file, a folder of
+/// them with what lies beside, a NumPy array or an archive of arrays. Tensors that were no files become a safetensors
+/// file.
+///
+/// Without `keep`, topic `a/b` is `DIR/a/b.safetensors`, `.npy` or `.npz`, or the folder `DIR/a/b`, and each version
+/// replaces the one before in one step. (Where the file system cannot exchange two folders, a folder's name is missing
+/// for the moment between two renames. A topic that becomes another kind of files leaves its older files behind.)
+///
+/// With `keep`, versions stay side by side as `DIR/a/b/VERSION-EPOCH.safetensors` and so on, and the link
+/// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) leads to the one saved last. Of those that are recognised
+/// by their names, all but the newest `keep` are deleted.
+///
+/// A version is there whole or not at all, after a crash too. No name that a server gave leads out of the folder, and
+/// nothing is replaced or deleted that a mirror did not write. A folder says in its hidden file `.tensor-relay` which of
+/// its files a mirror wrote: where there are others, it is left alone.
+#[derive(Debug, Clone)]
+pub struct Mirror {
+    dir: PathBuf,
+    keep: Option<u32>,
+}
+
+impl Mirror {
+    /// A mirror in `dir`, which is made when it is first needed. `keep` versions of each topic stay, at least one;
+    /// `None` keeps one under the topic's own name.
+    pub fn new(dir: impl Into<PathBuf>, keep: Option<u32>) -> Self {
+        Self { dir: dir.into(), keep: keep.map(|keep| keep.max(1)) }
+    }
+
+    /// Writes `snapshot`, makes it durable, and gives back where it is. Removes what killed processes left half-written
+    /// in the same folder more than an hour ago. Blocks for as long as the disk takes.
+    ///
+    /// # Errors
+    /// [`SaveError`]; what was there before is then as it was.
+    pub fn save(&self, snapshot: &Snapshot) -> Result<PathBuf, SaveError> {
+        let (kind, contents) = Contents::of(snapshot)?;
+        let topic_path = self.topic_path(&snapshot.id)?;
+        let Some(keep) = self.keep else {
+            let path = with_extension(&topic_path, kind.extension());
+            write(&path, &contents)?;
+            return Ok(path);
+        };
+        let kept = Kept { folder: &topic_path, kind, id: &snapshot.id };
+        let path = kept.path();
+        write(&path, &contents)?;
+        kept.link_latest()?;
+        kept.prune(keep);
+        Ok(path)
+    }
+
+    /// Where a topic is: below the folder, whatever its name.
+    fn topic_path(&self, id: &VersionId) -> Result<PathBuf, SaveError> {
+        let hidden = TEMPORARY.0.trim_end_matches('.');
+        match id.topic.as_str().split('/').any(|segment| segment.starts_with(hidden)) {
+            true => Err(SaveError::Topic { topic: id.topic.clone() }),
+            false => Ok(self.dir.join(id.topic.as_str())),
+        }
+    }
+}
+
+fn write(path: &Path, contents: &Contents) -> Result<(), SaveError> {
+    leftovers::sweep(crate::save::folder_of(path));
+    match contents {
+        Contents::File(body) => {
+            let replaced = replace_file(path, |file| body.write(file));
+            replaced.map_err(|source| SaveError::Io { path: path.into(), source })
+        }
+        Contents::Folder(files) => folder::replace_folder(path, files),
+    }
+}
+
+/// Adds to the last name of `path`, which may have dots of its own.
+fn with_extension(path: &Path, extension: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(extension);
+    path.into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! The files that a snapshot becomes: which, and what is in each.
+
+use crate::{SaveError, Snapshot};
+use bytes::Bytes;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Write},
+};
+use tensor_relay_protocol::{
+    Tensor, TensorName,
+    files::{FileForm, FileKind, FileName, FileNameError, without_reserved},
+    npy::{self, NpyError},
+    safetensors::{IndexError, WeightIndex, plan_tensors},
+};
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
+
+/// Why a snapshot cannot become files again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FilesError {
+    /// A name that could lead elsewhere.
+    #[error(transparent)]
+    Name(#[from] FileNameError),
+    /// An index that cannot be read.
+    #[error("{name} is not a usable index of weights: {source}")]
+    Index {
+        /// The index.
+        name: FileName,
+        /// What is wrong with it.
+        source: IndexError,
+    },
+    /// Two indexes, which could contradict each other.
+    #[error("it has two indexes of weights, {first} and {second}")]
+    TwoIndexes {
+        /// One of them.
+        first: FileName,
+        /// The other one.
+        second: FileName,
+    },
+    /// Not the one tensor that an array file holds.
+    #[error("an .npy file holds one array, and this snapshot has {0} tensors")]
+    NotOneArray(usize),
+    /// A tensor that NumPy cannot hold.
+    #[error("tensor {name:?} does not fit: {source}")]
+    Npy {
+        /// Which tensor.
+        name: TensorName,
+        /// Why.
+        source: NpyError,
+    },
+    /// An array whose name could lead out of the folder into which somebody unpacks the archive.
+    #[error("an archive entry {0:?} is not written: unpacked, it could lead elsewhere")]
+    EntryName(TensorName),
+}
+
+/// What a snapshot becomes.
+#[derive(Debug)]
+pub(super) enum Contents {
+    File(Body),
+    /// The files of a folder, each name once.
+    Folder(Vec<(FileName, Body)>),
+}
+
+/// What one file holds. The tensors' bytes are shared with the snapshot.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// These parts one after the other.
+    Parts(Vec<Bytes>),
+    /// A ZIP archive.
+    Archive(Vec<Entry>),
+}
+
+/// One array of an archive.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    name: String,
+    head: Vec<u8>,
+    elements: Bytes,
+}
+
+impl Contents {
+    /// Decides what `snapshot` becomes, from what its manifest says that it was.
+    pub(super) fn of(snapshot: &Snapshot) -> Result<(FileKind, Self), SaveError> {
+        let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
+        let form = FileForm::of(snapshot.manifest().metadata()).map_err(|e| refuse(e.into()))?;
+        let contents = match form.kind {
+            FileKind::Directory => Self::Folder(folder(snapshot, &form)?),
+            FileKind::Npy => Self::File(array(snapshot).map_err(refuse)?),
+            FileKind::Npz => Self::File(archive(snapshot).map_err(refuse)?),
+            _ => {
+                let tensors: Vec<&Tensor> = snapshot.tensors().map(|(tensor, _)| tensor).collect();
+                Self::File(Body::safetensors(snapshot, &tensors)?)
+            }
+        };
+        Ok((form.kind, contents))
+    }
+}
+
+impl Body {
+    /// A safetensors file of some of a snapshot's tensors.
+    pub(crate) fn safetensors(snapshot: &Snapshot, tensors: &[&Tensor]) -> Result<Self, SaveError> {
+        let layout = plan_tensors(tensors, without_reserved(snapshot.manifest().metadata()));
+        let layout = layout.map_err(|source| SaveError::Format { id: snapshot.id.clone(), source })?;
+        let bodies = layout.order.iter().map(|index| snapshot.bytes(tensors[*index]));
+        Ok(Self::Parts(std::iter::once(layout.head.into()).chain(bodies).collect()))
+    }
+
+    /// Writes it to an empty file.
+    pub(crate) fn write(&self, file: &mut File) -> io::Result<()> {
+        match self {
+            Self::Parts(parts) => parts.iter().try_for_each(|part| file.write_all(part)),
+            Self::Archive(entries) => write_archive(entries, file),
+        }
+    }
+}
+
+/// Entries are stored, aligned to nothing and without a time: equal arrays make equal files.
+fn write_archive(entries: &[Entry], file: &mut File) -> io::Result<()> {
+    let mut archive = ZipWriter::new(file);
+    for Entry { name, head, elements } in entries {
+        let is_large = (head.len() + elements.len()) as u64 >= u64::from(u32::MAX);
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Stored)
+            .unix_permissions(0o644)
+            .large_file(is_large);
+        archive.start_file(name.as_str(), options)?;
+        archive.write_all(head)?;
+        archive.write_all(elements)?;
+    }
+    archive.finish()?;
+    Ok(())
+}
+
+fn array(snapshot: &Snapshot) -> Result<Body, FilesError> {
+    let tensors: Vec<_> = snapshot.tensors().collect();
+    match &tensors[..] {
+        [(tensor, elements)] => Ok(Body::Parts(vec![array_head(tensor)?.into(), elements.clone()])),
+        _ => Err(FilesError::NotOneArray(tensors.len())),
+    }
+}
+
+fn archive(snapshot: &Snapshot) -> Result<Body, FilesError> {
+    let entry = |(tensor, elements): (&Tensor, Bytes)| {
+        let name = tensor.name.as_str();
+        match name.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
+            true => Err(FilesError::EntryName(tensor.name.clone())),
+            false => Ok(Entry { name: format!("{name}.npy"), head: array_head(tensor)?, elements }),
+        }
+    };
+    Ok(Body::Archive(snapshot.tensors().map(entry).collect::<Result<_, _>>()?))
+}
+
+fn array_head(tensor: &Tensor) -> Result<Vec<u8>, FilesError> {
+    let head = npy::file_head(tensor.dtype, &tensor.shape);
+    head.map_err(|source| FilesError::Npy { name: tensor.name.clone(), source })
+}
+
+/// Weights as the index says that came with them, and the files beside. Where tensors are missing (a selection), what is
+/// there is written, and the index says so.
+fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>, SaveError> {
+    let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
+    let (model, mut side_files) = sort(snapshot, form).map_err(|source| refuse(source.into()))?;
+    let index_at = find_index(&side_files).map_err(refuse)?;
+    let told = match index_at {
+        Some(at) => parse_index(&side_files[at]).map_err(refuse)?,
+        None => WeightIndex::default(),
+    };
+    let mut weights: BTreeMap<&FileName, Vec<&Tensor>> = BTreeMap::new();
+    for tensor in &model {
+        let file = told.file_of(tensor.name.as_str()).unwrap_or(&form.weights);
+        weights.entry(file).or_default().push(tensor);
+    }
+    if let Some(at) = index_at {
+        let placed = weights
+            .iter()
+            .flat_map(|(file, tensors)| tensors.iter().map(move |tensor| (tensor, file)));
+        let truth = placed.map(|(tensor, file)| (tensor.name.as_str().into(), (*file).clone()));
+        let truth: WeightIndex = truth.collect();
+        if truth != told {
+            let total_bytes = model.iter().map(|tensor| tensor.byte_len()).sum();
+            side_files[at].1 = truth.to_json(total_bytes).into();
+        }
+    }
+    let mut files = vec![];
+    for (name, tensors) in weights {
+        files.push((name.clone(), Body::safetensors(snapshot, &tensors)?));
+    }
+    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body::Parts(vec![bytes]))));
+    Ok(files)
+}
+
+/// The tensors of the model, and the files beside them. Their names differ: those of weights are told by their ending.
+type Sorted<'a> = (Vec<&'a Tensor>, Vec<(FileName, Bytes)>);
+
+fn sort<'a>(snapshot: &'a Snapshot, form: &FileForm) -> Result<Sorted<'a>, FileNameError> {
+    let (mut model, mut side_files) = (vec![], vec![]);
+    for (tensor, bytes) in snapshot.tensors() {
+        match form.side_file(tensor)? {
+            Some(name) => side_files.push((name, bytes)),
+            None => model.push(tensor),
+        }
+    }
+    Ok((model, side_files))
+}
+
+fn find_index(side_files: &[(FileName, Bytes)]) -> Result<Option<usize>, FilesError> {
+    let mut indexes = (0..side_files.len()).filter(|at| side_files[*at].0.is_index());
+    match (indexes.next(), indexes.next()) {
+        (Some(first), Some(second)) => {
+            let name = |at: usize| side_files[at].0.clone();
+            Err(FilesError::TwoIndexes { first: name(first), second: name(second) })
+        }
+        (index, _) => Ok(index),
+    }
+}
+
+fn parse_index((name, bytes): &(FileName, Bytes)) -> Result<WeightIndex, FilesError> {
+    WeightIndex::parse(bytes).map_err(|source| FilesError::Index { name: name.clone(), source })
+}

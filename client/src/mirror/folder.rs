@@ -1,0 +1,214 @@
+//! Folders that are written by a mirror: replaced in one step, and deleted with nothing but what the mirror wrote.
+
+use super::contents::Body;
+use crate::{
+    SaveError,
+    save::{TEMPORARY, folder_of},
+};
+use rustix::{
+    fs::{CWD, RenameFlags, renameat_with},
+    io::Errno,
+};
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+use tensor_relay_protocol::files::FileName;
+
+/// The hidden file in which a folder lists what a mirror wrote into it, one name a line.
+const LIST_NAME: &str = ".tensor-relay";
+
+const LIST_HEAD: &str =
+    "# Written by tensor-relay, which replaces this folder as long as it holds only these files:\n";
+
+/// The longest list that is read: more than 16,000 names of full length.
+const LIST_MAX_BYTES: u64 = 4 << 20;
+
+/// Writes `files` to a temporary folder beside `path`, syncs it and puts it into place. A folder that was there must be
+/// a mirror's; it is exchanged in one step and then deleted.
+pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<(), SaveError> {
+    let io_error = |source| SaveError::Io { path: path.into(), source };
+    fs::create_dir_all(folder_of(path)).map_err(io_error)?;
+    let predecessor = predecessor(path)?;
+    let (temporary, _writing) = write_temporary(folder_of(path), files).map_err(io_error)?;
+    // From here on it goes by its list: what is under this name may soon be the predecessor.
+    let temporary = temporary.keep();
+    let replaced = match predecessor {
+        true => exchange(&temporary, path).map(Some),
+        false => fs::rename(&temporary, path).map(|()| None),
+    };
+    match replaced {
+        Ok(old) => drop(old.map(|old| delete_or_warn(&old))),
+        Err(source) => {
+            delete_or_warn(&temporary);
+            return Err(io_error(source));
+        }
+    }
+    File::open(folder_of(path))
+        .and_then(|folder| folder.sync_all())
+        .map_err(io_error)
+}
+
+/// Whether there is a folder at `path` that may be replaced. An empty one counts as none: a rename replaces it.
+fn predecessor(path: &Path) -> Result<bool, SaveError> {
+    let io_error = |source| SaveError::Io { path: path.into(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(io_error(error)),
+        Ok(found) if !found.is_dir() => Err(SaveError::NotOurs { path: path.into() }),
+        Ok(_) => match foreign_entry(path).map_err(io_error)? {
+            Some(foreign) => Err(SaveError::NotOurs { path: foreign }),
+            None => Ok(path.join(LIST_NAME).exists()),
+        },
+    }
+}
+
+/// Something in a folder that its list does not have.
+pub(super) fn foreign_entry(folder: &Path) -> io::Result<Option<PathBuf>> {
+    let listed = read_list(folder)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_ours = name == LIST_NAME
+            || (entry.file_type()?.is_file() && name.to_str().is_some_and(|name| listed.contains(name)));
+        if !is_ours {
+            return Ok(Some(entry.path()));
+        }
+    }
+    Ok(None)
+}
+
+/// The names in a folder's list, none where there is no list. It is a file like any other: names that no mirror writes
+/// are passed over.
+fn read_list(folder: &Path) -> io::Result<BTreeSet<String>> {
+    use io::Read;
+    let list = match File::open(folder.join(LIST_NAME)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        list => list?,
+    };
+    let mut text = vec![];
+    list.take(LIST_MAX_BYTES).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    Ok(text
+        .lines()
+        .filter(|name| FileName::new(name).is_ok())
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Writes a folder with its list first, so that what a killed process leaves can be told from anything else. The list
+/// stays locked while the second value lives.
+fn write_temporary(parent: &Path, files: &[(FileName, Body)]) -> io::Result<(tempfile::TempDir, File)> {
+    let temporary = tempfile::Builder::new()
+        .prefix(TEMPORARY.0)
+        .suffix(TEMPORARY.1)
+        .permissions(fs::Permissions::from_mode(0o777))
+        .tempdir_in(parent)?;
+    let mut list = File::create_new(temporary.path().join(LIST_NAME))?;
+    let _ = list.try_lock();
+    list.write_all(LIST_HEAD.as_bytes())?;
+    for (name, _) in files {
+        writeln!(list, "{name}")?;
+    }
+    list.sync_all()?;
+    for (name, body) in files {
+        let mut file = File::create_new(temporary.path().join(name))?;
+        body.write(&mut file)?;
+        file.sync_all()?;
+    }
+    File::open(temporary.path())?.sync_all()?;
+    Ok((temporary, list))
+}
+
+/// Puts `new` in the place of `path` and gives back where the old folder is now.
+fn exchange(new: &Path, path: &Path) -> io::Result<PathBuf> {
+    match renameat_with(CWD, new, CWD, path, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(new.into()),
+        // A file system that cannot: some network file systems, and old kernels.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => exchange_by_renames(new, path),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The same with a moment in between in which the name is missing.
+fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
+    let mut aside = OsString::from(new.as_os_str());
+    aside.push(".old");
+    aside.push(TEMPORARY.1);
+    fs::rename(path, &aside)?;
+    if let Err(error) = fs::rename(new, path) {
+        fs::rename(&aside, path)?;
+        return Err(error);
+    }
+    Ok(aside.into())
+}
+
+/// Deletes a folder of a mirror under a temporary name. The version is saved already, or has failed: what cannot be
+/// deleted is said and left.
+fn delete_or_warn(folder: &Path) {
+    if let Err(error) = delete(folder) {
+        tracing::warn!(path = %folder.display(), %error, "A replaced version was not deleted.");
+    }
+}
+
+/// Deletes what the list of `folder` names, then the list, then the folder if nothing else is in it.
+pub(super) fn delete(folder: &Path) -> io::Result<()> {
+    for name in read_list(folder)?.iter().map(String::as_str).chain([LIST_NAME]) {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    fs::remove_dir(folder)
+}
+
+/// Whether somebody still writes the folder, as far as the file system tells.
+pub(super) fn is_being_written(folder: &Path) -> bool {
+    File::open(folder.join(LIST_NAME)).is_ok_and(|list| list.try_lock().is_err())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(text: &'static str) -> Body {
+        Body::Parts(vec![text.as_bytes().into()])
+    }
+
+    fn files(names: &[&str]) -> Vec<(FileName, Body)> {
+        names.iter().map(|name| (FileName::new(name).unwrap(), body("x"))).collect()
+    }
+
+    #[test]
+    fn a_file_system_that_cannot_exchange_is_served_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (dir.path().join("m"), dir.path().join(".tensor-relay.new.part"));
+        replace_folder(&old, &files(&["a"])).unwrap();
+        replace_folder(&new, &files(&["b"])).unwrap();
+        let aside = exchange_by_renames(&new, &old).unwrap();
+        assert!(old.join("b").exists() && aside.join("a").exists() && !new.exists());
+        delete(&aside).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(exchange_by_renames(&new, &old).is_err(), "there is nothing to put into its place");
+        assert!(old.join("b").exists(), "and the old one is back");
+    }
+
+    /// A list is a file that anybody can write: it must not make the mirror delete elsewhere.
+    #[test]
+    fn a_forged_list_deletes_nothing_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let (precious, folder) = (dir.path().join("precious"), dir.path().join("m"));
+        fs::write(&precious, "p").unwrap();
+        fs::create_dir(&folder).unwrap();
+        let list = format!("../precious\n{}\n..\n\n.\nsub\n", precious.display());
+        fs::write(folder.join(LIST_NAME), list).unwrap();
+        fs::create_dir(folder.join("sub")).unwrap();
+        assert_eq!(foreign_entry(&folder).unwrap(), Some(folder.join("sub")));
+        assert!(delete(&folder).is_err());
+        assert!(precious.exists() && folder.join("sub").exists());
+    }
+}

@@ -1,0 +1,301 @@
+//! Snapshots of every kind of files, written and read back.
+
+use super::*;
+use safetensors::SafeTensors;
+use std::{
+    fs::{self, File},
+    io::Read,
+    os::unix::fs::symlink,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+use tensor_relay_protocol::{
+    Dtype, Epoch, Limits, Manifest, Selection, Shape, TensorName, TensorSpec, Topic, Version,
+    files::{FileForm, FileKind, FileName, side_file_spec},
+    npy,
+};
+
+/// A snapshot of topic `a/b` with these tensors and metadata.
+fn snapshot(specs: Vec<(TensorSpec, Vec<u8>)>, metadata: Vec<(String, String)>) -> Snapshot {
+    let (specs, bytes): (Vec<_>, Vec<_>) = specs.into_iter().unzip();
+    let manifest = Manifest::layout(specs, metadata, 4096, &Limits::default()).unwrap();
+    let mut payload = vec![0; manifest.payload_bytes() as usize];
+    for (tensor, bytes) in manifest.tensors().iter().zip(bytes) {
+        payload[tensor.range().start as usize..tensor.range().end as usize].copy_from_slice(&bytes);
+    }
+    Snapshot {
+        id: VersionId { topic: Topic::new("a/b").unwrap(), epoch: Epoch(1), version: Version(1) },
+        selection: Arc::new(Selection::all(Arc::new(manifest))),
+        payload: payload.into(),
+        ..Snapshot::empty()
+    }
+}
+
+fn at(mut snapshot: Snapshot, epoch: u64, version: u64) -> Snapshot {
+    (snapshot.id.epoch, snapshot.id.version) = (Epoch(epoch), Version(version));
+    snapshot
+}
+
+fn tensor(name: &str, bytes: &[u8]) -> (TensorSpec, Vec<u8>) {
+    let shape = Shape::new(&[bytes.len() as u64]).unwrap();
+    (TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, shape), bytes.to_vec())
+}
+
+fn side_file(name: &str, bytes: &[u8]) -> (TensorSpec, Vec<u8>) {
+    (side_file_spec(&FileName::new(name).unwrap(), bytes.len() as u64).unwrap(), bytes.to_vec())
+}
+
+fn metadata(kind: FileKind) -> Vec<(String, String)> {
+    let mut metadata = FileForm::new(kind).metadata();
+    metadata.insert(0, ("format".into(), "pt".into()));
+    metadata
+}
+
+fn of_kind(kind: FileKind, tensors: Vec<(TensorSpec, Vec<u8>)>) -> Snapshot {
+    snapshot(tensors, metadata(kind))
+}
+
+const INDEX: &str = r#"{"metadata": {"total_size": 5, "kept": 1}, "weight_map": {"x": "1.safetensors", "y": "2.safetensors", "z": "1.safetensors"}}"#;
+
+fn model() -> Vec<(TensorSpec, Vec<u8>)> {
+    vec![
+        tensor("x", b"xx"),
+        tensor("y", b"y"),
+        tensor("z", b"zz"),
+        side_file("model.safetensors.index.json", INDEX.as_bytes()),
+        side_file("config.json", b"{}"),
+    ]
+}
+
+/// Everything below a folder: files with their content, links with their target, folders as nothing.
+fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = vec![];
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+            match fs::symlink_metadata(&path).unwrap() {
+                m if m.is_dir() => folders.push(path),
+                m if m.is_symlink() => {
+                    found.push((name, fs::read_link(path).unwrap().into_os_string().into_encoded_bytes()));
+                }
+                _ => found.push((name, fs::read(path).unwrap())),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    tree(folder).into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn a_file_is_again_the_file_that_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let mirror = Mirror::new(dir.path(), None);
+    for bytes in [b"old", b"new"] {
+        let path = mirror.save(&of_kind(FileKind::Safetensors, vec![tensor("x", bytes)])).unwrap();
+        assert_eq!(path, dir.path().join("a/b.safetensors"));
+        let file = fs::read(&path).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&file).unwrap();
+        assert_eq!(header.metadata().as_ref().unwrap().len(), 1, "reserved keys are not written");
+        assert_eq!(SafeTensors::deserialize(&file).unwrap().tensor("x").unwrap().data(), bytes);
+    }
+    mirror.save(&snapshot(vec![tensor("x", b"no file")], vec![])).unwrap();
+    assert_eq!(names(dir.path()), ["a/b.safetensors"]);
+}
+
+#[test]
+fn arrays_are_again_arrays() {
+    let dir = tempfile::tempdir().unwrap();
+    let mirror = Mirror::new(dir.path(), None);
+    let path = mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", &[1, 2, 3])])).unwrap();
+    let expected = [&npy::file_head(Dtype::U8, &Shape::new(&[3]).unwrap()).unwrap()[..], &[1, 2, 3]].concat();
+    assert_eq!(
+        (path, fs::read(dir.path().join("a/b.npy")).unwrap()),
+        (dir.path().join("a/b.npy"), expected.clone())
+    );
+    let arrays = vec![tensor("layer/w", &[1, 2, 3]), tensor("b", &[4])];
+    let path = mirror.save(&of_kind(FileKind::Npz, arrays)).unwrap();
+    let mut archive = zip::ZipArchive::new(File::open(&path).unwrap()).unwrap();
+    let mut bytes = vec![];
+    archive.by_name("layer/w.npy").unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!((bytes, archive.len()), (expected, 2));
+    let refused = mirror.save(&of_kind(FileKind::Npz, vec![tensor("../x", &[1])])).unwrap_err();
+    assert!(matches!(&refused, SaveError::Files { source: FilesError::EntryName(_), .. }), "{refused}");
+    let refused = mirror.save(&of_kind(FileKind::Npy, vec![])).unwrap_err();
+    assert!(matches!(&refused, SaveError::Files { source: FilesError::NotOneArray(0), .. }), "{refused}");
+}
+
+#[test]
+fn a_folder_is_again_the_folder_that_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let mirror = Mirror::new(dir.path(), None);
+    let path = mirror.save(&of_kind(FileKind::Directory, vec![tensor("old", b"o")])).unwrap();
+    assert_eq!(names(&path), [".tensor-relay", "model.safetensors"]);
+    mirror.save(&of_kind(FileKind::Directory, model())).unwrap();
+    let index = "model.safetensors.index.json";
+    assert_eq!(names(&path), [".tensor-relay", "1.safetensors", "2.safetensors", "config.json", index]);
+    assert_eq!(fs::read_to_string(path.join(index)).unwrap(), INDEX, "byte for byte");
+    let shard = fs::read(path.join("1.safetensors")).unwrap();
+    let shard = SafeTensors::deserialize(&shard).unwrap();
+    assert_eq!((shard.len(), shard.tensor("z").unwrap().data()), (2, &b"zz"[..]));
+    assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 1, "the predecessor is gone");
+}
+
+#[test]
+fn a_part_of_a_folder_has_an_index_that_tells_the_truth() {
+    let dir = tempfile::tempdir().unwrap();
+    let part = model()
+        .into_iter()
+        .filter(|(spec, _)| !["y", "z"].contains(&spec.name.as_str()));
+    let mut part: Vec<_> = part.collect();
+    part.push(tensor("unknown", b"u"));
+    let path = Mirror::new(dir.path(), None).save(&of_kind(FileKind::Directory, part)).unwrap();
+    let index = fs::read_to_string(path.join("model.safetensors.index.json")).unwrap();
+    let expected = "{\n  \"metadata\": {\n    \"total_size\": 3\n  },\n  \"weight_map\": {\n    \"unknown\": \"model.safetensors\",\n    \"x\": \"1.safetensors\"\n  }\n}";
+    assert_eq!(index, expected);
+    assert!(!path.join("2.safetensors").exists());
+}
+
+#[test]
+fn the_newest_versions_stay_and_the_link_leads_to_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let mirror = Mirror::new(dir.path(), Some(2));
+    let folder = dir.path().join("a/b");
+    let name = |epoch: u64, version: u64| format!("{version:020}-{epoch:016x}");
+    for kind in [FileKind::Safetensors, FileKind::Directory] {
+        let tensors = || if kind == FileKind::Directory { model() } else { vec![tensor("x", b"x")] };
+        for (epoch, version) in [(9, 8), (9, 9), (9, 10), (3, 1)] {
+            let path = mirror.save(&at(of_kind(kind, tensors()), epoch, version)).unwrap();
+            let expected = folder.join(format!("{}{}", name(epoch, version), kind.extension()));
+            assert_eq!(path, expected);
+            let latest = folder.join(format!("latest{}", kind.extension()));
+            assert_eq!(fs::canonicalize(latest).unwrap(), fs::canonicalize(path).unwrap());
+        }
+        let mut found: Vec<_> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        found.sort();
+        let latest = format!("latest{}", kind.extension());
+        assert_eq!(found, [name(3, 1) + kind.extension(), name(9, 10) + kind.extension(), latest]);
+        fs::write(folder.join("notes.txt"), "mine").unwrap();
+        fs::remove_file(folder.join("notes.txt")).unwrap();
+        if kind == FileKind::Safetensors {
+            fs::remove_file(folder.join(name(9, 10) + ".safetensors")).unwrap();
+            fs::remove_file(folder.join(name(3, 1) + ".safetensors")).unwrap();
+        }
+    }
+    assert!(!folder.join("latest.safetensors").is_symlink(), "a link that leads nowhere goes");
+}
+
+#[test]
+fn nothing_is_replaced_or_deleted_that_no_mirror_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a/b");
+    let mirror = Mirror::new(dir.path(), None);
+    let save = || mirror.save(&of_kind(FileKind::Directory, model()));
+    fs::create_dir_all(&folder).unwrap();
+    save().expect("an empty folder is replaced");
+    fs::write(folder.join("notes.txt"), "mine").unwrap();
+    let refused = save().unwrap_err();
+    assert!(matches!(&refused, SaveError::NotOurs { path } if path.ends_with("notes.txt")), "{refused}");
+    assert!(folder.join("config.json").exists() && folder.join("notes.txt").exists());
+    assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 1, "no temporary folder stays");
+
+    fs::remove_dir_all(&folder).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    symlink(elsewhere.path(), &folder).unwrap();
+    assert!(matches!(save(), Err(SaveError::NotOurs { .. })));
+
+    let keeping = Mirror::new(dir.path().join("kept"), Some(1));
+    let old = keeping.save(&at(of_kind(FileKind::Directory, model()), 1, 1)).unwrap();
+    fs::write(old.join("notes.txt"), "mine").unwrap();
+    keeping.save(&at(of_kind(FileKind::Directory, model()), 1, 2)).unwrap();
+    assert!(old.join("notes.txt").exists() && old.join("config.json").exists());
+    let link = dir.path().join("kept/a/b/latest");
+    fs::remove_file(&link).unwrap();
+    fs::write(&link, "mine").unwrap();
+    let refused = keeping.save(&at(of_kind(FileKind::Directory, model()), 1, 3)).unwrap_err();
+    assert!(matches!(refused, SaveError::NotOurs { .. }), "{refused}");
+}
+
+/// A server that means harm: every name it can choose, below a folder whose surroundings must stay as they are.
+#[test]
+fn hostile_names_lead_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let inside = dir.path().join("in");
+    let mirror = Mirror::new(&inside, None);
+    let hostile_file = |name: &str| {
+        let (mut spec, bytes) = tensor("x", b"evil");
+        spec.name = TensorName::new(&format!("tensor-relay.file:{name}")).unwrap();
+        of_kind(FileKind::Directory, vec![(spec, bytes)])
+    };
+    for name in
+        ["../evil", "/tmp/evil", "sub/evil", ".bashrc", ".", "..", ".tensor-relay", "model.safetensors"]
+    {
+        let refused = mirror.save(&hostile_file(name)).unwrap_err();
+        assert!(
+            matches!(&refused, SaveError::Files { source: FilesError::Name(_), .. }),
+            "{name}: {refused}"
+        );
+    }
+    for file in ["../evil.safetensors", "/evil.safetensors", ".evil.safetensors", "config.json"] {
+        let index = format!(r#"{{"weight_map": {{"x": "{file}"}}}}"#);
+        let tensors = vec![tensor("x", b"evil"), side_file("model.safetensors.index.json", index.as_bytes())];
+        let refused = mirror.save(&of_kind(FileKind::Directory, tensors)).unwrap_err();
+        assert!(
+            matches!(&refused, SaveError::Files { source: FilesError::Index { .. }, .. }),
+            "{file}: {refused}"
+        );
+    }
+    let mut weights = metadata(FileKind::Directory);
+    weights.push(("tensor-relay.weights".into(), "../evil.safetensors".into()));
+    assert!(mirror.save(&snapshot(vec![tensor("x", b"evil")], weights)).is_err());
+    let two =
+        vec![side_file("a.safetensors.index.json", b"{}"), side_file("b.safetensors.index.json", b"{}")];
+    let refused = mirror.save(&of_kind(FileKind::Directory, two)).unwrap_err();
+    assert!(matches!(refused, SaveError::Files { source: FilesError::TwoIndexes { .. }, .. }));
+    let mut temporary = of_kind(FileKind::Directory, model());
+    temporary.id.topic = Topic::new("a/.tensor-relay.x.part").unwrap();
+    assert!(matches!(mirror.save(&temporary), Err(SaveError::Topic { .. })));
+    assert!(names(dir.path()).is_empty());
+}
+
+#[test]
+fn what_killed_processes_left_goes_after_an_hour() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a");
+    let mirror = Mirror::new(dir.path(), None);
+    let path = mirror.save(&of_kind(FileKind::Directory, model())).unwrap();
+    let old = SystemTime::now() - Duration::from_secs(2 * 3_600);
+    let age = |path: &Path| File::open(path).unwrap().set_modified(old).unwrap();
+    let left = |name: &str| folder.join(format!(".tensor-relay.{name}.part"));
+    fs::rename(&path, left("folder")).unwrap();
+    for name in ["old", "young", "locked"] {
+        fs::write(left(name), "half").unwrap();
+    }
+    fs::write(folder.join("precious.part"), "mine").unwrap();
+    fs::create_dir(left("mine")).unwrap();
+    fs::write(left("mine").join("precious"), "mine").unwrap();
+    let locked = File::open(left("locked")).unwrap();
+    locked.lock().unwrap();
+    for path in ["folder", "old", "locked", "mine"].map(left) {
+        age(&path);
+    }
+    age(&folder.join("precious.part"));
+    mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", b"x")])).unwrap();
+    let found = names(&folder);
+    let expected = [
+        ".tensor-relay.locked.part",
+        ".tensor-relay.mine.part/precious",
+        ".tensor-relay.young.part",
+        "b.npy",
+        "precious.part",
+    ];
+    assert_eq!(found, expected);
+}

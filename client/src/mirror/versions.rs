@@ -1,0 +1,174 @@
+//! Versions of one topic side by side: their names, the link to the last one, and which of them go.
+
+use super::{folder, with_extension};
+use crate::{SaveError, save::TEMPORARY};
+use std::{
+    cmp::Reverse,
+    fs::{self, DirEntry},
+    io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+use tensor_relay_protocol::{
+    Epoch, Version, VersionId,
+    files::{FileKind, FileName},
+};
+
+/// The link to the version saved last, without the ending.
+const LATEST: &str = "latest";
+
+const KINDS: [FileKind; 4] = [FileKind::Safetensors, FileKind::Directory, FileKind::Npy, FileKind::Npz];
+
+/// A version among others in the folder of its topic.
+#[derive(Debug)]
+pub(super) struct Kept<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) kind: FileKind,
+    pub(super) id: &'a VersionId,
+}
+
+/// A version that is found by its name.
+#[derive(Debug)]
+struct Found {
+    path: PathBuf,
+    kind: FileKind,
+    version: Version,
+    epoch: Epoch,
+    modified: SystemTime,
+}
+
+impl Kept<'_> {
+    /// Where it is. Names are sorted as versions are.
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder.join(self.name())
+    }
+
+    fn name(&self) -> String {
+        format!("{:020}-{}{}", self.id.version.0, self.id.epoch, self.kind.extension())
+    }
+
+    /// Lets the link lead here, in one step.
+    pub(super) fn link_latest(&self) -> Result<(), SaveError> {
+        let link = with_extension(&self.folder.join(LATEST), self.kind.extension());
+        if fs::symlink_metadata(&link).is_ok_and(|found| !found.is_symlink()) {
+            return Err(SaveError::NotOurs { path: link });
+        }
+        let mut temporary = tempfile::Builder::new();
+        temporary.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
+        let made = temporary.make_in(self.folder, |path| symlink(self.name(), path));
+        let replaced = made.and_then(|made| made.persist(&link).map_err(|failed| failed.error));
+        let synced = replaced.and_then(|()| fs::File::open(self.folder)?.sync_all());
+        synced.map_err(|source| SaveError::Io { path: link, source })
+    }
+
+    /// Deletes all but the newest `keep` versions, and links that lead to one that was deleted. The version is saved
+    /// already: what cannot be deleted is said and left.
+    pub(super) fn prune(&self, keep: u32) {
+        for found in self.superseded(keep) {
+            if let Err(error) = found.delete() {
+                tracing::warn!(path = %found.path.display(), %error, "An old version was not deleted.");
+            }
+        }
+        for kind in KINDS {
+            self.unlink_if_dangling(&with_extension(&self.folder.join(LATEST), kind.extension()));
+        }
+    }
+
+    /// The versions that are too many. Within the epoch of this one a higher number is newer; what is of another epoch
+    /// is older than that, and by the time at which it was written.
+    fn superseded(&self, keep: u32) -> Vec<Found> {
+        let entries = fs::read_dir(self.folder).into_iter().flatten().flatten();
+        let mut found: Vec<Found> = entries.filter_map(|entry| Found::of(&entry)).collect();
+        let this = self.path();
+        found.sort_by_key(|found| {
+            let same_epoch = found.epoch == self.id.epoch;
+            let written = if same_epoch { SystemTime::UNIX_EPOCH } else { found.modified };
+            Reverse((found.path == this, same_epoch, written, found.version))
+        });
+        found.split_off(found.len().min(keep as usize))
+    }
+
+    fn unlink_if_dangling(&self, link: &Path) {
+        let target = fs::read_link(link).ok();
+        let is_ours = target
+            .as_ref()
+            .and_then(|target| target.to_str())
+            .is_some_and(|name| parse(name).is_some());
+        if is_ours && !link.exists() {
+            let _ = fs::remove_file(link);
+        }
+    }
+}
+
+impl Found {
+    fn of(entry: &DirEntry) -> Option<Self> {
+        let (version, epoch, kind) = parse(entry.file_name().to_str()?)?;
+        let metadata = entry.metadata().ok()?;
+        let is_kind = if kind == FileKind::Directory { metadata.is_dir() } else { metadata.is_file() };
+        let modified = metadata.modified().ok()?;
+        is_kind.then(|| Self { path: entry.path(), kind, version, epoch, modified })
+    }
+
+    /// A folder goes under another name first: nobody sees half of one under a version's name.
+    fn delete(&self) -> io::Result<()> {
+        if self.kind != FileKind::Directory {
+            return fs::remove_file(&self.path);
+        }
+        if let Some(foreign) = folder::foreign_entry(&self.path)? {
+            let problem = format!("{} was not written by tensor-relay", foreign.display());
+            return Err(io::Error::other(problem));
+        }
+        let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let aside = self.path.with_file_name(format!("{}{name}{}", TEMPORARY.0, TEMPORARY.1));
+        fs::rename(&self.path, &aside)?;
+        folder::delete(&aside)
+    }
+}
+
+/// Reads what [`Kept::name`] wrote, and nothing else.
+fn parse(name: &str) -> Option<(Version, Epoch, FileKind)> {
+    FileName::new(name).ok()?;
+    let (stem, kind) = match name.split_once('.') {
+        None => (name, FileKind::Directory),
+        Some((stem, extension)) => (
+            stem,
+            KINDS
+                .into_iter()
+                .find(|kind| kind.extension().strip_prefix('.') == Some(extension))?,
+        ),
+    };
+    let (version, epoch) = stem.split_once('-')?;
+    let is_number = version.len() == 20 && version.bytes().all(|byte| byte.is_ascii_digit());
+    let is_hex = epoch.len() == 16 && epoch.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let (version, epoch) = (version.parse().ok()?, u64::from_str_radix(epoch, 16).ok()?);
+    (is_number && is_hex).then_some((Version(version), Epoch(epoch), kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_versions_are_recognised() {
+        let name = "00000000000000000007-00000000000000ff";
+        for (extension, kind) in
+            [(".safetensors", FileKind::Safetensors), (".npz", FileKind::Npz), ("", FileKind::Directory)]
+        {
+            assert_eq!(parse(&format!("{name}{extension}")), Some((Version(7), Epoch(255), kind)));
+        }
+        for other in [
+            "latest",
+            "config.json",
+            "7-ff.safetensors",
+            "00000000000000000007-00000000000000FF",
+            "00000000000000000007-00000000000000ff.bin",
+            "00000000000000000007-00000000000000ff.",
+            "+0000000000000000007-00000000000000ff",
+            "99999999999999999999-00000000000000ff",
+            ".00000000000000000007-00000000000000ff",
+        ] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+}

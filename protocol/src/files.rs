@@ -1,0 +1,319 @@
+//! How files travel as tensors (PROTOCOL.md §13): what is said of them in a manifest, and which names they may have.
+//!
+//! A snapshot of files is a snapshot like any other. What makes it files again is a few entries of its manifest under
+//! reserved names. They come from a peer, so every name among them is checked before a path is made of it.
+
+use crate::{Dtype, Epoch, NameError, Shape, Tensor, TensorName, TensorSpec, VersionDigest};
+use std::fmt;
+
+/// Metadata keys and tensor names that begin like this belong to tensor-relay.
+pub const RESERVED_PREFIX: &str = "tensor-relay.";
+
+/// The name of the one tensor that an `.npy` file is.
+pub const NPY_TENSOR: &str = "array";
+
+/// The file for the weights that no index places elsewhere, unless the snapshot names another.
+pub const WEIGHTS_DEFAULT: &str = "model.safetensors";
+
+/// How files of weights end.
+pub const WEIGHTS_EXTENSION: &str = ".safetensors";
+
+/// How the file ends that says which tensor lies in which file of weights.
+pub const INDEX_EXTENSION: &str = ".safetensors.index.json";
+
+const KIND_KEY: &str = "tensor-relay.kind";
+const WEIGHTS_KEY: &str = "tensor-relay.weights";
+const SIDE_FILE_PREFIX: &str = "tensor-relay.file:";
+
+/// The kinds of files that tensors come from and can be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// One safetensors file.
+    Safetensors,
+    /// A folder of safetensors files with what lies beside them, as Hugging Face has it.
+    Directory,
+    /// One NumPy array.
+    Npy,
+    /// A ZIP archive of NumPy arrays.
+    Npz,
+}
+
+impl FileKind {
+    const ALL: [Self; 4] = [Self::Safetensors, Self::Directory, Self::Npy, Self::Npz];
+
+    /// Its name in manifests and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Safetensors => "safetensors",
+            Self::Directory => "directory",
+            Self::Npy => "npy",
+            Self::Npz => "npz",
+        }
+    }
+
+    /// How the names of such files end, with the dot; nothing for folders.
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Safetensors => WEIGHTS_EXTENSION,
+            Self::Directory => "",
+            Self::Npy => ".npy",
+            Self::Npz => ".npz",
+        }
+    }
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What files the tensors of a manifest were, and are to be again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileForm {
+    /// Which kind of files.
+    pub kind: FileKind,
+    /// In a folder, the file for tensors that no index places elsewhere.
+    pub weights: FileName,
+}
+
+impl FileForm {
+    /// Files of `kind`, with the usual names.
+    pub fn new(kind: FileKind) -> Self {
+        Self { kind, weights: FileName(WEIGHTS_DEFAULT.into()) }
+    }
+
+    /// Reads what the metadata of a manifest says. Tensors that were no files, or of a kind that this build does not
+    /// know, are written as one safetensors file.
+    ///
+    /// # Errors
+    /// [`FileNameError`] when it names a file badly.
+    pub fn of(metadata: &[(String, String)]) -> Result<Self, FileNameError> {
+        let value = |key| metadata.iter().find(|(found, _)| found == key).map(|(_, value)| value.as_str());
+        let kind = FileKind::ALL.into_iter().find(|kind| Some(kind.name()) == value(KIND_KEY));
+        let form = Self::new(kind.unwrap_or(FileKind::Safetensors));
+        match value(WEIGHTS_KEY) {
+            Some(name) if form.kind == FileKind::Directory => {
+                Ok(Self { weights: FileName::of_weights(name)?, ..form })
+            }
+            _ => Ok(form),
+        }
+    }
+
+    /// What the metadata of a manifest has to say for it.
+    pub fn metadata(&self) -> Vec<(String, String)> {
+        let mut metadata = vec![(KIND_KEY.to_owned(), self.kind.name().to_owned())];
+        if self.kind == FileKind::Directory && self.weights.as_str() != WEIGHTS_DEFAULT {
+            metadata.push((WEIGHTS_KEY.to_owned(), self.weights.as_str().to_owned()));
+        }
+        metadata
+    }
+
+    /// The file that travels as `tensor`, if it is one and no tensor of the model.
+    ///
+    /// # Errors
+    /// [`FileNameError`] when a file has a name that must not be written, or is no row of bytes.
+    pub fn side_file(&self, tensor: &Tensor) -> Result<Option<FileName>, FileNameError> {
+        let name = tensor.name.as_str().strip_prefix(SIDE_FILE_PREFIX);
+        let Some(name) = name.filter(|_| self.kind == FileKind::Directory) else {
+            return Ok(None);
+        };
+        let refuse = |why| FileNameError { name: name.into(), why };
+        if tensor.dtype != Dtype::U8 || tensor.shape.dimensions().len() != 1 {
+            return Err(refuse("it is not one row of bytes"));
+        }
+        let name = FileName::new(name)?;
+        match name.is_weights() {
+            true => Err(refuse("weights do not travel as bytes")),
+            false => Ok(Some(name)),
+        }
+    }
+}
+
+/// The tensor as which a file beside the weights travels.
+///
+/// # Errors
+/// [`NameError::TooLong`] when its name is too long for that; at most 237 bytes work.
+pub fn side_file_spec(name: &FileName, bytes: u64) -> Result<TensorSpec, NameError> {
+    let name = TensorName::new(&format!("{SIDE_FILE_PREFIX}{name}"))?;
+    let shape = Shape::new(&[bytes]).expect("one dimension cannot overflow");
+    Ok(TensorSpec::new(name, Dtype::U8, shape))
+}
+
+/// The epoch for a topic of which the first version is this: the same files begin the same epoch after a restart, and
+/// clients that hold them receive nothing again.
+///
+/// Good for one content only. If version 2 of the epoch is other content, and the files are what they were first when
+/// the server starts again, a client that holds version 2 would take version 1 for old.
+pub fn epoch_of(digest: VersionDigest) -> Epoch {
+    let [a, b, c, d, e, f, g, h, ..] = digest.0;
+    Epoch(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// Whether a tensor name or metadata key belongs to tensor-relay.
+pub fn is_reserved(name: &str) -> bool {
+    name.starts_with(RESERVED_PREFIX)
+}
+
+/// What the metadata of a manifest says beyond tensor-relay's own entries: what belongs into a file.
+pub fn without_reserved(metadata: &[(String, String)]) -> Vec<(String, String)> {
+    metadata.iter().filter(|(key, _)| !is_reserved(key)).cloned().collect()
+}
+
+/// The name of one file in a folder: it cannot lead out of the folder, hide in it, or break a terminal.
+///
+/// One path segment of 1 to 255 bytes without control characters that does not begin with a dot.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileName(Box<str>);
+
+/// A file name that must not be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a file {name:?} is not written: {why}")]
+pub struct FileNameError {
+    /// The name.
+    pub name: Box<str>,
+    /// Which rule it breaks.
+    pub why: &'static str,
+}
+
+impl FileName {
+    /// Parses `name`.
+    ///
+    /// # Errors
+    /// [`FileNameError`] says which rule it breaks.
+    pub fn new(name: &str) -> Result<Self, FileNameError> {
+        let refuse = |why| Err(FileNameError { name: name.into(), why });
+        match name {
+            "" => refuse("it has no name"),
+            _ if name.len() > 255 => refuse("its name is longer than 255 bytes"),
+            _ if name.starts_with('.') => refuse("its name begins with a dot"),
+            _ if name.contains('/') => refuse("its name leads into another folder"),
+            _ if name.contains(char::is_control) => refuse("its name has control characters"),
+            _ => Ok(Self(name.into())),
+        }
+    }
+
+    /// Parses the name of a file of weights.
+    ///
+    /// # Errors
+    /// [`FileNameError`] also when it does not end with `.safetensors`.
+    pub fn of_weights(name: &str) -> Result<Self, FileNameError> {
+        let parsed = Self::new(name)?;
+        match parsed.is_weights() {
+            true => Ok(parsed),
+            false => Err(FileNameError {
+                name: name.into(),
+                why: "weights are in files that end with .safetensors",
+            }),
+        }
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is that of a file of weights.
+    pub fn is_weights(&self) -> bool {
+        self.0.ends_with(WEIGHTS_EXTENSION)
+    }
+
+    /// Whether it is that of an index of weights.
+    pub fn is_index(&self) -> bool {
+        self.0.ends_with(INDEX_EXTENSION)
+    }
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl AsRef<std::path::Path> for FileName {
+    fn as_ref(&self) -> &std::path::Path {
+        self.0.as_ref().as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limits, Manifest};
+    use proptest::prelude::*;
+
+    fn tensor(name: &str, dtype: Dtype, dimensions: &[u64]) -> Tensor {
+        let spec = TensorSpec::new(TensorName::new(name).unwrap(), dtype, Shape::new(dimensions).unwrap());
+        Manifest::layout(vec![spec], vec![], 4096, &Limits::default())
+            .unwrap()
+            .tensors()[0]
+            .clone()
+    }
+
+    #[test]
+    fn a_form_survives_the_way_through_metadata() {
+        for kind in FileKind::ALL {
+            assert_eq!(FileForm::of(&FileForm::new(kind).metadata()), Ok(FileForm::new(kind)));
+        }
+        let adapter = FileName::of_weights("adapter_model.safetensors").unwrap();
+        let form = FileForm { kind: FileKind::Directory, weights: adapter };
+        assert_eq!(FileForm::of(&form.metadata()), Ok(form));
+        assert_eq!(FileForm::of(&[]).unwrap().kind, FileKind::Safetensors);
+        let later = [(KIND_KEY.to_owned(), "gguf".to_owned())];
+        assert_eq!(FileForm::of(&later).unwrap().kind, FileKind::Safetensors);
+    }
+
+    #[test]
+    fn only_the_user_s_own_metadata_belongs_into_a_file() {
+        let mut metadata = FileForm::new(FileKind::Npz).metadata();
+        metadata.push(("format".into(), "pt".into()));
+        assert_eq!(without_reserved(&metadata), [("format".into(), "pt".into())]);
+    }
+
+    #[test]
+    fn side_files_are_rows_of_bytes_in_folders() {
+        let folder = FileForm::new(FileKind::Directory);
+        let spec = side_file_spec(&FileName::new("config.json").unwrap(), 3).unwrap();
+        let config = tensor(spec.name.as_str(), spec.dtype, spec.shape.dimensions());
+        assert_eq!(folder.side_file(&config).unwrap().unwrap().as_str(), "config.json");
+        assert_eq!(FileForm::new(FileKind::Npz).side_file(&config), Ok(None));
+        assert_eq!(folder.side_file(&tensor("config.json", Dtype::U8, &[3])), Ok(None));
+        for (name, dtype, dimensions) in [
+            ("tensor-relay.file:a", Dtype::I8, &[3][..]),
+            ("tensor-relay.file:a", Dtype::U8, &[3, 1]),
+            ("tensor-relay.file:", Dtype::U8, &[3]),
+            ("tensor-relay.file:../a", Dtype::U8, &[3]),
+            ("tensor-relay.file:.bashrc", Dtype::U8, &[3]),
+            ("tensor-relay.file:a.safetensors", Dtype::U8, &[3]),
+        ] {
+            assert!(folder.side_file(&tensor(name, dtype, dimensions)).is_err(), "{name}");
+        }
+        let long = FileName::new(&"a".repeat(255)).unwrap();
+        assert_eq!(side_file_spec(&long, 1), Err(NameError::TooLong(273)));
+    }
+
+    #[test]
+    fn an_epoch_is_the_beginning_of_a_digest() {
+        let digest = VersionDigest(std::array::from_fn(|i| i as u8));
+        assert_eq!(epoch_of(digest), Epoch(0x0706_0504_0302_0100));
+    }
+
+    proptest! {
+        /// Joined to a folder, a name is a file directly in it.
+        #[test]
+        fn a_file_stays_in_its_folder(name in "[a-z./\\\\\0-]{0,8}") {
+            if let Ok(name) = FileName::new(&name) {
+                let path = std::path::Path::new("/folder").join(&name);
+                prop_assert_eq!(path.parent(), Some(std::path::Path::new("/folder")));
+                prop_assert_eq!(path.file_name().and_then(|n| n.to_str()), Some(name.as_str()));
+            }
+        }
+
+        #[test]
+        fn any_metadata_is_survived(kind in any::<String>(), weights in any::<String>()) {
+            let _ = FileForm::of(&[(KIND_KEY.into(), kind), (WEIGHTS_KEY.into(), weights.clone())]);
+            let _ = FileForm::of(&[(KIND_KEY.into(), "directory".into()), (WEIGHTS_KEY.into(), weights)]);
+        }
+    }
+}

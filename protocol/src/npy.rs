@@ -1,0 +1,499 @@
+//! The NumPy array format (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>), as far as it is
+//! bytes and rules.
+//!
+//! A file is a magic number, a version, the length of a header, the header as text of a Python dictionary, and the
+//! elements. Whoever has the file does the reading and writing; this module says what the header means and which header
+//! an array needs. An `.npz` file is a ZIP archive of such files.
+
+use crate::{Dtype, Shape, ShapeError};
+
+/// The bytes in front of the longest kind of header: magic, version and length.
+pub const PREFIX_BYTES: usize = 12;
+
+/// The longest header accepted. NumPy itself reads 10,000 bytes unless it is told otherwise.
+const HEADER_MAX_BYTES: u64 = 64 << 10;
+
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+
+/// NumPy aligns the elements to this many bytes.
+const DATA_ALIGNMENT: usize = 64;
+
+/// NumPy leaves room for this many digits in the first dimension, so that an array can grow in place.
+const GROWTH_DIGITS: usize = 21;
+
+/// What an array file holds, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions.
+    pub shape: Shape,
+    /// Whether the first dimension varies fastest. Never set where that makes no difference.
+    pub fortran_order: bool,
+    /// The position of the first element in the file. The elements reach to its end.
+    pub data_start: u64,
+}
+
+/// Why a file is no usable array file, or a tensor cannot become one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NpyError {
+    /// Another kind of file, or one that was cut off.
+    #[error("it does not begin as a NumPy array file does")]
+    Magic,
+    /// A version that is not defined yet.
+    #[error("it has version {major}.{minor} of the NumPy format, and 1.0 to 3.0 are known")]
+    Version {
+        /// The first number.
+        major: u8,
+        /// The second one.
+        minor: u8,
+    },
+    /// A length that cannot be.
+    #[error("it says its header has {header_bytes} bytes, which does not fit a file of {file_bytes} bytes")]
+    HeaderLength {
+        /// What the prefix says.
+        header_bytes: u64,
+        /// The size of the file.
+        file_bytes: u64,
+    },
+    /// A header that is no dictionary of the three keys.
+    #[error("its header is not valid: {0}")]
+    Header(&'static str),
+    /// Elements that tensor-relay does not carry.
+    #[error("its elements have dtype {descr:?}: {why}")]
+    Dtype {
+        /// NumPy's name of it, cut to a readable length.
+        descr: String,
+        /// What is wrong with it, and what to do.
+        why: &'static str,
+    },
+    /// A shape that tensor-relay does not carry.
+    #[error("it has no usable shape: {0}")]
+    Shape(#[from] ShapeError),
+    /// Elements that end before or after the file does.
+    #[error(
+        "its header describes {described_bytes} bytes of elements, but {found_bytes} follow it: was the file cut off, or several arrays written into one?"
+    )]
+    DataLength {
+        /// What the header adds up to.
+        described_bytes: u64,
+        /// What is there.
+        found_bytes: u64,
+    },
+    /// A dtype that NumPy does not have.
+    #[error("NumPy has no dtype {0}: save the tensor as safetensors")]
+    Unwritable(Dtype),
+}
+
+/// Reads from the first bytes of a file of `file_bytes` where its header ends, counted from the file's beginning.
+///
+/// # Errors
+/// [`NpyError`] when this is no array file, or when no header of the length that it names can be there.
+pub fn header_end(prefix: &[u8], file_bytes: u64) -> Result<usize, NpyError> {
+    let start = header_start(prefix)?;
+    let length = prefix.get(8..start).ok_or(NpyError::Magic)?;
+    let header_bytes = length.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+    let end = start as u64 + header_bytes;
+    match end <= file_bytes && header_bytes <= HEADER_MAX_BYTES {
+        true => Ok(end as usize),
+        false => Err(NpyError::HeaderLength { header_bytes, file_bytes }),
+    }
+}
+
+fn header_start(prefix: &[u8]) -> Result<usize, NpyError> {
+    match prefix.strip_prefix(MAGIC) {
+        Some([1, 0, ..]) => Ok(10),
+        Some([2 | 3, 0, ..]) => Ok(12),
+        Some([major, minor, ..]) => Err(NpyError::Version { major: *major, minor: *minor }),
+        _ => Err(NpyError::Magic),
+    }
+}
+
+/// Reads the header of a file of `file_bytes`; `head` is the file up to its [`header_end`].
+///
+/// # Errors
+/// [`NpyError`] when the header breaks a rule of the format, names elements that tensor-relay does not carry, or
+/// describes more or fewer bytes than the file has.
+pub fn parse_header(head: &[u8], file_bytes: u64) -> Result<Header, NpyError> {
+    let text = head.get(header_start(head)?..).ok_or(NpyError::Magic)?;
+    let text = std::str::from_utf8(text).map_err(|_| NpyError::Header("it is not text"))?;
+    let Fields { descr, fortran_order, dimensions } = Fields::parse(text)?;
+    let dtype = dtype(descr)?;
+    let shape = Shape::new(&dimensions)?;
+    let described_bytes = shape.byte_len(dtype)?;
+    let found_bytes = file_bytes.saturating_sub(head.len() as u64);
+    if described_bytes != found_bytes {
+        return Err(NpyError::DataLength { described_bytes, found_bytes });
+    }
+    let order_matters = shape.elements() > 0 && dimensions.iter().filter(|d| **d > 1).count() > 1;
+    Ok(Header { dtype, shape, fortran_order: fortran_order && order_matters, data_start: head.len() as u64 })
+}
+
+/// The beginning of a file that holds a tensor, byte for byte as NumPy writes it; the elements in C order have to follow.
+///
+/// # Errors
+/// [`NpyError::Unwritable`] for a dtype that NumPy does not have.
+pub fn file_head(dtype: Dtype, shape: &Shape) -> Result<Vec<u8>, NpyError> {
+    let descr = DTYPES
+        .iter()
+        .find(|(_, ours)| *ours == dtype)
+        .ok_or(NpyError::Unwritable(dtype))?
+        .0;
+    let first_digits = shape.dimensions().first().map(|d| d.to_string().len());
+    let growth = first_digits.map_or(0, |digits| GROWTH_DIGITS - digits);
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {}, }}", tuple(shape));
+    text.extend(std::iter::repeat_n(' ', growth));
+    let unpadded = MAGIC.len() + 4 + text.len() + 1;
+    text.extend(std::iter::repeat_n(' ', DATA_ALIGNMENT - unpadded % DATA_ALIGNMENT));
+    text.push('\n');
+    // At most 16 dimensions of 20 digits: far below what two bytes count.
+    let length = (text.len() as u16).to_le_bytes();
+    Ok([&MAGIC[..], &[1, 0], &length, text.as_bytes()].concat())
+}
+
+/// The dimensions as Python writes a tuple: `()`, `(3,)`, `(3, 4)`.
+fn tuple(shape: &Shape) -> String {
+    let numbers: Vec<String> = shape.dimensions().iter().map(u64::to_string).collect();
+    match &numbers[..] {
+        [one] => format!("({one},)"),
+        _ => format!("({})", numbers.join(", ")),
+    }
+}
+
+/// Copies the elements of an array in Fortran order to C order.
+///
+/// # Panics
+/// When `from` or `to` is not exactly as long as the tensor.
+pub fn to_c_order(from: &[u8], to: &mut [u8], dtype: Dtype, shape: &Shape) {
+    let width = dtype.bits() as usize / 8;
+    let dimensions = shape.dimensions();
+    assert_eq!(from.len() as u64, shape.elements() * width as u64, "the source has another size");
+    assert_eq!(from.len(), to.len(), "the destination has another size");
+    let mut strides = vec![width; dimensions.len()];
+    for axis in 1..dimensions.len() {
+        strides[axis] = strides[axis - 1] * dimensions[axis - 1] as usize;
+    }
+    let mut at = vec![0u64; dimensions.len()];
+    let mut offset = 0;
+    for element in to.chunks_exact_mut(width) {
+        element.copy_from_slice(&from[offset..offset + width]);
+        // Counts like an odometer: the last dimension turns fastest.
+        for axis in (0..dimensions.len()).rev() {
+            at[axis] += 1;
+            offset += strides[axis];
+            if at[axis] < dimensions[axis] {
+                break;
+            }
+            offset -= strides[axis] * at[axis] as usize;
+            at[axis] = 0;
+        }
+    }
+}
+
+/// NumPy's dtypes that are the same thing here.
+const DTYPES: &[(&str, Dtype)] = &[
+    ("|b1", Dtype::Bool),
+    ("|i1", Dtype::I8),
+    ("|u1", Dtype::U8),
+    ("<i2", Dtype::I16),
+    ("<u2", Dtype::U16),
+    ("<i4", Dtype::I32),
+    ("<u4", Dtype::U32),
+    ("<i8", Dtype::I64),
+    ("<u8", Dtype::U64),
+    ("<f2", Dtype::F16),
+    ("<f4", Dtype::F32),
+    ("<f8", Dtype::F64),
+    ("<c8", Dtype::C64),
+    ("<c16", Dtype::C128),
+];
+
+fn dtype(descr: &str) -> Result<Dtype, NpyError> {
+    match DTYPES.iter().find(|(name, _)| *name == descr) {
+        Some((_, dtype)) => Ok(*dtype),
+        None => Err(NpyError::Dtype { descr: descr.chars().take(60).collect(), why: refusal(descr) }),
+    }
+}
+
+fn refusal(descr: &str) -> &'static str {
+    let mut chars = descr.chars();
+    match (chars.next(), chars.next()) {
+        (Some('['), _) => {
+            "structured arrays are several tensors in one; save each field as an array of its own"
+        }
+        (_, Some('O')) => "objects are pickled Python values, which are never read here; save numbers",
+        (_, Some('S' | 'U' | 'a')) => "text is no tensor; save it as a file beside the tensors",
+        (_, Some('M' | 'm')) => "times are no tensor; save them as integers",
+        (_, Some('V')) => {
+            "raw bytes say not what they mean; bfloat16 and float8 arrays are saved like this, so save them as safetensors"
+        }
+        (Some('>'), _) => {
+            "big-endian elements are not carried; convert the array to little-endian with astype"
+        }
+        _ => "tensor-relay does not carry it",
+    }
+}
+
+/// The three entries of a header.
+#[derive(Debug)]
+struct Fields<'a> {
+    descr: &'a str,
+    fortran_order: bool,
+    dimensions: Vec<u64>,
+}
+
+impl<'a> Fields<'a> {
+    fn parse(text: &'a str) -> Result<Self, NpyError> {
+        let mut text = Literal { rest: text };
+        let (mut descr, mut fortran_order, mut dimensions) = (None, None, None);
+        text.expect("{", "it is no dictionary")?;
+        while !text.eat("}") {
+            let key = text.string()?;
+            text.expect(":", "a key has no value")?;
+            match key {
+                "descr" => descr = Some(text.descr()?),
+                "fortran_order" => fortran_order = Some(text.boolean()?),
+                "shape" => dimensions = Some(text.dimensions()?),
+                _ => return Err(NpyError::Header("it has a key that is not descr, fortran_order or shape")),
+            }
+            if !text.eat(",") {
+                text.expect("}", "an entry does not end")?;
+                break;
+            }
+        }
+        if !text.rest.trim_start().is_empty() {
+            return Err(NpyError::Header("something follows the dictionary"));
+        }
+        let fields = descr.zip(fortran_order).zip(dimensions);
+        let ((descr, fortran_order), dimensions) =
+            fields.ok_or(NpyError::Header("descr, fortran_order or shape is missing"))?;
+        Ok(Self { descr, fortran_order, dimensions })
+    }
+}
+
+/// The part of Python's literals that headers are written in.
+struct Literal<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Literal<'a> {
+    fn eat(&mut self, token: &str) -> bool {
+        let found = self.rest.trim_start().strip_prefix(token);
+        self.rest = found.unwrap_or(self.rest);
+        found.is_some()
+    }
+
+    fn expect(&mut self, token: &str, otherwise: &'static str) -> Result<(), NpyError> {
+        self.eat(token).then_some(()).ok_or(NpyError::Header(otherwise))
+    }
+
+    fn string(&mut self) -> Result<&'a str, NpyError> {
+        let quote = ["'", "\""].into_iter().find(|quote| self.eat(quote));
+        let split = quote.and_then(|quote| self.rest.split_once(quote));
+        let (text, rest) = split.ok_or(NpyError::Header("a text in quotes was expected"))?;
+        self.rest = rest;
+        Ok(text)
+    }
+
+    /// A dtype by name. The list that describes a structured dtype is given back as it is, to be refused by name.
+    fn descr(&mut self) -> Result<&'a str, NpyError> {
+        match self.rest.trim_start() {
+            list if list.starts_with('[') => {
+                let list = list.split_inclusive(']').next().unwrap_or(list);
+                Err(dtype(list).expect_err("no dtype begins with a bracket"))
+            }
+            _ => self.string(),
+        }
+    }
+
+    fn boolean(&mut self) -> Result<bool, NpyError> {
+        if self.eat("True") {
+            return Ok(true);
+        }
+        self.expect("False", "fortran_order is neither True nor False").map(|()| false)
+    }
+
+    fn dimensions(&mut self) -> Result<Vec<u64>, NpyError> {
+        let mut dimensions = vec![];
+        self.expect("(", "the shape is no tuple")?;
+        while !self.eat(")") {
+            dimensions.push(self.number()?);
+            if !self.eat(",") {
+                self.expect(")", "the shape does not end")?;
+                break;
+            }
+        }
+        Ok(dimensions)
+    }
+
+    fn number(&mut self) -> Result<u64, NpyError> {
+        let text = self.rest.trim_start();
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let number = text[..end].parse().map_err(|_| NpyError::Header("a dimension is no number"))?;
+        self.rest = &text[end..];
+        // Python 2 wrote long integers like this.
+        self.eat("L");
+        Ok(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(bytes: &[u8]) -> Result<Header, NpyError> {
+        let end = header_end(&bytes[..bytes.len().min(PREFIX_BYTES)], bytes.len() as u64)?;
+        parse_header(&bytes[..end], bytes.len() as u64)
+    }
+
+    fn file(header: &str, data_bytes: usize) -> Vec<u8> {
+        let length = (header.len() as u16).to_le_bytes();
+        [&MAGIC[..], &[1, 0], &length, header.as_bytes(), &vec![0; data_bytes]].concat()
+    }
+
+    /// `numpy.save` of `zeros((3, 4), '<f4')`, by NumPy 2.
+    #[test]
+    fn heads_are_those_of_numpy() {
+        let head = file_head(Dtype::F32, &Shape::new(&[3, 4]).unwrap()).unwrap();
+        let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }";
+        let spaces = " ".repeat(128 - 10 - text.len() - 1);
+        assert_eq!(head, [b"\x93NUMPY\x01\x00\x76\x00", text.as_bytes(), spaces.as_bytes(), b"\n"].concat());
+        let one = file_head(Dtype::U8, &Shape::new(&[7]).unwrap()).unwrap();
+        assert!(String::from_utf8_lossy(&one).contains("'shape': (7,), }"));
+        let scalar = file_head(Dtype::Bool, &Shape::new(&[]).unwrap()).unwrap();
+        assert!(
+            String::from_utf8_lossy(&scalar)
+                .contains("'descr': '|b1', 'fortran_order': False, 'shape': (), }")
+        );
+        assert_eq!(file_head(Dtype::Bf16, &Shape::new(&[]).unwrap()), Err(NpyError::Unwritable(Dtype::Bf16)));
+    }
+
+    #[test]
+    fn every_way_to_write_a_header_is_read() {
+        for header in [
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n",
+            "{'shape': (2,3), 'fortran_order': False, 'descr': '<f4'}",
+            "{\"descr\": \"<f4\", \"fortran_order\": False, \"shape\": (2L, 3L)}\n",
+        ] {
+            let parsed = parse(&file(header, 24)).unwrap();
+            assert_eq!((parsed.dtype, parsed.shape.dimensions()), (Dtype::F32, &[2, 3][..]), "{header}");
+            assert_eq!(parsed.data_start as usize, 10 + header.len());
+        }
+        let header = b"{'descr': '<i8', 'fortran_order': True, 'shape': (2, 2)}";
+        for version in [2, 3] {
+            let length = (header.len() as u32).to_le_bytes();
+            let bytes = [&MAGIC[..], &[version, 0], &length, header, &[0; 32]].concat();
+            assert!(parse(&bytes).unwrap().fortran_order);
+        }
+    }
+
+    #[test]
+    fn an_order_that_makes_no_difference_is_none() {
+        for (shape, bytes, expected) in
+            [("(3,)", 3, false), ("(1, 3, 1)", 3, false), ("(2, 2)", 4, true), ("(2, 0)", 0, false)]
+        {
+            let header = format!("{{'descr': '|u1', 'fortran_order': True, 'shape': {shape}}}");
+            assert_eq!(parse(&file(&header, bytes)).unwrap().fortran_order, expected, "{shape}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_carried_is_refused_by_name() {
+        for (descr, word) in [
+            ("'>f4'", "big-endian"),
+            ("'|O'", "pickled"),
+            ("[('a', '<f4'), ('b', '<i4')]", "structured"),
+            ("'<U5'", "text"),
+            ("'<M8[ns]'", "times"),
+            ("'<V2'", "bfloat16"),
+            ("'<f16'", "does not carry"),
+            ("''", "does not carry"),
+        ] {
+            let header = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (0,)}}");
+            let error = parse(&file(&header, 0)).unwrap_err();
+            assert!(matches!(error, NpyError::Dtype { .. }) && error.to_string().contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn hostile_headers_are_refused() {
+        let good = file("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", 8);
+        for cut in [0, 5, 7, 9, 30, good.len() - 1] {
+            assert!(parse(&good[..cut]).is_err(), "{cut}");
+        }
+        assert!(matches!(parse(&[&good[..], b"x"].concat()), Err(NpyError::DataLength { .. })));
+        assert!(matches!(parse(b"\x93NUMPY\x04\x00\0\0\0\0"), Err(NpyError::Version { major: 4, minor: 0 })));
+        assert!(matches!(parse(b"\x93NUMPY\x02\x00\xff\xff\xff\xff"), Err(NpyError::HeaderLength { .. })));
+        for bad in [
+            "",
+            "{",
+            "{}",
+            "[]",
+            "{'descr': '<f4', 'fortran_order': False}",
+            "{'descr': '<f4', 'fortran_order': 0, 'shape': (2,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': [2]}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (-2,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 8)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} import os",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'more': 1}",
+            "{'descr: '<f4', 'fortran_order': False, 'shape': (2,)}",
+        ] {
+            assert!(parse(&file(bad, 8)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn fortran_order_is_turned() {
+        let shape = Shape::new(&[2, 3]).unwrap();
+        let mut turned = [0; 12];
+        // Columns (1, 4), (2, 5), (3, 6) of a matrix with the rows 1 2 3 and 4 5 6.
+        to_c_order(&[1, 0, 4, 0, 2, 0, 5, 0, 3, 0, 6, 0], &mut turned, Dtype::U16, &shape);
+        assert_eq!(turned, [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn written_heads_read_back(dtype in 0..DTYPES.len(), dimensions in prop::collection::vec(0u64..5, 0..6)) {
+            let (dtype, shape) = (DTYPES[dtype].1, Shape::new(&dimensions).unwrap());
+            let mut bytes = file_head(dtype, &shape).unwrap();
+            prop_assert_eq!(bytes.len() % DATA_ALIGNMENT, 0);
+            let data_start = bytes.len() as u64;
+            bytes.resize(bytes.len() + shape.byte_len(dtype).unwrap() as usize, 0);
+            prop_assert_eq!(parse(&bytes).unwrap(), Header { dtype, shape, fortran_order: false, data_start });
+        }
+
+        /// Turning reversed dimensions back and forth: each element keeps its index.
+        #[test]
+        fn every_element_keeps_its_index(dimensions in prop::collection::vec(1u64..5, 0..5)) {
+            let shape = Shape::new(&dimensions).unwrap();
+            let n = shape.elements() as usize;
+            let from: Vec<u8> = (0..n).flat_map(|i| (i as u16).to_le_bytes()).collect();
+            let mut to = vec![0; from.len()];
+            to_c_order(&from, &mut to, Dtype::U16, &shape);
+            for i in 0..n {
+                let (mut rest, mut c_index, mut c_stride) = (i, 0, n);
+                for d in &dimensions {
+                    let d = *d as usize;
+                    c_stride /= d;
+                    c_index += rest % d * c_stride;
+                    rest /= d;
+                }
+                prop_assert_eq!(&to[2 * c_index..][..2], &from[2 * i..][..2]);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+            let _ = parse(&[&MAGIC[..], &[1, 0], &bytes].concat());
+        }
+
+        #[test]
+        fn any_text_is_survived(header in "[(){}':,a-zA-Z0-9_ \\[\\]<|-]{0,120}", data_bytes in 0usize..100) {
+            let _ = parse(&file(&header, data_bytes));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The index of a model in several files: which tensor lies in which (`model.safetensors.index.json`).
+
+use crate::files::{FileName, FileNameError};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The largest index accepted, in bytes: room for half a million tensors.
+pub const INDEX_MAX_BYTES: u64 = 64 << 20;
+
+/// Which tensor lies in which file of a folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WeightIndex {
+    files: BTreeMap<Box<str>, FileName>,
+}
+
+/// Why a text is no index.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// Larger than any model's.
+    #[error("it has {0} bytes, and at most {INDEX_MAX_BYTES} are read")]
+    TooLarge(u64),
+    /// Not JSON, or without a `weight_map` from tensors to files.
+    #[error("it is not valid: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A file that cannot lie in the same folder.
+    #[error("it places tensor {tensor:?} badly: {source}")]
+    File {
+        /// The tensor.
+        tensor: Box<str>,
+        /// What is wrong with the file's name.
+        source: FileNameError,
+    },
+}
+
+/// What is read of the file; all else in it is passed over.
+#[derive(Deserialize)]
+struct Json {
+    weight_map: BTreeMap<Box<str>, Box<str>>,
+}
+
+#[derive(Serialize)]
+struct JsonOut<'a> {
+    metadata: Totals,
+    weight_map: BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Serialize)]
+struct Totals {
+    total_size: u64,
+}
+
+impl WeightIndex {
+    /// Reads an index.
+    ///
+    /// # Errors
+    /// [`IndexError`] when it is none, or names a file that is not a file of weights in the same folder.
+    pub fn parse(bytes: &[u8]) -> Result<Self, IndexError> {
+        if bytes.len() as u64 > INDEX_MAX_BYTES {
+            return Err(IndexError::TooLarge(bytes.len() as u64));
+        }
+        let Json { weight_map } = serde_json::from_slice(bytes)?;
+        let place = |(tensor, file): (Box<str>, Box<str>)| match FileName::of_weights(&file) {
+            Ok(file) => Ok((tensor, file)),
+            Err(source) => Err(IndexError::File { tensor, source }),
+        };
+        Ok(Self { files: weight_map.into_iter().map(place).collect::<Result<_, _>>()? })
+    }
+
+    /// Writes an index as the reference tools do. `total_bytes` is the size of all tensors together.
+    pub fn to_json(&self, total_bytes: u64) -> Vec<u8> {
+        let weight_map = self.files.iter().map(|(tensor, file)| (&**tensor, file.as_str())).collect();
+        let out = JsonOut { metadata: Totals { total_size: total_bytes }, weight_map };
+        serde_json::to_vec_pretty(&out).expect("texts and numbers are always valid JSON")
+    }
+
+    /// The file in which `tensor` lies.
+    pub fn file_of(&self, tensor: &str) -> Option<&FileName> {
+        self.files.get(tensor)
+    }
+
+    /// Every file that it names, once.
+    pub fn files(&self) -> BTreeSet<&FileName> {
+        self.files.values().collect()
+    }
+
+    /// Every tensor that it names, with its file.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &FileName)> {
+        self.files.iter().map(|(tensor, file)| (&**tensor, file))
+    }
+}
+
+impl FromIterator<(Box<str>, FileName)> for WeightIndex {
+    fn from_iter<I: IntoIterator<Item = (Box<str>, FileName)>>(tensors: I) -> Self {
+        Self { files: tensors.into_iter().collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_index_reads_back() {
+        let text = r#"{"metadata": {"total_size": 8, "other": [1]}, "weight_map":
+            {"b": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}}"#;
+        let index = WeightIndex::parse(text.as_bytes()).unwrap();
+        assert_eq!(index.file_of("b").unwrap().as_str(), "model-00001-of-00002.safetensors");
+        assert_eq!((index.file_of("c"), index.files().len()), (None, 2));
+        assert_eq!(WeightIndex::parse(&index.to_json(8)).unwrap(), index);
+        let written = String::from_utf8(index.to_json(8)).unwrap();
+        assert!(written.starts_with(
+            "{\n  \"metadata\": {\n    \"total_size\": 8\n  },\n  \"weight_map\": {\n    \"a\": "
+        ));
+    }
+
+    #[test]
+    fn an_index_that_leads_elsewhere_is_refused() {
+        for file in ["../a.safetensors", "/a.safetensors", ".a.safetensors", "sub/a.safetensors", "a.bin", ""]
+        {
+            let text = format!(r#"{{"weight_map": {{"t": {file:?}}}}}"#);
+            let error = WeightIndex::parse(text.as_bytes()).unwrap_err();
+            assert!(matches!(error, IndexError::File { .. }), "{file}: {error}");
+        }
+        for text in ["", "[]", "{}", r#"{"weight_map": []}"#, r#"{"weight_map": {"a": 1}}"#] {
+            assert!(matches!(WeightIndex::parse(text.as_bytes()), Err(IndexError::Json(_))), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), text in "[\\[\\]{}\":,a-z_]{0,80}") {
+            let _ = WeightIndex::parse(&bytes);
+            let _ = WeightIndex::parse(format!(r#"{{"weight_map":{text}"#).as_bytes());
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Borrowed versions: tensors that stay where they are and are read when they are sent.
+
+use crate::{StageError, Staging};
+use std::sync::Arc;
+use tensor_relay_device::{Returned, Source};
+use tensor_relay_protocol::{ChunkHash, Manifest, Metadata, TensorSpec, VersionDigest};
+use tensor_relay_transport::egress::Payload;
+
+/// A version that is read from its source whenever a subscriber wants it.
+///
+/// Costs no memory for the payload and no pass of copying, but each subscriber's transfer reads the source anew. The
+/// source must not change while the version is on offer or being sent. Where chunks are hashed at their first read, a
+/// change before that is not noticed by anyone; later ones make the transfer fail at the receiver, as corrupt.
+#[derive(Debug)]
+pub struct Borrowed {
+    pub(crate) payload: Payload,
+    pub(crate) returned: Option<Returned>,
+}
+
+impl Borrowed {
+    /// Lays `specs` out and lets `source` make the source that gives the payload's bytes by their places in the
+    /// manifest, padding (as zeros) included. Chunks are hashed when they are first sent.
+    ///
+    /// # Errors
+    /// [`StageError`] when the tensors cannot be laid out, or when the source has another length.
+    pub fn from_source(
+        staging: &Staging,
+        specs: Vec<TensorSpec>,
+        metadata: Metadata,
+        source: impl FnOnce(&Manifest) -> Arc<dyn Source>,
+    ) -> Result<Self, StageError> {
+        let manifest = staging.lay_out(specs, metadata)?;
+        let source = source(&manifest);
+        check_length(&manifest, &*source)?;
+        Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: None })
+    }
+
+    /// The same for a source whose chunks are hashed already, one hash for each chunk of the manifest in order: the
+    /// version then has a [`digest`](Self::digest) from the beginning.
+    ///
+    /// # Errors
+    /// [`StageError`] likewise, and with what `source` fails with.
+    ///
+    /// # Panics
+    /// When there are not as many hashes as chunks.
+    pub fn from_hashed_source<E: std::error::Error>(
+        staging: &Staging,
+        specs: Vec<TensorSpec>,
+        metadata: Metadata,
+        source: impl FnOnce(&Manifest) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), E>,
+    ) -> Result<Self, StageError<E>> {
+        let manifest = staging.lay_out(specs, metadata)?;
+        let (source, hashes) = source(&manifest).map_err(StageError::Fill)?;
+        check_length(&manifest, &*source)?;
+        assert_eq!(hashes.len(), manifest.chunking().count() as usize, "one hash for each chunk");
+        Ok(Self { payload: Payload::with_hashes(Arc::new(manifest), source, &hashes), returned: None })
+    }
+
+    /// What is borrowed.
+    pub fn manifest(&self) -> &Manifest {
+        self.payload.manifest()
+    }
+
+    /// What the version is, once every chunk was hashed.
+    pub fn digest(&self) -> Option<VersionDigest> {
+        self.payload.digest()
+    }
+}
+
+fn check_length<E: std::error::Error>(manifest: &Manifest, source: &dyn Source) -> Result<(), StageError<E>> {
+    let (payload_bytes, source_bytes) = (manifest.payload_bytes(), source.len_bytes());
+    match payload_bytes == source_bytes {
+        true => Ok(()),
+        false => Err(StageError::Source { payload_bytes, source_bytes }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Held;
+    use std::convert::Infallible;
+    use tensor_relay_device::{HostMemory, HostSource};
+    use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName};
+
+    fn staging() -> Staging {
+        Staging { memory: HostMemory::new(0), chunk_bytes: 1024, limits: Limits::default() }
+    }
+
+    fn specs() -> Vec<TensorSpec> {
+        vec![TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[3000]).unwrap())]
+    }
+
+    fn zeros(bytes: u64) -> Arc<dyn Source> {
+        Arc::new(HostSource::new(vec![0; bytes as usize].into()))
+    }
+
+    /// The memory budget is zero: nothing is copied.
+    #[test]
+    fn what_is_borrowed_has_a_digest_once_it_was_hashed() {
+        let borrow = |manifest: &Manifest| zeros(manifest.payload_bytes());
+        let later = Borrowed::from_source(&staging(), specs(), vec![], borrow).unwrap();
+        assert_eq!(later.digest(), None);
+        let hashed = Borrowed::from_hashed_source::<Infallible>(&staging(), specs(), vec![], |manifest| {
+            let chunks = manifest.chunking().iter();
+            let hashes = chunks.map(|(_, range)| ChunkHash::of(&vec![0; (range.end - range.start) as usize]));
+            Ok((zeros(manifest.payload_bytes()), hashes.collect()))
+        });
+        let held = Held::from(hashed.unwrap());
+        assert!(held.digest().is_some());
+        assert_eq!(held.manifest(), later.manifest());
+    }
+
+    #[test]
+    fn a_source_of_another_length_is_refused() {
+        let error = Borrowed::from_source(&staging(), specs(), vec![], |_| zeros(3000)).unwrap_err();
+        assert!(matches!(error, StageError::Source { payload_bytes: 3072, source_bytes: 3000 }), "{error}");
+    }
+}

@@ -1,0 +1,261 @@
+//! Folders as Hugging Face has them: weights in one or several files, and what is needed beside them.
+
+use super::{Contents, FileError, LeftOut, LeftOutReason, Place, read_safetensors, served::ServedFile};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs::{self, DirEntry, Metadata},
+    path::Path,
+};
+use tensor_relay_protocol::{
+    files::{FileForm, FileKind, FileName, INDEX_EXTENSION, WEIGHTS_DEFAULT, side_file_spec},
+    safetensors::{INDEX_MAX_BYTES, WeightIndex},
+};
+
+/// How much travels beside the weights. A tokenizer has up to 20 MiB; what is far larger is no companion of a model.
+const SIDE_FILES_MAX_BYTES: u64 = 64 << 20;
+
+/// Endings of files that hold weights in other formats, or states of training: the same model again, or none.
+const OTHER_FORMATS: &[&str] = &[
+    "bin",
+    "ckpt",
+    "ggml",
+    "gguf",
+    "h5",
+    "mlmodel",
+    "msgpack",
+    "npy",
+    "npz",
+    "onnx",
+    "onnx_data",
+    "ot",
+    "pb",
+    "pickle",
+    "pkl",
+    "pt",
+    "pth",
+    "safetensors",
+    "tflite",
+];
+
+/// The ending of an index of weights in PyTorch's own format.
+const OTHER_INDEX: &str = ".bin.index.json";
+
+/// Whether `path` ends as files of weights do that are not served.
+pub(super) fn is_other_format(path: &Path) -> bool {
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str())
+}
+
+/// Reads the headers of all weights of a folder, and sees what else is in it.
+pub(super) fn read(path: &Path) -> Result<Contents, FileError> {
+    let listing = Listing::of(path)?;
+    let mut contents = Contents::new(FileForm::new(FileKind::Directory));
+    contents.left_out = listing.left_out;
+    let index = read_index(path, &listing.indexes)?;
+    let weights = choose_weights(path, listing.weights, index.as_ref(), &mut contents)?;
+    read_weights(path, &weights, &mut contents)?;
+    if let Some((name, index)) = &index {
+        check_index(&path.join(name), index, &weights, &contents)?;
+    } else if let [one] = &weights[..] {
+        contents.form.weights = one.clone();
+    } else {
+        push_own_index(&weights, &mut contents);
+    }
+    push_side_files(path, index.map(|(name, _)| name), listing.side_files, &mut contents)?;
+    Ok(contents)
+}
+
+/// What lies directly in a folder, by what it is for. Sorted by name.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub(super) weights: Vec<FileName>,
+    pub(super) indexes: Vec<FileName>,
+    pub(super) side_files: Vec<FileName>,
+    left_out: Vec<LeftOut>,
+}
+
+impl Listing {
+    pub(super) fn of(path: &Path) -> Result<Self, FileError> {
+        let io_error = |source| FileError::Io { path: path.into(), source };
+        let entries = fs::read_dir(path).map_err(io_error)?;
+        let mut entries: Vec<DirEntry> = entries.collect::<Result<_, _>>().map_err(io_error)?;
+        entries.sort_by_key(DirEntry::file_name);
+        let mut listing = Self::default();
+        for entry in entries {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // Links are followed: Hugging Face's cache consists of them. One that leads nowhere counts as no file.
+            let metadata = fs::metadata(entry.path()).ok();
+            listing.sort_in(name, entry.file_name().to_str().is_some(), metadata);
+        }
+        Ok(listing)
+    }
+
+    fn sort_in(&mut self, name: String, is_text: bool, metadata: Option<Metadata>) {
+        let mut leave_out = |reason| self.left_out.push(LeftOut::new(name.clone(), reason));
+        if name.starts_with('.') {
+            return leave_out(LeftOutReason::Hidden);
+        }
+        match metadata {
+            Some(metadata) if metadata.is_dir() => return leave_out(LeftOutReason::Folder),
+            Some(metadata) if metadata.is_file() => {}
+            _ => return leave_out(LeftOutReason::NoFile),
+        }
+        let parsed = match FileName::new(&name) {
+            Ok(parsed) if is_text && side_file_spec(&parsed, 0).is_ok() => parsed,
+            _ => return leave_out(LeftOutReason::Name),
+        };
+        match () {
+            () if parsed.is_weights() => self.weights.push(parsed),
+            () if parsed.is_index() => self.indexes.push(parsed),
+            () if is_other_format(parsed.as_ref()) || name.ends_with(OTHER_INDEX) => {
+                leave_out(LeftOutReason::OtherFormat);
+            }
+            () => self.side_files.push(parsed),
+        }
+    }
+}
+
+/// The index of a folder, if it has one.
+pub(super) fn read_index(
+    path: &Path,
+    indexes: &[FileName],
+) -> Result<Option<(FileName, WeightIndex)>, FileError> {
+    let name = match indexes {
+        [] => return Ok(None),
+        [name] => name,
+        [first, second, ..] => {
+            let (first, second) = (first.clone(), second.clone());
+            return Err(FileError::TwoIndexes { path: path.into(), first, second });
+        }
+    };
+    let file = ServedFile::open(&path.join(name))?;
+    // One byte more than is read, so that the parser sees that it is too large.
+    let bytes = file.read_head(INDEX_MAX_BYTES + 1)?;
+    let index = WeightIndex::parse(&bytes).map_err(|source| FileError::Index { path: file.path, source })?;
+    Ok(Some((name.clone(), index)))
+}
+
+/// The files of weights that are the model: those that the index names, or `model.safetensors`, or all.
+fn choose_weights(
+    path: &Path,
+    found: Vec<FileName>,
+    index: Option<&(FileName, WeightIndex)>,
+    contents: &mut Contents,
+) -> Result<Vec<FileName>, FileError> {
+    let default = found.iter().find(|name| name.as_str() == WEIGHTS_DEFAULT).cloned();
+    let (wanted, reason) = match (index, &default) {
+        (Some((name, index)), _) => {
+            if let Some(missing) = index.files().into_iter().find(|file| !found.contains(file)) {
+                return Err(FileError::MissingShard { index: path.join(name), shard: missing.clone() });
+            }
+            (index.files(), LeftOutReason::NotInIndex)
+        }
+        (None, Some(default)) => (BTreeSet::from([default]), LeftOutReason::BesideModel),
+        (None, None) => (found.iter().collect(), LeftOutReason::BesideModel),
+    };
+    if wanted.is_empty() {
+        return Err(FileError::NoWeights { path: path.into() });
+    }
+    let others = found.iter().filter(|name| !wanted.contains(name));
+    contents
+        .left_out
+        .extend(others.map(|name| LeftOut::new(name.to_string(), reason)));
+    Ok(wanted.into_iter().cloned().collect())
+}
+
+/// Opens every file of weights and adds its tensors. What all files say in their metadata, the snapshot says.
+fn read_weights(path: &Path, weights: &[FileName], contents: &mut Contents) -> Result<(), FileError> {
+    let mut shared: Option<Vec<(String, String)>> = None;
+    let mut all = BTreeSet::new();
+    for name in weights {
+        let file = ServedFile::open(&path.join(name))?;
+        let metadata = read_safetensors(file, contents)?;
+        all.extend(metadata.iter().map(|(key, _)| key.clone()));
+        shared = Some(match shared {
+            None => metadata,
+            Some(before) => before.into_iter().filter(|entry| metadata.contains(entry)).collect(),
+        });
+    }
+    contents.metadata = shared.unwrap_or_default();
+    for (key, _) in &contents.metadata {
+        all.remove(key);
+    }
+    contents
+        .left_out
+        .extend(all.into_iter().map(|key| LeftOut::new(key, LeftOutReason::Metadata)));
+    check_once(contents)
+}
+
+/// Each tensor is in one file only.
+fn check_once(contents: &Contents) -> Result<(), FileError> {
+    let mut seen = HashMap::with_capacity(contents.specs.len());
+    for (spec, piece) in contents.specs.iter().zip(&contents.pieces) {
+        if let Some(first) = seen.insert(spec.name.as_str(), piece.file) {
+            let path = |file: usize| contents.files[file].path.clone();
+            let tensor = spec.name.as_str().to_owned();
+            return Err(FileError::Twice { tensor, first: path(first), second: path(piece.file) });
+        }
+    }
+    Ok(())
+}
+
+/// Index and files agree on where every tensor is.
+fn check_index(
+    path: &Path,
+    index: &WeightIndex,
+    weights: &[FileName],
+    contents: &Contents,
+) -> Result<(), FileError> {
+    let mut found = HashMap::with_capacity(contents.specs.len());
+    for (spec, piece) in contents.specs.iter().zip(&contents.pieces) {
+        let (tensor, shard) = (spec.name.as_str(), &weights[piece.file]);
+        if index.file_of(tensor) != Some(shard) {
+            let (shard, tensor) = (shard.clone(), tensor.to_owned());
+            return Err(FileError::NotInIndex { index: path.into(), shard, tensor });
+        }
+        found.insert(tensor, shard);
+    }
+    match index.tensors().find(|(tensor, _)| !found.contains_key(tensor)) {
+        None => Ok(()),
+        Some((tensor, shard)) => {
+            let (shard, tensor) = (shard.clone(), tensor.to_owned());
+            Err(FileError::MissingTensor { index: path.into(), shard, tensor })
+        }
+    }
+}
+
+/// Several files without an index get one, so that a mirror has the same files and can be loaded.
+fn push_own_index(weights: &[FileName], contents: &mut Contents) {
+    let tensors = contents.specs.iter().zip(&contents.pieces);
+    let places = tensors.map(|(spec, piece)| (spec.name.as_str().into(), weights[piece.file].clone()));
+    let index: WeightIndex = places.collect();
+    let json = index.to_json(contents.total_bytes());
+    let stem = WEIGHTS_DEFAULT.trim_end_matches(".safetensors");
+    let name = FileName::new(&format!("{stem}{INDEX_EXTENSION}")).expect("a constant name");
+    let spec = side_file_spec(&name, json.len() as u64).expect("a short constant name");
+    contents.push(spec, 0, Place::Memory(json.into()));
+}
+
+/// Adds the files beside the weights in order of their names, the index first, for as long as there is room.
+fn push_side_files(
+    path: &Path,
+    index: Option<FileName>,
+    names: Vec<FileName>,
+    contents: &mut Contents,
+) -> Result<(), FileError> {
+    let mut room = SIDE_FILES_MAX_BYTES;
+    for name in index.into_iter().chain(names) {
+        let file = ServedFile::open(&path.join(&name))?;
+        let bytes = file.len_bytes();
+        if bytes > room {
+            contents.left_out.push(LeftOut::new(name.to_string(), LeftOutReason::NoRoom));
+            continue;
+        }
+        room -= bytes;
+        let spec = side_file_spec(&name, bytes)
+            .map_err(|source| FileError::Name { path: file.path.clone(), source })?;
+        contents.push(spec, contents.files.len(), Place::At(0));
+        contents.files.push(file);
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! Why files cannot be served.
+
+use crate::StageError;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+use tensor_relay_device::SourceError;
+use tensor_relay_protocol::{
+    NameError,
+    files::FileName,
+    npy::NpyError,
+    safetensors::{IndexError, SafetensorsError},
+};
+
+/// Why files cannot be served. The files, or whoever changes them, are to blame.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// The system refuses.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A pipe or a device, or a folder where a file was expected.
+    #[error("{} is no regular file: a model is served from a file that can be read by position", path.display())]
+    NotAFile {
+        /// What was given.
+        path: PathBuf,
+    },
+    /// A model in a format that is not read.
+    #[error(
+        "{} is a .{extension} file, and only .safetensors, .npy and .npz files and folders of .safetensors files are \
+         served: convert it to safetensors first", path.display()
+    )]
+    OtherFormat {
+        /// Which file.
+        path: PathBuf,
+        /// How its name ends.
+        extension: String,
+    },
+    /// Not a safetensors file.
+    #[error("{} is not a valid safetensors file: {source}", path.display())]
+    Format {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SafetensorsError,
+    },
+    /// Not a NumPy array that can be served.
+    #[error("{} cannot be served as an array: {source}", path.display())]
+    Npy {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: NpyError,
+    },
+    /// Not an archive that can be read.
+    #[error("{} is not a readable .npz archive: {source}", path.display())]
+    Archive {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// An archive of which one entry is not an array that can be served.
+    #[error("the entry {entry:?} of {} cannot be served: {source}", path.display())]
+    Entry {
+        /// Which file.
+        path: PathBuf,
+        /// Which entry.
+        entry: String,
+        /// What is wrong with it.
+        source: NpyError,
+    },
+    /// A tensor name that is not carried.
+    #[error("{} names a tensor badly: {source}", path.display())]
+    Name {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with the name.
+        source: NameError,
+    },
+    /// A name that means something else to receivers.
+    #[error(
+        "{} uses the name {name:?}, and names that begin with `tensor-relay.` are reserved: rename it", path.display()
+    )]
+    ReservedName {
+        /// Which file.
+        path: PathBuf,
+        /// The tensor or the metadata key.
+        name: String,
+    },
+    /// A folder without a model.
+    #[error("{} has no .safetensors file directly in it: name the folder that has, or a file", path.display())]
+    NoWeights {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// A folder with several models.
+    #[error(
+        "{} has two indexes, {first} and {second}: serve each model from a folder of its own", path.display()
+    )]
+    TwoIndexes {
+        /// Which folder.
+        path: PathBuf,
+        /// One of them.
+        first: FileName,
+        /// Another one.
+        second: FileName,
+    },
+    /// An index that cannot be read.
+    #[error("{} is not a usable index of weights: {source}", path.display())]
+    Index {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: IndexError,
+    },
+    /// An index that names a file that is not there.
+    #[error("{} places tensors in {shard}, which is not there: is the model still being written?", index.display())]
+    MissingShard {
+        /// The index.
+        index: PathBuf,
+        /// The file that it names.
+        shard: FileName,
+    },
+    /// An index that names a tensor that is not there.
+    #[error("{} places tensor {tensor:?} in {shard}, which does not have it: index and weights do not belong together", index.display())]
+    MissingTensor {
+        /// The index.
+        index: PathBuf,
+        /// The file that it names.
+        shard: FileName,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor that the index does not place where it is.
+    #[error("{shard} has tensor {tensor:?}, which {} does not place there: index and weights do not belong together", index.display())]
+    NotInIndex {
+        /// The index.
+        index: PathBuf,
+        /// The file that has the tensor.
+        shard: FileName,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Two files with a tensor of one name.
+    #[error("tensor {tensor:?} is in {} and in {}: take one of the two files out of the folder", first.display(), second.display())]
+    Twice {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: PathBuf,
+        /// The other one.
+        second: PathBuf,
+    },
+    /// Somebody wrote it at the same time.
+    #[error("{} changed while it was read; write new content under another name and rename it into place", path.display())]
+    Changed {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// An array whose bytes are not in the order in which they travel.
+    #[error(
+        "tensor {tensor:?} of {} is in Fortran order and cannot be sent from where it is: stage it, or save it with \
+         numpy.ascontiguousarray", path.display()
+    )]
+    FortranOrder {
+        /// Which file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// An array that must be unpacked before it can be sent.
+    #[error(
+        "tensor {tensor:?} of {} is compressed and cannot be sent from where it is: stage it, or save it with \
+         numpy.savez instead of savez_compressed", path.display()
+    )]
+    Compressed {
+        /// Which file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Its tensors cannot be staged, or not be borrowed.
+    #[error("cannot publish the tensors of {}: {source}", path.display())]
+    Stage {
+        /// Which file or folder.
+        path: PathBuf,
+        /// Why.
+        source: Box<StageError>,
+    },
+}
+
+impl FileError {
+    /// What reading `path` by position failed with. A file that was long enough and is no more has changed.
+    pub(super) fn reading(path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Changed { path: path.into() },
+            _ => Self::Io { path: path.into(), source },
+        }
+    }
+
+    /// What staging or borrowing the tensors of `path` failed with.
+    pub(super) fn staging(path: &Path, error: StageError<Self>) -> Self {
+        let stage = |source| Self::Stage { path: path.into(), source: Box::new(source) };
+        error.into_fill().unwrap_or_else(stage)
+    }
+}
+
+/// A file that could not be read where it was served from.
+#[derive(Debug)]
+pub(super) struct ReadError {
+    pub(super) path: PathBuf,
+    pub(super) source: io::Error,
+}
+
+impl From<ReadError> for FileError {
+    fn from(error: ReadError) -> Self {
+        Self::reading(&error.path, error.source)
+    }
+}
+
+impl From<ReadError> for SourceError {
+    fn from(ReadError { path, source }: ReadError) -> Self {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Changed { path },
+            _ => Self::Io { path, source },
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Archives of NumPy arrays.
+
+use super::{Contents, FileError, LeftOut, LeftOutReason, Place, served::FileReader, served::ServedFile};
+use std::io::{self, BufReader, Read};
+use tensor_relay_protocol::{
+    TensorName, TensorSpec,
+    files::{FileForm, FileKind},
+    npy::{NpyError, PREFIX_BYTES, header_end, parse_header},
+};
+use zip::{CompressionMethod, ZipArchive, read::ZipFile};
+
+/// How the names of arrays end in an archive; the tensor's name is what is before.
+const ENTRY_EXTENSION: &str = ".npy";
+
+/// Reads the headers of all arrays.
+pub(super) fn read(file: ServedFile) -> Result<Contents, FileError> {
+    let mut archive = Archive::open(&file)?;
+    if archive.zip.has_duplicate_names() {
+        let source = io::Error::new(io::ErrorKind::InvalidData, "two entries have the same name");
+        return Err(FileError::Archive { path: file.path.clone(), source });
+    }
+    let mut contents = Contents::new(FileForm::new(FileKind::Npz));
+    for entry in 0..archive.zip.len() {
+        archive.read_header(entry, &mut contents)?;
+    }
+    contents.files.push(file);
+    Ok(contents)
+}
+
+/// An archive that is being read.
+pub(super) struct Archive<'a> {
+    file: &'a ServedFile,
+    zip: ZipArchive<BufReader<FileReader<'a>>>,
+}
+
+impl<'a> Archive<'a> {
+    pub(super) fn open(file: &'a ServedFile) -> Result<Self, FileError> {
+        let zip = ZipArchive::new(file.reader());
+        let zip = zip.map_err(|e| FileError::Archive { path: file.path.clone(), source: e.into() })?;
+        Ok(Self { file, zip })
+    }
+
+    /// Adds the array of one entry to `contents`; what is no array is left out.
+    fn read_header(&mut self, entry: usize, contents: &mut Contents) -> Result<(), FileError> {
+        let file = self.file;
+        let mut opened = self.entry(entry)?;
+        let entry_name = opened
+            .name()
+            .map_err(io::Error::from)
+            .map_err(|e| archive_error(file, e))?
+            .into_owned();
+        let Some(name) = entry_name.strip_suffix(ENTRY_EXTENSION) else {
+            contents.left_out.push(LeftOut::new(entry_name, LeftOutReason::NoArray));
+            return Ok(());
+        };
+        let name =
+            TensorName::new(name).map_err(|source| FileError::Name { path: file.path.clone(), source })?;
+        super::check_reserved(file, std::iter::once(name.as_str()))?;
+        let size = opened.size();
+        let head = read_head(&mut opened, size);
+        let stored_at = match opened.compression() {
+            CompressionMethod::Stored => opened.data_start(),
+            _ => None,
+        };
+        let head = match head.map_err(|source| archive_error(file, source))? {
+            Ok(head) => parse_header(&head, size),
+            Err(refused) => Err(refused),
+        };
+        let header =
+            head.map_err(|source| FileError::Entry { path: file.path.clone(), entry: entry_name, source })?;
+        let place = Place::Entry {
+            entry,
+            head_bytes: header.data_start,
+            turned: header.fortran_order,
+            bytes_at: stored_at.map(|start| start + header.data_start),
+        };
+        contents.push(TensorSpec::new(name, header.dtype, header.shape), 0, place);
+        Ok(())
+    }
+
+    /// Reads the elements of an entry, which follow `head_bytes` of header, and checks the entry's checksum.
+    pub(super) fn read_elements(
+        &mut self,
+        entry: usize,
+        head_bytes: u64,
+        out: &mut [u8],
+    ) -> Result<(), FileError> {
+        let file = self.file;
+        let mut opened = self.entry(entry)?;
+        let read = io::copy(&mut opened.by_ref().take(head_bytes), &mut io::sink())
+            .and_then(|_| opened.read_exact(out))
+            .and_then(|()| super::served::drain(BufReader::new(opened)));
+        match read {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(FileError::Changed { path: file.path.clone() }),
+            Err(source) => Err(archive_error(file, source)),
+        }
+    }
+
+    /// Reads an entry to its end, which checks its checksum.
+    pub(super) fn verify(&mut self, entry: usize) -> Result<(), FileError> {
+        let file = self.file;
+        let opened = self.entry(entry)?;
+        let read = super::served::drain(BufReader::with_capacity(1 << 20, opened));
+        read.map(drop).map_err(|source| archive_error(file, source))
+    }
+
+    fn entry(&mut self, entry: usize) -> Result<ZipFile<'_, BufReader<FileReader<'a>>>, FileError> {
+        let file = self.file;
+        self.zip.by_index(entry).map_err(|error| archive_error(file, error.into()))
+    }
+}
+
+/// The header of an array, or what is wrong with its length. Never more memory than headers may have.
+fn read_head(entry: &mut impl Read, entry_bytes: u64) -> io::Result<Result<Vec<u8>, NpyError>> {
+    let mut head = vec![];
+    entry.by_ref().take(PREFIX_BYTES as u64).read_to_end(&mut head)?;
+    let end = match header_end(&head, entry_bytes) {
+        Ok(end) => end,
+        Err(refused) => return Ok(Err(refused)),
+    };
+    let rest = end.saturating_sub(head.len());
+    entry.take(rest as u64).read_to_end(&mut head)?;
+    head.truncate(end);
+    Ok(Ok(head))
+}
+
+fn archive_error(file: &ServedFile, source: io::Error) -> FileError {
+    FileError::Archive { path: file.path.clone(), source }
+}

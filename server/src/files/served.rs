@@ -1,0 +1,184 @@
+//! One file that is served: open, and known by its stamp.
+
+use super::{FileError, error::ReadError};
+use std::{
+    fs::{self, File, Metadata},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+    thread,
+};
+
+/// From how many bytes on a read is shared by several threads. Below that, starting them costs more than they gain.
+const SHARED_READ_BYTES: usize = 32 << 20;
+
+/// How many threads share one. Four fill the memory bus of a small host, and queue enough for a fast disk.
+const READERS: usize = 4;
+
+/// A file that stays open, so that it can be read to its end even after another took its name.
+#[derive(Debug)]
+pub(super) struct ServedFile {
+    pub(super) path: PathBuf,
+    file: File,
+    stamp: Stamp,
+}
+
+/// What the file system tells of a file's content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stamp {
+    len: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+    place: (u64, u64),
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self {
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            place: (metadata.dev(), metadata.ino()),
+        }
+    }
+
+    /// For an open file. The time of change does not count: it moves when the file loses its name to a newer one.
+    fn same_content(&self, other: &Self) -> bool {
+        (self.len, self.modified) == (other.len, other.modified)
+    }
+}
+
+impl ServedFile {
+    pub(super) fn open(path: &Path) -> Result<Self, FileError> {
+        let io_error = |source| FileError::Io { path: path.into(), source };
+        // Looked at before it is opened: opening a pipe would wait for its writer.
+        if !fs::metadata(path).map_err(io_error)?.is_file() {
+            return Err(FileError::NotAFile { path: path.into() });
+        }
+        let file = File::open(path).map_err(io_error)?;
+        let stamp = Stamp::of(&file.metadata().map_err(io_error)?);
+        Ok(Self { path: path.into(), file, stamp })
+    }
+
+    /// Its size when it was opened.
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.stamp.len
+    }
+
+    /// Reads what begins at `start`, large parts with several threads.
+    pub(super) fn read(&self, out: &mut [u8], start: u64) -> Result<(), ReadError> {
+        let read = if out.len() < SHARED_READ_BYTES {
+            self.file.read_exact_at(out, start)
+        } else {
+            self.read_shared(out, start)
+        };
+        read.map_err(|source| ReadError { path: self.path.clone(), source })
+    }
+
+    fn read_shared(&self, out: &mut [u8], start: u64) -> io::Result<()> {
+        let part_bytes = out.len().div_ceil(READERS);
+        let starts = (start..).step_by(part_bytes);
+        thread::scope(|scope| {
+            let parts = out.chunks_mut(part_bytes).zip(starts);
+            let readers: Vec<_> = parts
+                .map(|(part, at)| scope.spawn(move || self.file.read_exact_at(part, at)))
+                .collect();
+            let join = |reader: thread::ScopedJoinHandle<'_, _>| {
+                reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            readers.into_iter().try_for_each(join)
+        })
+    }
+
+    /// Reads the first `len` bytes, or all that there are.
+    pub(super) fn read_head(&self, len: u64) -> Result<Vec<u8>, FileError> {
+        let mut head = vec![0; len.min(self.len_bytes()) as usize];
+        self.read(&mut head, 0)?;
+        Ok(head)
+    }
+
+    /// Reads it from front to back, with a place of its own for each reader.
+    pub(super) fn reader(&self) -> BufReader<FileReader<'_>> {
+        BufReader::with_capacity(64 << 10, FileReader { file: &self.file, at: 0 })
+    }
+
+    /// Whether it still is what was opened, as far as the file system tells.
+    pub(super) fn is_unchanged(&self) -> io::Result<bool> {
+        Ok(Stamp::of(&self.file.metadata()?).same_content(&self.stamp))
+    }
+
+    /// Fails when it is not.
+    pub(super) fn check_unchanged(&self) -> Result<(), FileError> {
+        match self.is_unchanged() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(FileError::Changed { path: self.path.clone() }),
+            Err(source) => Err(FileError::Io { path: self.path.clone(), source }),
+        }
+    }
+}
+
+/// A place in a file that several readers share.
+#[derive(Debug)]
+pub(super) struct FileReader<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for FileReader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(out, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for FileReader<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.file.metadata()?.len().checked_add_signed(by),
+        };
+        self.at = at.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.at)
+    }
+}
+
+/// Reads to the end and throws away what comes, so that a reader that verifies a checksum at its end does so.
+pub(super) fn drain(mut reader: impl BufRead) -> io::Result<u64> {
+    io::copy(&mut reader, &mut io::sink())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_parts_are_read_by_several_threads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("large");
+        let bytes: Vec<u8> = (0..SHARED_READ_BYTES + 1001).map(|i| (i / 3) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        let served = ServedFile::open(&path).unwrap();
+        let mut out = vec![0; bytes.len() - 500];
+        served.read(&mut out, 500).unwrap();
+        assert!(out == bytes[500..]);
+        let beyond = served.read(&mut out, 501).unwrap_err();
+        assert!(matches!(beyond.into(), FileError::Changed { .. }));
+    }
+
+    #[test]
+    fn a_file_that_lost_its_name_is_unchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        fs::write(&path, b"old").unwrap();
+        let served = ServedFile::open(&path).unwrap();
+        fs::write(dir.path().join("new"), b"newer").unwrap();
+        fs::rename(dir.path().join("new"), &path).unwrap();
+        assert!(served.is_unchanged().unwrap());
+        assert_eq!(served.read_head(9).unwrap(), b"old");
+        let served = ServedFile::open(&path).unwrap();
+        fs::write(&path, b"newer still").unwrap();
+        assert!(matches!(served.check_unchanged(), Err(FileError::Changed { .. })));
+    }
+}

@@ -1,0 +1,173 @@
+//! Files as the source of a borrowed version.
+
+use super::{error::ReadError, served::ServedFile};
+use bytes::Bytes;
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+use tensor_relay_device::{BoxFuture, Source, SourceError};
+use tensor_relay_protocol::{ChunkHash, Manifest};
+
+/// Where one part of the payload is.
+#[derive(Debug)]
+pub(super) struct Extent {
+    /// Its place in the payload.
+    pub(super) range: Range<u64>,
+    pub(super) from: Origin,
+}
+
+/// Where the bytes of an extent come from.
+#[derive(Debug)]
+pub(super) enum Origin {
+    /// A file by its number, and the position in it.
+    File(usize, u64),
+    Memory(Bytes),
+}
+
+/// The payload as it lies in files: read by position whenever somebody wants a part of it.
+#[derive(Debug)]
+pub(super) struct FilePayload {
+    files: Arc<[ServedFile]>,
+    extents: Vec<Extent>,
+    len_bytes: u64,
+}
+
+impl FilePayload {
+    /// `extents` in any order; what is between them is padding, which is zeros.
+    pub(super) fn new(files: Arc<[ServedFile]>, mut extents: Vec<Extent>, len_bytes: u64) -> Self {
+        extents.retain(|extent| !extent.range.is_empty());
+        extents.sort_by_key(|extent| extent.range.start);
+        Self { files, extents, len_bytes }
+    }
+
+    /// The bytes of `range`, which must lie in the payload.
+    fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, ReadError> {
+        let mut out = vec![0; (range.end - range.start) as usize];
+        for extent in self.touched(range) {
+            let (start, end) = (extent.range.start.max(range.start), extent.range.end.min(range.end));
+            let part = &mut out[(start - range.start) as usize..(end - range.start) as usize];
+            let skipped = start - extent.range.start;
+            match &extent.from {
+                Origin::File(file, at) => self.files[*file].read(part, at + skipped)?,
+                Origin::Memory(bytes) => part.copy_from_slice(&bytes[skipped as usize..][..part.len()]),
+            }
+        }
+        Ok(out)
+    }
+
+    fn touched(&self, range: &Range<u64>) -> impl Iterator<Item = &Extent> {
+        let (start, end) = (range.start, range.end);
+        let first = self.extents.partition_point(|extent| extent.range.end <= start);
+        self.extents[first..].iter().take_while(move |extent| extent.range.start < end)
+    }
+
+    /// Reads and hashes every chunk of `manifest`, as many at once as there are processors.
+    pub(super) fn hash(&self, manifest: &Manifest) -> Result<Vec<ChunkHash>, ReadError> {
+        let chunks: Vec<Range<u64>> = manifest.chunking().iter().map(|(_, range)| range).collect();
+        let hashes = Mutex::new(vec![ChunkHash([0; 16]); chunks.len()]);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(range) = chunks.get(index) else { return Ok(()) };
+                let hash = ChunkHash::of(&self.read(range)?);
+                hashes.lock().unwrap_or_else(PoisonError::into_inner)[index] = hash;
+            }
+        };
+        let threads = thread::available_parallelism().map_or(2, usize::from).min(chunks.len());
+        thread::scope(|scope| {
+            let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            running.into_iter().try_for_each(join)
+        })?;
+        Ok(hashes.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A [`FilePayload`] whose chunks are known by their hashes: one that reads back as anything else is refused.
+#[derive(Debug)]
+pub(super) struct FileSource {
+    known: Arc<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    payload: FilePayload,
+    /// The chunks in order, with their hashes.
+    chunks: Vec<(Range<u64>, ChunkHash)>,
+}
+
+impl FileSource {
+    /// `hashes` are those of `manifest`'s chunks in `payload`.
+    pub(super) fn new(payload: FilePayload, manifest: &Manifest, hashes: &[ChunkHash]) -> Self {
+        let ranges = manifest.chunking().iter().map(|(_, range)| range);
+        let chunks = ranges.zip(hashes.iter().copied()).collect();
+        Self { known: Arc::new(Known { payload, chunks }) }
+    }
+}
+
+impl Source for FileSource {
+    fn len_bytes(&self) -> u64 {
+        self.known.payload.len_bytes
+    }
+
+    /// Reads on a blocking thread of the runtime: a disk or a network folder may take its time. Costs memory for the
+    /// bytes until the last clone of them is dropped.
+    fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        let known = Arc::clone(&self.known);
+        Box::pin(async move {
+            match tokio::task::spawn_blocking(move || known.read(&range)).await {
+                Ok(read) => read,
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                // The runtime ends, and nothing that waits for this will be polled again.
+                Err(_) => std::future::pending().await,
+            }
+        })
+    }
+}
+
+impl Known {
+    fn read(&self, range: &Range<u64>) -> Result<Bytes, SourceError> {
+        let len_bytes = self.payload.len_bytes;
+        if range.start > range.end || range.end > len_bytes {
+            return Err(SourceError::OutOfBounds { start: range.start, end: range.end, len_bytes });
+        }
+        let bytes = self.payload.read(range)?;
+        match self.hash_of(range) {
+            Some(hash) if hash != ChunkHash::of(&bytes) => Err(self.changed(range)),
+            _ => Ok(bytes.into()),
+        }
+    }
+
+    /// What the bytes of `range` have to hash to. Transfers ask for whole chunks only.
+    fn hash_of(&self, range: &Range<u64>) -> Option<ChunkHash> {
+        let at = self.chunks.binary_search_by_key(&range.start, |(chunk, _)| chunk.start).ok()?;
+        let (chunk, hash) = &self.chunks[at];
+        (chunk == range).then_some(*hash)
+    }
+
+    /// Names the file that changed: by its stamp, or else the first that the chunk was read from.
+    fn changed(&self, range: &Range<u64>) -> SourceError {
+        let files: Vec<&ServedFile> = self
+            .payload
+            .touched(range)
+            .filter_map(|extent| match &extent.from {
+                Origin::File(file, _) => Some(&self.payload.files[*file]),
+                Origin::Memory(_) => None,
+            })
+            .collect();
+        let stamped = files.iter().find(|file| !file.is_unchanged().unwrap_or(false));
+        let path = stamped
+            .or_else(|| files.first())
+            .map(|file| file.path.clone())
+            .unwrap_or_default();
+        SourceError::Changed { path }
+    }
+}

@@ -1,0 +1,319 @@
+//! What is opened, staged and borrowed, for every kind of files.
+
+use super::*;
+use crate::{Held, SourceError};
+use safetensors::{Dtype, tensor::TensorView};
+use std::{
+    collections::HashMap,
+    io::{Cursor, Write},
+};
+use tensor_relay_device::HostMemory;
+use tensor_relay_protocol::{ChunkIndex, CodecId, Dtype as OurDtype, Limits, Shape};
+use tensor_relay_transport::{Workers, egress::Encoder};
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
+
+fn staging() -> Staging {
+    Staging { memory: HostMemory::new(64 << 20), chunk_bytes: 4096, limits: Limits::default() }
+}
+
+fn model() -> Vec<u8> {
+    let data: Vec<u8> = (0..4000).map(|i| i as u8).collect();
+    let tensors = [
+        ("w", TensorView::new(Dtype::F32, vec![10, 100], &data).unwrap()),
+        ("b", TensorView::new(Dtype::BF16, vec![3], &data[..6]).unwrap()),
+        ("none", TensorView::new(Dtype::I64, vec![0, 7], &[]).unwrap()),
+    ];
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize(tensors, Some(metadata)).unwrap()
+}
+
+/// A file with tensors of the given names, each of 8 bytes that are its name's first.
+fn shard(names: &[&str]) -> Vec<u8> {
+    let bytes: Vec<_> = names.iter().map(|name| [name.as_bytes()[0]; 8]).collect();
+    let views = bytes.iter().map(|bytes| TensorView::new(Dtype::F32, vec![2], bytes).unwrap());
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize(names.iter().zip(views), Some(metadata)).unwrap()
+}
+
+fn npy(descr: &str, order: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n");
+    [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), data].concat()
+}
+
+fn npz(entries: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
+    let mut writer = ZipWriter::new(Cursor::new(vec![]));
+    for (name, bytes) in entries {
+        writer
+            .start_file(*name, SimpleFileOptions::default().compression_method(method))
+            .unwrap();
+        writer.write_all(bytes).unwrap();
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+/// A folder with `files`, which is removed when the first value is dropped.
+fn folder(files: &[(&str, &[u8])]) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    let path = dir.path().to_owned();
+    (dir, path)
+}
+
+fn refused(files: &[(&str, &[u8])], path: &str) -> FileError {
+    let (_dir, dir) = folder(files);
+    TensorFiles::open(&dir.join(path)).unwrap_err()
+}
+
+/// The last chunk of a version, as a subscriber's transfer reads it.
+async fn last_chunk(held: &Held) -> Result<Bytes, SourceError> {
+    let encoder = Encoder::new(0, Workers::Inline);
+    let last = ChunkIndex(held.manifest().chunking().count() - 1);
+    let encoded = encoder.encode(&held.payload, last, CodecId::Raw).await?;
+    Ok(encoded.bytes)
+}
+
+/// The bytes of a tensor of a version, read likewise.
+async fn bytes(held: &Held, tensor: &str) -> Vec<u8> {
+    let encoder = Encoder::new(0, Workers::Inline);
+    let mut payload = vec![];
+    for (chunk, _) in held.manifest().chunking().iter() {
+        let encoded = encoder.encode(&held.payload, chunk, CodecId::Raw).await.unwrap();
+        payload.extend_from_slice(&encoded.bytes);
+    }
+    let range = held.manifest().tensor(tensor).unwrap().range();
+    payload[range.start as usize..range.end as usize].to_vec()
+}
+
+fn names(files: &TensorFiles) -> Vec<&str> {
+    files.specs().iter().map(|spec| spec.name.as_str()).collect()
+}
+
+#[test]
+fn a_model_file_is_staged_with_its_metadata() {
+    let (_dir, dir) = folder(&[("m.safetensors", &model())]);
+    let path = dir.join("m.safetensors");
+    let staged = Staged::from_safetensors(&path, &staging()).unwrap();
+    assert_eq!(staged.manifest().tensors().len(), 3);
+    assert_eq!(staged.manifest().metadata(), [("format".into(), "pt".into())]);
+    assert_eq!(staged.digest(), Staged::from_safetensors(&path, &staging()).unwrap().digest());
+    let files = TensorFiles::open(&path).unwrap();
+    assert_eq!((files.kind(), files.total_bytes()), (FileKind::Safetensors, 4006));
+    assert_eq!(files.metadata()[1], ("tensor-relay.kind".into(), "safetensors".into()));
+}
+
+#[test]
+fn broken_files_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.safetensors");
+    let good = model();
+    for (what, bytes) in [
+        ("empty", vec![]),
+        ("short", good[..7].to_vec()),
+        ("cut header", good[..40].to_vec()),
+        ("cut data", good[..good.len() - 1].to_vec()),
+        ("longer", [&good[..], b"x"].concat()),
+        ("a picture", b"\x89PNG\r\n\x1a\n0000000000000000".to_vec()),
+        ("huge header", [&(1u64 << 62).to_le_bytes()[..], b"{}"].concat()),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let error = Staged::from_safetensors(&path, &staging()).unwrap_err();
+        assert!(matches!(error, FileError::Format { .. }), "{what}: {error}");
+        assert!(error.to_string().contains("m.safetensors"), "{error}");
+    }
+    let missing = Staged::from_safetensors(&dir.path().join("no"), &staging()).unwrap_err();
+    assert!(matches!(missing, FileError::Io { .. }));
+    let folder = Staged::from_safetensors(dir.path(), &staging()).unwrap_err();
+    assert!(matches!(folder, FileError::NotAFile { .. }), "{folder}");
+}
+
+#[test]
+fn names_that_mean_something_else_are_refused() {
+    let reserved = refused(&[("m.safetensors", &shard(&["tensor-relay.file:a"]))], "m.safetensors");
+    assert!(matches!(reserved, FileError::ReservedName { .. }), "{reserved}");
+    let other = refused(&[("m.GGUF", b"GGUF")], "m.GGUF");
+    assert!(matches!(other, FileError::OtherFormat { .. }), "{other}");
+}
+
+/// Staged and borrowed are the same version, whatever kind of files it is.
+#[test]
+fn borrowed_files_are_what_staged_ones_are() {
+    let array = npy("<i2", "False", "(3,)", &[1, 0, 2, 0, 3, 0]);
+    let (_dir, dir) = folder(&[
+        ("m.safetensors", &model()),
+        ("n.safetensors", &shard(&["a", "c"])),
+        ("config.json", b"{}"),
+        ("empty.txt", b""),
+        ("a.npy", &array),
+        ("a.npz", &npz(&[("x.npy", &array), ("y.npy", &array)], CompressionMethod::Stored)),
+    ]);
+    for name in ["m.safetensors", "", "a.npy", "a.npz"] {
+        let files = TensorFiles::open(&dir.join(name)).unwrap();
+        let (staged, borrowed) = (files.stage(&staging()).unwrap(), files.borrow(&staging()).unwrap());
+        assert_eq!(Some(staged.digest()), borrowed.digest(), "{name}");
+        assert_eq!(staged.manifest(), borrowed.manifest(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_folder_travels_with_what_makes_it_load() {
+    let index = br#"{"metadata": {"total_size": 24}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "1.safetensors"}}"#;
+    let large = vec![0; (64 << 20) - index.len() - 1];
+    let (_dir, dir) = folder(&[
+        ("1.safetensors", &shard(&["a", "c"])),
+        ("2.safetensors", &shard(&["b"])),
+        ("consolidated.safetensors", &shard(&["x"])),
+        ("model.safetensors.index.json", index),
+        ("config.json", b"{}"),
+        ("large.json", &large),
+        ("pytorch_model.bin", b"pickle"),
+        ("pytorch_model.bin.index.json", b"{}"),
+        (".hidden", b""),
+    ]);
+    fs::create_dir(dir.join("onnx")).unwrap();
+    let files = TensorFiles::open(&dir).unwrap();
+    let index_name = "tensor-relay.file:model.safetensors.index.json";
+    assert_eq!(names(&files), ["a", "c", "b", index_name, "tensor-relay.file:config.json"]);
+    let mut left_out: Vec<String> = files.left_out().iter().map(LeftOut::to_string).collect();
+    left_out.sort();
+    let expected = [
+        ".hidden (hidden)",
+        "consolidated.safetensors (weights that the index does not name)",
+        "large.json (too large beside the weights, which may have 64 MiB of other files with them)",
+        "onnx (a folder)",
+        "pytorch_model.bin (weights in another format)",
+        "pytorch_model.bin.index.json (weights in another format)",
+    ];
+    assert_eq!(left_out, expected);
+    let held = Held::from(files.borrow(&staging()).unwrap());
+    assert_eq!(bytes(&held, "b").await, b"bbbbbbbb");
+    assert_eq!(bytes(&held, index_name).await, index);
+    let metadata = [("format".into(), "pt".into()), ("tensor-relay.kind".into(), "directory".into())];
+    assert_eq!(held.manifest().metadata(), metadata);
+}
+
+#[tokio::test]
+async fn a_folder_without_an_index_keeps_its_file_names() {
+    let (_dir, dir) = folder(&[("adapter_model.safetensors", &shard(&["a"]))]);
+    let one = TensorFiles::open(&dir).unwrap();
+    let weights = ("tensor-relay.weights".into(), "adapter_model.safetensors".into());
+    assert_eq!(one.metadata().last(), Some(&weights));
+    fs::write(dir.join("other.safetensors"), shard(&["b"])).unwrap();
+    let two = TensorFiles::open(&dir).unwrap();
+    let index_name = "tensor-relay.file:model.safetensors.index.json";
+    assert_eq!(names(&two), ["a", "b", index_name]);
+    let index = bytes(&two.borrow(&staging()).unwrap().into(), index_name).await;
+    assert!(String::from_utf8(index).unwrap().contains(r#""b": "other.safetensors""#));
+    fs::write(dir.join("model.safetensors"), shard(&["a"])).unwrap();
+    let model = TensorFiles::open(&dir).unwrap();
+    assert_eq!((names(&model), model.left_out().len()), (vec!["a"], 2));
+}
+
+#[test]
+fn folders_that_do_not_agree_with_themselves_are_refused() {
+    let (a, ab) = (shard(&["a"]), shard(&["a", "b"]));
+    let index = |map: &str| format!(r#"{{"weight_map": {map}}}"#).into_bytes();
+    let name = "model.safetensors.index.json";
+    let both = index(r#"{"a": "1.safetensors", "b": "2.safetensors"}"#);
+    let error = refused(&[("1.safetensors", &a), (name, &both)], "");
+    assert!(matches!(&error, FileError::MissingShard { shard, .. } if shard.as_str() == "2.safetensors"));
+    let error = refused(&[("1.safetensors", &a), ("2.safetensors", &a), (name, &both)], "");
+    assert!(matches!(&error, FileError::Twice { tensor, .. } if tensor == "a"), "{error}");
+    assert!(error.to_string().contains("1.safetensors") && error.to_string().contains("2.safetensors"));
+    let one = index(r#"{"a": "1.safetensors", "b": "1.safetensors"}"#);
+    let error = refused(&[("1.safetensors", &a), (name, &one)], "");
+    assert!(matches!(&error, FileError::MissingTensor { tensor, .. } if tensor == "b"), "{error}");
+    let only_a = index(r#"{"a": "1.safetensors"}"#);
+    let error = refused(&[("1.safetensors", &ab), (name, &only_a)], "");
+    assert!(matches!(&error, FileError::NotInIndex { tensor, .. } if tensor == "b"), "{error}");
+    let error = refused(&[("1.safetensors", &a), (name, &only_a), ("x.safetensors.index.json", &only_a)], "");
+    assert!(matches!(error, FileError::TwoIndexes { .. }), "{error}");
+    let error = refused(&[("1.safetensors", &a), (name, b"{")], "");
+    assert!(matches!(error, FileError::Index { .. }), "{error}");
+    let error = refused(&[("config.json", b"{}"), ("pytorch_model.bin", b"")], "");
+    assert!(matches!(error, FileError::NoWeights { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn arrays_are_tensors() {
+    let c_order = npy("<u2", "False", "(2, 3)", &[1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0]);
+    let turned = npy("<u2", "True", "(2, 3)", &[1, 0, 4, 0, 2, 0, 5, 0, 3, 0, 6, 0]);
+    let entries = [("c.npy", &c_order[..]), ("turned.npy", &turned), ("notes.txt", b"hello")];
+    for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+        let (_dir, dir) = folder(&[("a.npz", &npz(&entries, method)), ("a.npy", &turned)]);
+        let archive = TensorFiles::open(&dir.join("a.npz")).unwrap();
+        assert_eq!(names(&archive), ["c", "turned"]);
+        assert_eq!(archive.left_out(), [LeftOut::new("notes.txt".into(), LeftOutReason::NoArray)]);
+        let held = Held::from(archive.stage(&staging()).unwrap());
+        let expected = [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0];
+        assert_eq!(bytes(&held, "c").await, expected);
+        assert_eq!(bytes(&held, "turned").await, expected);
+        let array = TensorFiles::open(&dir.join("a.npy")).unwrap();
+        assert_eq!(bytes(&array.stage(&staging()).unwrap().into(), "array").await, expected);
+        let spec = &array.specs()[0];
+        assert_eq!((spec.dtype, &spec.shape), (OurDtype::U16, &Shape::new(&[2, 3]).unwrap()));
+        assert!(matches!(array.borrow(&staging()), Err(FileError::FortranOrder { .. })));
+        let refused = archive.borrow(&staging()).unwrap_err();
+        match method {
+            CompressionMethod::Stored => assert!(matches!(refused, FileError::FortranOrder { .. })),
+            _ => assert!(matches!(refused, FileError::Compressed { .. }), "{refused}"),
+        }
+    }
+}
+
+#[test]
+fn broken_arrays_are_refused_by_name() {
+    let good = npy("<u2", "False", "(2,)", &[1, 0, 2, 0]);
+    let error = refused(&[("a.npy", &good[..good.len() - 1])], "a.npy");
+    assert!(matches!(error, FileError::Npy { .. }), "{error}");
+    let object = npy("|O", "False", "(2,)", b"pickle");
+    let error = refused(&[("a.npz", &npz(&[("o.npy", &object)], CompressionMethod::Deflated))], "a.npz");
+    assert!(matches!(&error, FileError::Entry { entry, .. } if entry == "o.npy"), "{error}");
+    let archive = npz(&[("x.npy", &good)], CompressionMethod::Stored);
+    let error = refused(&[("a.npz", &archive[..archive.len() - 30])], "a.npz");
+    assert!(matches!(error, FileError::Archive { .. }), "{error}");
+    let mut flipped = archive;
+    let at = flipped.windows(6).position(|window| window == b"\n\x01\0\x02\0P").unwrap() + 1;
+    flipped[at] ^= 1;
+    let (_dir, dir) = folder(&[("a.npz", &flipped)]);
+    let files = TensorFiles::open(&dir.join("a.npz")).unwrap();
+    for error in [files.stage(&staging()).unwrap_err(), files.borrow(&staging()).unwrap_err()] {
+        assert!(matches!(error, FileError::Archive { .. }), "the checksum is wrong: {error}");
+    }
+}
+
+/// A file that was changed in place is never sent, though its size and its time are as they were.
+#[tokio::test]
+async fn a_change_under_a_transfer_is_an_error_that_names_the_file() {
+    let (_dir, dir) = folder(&[("a.safetensors", &shard(&["a"])), ("b.safetensors", &shard(&["b"]))]);
+    let held = Held::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
+    last_chunk(&held).await.unwrap();
+    let path = dir.join("b.safetensors");
+    let replaced = dir.join("replaced");
+    fs::copy(&path, &replaced).unwrap();
+    fs::rename(&replaced, &path).unwrap();
+    last_chunk(&held).await.expect("a file that lost its name is still what it was");
+    let held = Held::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 8).unwrap();
+    let shrunk = last_chunk(&held).await.unwrap_err();
+    assert!(matches!(&shrunk, SourceError::Changed { path } if path.ends_with("b.safetensors")), "{shrunk}");
+    fs::write(&path, shard(&["z"])).unwrap();
+    file.set_modified(modified).unwrap();
+    let torn = last_chunk(&held).await.unwrap_err();
+    assert!(matches!(&torn, SourceError::Changed { .. }), "{torn}");
+}
+
+#[test]
+fn a_change_after_opening_is_an_error() {
+    let (_dir, dir) = folder(&[("m.safetensors", &model())]);
+    let path = dir.join("m.safetensors");
+    let files = TensorFiles::open(&path).unwrap();
+    let mut longer = model();
+    longer.push(0);
+    fs::write(&path, longer).unwrap();
+    assert!(matches!(files.stage(&staging()), Err(FileError::Changed { .. })));
+    assert!(matches!(files.borrow(&staging()), Err(FileError::Changed { .. })));
+}

@@ -1,0 +1,92 @@
+//! Files as topics: what was a file or a folder on one side is the same on the other.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tensor_relay_client::Mirror;
+use tensor_relay_protocol::{Dtype, Shape, npy};
+use tensor_relay_server::{Server, TensorFiles};
+use tensor_relay_tests::pair::{client_config, server_config, simulate, topic};
+
+/// Goal: a mirror of files is the files, byte for byte, staged or borrowed.
+/// Method: a safetensors file, an array and two folders, each served, received, mirrored, and served again
+/// from the mirror.
+#[test]
+fn a_mirror_is_what_was_served() {
+    simulate(1, async |sim| {
+        let home = tempfile::tempdir().unwrap();
+        let server = sim.server(server_config());
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mirror = Mirror::new(home.path().join("mirror"), None);
+        for original in originals(home.path()) {
+            let name = original.file_stem().unwrap().to_str().unwrap();
+            publish(&server, name, &original).await;
+            let snapshot = client.subscribe(&topic(name)).await.unwrap().next().await.unwrap();
+            let copy = mirror.save(&snapshot).unwrap();
+            assert_eq!(contents(&copy), contents(&original), "{name}");
+            let again = TensorFiles::open(&copy).unwrap().stage(&server.staging()).unwrap();
+            assert_eq!(again.manifest().digest(), snapshot.manifest().digest(), "{name}");
+        }
+    });
+}
+
+async fn publish(server: &Server, name: &str, path: &Path) {
+    let files = TensorFiles::open(path).unwrap();
+    assert_eq!(files.left_out(), []);
+    let staged = files.stage(&server.staging()).unwrap();
+    // One manifest and one set of bytes, whichever way they are served.
+    let borrowed = files.borrow(&server.staging()).unwrap();
+    assert_eq!(borrowed.digest(), Some(staged.digest()));
+    let mut publisher = server.publisher(topic(name)).unwrap();
+    publisher.publish(staged, vec![]).await.unwrap();
+}
+
+/// A file of every kind in `home`.
+fn originals(home: &Path) -> Vec<PathBuf> {
+    let path = |name: &str| home.join(name);
+    fs::write(path("file.safetensors"), weights(&["x", "y"])).unwrap();
+    fs::write(path("array.npy"), array()).unwrap();
+    fs::create_dir(path("adapter")).unwrap();
+    fs::write(path("adapter/adapter_model.safetensors"), weights(&["x"])).unwrap();
+    fs::write(path("adapter/adapter_config.json"), "{}").unwrap();
+    fs::create_dir(path("model")).unwrap();
+    fs::write(path("model/model-1.safetensors"), weights(&["x", "z"])).unwrap();
+    fs::write(path("model/model-2.safetensors"), weights(&["y"])).unwrap();
+    let index = r#"{"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors", "z": "model-1.safetensors"}}"#;
+    fs::write(path("model/model.safetensors.index.json"), index).unwrap();
+    fs::write(path("model/tokenizer.json"), vec![b' '; 300_000]).unwrap();
+    fs::write(path("model/empty.txt"), "").unwrap();
+    ["file.safetensors", "array.npy", "adapter", "model"].map(path).to_vec()
+}
+
+/// A safetensors file as the format's own tool writes it. Each tensor is larger than a chunk.
+fn weights(names: &[&str]) -> Vec<u8> {
+    let bytes: Vec<Vec<u8>> = names.iter().map(|name| name.repeat(100_000).into_bytes()).collect();
+    let view =
+        |bytes| safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![25_000], bytes).unwrap();
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    safetensors::serialize(names.iter().zip(bytes.iter().map(|bytes| view(bytes))), Some(metadata)).unwrap()
+}
+
+/// An array as NumPy writes it.
+fn array() -> Vec<u8> {
+    let mut array = npy::file_head(Dtype::F64, &Shape::new(&[100, 3]).unwrap()).unwrap();
+    array.extend((0..2_400).map(|i| i as u8));
+    array
+}
+
+/// The files at or in `path` that are not hidden, with their bytes.
+fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
+    if path.is_file() {
+        return vec![(String::new(), fs::read(path).unwrap())];
+    }
+    let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
+    let named = entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.path()));
+    let mut contents: Vec<_> = named
+        .filter(|(name, _)| !name.starts_with('.'))
+        .map(|(name, path)| (name, fs::read(path).unwrap()))
+        .collect();
+    contents.sort();
+    contents
+}
