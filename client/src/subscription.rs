@@ -69,7 +69,8 @@ impl Subscription {
                 Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
                 Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
                 Found::NotYet => {
-                    let deadline = *hold_deadline.get_or_insert(Instant::now() + self.patience.hold_timeout);
+                    let deadline =
+                        *hold_deadline.get_or_insert_with(|| Instant::now() + self.patience.hold_timeout);
                     if tokio::time::timeout_at(deadline, self.holding.dropped()).await.is_err() {
                         return Err(self.holding_too_many());
                     }
