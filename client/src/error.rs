@@ -57,13 +57,13 @@ pub enum ClientError {
     #[error("the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms")]
     NotReconnected {
         /// How it was lost.
-        lost: Arc<ClientError>,
+        lost: Arc<Self>,
         /// How long it was tried.
         timeout_ms: u128,
     },
     /// The session ended before; this is why.
     #[error(transparent)]
-    Ended(Arc<ClientError>),
+    Ended(Arc<Self>),
     /// The server sent what is no message.
     #[error(transparent)]
     Message(#[from] MessageError),

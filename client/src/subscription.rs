@@ -44,6 +44,10 @@ pub(crate) struct Patience {
     pub(crate) hold_timeout: Duration,
 }
 
+/// How long the answer to whether a topic exists may take. On a bad network it may be sent several times, until the
+/// connection is noticed to be lost, which ends the wait sooner.
+const LISTED: Duration = Duration::from_secs(30);
+
 impl Subscription {
     /// Which topic.
     pub fn topic(&self) -> &Topic {
@@ -69,7 +73,8 @@ impl Subscription {
                 Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
                 Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
                 Found::NotYet => {
-                    let deadline = *hold_deadline.get_or_insert(Instant::now() + self.patience.hold_timeout);
+                    let deadline =
+                        *hold_deadline.get_or_insert_with(|| Instant::now() + self.patience.hold_timeout);
                     if tokio::time::timeout_at(deadline, self.holding.dropped()).await.is_err() {
                         return Err(self.holding_too_many());
                     }

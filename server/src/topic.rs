@@ -295,7 +295,7 @@ impl TopicState {
 fn place_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>, start: Start) -> Seq {
     match (have, start) {
         (Some((epoch, version)), _) => after(retention, epoch, version),
-        (None, Start::Newest) => retention.newest().map_or(retention.next(), |(seq, _)| seq),
+        (None, Start::Newest) => retention.newest().map_or_else(|| retention.next(), |(seq, _)| seq),
         (None, Start::Next) => retention.next(),
         (None, Start::At(epoch, version)) => {
             let newest = retention.newest().map(|(_, retained)| retained.id.epoch);
