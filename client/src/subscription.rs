@@ -44,10 +44,6 @@ pub(crate) struct Patience {
     pub(crate) hold_timeout: Duration,
 }
 
-/// How long the answer to whether a topic exists may take. On a bad network it may be sent several times, until the
-/// connection is noticed to be lost, which ends the wait sooner.
-const LISTED: Duration = Duration::from_secs(30);
-
 impl Subscription {
     /// Which topic.
     pub fn topic(&self) -> &Topic {
