@@ -79,7 +79,8 @@ fn a_version_goes_on_where_it_was() {
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             let receipt = snapshot.receipt();
-            assert_eq!(u64::from(receipt.resumed), cuts);
+            // A connection that is lost before the announcement resumes nothing.
+            assert!((1..=cuts).contains(&receipt.resumed.into()), "{receipt:?} after {cuts} cuts");
             assert_eq!(u64::from(receipt.chunks), BYTES / u64::from(CHUNK_BYTES));
             assert!(
                 (BYTES..=BYTES + cuts * LOST_BYTES).contains(&receipt.wire_bytes),
