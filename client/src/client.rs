@@ -89,9 +89,10 @@ impl Client {
     /// Subscribes to what `request` asks for. Its topic need not exist yet.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone. What happens to the subscription is told by its
+    /// [`ClientError`] when the session is gone or the selection is too large for a message. What happens to the subscription is told by its
     /// [`next`](Subscription::next).
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
+        request.check()?;
         let (reply, answer) = oneshot::channel();
         self.command(Command::Subscribe(Box::new(request), reply))?;
         answer.await.map_err(|_| self.gone())

@@ -4,8 +4,8 @@ use crate::link::LastWord;
 use std::{fmt, sync::Arc};
 use tensor_relay_device::{AllocError, SinkError};
 use tensor_relay_protocol::{
-    AbortReason, Blame, CloseCode, EndReason, MessageError, Misbehaved, Topic, Version, VersionDigest,
-    VersionId,
+    AbortReason, Blame, CloseCode, EndReason, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES,
+    Topic, Version, VersionDigest, VersionId,
 };
 use tensor_relay_transport::{
     ConnectError, LaneError,
@@ -38,6 +38,17 @@ pub enum ClientError {
     NoAnswer {
         /// How long it was waited for.
         timeout_ms: u128,
+    },
+    /// More globs than a message holds.
+    #[error(
+        "the selection has {globs} globs of {bytes} bytes in all, and at most {GLOBS_MAX} of {SELECTION_MAX_BYTES} bytes \
+         are allowed: write fewer that match more"
+    )]
+    SelectionTooLarge {
+        /// How many globs.
+        globs: usize,
+        /// How long they are together.
+        bytes: usize,
     },
     /// The session has as many watches as a server takes.
     #[error(
@@ -93,7 +104,11 @@ impl ClientError {
             ),
             Self::Refused(error) | Self::Lane(error) => is_worth_a_retry(error),
             Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
-            Self::Memory(_) | Self::TooManyWatches { .. } | Self::Message(_) | Self::Misbehaved(_) => false,
+            Self::Memory(_)
+            | Self::TooManyWatches { .. }
+            | Self::SelectionTooLarge { .. }
+            | Self::Message(_)
+            | Self::Misbehaved(_) => false,
             Self::NotReconnected { .. } | Self::Ended(_) => false,
         }
     }
@@ -103,7 +118,8 @@ impl ClientError {
         match self {
             Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_))
             | Self::Memory(_)
-            | Self::TooManyWatches { .. } => Blame::Local,
+            | Self::TooManyWatches { .. }
+            | Self::SelectionTooLarge { .. } => Blame::Local,
             Self::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Blame::Network,
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
             Self::NotReconnected { lost: error, .. } | Self::Ended(error) => error.blame(),

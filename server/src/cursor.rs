@@ -103,7 +103,8 @@ pub(crate) struct Latest {
     from: Seq,
     /// The version of which the client holds a part: it is finished first, while it is retained.
     partial: Option<(Epoch, Version)>,
-    start: Start,
+    /// The version to begin with, while nothing was begun.
+    awaited: Option<(Epoch, Version)>,
     /// The newest version that the client has, or that was last begun for it.
     last: Option<(Epoch, Version)>,
     /// The versions since its last commit that were begun for it and given up: it never saw them.
@@ -124,7 +125,7 @@ impl Latest {
                 .as_ref()
                 .filter(|_| !subscribe.preempt)
                 .map(|partial| (partial.epoch, partial.version)),
-            start: subscribe.start,
+            awaited: awaited(topic, subscribe),
             last: subscribe.have,
             missed: 0,
         }
@@ -133,10 +134,13 @@ impl Latest {
     fn next(&mut self, topic: &TopicState) -> Step {
         let partial = self.partial.take().and_then(|(epoch, version)| topic.find(epoch, version));
         let wanted = partial.or_else(|| topic.newest()).filter(|(seq, retained)| {
-            *seq >= self.from && self.is_news(retained) && !is_before(self.start, retained)
+            *seq >= self.from && self.is_news(retained) && !is_before(retained, self.awaited)
         });
         match wanted {
-            Some((_, retained)) => Step::Send { skipped: self.skipped_before(&retained), retained },
+            Some((_, retained)) => {
+                self.awaited = None;
+                Step::Send { skipped: self.skipped_before(&retained), retained }
+            }
             None => Step::Wait,
         }
     }
@@ -175,7 +179,8 @@ pub(crate) struct Every {
     reader: Reader,
     /// The first version that was not sent.
     next: Seq,
-    start: Start,
+    /// The version to begin with, while nothing was begun.
+    awaited: Option<(Epoch, Version)>,
     /// How many versions may be sent beyond the newest one acknowledged.
     window: usize,
     /// The newest version that the client had when it came. A server that was restarted may publish it again.
@@ -186,9 +191,10 @@ pub(crate) struct Every {
 
 impl Every {
     fn new(topic: Arc<TopicState>, subscribe: &Subscribe) -> Self {
+        let awaited = awaited(&topic, subscribe);
         let (reader, next) = Reader::join(topic, subscribe.reader.clone(), subscribe.have, subscribe.start);
         let (window, have) = (subscribe.window as usize, subscribe.have);
-        Self { reader, next, start: subscribe.start, window, have, acknowledged: None }
+        Self { reader, next, awaited, window, have, acknowledged: None }
     }
 
     fn next(&mut self, topic: &TopicState) -> Step {
@@ -197,14 +203,14 @@ impl Every {
         }
         self.pass_over_what_it_has(topic);
         while let Some((seq, retained)) = topic.first_from(self.next)
-            && is_before(self.start, &retained)
+            && is_before(&retained, self.awaited)
         {
             self.reader.acknowledge(retained.id.epoch, retained.id.version);
             self.next = seq.next();
         }
         match topic.first_from(self.next) {
             Some((seq, retained)) if self.reader.unacknowledged(seq) < self.window => {
-                self.next = seq.next();
+                (self.next, self.awaited) = (seq.next(), None);
                 Step::Send { retained, skipped: 0 }
             }
             _ => Step::Wait,
@@ -237,14 +243,17 @@ impl Every {
     }
 }
 
-/// Whether `retained` comes before the version that a subscription was to begin with, which was not published yet then.
-fn is_before(start: Start, retained: &Retained) -> bool {
-    match start {
-        Start::At(epoch, version) => {
-            epoch.is_none_or(|epoch| epoch == retained.id.epoch) && retained.id.version < version
-        }
-        _ => false,
-    }
+/// The version that a subscription begins with though it may not be published yet: of the epoch that it names, or of the
+/// one that the topic is in.
+fn awaited(topic: &TopicState, subscribe: &Subscribe) -> Option<(Epoch, Version)> {
+    let Start::At(epoch, version) = subscribe.start else { return None };
+    let epoch = epoch.or_else(|| Some(topic.newest()?.1.id.epoch))?;
+    subscribe.have.is_none().then_some((epoch, version))
+}
+
+/// Whether `retained` comes before the version to begin with.
+fn is_before(retained: &Retained, awaited: Option<(Epoch, Version)>) -> bool {
+    awaited.is_some_and(|(epoch, version)| epoch == retained.id.epoch && retained.id.version < version)
 }
 
 /// Whether `retained` is this version or an earlier one of its epoch.
@@ -362,10 +371,27 @@ mod tests {
         assert_eq!(begin(None, Start::At(None, Version(4))), [4, 5]);
         assert_eq!(begin(None, Start::At(Some(Epoch(1)), Version(1))), [3, 4, 5], "the client sees the gap");
         assert_eq!(begin(None, Start::At(Some(Epoch(9)), Version(5))), [3, 4, 5]);
-        assert!(begin(None, Start::At(None, Version(9))).is_empty(), "it waits for version 9");
+        assert!(begin(None, Start::At(None, Version(9))).is_empty());
         assert_eq!(begin(Some((1, 4)), Start::Oldest), [5]);
         assert!(begin(Some((1, 5)), Start::Oldest).is_empty());
         assert_eq!(begin(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch is begun at its oldest");
+    }
+
+    #[test]
+    fn a_version_that_is_not_there_yet_is_waited_for() {
+        for mode in [Mode::Latest, Mode::Every] {
+            let topic = topic();
+            publish(&topic, 5, 1, 1..=2);
+            let start = Start::At(None, Version(4));
+            let mut cursor = Cursor::new(&topic, &Subscribe { start, ..subscribe(mode) });
+            assert!(drain(&mut cursor, &topic).is_empty());
+            publish(&topic, 5, 1, 3..=3);
+            assert!(drain(&mut cursor, &topic).is_empty(), "version 3 comes before 4");
+            publish(&topic, 5, 1, 4..=4);
+            assert_eq!(drain(&mut cursor, &topic), [(1, 4, 0)]);
+            publish(&topic, 5, 2, 1..=1);
+            assert_eq!(drain(&mut cursor, &topic), [(2, 1, 0)], "it has begun");
+        }
     }
 
     #[test]
