@@ -257,8 +257,9 @@ impl Receiving {
             }
             tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
         }
+        // Twice, because acknowledgements of a subscription that this one took over from may still be heard.
         let window = self.request.window;
-        if self.waiting.len() >= window as usize + self.carried {
+        if self.waiting.len() >= 2 * window as usize + self.carried {
             return Err(Misbehaved::OverWindow(window).into());
         }
         self.counters.begin(announce.id.version.0);
