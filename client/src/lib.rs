@@ -28,6 +28,7 @@ mod config;
 mod delivery;
 mod error;
 mod fill;
+mod history;
 mod holding;
 mod keeper;
 mod landing;

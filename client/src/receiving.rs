@@ -4,19 +4,20 @@
 //! back into order and decides; it never waits and never touches the network.
 
 use crate::{
-    Gap, Request, Snapshot, SubscriptionError,
+    Request, Snapshot, SubscriptionError,
     buffers::Lent,
     delivery::Delivery,
     error::TransferError,
+    history::History,
     holding::Holding,
     progress::Counters,
     transfer::{Place, Transfer},
 };
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{
-    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Start, Subscribe,
-    SubscriptionId, Topic, Verified, Version, VersionDigest, VersionId,
+    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe, SubscriptionId,
+    Topic, Verified, Version, VersionDigest, VersionId,
 };
 use tensor_relay_transport::{DataIn, LaneError};
 use tokio::{task::AbortHandle, time::Instant};
@@ -39,16 +40,7 @@ pub(crate) struct Receiving {
     early: Vec<(ChunkHeader, DataIn)>,
     /// How many more chunks the server may begin.
     credit: u32,
-    /// The version that ended last, however it did.
-    last: Option<(Epoch, Version)>,
-    /// The version that was committed last.
-    committed: Option<VersionId>,
-    /// The version that the user was done with last, in mode `every`.
-    acknowledged: Option<(Epoch, Version)>,
-    /// What was committed and not acknowledged, in mode `every`: the window bounds it.
-    waiting: VecDeque<(Epoch, Version)>,
-    /// How many of those came over earlier connections. A server that was restarted knows nothing of them.
-    carried: usize,
+    pub(crate) history: History,
     /// Counts the versions that were begun, on each connection anew. What a chunk comes to counts only for the one it
     /// was begun for, whatever epochs and versions a server makes up.
     generation: u64,
@@ -122,6 +114,7 @@ impl Receiving {
     pub(crate) fn new(request: Request, credit: u32, stall_timeout: Duration) -> Self {
         Self {
             delivery: Arc::new(Delivery::new(request.mode)),
+            history: History::of(&request),
             request,
             counters: Arc::default(),
             holding: Arc::default(),
@@ -131,11 +124,6 @@ impl Receiving {
             phase: Phase::Idle,
             early: Vec::new(),
             credit,
-            last: None,
-            committed: None,
-            acknowledged: None,
-            waiting: VecDeque::new(),
-            carried: 0,
             generation: 0,
             chunks: Vec::new(),
             stall: Stall { timeout: stall_timeout, look: Instant::now(), seen: 0 },
@@ -168,7 +156,7 @@ impl Receiving {
         };
         Subscribe {
             mode,
-            have: self.last,
+            have: self.history.have(),
             selection,
             start,
             window,
@@ -187,30 +175,15 @@ impl Receiving {
         self.lent = lent.filter(|_| is_next);
     }
 
-    /// Takes the user's word that it is done with a version and all before it.
-    pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
-        self.acknowledged = Some((epoch, version));
-        if let Some(at) = self.waiting.iter().position(|of| *of == (epoch, version)) {
-            self.waiting.drain(..=at);
-        }
-    }
-
-    /// What the user was done with last: told again on each connection, for it may have been lost with the one before.
-    pub(crate) fn acknowledged(&self) -> Option<(Epoch, Version)> {
-        self.acknowledged
-    }
-
     /// The connection is gone: forgets what belonged to it, keeps what is verified. `credit` is what the next server
     /// session begins with.
     pub(crate) fn handle_detached(&mut self, credit: u32) {
         self.delivery.set_asked(None);
-        self.carried = self.waiting.len();
         self.chunks.clear();
         self.early.clear();
         self.manifest_arriving = false;
         self.credit = credit;
-        // A version that was given up is not held: the server counts it as skipped, or sends it after all.
-        self.last = self.committed.as_ref().map(|id| (id.epoch, id.version));
+        self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Running(mut transfer, id) | Phase::Detached(mut transfer, id) => {
                 transfer.handle_detached();
@@ -234,19 +207,12 @@ impl Receiving {
             .into());
         }
         let id = &announce.id;
-        match self.last {
-            Some((epoch, after)) if epoch == id.epoch && id.version <= after => {
-                return Err(Misbehaved::VersionNotRising { found: id.version, after }.into());
-            }
-            _ if id.topic != self.request.topic => {
-                return Err(Misbehaved::OutOfTurn {
-                    found: "another topic",
-                    expected: "the one subscribed to",
-                }
-                .into());
-            }
-            _ => {}
+        if id.topic != self.request.topic {
+            return Err(
+                Misbehaved::OutOfTurn { found: "another topic", expected: "the one subscribed to" }.into()
+            );
         }
+        self.history.check_announced(id)?;
         self.delivery.announce();
         let began = Instant::now();
         self.stall =
@@ -256,11 +222,6 @@ impl Receiving {
                 return self.resume(transfer, &announce);
             }
             tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
-        }
-        // Twice, because acknowledgements of a subscription that this one took over from may still be heard.
-        let window = self.request.window;
-        if self.waiting.len() >= 2 * window as usize + self.carried {
-            return Err(Misbehaved::OverWindow(window).into());
         }
         self.counters.begin(announce.id.version.0);
         self.phase = Phase::Announced { announce, began, complete: None };
@@ -276,24 +237,6 @@ impl Receiving {
         transfer.handle_resumed();
         self.generation += 1;
         self.run(transfer, announce.id.clone())
-    }
-
-    /// What is missing right before `id`, in mode `every`.
-    fn gap_before(&self, id: &VersionId) -> Option<Gap> {
-        if self.request.mode != Mode::Every {
-            return None;
-        }
-        let after = match (&self.committed, self.request.start) {
-            (Some(committed), _) => Some(committed.clone()),
-            (None, Start::At(epoch, version)) => version.0.checked_sub(1).map(|before| VersionId {
-                epoch: epoch.unwrap_or(id.epoch),
-                version: Version(before),
-                ..id.clone()
-            }),
-            (None, _) => None,
-        }?;
-        let follows = after.epoch == id.epoch && after.version.next() >= id.version;
-        (!follows).then(|| Gap { after: Some(after), found: id.clone() })
     }
 
     /// Takes the news that a manifest begins to arrive.
@@ -337,10 +280,7 @@ impl Receiving {
         header: ChunkHeader,
         stream: DataIn,
     ) -> Result<Option<Ready>, Misbehaved> {
-        if self
-            .last
-            .is_some_and(|(epoch, last)| epoch == header.epoch && header.version <= last)
-        {
+        if self.history.is_past((header.epoch, header.version)) {
             return Ok(None);
         }
         self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
@@ -404,14 +344,10 @@ impl Receiving {
         self.end_version(&id);
         let mut snapshot = outcome.map_err(|error| Failure::Transfer(id.clone(), error))?;
         // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
-        if let Some(gap) = self.gap_before(&id) {
+        if let Some(gap) = self.history.gap_before(&id) {
             self.delivery.put_gap(gap);
         }
-        if self.request.mode == Mode::Every {
-            self.waiting.push_back((id.epoch, id.version));
-        }
-        let before = self.committed.replace(id);
-        snapshot.new_epoch = before.is_some_and(|before| before.epoch != snapshot.id.epoch);
+        snapshot.new_epoch = self.history.handle_committed(id);
         Ok(Some(snapshot))
     }
 
@@ -431,7 +367,7 @@ impl Receiving {
 
     /// Whether this version was the last one that ended: what the server says of it now crossed this end's last word.
     pub(crate) fn has_ended(&self, version: (Epoch, Version)) -> bool {
-        self.last == Some(version)
+        self.history.is_last(version)
     }
 
     /// The version under way.
@@ -502,7 +438,7 @@ impl Receiving {
     }
 
     fn end_version(&mut self, id: &VersionId) {
-        self.last = Some((id.epoch, id.version));
+        self.history.handle_ended(id);
         self.chunks.clear();
         self.phase = Phase::Idle;
     }

@@ -115,7 +115,7 @@ impl Session {
         let subscribe = self.receivings.iter().map(|(id, receiving)| receiving.subscribe(*id));
         self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
         let acknowledged = self.receivings.iter().filter_map(|(id, receiving)| {
-            let (epoch, version) = receiving.acknowledged()?;
+            let (epoch, version) = receiving.history.acknowledged()?;
             Some(ClientMessage::Acknowledge { subscription: *id, epoch, version })
         });
         self.outbox.extend(acknowledged);
@@ -188,7 +188,7 @@ impl Session {
             }
             Command::Acknowledge(subscription, epoch, version) => {
                 if let Some(receiving) = self.receivings.get_mut(&subscription) {
-                    receiving.handle_acknowledged(epoch, version);
+                    receiving.history.handle_acknowledged(epoch, version);
                     self.outbox
                         .push_back(ClientMessage::Acknowledge { subscription, epoch, version });
                 }
@@ -231,7 +231,7 @@ impl Session {
             }
             Command::Acknowledge(id, epoch, version) => {
                 if let Some(receiving) = self.receivings.get_mut(&id) {
-                    receiving.handle_acknowledged(epoch, version);
+                    receiving.history.handle_acknowledged(epoch, version);
                 }
             }
             Command::Give(id, lent) => self.give(id, lent),
