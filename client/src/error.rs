@@ -168,12 +168,16 @@ impl Gap {
 impl fmt::Display for Gap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { after, found } = self;
+        let verb = |missing| if missing == 1 { "version is" } else { "versions are" };
         match (after, self.missing()) {
             (Some(after), Some(missing)) => write!(
                 f,
-                "{missing} versions of {} are missing: after version {} comes {}; the publisher did not retain them \
-                 long enough for this reader",
-                found.topic, after.version, found.version
+                "{missing} {} missing of {}: {} was to come, {} is the next there is; the publisher did not retain \
+                 what is missing long enough for this reader",
+                verb(missing),
+                found.topic,
+                after.version.next(),
+                found.version
             ),
             _ => write!(
                 f,
