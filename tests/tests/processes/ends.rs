@@ -22,13 +22,15 @@ struct Halfway {
 }
 
 impl Halfway {
-    /// Serves with `words` to `subscribe --once --out=out`, and holds the wire between the two.
+    /// Serves with `words` to `subscribe --once --out=out`, which does not wait for a lost server, and holds the wire
+    /// between the two.
     fn new(words: &[&str]) -> Self {
         let (home, mut wire) = (Home::new(), Wire::new());
         files::zeros(&home.path("m"), MODEL_BYTES);
         let server = home.serve(&[&["--topic=m=m", &wire.advertise()], words].concat());
         wire.lead_to(server.listen(), HELD_AFTER_BYTES);
-        let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out"]);
+        let words = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
+        let subscriber = home.start(&words);
         wire.wait_until_held();
         Self { home, wire, server, subscriber }
     }
@@ -56,7 +58,7 @@ fn a_server_killed_while_nothing_moves() {
     let home = Home::new();
     files::noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
-    let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out"]);
+    let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--reconnect=0"]);
     follower.hear_out("w version 1");
     server.process.end_by(Signal::KILL);
     let ended = follower.end();
@@ -73,7 +75,7 @@ fn a_server_that_is_told_to_end() {
     files::noise(&home.path("w"), 1000, 1);
     for signal in [Signal::TERM, Signal::INT] {
         let server = home.serve(&["--topic=w=w", "--grace=30"]);
-        let mut follower = home.start(&["subscribe", server.ticket("w")]);
+        let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
         follower.hear_out("w version 1");
         let ended = server.process.end_by(signal).with(0);
         assert!(ended.took < Duration::from_secs(20), "nothing was under way: {ended:?}");

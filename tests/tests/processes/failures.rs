@@ -185,7 +185,7 @@ fn files_that_cannot_be_served() {
     }
     fs::create_dir(home.path("folder")).unwrap();
     for (name, cause) in
-        [("missing", "No such file"), ("folder", "regular file"), ("/dev/zero", "regular file")]
+        [("missing", "No such file"), ("folder", "no .safetensors file"), ("/dev/zero", "regular file")]
     {
         refused(&home, name, cause);
     }
@@ -330,7 +330,7 @@ fn a_subscriber_leaves_no_trace() {
     let mut command = other.program();
     command.env_clear().args(["subscribe", server.ticket("w"), "--once"]);
     let came = Process::start(command).end().with(0);
-    assert!(came.out.starts_with("w version 1: 1 tensors") && !came.out.contains("saved"), "{came:?}");
+    assert!(came.out.starts_with("w version 1: 1 tensor,") && !came.out.contains("saved"), "{came:?}");
     assert!(other.files_in("").is_empty());
     assert!(!Path::new(&other.path("state")).exists());
 }
