@@ -3,9 +3,11 @@
 //! A [`Home`] is all that a test's processes have in common with the world. Every wait has a deadline, and a process
 //! that still runs when its [`Process`] is dropped is killed.
 
+mod lan;
 mod process;
 mod wire;
 
+pub use lan::{Host, Lan};
 pub use process::{Ended, Process};
 pub use rustix::process::Signal;
 pub use wire::Wire;
@@ -86,6 +88,18 @@ impl Home {
         let line = process.hear_out("");
         let said = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
         Serving { process, said }
+    }
+
+    /// Serves with `words`, as a server that was there before does: on the same port.
+    pub fn serve_again(&self, before: &Value, words: &[&str]) -> Serving {
+        let listen = format!("--listen={}", before["listen"].as_str().unwrap());
+        self.serve(&[&[&*listen], words].concat())
+    }
+
+    /// What a server says of its topics to a client that goes to it directly.
+    pub fn list(&self, server: &Serving) -> Value {
+        let ticket = format!("relay://{}?key={}", server.listen(), server.said["key"].as_str().unwrap());
+        self.run(&["list", &ticket, "--json"]).with(0).json()["topics"].clone()
     }
 
     /// The files and links below `name`, as paths relative to it, sorted; none if there is no such folder.

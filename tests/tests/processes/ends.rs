@@ -40,7 +40,7 @@ impl Halfway {
 /// Method: kill -9 in the middle of a transfer. Nothing says goodbye, so it takes the idle timeout to notice.
 #[test]
 fn a_server_killed_in_mid_transfer() {
-    let Halfway { home, mut wire, server, subscriber } = Halfway::new(&[]);
+    let Halfway { home, wire, server, subscriber } = Halfway::new(&[]);
     let killed = server.process.end_by(Signal::KILL);
     assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
     wire.release();
@@ -89,7 +89,7 @@ fn a_server_that_is_told_to_end() {
 /// Method: SIGTERM while the wire is held; release it once the server says that it finishes.
 #[test]
 fn a_transfer_under_way_is_finished() {
-    let Halfway { home, mut wire, mut server, subscriber } = Halfway::new(&["--grace=50"]);
+    let Halfway { home, wire, mut server, subscriber } = Halfway::new(&["--grace=50"]);
     server.process.signal(Signal::TERM);
     server.process.hear_err("finishing 1 transfer");
     wire.release();
@@ -104,7 +104,7 @@ fn a_transfer_under_way_is_finished() {
 /// Method: SIGTERM with a short grace, and a wire that is held until the server is gone.
 #[test]
 fn a_grace_that_is_over() {
-    let Halfway { home, mut wire, server, subscriber } = Halfway::new(&["--grace=0.3"]);
+    let Halfway { home, wire, server, subscriber } = Halfway::new(&["--grace=0.3"]);
     let ended = server.process.end_by(Signal::TERM).with(0);
     assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
     wire.release();
