@@ -23,6 +23,11 @@ use tempfile::TempDir;
 /// Where every server of these tests listens: on this machine alone, on a port that the system chooses.
 pub const ANY_PORT: &str = "--listen=127.0.0.1:0";
 
+/// Whether tests that take minutes are to run: `TENSOR_RELAY_SOAK=1`.
+pub fn is_soak() -> bool {
+    std::env::var_os("TENSOR_RELAY_SOAK").is_some_and(|value| value == "1")
+}
+
 /// A test's own folder, with the keys of its servers, the files that it serves and those that arrive.
 pub struct Home {
     folder: TempDir,
@@ -84,10 +89,7 @@ impl Home {
             all.push(ANY_PORT);
         }
         all.extend(words);
-        let mut process = self.start(&all);
-        let line = process.hear_out("");
-        let said = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
-        Serving { process, said }
+        Serving::hear(self.start(&all))
     }
 
     /// Serves with `words`, as a server that was there before does: on the same port.
@@ -135,6 +137,13 @@ pub struct Serving {
 }
 
 impl Serving {
+    /// Waits until a server that was started with `--json` serves.
+    pub fn hear(mut process: Process) -> Self {
+        let line = process.hear_out("");
+        let said = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
+        Self { process, said }
+    }
+
     /// The address that it listens on.
     pub fn listen(&self) -> &str {
         self.said["listen"].as_str().unwrap()

@@ -304,7 +304,8 @@ fn a_full_disk() {
     assert_eq!(ended.out, "", "nothing is left, and nothing is said to have come");
 }
 
-fn try_small_disk(home: &Home) -> Result<(), String> {
+/// Whether [`on_small_disk`] works here, or why not.
+pub(crate) fn try_small_disk(home: &Home) -> Result<(), String> {
     let tried = on_small_disk(home, "true").output().map_err(|e| e.to_string())?;
     match tried.status.success() {
         true => Ok(()),
@@ -313,7 +314,7 @@ fn try_small_disk(home: &Home) -> Result<(), String> {
 }
 
 /// A shell that runs `script` with a disk of 1 MiB at `out`. The disk is gone when the shell is.
-fn on_small_disk(home: &Home, script: &str) -> Command {
+pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
     let mut command = home.at_home(Command::new("unshare"));
     let mounted = format!("mount -t tmpfs -o size=1m none out && {{ {script}; }}");
     command.args(["--map-root-user", "--mount", "sh", "-c", &mounted, "sh"]);
