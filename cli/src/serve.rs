@@ -213,8 +213,10 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
 
 /// Finishes what is under way, within `grace`; a second signal ends it at once. Returns the exit code of an orderly end.
 async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option<ExitCode> {
-    if server.stats().transfers > 0 {
-        eprintln!("finishing {} transfers, for at most {}", server.stats().transfers, units::time(grace));
+    let transfers = server.stats().transfers;
+    if transfers > 0 {
+        let transfers = units::count(transfers as usize, "transfer");
+        eprintln!("finishing {transfers}, for at most {}", units::time(grace));
     }
     tokio::select! {
         finished = server.shutdown(grace) => {

@@ -78,7 +78,8 @@ impl Wanted {
     fn new(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Self> {
         match &args.topic {
             Some(glob) if glob.is_literal() => {
-                Ok(Self::One(Topic::new(glob.as_str()).map_err(|error| UsageError(error.to_string()))?))
+                let topic = Topic::new(glob.as_str());
+                Ok(Self::One(topic.map_err(|error| UsageError(format!("--topic: {error}")))?))
             }
             Some(glob) => Ok(Self::All(glob.clone())),
             None => ticket.topic().cloned().map(Self::One).ok_or_else(|| {

@@ -3,9 +3,11 @@
 //! A [`Home`] is all that a test's processes have in common with the world. Every wait has a deadline, and a process
 //! that still runs when its [`Process`] is dropped is killed.
 
+mod lan;
 mod process;
 mod wire;
 
+pub use lan::{Host, Lan};
 pub use process::{Ended, Process};
 pub use rustix::process::Signal;
 pub use wire::Wire;
@@ -20,6 +22,11 @@ use tempfile::TempDir;
 
 /// Where every server of these tests listens: on this machine alone, on a port that the system chooses.
 pub const ANY_PORT: &str = "--listen=127.0.0.1:0";
+
+/// Whether tests that take minutes are to run: `TENSOR_RELAY_SOAK=1`.
+pub fn is_soak() -> bool {
+    std::env::var_os("TENSOR_RELAY_SOAK").is_some_and(|value| value == "1")
+}
 
 /// A test's own folder, with the keys of its servers, the files that it serves and those that arrive.
 pub struct Home {
@@ -82,10 +89,19 @@ impl Home {
             all.push(ANY_PORT);
         }
         all.extend(words);
-        let mut process = self.start(&all);
-        let line = process.hear_out("");
-        let said = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
-        Serving { process, said }
+        Serving::hear(self.start(&all))
+    }
+
+    /// Serves with `words`, as a server that was there before does: on the same port.
+    pub fn serve_again(&self, before: &Value, words: &[&str]) -> Serving {
+        let listen = format!("--listen={}", before["listen"].as_str().unwrap());
+        self.serve(&[&[&*listen], words].concat())
+    }
+
+    /// What a server says of its topics to a client that goes to it directly.
+    pub fn list(&self, server: &Serving) -> Value {
+        let ticket = format!("relay://{}?key={}", server.listen(), server.said["key"].as_str().unwrap());
+        self.run(&["list", &ticket, "--json"]).with(0).json()["topics"].clone()
     }
 
     /// The files and links below `name`, as paths relative to it, sorted; none if there is no such folder.
@@ -121,6 +137,13 @@ pub struct Serving {
 }
 
 impl Serving {
+    /// Waits until a server that was started with `--json` serves.
+    pub fn hear(mut process: Process) -> Self {
+        let line = process.hear_out("");
+        let said = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
+        Self { process, said }
+    }
+
     /// The address that it listens on.
     pub fn listen(&self) -> &str {
         self.said["listen"].as_str().unwrap()

@@ -52,6 +52,7 @@ impl Follow {
             received = true;
             let path = self.save(&snapshot).await?;
             report::committed(self.args.json, &snapshot, path.as_deref());
+            report::selection(&self.args.select, &snapshot);
             if let Some(command) = &self.args.exec {
                 hook::run(command, snapshot.id(), path.as_deref()).await;
             }

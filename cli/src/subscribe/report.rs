@@ -4,7 +4,7 @@ use super::print_line;
 use crate::units;
 use serde_json::json;
 use std::path::Path;
-use tensor_relay_client::{Gap, Snapshot};
+use tensor_relay_client::{Gap, Glob, Snapshot};
 
 /// Tells of a version that is there.
 pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
@@ -13,6 +13,14 @@ pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>
         false => as_text(snapshot, saved),
     };
     print_line(&line);
+}
+
+/// Warns when nothing of a version was asked for: most likely a name was mistyped.
+pub(crate) fn selection(select: &[Glob], snapshot: &Snapshot) {
+    if !select.is_empty() && snapshot.tensors().next().is_none() {
+        let globs: Vec<&str> = select.iter().map(Glob::as_str).collect();
+        eprintln!("warning: no tensor of {} matches --select {}", snapshot.id(), globs.join(","));
+    }
 }
 
 /// Tells of versions that are missing.

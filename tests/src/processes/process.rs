@@ -3,6 +3,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
+    fs,
     io::{BufRead, BufReader, Read},
     os::unix::process::ExitStatusExt,
     process::{Child, Command, Stdio},
@@ -67,6 +68,18 @@ impl Process {
     pub fn end_by(self, signal: Signal) -> Ended {
         self.signal(signal);
         self.end()
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// How much memory it has of the machine now: what it touched and did not give back.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     /// Waits until it has ended by itself.
@@ -151,6 +164,11 @@ impl Ended {
             |line: &str| line.starts_with("error: ") && causes.iter().all(|cause| line.contains(cause));
         assert!(self.err.lines().any(told), "expected an error with {causes:?}\n{self:#?}");
         self.with(code)
+    }
+
+    /// Its stdout as one JSON value a line. A line that was cut off by a signal does not count.
+    pub fn events(&self) -> Vec<Value> {
+        self.out.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Its stdout as one JSON value.

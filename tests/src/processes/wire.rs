@@ -3,9 +3,8 @@
 use std::{
     net::{SocketAddr, UdpSocket},
     sync::{
-        Arc, Mutex,
+        Arc, Condvar, Mutex,
         atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, Sender, channel},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -18,23 +17,59 @@ const TICK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Carries datagrams between a client and a server, and stops carrying those to the client after a number of bytes: so
-/// a test acts in the middle of a transfer, however fast the machine is.
+/// a test acts in the middle of a transfer, however fast the machine is. It may be held again and again, and leads to
+/// whatever server has the port.
 ///
 /// The client's datagrams go through at all times. Those to the client wait in a socket's buffer while the wire is
 /// held; what does not fit there is lost, as on any wire.
 pub struct Wire {
     client_side: UdpSocket,
-    held: Option<Receiver<()>>,
-    release: Option<Sender<()>>,
+    gate: Arc<Gate>,
     gone: Arc<AtomicBool>,
     carriers: Vec<JoinHandle<()>>,
+}
+
+/// Where what goes to the client passes.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    /// How much more may pass before the gate closes, if it is to close.
+    left: Option<u64>,
+    closed: bool,
+    /// All that passed.
+    passed_bytes: u64,
+}
+
+impl Gate {
+    /// Waits for as long as the gate is closed.
+    fn pass(&self, bytes: u64) {
+        let mut state = self.state.lock().unwrap();
+        if let Some(left) = state.left {
+            state.left = left.checked_sub(bytes);
+            state.closed |= state.left.is_none();
+            self.changed.notify_all();
+        }
+        state = self.changed.wait_while(state, |state| state.closed).unwrap();
+        state.passed_bytes += bytes;
+    }
+
+    fn set(&self, left: Option<u64>) {
+        let mut state = self.state.lock().unwrap();
+        (state.left, state.closed) = (left, false);
+        self.changed.notify_all();
+    }
 }
 
 impl Wire {
     /// A wire with an end for a client; [`advertise`](Self::advertise) is for its server, which comes next.
     #[expect(clippy::new_without_default, reason = "it binds a socket")]
     pub fn new() -> Self {
-        Self { client_side: socket(), held: None, release: None, gone: Arc::default(), carriers: vec![] }
+        Self { client_side: socket(), gate: Arc::default(), gone: Arc::default(), carriers: vec![] }
     }
 
     /// The word that makes a server's tickets lead through the wire.
@@ -45,9 +80,7 @@ impl Wire {
     /// Leads to the server that listens on `server`; holds after `bytes` from there.
     pub fn lead_to(&mut self, server: &str, bytes: u64) {
         let server: SocketAddr = server.parse().unwrap();
-        let (hold, held) = channel();
-        let (release, released) = channel();
-        (self.held, self.release) = (Some(held), Some(release));
+        self.hold_after(bytes);
         let server_side = socket();
         let client = Arc::new(Mutex::new(None));
         let (from, to, known) =
@@ -57,31 +90,38 @@ impl Wire {
             // Who is not there any more hears nothing: a wire does not care.
             let _ = to.send_to(datagram, server);
         });
-        let (to, mut left) = (self.client_side.try_clone().unwrap(), Some(bytes));
+        let (to, gate) = (self.client_side.try_clone().unwrap(), Arc::clone(&self.gate));
         self.carry(server_side, move |datagram, _| {
             let known = *client.lock().unwrap();
-            left = left.and_then(|left| {
-                left.checked_sub(datagram.len() as u64).or_else(|| {
-                    let _ = hold.send(());
-                    // Ends too when the wire is dropped.
-                    let _ = released.recv();
-                    None
-                })
-            });
+            gate.pass(datagram.len() as u64);
             let _ = to.send_to(datagram, known.expect("who is answered has asked"));
         });
     }
 
+    /// Lets so many more bytes through, and holds then.
+    pub fn hold_after(&self, bytes: u64) {
+        self.gate.set(Some(bytes));
+    }
+
     /// Waits until the wire is held: so many bytes went, and no more do.
     pub fn wait_until_held(&self) {
-        let held = self.held.as_ref().expect("it leads to a server");
-        held.recv_timeout(PATIENCE)
-            .expect("the server sends more than the wire lets through");
+        let state = self.gate.state.lock().unwrap();
+        let (state, _) = self
+            .gate
+            .changed
+            .wait_timeout_while(state, PATIENCE, |state| !state.closed)
+            .unwrap();
+        assert!(state.closed, "the server sends less than the wire lets through");
     }
 
     /// Lets everything through, for good.
-    pub fn release(&mut self) {
-        self.release = None;
+    pub fn release(&self) {
+        self.gate.set(None);
+    }
+
+    /// How much went to the client, repetitions and all.
+    pub fn passed_bytes(&self) -> u64 {
+        self.gate.state.lock().unwrap().passed_bytes
     }
 
     fn carry(&mut self, from: UdpSocket, mut deliver: impl FnMut(&[u8], SocketAddr) + Send + 'static) {
@@ -99,7 +139,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        self.release = None;
+        self.release();
         self.gone.store(true, Ordering::Relaxed);
         for carrier in self.carriers.drain(..) {
             let _ = carrier.join();

@@ -22,13 +22,15 @@ struct Halfway {
 }
 
 impl Halfway {
-    /// Serves with `words` to `subscribe --once --out=out`, and holds the wire between the two.
+    /// Serves with `words` to `subscribe --once --out=out`, which does not wait for a lost server, and holds the wire
+    /// between the two.
     fn new(words: &[&str]) -> Self {
         let (home, mut wire) = (Home::new(), Wire::new());
         files::zeros(&home.path("m"), MODEL_BYTES);
         let server = home.serve(&[&["--topic=m=m", &wire.advertise()], words].concat());
         wire.lead_to(server.listen(), HELD_AFTER_BYTES);
-        let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out"]);
+        let words = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
+        let subscriber = home.start(&words);
         wire.wait_until_held();
         Self { home, wire, server, subscriber }
     }
@@ -38,7 +40,7 @@ impl Halfway {
 /// Method: kill -9 in the middle of a transfer. Nothing says goodbye, so it takes the idle timeout to notice.
 #[test]
 fn a_server_killed_in_mid_transfer() {
-    let Halfway { home, mut wire, server, subscriber } = Halfway::new(&[]);
+    let Halfway { home, wire, server, subscriber } = Halfway::new(&[]);
     let killed = server.process.end_by(Signal::KILL);
     assert_eq!(killed.signal, Some(Signal::KILL.as_raw()), "{killed:?}");
     wire.release();
@@ -56,7 +58,7 @@ fn a_server_killed_while_nothing_moves() {
     let home = Home::new();
     files::noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
-    let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out"]);
+    let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--reconnect=0"]);
     follower.hear_out("w version 1");
     server.process.end_by(Signal::KILL);
     let ended = follower.end();
@@ -73,7 +75,7 @@ fn a_server_that_is_told_to_end() {
     files::noise(&home.path("w"), 1000, 1);
     for signal in [Signal::TERM, Signal::INT] {
         let server = home.serve(&["--topic=w=w", "--grace=30"]);
-        let mut follower = home.start(&["subscribe", server.ticket("w")]);
+        let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=0"]);
         follower.hear_out("w version 1");
         let ended = server.process.end_by(signal).with(0);
         assert!(ended.took < Duration::from_secs(20), "nothing was under way: {ended:?}");
@@ -87,7 +89,7 @@ fn a_server_that_is_told_to_end() {
 /// Method: SIGTERM while the wire is held; release it once the server says that it finishes.
 #[test]
 fn a_transfer_under_way_is_finished() {
-    let Halfway { home, mut wire, mut server, subscriber } = Halfway::new(&["--grace=50"]);
+    let Halfway { home, wire, mut server, subscriber } = Halfway::new(&["--grace=50"]);
     server.process.signal(Signal::TERM);
     server.process.hear_err("finishing 1 transfer");
     wire.release();
@@ -102,7 +104,7 @@ fn a_transfer_under_way_is_finished() {
 /// Method: SIGTERM with a short grace, and a wire that is held until the server is gone.
 #[test]
 fn a_grace_that_is_over() {
-    let Halfway { home, mut wire, server, subscriber } = Halfway::new(&["--grace=0.3"]);
+    let Halfway { home, wire, server, subscriber } = Halfway::new(&["--grace=0.3"]);
     let ended = server.process.end_by(Signal::TERM).with(0);
     assert!(ended.err.contains("transfers were cut off after 300 ms"), "{ended:?}");
     wire.release();

@@ -185,7 +185,7 @@ fn files_that_cannot_be_served() {
     }
     fs::create_dir(home.path("folder")).unwrap();
     for (name, cause) in
-        [("missing", "No such file"), ("folder", "regular file"), ("/dev/zero", "regular file")]
+        [("missing", "No such file"), ("folder", "no .safetensors file"), ("/dev/zero", "regular file")]
     {
         refused(&home, name, cause);
     }
@@ -304,7 +304,8 @@ fn a_full_disk() {
     assert_eq!(ended.out, "", "nothing is left, and nothing is said to have come");
 }
 
-fn try_small_disk(home: &Home) -> Result<(), String> {
+/// Whether [`on_small_disk`] works here, or why not.
+pub(crate) fn try_small_disk(home: &Home) -> Result<(), String> {
     let tried = on_small_disk(home, "true").output().map_err(|e| e.to_string())?;
     match tried.status.success() {
         true => Ok(()),
@@ -313,7 +314,7 @@ fn try_small_disk(home: &Home) -> Result<(), String> {
 }
 
 /// A shell that runs `script` with a disk of 1 MiB at `out`. The disk is gone when the shell is.
-fn on_small_disk(home: &Home, script: &str) -> Command {
+pub(crate) fn on_small_disk(home: &Home, script: &str) -> Command {
     let mut command = home.at_home(Command::new("unshare"));
     let mounted = format!("mount -t tmpfs -o size=1m none out && {{ {script}; }}");
     command.args(["--map-root-user", "--mount", "sh", "-c", &mounted, "sh"]);
@@ -330,7 +331,7 @@ fn a_subscriber_leaves_no_trace() {
     let mut command = other.program();
     command.env_clear().args(["subscribe", server.ticket("w"), "--once"]);
     let came = Process::start(command).end().with(0);
-    assert!(came.out.starts_with("w version 1: 1 tensors") && !came.out.contains("saved"), "{came:?}");
+    assert!(came.out.starts_with("w version 1: 1 tensor,") && !came.out.contains("saved"), "{came:?}");
     assert!(other.files_in("").is_empty());
     assert!(!Path::new(&other.path("state")).exists());
 }

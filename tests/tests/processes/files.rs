@@ -1,12 +1,14 @@
-//! Safetensors files, good and bad, and whether two of them hold the same.
+//! Files of tensors, good and bad, and whether two of them hold the same.
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, File},
     io::Write,
     path::Path,
 };
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 /// Every dtype that the format knows, the narrowest first.
 const DTYPES: [Dtype; 22] = [
@@ -72,6 +74,99 @@ pub(crate) fn zeros(path: &Path, size: u64) {
     fs::write(path, &head).unwrap();
     let file = File::options().write(true).open(path).unwrap();
     file.set_len(head.len() as u64 + size).unwrap();
+}
+
+/// How large the parameters of a [`sharded`] model are.
+pub(crate) const SHARDED_BYTES: usize = 4 * 300_000;
+
+/// What is served of a [`sharded`] model.
+pub(crate) const SHARDED: [&str; 6] = [
+    "README.md",
+    "config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+];
+
+/// Makes a folder as Hugging Face has it: two shards with their index, what is needed beside them, and what is not: the
+/// same weights in another format, a hidden file and a folder.
+pub(crate) fn sharded(folder: &Path, seed: u64) {
+    fs::create_dir(folder).unwrap();
+    let body = bytes(SHARDED_BYTES / 4, seed);
+    let names = ["model.embed", "model.layers.0", "model.layers.1", "lm_head"];
+    let mut places = BTreeMap::new();
+    for (shard, names) in SHARDED[2..4].iter().zip(names.chunks(2)) {
+        let tensor = |name: &&str| ((*name).into(), view(Dtype::BF16, &[SHARDED_BYTES / 8], &body));
+        let metadata = HashMap::from([("format".into(), "pt".into())]);
+        write(&folder.join(shard), names.iter().map(tensor).collect(), Some(metadata));
+        places.extend(names.iter().map(|name| (*name, *shard)));
+    }
+    let index = json!({ "metadata": { "total_size": SHARDED_BYTES }, "weight_map": places });
+    let index = serde_json::to_string_pretty(&index).unwrap();
+    for (name, text) in [
+        (SHARDED[4], &*index),
+        ("config.json", r#"{"architectures": ["Test"]}"#),
+        ("tokenizer.json", r#"{"version": "1.0"}"#),
+        ("README.md", "# A test\n"),
+        ("pytorch_model.bin", "pickle"),
+        (".gitattributes", "*.bin filter=lfs\n"),
+    ] {
+        fs::write(folder.join(name), text).unwrap();
+    }
+    fs::create_dir(folder.join("onnx")).unwrap();
+}
+
+/// Checks that a folder holds the model of another one, and that its index tells the truth about its shards.
+#[track_caller]
+pub(crate) fn assert_same_model(expected: &Path, found: &Path) {
+    for name in SHARDED {
+        match name.ends_with(".safetensors") {
+            true => assert_same(&expected.join(name), &found.join(name)),
+            false => {
+                let read = |folder: &Path| fs::read(folder.join(name)).unwrap();
+                assert!(read(expected) == read(found), "{name} differs");
+            }
+        }
+    }
+    let index: Value = serde_json::from_slice(&fs::read(found.join(SHARDED[4])).unwrap()).unwrap();
+    for (tensor, shard) in index["weight_map"].as_object().unwrap() {
+        let shard = fs::read(found.join(shard.as_str().unwrap())).unwrap();
+        let shard = SafeTensors::deserialize(&shard).unwrap();
+        assert!(shard.tensor(tensor).is_ok(), "the index misplaces {tensor}");
+    }
+}
+
+/// Writes a NumPy array of 1,000 rows.
+pub(crate) fn npy(path: &Path, seed: u64) {
+    fs::write(path, array(seed)).unwrap();
+}
+
+/// Writes an archive of arrays, as `numpy.savez` and `numpy.savez_compressed` do.
+pub(crate) fn npz(path: &Path, seed: u64, method: CompressionMethod) {
+    let mut archive = ZipWriter::new(File::create(path).unwrap());
+    for name in ["weights.npy", "bias.npy"] {
+        let options = SimpleFileOptions::default().compression_method(method);
+        archive.start_file(name, options).unwrap();
+        archive.write_all(&array(seed + name.len() as u64)).unwrap();
+    }
+    archive.finish().unwrap();
+}
+
+/// The file of an array, byte for byte as NumPy writes it.
+fn array(seed: u64) -> Vec<u8> {
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000, 25), }";
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    write!(file, "{header:117}\n").unwrap();
+    file.extend(bytes(4 * 25_000, seed));
+    file
+}
+
+/// Puts what `write` writes at `path` in one step, as whoever replaces a served file should.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path)) {
+    let aside = path.with_extension("new");
+    write(&aside);
+    fs::rename(&aside, path).unwrap();
 }
 
 /// A file with that header, whatever it says, and `data` after it.

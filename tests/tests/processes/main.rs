@@ -9,5 +9,6 @@ mod configuration;
 mod ends;
 mod failures;
 mod files;
+mod resume;
 mod transfers;
 mod words;

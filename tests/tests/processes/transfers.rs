@@ -43,6 +43,8 @@ fn check_committed(said: &Value, served: &Value) {
         "payload_bytes": served["payload_bytes"],
         "wire_bytes": served["payload_bytes"],
         "skipped": 0,
+        "new_epoch": false,
+        "resumed": 0,
         "metadata": {},
         "path": "first/m.safetensors",
     });

@@ -11,11 +11,11 @@ fn help_and_version() {
         (&["--help"], &["serve", "subscribe", "list", "demo", "Exit codes: 0 done", "Examples:"]),
         (
             &["serve", "--help"],
-            &["Serve safetensors files as topics", "--topic <NAME=FILE.safetensors>", "--grace"],
+            &["Serve files of tensors as topics", "--topic <NAME=PATH>", "--grace", "--watch"],
         ),
         (
             &["subscribe", "--help"],
-            &["Receive the newest version of a topic", "<TICKET>", "--once", "--out <DIR>"],
+            &["Receive the versions of a topic", "<TICKET>", "--once", "--out <DIR>", "--mode <MODE>"],
         ),
         (&["list", "--help"], &["List the topics of a server", "<TICKET>", "--json"]),
         (&["demo", "--help"], &["between two processes on this machine", "--size <SIZE>", "--versions <N>"]),

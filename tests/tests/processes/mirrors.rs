@@ -1,0 +1,211 @@
+//! Output folders: what was a file, a folder or an array is the same again; versions that are kept; selections; and
+//! commands that run after each version.
+
+use crate::{
+    failures::{on_small_disk, try_small_disk},
+    files,
+};
+use serde_json::Value;
+use std::{fs, path::Path};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
+use zip::CompressionMethod;
+
+const HOLDS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
+
+/// Receives `topic` once into `out`; returns what was said.
+fn receive(home: &Home, server: &Serving, topic: &str, out: &str) -> Value {
+    let words = ["subscribe", server.ticket(topic), "--once", "--json", &format!("--out={out}")];
+    home.run(&words).with(0).json()
+}
+
+/// The epoch of a served path follows from its content: form, names, dtypes, shapes and every byte.
+fn content(home: &Home, path: &str) -> Value {
+    home.serve(&[&format!("--topic=m={path}")]).topic("m")["epoch"].clone()
+}
+
+/// Goal: a model as Hugging Face has it is the same folder on the other side, and whoever serves it learns what stays
+/// behind.
+/// Method: two shards with their index and what lies beside; staged and borrowed; the mirror is served in turn.
+#[test]
+fn a_folder_arrives_as_it_is() {
+    let home = Home::new();
+    files::sharded(&home.path("model"), 1);
+    let original = content(&home, "model");
+    for hold in HOLDS {
+        let mut server = home.serve(&["--topic=m=model", hold]);
+        let told = server.process.hear_err("not served");
+        for part in ["pytorch_model.bin (weights in another format)", ".gitattributes", "onnx"] {
+            assert!(told.contains(part), "{told}");
+        }
+        assert!(!told.contains("README"), "{told}");
+        let said = receive(&home, &server, "m", "out");
+        assert_eq!((&said["path"], &said["tensors"]), (&"out/m".into(), &server.topic("m")["tensors"]));
+        let mut names = home.files_in("out/m");
+        names.retain(|name| !name.starts_with('.'));
+        assert_eq!(names, files::SHARDED);
+        files::assert_same_model(&home.path("model"), &home.path("out/m"));
+        assert_eq!(content(&home, "out/m"), original);
+    }
+}
+
+/// Goal: arrays and archives of them arrive as what they are. What cannot be sent from where it is says how it can.
+/// Method: `.npy`, `.npz` and a compressed `.npz`; staged and borrowed; the mirror is served in turn.
+#[test]
+fn arrays_arrive_as_they_are() {
+    let home = Home::new();
+    files::npy(&home.path("a.npy"), 1);
+    files::npz(&home.path("b.npz"), 2, CompressionMethod::Stored);
+    files::npz(&home.path("c.npz"), 2, CompressionMethod::Deflated);
+    for hold in HOLDS {
+        let server = home.serve(&["--topic=a=a.npy", "--topic=x/b=b.npz", hold]);
+        assert_eq!(receive(&home, &server, "a", "out")["path"], "out/a.npy");
+        assert_eq!(receive(&home, &server, "x/b", "out")["tensors"], 2);
+        assert_eq!(home.files_in("out"), ["a.npy", "x/b.npz"]);
+        assert!(fs::read(home.path("a.npy")).unwrap() == fs::read(home.path("out/a.npy")).unwrap());
+        assert_eq!(content(&home, "out/x/b.npz"), content(&home, "b.npz"));
+    }
+    let server = home.serve(&["--topic=c=c.npz"]);
+    receive(&home, &server, "c", "out");
+    assert_eq!(content(&home, "out/c.npz"), content(&home, "b.npz"), "stored as the same arrays");
+    home.run(&["serve", "--listen=127.0.0.1:0", "--topic=c=c.npz", "--hold=borrow"])
+        .failed(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
+}
+
+/// Goal: with `--keep N` the newest versions stay side by side, `latest` leads to the last, and what is not a version is
+/// left alone.
+/// Method: three versions of a file and of a folder, of which two are kept.
+#[test]
+fn versions_are_kept_and_pruned() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    files::sharded(&home.path("model-1"), 1);
+    std::os::unix::fs::symlink("model-1", home.path("model")).unwrap();
+    let server = home.serve(&["--topic=w=w", "--topic=m=model", "--watch", "--watch-interval=0.05"]);
+    let mut followers = ["w", "m"].map(|topic| {
+        home.start(&["subscribe", server.ticket(topic), "--out=out", "--keep=2", "--json"])
+    });
+    for version in 1..=3_u64 {
+        if version > 1 {
+            files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
+            let folder = format!("model-{version}");
+            files::sharded(&home.path(&folder), version);
+            files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(&folder, path).unwrap());
+        }
+        for follower in &mut followers {
+            follower.hear_out(&format!(r#""version":{version}"#));
+        }
+        if version == 1 {
+            fs::write(home.path("out/w/notes.txt"), "mine").unwrap();
+        }
+    }
+    let epoch = |topic: &str| server.topic(topic)["epoch"].as_str().unwrap().to_owned();
+    let name = |topic, version: u64| format!("{version:020}-{}", epoch(topic));
+    // The line is said before old versions go; the next word comes after.
+    let of_file = [2, 3].map(|version| format!("{}.safetensors", name("w", version)));
+    let expected = [&of_file[..], &["latest.safetensors".into(), "notes.txt".into()]].concat();
+    assert_eq!(home.files_in("out/w"), expected);
+    let link = |path: &str| fs::read_link(home.path(path)).unwrap();
+    assert_eq!(link("out/w/latest.safetensors"), Path::new(&of_file[1]));
+    files::assert_same(&home.path("w"), &home.path("out/w/latest.safetensors"));
+    assert_eq!(link("out/m/latest"), Path::new(&name("m", 3)));
+    files::assert_same_model(&home.path("model"), &home.path("out/m/latest"));
+    assert!(!home.path("out/m").join(name("m", 1)).exists() && home.path("out/m").join(name("m", 2)).exists());
+    for follower in followers {
+        follower.end_by(Signal::TERM).with(143);
+    }
+}
+
+/// Goal: a command runs after each version, knows which it is and where, and the next one waits for it. One that fails
+/// is told and stops nothing.
+/// Method: a command that writes down what it knows, then fails at the first version.
+#[test]
+fn a_command_after_each_version() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=a/w=w", "--watch", "--watch-interval=0.05"]);
+    let command = "echo $TENSOR_RELAY_TOPIC $TENSOR_RELAY_VERSION $TENSOR_RELAY_EPOCH $TENSOR_RELAY_PATH >> log; \
+                   exit $((3 - TENSOR_RELAY_VERSION * 3 + TENSOR_RELAY_VERSION * 2))";
+    let words = ["subscribe", server.ticket("a/w"), "--out=out", "--exec", command];
+    let mut follower = home.start(&words);
+    follower.hear_err("warning: the command of --exec ended with exit status: 2 for a/w");
+    for version in [2, 3] {
+        files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
+        follower.hear_out(&format!("version {version}"));
+    }
+    let ended = follower.end_by(Signal::TERM).with(143);
+    assert!(!ended.err.contains("exit status: 0"), "{ended:?}");
+    let epoch = server.topic("a/w")["epoch"].as_str().unwrap();
+    let expected = [1, 2].map(|version| format!("a/w {version} {epoch} out/a/w.safetensors\n")).concat();
+    let log = fs::read_to_string(home.path("log")).unwrap();
+    assert!(log.starts_with(&expected), "{log}");
+
+    let nowhere = ["subscribe", server.ticket("a/w"), "--once", "--exec", "echo [$TENSOR_RELAY_PATH]; exit 7"];
+    let ended = home.run(&nowhere).with(0);
+    assert!(ended.out.ends_with("[]\n") && ended.err.contains("exit status: 7"), "{ended:?}");
+}
+
+/// Goal: who wants some tensors receives those and little else, and its files say nothing of others.
+/// Method: some tensors of a file, by name and by glob; a shard of a folder; and a selection that matches nothing.
+#[test]
+fn a_selection_arrives_alone() {
+    let home = Home::new();
+    files::everything(&home.path("w"));
+    files::sharded(&home.path("model"), 1);
+    let server = home.serve(&["--topic=w=w", "--topic=m=model", "--chunk-size=64KiB"]);
+    let select = |topic: &str, globs: &str| {
+        let select = format!("--select={globs}");
+        home.run(&["subscribe", server.ticket(topic), "--once", "--out=out", "--json", &select])
+    };
+    let said = select("w", "scalar,layers.0.F3?").with(0).json();
+    assert_eq!(said["tensors"], 2);
+    assert!(said["wire_bytes"].as_u64().unwrap() < 4 << 10, "large was not asked for: {said}");
+    let saved = fs::read(home.path("out/w.safetensors")).unwrap();
+    let saved = safetensors::SafeTensors::deserialize(&saved).unwrap();
+    let mut names = saved.names();
+    names.sort_unstable();
+    assert_eq!(names, ["layers.0.F32", "scalar"]);
+    let all = fs::read(home.path("w")).unwrap();
+    let all = safetensors::SafeTensors::deserialize(&all).unwrap();
+    for name in names {
+        assert_eq!(saved.tensor(name).unwrap(), all.tensor(name).unwrap());
+    }
+
+    let said = select("m", "model.layers.*").with(0).json();
+    let wire_bytes = said["wire_bytes"].as_u64().unwrap() as usize;
+    assert!(wire_bytes < files::SHARDED_BYTES * 2 / 3, "two of four tensors were asked for: {said}");
+    let none = select("w", "no.such.*,nor.this").with(0);
+    assert_eq!((&none.json()["tensors"], &none.json()["wire_bytes"]), (&0.into(), &0.into()));
+    assert!(none.err.contains("warning: no tensor of w version 1"), "{none:?}");
+    assert!(none.err.contains("matches --select no.such.*,nor.this"), "{none:?}");
+}
+
+/// Goal: a disk that is full in the middle of a series keeps what was whole, and the version that did not fit comes again.
+/// Method: two small versions and a large one on a disk of 1 MiB, in mode `every`; then once more where there is room.
+#[test]
+fn a_disk_that_gets_full() {
+    let home = Home::new();
+    fs::create_dir(home.path("out")).unwrap();
+    if let Err(reason) = try_small_disk(&home) {
+        println!("skipped: this system lets the test make no small disk: {reason}");
+        return;
+    }
+    files::noise(&home.path("w"), 1000, 1);
+    let mut server =
+        home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--keep-versions=3"]);
+    for (version, bytes) in [(2, 2000), (3, 4 << 20)] {
+        files::replace(&home.path("w"), |path| files::noise(path, bytes, version));
+        server.process.hear_out(&format!(r#""version":{version}"#));
+    }
+    let words = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--keep=3", "--json"];
+    let mut command = on_small_disk(&home, r#""$@"; code=$?; ls out/w | sed 's/^/left: /'; exit $code"#);
+    command.arg(home.program().get_program()).args(words).arg("--out=out");
+    let ended = Process::start(command).end().failed(1, &["cannot write out/w/", "No space left"]);
+    let versions: Vec<_> = ended.events().iter().map(|event| event["version"].clone()).collect();
+    assert_eq!(versions, [1, 2]);
+    let epoch = server.topic("w")["epoch"].as_str().unwrap();
+    let left = [1, 2].map(|version| format!("left: {version:020}-{epoch}.safetensors\n")).concat();
+    assert!(ended.out.ends_with(&format!("{left}left: latest.safetensors\n")), "{ended:?}");
+    let mut again = home.start(&[&words[..], &["--out=roomy"]].concat());
+    assert!(again.hear_out("version").contains(r#""version":3"#), "on with what did not fit");
+    again.end_by(Signal::TERM).with(143);
+}

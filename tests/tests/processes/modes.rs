@@ -1,0 +1,195 @@
+//! Which topics and which versions: globs, every version in order, places that are kept, and gaps.
+
+use crate::files;
+use serde_json::{Value, json};
+use std::{fs, thread, time::Duration};
+use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal};
+
+/// Goal: one subscriber follows all topics that match; what does not match is not received.
+/// Method: a glob with and without `--once`; and one that nothing matches.
+#[test]
+fn topics_by_glob() {
+    let home = Home::new();
+    for (name, seed) in [("a", 1), ("b", 2), ("c", 3)] {
+        files::noise(&home.path(name), 1000, seed);
+    }
+    let topics = ["--topic=kv/a=a", "--topic=kv/b=b", "--topic=kv/deep/c=c", "--topic=c=c"];
+    let server = home.serve(&[&topics[..], &["--watch", "--watch-interval=0.05"]].concat());
+    let ticket = server.ticket("c");
+    let mut follower = home.start(&["subscribe", ticket, "--topic=kv/*", "--out=out", "--json"]);
+    for topic in [follower.hear_out("committed"), follower.hear_out("committed")] {
+        assert!(topic.contains("kv/a") || topic.contains("kv/b"), "{topic}");
+    }
+    assert_eq!(home.files_in("out"), ["kv/a.safetensors", "kv/b.safetensors"]);
+    files::replace(&home.path("b"), |path| files::noise(path, 1000, 4));
+    let line = follower.hear_out(r#""version":2"#);
+    assert!(line.contains("kv/b"), "{line}");
+    assert_eq!(follower.end_by(Signal::TERM).with(143).events().len(), 3);
+
+    home.run(&["subscribe", ticket, "--topic=**", "--once", "--out=all"]).with(0);
+    let all = ["c.safetensors", "kv/a.safetensors", "kv/b.safetensors", "kv/deep/c.safetensors"];
+    assert_eq!(home.files_in("all"), all);
+    for (topic, file) in all.iter().zip(["c", "a", "b", "c"]) {
+        files::assert_same(&home.path(file), &home.path("all").join(topic));
+    }
+    home.run(&["subscribe", ticket, "--topic=no/*", "--once"])
+        .failed(5, &["no topic that matches no/*", "tensor-relay list"]);
+}
+
+/// A server that retains versions of a watched file.
+struct Series {
+    home: Home,
+    server: Serving,
+    words: Vec<String>,
+}
+
+impl Series {
+    fn new(words: &[&str]) -> Self {
+        let home = Home::new();
+        files::noise(&home.path("w"), 1000, 1);
+        let all = [&["--topic=w=w", "--watch", "--watch-interval=0.05", "--state-dir=keys"], words].concat();
+        let server = home.serve(&all);
+        Self { home, server, words: all.iter().map(|word| (*word).into()).collect() }
+    }
+
+    /// Publishes version `version`, and waits until it is.
+    fn publish(&mut self, version: u64) {
+        self.replace(version);
+        self.server.process.hear_out(&format!(r#""version":{version}"#));
+    }
+
+    fn replace(&self, seed: u64) {
+        files::replace(&self.home.path("w"), |path| files::noise(path, 1000, seed));
+    }
+
+    fn every(&self, words: &[&str]) -> Process {
+        let all = ["subscribe", self.server.ticket("w"), "--mode=every", "--json"];
+        self.home.start(&[&all[..], words].concat())
+    }
+
+    fn epoch(&self) -> &str {
+        self.server.topic("w")["epoch"].as_str().unwrap()
+    }
+
+    /// Ends the server in order and begins it anew, after `between`.
+    fn restart(&mut self, between: impl FnOnce(&Home)) {
+        let said = self.server.said.clone();
+        self.server.process.signal(Signal::TERM);
+        while self.server.process.is_running() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        between(&self.home);
+        let words: Vec<&str> = self.words.iter().map(|word| &**word).collect();
+        self.server = self.home.serve_again(&said, &words);
+    }
+}
+
+/// Waits until `follower` said that it has version `last`, and ends it; returns the versions that it had.
+fn versions_until(mut follower: Process, last: u64) -> Vec<u64> {
+    follower.hear_out(&format!(r#""version":{last}"#));
+    versions(&follower.end_by(Signal::TERM).with(143))
+}
+
+fn versions(ended: &Ended) -> Vec<u64> {
+    let committed = ended.events().into_iter().filter(|event| event["event"] == "committed");
+    committed.map(|event| event["version"].as_u64().unwrap()).collect()
+}
+
+/// Goal: in mode `every` each version comes once and in order, from where the user says; in mode `latest` the newest.
+/// Method: four versions are retained; each way to begin; then a fifth.
+#[test]
+fn every_version_from_anywhere() {
+    let mut series = Series::new(&["--keep-versions=10"]);
+    for version in 2..=4 {
+        series.publish(version);
+    }
+    let third = format!("--from={}:3", series.epoch());
+    for (from, expected) in [
+        ("--from=oldest", &[1, 2, 3, 4][..]),
+        ("--window=1", &[1, 2, 3, 4]),
+        ("--from=newest", &[4]),
+        ("--from=2", &[2, 3, 4]),
+        (&third, &[3, 4]),
+    ] {
+        assert_eq!(versions_until(series.every(&[from]), 4), expected, "{from}");
+    }
+    let latest = ["subscribe", series.server.ticket("w"), "--once", "--json"];
+    assert_eq!(series.home.run(&latest).with(0).json()["version"], 4);
+    let next = [series.every(&["--from=next"]), series.every(&["--from=5"])];
+    while series.home.list(&series.server)[0]["subscribers"] != 2 {
+        thread::sleep(Duration::from_millis(20));
+    }
+    series.publish(5);
+    assert_eq!(next.map(|follower| versions_until(follower, 5)), [[5], [5]]);
+    let wrong = series.every(&["--from=soon"]).end();
+    wrong.failed(2, &["--from", "newest, next, oldest, a version"]);
+}
+
+/// Goal: whoever wants every version and cannot have it hears what is missing: as a failure, or as a line and on.
+/// Method: ask for version 1 when two of five are retained; then let the publisher begin a new epoch.
+#[test]
+fn a_gap_is_told() {
+    let mut series = Series::new(&["--keep-versions=2"]);
+    for version in 2..=5 {
+        series.publish(version);
+    }
+    let from = format!("--from={}:1", series.epoch());
+    let failed = series.every(&[&from]).end().failed(7, &["3 versions of w are missing"]);
+    assert_eq!(failed.out, "");
+    let mut follower = series.every(&[&from, "--on-gap=continue"]);
+    let gap: Value = serde_json::from_str(&follower.hear_out("gap")).unwrap();
+    let epoch = series.epoch().to_owned();
+    let expected = json!({"event": "gap", "topic": "w", "after": 0, "found": 4, "epoch": epoch, "missing": 3});
+    assert_eq!(gap, expected);
+    let mut strict = series.every(&["--from=newest"]);
+    follower.hear_out(r#""version":5"#);
+    strict.hear_out(r#""version":5"#);
+    // Without its ledger a server cannot know what it published before.
+    series.restart(|home| fs::remove_file(home.path("keys/topics.json")).unwrap());
+    assert_ne!(series.epoch(), epoch);
+    strict.end().failed(7, &["w has begun a new epoch", series.epoch()]);
+    follower.hear_out("gap");
+    let line: Value = serde_json::from_str(&follower.hear_out("committed")).unwrap();
+    assert_eq!((&line["version"], &line["new_epoch"]), (&1.into(), &true.into()));
+    assert_eq!(versions(&follower.end_by(Signal::TERM).with(143)), [4, 5, 1]);
+}
+
+/// Goal: a named reader that dies and comes back in time misses nothing, though nothing is retained for others.
+/// Method: kill -9 after the first version; publish more than is retained; come back under the same name.
+#[test]
+fn a_reader_comes_back_to_its_place() {
+    let mut series = Series::new(&["--keep-versions=2", "--publish-timeout=50"]);
+    let mut reader = series.every(&["--reader=r"]);
+    reader.hear_out(r#""version":1"#);
+    reader.end_by(Signal::KILL);
+    series.publish(2);
+    series.replace(3); // Version 3 would push version 1 or 2 out, which the reader has not acknowledged.
+    thread::sleep(Duration::from_millis(500));
+    let again = series.every(&["--reader=r", &format!("--from={}:2", series.epoch())]);
+    assert_eq!(versions_until(again, 3), [2, 3]);
+}
+
+/// Goal: a named reader that comes back too late, or is too slow, is not waited for, and hears it.
+/// Method: a short publish timeout, and a command that takes longer.
+#[test]
+fn a_reader_that_is_too_slow_is_told() {
+    let mut series = Series::new(&["--keep-versions=1", "--publish-timeout=0.3"]);
+    let mut slow = series.every(&["--reader=slow", "--exec=sleep 3"]);
+    slow.hear_out(r#""version":1"#);
+    series.publish(2);
+    slow.end().failed(7, &["the server ended the subscription to w"]);
+}
+
+/// Goal: a version that does not fit the memory that a subscriber may take is told with both numbers.
+/// Method: 8 MiB into 4.
+#[test]
+fn memory_that_is_too_small() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 8 << 20, 1);
+    let server = home.serve(&["--topic=w=w"]);
+    let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB"];
+    home.run(&words).failed(1, &["w version 1", "does not fit", "8388608", "4194304"]);
+    assert!(home.files_in("out").is_empty());
+    let words = ["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--staged-mem=4MiB"];
+    home.run(&words).failed(1, &["w", "8388608", "4194304"]);
+}

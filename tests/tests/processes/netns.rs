@@ -1,0 +1,150 @@
+//! Two hosts on an Ethernet of MTU 1500, with real processes on both: slow links, cables that are pulled, processes that
+//! are killed, and addresses that change.
+//!
+//! It takes root and `ip`. Elsewhere each test says why it is skipped, and passes.
+
+use crate::files;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::Value;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, Signal, is_soak};
+
+const MODEL_BYTES: u64 = 64 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// What a lost connection may cost: the chunks of a subscription's credit that were on their way, and as much again.
+const LOST_PER_KILL_BYTES: u64 = 8 * CHUNK_BYTES;
+
+/// How fast the slow link is: [`MODEL_BYTES`] take about five seconds.
+const MEGABITS: u32 = 100;
+const SENDING: Duration = Duration::from_millis(MODEL_BYTES * 8 / (MEGABITS as u64 * 1_000));
+
+/// A model that is served on one host, for the other.
+struct Served {
+    lan: Lan,
+    home: Home,
+    server: Option<Serving>,
+}
+
+impl Served {
+    /// Begins over a link of [`MEGABITS`]; `None` where this system does not let it.
+    fn begin() -> Option<Self> {
+        let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
+        let lan = lan.inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}")).ok()?;
+        let home = Home::new();
+        files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
+        let mut served = Self { lan, home, server: None };
+        served.serve();
+        Some(served)
+    }
+
+    fn serve(&mut self) {
+        let listen = format!("--listen={}:4747", Lan::SERVER);
+        let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
+        self.server = Some(Serving::hear(self.lan.start(Host::Server, &self.home, &words)));
+    }
+
+    fn subscribe(&self) -> Process {
+        let ticket = self.server.as_ref().unwrap().ticket("m");
+        let words = ["subscribe", ticket, "--once", "--out=out", "--json"];
+        self.lan.start(Host::Client, &self.home, &words)
+    }
+
+    fn kill_server(&mut self) {
+        self.server.take().unwrap().process.end_by(Signal::KILL);
+    }
+
+    /// Waits until `subscriber` has the model; checks that it is whole, and that each byte came about once.
+    fn finish(&self, subscriber: Process, losses: u64) -> Value {
+        let said = subscriber.end().with(0).json();
+        let payload = said["payload_bytes"].as_u64().unwrap();
+        let wire_bytes = said["wire_bytes"].as_u64().unwrap();
+        let most = payload + losses * LOST_PER_KILL_BYTES;
+        assert!((payload..=most).contains(&wire_bytes), "at most {most}: {said}");
+        files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
+        said
+    }
+}
+
+/// Goal: a model comes over a slow Ethernet at about its rate, each byte once.
+/// Method: 64 MiB at 100 Mbit/s.
+#[test]
+fn a_slow_link() {
+    let Some(served) = Served::begin() else { return };
+    let began = Instant::now();
+    let said = served.finish(served.subscribe(), 0);
+    assert_eq!(said["resumed"], 0);
+    let took = began.elapsed();
+    assert!((SENDING..SENDING * 2).contains(&took), "{took:?} where the link needs {SENDING:?}");
+}
+
+/// Goal: a cable that is pulled and put back costs the time and a few chunks.
+/// Method: take the link down for fifteen seconds in mid-transfer: longer than the idle timeout.
+#[test]
+fn a_cable_that_is_pulled() {
+    let Some(served) = Served::begin() else { return };
+    let subscriber = served.subscribe();
+    thread::sleep(SENDING / 2);
+    served.lan.set_up(Host::Server, false);
+    thread::sleep(Duration::from_secs(15));
+    served.lan.set_up(Host::Server, true);
+    assert_eq!(served.finish(subscriber, 1)["resumed"], 1);
+}
+
+/// Goal: a short break is no loss: the connection lives on.
+/// Method: take the link down for three seconds.
+#[test]
+fn a_cable_that_is_loose() {
+    let Some(served) = Served::begin() else { return };
+    let subscriber = served.subscribe();
+    thread::sleep(SENDING / 2);
+    served.lan.set_up(Host::Client, false);
+    thread::sleep(Duration::from_secs(3));
+    served.lan.set_up(Host::Client, true);
+    assert_eq!(served.finish(subscriber, 0)["resumed"], 0);
+}
+
+/// Goal: whichever side is killed at whatever moment, the model comes in the end.
+/// Method: from a seed, kill -9 the server or the subscriber in mid-transfer, and start it again. More seeds in a soak.
+#[test]
+fn either_side_killed() {
+    for seed in if is_soak() { 0..12 } else { 1..3 } {
+        let Some(mut served) = Served::begin() else { return };
+        let mut dice = StdRng::seed_from_u64(seed);
+        let mut subscriber = served.subscribe();
+        let mut losses = 0;
+        for _ in 0..2 {
+            thread::sleep(SENDING.mul_f64(dice.random_range(0.0..0.4)));
+            if dice.random_bool(0.5) {
+                println!("seed {seed}: the server is killed");
+                served.kill_server();
+                served.serve();
+                losses += 1;
+            } else {
+                println!("seed {seed}: the subscriber is killed");
+                subscriber.end_by(Signal::KILL);
+                subscriber = served.subscribe();
+                losses = 0;
+            }
+        }
+        served.finish(subscriber, losses);
+        assert_eq!(served.home.files_in("out"), ["m.safetensors"]);
+    }
+}
+
+/// Goal: a client whose address changes keeps what it has.
+/// Method: give its host another address and take the first in mid-transfer. QUIC moves the connection, or it is made
+/// anew; either way each byte comes about once.
+#[test]
+fn an_address_that_changes() {
+    let Some(served) = Served::begin() else { return };
+    let subscriber = served.subscribe();
+    thread::sleep(SENDING / 2);
+    served.lan.give_address(Host::Client, Lan::CLIENT_MOVED);
+    served.lan.take_address(Host::Client, Lan::CLIENT);
+    let said = served.finish(subscriber, 1);
+    println!("resumed: {}, {} s", said["resumed"], said["duration_s"]);
+}

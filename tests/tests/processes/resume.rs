@@ -1,0 +1,192 @@
+//! Lost connections: servers that are killed, ended and started again, and subscribers that die. What was received once
+//! is not received again.
+
+use crate::files;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::Value;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+
+const MODEL_BYTES: u64 = 64 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// What a lost connection may cost: the chunks of a subscription's credit that were on their way, and as much again
+/// for those that came and were not yet verified.
+const LOST_PER_KILL_BYTES: u64 = 8 * CHUNK_BYTES;
+
+/// What a wire carries beside the payload: headers of packets and messages.
+const OVERHEAD_PERCENT: u64 = 10;
+
+/// After how long without a packet the other end is taken for dead (`Tuning::idle_timeout_ms`), and time to act on it.
+const DEAD_WITHIN: Duration = Duration::from_secs(20);
+
+/// A subscriber that receives noise over a wire, and its server, which comes back on the same port.
+struct Transfer {
+    home: Home,
+    wire: Wire,
+    server: Option<Serving>,
+    said: Value,
+    words: Vec<String>,
+    subscriber: Process,
+}
+
+impl Transfer {
+    /// Begins one, and holds it after `bytes`.
+    fn begin(more: &[&str], bytes: u64) -> Self {
+        let (home, mut wire) = (Home::new(), Wire::new());
+        files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
+        let own = ["--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &wire.advertise()];
+        let words: Vec<String> = own.iter().chain(more).map(|word| (*word).into()).collect();
+        let server = home.serve(&as_words(&words));
+        wire.lead_to(server.listen(), bytes);
+        let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out", "--json"]);
+        wire.wait_until_held();
+        Self { home, wire, said: server.said.clone(), server: Some(server), words, subscriber }
+    }
+
+    fn take_server(&mut self) -> Process {
+        self.server.take().unwrap().process
+    }
+
+    fn serve_again(&mut self) {
+        self.server = Some(self.home.serve_again(&self.said, &as_words(&self.words)));
+    }
+
+    /// Lets it finish; checks that what came is what was served, and that about nothing came twice.
+    fn finish(self, kills: u64) {
+        self.wire.release();
+        let came = self.subscriber.end().with(0);
+        let said = came.json();
+        assert_eq!(said["resumed"], kills, "{said}");
+        let payload = said["payload_bytes"].as_u64().unwrap();
+        let most = payload + kills * LOST_PER_KILL_BYTES;
+        let wire_bytes = said["wire_bytes"].as_u64().unwrap();
+        assert!((payload..=most).contains(&wire_bytes), "{wire_bytes} of at most {most}");
+        let carried = self.wire.passed_bytes();
+        let most = most + most * OVERHEAD_PERCENT / 100;
+        assert!((payload..=most).contains(&carried), "{carried} of at most {most} went over the wire");
+        files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
+        assert_eq!(self.home.files_in("out"), ["m.safetensors"]);
+    }
+}
+
+fn as_words(words: &[String]) -> Vec<&str> {
+    words.iter().map(|word| &**word).collect()
+}
+
+/// Goal: a server that is killed in the middle of a transfer and started again costs its subscriber the time and a few
+/// chunks: it goes on where it was, and what it has in the end is whole.
+/// Method: kill -9 at two random moments, and the server again on its port, with its key. Nothing says goodbye, so each
+/// takes the idle timeout to notice.
+#[test]
+fn a_server_killed_again_and_again() {
+    killed_at_random_moments("--hold=stage", 1, 2);
+}
+
+/// Goal: the same where the file is read each time anew: its version has the same name after a restart.
+/// Method: the same, once.
+#[test]
+fn a_server_of_borrowed_files_killed() {
+    killed_at_random_moments("--hold=borrow", 2, 1);
+}
+
+fn killed_at_random_moments(hold: &str, seed: u64, kills: u64) {
+    let mut dice = StdRng::seed_from_u64(seed);
+    let mut moment = || dice.random_range(CHUNK_BYTES..MODEL_BYTES / 4);
+    let mut transfer = Transfer::begin(&[hold], moment());
+    for kill in 1..=kills {
+        transfer.take_server().end_by(Signal::KILL);
+        transfer.serve_again();
+        if kill < kills {
+            transfer.wire.hold_after(moment());
+            transfer.wire.wait_until_held();
+        }
+    }
+    transfer.finish(kills);
+}
+
+/// Goal: a server that ends in order and has to cut a transfer off says so; the subscriber waits for it, and goes on.
+/// Method: SIGTERM with a short grace while the wire is held.
+#[test]
+fn a_server_that_is_told_to_end_comes_back() {
+    let mut transfer = Transfer::begin(&["--grace=0.2"], MODEL_BYTES / 3);
+    let ended = transfer.take_server().end_by(Signal::TERM).with(0);
+    assert!(ended.err.contains("transfers were cut off"), "{ended:?}");
+    transfer.serve_again();
+    transfer.finish(1);
+}
+
+/// Goal: a subscriber that waits for its next version outlives its server, receives nothing that it has, and gets what
+/// is new from the server that follows.
+/// Method: SIGTERM, the same file again, SIGTERM, another file.
+#[test]
+fn a_follower_outlives_its_server() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 100_000, 1);
+    let words = ["--topic=w=w", "--state-dir=keys", "--watch"];
+    let first = home.serve(&words);
+    let mut follower = home.start(&["subscribe", first.ticket("w"), "--out=out", "--json"]);
+    follower.hear_out("committed");
+    let said = first.said.clone();
+    first.process.end_by(Signal::TERM).with(0);
+    follower.hear_err("The connection was lost");
+    let second = home.serve_again(&said, &words);
+    assert_eq!(second.said, said, "the same file is the same version");
+    follower.hear_err("Connected again");
+    second.process.end_by(Signal::TERM).with(0);
+    files::noise(&home.path("w"), 100_000, 2);
+    let third = home.serve_again(&said, &words);
+    assert_eq!(third.topic("w")["epoch"], said["topics"][0]["epoch"]);
+    assert_eq!(third.topic("w")["version"], 2, "other content is the next version");
+    follower.hear_out(r#""version":2"#);
+    files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
+    let heard = follower.end_by(Signal::TERM).with(143).events();
+    let versions: Vec<_> = heard.iter().map(|event| (&event["version"], &event["new_epoch"])).collect();
+    assert_eq!(versions, [(&1.into(), &false.into()), (&2.into(), &false.into())], "nothing came again");
+}
+
+/// Goal: a server that does not come back is waited for as long as the user said; then the exit code says so.
+/// Method: end the server, and wait for two seconds.
+#[test]
+fn a_server_that_does_not_come_back() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let server = home.serve(&["--topic=w=w"]);
+    let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=2"]);
+    follower.hear_out("w version 1");
+    server.process.end_by(Signal::TERM).with(0);
+    let causes = ["the connection was lost", "the server is shutting down", "not reached again within 2000 ms"];
+    let ended = follower.end().failed(3, &causes);
+    assert!(ended.took >= Duration::from_secs(2), "{ended:?}");
+}
+
+/// Goal: a subscriber that dies is forgotten within the idle timeout, with all that it cost the server.
+/// Method: kill -9 one that is held in mid-transfer and several more at random moments; count subscribers and memory.
+#[test]
+fn subscribers_that_are_killed_are_forgotten() {
+    let mut transfer = Transfer::begin(&["--hold=borrow"], MODEL_BYTES / 2);
+    let server = transfer.server.take().unwrap();
+    let ticket = format!("relay://{}/m?key={}", server.listen(), server.said["key"].as_str().unwrap());
+    let subscribers = || transfer.home.list(&server)[0]["subscribers"].as_u64().unwrap();
+    assert_eq!(subscribers(), 1);
+    let mut dice = StdRng::seed_from_u64(3);
+    for _ in 0..6 {
+        let other = transfer.home.start(&["subscribe", &ticket, "--out=other", "--json"]);
+        thread::sleep(Duration::from_millis(dice.random_range(0..150)));
+        other.end_by(Signal::KILL);
+    }
+    transfer.subscriber.end_by(Signal::KILL);
+    let deadline = Instant::now() + DEAD_WITHIN;
+    while subscribers() > 0 {
+        assert!(Instant::now() < deadline, "{} subscribers are dead and not forgotten", subscribers());
+        thread::sleep(Duration::from_millis(200));
+    }
+    // It took no memory for the model, and has given back what was on its way to seven subscribers.
+    let resident = server.process.resident_bytes();
+    assert!(resident < MODEL_BYTES, "{resident} bytes");
+    transfer.home.run(&["subscribe", &ticket, "--once", "--out=out"]).with(0);
+    server.process.end_by(Signal::TERM).with(0);
+}

@@ -1,0 +1,213 @@
+//! Files that are replaced while they are served.
+
+use crate::files;
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::Path,
+    thread,
+    time::Duration,
+};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+
+/// Large enough that no buffer on the way holds what comes after the wire is held.
+const MODEL_BYTES: usize = 64 << 20;
+
+/// How often a server looks in these tests.
+const INTERVAL: &str = "--watch-interval=0.05";
+
+/// A watched file `w` of noise, its server, and a subscriber that has its first version.
+struct Watched {
+    home: Home,
+    server: Serving,
+    follower: Process,
+}
+
+impl Watched {
+    fn new(bytes: usize, more: &[&str]) -> Self {
+        let home = Home::new();
+        files::noise(&home.path("w"), bytes, 1);
+        let server = home.serve(&[&["--topic=w=w", "--watch", INTERVAL], more].concat());
+        let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--json"]);
+        follower.hear_out(r#""version":1"#);
+        Self { home, server, follower }
+    }
+
+    fn replace(&self, bytes: usize, seed: u64) {
+        files::replace(&self.home.path("w"), |path| files::noise(path, bytes, seed));
+    }
+
+    /// Ends both; checks that the subscriber had versions 1 to `last` and no other, and has the last as it is served.
+    fn end_after(mut self, last: u64) {
+        self.follower.hear_out(&format!(r#""version":{last}"#));
+        files::assert_same(&self.home.path("w"), &self.home.path("out/w.safetensors"));
+        let heard = self.follower.end_by(Signal::TERM).with(143).events();
+        let versions: Vec<_> = heard.iter().map(|event| event["version"].as_u64().unwrap()).collect();
+        assert_eq!(versions, (1..=last).collect::<Vec<_>>());
+        self.server.process.end_by(Signal::TERM).with(0);
+    }
+}
+
+/// Goal: a file that is replaced is the next version for whoever follows; one that was only touched is not.
+/// Method: touch, rename over, write the same again, rename over.
+#[test]
+fn a_replaced_file_is_the_next_version() {
+    for hold in ["--hold=stage", "--hold=borrow"] {
+        let mut watched = Watched::new(1000, &[hold]);
+        watched.server.process.hear_err("read in");
+        watched.replace(1000, 1);
+        watched.server.process.hear_err("read in"); // It was looked at, and is what it was.
+        watched.replace(2000, 2);
+        watched.server.process.hear_out(r#""event":"published","topic":"w""#);
+        watched.follower.hear_out(r#""version":2"#);
+        watched.replace(2000, 3);
+        watched.end_after(3);
+    }
+}
+
+/// Goal: a file that somebody is still writing is not published, however long it takes.
+/// Method: write one in place, slowly, with pauses that are longer than several looks.
+#[test]
+fn a_file_that_is_being_written_is_not_published() {
+    for extension in ["safetensors", "npy", "npz"] {
+        let home = Home::new();
+        let (served, next) = (home.path(&format!("w.{extension}")), home.path(&format!("next.{extension}")));
+        let write = |path: &Path, seed| match extension {
+            "npy" => files::npy(path, seed),
+            "npz" => files::npz(path, seed, zip::CompressionMethod::Stored),
+            _ => files::noise(path, 100_000, seed),
+        };
+        write(&served, 1);
+        write(&next, 2);
+        let whole = fs::read(&next).unwrap();
+        let server = home.serve(&[&format!("--topic=w=w.{extension}"), "--watch", INTERVAL]);
+        let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--json"]);
+        follower.hear_out(r#""version":1"#);
+        let mut file = File::create(&served).unwrap();
+        for (part, pause) in whole.chunks(whole.len() / 6 + 1).zip([30, 60, 250, 30, 250, 0]) {
+            file.write_all(part).unwrap();
+            thread::sleep(Duration::from_millis(pause));
+        }
+        let line = follower.hear_out("version");
+        assert!(line.contains(r#""version":2"#), "{line}");
+        if extension != "npz" {
+            assert!(fs::read(home.path("out").join(served.file_name().unwrap())).unwrap() == whole);
+        }
+        follower.end_by(Signal::TERM).with(143);
+        let said = server.process.end_by(Signal::TERM).with(0).out;
+        assert_eq!(said.matches("published").count(), 1, "{said}");
+    }
+}
+
+/// A subscriber that waits in the middle of a borrowed file, and its server, which watches the file.
+struct Halfway {
+    home: Home,
+    wire: Wire,
+    server: Serving,
+    subscriber: Process,
+}
+
+impl Halfway {
+    fn new() -> Self {
+        let (home, mut wire) = (Home::new(), Wire::new());
+        files::noise(&home.path("w"), MODEL_BYTES, 1);
+        let watch = ["--topic=w=w", "--hold=borrow", "--watch", INTERVAL, &wire.advertise()];
+        let server = home.serve(&watch);
+        wire.lead_to(server.listen(), MODEL_BYTES as u64 / 4);
+        let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--json"];
+        let subscriber = home.start(&words);
+        wire.wait_until_held();
+        Self { home, wire, server, subscriber }
+    }
+}
+
+/// Goal: a borrowed file that is replaced by renaming is finished for whoever is at it.
+/// Method: rename another over it while the wire is held.
+#[test]
+fn a_borrowed_file_that_is_replaced_is_finished() {
+    let Halfway { home, wire, mut server, subscriber } = Halfway::new();
+    fs::hard_link(home.path("w"), home.path("old")).unwrap();
+    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
+    server.process.hear_out(r#""version":2"#);
+    wire.release();
+    assert_eq!(subscriber.end().with(0).json()["version"], 1);
+    files::assert_same(&home.path("old"), &home.path("out/w.safetensors"));
+}
+
+/// Goal: a borrowed file that is overwritten in place tears nobody's version: both sides are told, and what it became is
+/// the next version.
+/// Method: overwrite it while the wire is held, with other bytes of the same size.
+#[test]
+fn a_borrowed_file_that_is_overwritten_is_not_torn() {
+    let Halfway { home, wire, mut server, subscriber } = Halfway::new();
+    files::noise(&home.path("w"), MODEL_BYTES, 2);
+    wire.release();
+    let told = server.process.hear_err("cannot be read any more");
+    assert!(told.contains("w changed"), "{told}");
+    let ended = subscriber.end().with(0);
+    assert!(ended.err.contains("gave a version up: its source could not be read any more"), "{ended:?}");
+    assert_eq!(ended.json()["version"], 2, "{ended:?}");
+    files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
+}
+
+/// Goal: a file that is gone stays on offer as it was, and its server says so once; when one is there again, it is the
+/// next version.
+/// Method: delete, ask for it, put another there. For borrowed files too: an open file stays.
+#[test]
+fn a_file_that_vanishes_and_comes_back() {
+    for hold in ["--hold=stage", "--hold=borrow"] {
+        let mut watched = Watched::new(1000, &[hold]);
+        fs::rename(watched.home.path("w"), watched.home.path("gone")).unwrap();
+        watched.server.process.hear_err("there is nothing to serve at w any more");
+        let late = ["subscribe", watched.server.ticket("w"), "--once", "--out=late"];
+        watched.home.run(&late).with(0);
+        files::assert_same(&watched.home.path("gone"), &watched.home.path("late/w.safetensors"));
+        watched.replace(3000, 2);
+        watched.end_after(2);
+    }
+}
+
+/// Goal: what cannot be served replaces nothing: the version before stays, the reason is told, and the next good file is
+/// the next version.
+/// Method: rubbish, half a file, and a file that is good again.
+#[test]
+fn a_broken_replacement_is_refused() {
+    let mut watched = Watched::new(1000, &[]);
+    let whole = fs::read(watched.home.path("w")).unwrap();
+    for (broken, cause) in [(&b"rubbish"[..], "header"), (&whole[..whole.len() / 2], "cut off")] {
+        files::replace(&watched.home.path("w"), |path| fs::write(path, broken).unwrap());
+        let told = watched.server.process.hear_err("cannot be published");
+        assert!(told.contains("the version before stays on offer") && told.contains(cause), "{told}");
+        assert_eq!(watched.home.list(&watched.server)[0]["version"], 1);
+    }
+    watched.replace(4000, 2);
+    watched.end_after(2);
+}
+
+/// Goal: a folder is replaced as one: no version mixes the shards of two.
+/// Method: a link that leads to one model, then to another; then one shard and its index in place, in two steps.
+#[test]
+fn a_folder_is_replaced_as_one() {
+    let home = Home::new();
+    for seed in [1, 2] {
+        files::sharded(&home.path(&format!("model-{seed}")), seed);
+    }
+    let lead_to = |folder: &str| {
+        files::replace(&home.path("model"), |path| std::os::unix::fs::symlink(folder, path).unwrap());
+    };
+    lead_to("model-1");
+    let mut server = home.serve(&["--topic=m=model", "--watch", INTERVAL]);
+    let mut follower = home.start(&["subscribe", server.ticket("m"), "--out=out", "--json"]);
+    follower.hear_out(r#""version":1"#);
+    files::assert_same_model(&home.path("model-1"), &home.path("out/m"));
+    lead_to("model-2");
+    follower.hear_out(r#""version":2"#);
+    files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
+    // A shard that is missing for a while is waited for.
+    let shard = home.path("model-2").join(files::SHARDED[2]);
+    fs::rename(&shard, home.path("aside")).unwrap();
+    server.process.hear_err("there is nothing to serve at model any more");
+    fs::rename(home.path("model-1").join(files::SHARDED[2]), &shard).unwrap();
+    follower.hear_out(r#""version":3"#);
+    files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
+}
