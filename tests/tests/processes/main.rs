@@ -7,8 +7,13 @@
 
 mod configuration;
 mod ends;
+mod every;
 mod failures;
 mod files;
+mod mirrors;
+mod modes;
+mod netns;
 mod resume;
 mod transfers;
+mod watches;
 mod words;

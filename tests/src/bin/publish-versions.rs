@@ -1,0 +1,63 @@
+//! Publishes small versions from memory, as fast as its readers take them: `publish-versions COUNT STATE_DIR`.
+//!
+//! It says that it serves as `tensor-relay serve --json` does. The first version is there at once, so that readers can
+//! join; the others follow a line on stdin. It says when all are published, and ends with stdin. No reader is evicted: a
+//! version waits until there is room.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "a producer that cannot go on has failed its test")]
+
+use serde_json::json;
+use std::{io::stdin, net::Ipv4Addr, ops::RangeInclusive, path::Path, time::Instant};
+use tensor_relay_protocol::{Dtype, Ticket, Topic};
+use tensor_relay_server::{Config, Identity, Keep, Listener, Publisher, Server, TopicOptions, Tuning, WhenFull};
+use tensor_relay_tests::tensors;
+
+/// How many versions are retained: a few more than one reader has in its window, so that readers wait for the producer
+/// and the producer for readers.
+const KEEP: u32 = 16;
+
+/// The size of a version: what a step counter and a few scalars take.
+const BYTES: u64 = 64;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let words: Vec<String> = std::env::args().collect();
+    let [_, count, state_dir] = &words[..] else { panic!("publish-versions COUNT STATE_DIR") };
+    let identity = Identity::load_or_create(Path::new(state_dir)).unwrap();
+    let any_port = (Ipv4Addr::LOCALHOST, 0).into();
+    let listener = Listener::bind(any_port, &identity, Tuning::default()).unwrap();
+    let server = Server::start(listener, Config::default());
+    let topic = Topic::new("counter").unwrap();
+    let options = TopicOptions {
+        keep: Keep { versions: KEEP, ..Keep::default() },
+        when_full: WhenFull::Block,
+        ..TopicOptions::default()
+    };
+    let mut publisher = server.publisher_with(topic.clone(), None, options).unwrap();
+    let listen = server.local_address().unwrap();
+    let ticket = Ticket::new(vec![listen.to_string()], vec![identity.fingerprint().0], Some(topic)).unwrap();
+    let offer =
+        json!({"topic": "counter", "epoch": publisher.epoch().to_string(), "ticket": ticket.to_string()});
+    let key = identity.fingerprint().to_string();
+    println!("{}", json!({"event": "serving", "listen": listen.to_string(), "key": key, "topics": [offer]}));
+    publish(&server, &mut publisher, 1..=1).await;
+    hear_line().await;
+    let began = Instant::now();
+    publish(&server, &mut publisher, 2..=count.parse().unwrap()).await;
+    println!("{}", json!({"event": "published", "duration_s": began.elapsed().as_secs_f64()}));
+    while hear_line().await {}
+}
+
+async fn publish(server: &Server, publisher: &mut Publisher, versions: RangeInclusive<u64>) {
+    for version in versions {
+        let staged = tensors::stage(server, vec![tensors::spec("counter", Dtype::U8, BYTES)], version);
+        publisher.publish(staged, tensors::metadata(version)).await.unwrap();
+    }
+}
+
+/// Whether there was another line on stdin.
+async fn hear_line() -> bool {
+    let read = tokio::task::spawn_blocking(|| stdin().read_line(&mut String::new()));
+    read.await.unwrap().unwrap() > 0
+}

@@ -1,0 +1,110 @@
+//! Mode `every` in the long run: a fast producer, several readers, and one that dies again and again.
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use std::{
+    io::{PipeWriter, Write},
+    process::Command,
+    time::Instant,
+};
+use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal, is_soak};
+
+/// How often one reader is ended and started again.
+const RESTARTS: u64 = 10;
+
+/// Goal: in mode `every` nothing is missing, nothing comes twice and nothing out of order, whatever happens to readers.
+/// Method: 3,000 small versions for three processes, of which one is killed or ended ten times at random moments, and
+/// goes on from the line that it said last.
+#[test]
+fn every_version_comes_once_and_in_order() {
+    run(3_000, 1);
+}
+
+/// The same for longer.
+#[test]
+fn a_soak_of_small_versions() {
+    match is_soak() {
+        true => run(100_000, 2),
+        false => println!("skipped: it takes minutes; TENSOR_RELAY_SOAK=1 runs it"),
+    }
+}
+
+fn run(count: u64, seed: u64) {
+    let home = Home::new();
+    let (producer, mut go) = start_producer(&home, count);
+    let mut steady = ["a", "b"].map(|name| Reader::start(&home, &producer, name));
+    let mut restless = Reader::start(&home, &producer, "restless");
+    for reader in steady.iter_mut().chain([&mut restless]) {
+        reader.hear(1); // It has joined, and will be waited for.
+    }
+    let began = Instant::now();
+    writeln!(go, "go").unwrap();
+    let mut dice = StdRng::seed_from_u64(seed);
+    for restart in 1..=RESTARTS {
+        let step = count / (RESTARTS + 1);
+        restless.hear(restart * step + dice.random_range(0..step / 2));
+        let signal = if restart % 2 == 0 { Signal::TERM } else { Signal::KILL };
+        restless = restless.restart(&home, &producer, signal);
+    }
+    for reader in steady.iter_mut().chain([&mut restless]) {
+        reader.hear(count);
+    }
+    let took = began.elapsed();
+    for reader in steady.into_iter().chain([restless]) {
+        let (name, heard) = reader.end();
+        let first_wrong = heard.iter().zip(1..).find(|(heard, expected)| **heard != *expected);
+        assert_eq!((first_wrong, heard.len() as u64), (None, count), "reader {name}");
+    }
+    println!("{count} versions for three readers, one restarted {RESTARTS} times: {took:.1?}");
+}
+
+fn start_producer(home: &Home, count: u64) -> (Serving, PipeWriter) {
+    let mut command = home.at_home(Command::new(env!("CARGO_BIN_EXE_publish-versions")));
+    command.arg(count.to_string()).arg(home.path("keys"));
+    let (stdin, go) = std::io::pipe().unwrap();
+    (Serving::hear(Process::start_with(command, stdin)), go)
+}
+
+/// A reader, through all its processes.
+struct Reader {
+    name: &'static str,
+    process: Process,
+    /// The versions that its earlier processes said.
+    heard: Vec<u64>,
+}
+
+impl Reader {
+    fn start(home: &Home, producer: &Serving, name: &'static str) -> Self {
+        Self { name, process: start_process(home, producer, name, 1), heard: vec![] }
+    }
+
+    /// Waits until it has this version.
+    fn hear(&mut self, version: u64) {
+        self.process.hear_out(&format!(r#""version":{version},"#));
+    }
+
+    /// Ends its process and starts another that goes on after the last line of this one.
+    fn restart(self, home: &Home, producer: &Serving, signal: Signal) -> Self {
+        let Self { name, process, mut heard } = self;
+        heard.extend(versions(&process.end_by(signal)));
+        let next = heard.last().map_or(1, |last| last + 1);
+        Self { name, process: start_process(home, producer, name, next), heard }
+    }
+
+    /// Ends it; returns all versions that it said.
+    fn end(self) -> (&'static str, Vec<u64>) {
+        let Self { name, process, mut heard } = self;
+        heard.extend(versions(&process.end_by(Signal::TERM).with(143)));
+        (name, heard)
+    }
+}
+
+fn start_process(home: &Home, producer: &Serving, name: &str, next: u64) -> Process {
+    let from = format!("--from={}:{next}", producer.topic("counter")["epoch"].as_str().unwrap());
+    let reader = format!("--reader={name}");
+    let ticket = producer.ticket("counter");
+    home.start(&["subscribe", ticket, "--mode=every", "--json", &reader, &from])
+}
+
+fn versions(ended: &Ended) -> Vec<u64> {
+    ended.events().iter().map(|event| event["version"].as_u64().unwrap()).collect()
+}
