@@ -10,7 +10,9 @@
 use serde_json::json;
 use std::{io::stdin, net::Ipv4Addr, ops::RangeInclusive, path::Path, time::Instant};
 use tensor_relay_protocol::{Dtype, Ticket, Topic};
-use tensor_relay_server::{Config, Identity, Keep, Listener, Publisher, Server, TopicOptions, Tuning, WhenFull};
+use tensor_relay_server::{
+    Config, Identity, Keep, Listener, Publisher, Server, TopicOptions, Tuning, WhenFull,
+};
 use tensor_relay_tests::tensors;
 
 /// How many versions are retained: a few more than one reader has in its window, so that readers wait for the producer

@@ -108,11 +108,12 @@ impl Drop for Lan {
 }
 
 fn try_ip(words: &[&str]) -> Result<(), String> {
-    let done = Command::new("ip").args(words).output().map_err(|e| format!("no `ip` can be run: {e}"))?;
+    let done = Command::new("ip")
+        .args(words)
+        .output()
+        .map_err(|e| format!("no `ip` can be run: {e}"))?;
     match done.status.success() {
         true => Ok(()),
-        false => {
-            Err(format!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim()))
-        }
+        false => Err(format!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim())),
     }
 }

@@ -81,9 +81,8 @@ fn versions_are_kept_and_pruned() {
     files::sharded(&home.path("model-1"), 1);
     std::os::unix::fs::symlink("model-1", home.path("model")).unwrap();
     let server = home.serve(&["--topic=w=w", "--topic=m=model", "--watch", "--watch-interval=0.05"]);
-    let mut followers = ["w", "m"].map(|topic| {
-        home.start(&["subscribe", server.ticket(topic), "--out=out", "--keep=2", "--json"])
-    });
+    let mut followers = ["w", "m"]
+        .map(|topic| home.start(&["subscribe", server.ticket(topic), "--out=out", "--keep=2", "--json"]));
     for version in 1..=3_u64 {
         if version > 1 {
             files::replace(&home.path("w"), |path| files::noise(path, 1000, version));
@@ -109,7 +108,9 @@ fn versions_are_kept_and_pruned() {
     files::assert_same(&home.path("w"), &home.path("out/w/latest.safetensors"));
     assert_eq!(link("out/m/latest"), Path::new(&name("m", 3)));
     files::assert_same_model(&home.path("model"), &home.path("out/m/latest"));
-    assert!(!home.path("out/m").join(name("m", 1)).exists() && home.path("out/m").join(name("m", 2)).exists());
+    assert!(
+        !home.path("out/m").join(name("m", 1)).exists() && home.path("out/m").join(name("m", 2)).exists()
+    );
     for follower in followers {
         follower.end_by(Signal::TERM).with(143);
     }
@@ -135,11 +136,14 @@ fn a_command_after_each_version() {
     let ended = follower.end_by(Signal::TERM).with(143);
     assert!(!ended.err.contains("exit status: 0"), "{ended:?}");
     let epoch = server.topic("a/w")["epoch"].as_str().unwrap();
-    let expected = [1, 2].map(|version| format!("a/w {version} {epoch} out/a/w.safetensors\n")).concat();
+    let expected = [1, 2]
+        .map(|version| format!("a/w {version} {epoch} out/a/w.safetensors\n"))
+        .concat();
     let log = fs::read_to_string(home.path("log")).unwrap();
     assert!(log.starts_with(&expected), "{log}");
 
-    let nowhere = ["subscribe", server.ticket("a/w"), "--once", "--exec", "echo [$TENSOR_RELAY_PATH]; exit 7"];
+    let nowhere =
+        ["subscribe", server.ticket("a/w"), "--once", "--exec", "echo [$TENSOR_RELAY_PATH]; exit 7"];
     let ended = home.run(&nowhere).with(0);
     assert!(ended.out.ends_with("[]\n") && ended.err.contains("exit status: 7"), "{ended:?}");
 }
@@ -190,8 +194,7 @@ fn a_disk_that_gets_full() {
         return;
     }
     files::noise(&home.path("w"), 1000, 1);
-    let mut server =
-        home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--keep-versions=3"]);
+    let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--keep-versions=3"]);
     for (version, bytes) in [(2, 2000), (3, 4 << 20)] {
         files::replace(&home.path("w"), |path| files::noise(path, bytes, version));
         server.process.hear_out(&format!(r#""version":{version}"#));
@@ -199,11 +202,15 @@ fn a_disk_that_gets_full() {
     let words = ["subscribe", server.ticket("w"), "--mode=every", "--reader=r", "--keep=3", "--json"];
     let mut command = on_small_disk(&home, r#""$@"; code=$?; ls out/w | sed 's/^/left: /'; exit $code"#);
     command.arg(home.program().get_program()).args(words).arg("--out=out");
-    let ended = Process::start(command).end().failed(1, &["cannot write out/w/", "No space left"]);
+    let ended = Process::start(command)
+        .end()
+        .failed(1, &["cannot write out/w/", "No space left"]);
     let versions: Vec<_> = ended.events().iter().map(|event| event["version"].clone()).collect();
     assert_eq!(versions, [1, 2]);
     let epoch = server.topic("w")["epoch"].as_str().unwrap();
-    let left = [1, 2].map(|version| format!("left: {version:020}-{epoch}.safetensors\n")).concat();
+    let left = [1, 2]
+        .map(|version| format!("left: {version:020}-{epoch}.safetensors\n"))
+        .concat();
     assert!(ended.out.ends_with(&format!("{left}left: latest.safetensors\n")), "{ended:?}");
     let mut again = home.start(&[&words[..], &["--out=roomy"]].concat());
     assert!(again.hear_out("version").contains(r#""version":3"#), "on with what did not fit");

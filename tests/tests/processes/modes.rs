@@ -139,7 +139,8 @@ fn a_gap_is_told() {
     let mut follower = series.every(&[&from, "--on-gap=continue"]);
     let gap: Value = serde_json::from_str(&follower.hear_out("gap")).unwrap();
     let epoch = series.epoch().to_owned();
-    let expected = json!({"event": "gap", "topic": "w", "after": 0, "found": 4, "epoch": epoch, "missing": 3});
+    let expected =
+        json!({"event": "gap", "topic": "w", "after": 0, "found": 4, "epoch": epoch, "missing": 3});
     assert_eq!(gap, expected);
     let mut strict = series.every(&["--from=newest"]);
     follower.hear_out(r#""version":5"#);
@@ -188,7 +189,8 @@ fn memory_that_is_too_small() {
     files::noise(&home.path("w"), 8 << 20, 1);
     let server = home.serve(&["--topic=w=w"]);
     let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB"];
-    home.run(&words).failed(1, &["w version 1", "does not fit", "8388608", "4194304"]);
+    home.run(&words)
+        .failed(1, &["w version 1", "does not fit", "8388608", "4194304"]);
     assert!(home.files_in("out").is_empty());
     let words = ["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--staged-mem=4MiB"];
     home.run(&words).failed(1, &["w", "8388608", "4194304"]);

@@ -33,7 +33,9 @@ impl Served {
     /// Begins over a link of [`MEGABITS`]; `None` where this system does not let it.
     fn begin() -> Option<Self> {
         let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
-        let lan = lan.inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}")).ok()?;
+        let lan = lan
+            .inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}"))
+            .ok()?;
         let home = Home::new();
         files::noise(&home.path("m"), MODEL_BYTES as usize, 1);
         let mut served = Self { lan, home, server: None };

@@ -158,7 +158,8 @@ fn a_server_that_does_not_come_back() {
     let mut follower = home.start(&["subscribe", server.ticket("w"), "--reconnect=2"]);
     follower.hear_out("w version 1");
     server.process.end_by(Signal::TERM).with(0);
-    let causes = ["the connection was lost", "the server is shutting down", "not reached again within 2000 ms"];
+    let causes =
+        ["the connection was lost", "the server is shutting down", "not reached again within 2000 ms"];
     let ended = follower.end().failed(3, &causes);
     assert!(ended.took >= Duration::from_secs(2), "{ended:?}");
 }
