@@ -122,19 +122,20 @@ async fn receive_once(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -
 async fn receive_all(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -> anyhow::Result<()> {
     let mut found = client.watch(glob).await?;
     let mut following = JoinSet::new();
+    let mut watching = true;
     loop {
         tokio::select! {
-            topic = found.next() => match topic {
+            topic = found.next(), if watching => match topic {
                 Some(topic) => {
                     following.spawn(Follow::begin(args, client, topic, false).await?.run());
                 }
                 // The session is over; those that follow know why.
                 None if following.is_empty() => return client.list().await.map(drop).map_err(Into::into),
-                None => {}
+                None => watching = false,
             },
             Some(ended) = following.join_next() => if let Err(error) = ended? {
                 let over = error.downcast_ref::<SubscriptionError>().is_some_and(is_over);
-                if !over {
+                if !over || !watching && following.is_empty() {
                     return Err(error);
                 }
             },
@@ -144,8 +145,13 @@ async fn receive_all(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) ->
 
 /// Whether a topic ended as topics do.
 fn is_over(error: &SubscriptionError) -> bool {
-    let SubscriptionError::Ended { reason, .. } = error else { return false };
-    matches!(reason, EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired)
+    match error {
+        SubscriptionError::Ended { reason, .. } => {
+            matches!(reason, EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired)
+        }
+        SubscriptionError::NotFound { .. } => true, // It went away before it was asked for.
+        _ => false,
+    }
 }
 
 /// No topic matches a glob.

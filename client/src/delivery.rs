@@ -79,7 +79,7 @@ impl Delivery {
         if self.mode == Mode::Latest
             && let Some(Item::Snapshot(replaced)) = state.ready.pop_back()
         {
-            snapshot.skipped += replaced.skipped + 1;
+            snapshot.skipped = snapshot.skipped.saturating_add(replaced.skipped).saturating_add(1);
             snapshot.new_epoch |= replaced.new_epoch;
         }
         state.ready.push_back(Item::Snapshot(Box::new(snapshot)));
@@ -92,7 +92,7 @@ impl Delivery {
         let mut state = self.state();
         match (self.mode, state.ready.front_mut()) {
             (Mode::Latest, Some(Item::Snapshot(newer))) => {
-                newer.skipped += snapshot.skipped + 1;
+                newer.skipped = newer.skipped.saturating_add(snapshot.skipped).saturating_add(1);
                 newer.new_epoch |= snapshot.new_epoch;
             }
             _ => {

@@ -71,8 +71,21 @@ impl Mirror {
         let hidden = TEMPORARY.0.trim_end_matches('.');
         match id.topic.as_str().split('/').any(|segment| segment.starts_with(hidden)) {
             true => Err(SaveError::Topic { topic: id.topic.clone() }),
-            false => Ok(self.dir.join(id.topic.as_str())),
+            false => self.without_links(id.topic.as_str()),
         }
+    }
+
+    /// A place below the folder, if no link on the way leads out of it.
+    fn without_links(&self, topic: &str) -> Result<PathBuf, SaveError> {
+        let mut path = self.dir.clone();
+        let (parents, name) = topic.rsplit_once('/').unwrap_or(("", topic));
+        for segment in parents.split('/').filter(|segment| !segment.is_empty()) {
+            path.push(segment);
+            if path.is_symlink() {
+                return Err(SaveError::NotOurs { path });
+            }
+        }
+        Ok(path.join(name))
     }
 }
 

@@ -35,6 +35,9 @@ pub(crate) struct Receiving {
     lent: Option<Lent>,
     /// Whether a manifest is on its way. There is never a second, so hostile ones cannot pile up.
     manifest_arriving: bool,
+    /// How often a manifest may still be out of place, because the server gave its version up: its stream may outlive
+    /// that word.
+    stale_manifests: u32,
     phase: Phase,
     /// Chunks whose version or manifest is not known yet. Credit bounds them.
     early: Vec<(ChunkHeader, DataIn)>,
@@ -121,6 +124,7 @@ impl Receiving {
             selection: None,
             lent: None,
             manifest_arriving: false,
+            stale_manifests: 0,
             phase: Phase::Idle,
             early: Vec::new(),
             credit,
@@ -181,7 +185,7 @@ impl Receiving {
         self.delivery.set_asked(None);
         self.chunks.clear();
         self.early.clear();
-        self.manifest_arriving = false;
+        (self.manifest_arriving, self.stale_manifests) = (false, 0);
         self.credit = credit;
         self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
@@ -241,10 +245,18 @@ impl Receiving {
 
     /// Takes the news that a manifest begins to arrive.
     pub(crate) fn handle_manifest_header(&mut self, subscription: SubscriptionId) -> Result<(), Misbehaved> {
-        match std::mem::replace(&mut self.manifest_arriving, true) {
+        let second = std::mem::replace(&mut self.manifest_arriving, true);
+        match second && !self.pass_stale_manifest() {
             true => Err(Misbehaved::TwoManifests(subscription)),
             false => Ok(()),
         }
+    }
+
+    /// Whether a manifest is one of a version that the server gave up, as far as that can be told.
+    fn pass_stale_manifest(&mut self) -> bool {
+        let stale = self.stale_manifests > 0;
+        self.stale_manifests = self.stale_manifests.saturating_sub(1);
+        stale
     }
 
     /// Takes the news that a manifest was cut off with the version that it belonged to.
@@ -259,15 +271,17 @@ impl Receiving {
         memory: &HostMemory,
     ) -> Result<Vec<Ready>, Failure> {
         self.manifest_arriving = false;
-        match &self.phase {
+        let expected = match &self.phase {
             Phase::Running(transfer, _) if transfer.manifest() == &manifest => return Ok(vec![]),
+            Phase::Running(..) => Err(Misbehaved::OutOfTurn { found: "a manifest", expected: "chunks" }),
             Phase::Announced { announce, .. } if announce.manifest != manifest.digest() => {
-                return Err(Misbehaved::WrongManifest.into());
+                Err(Misbehaved::WrongManifest)
             }
-            Phase::Running(..) => {
-                return Err(Misbehaved::OutOfTurn { found: "a manifest", expected: "chunks" }.into());
-            }
-            Phase::Idle | Phase::Detached(..) | Phase::Announced { .. } => {}
+            Phase::Idle | Phase::Detached(..) | Phase::Announced { .. } => Ok(()),
+        };
+        match expected {
+            Err(_) if self.pass_stale_manifest() => return Ok(vec![]),
+            expected => expected?,
         }
         self.selection = Some(Arc::new(Selection::new(Arc::new(manifest), &self.request.selection)));
         self.begin_if_possible(memory)
@@ -295,6 +309,9 @@ impl Receiving {
 
     /// Takes the task that receives a chunk of the version under way.
     pub(crate) fn handle_begun(&mut self, chunk: AbortHandle) {
+        if self.chunks.len() == self.chunks.capacity() {
+            self.chunks.retain(|chunk| !chunk.0.is_finished()); // What has ended need not be ended.
+        }
         self.chunks.push(AbortOnDrop(chunk));
     }
 
@@ -357,6 +374,7 @@ impl Receiving {
         match self.id() {
             Some(id) if (id.epoch, id.version) == of => {
                 self.end_version(&id);
+                self.stale_manifests += 2; // Its header may come, and its end.
                 self.early.clear();
                 self.credit = credit;
                 true

@@ -43,6 +43,8 @@ struct Watch {
     glob: Glob,
     /// What the user was told. The queue is bounded by it: each name is in it at most once.
     known: HashSet<Topic>,
+    /// Those of them that were named again. One that is gone then may be there again already.
+    again: HashSet<Topic>,
     user: mpsc::UnboundedSender<Topic>,
 }
 
@@ -61,8 +63,10 @@ impl Watches {
         self.ever += 1;
         let (user, found) = mpsc::unbounded_channel();
         let watch = WatchId(self.ever);
-        self.by_id
-            .insert(self.ever, Watch { glob: glob.clone(), known: HashSet::new(), user });
+        self.by_id.insert(
+            self.ever,
+            Watch { glob: glob.clone(), known: HashSet::new(), again: HashSet::new(), user },
+        );
         // A user who went away meanwhile drops the handle, which ends the watch.
         let _ = reply.send(Some(TopicWatch { id: watch, found, commands: commands.clone() }));
         Some(ClientMessage::Watch { watch, glob })
@@ -89,8 +93,13 @@ impl Watches {
             if watch.known.len() >= TOPICS_MAX {
                 return Err(Misbehaved::TooManyTopics(TOPICS_MAX));
             }
-            if watch.glob.matches(topic.as_str()) && watch.known.insert(topic.clone()) {
+            if !watch.glob.matches(topic.as_str()) {
+                continue;
+            }
+            if watch.known.insert(topic.clone()) {
                 let _ = watch.user.send(topic); // Who dropped the handle has ended the watch.
+            } else {
+                watch.again.insert(topic);
             }
         }
         Ok(())
@@ -98,8 +107,11 @@ impl Watches {
 
     /// Takes the news that a topic is no more: it is named again when it comes back.
     pub(crate) fn handle_gone(&mut self, topic: &Topic) {
-        for watch in self.by_id.values_mut() {
-            watch.known.remove(topic);
+        for watch in self.by_id.values_mut().filter(|watch| watch.known.contains(topic)) {
+            match watch.again.remove(topic) {
+                true => drop(watch.user.send(topic.clone())),
+                false => drop(watch.known.remove(topic)),
+            }
         }
     }
 }

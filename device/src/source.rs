@@ -94,6 +94,14 @@ pub enum SourceError {
     },
 }
 
+impl SourceError {
+    /// Whether another try would fail as well: the bytes are not what they were, or never were there. What the system
+    /// refuses now, it may give later.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::Io { .. } | Self::NoMemory { .. } | Self::Copy(_))
+    }
+}
+
 /// A source in host memory. Reading it copies nothing and waits for nobody.
 pub struct HostSource {
     bytes: Bytes,

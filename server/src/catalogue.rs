@@ -30,7 +30,8 @@ impl Catalogue {
 
     /// Registers a publisher of the topic called `name`; `None` when it has one already.
     pub(crate) fn open(&self, name: &Topic) -> Option<Arc<TopicState>> {
-        let topic = self.entry(&mut self.topics(), name);
+        let mut topics = self.topics(); // Held until it is open, so that nobody takes it off the list meanwhile.
+        let topic = self.entry(&mut topics, name);
         topic.open().then_some(topic)
     }
 
@@ -55,8 +56,8 @@ impl Catalogue {
 
     /// Ends `topic` for good and takes it off the list. Its name is free at once; who follows it is told why.
     pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
-        topic.end(reason);
         let mut topics = self.topics();
+        topic.end(reason);
         if topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic)) {
             topics.remove(topic.name());
         }

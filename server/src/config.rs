@@ -11,7 +11,7 @@ pub struct Config {
     pub agent: String,
     /// How many sessions may be open at once. Default 1,024; one more is refused at once.
     pub sessions_max: usize,
-    /// How many subscriptions one session may have. Default 64. Each costs a task and what its credit allows in flight.
+    /// How many subscriptions one session may have. Default 1,024. Each costs a task and what its credit allows in flight.
     pub subscriptions_max: u32,
     /// How many chunks of one subscription are read, encoded or written at the same time. Default 4: one at each stage
     /// and one to spare. QUIC needs two in flight to keep a lane busy.
@@ -41,7 +41,7 @@ impl Default for Config {
         Self {
             agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
             sessions_max: 1_024,
-            subscriptions_max: 64,
+            subscriptions_max: 1_024,
             chunks_in_flight: 4,
             chunk_bytes: 4 << 20,
             codec: CodecId::Raw,
@@ -56,7 +56,7 @@ impl Default for Config {
 }
 
 /// The longest deadline that is one: longer ones would overflow the clock.
-const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
+pub(crate) const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
     /// The same within what works: at least one chunk at a time, and a deadline that a clock can hold.

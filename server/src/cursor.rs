@@ -72,8 +72,9 @@ impl Cursor {
 
     /// Takes the news that the client will not get `retained` any more.
     pub(crate) fn handle_given_up(&mut self, retained: &Retained) {
-        if let Self::Latest(latest) = self {
-            latest.handle_given_up(retained);
+        match self {
+            Self::Latest(latest) => latest.handle_given_up(retained),
+            Self::Every(every) => every.given_up.push(every.sent),
         }
     }
 
@@ -183,6 +184,10 @@ pub(crate) struct Every {
     awaited: Option<(Epoch, Version)>,
     /// How many versions may be sent beyond the newest one acknowledged.
     window: usize,
+    /// The version that was sent last.
+    sent: Seq,
+    /// Those that the client will not get: nobody will acknowledge them, so they do not count against the window.
+    given_up: Vec<Seq>,
     /// The newest version that the client had when it came. A server that was restarted may publish it again.
     have: Option<(Epoch, Version)>,
     /// The newest version that its user is done with, published here or before a restart.
@@ -194,7 +199,7 @@ impl Every {
         let awaited = awaited(&topic, subscribe);
         let (reader, next) = Reader::join(topic, subscribe.reader.clone(), subscribe.have, subscribe.start);
         let (window, have) = (subscribe.window as usize, subscribe.have);
-        Self { reader, next, awaited, window, have, acknowledged: None }
+        Self { reader, next, awaited, window, sent: next, given_up: vec![], have, acknowledged: None }
     }
 
     fn next(&mut self, topic: &TopicState) -> Step {
@@ -209,12 +214,21 @@ impl Every {
             self.next = seq.next();
         }
         match topic.first_from(self.next) {
-            Some((seq, retained)) if self.reader.unacknowledged(seq) < self.window => {
-                (self.next, self.awaited) = (seq.next(), None);
+            Some((seq, retained)) if self.unacknowledged(seq) < self.window => {
+                (self.sent, self.next, self.awaited) = (seq, seq.next(), None);
                 Step::Send { retained, skipped: 0 }
             }
             _ => Step::Wait,
         }
+    }
+
+    /// How many versions before `seq` the client may still acknowledge.
+    fn unacknowledged(&mut self, seq: Seq) -> usize {
+        let unacknowledged = self.reader.unacknowledged(seq, &self.given_up);
+        if unacknowledged == 0 {
+            self.given_up.clear();
+        }
+        unacknowledged
     }
 
     /// Passes over versions that the client brought along; those that its user is done with count as acknowledged.

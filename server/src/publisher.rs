@@ -5,7 +5,7 @@ use crate::{
     catalogue::Catalogue,
     retention::Seq,
     session::Counters,
-    topic::{InTheWay, Retained, TopicState},
+    topic::{InTheWay, Pushed, Retained, TopicState},
 };
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -81,13 +81,12 @@ impl Publisher {
         options: TopicOptions,
         epoch: Epoch,
     ) -> Self {
+        let options = options.within_reason();
         if let Some(after) = options.expire_after {
             let publisher = topic.publishers_ever();
             tokio::spawn(expire(Arc::downgrade(&topic), publisher, Arc::downgrade(&catalogue), after));
         }
-        // In an epoch of which versions are retained, numbers go on.
-        let newest = topic.newest().filter(|(_, newest)| newest.id.epoch == epoch);
-        let next = newest.map_or(Version::FIRST, |(_, newest)| newest.id.version.next());
+        let next = topic.number_after(epoch); // In an epoch that goes on, so do its numbers.
         Self { topic, catalogue, counters, options, epoch, next }
     }
 
@@ -137,17 +136,16 @@ impl Publisher {
             release_timeout: self.options.release_timeout.unwrap_or(default),
             cut_at: watch::Sender::new(None),
         };
-        let first = self.topic.newest().is_none();
-        let seq = self.push(retained).await?;
+        let Pushed { seq, is_first } = self.push(retained).await?;
         self.next = self.next.next();
-        if first {
+        if is_first {
             self.catalogue.appeared(self.topic.name());
         }
         Ok(Publication { id, seq, topic: Arc::downgrade(&self.topic), committed: watch, returned })
     }
 
     /// Adds a version as soon as readers let it in, or makes room for it.
-    async fn push(&self, mut retained: Retained) -> Result<Seq, PublishError> {
+    async fn push(&self, mut retained: Retained) -> Result<Pushed, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
         let mut room = self.topic.room();
         loop {
@@ -155,7 +153,7 @@ impl Publisher {
             self.check_alive()?;
             let InTheWay { retained: back, readers, look_at } =
                 match self.topic.push(retained, self.options.keep) {
-                    Ok(seq) => return Ok(seq),
+                    Ok(pushed) => return Ok(pushed),
                     Err(in_the_way) => *in_the_way,
                 };
             retained = back;

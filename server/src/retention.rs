@@ -166,10 +166,15 @@ impl<T> Retention<T> {
         }
     }
 
-    /// How many retained versions from a reader's place up to `seq` it has not acknowledged.
-    pub(crate) fn unacknowledged(&self, reader: ReaderId, seq: Seq) -> usize {
+    /// How many retained versions from a reader's place up to `seq` it has not acknowledged, without those in `given_up`.
+    pub(crate) fn unacknowledged(&self, reader: ReaderId, seq: Seq, given_up: &[Seq]) -> usize {
         let place = self.place(reader).filter(|place| *place < seq);
-        place.map_or(0, |place| self.versions.range(place..seq).count())
+        place.map_or(0, |place| {
+            self.versions
+                .range(place..seq)
+                .filter(|(seq, _)| !given_up.contains(seq))
+                .count()
+        })
     }
 
     /// The oldest version that stays when one of `bytes` more is added.
@@ -244,7 +249,7 @@ mod tests {
         assert_eq!(retention.withdraw(seq), None);
         let (next, _) = retention.push(2, 1).unwrap();
         assert_eq!(retention.first_from(seq), Some((next, &2)), "the reader goes on with what follows");
-        assert_eq!(retention.unacknowledged(reader, next.next()), 1);
+        assert_eq!(retention.unacknowledged(reader, next.next(), &[]), 1);
     }
 
     #[derive(Debug, Clone, Copy)]

@@ -304,6 +304,7 @@ impl Session {
         if self.watching.contains_key(&watch) {
             return Err(Misbehaved::DuplicateWatch(watch).into());
         }
+        while self.watches.try_join_next().is_some() {} // Those that ended leave nothing.
         let catalogue = Arc::clone(&self.shared.catalogue);
         let task = watching::run(catalogue, watch, glob, self.sender.clone());
         // A lane that ended ends the session as well; nobody waits for this one's result.

@@ -234,7 +234,9 @@ impl Subscription {
             }
             let lost = tokio::select! {
                 word = self.inbox.next() => {
-                    watch.progress().note(u64::from(!matches!(word, Word::Credit(0))));
+                    // What says nothing of this version moves nothing; and a version that was given up needs one word.
+                    let moves = !given_up && !matches!(word, Word::Credit(0) | Word::Acknowledge(..));
+                    watch.progress().note(u64::from(moves));
                     if self.handle_word(word, retained, plan.is_complete())? {
                         return Ok(());
                     }
@@ -250,8 +252,10 @@ impl Subscription {
                     Err(SendError::Lane(error)) => return Err(error.into()),
                     Err(SendError::Source(error)) => {
                         tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
-                        // Nobody can have it: it must hold no reader up, and nobody should begin it.
-                        self.follower.topic().lose(&retained.id);
+                        if error.is_final() {
+                            // Nobody can have it: it must hold no reader up, and nobody should begin it.
+                            self.follower.topic().lose(&retained.id);
+                        }
                         Some(AbortReason::SourceLost)
                     }
                 },

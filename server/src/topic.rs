@@ -68,6 +68,16 @@ struct State {
     ended: Option<EndReason>,
     followers: u64,
     published: Option<Instant>,
+    /// What was published last, whether or not it is still retained.
+    last: Option<(Epoch, Version)>,
+}
+
+/// A version that was added.
+#[derive(Debug)]
+pub(crate) struct Pushed {
+    pub(crate) seq: Seq,
+    /// Whether nothing was retained before.
+    pub(crate) is_first: bool,
 }
 
 /// What `publish` has to wait for.
@@ -127,7 +137,7 @@ impl TopicState {
     }
 
     /// Adds a version, unless readers stand in the way.
-    pub(crate) fn push(&self, retained: Retained, keep: Keep) -> Result<Seq, Box<InTheWay>> {
+    pub(crate) fn push(&self, retained: Retained, keep: Keep) -> Result<Pushed, Box<InTheWay>> {
         let now = Instant::now();
         let mut guard = self.state();
         let state = &mut *guard;
@@ -136,13 +146,14 @@ impl TopicState {
         }
         state.retention.set_keep(keep);
         let bytes = retained.payload.manifest().payload_bytes();
+        let (id, is_first) = ((retained.id.epoch, retained.id.version), state.retention.newest().is_none());
         match state.retention.push(Arc::new(retained), bytes) {
             Ok((seq, left)) => {
-                state.published = Some(now);
+                (state.published, state.last) = (Some(now), Some(id));
                 left.iter().for_each(|retained| retained.leave());
                 drop(guard);
                 self.changed.send_replace(());
-                Ok(seq)
+                Ok(Pushed { seq, is_first })
             }
             Err((retained, Full(readers))) => {
                 let look_at = state.places.next_expiry(self.linger);
@@ -205,6 +216,12 @@ impl TopicState {
     /// When something was published last.
     pub(crate) fn published(&self) -> Option<Instant> {
         self.state().published
+    }
+
+    /// The number after the last one that was published in `epoch`, if that was the last epoch.
+    pub(crate) fn number_after(&self, epoch: Epoch) -> Version {
+        let last = self.state().last.filter(|(last_epoch, _)| *last_epoch == epoch);
+        last.map_or(Version::FIRST, |(_, last)| last.next())
     }
 
     /// The newest version.

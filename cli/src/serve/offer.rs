@@ -32,9 +32,26 @@ struct Watch {
     ledger: Arc<Mutex<Ledger>>,
     /// Whether it was said that there are no files.
     missing: bool,
+    /// What was wrong with the files last.
+    complaint: Option<String>,
 }
 
 impl Watch {
+    /// Lets what could not be published count as new again; returns whether `complaint` is a new one.
+    fn try_again(&mut self, complaint: &str) -> bool {
+        self.files.forget();
+        self.complaint
+            .replace(complaint.to_owned())
+            .is_none_or(|before| before != complaint)
+    }
+
+    /// Notes what was published, off the executor. Failures are told by the ledger.
+    async fn note(&self, id: VersionId, digest: VersionDigest) {
+        let ledger = Arc::clone(&self.ledger);
+        let note = move || ledger.lock().unwrap_or_else(PoisonError::into_inner).note(&id, digest);
+        let _ = tokio::task::spawn_blocking(note).await;
+    }
+
     fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,11 +83,14 @@ impl Offer {
         ledger: &Arc<Mutex<Ledger>>,
     ) -> anyhow::Result<(Self, Published)> {
         // Made before the files are opened, so that no change falls in between.
-        let watch = args.watch.then(|| Watch {
-            files: FileWatch::new(path),
-            ledger: Arc::clone(ledger),
-            missing: false,
-        });
+        let watch = match args.watch {
+            true => {
+                let path = path.to_owned();
+                let files = tokio::task::spawn_blocking(move || FileWatch::new(&path)).await?;
+                Some(Watch { files, ledger: Arc::clone(ledger), missing: false, complaint: None })
+            }
+            false => None,
+        };
         let staging = server.staging();
         let loaded = load(path, args.hold, &staging).await?;
         let known = watch.as_ref().and_then(|watch| watch.ledger().place(topic, loaded.digest));
@@ -97,8 +117,11 @@ impl Offer {
         match self.publish_anew().await {
             Ok(published) => published,
             Err(error) => {
-                let (topic, version) = (self.publisher.topic(), "the version before stays on offer");
-                tracing::warn!("{topic}: what replaced the files cannot be published; {version}: {error:#}");
+                let (topic, error) = (self.publisher.topic(), format!("{error:#}"));
+                if self.watch.as_mut().is_some_and(|watch| watch.try_again(&error)) {
+                    let then = "the version before stays on offer, and it is tried again";
+                    tracing::warn!("{topic}: what replaced the files cannot be published; {then}: {error}");
+                }
                 None
             }
         }
@@ -128,8 +151,10 @@ impl Offer {
         if loaded.digest == self.digest {
             return Ok(None); // Touched, not changed.
         }
-        self.digest = loaded.digest;
-        self.publish(loaded).await.map(Some)
+        let digest = loaded.digest;
+        let published = self.publish(loaded).await?;
+        self.digest = digest;
+        Ok(Some(published))
     }
 
     async fn publish(&mut self, loaded: Loaded) -> anyhow::Result<Published> {
@@ -137,8 +162,9 @@ impl Offer {
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
         let publication = self.publisher.publish(loaded.version, vec![]).await?;
         let id = publication.id().clone();
-        if let Some(watch) = &self.watch {
-            watch.ledger().note(&id, loaded.digest);
+        if let Some(watch) = &mut self.watch {
+            watch.complaint = None;
+            watch.note(id.clone(), loaded.digest).await;
         }
         Ok(Published { id, tensors, payload_bytes })
     }

@@ -47,6 +47,11 @@ impl FileWatch {
         Self { path: path.into(), settling: Settling::new(stamps(path).filter(|_| is_complete(path))) }
     }
 
+    /// Forgets what was seen, so that what is there counts as new again: for who could not publish it.
+    pub fn forget(&mut self) {
+        self.settling.known = None;
+    }
+
     /// What is watched.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,6 +1,6 @@
 //! What a publisher may choose for its topic.
 
-use crate::Keep;
+use crate::{Keep, config::DEADLINE_MAX};
 use std::time::Duration;
 
 /// How a topic treats its versions and its readers. Each publisher brings its own.
@@ -36,6 +36,18 @@ impl Default for TopicOptions {
             publish_timeout: Duration::from_secs(10),
             release_timeout: None,
             expire_after: None,
+        }
+    }
+}
+
+impl TopicOptions {
+    /// The same with deadlines that a clock can hold.
+    pub(crate) fn within_reason(self) -> Self {
+        Self {
+            publish_timeout: self.publish_timeout.min(DEADLINE_MAX),
+            release_timeout: self.release_timeout.map(|timeout| timeout.min(DEADLINE_MAX)),
+            expire_after: self.expire_after.map(|after| after.min(DEADLINE_MAX)),
+            ..self
         }
     }
 }

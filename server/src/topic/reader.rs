@@ -6,7 +6,7 @@ use crate::{
     retention::{ReaderId, Seq},
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{Epoch, ReaderName, Start, Version};
+use tensor_relay_protocol::{Epoch, ReaderName, Start, Version, VersionId};
 use tokio::time::Instant;
 
 /// A subscription in mode `every`, as its topic knows it. Dropping it leaves the place of a named reader to wait for it,
@@ -61,6 +61,7 @@ impl Reader {
             }
         };
         topic.changed.send_replace(());
+        topic.room.send_replace(());
         (Self { topic, id, place, keep_place: true }, begin)
     }
 
@@ -80,19 +81,19 @@ impl Reader {
         {
             let mut state = self.topic.state();
             let mut versions = state.retention.iter();
-            let found = versions.rfind(|(_, retained)| retained.is(epoch, version));
-            let Some(seq) = found.map(|(seq, _)| seq) else {
-                return; // It left retention already.
-            };
+            // Of a version that left retention already, what came before it in its epoch counts.
+            let is_covered = |id: &VersionId| id.epoch == epoch && id.version <= version;
+            let found = versions.rfind(|(_, retained)| is_covered(&retained.id));
+            let Some(seq) = found.map(|(seq, _)| seq) else { return };
             drop(versions);
             state.retention.acknowledge(self.id, seq);
         }
         self.topic.room.send_replace(());
     }
 
-    /// How many versions before `seq` it has not acknowledged.
-    pub(crate) fn unacknowledged(&self, seq: Seq) -> usize {
-        self.topic.state().retention.unacknowledged(self.id, seq)
+    /// How many versions before `seq` it has not acknowledged, without those that it was not given.
+    pub(crate) fn unacknowledged(&self, seq: Seq, given_up: &[Seq]) -> usize {
+        self.topic.state().retention.unacknowledged(self.id, seq, given_up)
     }
 
     /// Does not leave the place to wait when this is dropped: the reader will not come back.
