@@ -157,7 +157,7 @@ pub(crate) fn npz(path: &Path, seed: u64, method: CompressionMethod) {
 fn array(seed: u64) -> Vec<u8> {
     let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000, 25), }";
     let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-    write!(file, "{header:117}\n").unwrap();
+    writeln!(file, "{header:117}").unwrap();
     file.extend(bytes(4 * 25_000, seed));
     file
 }
