@@ -37,7 +37,13 @@ enum Command {
 #[derive(Subcommand)]
 enum Relay {
     /// Holds bytes and sends them.
-    Serve(ServeArgs),
+    Serve {
+        #[command(flatten)]
+        args: ServeArgs,
+        /// How many tensors the bytes are.
+        #[arg(long, default_value_t = 1)]
+        tensors: u32,
+    },
     /// Receives them, several times.
     Receive(ReceiveArgs),
 }
@@ -67,7 +73,7 @@ async fn main() -> Result<()> {
             done = raw::run(args) => done,
             error = interrupted() => error,
         },
-        Command::Relay(Relay::Serve(args)) => relay::serve(args).await,
+        Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
         Command::Relay(Relay::Receive(args)) => relay::receive(args).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await

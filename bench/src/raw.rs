@@ -1,4 +1,4 @@
-//! The comparison of raw speed: tensor-relay against the rival, in pairs.
+//! The comparison of raw speed, in pairs: tensor-relay with one tensor against a rival, or against itself with many.
 //!
 //! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. They alternate, A B
 //! A B, because a machine's speed drifts over minutes by more than what is to be told apart: only neighbours are
@@ -36,8 +36,11 @@ pub struct RawArgs {
     /// The program that runs tensor-relay, if not this one: another build of it.
     #[arg(long)]
     pub relay: Option<PathBuf>,
+    /// What it is compared with: bare quinn, or itself with the same bytes in 10,000 tensors.
+    #[arg(long, default_value = RIVAL, value_parser = [RIVAL, SMALL])]
+    pub rival: String,
     /// Runs one contender alone.
-    #[arg(long, value_parser = [RELAY, RIVAL])]
+    #[arg(long, value_parser = [RELAY, RIVAL, SMALL])]
     pub only: Option<String>,
     /// Puts the two sides into network namespaces joined by a virtual cable of the right MTU. Needs root and `ip`.
     #[arg(long)]
@@ -91,12 +94,21 @@ fn contenders(args: &RawArgs) -> Result<Vec<Contender>> {
         },
         Contender {
             name: RIVAL,
-            program: this,
+            program: this.clone(),
             serve: &["stock-quinn", "serve"],
             receive: &["stock-quinn", "receive"],
         },
+        Contender {
+            name: SMALL,
+            program: this,
+            serve: &["relay", "serve", "--tensors=10000"],
+            receive: &["relay", "receive"],
+        },
     ];
-    let wanted = |contender: &Contender| args.only.as_ref().is_none_or(|only| only == contender.name);
+    let wanted = |contender: &Contender| match &args.only {
+        Some(only) => only == contender.name,
+        None => [RELAY, args.rival.as_str()].contains(&contender.name),
+    };
     Ok(all.into_iter().filter(wanted).collect())
 }
 
@@ -148,6 +160,7 @@ fn option(name: &str, value: impl std::fmt::Display) -> OsString {
 
 const RELAY: &str = "tensor-relay";
 const RIVAL: &str = "stock-quinn";
+const SMALL: &str = "10000-tensors";
 
 /// How long a serving side may take to fill its memory and listen.
 const READY_DEADLINE: Duration = Duration::from_secs(30);

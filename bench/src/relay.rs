@@ -19,17 +19,17 @@ const TOPIC: &str = "bulk";
 /// How long a round may take before the serving side takes its receiver for dead.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 
-/// Publishes one tensor of noise and sends it to whoever subscribes.
+/// Publishes noise, cut into `tensors` tensors of one size, and sends it to whoever subscribes.
 ///
 /// # Errors
-/// When the address is taken or there is no memory.
-pub async fn serve(args: ServeArgs) -> Result<()> {
+/// When the address is taken or there is no memory, or the bytes are not a multiple of the tensors.
+pub async fn serve(args: ServeArgs, tensors: u32) -> Result<()> {
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
     let server = Server::start(listener, Config::default());
     let address = server.local_address()?;
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
-    let mut publication = publish(&server, args.bytes).await?;
+    let mut publication = publish(&server, args.bytes, tensors).await?;
     std::fs::write(ticket_file(address.port()), ticket.to_string())?;
     print(&Ready { ready: true, port: address.port() })?;
     for round in 1.. {
@@ -65,11 +65,17 @@ pub async fn receive(args: ReceiveArgs) -> Result<()> {
     Ok(())
 }
 
-async fn publish(server: &Server, bytes: u64) -> Result<Publication> {
-    let spec = TensorSpec::new(TensorName::new("noise")?, Dtype::U8, Shape::new(&[bytes])?);
-    let staged = Staged::new::<Infallible>(&server.staging(), vec![spec], vec![], |_, out| {
+async fn publish(server: &Server, bytes: u64, tensors: u32) -> Result<Publication> {
+    ensure!(bytes.is_multiple_of(tensors.into()), "{bytes} bytes cannot be cut into {tensors} equal tensors");
+    let shape = Shape::new(&[bytes / u64::from(tensors)])?;
+    let spec = |number| -> Result<TensorSpec> {
+        let name = TensorName::new(&format!("model.layers.{number}.noise"))?;
+        Ok(TensorSpec::new(name, Dtype::U8, shape.clone()))
+    };
+    let specs = (0..tensors).map(spec).collect::<Result<_>>()?;
+    let staged = Staged::new::<Infallible>(&server.staging(), specs, vec![], |tensor, out| {
         for (index, word) in (0..).zip(out.chunks_mut(8)) {
-            word.copy_from_slice(&noise::at(0, index).to_le_bytes()[..word.len()]);
+            word.copy_from_slice(&noise::at(tensor as u64, index).to_le_bytes()[..word.len()]);
         }
         Ok(())
     })?;

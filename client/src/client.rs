@@ -13,7 +13,7 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, Welcome};
+use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
 use tensor_relay_transport::{Connector, Fingerprint, LaneError, LaneStats, Tuning};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -89,9 +89,10 @@ impl Client {
     /// Subscribes to what `request` asks for. Its topic need not exist yet.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone. What happens to the subscription is told by its
+    /// [`ClientError`] when the session is gone or the selection is too large for a message. What happens to the subscription is told by its
     /// [`next`](Subscription::next).
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
+        request.check()?;
         let (reply, answer) = oneshot::channel();
         self.command(Command::Subscribe(Box::new(request), reply))?;
         answer.await.map_err(|_| self.gone())
@@ -100,11 +101,12 @@ impl Client {
     /// Watches for topics whose name matches `glob`: those of now, and those that appear later.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone.
+    /// [`ClientError`] when the session is gone or has as many watches as a server takes.
     pub async fn watch(&self, glob: &Glob) -> Result<TopicWatch, ClientError> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Watch(glob.clone(), reply))?;
-        answer.await.map_err(|_| self.gone())
+        let watch = answer.await.map_err(|_| self.gone())?;
+        watch.ok_or(ClientError::TooManyWatches { max: WATCHES_MAX })
     }
 
     /// Asks for the topics that have a version, in order of name.

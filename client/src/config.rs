@@ -17,7 +17,7 @@ pub struct Config {
     /// How many chunks of one subscription may be on their way at once. Default 4: QUIC needs two in flight, the rest
     /// covers the time until credit for a finished one reaches the server.
     pub credit_chunks: u32,
-    /// How long a subscription waits for a topic that does not exist yet. Default 10 s.
+    /// How long a subscription waits for a topic that does not exist yet, from when the server was asked. Default 10 s.
     pub topic_timeout: Duration,
     /// After how long without a byte a version that was begun is given up. Default 30 s.
     pub stall_timeout: Duration,

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 use tensor_relay_protocol::Mode;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 /// Holds what the user has not taken.
 ///
@@ -23,6 +23,8 @@ pub(crate) struct Delivery {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
+    /// Since when the server of now knows what is wanted; none while there is no connection.
+    asked: Option<Instant>,
     ready: VecDeque<Item>,
     ended: Option<SubscriptionError>,
 }
@@ -45,8 +47,10 @@ pub(crate) enum Found {
     NotYet,
     /// The end, after everything that was delivered before it was taken.
     Ended(SubscriptionError),
-    /// Nothing yet, and whether the topic is known to exist.
-    Nothing { announced: bool },
+    /// Nothing yet, of a topic that is known to exist.
+    Nothing,
+    /// Nothing yet, and whether the topic exists is not known. It was asked for then, if there is a connection.
+    Unknown { asked: Option<Instant> },
 }
 
 impl Delivery {
@@ -57,6 +61,12 @@ impl Delivery {
     /// Says that the topic exists.
     pub(crate) fn announce(&self) {
         self.state().announced = true;
+        self.changed.notify_one();
+    }
+
+    /// Says since when the server knows what is wanted, or that there is none now.
+    pub(crate) fn set_asked(&self, asked: Option<Instant>) {
+        self.state().asked = asked;
         self.changed.notify_one();
     }
 
@@ -74,6 +84,28 @@ impl Delivery {
         }
         state.ready.push_back(Item::Snapshot(Box::new(snapshot)));
         self.changed.notify_one();
+    }
+
+    /// Gives back a snapshot that was taken and could not be used, with the gap before it. A newer one that came meanwhile
+    /// replaces it, where the mode has it so.
+    pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
+        let mut state = self.state();
+        match (self.mode, state.ready.front_mut()) {
+            (Mode::Latest, Some(Item::Snapshot(newer))) => {
+                newer.skipped += snapshot.skipped + 1;
+                newer.new_epoch |= snapshot.new_epoch;
+            }
+            _ => {
+                state.ready.push_front(Item::Snapshot(snapshot));
+                gap.into_iter().for_each(|gap| state.ready.push_front(Item::Gap(gap)));
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    /// Whether nothing is here for the user.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state().ready.is_empty()
     }
 
     /// Says that versions are missing before the next snapshot.
@@ -98,7 +130,8 @@ impl Delivery {
             (Some(Item::Snapshot(snapshot)), _) => Found::Snapshot(snapshot),
             (Some(Item::Gap(gap)), _) => Found::Gap(gap),
             (None, Some(error)) => Found::Ended(error.clone()),
-            (None, None) => Found::Nothing { announced: state.announced },
+            (None, None) if state.announced => Found::Nothing,
+            (None, None) => Found::Unknown { asked: state.asked },
         }
     }
 
@@ -128,7 +161,7 @@ mod tests {
     #[test]
     fn a_slow_user_gets_the_newest_and_the_count() {
         let delivery = Delivery::new(Mode::Latest);
-        assert!(matches!(delivery.take(true), Found::Nothing { announced: false }));
+        assert!(matches!(delivery.take(true), Found::Unknown { asked: None }));
         delivery.put(snapshot(1, 0));
         delivery.put(snapshot(4, 2));
         delivery.put(snapshot(5, 0));
@@ -146,6 +179,27 @@ mod tests {
         assert!(matches!(delivery.take(true), Found::Snapshot(s) if s.id == id(1)));
         assert!(matches!(delivery.take(false), Found::Gap(gap) if gap.found == id(4)));
         assert!(matches!(delivery.take(true), Found::Snapshot(s) if s.id == id(4)));
+    }
+
+    #[test]
+    fn what_is_given_back_keeps_its_place_or_is_counted() {
+        let latest = Delivery::new(Mode::Latest);
+        latest.put(snapshot(1, 2));
+        let Found::Snapshot(taken) = latest.take(true) else { panic!("a snapshot is there") };
+        latest.put(snapshot(2, 0));
+        latest.put_back(taken, None);
+        assert!(
+            matches!(latest.take(true), Found::Snapshot(s) if (s.id.version, s.skipped) == (Version(2), 3))
+        );
+
+        let every = Delivery::new(Mode::Every);
+        every.put(snapshot(4, 0));
+        let Found::Snapshot(taken) = every.take(true) else { panic!("a snapshot is there") };
+        every.put(snapshot(5, 0));
+        every.put_back(taken, Some(Box::new(Gap { after: Some(id(1)), found: id(4) })));
+        assert!(matches!(every.take(true), Found::Gap(gap) if gap.found == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(5)));
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use crate::link::LastWord;
 use std::{fmt, sync::Arc};
-use tensor_relay_device::AllocError;
+use tensor_relay_device::{AllocError, SinkError};
 use tensor_relay_protocol::{
-    AbortReason, Blame, CloseCode, EndReason, MessageError, Misbehaved, Topic, Version, VersionDigest,
-    VersionId,
+    AbortReason, Blame, CloseCode, EndReason, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES,
+    Topic, Version, VersionDigest, VersionId,
 };
 use tensor_relay_transport::{
     ConnectError, LaneError,
@@ -39,6 +39,25 @@ pub enum ClientError {
         /// How long it was waited for.
         timeout_ms: u128,
     },
+    /// More globs than a message holds.
+    #[error(
+        "the selection has {globs} globs of {bytes} bytes in all, and at most {GLOBS_MAX} of {SELECTION_MAX_BYTES} bytes \
+         are allowed: write fewer that match more"
+    )]
+    SelectionTooLarge {
+        /// How many globs.
+        globs: usize,
+        /// How long they are together.
+        bytes: usize,
+    },
+    /// The session has as many watches as a server takes.
+    #[error(
+        "this client watches {max} globs, as many as a session may: drop a watch, or connect another client"
+    )]
+    TooManyWatches {
+        /// How many there may be.
+        max: usize,
+    },
     /// The server turned this client away.
     #[error("the server refused this client: {0}")]
     Refused(LaneError),
@@ -49,13 +68,13 @@ pub enum ClientError {
     #[error("the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms")]
     NotReconnected {
         /// How it was lost.
-        lost: Arc<ClientError>,
+        lost: Arc<Self>,
         /// How long it was tried.
         timeout_ms: u128,
     },
     /// The session ended before; this is why.
     #[error(transparent)]
-    Ended(Arc<ClientError>),
+    Ended(Arc<Self>),
     /// The server sent what is no message.
     #[error(transparent)]
     Message(#[from] MessageError),
@@ -85,7 +104,11 @@ impl ClientError {
             ),
             Self::Refused(error) | Self::Lane(error) => is_worth_a_retry(error),
             Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
-            Self::Memory(_) | Self::Message(_) | Self::Misbehaved(_) => false,
+            Self::Memory(_)
+            | Self::TooManyWatches { .. }
+            | Self::SelectionTooLarge { .. }
+            | Self::Message(_)
+            | Self::Misbehaved(_) => false,
             Self::NotReconnected { .. } | Self::Ended(_) => false,
         }
     }
@@ -93,7 +116,10 @@ impl ClientError {
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_)) | Self::Memory(_) => Blame::Local,
+            Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_))
+            | Self::Memory(_)
+            | Self::TooManyWatches { .. }
+            | Self::SelectionTooLarge { .. } => Blame::Local,
             Self::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Blame::Network,
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
             Self::NotReconnected { lost: error, .. } | Self::Ended(error) => error.blame(),
@@ -142,12 +168,16 @@ impl Gap {
 impl fmt::Display for Gap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { after, found } = self;
+        let verb = |missing| if missing == 1 { "version is" } else { "versions are" };
         match (after, self.missing()) {
             (Some(after), Some(missing)) => write!(
                 f,
-                "{missing} versions of {} are missing: after version {} comes {}; the publisher did not retain them \
-                 long enough for this reader",
-                found.topic, after.version, found.version
+                "{missing} {} missing of {}: {} was to come, {} is the next there is; the publisher did not retain \
+                 what is missing long enough for this reader",
+                verb(missing),
+                found.topic,
+                after.version.next(),
+                found.version
             ),
             _ => write!(
                 f,
@@ -261,14 +291,16 @@ pub(crate) enum TransferError {
     #[error("no byte came for {0} ms")]
     Stalled(u128),
     #[error("its memory could not be handed over: {0}")]
-    Sink(#[from] tensor_relay_device::SinkError),
+    Sink(#[from] SinkError),
 }
 
 impl TransferError {
     /// What the server is told.
     pub(crate) fn abort_reason(&self) -> AbortReason {
         match self {
-            Self::Memory(_) => AbortReason::OverBudget,
+            Self::Memory(_) | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => {
+                AbortReason::OverBudget
+            }
             Self::Stalled(_) => AbortReason::Stalled,
             Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => AbortReason::Corrupt,
         }
@@ -278,7 +310,9 @@ impl TransferError {
     pub(crate) fn for_user(&self, id: &VersionId) -> SubscriptionError {
         let (id, detail) = (id.clone(), self.to_string());
         match self {
-            Self::Memory(_) => SubscriptionError::OverBudget { id, detail },
+            Self::Memory(_) | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => {
+                SubscriptionError::OverBudget { id, detail }
+            }
             Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
             Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => {
                 SubscriptionError::Corrupt { id, detail }

@@ -22,12 +22,16 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod buffers;
 mod client;
 mod config;
 mod delivery;
 mod error;
+mod fill;
+mod history;
 mod holding;
 mod keeper;
+mod landing;
 mod link;
 mod mirror;
 mod progress;
@@ -40,9 +44,11 @@ mod subscription;
 mod transfer;
 mod watches;
 
+pub use buffers::Buffers;
 pub use client::Client;
 pub use config::Config;
 pub use error::{ClientError, Gap, SubscriptionError};
+pub use fill::{BufferError, FillCause, FillError, Filled};
 pub use mirror::{FilesError, Mirror};
 pub use progress::Progress;
 pub use request::Request;

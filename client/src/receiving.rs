@@ -4,9 +4,11 @@
 //! back into order and decides; it never waits and never touches the network.
 
 use crate::{
-    Gap, Request, Snapshot, SubscriptionError,
+    Request, Snapshot, SubscriptionError,
+    buffers::Lent,
     delivery::Delivery,
     error::TransferError,
+    history::History,
     holding::Holding,
     progress::Counters,
     transfer::{Place, Transfer},
@@ -14,8 +16,8 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{
-    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Start, Subscribe,
-    SubscriptionId, Topic, Verified, Version, VersionDigest, VersionId,
+    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe, SubscriptionId,
+    Topic, Verified, Version, VersionDigest, VersionId,
 };
 use tensor_relay_transport::{DataIn, LaneError};
 use tokio::{task::AbortHandle, time::Instant};
@@ -29,6 +31,8 @@ pub(crate) struct Receiving {
     pub(crate) holding: Arc<Holding>,
     /// What is wanted of the manifest that came last; the server sends it again only when another is needed.
     selection: Option<Arc<Selection>>,
+    /// Buffers of the user's that the next version to begin goes into.
+    lent: Option<Lent>,
     /// Whether a manifest is on its way. There is never a second, so hostile ones cannot pile up.
     manifest_arriving: bool,
     phase: Phase,
@@ -36,12 +40,7 @@ pub(crate) struct Receiving {
     early: Vec<(ChunkHeader, DataIn)>,
     /// How many more chunks the server may begin.
     credit: u32,
-    /// The version that ended last, however it did.
-    last: Option<(Epoch, Version)>,
-    /// The version that was committed last.
-    committed: Option<VersionId>,
-    /// The version that the user was done with last, in mode `every`.
-    acknowledged: Option<(Epoch, Version)>,
+    pub(crate) history: History,
     /// Counts the versions that were begun, on each connection anew. What a chunk comes to counts only for the one it
     /// was begun for, whatever epochs and versions a server makes up.
     generation: u64,
@@ -115,17 +114,16 @@ impl Receiving {
     pub(crate) fn new(request: Request, credit: u32, stall_timeout: Duration) -> Self {
         Self {
             delivery: Arc::new(Delivery::new(request.mode)),
+            history: History::of(&request),
             request,
             counters: Arc::default(),
             holding: Arc::default(),
             selection: None,
+            lent: None,
             manifest_arriving: false,
             phase: Phase::Idle,
             early: Vec::new(),
             credit,
-            last: None,
-            committed: None,
-            acknowledged: None,
             generation: 0,
             chunks: Vec::new(),
             stall: Stall { timeout: stall_timeout, look: Instant::now(), seen: 0 },
@@ -136,6 +134,11 @@ impl Receiving {
         &self.request.topic
     }
 
+    /// Whether a named reader may come back for its place.
+    pub(crate) fn keeps_place(&self) -> bool {
+        self.request.keep_place
+    }
+
     /// The size of chunks that the present manifest leads to.
     pub(crate) fn chunk_bytes(&self) -> Option<u32> {
         self.selection.as_ref().map(|selection| selection.manifest().chunk_bytes())
@@ -143,6 +146,7 @@ impl Receiving {
 
     /// What to ask for on a new connection.
     pub(crate) fn subscribe(&self, subscription: SubscriptionId) -> Subscribe {
+        self.delivery.set_asked(Some(Instant::now()));
         let Request { topic, mode, start, selection, window, reader, preempt, .. } = self.request.clone();
         let partial = match &self.phase {
             Phase::Detached(transfer, id) => {
@@ -152,7 +156,7 @@ impl Receiving {
         };
         Subscribe {
             mode,
-            have: self.last,
+            have: self.history.have(),
             selection,
             start,
             window,
@@ -164,23 +168,22 @@ impl Receiving {
         }
     }
 
-    /// Takes the user's word that it is done with a version and all before it.
-    pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
-        self.acknowledged = Some((epoch, version));
-    }
-
-    /// What the user was done with last: told again on each connection, for it may have been lost with the one before.
-    pub(crate) fn acknowledged(&self) -> Option<(Epoch, Version)> {
-        self.acknowledged
+    /// Takes buffers that the user lends for the next version, or the word that it wants the last ones back. They go back
+    /// where the next version that it will get is here or on its way already.
+    pub(crate) fn handle_given(&mut self, lent: Option<Lent>) {
+        let is_next = matches!(self.phase, Phase::Idle | Phase::Announced { .. }) && self.delivery.is_empty();
+        self.lent = lent.filter(|_| is_next);
     }
 
     /// The connection is gone: forgets what belonged to it, keeps what is verified. `credit` is what the next server
     /// session begins with.
     pub(crate) fn handle_detached(&mut self, credit: u32) {
+        self.delivery.set_asked(None);
         self.chunks.clear();
         self.early.clear();
         self.manifest_arriving = false;
         self.credit = credit;
+        self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Running(mut transfer, id) | Phase::Detached(mut transfer, id) => {
                 transfer.handle_detached();
@@ -204,19 +207,12 @@ impl Receiving {
             .into());
         }
         let id = &announce.id;
-        match self.last {
-            Some((epoch, after)) if epoch == id.epoch && id.version <= after => {
-                return Err(Misbehaved::VersionNotRising { found: id.version, after }.into());
-            }
-            _ if id.topic != self.request.topic => {
-                return Err(Misbehaved::OutOfTurn {
-                    found: "another topic",
-                    expected: "the one subscribed to",
-                }
-                .into());
-            }
-            _ => {}
+        if id.topic != self.request.topic {
+            return Err(
+                Misbehaved::OutOfTurn { found: "another topic", expected: "the one subscribed to" }.into()
+            );
         }
+        self.history.check_announced(id)?;
         self.delivery.announce();
         let began = Instant::now();
         self.stall =
@@ -226,9 +222,6 @@ impl Receiving {
                 return self.resume(transfer, &announce);
             }
             tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
-        }
-        if let Some(gap) = self.gap_before(&announce.id) {
-            self.delivery.put_gap(gap);
         }
         self.counters.begin(announce.id.version.0);
         self.phase = Phase::Announced { announce, began, complete: None };
@@ -244,24 +237,6 @@ impl Receiving {
         transfer.handle_resumed();
         self.generation += 1;
         self.run(transfer, announce.id.clone())
-    }
-
-    /// What is missing right before `id`, in mode `every`.
-    fn gap_before(&self, id: &VersionId) -> Option<Gap> {
-        if self.request.mode != Mode::Every {
-            return None;
-        }
-        let after = match (&self.committed, self.request.start) {
-            (Some(committed), _) => Some(committed.clone()),
-            (None, Start::At(epoch, version)) => version.0.checked_sub(1).map(|before| VersionId {
-                epoch: epoch.unwrap_or(id.epoch),
-                version: Version(before),
-                ..id.clone()
-            }),
-            (None, _) => None,
-        }?;
-        let follows = after.epoch == id.epoch && after.version.next() >= id.version;
-        (!follows).then(|| Gap { after: Some(after), found: id.clone() })
     }
 
     /// Takes the news that a manifest begins to arrive.
@@ -305,10 +280,7 @@ impl Receiving {
         header: ChunkHeader,
         stream: DataIn,
     ) -> Result<Option<Ready>, Misbehaved> {
-        if self
-            .last
-            .is_some_and(|(epoch, last)| epoch == header.epoch && header.version <= last)
-        {
+        if self.history.is_past((header.epoch, header.version)) {
             return Ok(None);
         }
         self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
@@ -371,8 +343,11 @@ impl Receiving {
         let id = id.clone();
         self.end_version(&id);
         let mut snapshot = outcome.map_err(|error| Failure::Transfer(id.clone(), error))?;
-        let before = self.committed.replace(id);
-        snapshot.new_epoch = before.is_some_and(|before| before.epoch != snapshot.id.epoch);
+        // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
+        if let Some(gap) = self.history.gap_before(&id) {
+            self.delivery.put_gap(gap);
+        }
+        snapshot.new_epoch = self.history.handle_committed(id);
         Ok(Some(snapshot))
     }
 
@@ -388,6 +363,11 @@ impl Receiving {
             }
             _ => false,
         }
+    }
+
+    /// Whether this version was the last one that ended: what the server says of it now crossed this end's last word.
+    pub(crate) fn has_ended(&self, version: (Epoch, Version)) -> bool {
+        self.history.is_last(version)
     }
 
     /// The version under way.
@@ -439,7 +419,7 @@ impl Receiving {
         };
         let id = announce.id.clone();
         let counters = Arc::clone(&self.counters);
-        let begun = Transfer::begin(announce.clone(), selection, memory, counters, *began);
+        let begun = Transfer::begin(announce.clone(), selection, self.lent.take(), memory, counters, *began);
         let mut transfer = begun.map_err(|error| Failure::Transfer(id.clone(), error))?;
         self.generation += 1;
         if let Some(digest) = complete {
@@ -458,7 +438,7 @@ impl Receiving {
     }
 
     fn end_version(&mut self, id: &VersionId) {
-        self.last = Some((id.epoch, id.version));
+        self.history.handle_ended(id);
         self.chunks.clear();
         self.phase = Phase::Idle;
     }

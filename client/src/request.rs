@@ -1,6 +1,7 @@
 //! What a subscription asks for.
 
-use tensor_relay_protocol::{Glob, Mode, ReaderName, Start, Topic};
+use crate::ClientError;
+use tensor_relay_protocol::{GLOBS_MAX, Glob, Mode, ReaderName, SELECTION_MAX_BYTES, Start, Topic};
 
 /// The versions of a topic that a user wants, and how. Begin with [`latest`](Self::latest) or [`every`](Self::every).
 ///
@@ -83,6 +84,16 @@ impl Request {
     /// a fast publisher cannot starve a slow link.
     pub fn preempt(self, preempt: bool) -> Self {
         Self { preempt, ..self }
+    }
+
+    /// Refuses a selection that no server would take.
+    pub(crate) fn check(&self) -> Result<(), ClientError> {
+        let (globs, bytes) =
+            (self.selection.len(), self.selection.iter().map(|glob| glob.as_str().len()).sum());
+        match globs > GLOBS_MAX || bytes > SELECTION_MAX_BYTES {
+            true => Err(ClientError::SelectionTooLarge { globs, bytes }),
+            false => Ok(()),
+        }
     }
 
     /// Which topic.

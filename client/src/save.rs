@@ -30,7 +30,7 @@ pub enum SaveError {
         /// Which version.
         id: VersionId,
         /// What does not fit.
-        source: SafetensorsError,
+        source: Box<SafetensorsError>,
     },
     /// It cannot become again the files that it was. The publisher is to blame, or a selection that took a part only.
     #[error("cannot save {id} as the files that it was: {source}")]

@@ -4,6 +4,7 @@
 
 use crate::{
     ClientError, Config, Request, Subscription, SubscriptionError, TopicWatch,
+    buffers::Lent,
     error::{SessionError, TransferError},
     link::{Event, Link},
     receiving::{Failure, Ready, Receiving},
@@ -32,9 +33,14 @@ use tokio::{
 #[derive(Debug)]
 pub(crate) enum Command {
     Subscribe(Box<Request>, oneshot::Sender<Subscription>),
-    Unsubscribe { id: SubscriptionId, keep_place: bool },
+    Unsubscribe {
+        id: SubscriptionId,
+        keep_place: bool,
+    },
     Acknowledge(SubscriptionId, Epoch, Version),
-    Watch(Glob, oneshot::Sender<TopicWatch>),
+    /// Buffers for the next version, or the word that they are not given any more.
+    Give(SubscriptionId, Option<Lent>),
+    Watch(Glob, oneshot::Sender<Option<TopicWatch>>),
     Unwatch(WatchId),
     List(oneshot::Sender<Vec<TopicEntry>>),
     Close,
@@ -60,6 +66,8 @@ pub(crate) struct Session {
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
     /// What the server is to be told. It is sent after each step, or with the next connection.
     outbox: VecDeque<ClientMessage>,
+    /// Whether the user is done with it.
+    closing: bool,
 }
 
 impl Session {
@@ -79,6 +87,7 @@ impl Session {
             watches: Watches::default(),
             lists: VecDeque::new(),
             outbox: VecDeque::new(),
+            closing: false,
         })
     }
 
@@ -106,7 +115,7 @@ impl Session {
         let subscribe = self.receivings.iter().map(|(id, receiving)| receiving.subscribe(*id));
         self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
         let acknowledged = self.receivings.iter().filter_map(|(id, receiving)| {
-            let (epoch, version) = receiving.acknowledged()?;
+            let (epoch, version) = receiving.history.acknowledged()?;
             Some(ClientMessage::Acknowledge { subscription: *id, epoch, version })
         });
         self.outbox.extend(acknowledged);
@@ -146,6 +155,9 @@ impl Session {
         while let Some(message) = self.outbox.pop_front() {
             link.send(message).await?;
         }
+        if self.closing {
+            return Err(SessionError::ClosedHere);
+        }
         let look = self.receivings.values().filter_map(Receiving::look_at).min();
         let look_at = async {
             match look {
@@ -176,14 +188,14 @@ impl Session {
             }
             Command::Acknowledge(subscription, epoch, version) => {
                 if let Some(receiving) = self.receivings.get_mut(&subscription) {
-                    receiving.handle_acknowledged(epoch, version);
+                    receiving.history.handle_acknowledged(epoch, version);
                     self.outbox
                         .push_back(ClientMessage::Acknowledge { subscription, epoch, version });
                 }
             }
+            Command::Give(id, lent) => self.give(id, lent),
             Command::Watch(glob, reply) => {
-                let message = self.watches.begin(glob, reply, &self.commands);
-                self.outbox.push_back(message);
+                self.outbox.extend(self.watches.begin(glob, reply, &self.commands));
             }
             Command::Unwatch(watch) => {
                 self.outbox.extend(self.watches.end(watch));
@@ -192,9 +204,20 @@ impl Session {
                 self.lists.push_back((reply, vec![]));
                 self.outbox.push_back(ClientMessage::List);
             }
-            Command::Close => return Err(SessionError::ClosedHere),
+            Command::Close => self.close(),
         }
         Ok(())
+    }
+
+    /// Says which readers will not come back; the session ends when that is on its way.
+    fn close(&mut self) {
+        let leaving = self.receivings.iter().filter(|(_, receiving)| !receiving.keeps_place());
+        let leaving: Vec<_> = leaving.map(|(id, _)| *id).collect();
+        for subscription in leaving {
+            self.outbox
+                .push_back(ClientMessage::Unsubscribe { subscription, keep_place: false });
+        }
+        self.closing = true;
     }
 
     /// Takes a command while there is no connection: what it asks for is asked for with the next one.
@@ -208,9 +231,10 @@ impl Session {
             }
             Command::Acknowledge(id, epoch, version) => {
                 if let Some(receiving) = self.receivings.get_mut(&id) {
-                    receiving.handle_acknowledged(epoch, version);
+                    receiving.history.handle_acknowledged(epoch, version);
                 }
             }
+            Command::Give(id, lent) => self.give(id, lent),
             Command::Watch(glob, reply) => {
                 self.watches.begin(glob, reply, &self.commands);
             }
@@ -229,7 +253,6 @@ impl Session {
         let receiving = Receiving::new(request.clone(), self.config.credit_chunks, self.config.stall_timeout);
         let patience = Patience {
             topic_timeout: self.config.topic_timeout,
-            topic_deadline: Instant::now() + self.config.topic_timeout,
             held_max: self.config.versions_held_max,
             hold_timeout: self.config.hold_timeout,
         };
@@ -249,6 +272,12 @@ impl Session {
         // A user who went away meanwhile drops the handle, which unsubscribes.
         let _ = reply.send(subscription);
         id
+    }
+
+    fn give(&mut self, id: SubscriptionId, lent: Option<Lent>) {
+        if let Some(receiving) = self.receivings.get_mut(&id) {
+            receiving.handle_given(lent);
+        }
     }
 
     /// Lets the server have all chunks on their way that credit was given for, and no more: then chunks that wait for
@@ -312,6 +341,9 @@ impl Session {
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
                 };
+                if receiving.has_ended((epoch, version)) {
+                    return Ok(()); // The last word of this end, its commit, was on the way when the server spoke.
+                }
                 if !receiving.handle_abort((epoch, version), credit) {
                     return Err(Misbehaved::WrongVersion { epoch, version }.into());
                 }
@@ -462,14 +494,15 @@ impl Session {
             Failure::Misbehaved(error) => return Err(error.into()),
             Failure::Transfer(id, error) => (id, error),
         };
+        let mut keep_place = false;
         if let Some(receiving) = self.receivings.remove(&subscription) {
+            keep_place = receiving.keeps_place();
             receiving.end(error.for_user(&id));
         }
         let (epoch, version, reason) = (id.epoch, id.version, error.abort_reason());
         self.outbox
             .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
-        self.outbox
-            .push_back(ClientMessage::Unsubscribe { subscription, keep_place: false });
+        self.outbox.push_back(ClientMessage::Unsubscribe { subscription, keep_place });
         Ok(())
     }
 }

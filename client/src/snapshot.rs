@@ -1,5 +1,6 @@
 //! What a subscriber gets: the tensors of one version, whole and verified.
 
+use crate::landing::Payload;
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
@@ -12,7 +13,7 @@ use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
 pub struct Snapshot {
     pub(crate) id: VersionId,
     pub(crate) selection: Arc<Selection>,
-    pub(crate) payload: Bytes,
+    pub(crate) payload: Payload,
     pub(crate) metadata: Metadata,
     pub(crate) skipped: u64,
     pub(crate) new_epoch: bool,
@@ -61,7 +62,7 @@ impl Snapshot {
 
     /// How many bytes of payload it holds.
     pub fn payload_bytes(&self) -> u64 {
-        self.payload.len() as u64
+        self.payload.len_bytes()
     }
 
     /// What it took to receive it.
@@ -84,9 +85,8 @@ impl Snapshot {
     }
 
     /// The bytes of the tensor with this index in the manifest, if it was selected.
-    fn bytes_at(&self, index: usize) -> Option<Bytes> {
-        let range = self.selection.tensor_range(index)?;
-        Some(self.payload.slice(range.start as usize..range.end as usize))
+    pub(crate) fn bytes_at(&self, index: usize) -> Option<Bytes> {
+        self.payload.tensor(self.selection.tensor_range(index)?)
     }
 
     /// The bytes of a selected tensor of this manifest; of any other, none.
@@ -103,7 +103,7 @@ impl Snapshot {
         Self {
             id,
             selection: Arc::new(Selection::all(Arc::new(manifest))),
-            payload: Bytes::new(),
+            payload: Payload::EMPTY,
             metadata: vec![],
             skipped: 0,
             new_epoch: false,

@@ -4,12 +4,17 @@ use crate::{
     Progress, Snapshot, SubscriptionError,
     delivery::{Delivery, Found},
     holding::Holding,
+    landing::Payload,
     progress::Counters,
     session::Command,
 };
+use futures_util::{Stream, stream};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Mode, SubscriptionId, Topic, VersionId};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
 /// Delivers the versions of one topic as committed snapshots. Dropping it ends the subscription.
 #[derive(Debug)]
@@ -28,11 +33,13 @@ pub struct Subscription {
     pub(crate) taken: Option<VersionId>,
 }
 
+/// How long an answer is waited for at least, before the question is asked again.
+const ANSWER_MIN: Duration = Duration::from_secs(1);
+
 /// How long a subscription waits, and for what.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     pub(crate) topic_timeout: Duration,
-    pub(crate) topic_deadline: Instant,
     pub(crate) held_max: usize,
     pub(crate) hold_timeout: Duration,
 }
@@ -62,16 +69,29 @@ impl Subscription {
                 Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
                 Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
                 Found::NotYet => {
-                    let deadline = *hold_deadline.get_or_insert(Instant::now() + self.patience.hold_timeout);
+                    let deadline =
+                        *hold_deadline.get_or_insert_with(|| Instant::now() + self.patience.hold_timeout);
                     if tokio::time::timeout_at(deadline, self.holding.dropped()).await.is_err() {
                         return Err(self.holding_too_many());
                     }
                 }
                 Found::Ended(error) => return Err(error),
-                Found::Nothing { announced: true } => self.delivery.changed().await,
-                Found::Nothing { announced: false } => self.wait_for_topic().await,
+                // Without a connection nobody can say that a topic does not exist.
+                Found::Nothing | Found::Unknown { asked: None } => self.delivery.changed().await,
+                Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
             }
         }
+    }
+
+    /// The same as a stream, which ends after the first error that is final. Asking for an item says that the user is
+    /// done with the one before.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Snapshot, SubscriptionError>> + Send {
+        stream::unfold(Some(self), |subscription| async {
+            let mut subscription = subscription?;
+            let next = subscription.next().await;
+            let over = next.as_ref().is_err_and(SubscriptionError::is_final);
+            Some((next, (!over).then_some(subscription)))
+        })
     }
 
     /// How far the version that is being received has come.
@@ -85,9 +105,19 @@ impl Subscription {
         move || counters.get()
     }
 
-    async fn wait_for_topic(&self) {
-        let changed = tokio::time::timeout_at(self.patience.topic_deadline, self.delivery.changed());
+    pub(crate) async fn wait_for_topic(&self, asked: Instant) {
+        let deadline = asked + self.patience.topic_timeout;
+        let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
         if changed.await.is_err() {
+            tokio::select! {
+                listed = self.topic_is_listed() => match listed {
+                    Some(false) => {}
+                    Some(true) => return self.delivery.announce(),
+                    None => return, // It is asked again.
+                },
+                // A version, or a connection that is lost with the question.
+                () = self.delivery.changed() => return,
+            }
             let timeout_ms = self.patience.topic_timeout.as_millis();
             self.delivery
                 .end(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms });
@@ -95,8 +125,23 @@ impl Subscription {
         }
     }
 
+    /// Asks whether the topic exists: one that does may have nothing new for this subscription for a long time, and then
+    /// nothing is said of it. `None` when there was no answer in time.
+    async fn topic_is_listed(&self) -> Option<bool> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::List(reply)); // A session that is gone drops the question.
+        let topics = tokio::time::timeout(self.patience.topic_timeout.max(ANSWER_MIN), answer)
+            .await
+            .ok()?
+            .ok()?;
+        Some(topics.iter().any(|entry| entry.id.topic == self.topic))
+    }
+
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
-        snapshot.payload = self.holding.hand_over(snapshot.id.clone(), snapshot.payload);
+        // What lies in the user's own buffers bounds itself.
+        if let Payload::Whole(bytes) = &mut snapshot.payload {
+            *bytes = self.holding.hand_over(snapshot.id.clone(), std::mem::take(bytes));
+        }
         self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());
         snapshot
     }

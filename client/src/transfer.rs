@@ -1,8 +1,8 @@
 //! One version on its way in.
 
-use crate::{Receipt, Snapshot, error::TransferError, progress::Counters};
+use crate::{Receipt, Snapshot, buffers::Lent, error::TransferError, landing::Landing, progress::Counters};
 use std::sync::Arc;
-use tensor_relay_device::{HostMemory, HostSink};
+use tensor_relay_device::{HostMemory, Sink};
 use tensor_relay_protocol::{
     Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, PARTIAL_RANGES_MAX, RangeSet,
     Selection, Verified, VersionDigest,
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 pub(crate) struct Transfer {
     announce: Announce,
     assembly: Assembly,
-    sink: Arc<HostSink>,
+    landing: Landing,
     counters: Arc<Counters>,
     began: Instant,
     resumed: u32,
@@ -23,24 +23,24 @@ pub(crate) struct Transfer {
 /// Where one chunk goes.
 #[derive(Debug)]
 pub(crate) struct Place {
-    pub(crate) sink: Arc<HostSink>,
+    pub(crate) sink: Arc<dyn Sink>,
     pub(crate) range: std::ops::Range<u64>,
     pub(crate) dtype: Dtype,
 }
 
 impl Transfer {
-    /// Takes memory for what is selected.
+    /// Finds a place for what is selected: the buffers that were lent, or memory.
     pub(crate) fn begin(
         announce: Announce,
         selection: Arc<Selection>,
+        lent: Option<Lent>,
         memory: &HostMemory,
         counters: Arc<Counters>,
         began: Instant,
     ) -> Result<Self, TransferError> {
         counters.expect(selection.payload_bytes());
-        let region = memory.allocate(selection.payload_bytes() as usize)?;
-        let sink = Arc::new(HostSink::new(region));
-        Ok(Self { announce, assembly: Assembly::new(selection), sink, counters, began, resumed: 0 })
+        let landing = Landing::new(&selection, lent, memory)?;
+        Ok(Self { announce, assembly: Assembly::new(selection), landing, counters, began, resumed: 0 })
     }
 
     pub(crate) fn announce(&self) -> &Announce {
@@ -55,7 +55,7 @@ impl Transfer {
     pub(crate) fn handle_header(&mut self, header: &ChunkHeader) -> Result<Place, Misbehaved> {
         let range = self.assembly.handle_header(header)?;
         let (_, dtype) = self.assembly.manifest().chunk(header.chunk);
-        Ok(Place { sink: Arc::clone(&self.sink), range, dtype })
+        Ok(Place { sink: self.landing.sink(&self.announce.id), range, dtype })
     }
 
     pub(crate) fn handle_verified(&mut self, verified: Verified) {
@@ -96,10 +96,10 @@ impl Transfer {
     }
 
     fn commit(&self) -> Result<Snapshot, TransferError> {
-        let payload = self.sink.commit()?;
+        let payload = self.landing.commit()?;
         Ok(Snapshot {
             id: self.announce.id.clone(),
-            selection: Arc::clone(self.assembly.selection()),
+            selection: payload.narrow(self.assembly.selection()),
             payload,
             metadata: self.announce.metadata.clone(),
             skipped: self.announce.skipped,

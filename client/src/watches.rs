@@ -2,14 +2,14 @@
 
 use crate::session::Command;
 use std::collections::{BTreeMap, HashSet};
-use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WatchId};
+use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WATCHES_MAX, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
 /// The most topics that one watch keeps in mind. A server that names more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
-/// Delivers the names of topics as they are found, each once; one that ended and came back is named again. Dropping it
-/// ends the watch.
+/// Delivers the names of topics as they are found, each once; one that came back is named again to a client whose
+/// subscription was told of its end. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct TopicWatch {
     id: WatchId,
@@ -47,21 +47,25 @@ struct Watch {
 }
 
 impl Watches {
-    /// Begins a watch, and says what to tell the server.
+    /// Begins a watch, and says what to tell the server; `None` where there are as many as a server takes.
     pub(crate) fn begin(
         &mut self,
         glob: Glob,
-        reply: oneshot::Sender<TopicWatch>,
+        reply: oneshot::Sender<Option<TopicWatch>>,
         commands: &mpsc::UnboundedSender<Command>,
-    ) -> ClientMessage {
+    ) -> Option<ClientMessage> {
+        if self.by_id.len() >= WATCHES_MAX {
+            let _ = reply.send(None);
+            return None;
+        }
         self.ever += 1;
         let (user, found) = mpsc::unbounded_channel();
         let watch = WatchId(self.ever);
         self.by_id
             .insert(self.ever, Watch { glob: glob.clone(), known: HashSet::new(), user });
         // A user who went away meanwhile drops the handle, which ends the watch.
-        let _ = reply.send(TopicWatch { id: watch, found, commands: commands.clone() });
-        ClientMessage::Watch { watch, glob }
+        let _ = reply.send(Some(TopicWatch { id: watch, found, commands: commands.clone() }));
+        Some(ClientMessage::Watch { watch, glob })
     }
 
     /// Ends a watch, and says what to tell the server.
@@ -110,7 +114,7 @@ mod tests {
         let (reply, mut answer) = oneshot::channel();
         let mut watches = Watches::default();
         watches.begin(Glob::new("kv/*").unwrap(), reply, &commands);
-        let mut watch = answer.try_recv().unwrap();
+        let mut watch = answer.try_recv().unwrap().unwrap();
         let topic = |name: &str| Topic::new(name).unwrap();
         for _ in 0..2 {
             watches

@@ -170,6 +170,9 @@ pub enum Misbehaved {
     /// More chunks than credit was given for.
     #[error("the peer sent more chunks than it had credit for")]
     OverCredit,
+    /// More versions in mode `every` than the window allows.
+    #[error("the peer announced versions far beyond the window of {0} that are not acknowledged")]
+    OverWindow(u32),
     /// More credit than can be meant.
     #[error("the peer granted more credit than {0} chunks")]
     CreditOverflow(u32),

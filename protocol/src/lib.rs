@@ -40,9 +40,10 @@ pub use integrity::{ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verifi
 pub use limits::Limits;
 pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
 pub use message::{
-    AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, Hello, Metadata, Mode,
-    PARTIAL_RANGES_MAX, Partial, ServerMessage, Start, Subscribe, SubscriptionId, TopicEntry, WatchId,
-    Welcome, check_metadata, decode_frame_length, encode_client, encode_server,
+    AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, GLOBS_MAX, Hello, Metadata, Mode,
+    PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, ServerMessage, Start, Subscribe, SubscriptionId,
+    TopicEntry, WATCHES_MAX, WatchId, Welcome, check_metadata, decode_frame_length, encode_client,
+    encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use ranges::RangeSet;

@@ -12,7 +12,7 @@ pub(crate) mod wire;
 pub use client::{ClientMessage, Hello};
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use server::{Announce, EndReason, ServerMessage, TopicEntry, Welcome};
-pub use subscribe::{Mode, PARTIAL_RANGES_MAX, Partial, Start, Subscribe};
+pub use subscribe::{GLOBS_MAX, Mode, PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, Start, Subscribe};
 
 use crate::MessageError;
 use std::fmt;
@@ -30,6 +30,9 @@ impl fmt::Display for SubscriptionId {
 /// Names one watch within a session. The client chooses it, and never twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchId(pub u32);
+
+/// How many watches a session may have at once.
+pub const WATCHES_MAX: usize = 16;
 
 /// What a publisher says of one version beyond its tensors, e.g. `step = 1200`. Sent with every `Announce`, so keys and
 /// values together, with 16 bytes for each entry, stay below 32 KiB; what does not change between versions belongs into the manifest.

@@ -57,6 +57,12 @@ impl Selection {
         Self { manifest, tensors, chunks, left_out: left_out.into(), payload_bytes }
     }
 
+    /// The same chunks in the same places, with only those of the tensors whose index `keep` takes.
+    pub fn retain(&self, keep: impl Fn(usize) -> bool) -> Self {
+        let kept = self.tensors.iter().filter(|index| keep(*index as usize));
+        Self { tensors: kept.map(|index| index..index + 1).collect(), ..self.clone() }
+    }
+
     /// What is selected from.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest

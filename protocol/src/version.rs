@@ -6,7 +6,8 @@ use std::fmt;
 /// One life of a topic.
 ///
 /// Random per publisher start, so that a restarted publisher whose versions begin again at 1 is not mistaken for its
-/// predecessor; for topics served from files it is derived from their content, so that it survives a restart.
+/// predecessor; for topics served from files it is derived from their content or kept beside the server's key, so that
+/// it survives a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 

@@ -62,6 +62,15 @@ impl Catalogue {
         }
     }
 
+    /// Forgets `topic` if nobody needs it.
+    pub(crate) fn tidy(&self, topic: &Arc<TopicState>) {
+        let mut topics = self.topics();
+        let listed = topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic));
+        if listed && !topic.is_needed() {
+            topics.remove(topic.name());
+        }
+    }
+
     /// Every topic that has a version, in order of name.
     pub(crate) fn list(&self) -> Vec<TopicEntry> {
         self.collect(|topic, newest| {
@@ -125,14 +134,8 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        let mut topics = self.catalogue.topics();
         self.topic.follower_leaves();
-        let listed = topics
-            .get(self.topic.name())
-            .is_some_and(|known| Arc::ptr_eq(known, &self.topic));
-        if listed && !self.topic.is_needed() {
-            topics.remove(self.topic.name());
-        }
+        self.catalogue.tidy(&self.topic);
     }
 }
 

@@ -80,14 +80,14 @@ impl Cursor {
     /// Takes the client's word that its user is done with this version and all before it.
     pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         if let Self::Every(every) = self {
-            every.reader.acknowledge(epoch, version);
+            every.handle_acknowledged(epoch, version);
         }
     }
 
-    /// Lets the place of a named reader wait for it to come back.
-    pub(crate) fn keep_place(&mut self) {
+    /// Does not keep the place of a named reader: it will not come back.
+    pub(crate) fn give_place_up(&mut self) {
         if let Self::Every(every) = self {
-            every.reader.keep_place();
+            every.reader.give_place_up();
         }
     }
 
@@ -103,6 +103,8 @@ pub(crate) struct Latest {
     from: Seq,
     /// The version of which the client holds a part: it is finished first, while it is retained.
     partial: Option<(Epoch, Version)>,
+    /// The version to begin with, while nothing was begun.
+    awaited: Option<(Epoch, Version)>,
     /// The newest version that the client has, or that was last begun for it.
     last: Option<(Epoch, Version)>,
     /// The versions since its last commit that were begun for it and given up: it never saw them.
@@ -117,7 +119,13 @@ impl Latest {
                 // It has begun already; what is news is told by what it has.
                 _ => topic.place_of(None, Start::Oldest),
             },
-            partial: subscribe.partial.as_ref().map(|partial| (partial.epoch, partial.version)),
+            // Who wants nothing but the newest does not want to finish an older one.
+            partial: subscribe
+                .partial
+                .as_ref()
+                .filter(|_| !subscribe.preempt)
+                .map(|partial| (partial.epoch, partial.version)),
+            awaited: awaited(topic, subscribe),
             last: subscribe.have,
             missed: 0,
         }
@@ -125,11 +133,14 @@ impl Latest {
 
     fn next(&mut self, topic: &TopicState) -> Step {
         let partial = self.partial.take().and_then(|(epoch, version)| topic.find(epoch, version));
-        let wanted = partial
-            .or_else(|| topic.newest())
-            .filter(|(seq, retained)| *seq >= self.from && self.is_news(retained));
+        let wanted = partial.or_else(|| topic.newest()).filter(|(seq, retained)| {
+            *seq >= self.from && self.is_news(retained) && !is_before(retained, self.awaited)
+        });
         match wanted {
-            Some((_, retained)) => Step::Send { skipped: self.skipped_before(&retained), retained },
+            Some((_, retained)) => {
+                self.awaited = None;
+                Step::Send { skipped: self.skipped_before(&retained), retained }
+            }
             None => Step::Wait,
         }
     }
@@ -168,27 +179,59 @@ pub(crate) struct Every {
     reader: Reader,
     /// The first version that was not sent.
     next: Seq,
+    /// The version to begin with, while nothing was begun.
+    awaited: Option<(Epoch, Version)>,
     /// How many versions may be sent beyond the newest one acknowledged.
     window: usize,
+    /// The newest version that the client had when it came. A server that was restarted may publish it again.
+    have: Option<(Epoch, Version)>,
+    /// The newest version that its user is done with, published here or before a restart.
+    acknowledged: Option<(Epoch, Version)>,
 }
 
 impl Every {
     fn new(topic: Arc<TopicState>, subscribe: &Subscribe) -> Self {
+        let awaited = awaited(&topic, subscribe);
         let (reader, next) = Reader::join(topic, subscribe.reader.clone(), subscribe.have, subscribe.start);
-        Self { reader, next, window: subscribe.window as usize }
+        let (window, have) = (subscribe.window as usize, subscribe.have);
+        Self { reader, next, awaited, window, have, acknowledged: None }
     }
 
     fn next(&mut self, topic: &TopicState) -> Step {
         if let Some(reason) = self.lost_place() {
             return Step::End(reason);
         }
+        self.pass_over_what_it_has(topic);
+        while let Some((seq, retained)) = topic.first_from(self.next)
+            && is_before(&retained, self.awaited)
+        {
+            self.reader.acknowledge(retained.id.epoch, retained.id.version);
+            self.next = seq.next();
+        }
         match topic.first_from(self.next) {
             Some((seq, retained)) if self.reader.unacknowledged(seq) < self.window => {
-                self.next = seq.next();
+                (self.next, self.awaited) = (seq.next(), None);
                 Step::Send { retained, skipped: 0 }
             }
             _ => Step::Wait,
         }
+    }
+
+    /// Passes over versions that the client brought along; those that its user is done with count as acknowledged.
+    fn pass_over_what_it_has(&mut self, topic: &TopicState) {
+        while let Some((seq, retained)) = topic.first_from(self.next)
+            && is_up_to(&retained, self.have)
+        {
+            if is_up_to(&retained, self.acknowledged) {
+                self.reader.acknowledge(retained.id.epoch, retained.id.version);
+            }
+            self.next = seq.next();
+        }
+    }
+
+    fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
+        self.reader.acknowledge(epoch, version);
+        self.acknowledged = Some((epoch, version));
     }
 
     fn lost_place(&self) -> Option<EndReason> {
@@ -198,6 +241,24 @@ impl Every {
             Standing::Replaced => Some(EndReason::Replaced),
         }
     }
+}
+
+/// The version that a subscription begins with though it may not be published yet: of the epoch that it names, or of the
+/// one that the topic is in.
+fn awaited(topic: &TopicState, subscribe: &Subscribe) -> Option<(Epoch, Version)> {
+    let Start::At(epoch, version) = subscribe.start else { return None };
+    let epoch = epoch.or_else(|| Some(topic.newest()?.1.id.epoch))?;
+    subscribe.have.is_none().then_some((epoch, version))
+}
+
+/// Whether `retained` comes before the version to begin with.
+fn is_before(retained: &Retained, awaited: Option<(Epoch, Version)>) -> bool {
+    awaited.is_some_and(|(epoch, version)| epoch == retained.id.epoch && retained.id.version < version)
+}
+
+/// Whether `retained` is this version or an earlier one of its epoch.
+fn is_up_to(retained: &Retained, version: Option<(Epoch, Version)>) -> bool {
+    version.is_some_and(|(epoch, version)| retained.id.epoch == epoch && retained.id.version <= version)
 }
 
 #[cfg(test)]
@@ -317,6 +378,23 @@ mod tests {
     }
 
     #[test]
+    fn a_version_that_is_not_there_yet_is_waited_for() {
+        for mode in [Mode::Latest, Mode::Every] {
+            let topic = topic();
+            publish(&topic, 5, 1, 1..=2);
+            let start = Start::At(None, Version(4));
+            let mut cursor = Cursor::new(&topic, &Subscribe { start, ..subscribe(mode) });
+            assert!(drain(&mut cursor, &topic).is_empty());
+            publish(&topic, 5, 1, 3..=3);
+            assert!(drain(&mut cursor, &topic).is_empty(), "version 3 comes before 4");
+            publish(&topic, 5, 1, 4..=4);
+            assert_eq!(drain(&mut cursor, &topic), [(1, 4, 0)]);
+            publish(&topic, 5, 2, 1..=1);
+            assert_eq!(drain(&mut cursor, &topic), [(2, 1, 0)], "it has begun");
+        }
+    }
+
+    #[test]
     fn the_window_waits_for_acknowledgements() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=5);
@@ -339,7 +417,6 @@ mod tests {
         let mut cursor = Cursor::new(&topic, &named);
         drain(&mut cursor, &topic);
         cursor.handle_acknowledged(Epoch(1), Version(1));
-        cursor.keep_place();
         drop(cursor);
         publish(&topic, 2, 1, 2..=3);
         assert!(
@@ -348,10 +425,11 @@ mod tests {
         );
         let mut back = Cursor::new(&topic, &named);
         assert_eq!(drain(&mut back, &topic), [(1, 2, 0), (1, 3, 0)]);
-        let other = Cursor::new(&topic, &named);
+        let mut other = Cursor::new(&topic, &named);
         assert!(matches!(back.next(&topic), Step::End(EndReason::Replaced)));
         drop(back);
         assert!(other.lost_place().is_none(), "who was replaced takes nothing along");
+        other.give_place_up();
         drop(other);
         publish(&topic, 2, 1, 4..=9);
     }

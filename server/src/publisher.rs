@@ -82,9 +82,13 @@ impl Publisher {
         epoch: Epoch,
     ) -> Self {
         if let Some(after) = options.expire_after {
-            tokio::spawn(expire(Arc::downgrade(&topic), Arc::downgrade(&catalogue), after));
+            let publisher = topic.publishers_ever();
+            tokio::spawn(expire(Arc::downgrade(&topic), publisher, Arc::downgrade(&catalogue), after));
         }
-        Self { topic, catalogue, counters, options, epoch, next: Version::FIRST }
+        // In an epoch of which versions are retained, numbers go on.
+        let newest = topic.newest().filter(|(_, newest)| newest.id.epoch == epoch);
+        let next = newest.map_or(Version::FIRST, |(_, newest)| newest.id.version.next());
+        Self { topic, catalogue, counters, options, epoch, next }
     }
 
     /// Which topic.
@@ -145,9 +149,9 @@ impl Publisher {
     /// Adds a version as soon as readers let it in, or makes room for it.
     async fn push(&self, mut retained: Retained) -> Result<Seq, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
-        let mut changes = self.topic.changes();
+        let mut room = self.topic.room();
         loop {
-            changes.mark_unchanged();
+            room.mark_unchanged();
             self.check_alive()?;
             let InTheWay { retained: back, readers, look_at } =
                 match self.topic.push(retained, self.options.keep) {
@@ -168,7 +172,7 @@ impl Publisher {
                 }
             };
             tokio::select! {
-                _ = changes.changed() => {}
+                _ = room.changed() => {}
                 () = look => {}
             }
         }
@@ -208,14 +212,16 @@ impl Publisher {
 impl Drop for Publisher {
     fn drop(&mut self) {
         self.topic.close();
+        self.catalogue.tidy(&self.topic);
     }
 }
 
-/// Ends a topic when nothing was published for `after`.
-async fn expire(topic: Weak<TopicState>, catalogue: Weak<Catalogue>, after: Duration) {
+/// Ends a topic when nothing was published for `after`, unless another publisher came, who brings its own options.
+async fn expire(topic: Weak<TopicState>, publisher: u64, catalogue: Weak<Catalogue>, after: Duration) {
     let opened = Instant::now();
     loop {
-        let Some(last) = topic.upgrade().map(|topic| topic.published().unwrap_or(opened).max(opened)) else {
+        let now = topic.upgrade().filter(|topic| topic.publishers_ever() == publisher);
+        let Some(last) = now.map(|topic| topic.published().unwrap_or(opened).max(opened)) else {
             return;
         };
         if last.elapsed() < after {

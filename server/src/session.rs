@@ -14,8 +14,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Glob, Hello, Misbehaved, PROTOCOL_REVISIONS,
-    ServerMessage, Subscribe, SubscriptionId, WatchId, Welcome,
+    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Glob, Hello, Misbehaved, Mode, PROTOCOL_REVISIONS,
+    ServerMessage, Subscribe, SubscriptionId, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
     Lane, LaneError,
@@ -197,9 +197,6 @@ struct Session {
 /// How long subscriptions may take to hear a client's last words.
 const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
 
-/// How many watches a session may have at once.
-const WATCHES_MAX: usize = 16;
-
 /// How many ids a client may use up in one session. Beyond it a client has lost count.
 const SUBSCRIPTIONS_EVER: usize = 1 << 20;
 
@@ -293,7 +290,7 @@ impl Session {
             shared: Arc::clone(&self.shared),
             inbox,
             wanted: Wanted::new(subscribe.selection, subscribe.manifest, subscribe.partial),
-            preempt: subscribe.preempt,
+            preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };
         self.inboxes.insert(id, words);
         self.running.spawn(async move { (id, subscription.run().await) });

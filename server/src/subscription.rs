@@ -16,7 +16,7 @@ use tensor_relay_protocol::{
     AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, Glob, ManifestDigest, Misbehaved,
     Partial, RangeSet, Selection, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
 };
-use tensor_relay_transport::{Lane, LaneError, control};
+use tensor_relay_transport::{Lane, LaneError, Workers, control};
 use tokio::{sync::mpsc, time::Instant};
 
 /// What a client says to one of its subscriptions.
@@ -81,13 +81,18 @@ impl Wanted {
         Self { globs, selection: None, manifest, partial }
     }
 
-    /// What the client wants of `retained`.
-    fn selection(&mut self, retained: &Retained) -> Arc<Selection> {
+    /// What the client wants of `retained`. Many globs held against many tensors take a while, so a worker does it.
+    async fn selection(&mut self, retained: &Retained, workers: Workers) -> Arc<Selection> {
         let manifest = retained.payload.manifest();
         match &self.selection {
             Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
             _ => {
-                let selection = Arc::new(Selection::new(Arc::clone(manifest), &self.globs));
+                let (all, globs) = (Arc::clone(manifest), self.globs.clone());
+                let selection = match globs.is_empty() {
+                    true => Selection::all(all),
+                    false => workers.run(move || Selection::new(all, &globs)).await,
+                };
+                let selection = Arc::new(selection);
                 self.selection = Some((manifest.digest(), Arc::clone(&selection)));
                 selection
             }
@@ -146,12 +151,11 @@ impl Subscription {
     /// Runs until the subscription ends; an error is the client's.
     pub(crate) async fn run(mut self) -> Result<(), Misbehaved> {
         let Err(ended) = self.send_versions().await;
+        if !matches!(ended, Ended::Gone) {
+            self.cursor.give_place_up();
+        }
         match ended {
-            Ended::Gone => {
-                self.cursor.keep_place();
-                Ok(())
-            }
-            Ended::ByClient => Ok(()),
+            Ended::Gone | Ended::ByClient => Ok(()),
             Ended::Misbehaved(error) => Err(error),
             Ended::Told(reason) => {
                 self.note_end(reason);
@@ -211,7 +215,7 @@ impl Subscription {
     /// Sends one version and waits for the client's last word on it: `Committed` or `Abort`.
     async fn send_version(&mut self, retained: &Arc<Retained>, skipped: u64) -> Result<(), Ended> {
         self.announce(retained, skipped).await?;
-        let selection = self.wanted.selection(retained);
+        let selection = self.wanted.selection(retained, self.shared.config.workers).await;
         let held = self.wanted.take_held(retained);
         let chunks = selection.chunks().difference(&held);
         let mut plan = SendPlan::new(chunks, self.wanted.needs_manifest(retained));
@@ -246,11 +250,13 @@ impl Subscription {
                     Err(SendError::Lane(error)) => return Err(error.into()),
                     Err(SendError::Source(error)) => {
                         tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
+                        // Nobody can have it: it must hold no reader up, and nobody should begin it.
+                        self.follower.topic().lose(&retained.id);
                         Some(AbortReason::SourceLost)
                     }
                 },
                 () = self.follower.changed() => self.handle_change(retained)?,
-                () = passed(&mut cut_at) => Some(AbortReason::Withdrawn),
+                () = passed(&mut cut_at), if !given_up => Some(AbortReason::Withdrawn),
                 () = watch.stalled() => return Err(Ended::Told(EndReason::Evicted)),
             };
             if let Some(reason) = lost.filter(|_| !given_up) {

@@ -3,54 +3,23 @@
 //! A lock around [`Retention`] and [`Places`], and a signal that something changed. Whoever has to wait looks, waits for
 //! the signal, and looks again.
 
+mod options;
+mod reader;
+
+pub use options::{TopicOptions, WhenFull};
+pub(crate) use reader::{Reader, Standing};
+
 use crate::{
-    places::{Holder, Places},
+    places::Places,
     retention::{Full, Keep, ReaderId, Retention, Seq},
 };
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_protocol::{EndReason, Epoch, Metadata, ReaderName, Start, Topic, Version, VersionId};
+use tensor_relay_protocol::{EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
 use tensor_relay_transport::egress::Payload;
 use tokio::{sync::watch, time::Instant};
-
-/// How a topic treats its versions and its readers. Each publisher brings its own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TopicOptions {
-    /// How much is retained for late subscribers and for readers in mode `every`. Default: the newest version.
-    pub keep: Keep,
-    /// What happens when retention is full of versions that a reader in mode `every` has not acknowledged.
-    pub when_full: WhenFull,
-    /// How long `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
-    pub publish_timeout: Duration,
-    /// How long a version that left retention may be read by those who are at it; then they are cut off, and told.
-    /// Default: ten minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
-    pub release_timeout: Option<Duration>,
-    /// After how long without a publish the topic ends by itself. Default: never.
-    pub expire_after: Option<Duration>,
-}
-
-/// What `publish` does when it has waited for readers as long as it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenFull {
-    /// Evicts the readers that stand in the way. They are told, and it is counted.
-    Evict,
-    /// Waits on, for as long as it takes.
-    Block,
-}
-
-impl Default for TopicOptions {
-    fn default() -> Self {
-        Self {
-            keep: Keep::default(),
-            when_full: WhenFull::Evict,
-            publish_timeout: Duration::from_secs(10),
-            release_timeout: None,
-            expire_after: None,
-        }
-    }
-}
 
 /// One publish, as long as anything needs it.
 #[derive(Debug)]
@@ -84,7 +53,10 @@ pub(crate) struct TopicState {
     /// How long the place of a named reader is kept when its connection is lost.
     linger: Duration,
     state: Mutex<State>,
+    /// For subscriptions: what they may have to send changed.
     changed: watch::Sender<()>,
+    /// For the publisher: there may be room for another version.
+    room: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +64,7 @@ struct State {
     retention: Retention<Arc<Retained>>,
     places: Places,
     has_publisher: bool,
+    publishers_ever: u64,
     ended: Option<EndReason>,
     followers: u64,
     published: Option<Instant>,
@@ -108,24 +81,44 @@ pub(crate) struct InTheWay {
 
 impl TopicState {
     pub(crate) fn new(name: Topic, linger: Duration) -> Self {
-        Self { name, linger, state: Mutex::default(), changed: watch::Sender::default() }
+        Self {
+            name,
+            linger,
+            state: Mutex::default(),
+            changed: watch::Sender::default(),
+            room: watch::Sender::default(),
+        }
     }
 
     pub(crate) fn name(&self) -> &Topic {
         &self.name
     }
 
-    /// Signals every change from now on.
+    /// Signals, from now on, every change of what there is to send.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// Registers a publisher; false when there is one.
+    /// Signals, from now on, that there may be room for another version.
+    pub(crate) fn room(&self) -> watch::Receiver<()> {
+        self.room.subscribe()
+    }
+
+    /// Registers a publisher; false when there is one. A topic that had ended goes on.
     pub(crate) fn open(&self) -> bool {
         let mut state = self.state();
-        let free = !state.has_publisher && state.ended.is_none();
-        state.has_publisher |= free;
+        let free = !state.has_publisher && matches!(state.ended, None | Some(EndReason::TopicEnded));
+        if free {
+            state.has_publisher = true;
+            state.ended = None;
+            state.publishers_ever += 1;
+        }
         free
+    }
+
+    /// How many publishers there were, the one of now included.
+    pub(crate) fn publishers_ever(&self) -> u64 {
+        self.state().publishers_ever
     }
 
     /// Lets another publisher follow. What is retained stays.
@@ -181,6 +174,14 @@ impl TopicState {
             retained.leave();
         }
         self.changed.send_replace(());
+        self.room.send_replace(());
+    }
+
+    /// Takes back a version that cannot be read any more.
+    pub(crate) fn lose(&self, id: &VersionId) {
+        if let Some((seq, _)) = self.find(id.epoch, id.version) {
+            self.withdraw(seq);
+        }
     }
 
     /// Says that nothing will follow. A topic that was withdrawn or expired gives its versions up as well.
@@ -193,6 +194,7 @@ impl TopicState {
             }
         }
         self.changed.send_replace(());
+        self.room.send_replace(());
     }
 
     /// Whether nothing will follow, and why.
@@ -262,7 +264,7 @@ impl TopicState {
 fn place_of(retention: &Retention<Arc<Retained>>, have: Option<(Epoch, Version)>, start: Start) -> Seq {
     match (have, start) {
         (Some((epoch, version)), _) => after(retention, epoch, version),
-        (None, Start::Newest) => retention.newest().map_or(retention.next(), |(seq, _)| seq),
+        (None, Start::Newest) => retention.newest().map_or_else(|| retention.next(), |(seq, _)| seq),
         (None, Start::Next) => retention.next(),
         (None, Start::At(epoch, version)) => {
             let newest = retention.newest().map(|(_, retained)| retained.id.epoch);
@@ -285,115 +287,5 @@ fn after(retention: &Retention<Arc<Retained>>, epoch: Epoch, version: Version) -
         (Some((seq, _)), _) => seq,
         (None, Some((seq, _))) => seq.next(),
         (None, None) => retention.oldest(),
-    }
-}
-
-/// A subscription in mode `every`, as its topic knows it. Dropping it gives its place up, or leaves it to wait for the
-/// reader to come back ([`keep_place`](Self::keep_place)).
-#[derive(Debug)]
-pub(crate) struct Reader {
-    topic: Arc<TopicState>,
-    id: ReaderId,
-    place: Option<(ReaderName, Holder)>,
-    keep_place: bool,
-}
-
-/// Where a reader is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// It has its place.
-    Reading,
-    /// The publisher could not wait for it any longer.
-    Evicted,
-    /// Another subscription took its place over.
-    Replaced,
-}
-
-impl Reader {
-    /// Takes a place in `topic`: the one that `name` left behind, or a new one. Returns where to begin.
-    pub(crate) fn join(
-        topic: Arc<TopicState>,
-        name: Option<ReaderName>,
-        have: Option<(Epoch, Version)>,
-        start: Start,
-    ) -> (Self, Seq) {
-        let (id, place, begin) = {
-            let mut guard = topic.state();
-            let State { retention, places, .. } = &mut *guard;
-            let wanted = place_of(retention, have, start);
-            let known = name.as_ref().and_then(|name| places.reader(name));
-            let waiting = known.and_then(|reader| retention.place(reader));
-            let begin = match waiting {
-                // It comes back and says nothing: on with what it has not acknowledged.
-                Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
-                _ => wanted,
-            };
-            match name {
-                Some(name) => {
-                    let (id, holder) = places.claim(&name, || retention.join(begin));
-                    if matches!(start, Start::At(..)) {
-                        retention.advance(id, begin); // It says that it is done with what came before.
-                    }
-                    (id, Some((name, holder)), begin)
-                }
-                None => (retention.join(begin), None, begin),
-            }
-        };
-        topic.changed.send_replace(());
-        (Self { topic, id, place, keep_place: false }, begin)
-    }
-
-    /// Whether it still has its place.
-    pub(crate) fn standing(&self) -> Standing {
-        let state = self.topic.state();
-        let held = |(name, holder): &(ReaderName, Holder)| state.places.is_held_by(name, *holder);
-        match state.retention.place(self.id) {
-            None => Standing::Evicted,
-            Some(_) if self.place.as_ref().is_none_or(held) => Standing::Reading,
-            Some(_) => Standing::Replaced,
-        }
-    }
-
-    /// Takes the reader's word that it is done with this version and all before it.
-    pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
-        {
-            let mut state = self.topic.state();
-            let mut versions = state.retention.iter();
-            let found = versions.rfind(|(_, retained)| retained.is(epoch, version));
-            let Some(seq) = found.map(|(seq, _)| seq) else {
-                return; // It left retention already.
-            };
-            drop(versions);
-            state.retention.acknowledge(self.id, seq);
-        }
-        self.topic.changed.send_replace(());
-    }
-
-    /// How many versions before `seq` it has not acknowledged.
-    pub(crate) fn unacknowledged(&self, seq: Seq) -> usize {
-        self.topic.state().retention.unacknowledged(self.id, seq)
-    }
-
-    /// Keeps the place for a while when this is dropped. A reader without a name has nothing to come back to.
-    pub(crate) fn keep_place(&mut self) {
-        self.keep_place = true;
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        {
-            let mut guard = self.topic.state();
-            let State { retention, places, .. } = &mut *guard;
-            let leaving = match &self.place {
-                Some((name, holder)) if self.keep_place => places.lose(name, *holder, Instant::now()),
-                Some((name, holder)) => places.give_up(name, *holder),
-                None => Some(self.id),
-            };
-            if let Some(reader) = leaving {
-                retention.leave(reader);
-            }
-        }
-        self.topic.changed.send_replace(());
     }
 }

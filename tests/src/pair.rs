@@ -13,7 +13,7 @@ use std::{
 };
 use tensor_relay_client::{Client, ClientError, Connector};
 use tensor_relay_protocol::{Limits, Ticket, Topic};
-use tensor_relay_server::{Identity, Listener, Publication, Publisher, Server};
+use tensor_relay_server::{Identity, Keep, Listener, Publication, Publisher, Server, TopicOptions};
 use tensor_relay_transport::{Congestion, Tuning, Workers};
 use tokio::time::Instant;
 
@@ -104,6 +104,38 @@ impl Sim {
         Server::start(self.listener(), config)
     }
 
+    /// Starts the server where one was that ended, as soon as its place is free.
+    pub async fn server_again(&self, config: tensor_relay_server::Config) -> Server {
+        let host = Arc::new(self.server_host());
+        loop {
+            let (host, tuning) = (Arc::clone(&host), self.tuning.clone());
+            match Listener::bind_on(host, self.server_address(), &self.identity(), tuning) {
+                Ok(listener) => return Server::start(listener, config),
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    /// The same stage for somebody with another key.
+    pub fn with_key_of(&self, seed: u64) -> Self {
+        Self { seed, net: self.net.clone(), tuning: self.tuning.clone(), began: self.began }
+    }
+
+    /// Cuts the way between the server and the client with this number.
+    pub fn cut(&self, number: u8) {
+        self.net.partition(&self.server_host(), &self.client_host(number));
+    }
+
+    /// Opens it again.
+    pub fn mend(&self, number: u8) {
+        self.net.repair(&self.server_host(), &self.client_host(number));
+    }
+
+    /// The bytes that the server has given to the network, those that were dropped included.
+    pub fn server_sent(&self) -> u64 {
+        self.net.sent_by(&self.server_host()).bytes
+    }
+
     /// The ways out of the host of the client with this number.
     pub fn connector(&self, number: u8) -> Connector {
         Connector::over(Arc::new(self.client_host(number)), self.tuning.clone())
@@ -159,6 +191,22 @@ pub fn client_config() -> tensor_relay_client::Config {
         versions_held_max: usize::MAX,
         ..Default::default()
     }
+}
+
+/// The same for clients that make lost connections again.
+pub fn reconnecting() -> tensor_relay_client::Config {
+    tensor_relay_client::Config { reconnect_timeout: Duration::from_secs(60), ..client_config() }
+}
+
+/// A topic that keeps so many versions.
+pub fn keeping(versions: u32) -> TopicOptions {
+    TopicOptions { keep: Keep { versions, ..Keep::default() }, ..TopicOptions::default() }
+}
+
+/// The seeds of one scenario: `usual` of them, or as many as `TENSOR_RELAY_TEST_SEEDS` says.
+pub fn seeds(usual: u64) -> std::ops::Range<u64> {
+    let asked = std::env::var("TENSOR_RELAY_TEST_SEEDS").ok();
+    0..asked.map_or(usual, |number| number.parse().unwrap())
 }
 
 /// Publishes one tensor of `bytes` incompressible bytes as `version`, which must be the next one.

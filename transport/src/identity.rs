@@ -113,6 +113,13 @@ impl Identity {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
     }
 
+    /// A key for other purposes than TLS, the same after a restart; `purpose` tells them apart.
+    pub(crate) fn derived_key(&self, purpose: &str) -> aws_lc_rs::hmac::Key {
+        use aws_lc_rs::hmac;
+        let root = hmac::Key::new(hmac::HMAC_SHA256, self.key.secret_pkcs8_der());
+        hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&root, purpose.as_bytes()).as_ref())
+    }
+
     fn load(path: &Path) -> Result<Self, IdentityError> {
         let pem = fs::read_to_string(path);
         let pem = pem.map_err(|source| IdentityError::File { action: "read", path: path.into(), source })?;

@@ -1,8 +1,8 @@
 //! The server's door.
 
 use crate::{Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, tls};
-use quinn::crypto::rustls::QuicServerConfig;
-use std::{fmt, io, net::SocketAddr, sync::Arc};
+use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::CloseCode;
 
 /// Accepts lanes on one UDP port.
@@ -76,7 +76,7 @@ impl Listener {
         let socket = network.bind(address, &tuning).map_err(failed)?;
         let config = server_config(&crypto, &tuning, None);
         let endpoint = quinn::Endpoint::new_with_abstract_socket(
-            tuning.endpoint(network.rng_seed()),
+            remembering(tuning.endpoint(network.rng_seed()), identity),
             Some(config),
             socket,
             network.runtime(),
@@ -120,6 +120,37 @@ impl Listener {
     /// Waits until the last packets have left.
     pub async fn wait_idle(&self) {
         self.endpoint.wait_idle().await;
+    }
+}
+
+/// Lets a server that was restarted, or is another process with the same identity, tell clients of its predecessor that
+/// their connections are gone (RFC 9000 §10.3): what it needs for it follows from the identity. Clients then connect
+/// again at once, instead of after their idle timeout.
+fn remembering(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
+    config.reset_key(Arc::new(identity.derived_key("stateless reset")));
+    config.cid_generator(|| Box::new(RandomIds));
+    config
+}
+
+/// Connection ids of random bytes. Those of quinn's own default are signed with a key of the process: what came to its
+/// predecessor it would drop without a word.
+struct RandomIds;
+
+impl RandomIds {
+    const BYTES: usize = 8;
+}
+
+impl ConnectionIdGenerator for RandomIds {
+    fn generate_cid(&mut self) -> ConnectionId {
+        ConnectionId::new(&rand::random::<[u8; Self::BYTES]>())
+    }
+
+    fn cid_len(&self) -> usize {
+        Self::BYTES
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        None
     }
 }
 

@@ -101,7 +101,8 @@ impl Body {
     /// A safetensors file of some of a snapshot's tensors.
     pub(crate) fn safetensors(snapshot: &Snapshot, tensors: &[&Tensor]) -> Result<Self, SaveError> {
         let layout = plan_tensors(tensors, without_reserved(snapshot.manifest().metadata()));
-        let layout = layout.map_err(|source| SaveError::Format { id: snapshot.id.clone(), source })?;
+        let layout = layout
+            .map_err(|source| SaveError::Format { id: snapshot.id.clone(), source: Box::new(source) })?;
         let bodies = layout.order.iter().map(|index| snapshot.bytes(tensors[*index]));
         Ok(Self::Parts(std::iter::once(layout.head.into()).chain(bodies).collect()))
     }

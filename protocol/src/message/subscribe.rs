@@ -4,10 +4,10 @@ use super::{SubscriptionId, exactly, wire};
 use crate::{Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version};
 
 /// The most globs in one selection. A selection is matched against every tensor of every manifest.
-pub(crate) const GLOBS_MAX: usize = 64;
+pub const GLOBS_MAX: usize = 64;
 
 /// The most bytes of all globs of a selection together, so that the message stays within its frame.
-const SELECTION_MAX_BYTES: usize = 8 << 10;
+pub const SELECTION_MAX_BYTES: usize = 8 << 10;
 
 /// The most ranges of chunks that a client may name. Its credit bounds how many holes there can be; beyond this it
 /// forgets chunks instead.

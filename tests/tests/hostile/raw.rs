@@ -26,7 +26,7 @@ pub(crate) struct Peer {
     pub(crate) connection: quinn::Connection,
     control_out: quinn::SendStream,
     control_in: quinn::RecvStream,
-    _endpoint: quinn::Endpoint,
+    endpoint: quinn::Endpoint,
 }
 
 /// Connects to the server without opening a control stream.
@@ -42,7 +42,7 @@ impl Peer {
     pub(crate) async fn client(sim: &Sim, number: u8) -> Self {
         let (endpoint, connection) = connect(sim, number).await;
         let (control_out, control_in) = connection.open_bi().await.unwrap();
-        Self { connection, control_out, control_in, _endpoint: endpoint }
+        Self { connection, control_out, control_in, endpoint }
     }
 
     /// A client that was greeted.
@@ -56,10 +56,19 @@ impl Peer {
     /// A server whose first client has been greeted and has subscribed.
     pub(crate) async fn server(sim: &Sim) -> (Self, Subscribe) {
         let (host, port) = (sim.server_host(), sim.server_address().port());
-        let endpoint = endpoint(&host, port, Some(server_config(sim)));
+        Self::accept(endpoint(&host, port, Some(server_config(sim)))).await
+    }
+
+    /// Gives this connection up, as a server does that is started again, and greets the client when it is back.
+    pub(crate) async fn again(self) -> (Self, Subscribe) {
+        self.connection.close(CloseCode::ShuttingDown.code().into(), b"");
+        Self::accept(self.endpoint).await
+    }
+
+    async fn accept(endpoint: quinn::Endpoint) -> (Self, Subscribe) {
         let connection = endpoint.accept().await.unwrap().await.unwrap();
         let (control_out, control_in) = connection.accept_bi().await.unwrap();
-        let mut peer = Self { connection, control_out, control_in, _endpoint: endpoint };
+        let mut peer = Self { connection, control_out, control_in, endpoint };
         assert!(matches!(peer.hear_client().await, ClientMessage::Hello(_)));
         let welcome = Welcome { revision: 1, agent: "hostile".into(), session: 1, subscriptions_max: 64 };
         peer.say_to_client(ServerMessage::Welcome(welcome)).await;

@@ -134,7 +134,7 @@ fn a_gap_is_told() {
         series.publish(version);
     }
     let from = format!("--from={}:1", series.epoch());
-    let failed = series.every(&[&from]).end().failed(7, &["3 versions of w are missing"]);
+    let failed = series.every(&[&from]).end().failed(7, &["3 versions are missing of w"]);
     assert_eq!(failed.out, "");
     let mut follower = series.every(&[&from, "--on-gap=continue"]);
     let gap: Value = serde_json::from_str(&follower.hear_out("gap")).unwrap();

@@ -1,8 +1,9 @@
 //! How things end: in order, in bounded time, and with a reason.
 
+use futures_util::StreamExt;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 use tensor_relay_client::{ClientError, ConnectError, EndReason, Subscription, SubscriptionError, Version};
 use tensor_relay_protocol::Blame;
 use tensor_relay_tests::{
@@ -155,5 +156,22 @@ fn a_commit_is_told_before_good_bye() {
         subscription.next().await.unwrap();
         client.close().await;
         assert!(publication.committed(1, Duration::from_secs(10)).await);
+    });
+}
+
+/// Goal: a subscription as a stream ends when its topic does. Method: take one version, end the topic, take the rest.
+#[test]
+fn a_stream_ends_with_its_topic() {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        publish(&server, &mut publisher, 1, 1 << 20).await;
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut stream = pin!(client.subscribe(&topic("t")).await.unwrap().into_stream());
+        assert_eq!(stream.next().await.unwrap().unwrap().id().version, Version(1));
+        publisher.end();
+        let last = stream.next().await.unwrap().unwrap_err();
+        assert!(matches!(last, SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }), "{last}");
+        assert!(stream.next().await.is_none());
     });
 }

@@ -2,10 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod buffers;
 mod connecting;
+mod contract;
 mod ends;
+mod every;
 mod faults;
 mod files;
+mod resume;
 mod snapshots;
 mod stalls;
 mod topics;
+mod watching;

@@ -1,0 +1,307 @@
+//! The user's own memory, by the name of the tensor that belongs there, and how it is lent.
+
+use crate::{Snapshot, fill::BufferError};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tensor_relay_device::{GiveBack, Region};
+use tensor_relay_protocol::{GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Selection, TensorName, VersionId};
+
+/// Memory of the caller's for tensors, one buffer a tensor: a `Vec<u8>`, or a tensor of another library.
+///
+/// A buffer has exactly the bytes of its tensor; its dtype and shape are nobody's business here. Lent to
+/// [`Subscription::next_into`](crate::Subscription::next_into), and given back with its end, whatever that is.
+///
+/// ```
+/// use tensor_relay_client::{Buffers, TensorName};
+///
+/// let bias = TensorName::new("model.bias").unwrap();
+/// let buffers: Buffers<Vec<u8>> = [(bias, vec![0; 4096])].into_iter().collect();
+/// assert_eq!(buffers.get("model.bias").unwrap().len(), 4096);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buffers<B> {
+    by_name: BTreeMap<TensorName, B>,
+}
+
+impl<B> Default for Buffers<B> {
+    fn default() -> Self {
+        Self { by_name: BTreeMap::new() }
+    }
+}
+
+impl<B> FromIterator<(TensorName, B)> for Buffers<B> {
+    /// Of several buffers for one tensor, the last one counts.
+    fn from_iter<I: IntoIterator<Item = (TensorName, B)>>(buffers: I) -> Self {
+        Self { by_name: buffers.into_iter().collect() }
+    }
+}
+
+impl<B> IntoIterator for Buffers<B> {
+    type Item = (TensorName, B);
+    type IntoIter = std::collections::btree_map::IntoIter<TensorName, B>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.by_name.into_iter()
+    }
+}
+
+impl<B> Buffers<B> {
+    /// No buffers yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a buffer for the tensor called `name`; gives the one back that it had.
+    pub fn insert(&mut self, name: TensorName, buffer: B) -> Option<B> {
+        self.by_name.insert(name, buffer)
+    }
+
+    /// The buffer of the tensor called `name`.
+    pub fn get(&self, name: &str) -> Option<&B> {
+        self.by_name.get(name)
+    }
+
+    /// The same, to write to.
+    pub fn get_mut(&mut self, name: &str) -> Option<&mut B> {
+        self.by_name.get_mut(name)
+    }
+
+    /// Every buffer with the name of its tensor, in the order of names.
+    pub fn iter(&self) -> impl Iterator<Item = (&TensorName, &B)> {
+        self.by_name.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// What to [select](crate::Request::select) so that little travels but the tensors that have a buffer: their names,
+    /// as globs. Nothing, which selects everything, where there are more names than a selection holds (64, of 8,192
+    /// bytes together): write globs by hand then.
+    ///
+    /// A name that contains `*` or `?` selects itself, and others that it happens to match. They travel for nothing, and
+    /// harm nobody.
+    pub fn selection(&self) -> Vec<Glob> {
+        let bytes: usize = self.by_name.keys().map(|name| name.as_str().len()).sum();
+        if self.len() > GLOBS_MAX || bytes > SELECTION_MAX_BYTES {
+            return vec![];
+        }
+        let globs: Result<_, _> = self.by_name.keys().map(|name| Glob::new(name.as_str())).collect();
+        globs.unwrap_or_default()
+    }
+}
+
+/// What is copied at once: less than a millisecond, so that nobody on the executor waits.
+const COPY_BYTES: usize = 1 << 20;
+
+impl<B: AsMut<[u8]> + Send> Buffers<B> {
+    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. When it is cancelled, some are copied.
+    pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), BufferError> {
+        let slices = self.by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
+        let slices: Vec<_> = slices.collect();
+        let asked = slices.iter().map(|(name, out)| (*name, out.len() as u64));
+        let fits = fit(&snapshot.selection, asked)?;
+        check_shared(&snapshot.selection, &fits)?;
+        for ((_, out), fit) in slices.into_iter().zip(fits) {
+            let Some(bytes) = snapshot.bytes_at(fit.tensor) else { continue };
+            for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
+                out.copy_from_slice(bytes);
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
+    /// Lends every buffer: to the one who fills them, and with the way back.
+    pub(crate) fn lend(self) -> (Lent, Lender<B>) {
+        let writing = Arc::new(Writing::default());
+        let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
+        for (name, buffer) in self.by_name {
+            let (region, owner) = Region::lent_by(buffer);
+            tensors.push((name.clone(), region));
+            owners.push((name, owner));
+        }
+        (Lent { tensors, writing: Arc::clone(&writing) }, Lender { owners, writing })
+    }
+}
+
+/// Buffers on loan. They go back to their owner when this, and all that was made of it, is dropped.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) tensors: Vec<(TensorName, Region)>,
+    pub(crate) writing: Arc<Writing>,
+}
+
+/// The way back of buffers on loan.
+#[derive(Debug)]
+pub(crate) struct Lender<B> {
+    owners: Vec<(TensorName, GiveBack<B>)>,
+    writing: Arc<Writing>,
+}
+
+impl<B> Lender<B> {
+    /// Waits until nothing of the buffers is lent any more, and gives them.
+    pub(crate) async fn back(mut self) -> Buffers<B> {
+        let mut by_name = BTreeMap::new();
+        for (name, owner) in &mut self.owners {
+            // Mostly it is there already, and many that are shall not make this wait for its turn.
+            let buffer = match owner.try_take() {
+                Some(buffer) => buffer,
+                None => owner.wait().await.expect("it was lent once, and is asked for until it is back"),
+            };
+            by_name.insert(name.clone(), buffer);
+        }
+        Buffers { by_name }
+    }
+
+    pub(crate) fn writing(&self) -> Arc<Writing> {
+        Arc::clone(&self.writing)
+    }
+}
+
+/// Which version's bytes were written to lent buffers first. Whoever takes them for more than torn must know more.
+#[derive(Debug, Default)]
+pub(crate) struct Writing(Mutex<Option<VersionId>>);
+
+impl Writing {
+    /// Bytes of `id` may be in the buffers from now on.
+    pub(crate) fn begin(&self, id: &VersionId) {
+        self.state().get_or_insert_with(|| id.clone());
+    }
+
+    /// What tore the buffers, if anything did and nothing whole has come over it.
+    pub(crate) fn torn(&self) -> Option<VersionId> {
+        self.state().clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<VersionId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One buffer and the tensor that it fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fit {
+    /// The tensor's index in the manifest.
+    pub(crate) tensor: usize,
+    /// Where it lies among what is selected.
+    pub(crate) range: Range<u64>,
+}
+
+/// Finds the tensor for each buffer, given as name and length: one that is there, selected, and of that length.
+pub(crate) fn fit<'a>(
+    selection: &Selection,
+    asked: impl Iterator<Item = (&'a str, u64)>,
+) -> Result<Vec<Fit>, BufferError> {
+    let manifest = selection.manifest();
+    let one = |(name, given_bytes): (&str, u64)| {
+        let tensor = manifest
+            .tensor_index(name)
+            .ok_or_else(|| BufferError::NoSuchTensor { name: name.into() })?;
+        let range = selection
+            .tensor_range(tensor)
+            .ok_or_else(|| BufferError::NotSelected { name: name.into() })?;
+        let expected_bytes = range.end - range.start;
+        match expected_bytes == given_bytes {
+            true => Ok(Fit { tensor, range }),
+            false => Err(BufferError::WrongSize { name: name.into(), expected_bytes, given_bytes }),
+        }
+    };
+    asked.map(one).collect()
+}
+
+/// Refuses two buffers for tensors that are one (tied weights): no byte can be received to two places.
+pub(crate) fn check_shared(selection: &Selection, fits: &[Fit]) -> Result<(), BufferError> {
+    let name = |fit: &Fit| selection.manifest().tensors()[fit.tensor].name.as_str().into();
+    let mut taken: HashMap<u64, &Fit> = HashMap::new();
+    for fit in fits.iter().filter(|fit| !fit.range.is_empty()) {
+        if let Some(other) = taken.insert(fit.range.start, fit) {
+            return Err(BufferError::Shared { name: name(fit), other: name(other) });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorSpec};
+
+    fn name(name: &str) -> TensorName {
+        TensorName::new(name).unwrap()
+    }
+
+    fn spec(tensor: &str, bytes: u64) -> TensorSpec {
+        TensorSpec::new(name(tensor), Dtype::U8, Shape::new(&[bytes]).unwrap())
+    }
+
+    /// `a`, `b`, its alias `tied`, and `none` without bytes.
+    fn manifest() -> Arc<Manifest> {
+        let tied = TensorSpec { alias_of: Some(1), ..spec("tied", 1000) };
+        let specs = vec![spec("a", 10), spec("b", 1000), tied, spec("none", 0)];
+        Arc::new(Manifest::layout(specs, vec![], 256, &Limits::default()).unwrap())
+    }
+
+    fn fits(selection: &Selection, asked: &[(&str, u64)]) -> Result<Vec<Fit>, BufferError> {
+        let fits = fit(selection, asked.iter().copied())?;
+        check_shared(selection, &fits).map(|()| fits)
+    }
+
+    #[test]
+    fn a_buffer_must_fit_a_selected_tensor_exactly() {
+        let all = Selection::all(manifest());
+        assert_eq!(fits(&all, &[("b", 1000), ("a", 10), ("none", 0)]).unwrap().len(), 3);
+        let error = fits(&all, &[("a", 10), ("b", 999)]).unwrap_err();
+        let expected = BufferError::WrongSize { name: "b".into(), expected_bytes: 1000, given_bytes: 999 };
+        assert_eq!(error, expected);
+        assert_eq!(fits(&all, &[("c", 1)]).unwrap_err(), BufferError::NoSuchTensor { name: "c".into() });
+        let some = Selection::new(manifest(), &[Glob::new("a").unwrap()]);
+        assert_eq!(fits(&some, &[("b", 1000)]).unwrap_err(), BufferError::NotSelected { name: "b".into() });
+    }
+
+    #[test]
+    fn tied_weights_have_one_buffer() {
+        let all = Selection::all(manifest());
+        assert!(fits(&all, &[("tied", 1000)]).is_ok());
+        let error = fits(&all, &[("b", 1000), ("tied", 1000)]).unwrap_err();
+        assert_eq!(error, BufferError::Shared { name: "tied".into(), other: "b".into() });
+    }
+
+    #[test]
+    fn buffers_select_themselves_where_a_selection_holds_their_names() {
+        let named = |count| {
+            (0..count)
+                .map(|i| (name(&format!("t{i}*")), vec![]))
+                .collect::<Buffers<Vec<u8>>>()
+        };
+        let globs = named(64).selection();
+        assert_eq!(globs.len(), 64);
+        assert!(globs.iter().any(|glob| glob.matches("t7*")), "a name is matched by itself");
+        assert!(named(65).selection().is_empty());
+        let long = (0..40).map(|i| (name(&format!("{i}{}", "x".repeat(250))), vec![]));
+        assert!(long.collect::<Buffers<Vec<u8>>>().selection().is_empty());
+    }
+
+    #[tokio::test]
+    async fn buffers_come_back_with_what_was_written_and_without_a_copy() {
+        let buffers: Buffers<Vec<u8>> = [(name("a"), vec![0; 4]), (name("b"), vec![])].into_iter().collect();
+        let address = buffers.get("a").unwrap().as_ptr();
+        let (mut lent, lender) = buffers.lend();
+        lent.tensors[0].1.copy_from_slice(&[1, 2, 3, 4]);
+        drop(lent);
+        let buffers = lender.back().await;
+        assert_eq!(buffers.get("a").unwrap(), &[1, 2, 3, 4]);
+        assert_eq!((buffers.get("a").unwrap().as_ptr(), buffers.len()), (address, 2));
+    }
+}

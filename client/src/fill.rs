@@ -1,0 +1,334 @@
+//! Versions in memory that the user provides: copied when they are whole, or received right into it.
+
+use crate::{
+    Buffers, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
+    buffers::{Lent, Writing, fit},
+    delivery::{Delivery, Found},
+    landing::Payload,
+    session::Command,
+};
+use std::{fmt, sync::Arc};
+use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, VersionId};
+use tokio::sync::mpsc;
+
+impl Snapshot {
+    /// Copies tensors into memory of the caller's, given by name: the way to receive into buffers that nothing can tear.
+    ///
+    /// All names and sizes are judged first, so that either every tensor is copied or none. Where a transfer fails there is
+    /// no snapshot, and so the buffers keep what they held. The price is memory for a second version, in the session,
+    /// and one copy: a second for about 10 GB. [`Subscription::next_into`] saves both, for other promises.
+    ///
+    /// ```no_run
+    /// # async fn example(mut policy: tensor_relay_client::Subscription) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (mut weight, mut bias) = (vec![0; 1 << 20], vec![0; 1 << 10]);
+    /// loop {
+    ///     let snapshot = policy.next().await?;
+    ///     snapshot.copy_into(&mut [("weight", &mut weight), ("bias", &mut bias)])?;
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BufferError`] names the first buffer that does not fit. Nothing was copied then.
+    pub fn copy_into(&self, buffers: &mut [(&str, &mut [u8])]) -> Result<(), BufferError> {
+        let fits = fit(&self.selection, buffers.iter().map(|(name, out)| (*name, out.len() as u64)))?;
+        let bytes = fits.iter().zip(buffers.iter()).map(|(fit, (name, _))| {
+            self.bytes_at(fit.tensor)
+                .ok_or_else(|| BufferError::NotSelected { name: (*name).into() })
+        });
+        let bytes = bytes.collect::<Result<Vec<_>, _>>()?;
+        for ((_, out), bytes) in buffers.iter_mut().zip(bytes) {
+            out.copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Subscription {
+    /// Waits for the next version like [`next`](Self::next), and receives it right into `buffers`: without memory for a
+    /// second version, and without a copy. Between two calls the buffers are the user's alone: nothing is received into
+    /// them before they are given to the next call.
+    ///
+    /// **It is not atomic.** Bytes are written as they arrive, before anybody knows that they are the right ones and that
+    /// all will follow. After success the buffers hold the version, whole and verified as a snapshot would be. After a
+    /// failure they may hold some bytes of it, verified or not, beside some of what was there before:
+    /// [`FillError::torn`] says so, and of which version. Keep whoever reads the buffers away from them meanwhile, and use
+    /// [`Snapshot::copy_into`] where the old version must survive a failure.
+    ///
+    /// What is selected and has no buffer is received and thrown away, so select what there are buffers for
+    /// ([`Buffers::selection`]). Tensors that share their bytes (tied weights) have one buffer, under either name.
+    ///
+    /// The session does not wait for buffers. A version that began to arrive before they were given, or does not fit them,
+    /// takes memory of the session's, and is copied when it is whole ([`Filled::was_copied`]). So a consumer that is slower
+    /// than its publisher mostly copies in mode `latest`; in mode `every` a [window](crate::Request::window) of 1 keeps
+    /// the next version away until it is asked for. After a lost connection the transfer goes on in the same buffers.
+    ///
+    /// Cancel safe for the subscription: no version is lost. The buffers are: they are dropped once nothing writes to them.
+    /// To look after something else while waiting, keep the future and poll it by reference.
+    ///
+    /// # Errors
+    /// [`FillError`], always with the buffers. The subscription goes on after one that is not
+    /// [final](FillError::is_final).
+    pub async fn next_into<B>(&mut self, buffers: Buffers<B>) -> Result<Filled<B>, FillError<B>>
+    where
+        B: AsMut<[u8]> + Send + 'static,
+    {
+        self.acknowledge();
+        let (lent, lender) = buffers.lend();
+        let writing = lender.writing();
+        let given = Given::new(self, lent);
+        let found = self.next_version().await;
+        drop(given);
+        let mut taken = match found {
+            Ok(taken) => taken,
+            Err(error) => {
+                let buffers = lender.back().await;
+                return Err(FillError { cause: error.into(), torn: writing.torn(), buffers });
+            }
+        };
+        if taken.lies_in(&writing) {
+            let (facts, gap) = self.keep(&mut taken);
+            return Ok(Filled { facts, gap, copied: false, buffers: lender.back().await });
+        }
+        let mut buffers = lender.back().await;
+        if let Some(version) = &taken.version
+            && let Err(error) = buffers.copy_from(version).await
+        {
+            return Err(FillError { cause: error.into(), torn: writing.torn(), buffers });
+        }
+        let (facts, gap) = self.keep(&mut taken);
+        Ok(Filled { facts, gap, copied: true, buffers })
+    }
+
+    /// Hands a version over for good, less its bytes: buffers that hold them come back with that.
+    fn keep(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
+        let version = taken.version.take().expect("this alone takes it");
+        self.taken = (self.mode == Mode::Every).then(|| version.id.clone());
+        (Box::new(Snapshot { payload: Payload::EMPTY, ..*version }), taken.gap.take())
+    }
+
+    /// The next version, wherever it lies, and what is missing before it.
+    async fn next_version(&self) -> Result<Taken, SubscriptionError> {
+        let mut gap = None;
+        loop {
+            match self.delivery.take(true) {
+                Found::Snapshot(version) => {
+                    return Ok(Taken { version: Some(version), gap, delivery: Arc::clone(&self.delivery) });
+                }
+                Found::Gap(found) => gap = Some(found),
+                Found::Ended(error) => return Err(error),
+                Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
+                Found::Nothing | Found::Unknown { asked: None } | Found::NotYet => {
+                    self.delivery.changed().await;
+                }
+            }
+        }
+    }
+}
+
+/// Buffers in the session's hands. It forgets them with this, unless it is writing to them.
+struct Given {
+    id: SubscriptionId,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Given {
+    fn new(subscription: &Subscription, lent: Lent) -> Self {
+        let given = Self { id: subscription.id, commands: subscription.commands.clone() };
+        // Where the session is gone, the buffers come back at once, and the delivery says why.
+        let _ = given.commands.send(Command::Give(given.id, Some(lent)));
+        given
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Give(self.id, None));
+    }
+}
+
+/// A version that was taken from its delivery with the gap before it, and goes back there unless the user gets it.
+struct Taken {
+    version: Option<Box<Snapshot>>,
+    gap: Option<Box<Gap>>,
+    delivery: Arc<Delivery>,
+}
+
+impl Taken {
+    fn lies_in(&self, writing: &Arc<Writing>) -> bool {
+        self.version.as_ref().is_some_and(|version| version.payload.is_in(writing))
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(version) = self.version.take() {
+            self.delivery.put_back(version, self.gap.take());
+        }
+    }
+}
+
+/// A version in the user's own memory, whole and verified.
+#[derive(Debug)]
+pub struct Filled<B> {
+    /// Everything about it but its bytes.
+    facts: Box<Snapshot>,
+    gap: Option<Box<Gap>>,
+    copied: bool,
+    buffers: Buffers<B>,
+}
+
+impl<B> Filled<B> {
+    /// Which version.
+    pub fn id(&self) -> &VersionId {
+        self.facts.id()
+    }
+
+    /// What the version holds, received or not.
+    pub fn manifest(&self) -> &Arc<Manifest> {
+        self.facts.manifest()
+    }
+
+    /// What the publisher said of this version.
+    pub fn metadata(&self) -> &[(String, String)] {
+        self.facts.metadata()
+    }
+
+    /// How many versions were published and not delivered since the one before this one.
+    pub fn skipped(&self) -> u64 {
+        self.facts.skipped()
+    }
+
+    /// In mode `every`: the versions that are missing before this one.
+    pub fn gap(&self) -> Option<&Gap> {
+        self.gap.as_deref()
+    }
+
+    /// Whether it is of another epoch than the version before it.
+    pub fn is_new_epoch(&self) -> bool {
+        self.facts.is_new_epoch()
+    }
+
+    /// What it took to receive it.
+    pub fn receipt(&self) -> Receipt {
+        self.facts.receipt()
+    }
+
+    /// Whether it was received elsewhere and copied, because it had begun before the buffers were given.
+    pub fn was_copied(&self) -> bool {
+        self.copied
+    }
+
+    /// The tensors.
+    pub fn buffers(&self) -> &Buffers<B> {
+        &self.buffers
+    }
+
+    /// The tensors, to do with as the user likes: to give them to the next call, in the end.
+    pub fn into_buffers(self) -> Buffers<B> {
+        self.buffers
+    }
+}
+
+/// Why no version came into the buffers; and the buffers.
+pub struct FillError<B> {
+    /// What went wrong.
+    pub cause: FillCause,
+    /// The version that was being written when it did: the buffers hold bytes of it that nobody vouches for, beside what
+    /// they held before. `None`: the buffers are as they were.
+    pub torn: Option<VersionId>,
+    /// The memory that was lent, all of it.
+    pub buffers: Buffers<B>,
+}
+
+/// What can go wrong with buffers that wait for a version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BufferError {
+    /// The version has no tensor of that name.
+    #[error(
+        "there is a buffer for tensor {name}, and the version has no such tensor: take the names from its manifest"
+    )]
+    NoSuchTensor {
+        /// The buffer's name.
+        name: Box<str>,
+    },
+    /// The tensor was not received.
+    #[error(
+        "there is a buffer for tensor {name}, which the subscription does not select: add it to the selection"
+    )]
+    NotSelected {
+        /// The buffer's name.
+        name: Box<str>,
+    },
+    /// The buffer is longer or shorter than its tensor.
+    #[error(
+        "tensor {name} has {expected_bytes} bytes, and its buffer {given_bytes}: give it exactly its bytes"
+    )]
+    WrongSize {
+        /// The buffer's name.
+        name: Box<str>,
+        /// The bytes of the tensor.
+        expected_bytes: u64,
+        /// The bytes of the buffer.
+        given_bytes: u64,
+    },
+    /// Two tensors are one (tied weights), and each has a buffer.
+    #[error("tensors {name} and {other} share their bytes: give a buffer for one of them")]
+    Shared {
+        /// One buffer's name.
+        name: Box<str>,
+        /// The other's.
+        other: Box<str>,
+    },
+}
+
+/// Why buffers were not filled.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum FillCause {
+    /// No version came.
+    #[error(transparent)]
+    Subscription(#[from] SubscriptionError),
+    /// One came and does not fit. It waits to be taken: by a call with other buffers, or by [`Subscription::next`].
+    #[error(transparent)]
+    Buffers(#[from] BufferError),
+}
+
+impl<B> FillError<B> {
+    /// Whether nothing more will come. After an error that is not final, the next call goes on.
+    pub fn is_final(&self) -> bool {
+        match &self.cause {
+            FillCause::Subscription(error) => error.is_final(),
+            FillCause::Buffers(_) => false,
+        }
+    }
+}
+
+impl<B> fmt::Display for FillError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.torn {
+            None => write!(f, "{}; the buffers are as they were", self.cause),
+            Some(id) => write!(
+                f,
+                "{}; the buffers are torn: they hold unverified bytes of {id}, so fill them anew before they are used",
+                self.cause
+            ),
+        }
+    }
+}
+
+impl<B> fmt::Debug for FillError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FillError")
+            .field("cause", &self.cause)
+            .field("torn", &self.torn)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B> std::error::Error for FillError<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.cause)
+    }
+}

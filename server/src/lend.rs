@@ -1,0 +1,173 @@
+//! Tensors that stay where their producer has them, and come back when nobody reads them any more.
+
+use crate::{Borrowed, StageError, Staging};
+use bytes::Bytes;
+use std::{ops::Range, sync::Arc};
+use tensor_relay_device::{GatherSource, Loan, PartsError};
+use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
+use tensor_relay_transport::egress::Payload;
+
+/// Why tensors cannot be lent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LendError {
+    /// They cannot be laid out together.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// A tensor's bytes are more or fewer than its dtype and shape say.
+    #[error(
+        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, and {given_bytes} were lent for it"
+    )]
+    WrongSize {
+        /// Which tensor.
+        name: Box<str>,
+        /// What its dtype and shape say.
+        expected_bytes: u64,
+        /// What was lent.
+        given_bytes: u64,
+    },
+    /// An alias came with bytes of its own, which nobody would ever read.
+    #[error(
+        "tensor {name} is an alias and came with {given_bytes} bytes: lend the bytes of the tensor that it names"
+    )]
+    AliasWithBytes {
+        /// Which tensor.
+        name: Box<str>,
+        /// What was lent.
+        given_bytes: u64,
+    },
+    /// The parts make no payload.
+    #[error(transparent)]
+    Parts(#[from] PartsError),
+}
+
+impl Borrowed {
+    /// Lays tensors out and lends their bytes to whoever reads the version: nothing is copied but what lies in a chunk with
+    /// other tensors or with padding. Aliases come with no bytes. Chunks are hashed when they are first sent.
+    ///
+    /// The producer must not write to the bytes before
+    /// [`Publication::released`](crate::Publication::released) says so. That is when the version left retention
+    /// (replaced, or [withdrawn](crate::Publication::withdraw)) and nothing holds a byte of it: no reader, and no packet
+    /// that was not acknowledged. Costs a small allocation for each tensor.
+    ///
+    /// # Errors
+    /// [`LendError`]; nothing is kept then.
+    pub fn from_tensors(
+        staging: &Staging,
+        tensors: Vec<(TensorSpec, Bytes)>,
+        metadata: Metadata,
+    ) -> Result<Self, LendError> {
+        let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
+        let (specs, bytes): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+        let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
+        let (loan, returned) = Loan::new();
+        let parts = parts(&manifest, &aliases, bytes)?;
+        let lent = parts.into_iter().map(|(range, bytes)| (range, loan.lend(bytes)));
+        let source = GatherSource::new(manifest.payload_bytes(), lent)?;
+        let payload = Payload::new(Arc::new(manifest), Arc::new(source));
+        Ok(Self { payload, returned: Some(returned) })
+    }
+}
+
+/// Where the bytes of each tensor belong, in the order of their places.
+fn parts(
+    manifest: &Manifest,
+    aliases: &[bool],
+    bytes: Vec<Bytes>,
+) -> Result<Vec<(Range<u64>, Bytes)>, LendError> {
+    let mut parts = Vec::with_capacity(bytes.len());
+    for ((tensor, is_alias), bytes) in manifest.tensors().iter().zip(aliases).zip(bytes) {
+        let (expected_bytes, given_bytes) = (tensor.byte_len(), bytes.len() as u64);
+        match is_alias {
+            true if bytes.is_empty() => {}
+            true => return Err(LendError::AliasWithBytes { name: tensor.name.as_str().into(), given_bytes }),
+            false if expected_bytes == given_bytes => parts.push((tensor.range(), bytes)),
+            false => {
+                let name = tensor.name.as_str().into();
+                return Err(LendError::WrongSize { name, expected_bytes, given_bytes });
+            }
+        }
+    }
+    parts.retain(|(range, _)| !range.is_empty());
+    parts.sort_by_key(|(range, _)| range.start);
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_device::HostMemory;
+    use tensor_relay_protocol::{CodecId, Dtype, Limits, Shape, TensorName};
+    use tensor_relay_transport::{Workers, egress::Encoder};
+
+    const CHUNK_BYTES: u32 = 1024;
+
+    /// With no memory at all: nothing is staged.
+    fn staging() -> Staging {
+        Staging { memory: HostMemory::new(0), chunk_bytes: CHUNK_BYTES, limits: Limits::default() }
+    }
+
+    fn tensor(name: &str, bytes: Bytes) -> (TensorSpec, Bytes) {
+        let shape = Shape::new(&[bytes.len() as u64]).unwrap();
+        (TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, shape), bytes)
+    }
+
+    fn alias(name: &str, of: usize, len: u64, bytes: Bytes) -> (TensorSpec, Bytes) {
+        let spec = TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[len]).unwrap());
+        (TensorSpec { alias_of: Some(of), ..spec }, bytes)
+    }
+
+    /// Goal: what is sent of a large tensor lies where its producer has it. Method: the address of every chunk in it, as
+    /// it goes to the network.
+    #[tokio::test]
+    async fn nothing_is_copied_of_large_tensors() {
+        let large = Bytes::from((0..5000u32).map(|i| i as u8).collect::<Vec<_>>());
+        let tensors = vec![
+            tensor("small", Bytes::from_static(b"abc")),
+            tensor("large", large.clone()),
+            tensor("none", Bytes::new()),
+            alias("tied", 1, 5000, Bytes::new()),
+        ];
+        let borrowed = Borrowed::from_tensors(&staging(), tensors, vec![]).unwrap();
+        let (manifest, encoder) = (borrowed.manifest(), Encoder::new(0, Workers::Inline));
+        let place = manifest.tensor("large").unwrap().range();
+        assert_eq!(manifest.tensor("tied").unwrap().range(), place);
+        let mut shared = 0;
+        for (chunk, range) in manifest.chunking().iter() {
+            let sent = encoder.encode(&borrowed.payload, chunk, CodecId::Raw).await.unwrap().bytes;
+            if range.start >= place.start && range.end <= place.end {
+                assert_eq!(sent.as_ptr(), large[(range.start - place.start) as usize..].as_ptr());
+                shared += sent.len();
+            }
+        }
+        assert_eq!(shared, 4096, "all but the last chunk, which has padding");
+    }
+
+    #[test]
+    fn what_was_lent_comes_back_when_the_version_is_dropped() {
+        let tensors = vec![tensor("t", Bytes::from(vec![7; 100]))];
+        let borrowed = Borrowed::from_tensors(&staging(), tensors, vec![]).unwrap();
+        let returned = borrowed.returned.clone().unwrap();
+        assert!(!returned.is_returned());
+        drop(borrowed);
+        assert!(returned.is_returned());
+    }
+
+    #[test]
+    fn bytes_that_are_no_such_tensor_are_refused_by_name() {
+        let (spec, _) = tensor("t", Bytes::from_static(b"1234"));
+        let refused = Borrowed::from_tensors(&staging(), vec![(spec, Bytes::from_static(b"123"))], vec![]);
+        let error = refused.unwrap_err();
+        let LendError::WrongSize { name, expected_bytes: 4, given_bytes: 3 } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(&**name, "t");
+        let twice =
+            vec![tensor("t", Bytes::from_static(b"1234")), alias("u", 0, 4, Bytes::from_static(b"1234"))];
+        let error = Borrowed::from_tensors(&staging(), twice, vec![]).unwrap_err();
+        assert!(matches!(error, LendError::AliasWithBytes { given_bytes: 4, .. }), "{error}");
+        let same = vec![tensor("t", Bytes::new()), tensor("t", Bytes::new())];
+        let error = Borrowed::from_tensors(&staging(), same, vec![]).unwrap_err();
+        assert!(matches!(error, LendError::Stage(StageError::Layout(_))), "{error}");
+    }
+}

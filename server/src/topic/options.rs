@@ -1,0 +1,41 @@
+//! What a publisher may choose for its topic.
+
+use crate::Keep;
+use std::time::Duration;
+
+/// How a topic treats its versions and its readers. Each publisher brings its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopicOptions {
+    /// How much is retained for late subscribers and for readers in mode `every`. Default: the newest version.
+    pub keep: Keep,
+    /// What happens when retention is full of versions that a reader in mode `every` has not acknowledged.
+    pub when_full: WhenFull,
+    /// How long `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
+    pub publish_timeout: Duration,
+    /// How long a version that left retention may be read by those who are at it; then they are cut off, and told.
+    /// Default: ten minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
+    pub release_timeout: Option<Duration>,
+    /// After how long without a publish the topic ends by itself. Default: never.
+    pub expire_after: Option<Duration>,
+}
+
+/// What `publish` does when it has waited for readers as long as it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Evicts the readers that stand in the way. They are told, and it is counted.
+    Evict,
+    /// Waits on, for as long as it takes.
+    Block,
+}
+
+impl Default for TopicOptions {
+    fn default() -> Self {
+        Self {
+            keep: Keep::default(),
+            when_full: WhenFull::Evict,
+            publish_timeout: Duration::from_secs(10),
+            release_timeout: None,
+            expire_after: None,
+        }
+    }
+}

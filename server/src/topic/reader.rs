@@ -1,0 +1,120 @@
+//! One reader in mode `every`, as its topic knows it: its place, and what it is done with.
+
+use super::{State, TopicState, place_of};
+use crate::{
+    places::Holder,
+    retention::{ReaderId, Seq},
+};
+use std::sync::Arc;
+use tensor_relay_protocol::{Epoch, ReaderName, Start, Version};
+use tokio::time::Instant;
+
+/// A subscription in mode `every`, as its topic knows it. Dropping it leaves the place of a named reader to wait for it,
+/// unless it [gave it up](Self::give_place_up).
+#[derive(Debug)]
+pub(crate) struct Reader {
+    topic: Arc<TopicState>,
+    id: ReaderId,
+    place: Option<(ReaderName, Holder)>,
+    keep_place: bool,
+}
+
+/// Where a reader is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It has its place.
+    Reading,
+    /// The publisher could not wait for it any longer.
+    Evicted,
+    /// Another subscription took its place over.
+    Replaced,
+}
+
+impl Reader {
+    /// Takes a place in `topic`: the one that `name` left behind, or a new one. Returns where to begin.
+    pub(crate) fn join(
+        topic: Arc<TopicState>,
+        name: Option<ReaderName>,
+        have: Option<(Epoch, Version)>,
+        start: Start,
+    ) -> (Self, Seq) {
+        let (id, place, begin) = {
+            let mut guard = topic.state();
+            let State { retention, places, .. } = &mut *guard;
+            let wanted = place_of(retention, have, start);
+            let known = name.as_ref().and_then(|name| places.reader(name));
+            let waiting = known.and_then(|reader| retention.place(reader));
+            let begin = match waiting {
+                // It comes back and says nothing: on with what it has not acknowledged.
+                Some(waiting) if have.is_none() && !matches!(start, Start::At(..)) => waiting,
+                _ => wanted,
+            };
+            match name {
+                Some(name) => {
+                    let (id, holder) = places.claim(&name, || retention.join(begin));
+                    if have.is_none() && matches!(start, Start::At(..)) {
+                        retention.advance(id, begin); // It says that it is done with what came before.
+                    }
+                    (id, Some((name, holder)), begin)
+                }
+                None => (retention.join(begin), None, begin),
+            }
+        };
+        topic.changed.send_replace(());
+        (Self { topic, id, place, keep_place: true }, begin)
+    }
+
+    /// Whether it still has its place.
+    pub(crate) fn standing(&self) -> Standing {
+        let state = self.topic.state();
+        let held = |(name, holder): &(ReaderName, Holder)| state.places.is_held_by(name, *holder);
+        match state.retention.place(self.id) {
+            None => Standing::Evicted,
+            Some(_) if self.place.as_ref().is_none_or(held) => Standing::Reading,
+            Some(_) => Standing::Replaced,
+        }
+    }
+
+    /// Takes the reader's word that it is done with this version and all before it.
+    pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
+        {
+            let mut state = self.topic.state();
+            let mut versions = state.retention.iter();
+            let found = versions.rfind(|(_, retained)| retained.is(epoch, version));
+            let Some(seq) = found.map(|(seq, _)| seq) else {
+                return; // It left retention already.
+            };
+            drop(versions);
+            state.retention.acknowledge(self.id, seq);
+        }
+        self.topic.room.send_replace(());
+    }
+
+    /// How many versions before `seq` it has not acknowledged.
+    pub(crate) fn unacknowledged(&self, seq: Seq) -> usize {
+        self.topic.state().retention.unacknowledged(self.id, seq)
+    }
+
+    /// Does not leave the place to wait when this is dropped: the reader will not come back.
+    pub(crate) fn give_place_up(&mut self) {
+        self.keep_place = false;
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        {
+            let mut guard = self.topic.state();
+            let State { retention, places, .. } = &mut *guard;
+            let leaving = match &self.place {
+                Some((name, holder)) if self.keep_place => places.lose(name, *holder, Instant::now()),
+                Some((name, holder)) => places.give_up(name, *holder),
+                None => Some(self.id),
+            };
+            if let Some(reader) = leaving {
+                retention.leave(reader);
+            }
+        }
+        self.topic.room.send_replace(());
+    }
+}

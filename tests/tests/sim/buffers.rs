@@ -1,0 +1,462 @@
+//! Versions in memory that the user provides, and tensors that stay where their producer has them.
+
+use bytes::Bytes;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use std::{convert::Infallible, ops::Range, pin::pin, sync::Arc, time::Duration};
+use tensor_relay_client::{
+    BufferError, Buffers, Client, FillCause, FillError, Filled, Request, Subscription, SubscriptionError,
+    Version,
+};
+use tensor_relay_device::HostSource;
+use tensor_relay_protocol::{ChunkHash, TensorName, TensorSpec};
+use tensor_relay_server::{Borrowed, Publication, Publisher, Server, TopicOptions};
+use tensor_relay_tests::{
+    pair::{Sim, client_config, eventually, reconnecting, seeds, server_config, simulate, topic},
+    simnet::Path,
+    tensors::{self, noise, smooth},
+};
+use tokio::time::sleep;
+
+const BYTES: u64 = 2 << 20;
+
+/// Longer than the idle timeout of both ends.
+const LONG: Duration = Duration::from_secs(15);
+
+type Memory = Buffers<Vec<u8>>;
+
+/// A slow path, so that a transfer can be caught in the middle.
+fn slow_path(sim: &Sim) {
+    let delay = Duration::from_millis(20);
+    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+}
+
+async fn publish(
+    server: &Server,
+    publisher: &mut Publisher,
+    version: u64,
+    specs: &[TensorSpec],
+) -> Publication {
+    let staged = tensors::stage(server, specs.to_vec(), version);
+    publisher.publish(staged, tensors::metadata(version)).await.unwrap()
+}
+
+async fn subscribe(
+    sim: &Sim,
+    config: tensor_relay_client::Config,
+    request: Request,
+) -> (Client, Subscription) {
+    let client = sim.client(1, config).await.unwrap();
+    let subscription = client.subscribe_to(request).await.unwrap();
+    client.list().await.unwrap();
+    (client, subscription)
+}
+
+/// A buffer for each tensor, full of what no version holds.
+fn memory(specs: &[TensorSpec]) -> Memory {
+    let buffer = |spec: &TensorSpec| (spec.name.clone(), vec![0xa5; bytes_of(spec) as usize]);
+    specs.iter().map(buffer).collect()
+}
+
+fn bytes_of(spec: &TensorSpec) -> u64 {
+    spec.shape.byte_len(spec.dtype).unwrap()
+}
+
+fn content(name: &TensorName, version: u64, bytes: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes];
+    tensors::write_content(name.as_str(), version, &mut out);
+    out
+}
+
+fn holds(buffers: &Memory, version: u64) -> bool {
+    buffers
+        .iter()
+        .all(|(name, buffer)| *buffer == content(name, version, buffer.len()))
+}
+
+fn addresses(buffers: &Memory) -> Vec<*const u8> {
+    buffers.iter().map(|(_, buffer)| buffer.as_ptr()).collect()
+}
+
+/// Receives into `buffers`, and lets `happen` as soon as a part of the version has come.
+async fn fill_while(
+    subscription: &mut Subscription,
+    buffers: Memory,
+    version: u64,
+    happen: impl AsyncFnOnce(),
+) -> Result<Filled<Vec<u8>>, FillError<Vec<u8>>> {
+    let progress = subscription.progress_reader();
+    let begun = || progress().version == version && progress().verified_bytes > 0;
+    let (filled, ()) = tokio::join!(subscription.next_into(buffers), async {
+        eventually("the transfer runs", begun).await;
+        happen().await;
+    });
+    filled
+}
+
+/// Goal: any tensors arrive exactly in the user's own memory, version after version, in both modes, without memory for a
+/// second version.
+/// Method: random tensors, the same buffers thirty times, and a budget that holds a few chunks.
+#[test]
+fn versions_arrive_where_the_user_wants_them() {
+    for seed in seeds(10) {
+        simulate(seed, async |sim| {
+            let specs = tensors::random(&mut ChaCha8Rng::seed_from_u64(seed), BYTES);
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let request = match seed % 2 {
+                0 => Request::latest(topic("t")),
+                _ => Request::every(topic("t")).window(1),
+            };
+            let config = tensor_relay_client::Config { memory_bytes: 1 << 20, ..client_config() };
+            let (_client, mut subscription) = subscribe(&sim, config, request).await;
+            let mut buffers = memory(&specs);
+            let before = addresses(&buffers);
+            for version in 1..=30 {
+                // In mode `latest` the buffers are given first, so that none is under way before.
+                let publish = publish(&server, &mut publisher, version, &specs);
+                let (filled, _) = tokio::join!(subscription.next_into(buffers), async {
+                    sleep(Duration::from_millis(10)).await;
+                    publish.await
+                });
+                let filled = filled.unwrap();
+                assert_eq!((filled.id().version, filled.skipped()), (Version(version), 0));
+                assert!(!filled.was_copied() && filled.gap().is_none());
+                assert_eq!(filled.metadata(), tensors::metadata(version));
+                assert!(holds(filled.buffers(), version), "version {version}");
+                buffers = filled.into_buffers();
+                assert_eq!(addresses(&buffers), before);
+            }
+        });
+    }
+}
+
+/// Goal: in mode `every` with a window of one, nothing is received while the user holds the buffers, and nothing is lost.
+/// Method: all versions are published before any is asked for.
+#[test]
+fn what_waits_at_the_server_is_not_copied() {
+    simulate(1, async |sim| {
+        let specs = [noise("a", BYTES), noise("b", 1000)];
+        let server = sim.server(server_config());
+        let options = TopicOptions {
+            keep: tensor_relay_server::Keep { versions: 8, bytes: u64::MAX },
+            ..TopicOptions::default()
+        };
+        let mut publisher = server.publisher_with(topic("t"), None, options).unwrap();
+        let (_client, mut subscription) =
+            subscribe(&sim, client_config(), Request::every(topic("t")).window(1)).await;
+        for version in 1..=6 {
+            publish(&server, &mut publisher, version, &specs).await;
+        }
+        let mut buffers = memory(&specs);
+        for version in 1..=6 {
+            sleep(Duration::from_secs(60)).await;
+            let filled = subscription.next_into(buffers).await.unwrap();
+            assert_eq!(filled.id().version, Version(version));
+            assert_eq!(filled.was_copied(), version == 1, "the first one is sent before anybody asks");
+            assert!(filled.gap().is_none() && holds(filled.buffers(), version));
+            buffers = filled.into_buffers();
+        }
+    });
+}
+
+/// Goal: who copies a whole snapshot keeps the old version through a failure, and through buffers that do not fit.
+/// Method: a connection that is lost in the middle of the second version; wrong names and sizes.
+#[test]
+fn a_failure_leaves_copied_memory_as_it_was() {
+    simulate(2, async |sim| {
+        let specs = [noise("a", BYTES), noise("b", 1000)];
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        publish(&server, &mut publisher, 1, &specs).await;
+        let snapshot = subscription.next().await.unwrap();
+        let (mut a, mut b) = (vec![0; BYTES as usize], vec![0; 1000]);
+        let short = &mut [0; 999][..];
+        let refused = snapshot.copy_into(&mut [("a", &mut a), ("b", short)]).unwrap_err();
+        let wrong = BufferError::WrongSize { name: "b".into(), expected_bytes: 1000, given_bytes: 999 };
+        assert_eq!(refused, wrong);
+        let refused = snapshot.copy_into(&mut [("a", &mut a), ("c", &mut b)]).unwrap_err();
+        assert_eq!(refused, BufferError::NoSuchTensor { name: "c".into() });
+        assert!(a.iter().all(|byte| *byte == 0), "nothing is copied of what does not fit");
+        snapshot.copy_into(&mut [("b", &mut b), ("a", &mut a)]).unwrap();
+
+        publish(&server, &mut publisher, 2, &specs).await;
+        eventually("the transfer runs", || subscription.progress().verified_bytes > 0).await;
+        sim.cut(1);
+        assert!(matches!(subscription.next().await, Err(SubscriptionError::Disconnected { .. })));
+        assert_eq!((a, b), (content(&specs[0].name, 1, BYTES as usize), content(&specs[1].name, 1, 1000)));
+    });
+}
+
+/// Goal: a failure in the middle of a version says that the buffers are torn, and by which version; one before it says
+/// that they are not.
+/// Method: cut the way in mid-transfer, and without any.
+#[test]
+fn a_failure_in_the_users_memory_is_told() {
+    for torn in [true, false] {
+        simulate(3, async |sim| {
+            let specs = [noise("a", BYTES), noise("b", 1000)];
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let (_client, mut subscription) =
+                subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+            publish(&server, &mut publisher, 1, &specs).await;
+            let filled = subscription.next_into(memory(&specs)).await.unwrap();
+            let (id, buffers) = (filled.id().clone(), filled.into_buffers());
+            let before = addresses(&buffers);
+            let error = if torn {
+                publish(&server, &mut publisher, 2, &specs).await;
+                fill_while(&mut subscription, buffers, 2, async || sim.cut(1))
+                    .await
+                    .unwrap_err()
+            } else {
+                sim.cut(1);
+                subscription.next_into(buffers).await.unwrap_err()
+            };
+            assert!(error.is_final() && matches!(error.cause, FillCause::Subscription(_)), "{error}");
+            let told = error.torn.as_ref().map(|id| id.version);
+            assert_eq!(told, torn.then_some(Version(2)), "{error}");
+            assert_eq!(error.to_string().contains("torn"), torn);
+            assert_eq!((holds(&error.buffers, 1), addresses(&error.buffers)), (!torn, before));
+            let again = subscription.next_into(error.buffers).await.unwrap_err();
+            assert!(again.torn.is_none() && again.is_final(), "{again}, after {id}");
+        });
+    }
+}
+
+/// Goal: bytes that are not those that were hashed are never called a version, though they may be in the buffers.
+/// Method: a source whose last chunk is another than the one that was hashed.
+#[test]
+fn a_damaged_version_tears_and_is_told() {
+    simulate(4, async |sim| {
+        let specs = [noise("a", BYTES)];
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        let damaged = Borrowed::from_hashed_source::<Infallible>(
+            &server.staging(),
+            specs.to_vec(),
+            vec![],
+            |manifest| {
+                let bytes = content(&specs[0].name, 1, BYTES as usize);
+                let hash =
+                    |range: Range<u64>| ChunkHash::of(&bytes[range.start as usize..range.end as usize]);
+                let mut hashes: Vec<_> = manifest.chunking().iter().map(|(_, range)| hash(range)).collect();
+                hashes.last_mut().unwrap().0[7] ^= 1;
+                Ok((Arc::new(HostSource::new(bytes.into())), hashes))
+            },
+        );
+        let (error, _) = tokio::join!(subscription.next_into(memory(&specs)), async {
+            sleep(Duration::from_millis(10)).await;
+            publisher.publish(damaged.unwrap(), tensors::metadata(1)).await.unwrap()
+        });
+        let error = error.unwrap_err();
+        let FillCause::Subscription(SubscriptionError::Corrupt { id, .. }) = &error.cause else {
+            panic!("{error}")
+        };
+        assert_eq!((id.version, error.torn.as_ref()), (Version(1), Some(id)));
+        assert_eq!((error.buffers.len(), server.stats().committed), (1, 0));
+    });
+}
+
+/// Goal: a version goes on in the same buffers after its connection was lost and made again.
+/// Method: cut the way in mid-transfer for longer than the idle timeout.
+#[test]
+fn a_lost_connection_tears_nothing_that_goes_on() {
+    for seed in seeds(5) {
+        simulate(seed, async |sim| {
+            let specs = [noise("a", BYTES), smooth("b", 100_000), noise("c", 1)];
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let (_client, mut subscription) =
+                subscribe(&sim, reconnecting(), Request::latest(topic("t"))).await;
+            let filled =
+                fill_while_publishing(&sim, &server, &mut publisher, &mut subscription, &specs).await;
+            assert_eq!((filled.receipt().resumed, filled.was_copied()), (1, false));
+            assert!(filled.receipt().wire_bytes < BYTES + BYTES / 4, "{:?}", filled.receipt());
+            assert!(holds(filled.buffers(), 1));
+        });
+    }
+}
+
+async fn fill_while_publishing(
+    sim: &Sim,
+    server: &Server,
+    publisher: &mut Publisher,
+    subscription: &mut Subscription,
+    specs: &[TensorSpec],
+) -> Filled<Vec<u8>> {
+    let progress = subscription.progress_reader();
+    let (filled, ()) = tokio::join!(subscription.next_into(memory(specs)), async {
+        sleep(Duration::from_millis(100)).await;
+        publish(server, publisher, 1, specs).await;
+        eventually("the transfer runs", || progress().verified_bytes > BYTES / 2).await;
+        sim.cut(1);
+        sleep(LONG).await;
+        sim.mend(1);
+    });
+    filled.unwrap()
+}
+
+/// Goal: a version that was there before its buffers is copied to them; where they do not fit, it waits for others.
+/// Method: buffers that are too small, of a name that is not there, and then the right ones.
+#[test]
+fn a_version_waits_for_buffers_that_fit() {
+    simulate(6, async |sim| {
+        let specs = [noise("a", BYTES), noise("b", 1000)];
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        publish(&server, &mut publisher, 1, &specs).await;
+        for wrong in [noise("b", 999), noise("c", 1000)] {
+            let wrong = [noise("a", BYTES), wrong];
+            let error = subscription.next_into(memory(&wrong)).await.unwrap_err();
+            assert!(matches!(error.cause, FillCause::Buffers(_)) && !error.is_final(), "{error}");
+            assert!(error.torn.is_none() && error.buffers == memory(&wrong), "{error}");
+        }
+        let filled = subscription.next_into(memory(&specs)).await.unwrap();
+        assert!(filled.was_copied() && holds(filled.buffers(), 1));
+    });
+}
+
+/// Goal: a call that is given up loses its buffers, and no version.
+/// Method: give it up before the version comes, and in the middle of it; then ask for a snapshot.
+#[test]
+fn a_call_that_is_given_up_loses_no_version() {
+    for in_the_middle in [false, true] {
+        simulate(7, async |sim| {
+            let specs = [noise("a", BYTES), noise("b", 1000)];
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let (_client, mut subscription) =
+                subscribe(&sim, client_config(), Request::every(topic("t")).window(1)).await;
+            let progress = subscription.progress_reader();
+            {
+                let mut fill = pin!(subscription.next_into(memory(&specs)));
+                assert!(tokio::time::timeout(Duration::from_millis(100), &mut fill).await.is_err());
+                if in_the_middle {
+                    publish(&server, &mut publisher, 1, &specs).await;
+                    let begun = eventually("the transfer runs", || progress().verified_bytes > 0);
+                    tokio::select! {
+                        filled = &mut fill => panic!("it was to be given up: {filled:?}"),
+                        () = begun => {}
+                    }
+                }
+            }
+            if !in_the_middle {
+                publish(&server, &mut publisher, 1, &specs).await;
+            }
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            assert_eq!(snapshot.tensors().count(), 2);
+        });
+    }
+}
+
+/// Goal: buffers for a few tensors bring these and little more; a snapshot in buffers knows no other tensors.
+/// Method: one large tensor of three by its name, and then without a selection.
+#[test]
+fn buffers_for_some_tensors() {
+    for selected in [true, false] {
+        simulate(8, async |sim| {
+            let specs = [noise("a*", 500_000), noise("ab", 200_000), noise("b", BYTES)];
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let buffers = memory(&specs[..1]);
+            let request = Request::latest(topic("t"));
+            let request = if selected { request.select(buffers.selection()) } else { request };
+            let (_client, mut subscription) = subscribe(&sim, client_config(), request).await;
+            let (filled, _) = tokio::join!(subscription.next_into(buffers), async {
+                sleep(Duration::from_millis(10)).await;
+                publish(&server, &mut publisher, 1, &specs).await
+            });
+            let filled = filled.unwrap();
+            assert!(holds(filled.buffers(), 1) && !filled.was_copied());
+            assert_eq!(filled.receipt().wire_bytes < 800_000, selected, "{:?}", filled.receipt());
+        });
+    }
+}
+
+/// Goal: a version that the server takes back in the middle is not the end: the next one comes into the same buffers.
+/// Method: withdraw it with no time to finish, and publish another.
+#[test]
+fn a_version_taken_back_makes_way_for_the_next() {
+    simulate(9, async |sim| {
+        let specs = [noise("a", BYTES), noise("b", 1000)];
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let options = TopicOptions { release_timeout: Some(Duration::ZERO), ..TopicOptions::default() };
+        let mut publisher = server.publisher_with(topic("t"), None, options).unwrap();
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        let progress = subscription.progress_reader();
+        let (filled, ()) = tokio::join!(subscription.next_into(memory(&specs)), async {
+            sleep(Duration::from_millis(100)).await;
+            let publication = publish(&server, &mut publisher, 1, &specs).await;
+            eventually("the transfer runs", || progress().verified_bytes > 0).await;
+            publication.withdraw();
+            publish(&server, &mut publisher, 2, &specs).await;
+        });
+        let filled = filled.unwrap();
+        assert_eq!(filled.id().version, Version(2));
+        assert!(holds(filled.buffers(), 2));
+    });
+}
+
+/// The tensors `a` and `b` of `version`, in memory of the producer's.
+fn lent(server: &Server, version: u64) -> Borrowed {
+    let tensor = |spec: TensorSpec| {
+        let bytes = content(&spec.name, version, bytes_of(&spec) as usize);
+        (spec, Bytes::from(bytes))
+    };
+    let tied = TensorSpec { alias_of: Some(0), ..noise("tied", BYTES) };
+    let mut tensors = vec![tensor(noise("a", BYTES)), tensor(noise("b", 1000))];
+    tensors.push((tied, Bytes::new()));
+    Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
+}
+
+/// Goal: lent tensors arrive as they are, and are the producer's again when they were replaced or withdrawn and delivered,
+/// not before.
+/// Method: two versions, the second withdrawn; no memory at the server is used for either.
+#[test]
+fn lent_tensors_come_back() {
+    simulate(10, async |sim| {
+        let server = sim.server(tensor_relay_server::Config { staged_bytes: 0, ..server_config() });
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        let mut first = publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
+        tensors::check(&subscription.next().await.unwrap());
+        assert!(first.committed(1, LONG).await);
+        assert!(!first.released(LONG).await, "the newest version may still be asked for");
+        let second = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
+        assert!(first.released(LONG).await && first.is_released());
+        tensors::check(&subscription.next().await.unwrap());
+        assert!(!second.released(LONG).await);
+        second.withdraw();
+        assert!(second.released(LONG).await);
+    });
+}
+
+/// Goal: while a reader is at a lent version, its producer waits, and no longer than the release timeout.
+/// Method: a reader whose network is gone in the middle of a version that is then replaced.
+#[test]
+fn a_slow_reader_keeps_lent_tensors_for_a_while() {
+    simulate(11, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let options =
+            TopicOptions { release_timeout: Some(Duration::from_secs(4)), ..TopicOptions::default() };
+        let mut publisher = server.publisher_with(topic("t"), None, options).unwrap();
+        let (_client, subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        let first = publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
+        eventually("the transfer runs", || subscription.progress().verified_bytes > 0).await;
+        sim.cut(1);
+        publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
+        assert!(!first.released(Duration::from_secs(3)).await);
+        assert!(first.released(LONG).await);
+    });
+}

@@ -1,0 +1,546 @@
+//! Connections that are lost in the middle of a version: what came stays, what is missing follows, and who cannot go on
+//! says so.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
+use tensor_relay_client::{
+    Client, ClientError, ConnectError, EndReason, Glob, Subscription, SubscriptionError, Version,
+};
+use tensor_relay_protocol::{Blame, CodecId, Epoch};
+use tensor_relay_server::{Publisher, Server, TopicOptions};
+use tensor_relay_tests::{
+    pair::{
+        CHUNK_BYTES, Sim, client_config, eventually, publish, reconnecting, seeds, server_config, simulate,
+        topic,
+    },
+    simnet::Path,
+    tensors,
+};
+use tensor_relay_transport::Workers;
+use tokio::time::sleep;
+
+const BYTES: u64 = 4 << 20;
+
+/// Longer than the idle timeout of both ends.
+const LONG: Duration = Duration::from_secs(15);
+
+/// What a lost connection may cost in wire bytes: the chunks that were on their way.
+const LOST_BYTES: u64 = 4 * CHUNK_BYTES as u64;
+
+fn open(server: &Server, epoch: u64) -> Publisher {
+    server
+        .publisher_with(topic("t"), Some(Epoch(epoch)), TopicOptions::default())
+        .unwrap()
+}
+
+/// A slow path, so that a transfer can be caught in the middle: four chunks for each round trip.
+fn slow_path(sim: &Sim) {
+    let delay = Duration::from_millis(20);
+    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+}
+
+async fn following(sim: &Sim) -> (Client, Subscription) {
+    let client = sim.client(1, reconnecting()).await.unwrap();
+    let subscription = client.subscribe(&topic("t")).await.unwrap();
+    client.list().await.unwrap();
+    (client, subscription)
+}
+
+async fn comes_to(subscription: &Subscription, version: u64, bytes: u64) {
+    let has_come = || {
+        let progress = subscription.progress();
+        progress.version == version && progress.verified_bytes >= bytes
+    };
+    eventually("the transfer runs", has_come).await;
+}
+
+/// Goal: after a connection is lost and made again, a version goes on where it was: every byte travels about once.
+/// Method: cut the way for longer than the idle timeout, one to three times, at random places of the version.
+#[test]
+fn a_version_goes_on_where_it_was() {
+    for seed in seeds(20) {
+        simulate(seed, async |sim| {
+            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = open(&server, 1);
+            let (client, mut subscription) = following(&sim).await;
+            let before = sim.server_sent();
+            publish(&server, &mut publisher, 1, BYTES).await;
+            let cuts = dice.random_range(1..=3);
+            for cut in 1..=cuts {
+                comes_to(&subscription, 1, BYTES * (cut - 1) / 4 + dice.random_range(1..BYTES / 4)).await;
+                sim.cut(1);
+                sleep(LONG).await;
+                sim.mend(1);
+                eventually("it is connected again", || client.reconnects() == cut).await;
+            }
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            let receipt = snapshot.receipt();
+            // A connection that is lost before the announcement resumes nothing.
+            assert!((1..=cuts).contains(&receipt.resumed.into()), "{receipt:?} after {cuts} cuts");
+            assert_eq!(u64::from(receipt.chunks), BYTES / u64::from(CHUNK_BYTES));
+            assert!(
+                (BYTES..=BYTES + cuts * LOST_BYTES).contains(&receipt.wire_bytes),
+                "{receipt:?} after {cuts} cuts"
+            );
+            let sent = sim.server_sent() - before;
+            assert!(sent < BYTES * 107 / 100 + cuts * (2 * LOST_BYTES + 50_000), "{sent} after {cuts} cuts");
+            assert_eq!((snapshot.skipped(), snapshot.is_new_epoch()), (0, false));
+            eventually("one session is left", || server.stats().sessions == 1).await;
+            publish(&server, &mut publisher, 2, 1000).await;
+            tensors::check(&subscription.next().await.unwrap());
+        });
+    }
+}
+
+/// How a server ends before it is started again.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// It tells its clients.
+    InOrder,
+    /// Nobody hears anything of it.
+    Silent,
+}
+
+async fn restart(sim: &Sim, server: Server, end: End) -> Server {
+    match end {
+        End::InOrder => drop(server),
+        End::Silent => {
+            sim.cut(1);
+            drop(server);
+            sleep(Duration::from_secs(2)).await;
+            sim.mend(1);
+        }
+    }
+    sim.server_again(server_config()).await
+}
+
+/// Goal: a server that is started again with the same content under the same epoch sends only what is missing.
+/// Method: end it in mid-transfer, in order or in silence; publish again before or after the client is back.
+#[test]
+fn a_restart_with_the_same_content() {
+    for (seed, end, publish_after) in [
+        (1, End::InOrder, Duration::ZERO),
+        (2, End::InOrder, Duration::from_secs(20)),
+        (3, End::Silent, Duration::ZERO),
+        (4, End::Silent, Duration::from_secs(20)),
+    ] {
+        simulate(seed, async |sim| {
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = open(&server, 7);
+            let (client, mut subscription) = following(&sim).await;
+            publish(&server, &mut publisher, 1, BYTES).await;
+            comes_to(&subscription, 1, BYTES / 2).await;
+            drop(publisher);
+            let server = restart(&sim, server, end).await;
+            let before = sim.server_sent();
+            sleep(publish_after).await;
+            let mut publisher = open(&server, 7);
+            publish(&server, &mut publisher, 1, BYTES).await;
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            assert_eq!((snapshot.receipt().resumed, client.reconnects()), (1, 1), "{end:?}");
+            assert!(snapshot.receipt().wire_bytes <= BYTES + LOST_BYTES, "{:?}", snapshot.receipt());
+            assert!(sim.server_sent() - before < BYTES * 6 / 10, "{end:?}: less than was missing");
+
+            publisher.continue_at(Version(5));
+            publish(&server, &mut publisher, 5, 1000).await;
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(5), 3));
+            assert!(!snapshot.is_new_epoch());
+        });
+    }
+}
+
+/// Goal: what a client has committed is not sent again after a restart with the same epoch.
+/// Method: end the server between two versions, publish the same version again, then a newer one.
+#[test]
+fn a_restart_after_a_commit() {
+    simulate(5, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, 7);
+        let (_client, mut subscription) = following(&sim).await;
+        publish(&server, &mut publisher, 1, BYTES).await;
+        subscription.next().await.unwrap();
+        drop(publisher);
+        let server = restart(&sim, server, End::InOrder).await;
+        let before = sim.server_sent();
+        let mut publisher = open(&server, 7);
+        publish(&server, &mut publisher, 1, BYTES).await;
+        let nothing = tokio::time::timeout(Duration::from_secs(30), subscription.next()).await;
+        assert!(nothing.is_err(), "it has version 1");
+        assert!(sim.server_sent() - before < 100_000);
+        publish(&server, &mut publisher, 2, 1 << 20).await;
+        let snapshot = subscription.next().await.unwrap();
+        assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(2), 0));
+        tensors::check(&snapshot);
+    });
+}
+
+/// Goal: a server that begins a new epoch is heard from the beginning, and says that it did.
+/// Method: commit one version, end the server in the middle of the second, start it with another epoch.
+#[test]
+fn a_restart_with_another_epoch() {
+    for (seed, end) in [(1, End::InOrder), (2, End::Silent)] {
+        simulate(seed, async |sim| {
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = open(&server, 7);
+            let (_client, mut subscription) = following(&sim).await;
+            publish(&server, &mut publisher, 1, 1000).await;
+            assert!(!subscription.next().await.unwrap().is_new_epoch());
+            publish(&server, &mut publisher, 2, BYTES).await;
+            comes_to(&subscription, 2, BYTES / 2).await;
+            drop(publisher);
+            let server = restart(&sim, server, end).await;
+            let mut publisher = open(&server, 8);
+            publish(&server, &mut publisher, 1, BYTES).await;
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            assert_eq!((snapshot.id().epoch, snapshot.id().version), (Epoch(8), Version(1)));
+            assert!(snapshot.is_new_epoch());
+            assert_eq!((snapshot.receipt().resumed, snapshot.receipt().wire_bytes), (0, BYTES));
+            assert_eq!(snapshot.skipped(), 0);
+            publish(&server, &mut publisher, 2, 1000).await;
+            assert!(!subscription.next().await.unwrap().is_new_epoch());
+        });
+    }
+}
+
+/// Goal: a part of a version that is not on offer any more is thrown away for the newest one, and counted as skipped.
+/// Method: as above, with the same epoch and a newer version; with and without a restart.
+#[test]
+fn a_newer_version_after_the_connection() {
+    for restarted in [false, true] {
+        simulate(3, async |sim| {
+            let mut server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = open(&server, 7);
+            let (_client, mut subscription) = following(&sim).await;
+            publish(&server, &mut publisher, 1, 1000).await;
+            subscription.next().await.unwrap();
+            publish(&server, &mut publisher, 2, BYTES).await;
+            comes_to(&subscription, 2, BYTES / 2).await;
+            if restarted {
+                drop(publisher);
+                server = restart(&sim, server, End::InOrder).await;
+                publisher = open(&server, 7);
+                publisher.continue_at(Version(3));
+                publish(&server, &mut publisher, 3, BYTES).await;
+            } else {
+                sim.cut(1);
+                sleep(LONG).await;
+                publish(&server, &mut publisher, 3, BYTES).await;
+                sim.mend(1);
+            }
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(3), 1));
+            assert_eq!((snapshot.receipt().resumed, snapshot.receipt().wire_bytes), (0, BYTES));
+            eventually("version 2 is let go", || server.stats().staged_bytes == BYTES).await;
+        });
+    }
+}
+
+/// Goal: a version that was given up before the connection was lost is counted as skipped after it.
+/// Method: a reader that does not wait for old versions; cut the way while nothing but the newest is on it.
+#[test]
+fn what_was_given_up_is_counted_after_a_reconnect() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, 7);
+        let client = sim.client(1, reconnecting()).await.unwrap();
+        let request = tensor_relay_client::Request::latest(topic("t")).preempt(true);
+        let mut subscription = client.subscribe_to(request).await.unwrap();
+        client.list().await.unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        subscription.next().await.unwrap();
+        publish(&server, &mut publisher, 2, BYTES).await;
+        comes_to(&subscription, 2, BYTES / 4).await;
+        publish(&server, &mut publisher, 3, BYTES).await;
+        comes_to(&subscription, 3, 1).await;
+        sim.cut(1);
+        sleep(LONG).await;
+        publish(&server, &mut publisher, 4, 1000).await;
+        sim.mend(1);
+        let snapshot = subscription.next().await.unwrap();
+        assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(4), 2));
+    });
+}
+
+/// Goal: a connection that does not come back ends everything after the reconnect timeout, with both reasons.
+/// Method: cut the way for good; ask everything of the client afterwards.
+#[test]
+fn a_connection_that_does_not_come_back() {
+    simulate(5, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, 7);
+        let (client, mut subscription) = following(&sim).await;
+        let mut watch = client.watch(&Glob::new("none").unwrap()).await.unwrap();
+        publish(&server, &mut publisher, 1, BYTES).await;
+        comes_to(&subscription, 1, BYTES / 4).await;
+        sim.cut(1);
+        let cut = sim.elapsed();
+        let error = subscription.next().await.unwrap_err();
+        let took = sim.elapsed() - cut;
+        let idle = Duration::from_millis(sim.tuning.idle_timeout_ms.into());
+        let expected = idle + Duration::from_secs(60);
+        assert!(
+            took > expected - Duration::from_secs(4) && took < expected + Duration::from_secs(2),
+            "{took:?}"
+        );
+        let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+        let ClientError::NotReconnected { lost, timeout_ms: 60_000 } = &**source else { panic!("{source}") };
+        assert!(matches!(**lost, ClientError::Lane(_)), "{lost}");
+        assert!(error.is_final() && source.blame() == Blame::Network);
+        assert_eq!(subscription.next().await.unwrap_err().to_string(), error.to_string());
+        assert_eq!(watch.next().await, None);
+        for error in [
+            client.list().await.unwrap_err(),
+            client.subscribe(&topic("t")).await.unwrap_err(),
+            client.watch(&Glob::new("*").unwrap()).await.unwrap_err(),
+        ] {
+            assert!(matches!(error, ClientError::Ended(_)), "{error}");
+        }
+        assert_eq!(client.reconnects(), 0);
+        client.close().await;
+        eventually("the server has forgotten it", || server.stats().sessions == 0).await;
+    });
+}
+
+/// Goal: who answers with another key is not asked twice: the session ends at once, by name.
+/// Method: a server with another key takes the place of the first.
+#[test]
+fn another_key_after_a_restart() {
+    simulate(6, async |sim| {
+        let server = sim.server(server_config());
+        let (client, mut subscription) = following(&sim).await;
+        publish(&server, &mut open(&server, 7), 1, 1000).await;
+        subscription.next().await.unwrap();
+        drop(server);
+        let began = sim.elapsed();
+        let imposter = sim.with_key_of(99).server_again(server_config()).await;
+        let error = subscription.next().await.unwrap_err();
+        assert!(sim.elapsed() - began < Duration::from_secs(2), "{:?}", sim.elapsed() - began);
+        let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+        assert!(
+            matches!(**source, ClientError::Connect(ConnectError::WrongKey { .. })),
+            "{source}: the key is to blame"
+        );
+        assert!(matches!(client.list().await.unwrap_err(), ClientError::Ended(_)));
+        eventually("no session stays", || imposter.stats().sessions == 0).await;
+    });
+}
+
+/// Goal: what is asked for while there is no connection is done with the next one; what is given up is not.
+/// Method: every command between two connections.
+#[test]
+fn commands_without_a_connection() {
+    simulate(7, async |sim| {
+        let server = sim.server(server_config());
+        let mut publishers = vec![];
+        for name in ["a", "b", "c"] {
+            let mut publisher = server.publisher(topic(name)).unwrap();
+            publish(&server, &mut publisher, 1, 1000).await;
+            publishers.push(publisher);
+        }
+        let client = sim.client(1, reconnecting()).await.unwrap();
+        let mut kept = client.subscribe(&topic("a")).await.unwrap();
+        let given_up = client.subscribe(&topic("b")).await.unwrap();
+        let unwatched = client.watch(&Glob::new("**").unwrap()).await.unwrap();
+        tensors::check(&kept.next().await.unwrap());
+        sim.cut(1);
+        sleep(LONG).await;
+        publish(&server, &mut publishers[0], 2, 1000).await;
+
+        drop((given_up, unwatched));
+        let mut asked = client.subscribe(&topic("c")).await.unwrap();
+        let both = client.subscribe(&topic("b")).await.unwrap();
+        drop(both);
+        let mut watch = client.watch(&Glob::new("?").unwrap()).await.unwrap();
+        drop(client.watch(&Glob::new("b").unwrap()).await.unwrap());
+        let (listed, ()) = tokio::join!(client.list(), async {
+            sleep(Duration::from_secs(1)).await;
+            sim.mend(1);
+        });
+        let listed = listed.unwrap();
+        assert!(listed.iter().map(|entry| entry.subscribers).eq([1, 0, 1]), "{listed:?}");
+        tensors::check(&asked.next().await.unwrap());
+        let snapshot = kept.next().await.unwrap();
+        assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(2), 0));
+        for name in ["a", "b", "c"] {
+            assert_eq!(watch.next().await.unwrap(), topic(name));
+        }
+        assert_eq!(client.reconnects(), 1);
+    });
+}
+
+/// Goal: a client that is closed or dropped while there is no connection ends at once.
+/// Method: both, in the middle of its attempts.
+#[test]
+fn good_bye_without_a_connection() {
+    for close in [true, false] {
+        simulate(8, async |sim| {
+            let server = sim.server(server_config());
+            let (client, mut subscription) = following(&sim).await;
+            publish(&server, &mut open(&server, 7), 1, 1000).await;
+            subscription.next().await.unwrap();
+            sim.cut(1);
+            sleep(LONG).await;
+            let began = sim.elapsed();
+            match close {
+                true => client.close().await,
+                false => drop(client),
+            }
+            let error = subscription.next().await.unwrap_err();
+            let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+            assert!(source.to_string().contains("closed"), "{source}");
+            assert!(sim.elapsed() - began < Duration::from_millis(100), "{:?}", sim.elapsed() - began);
+        });
+    }
+}
+
+/// Goal: encoded chunks survive a lost connection as raw ones do, also those that were being decoded.
+/// Method: tensors that compress, cut at random places; decoding in place and on threads.
+#[test]
+fn encoded_chunks_over_lost_connections() {
+    for seed in seeds(20) {
+        simulate(seed, async |sim| {
+            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let config = tensor_relay_server::Config { codec: CodecId::Zstd, ..server_config() };
+            let server = sim.server(config);
+            slow_path(&sim);
+            let mut publisher = open(&server, 7);
+            let workers = [Workers::Inline, Workers::Threads][(seed % 2) as usize];
+            let config = tensor_relay_client::Config { workers, ..reconnecting() };
+            let client = sim.client(1, config).await.unwrap();
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            client.list().await.unwrap();
+            let specs = vec![
+                tensors::smooth("a", 3 << 20),
+                tensors::noise("b", 1 << 20),
+                tensors::smooth("c", 300_000),
+            ];
+            for version in 1..=2 {
+                let staged = tensors::stage(&server, specs.clone(), version);
+                publisher.publish(staged, tensors::metadata(version)).await.unwrap();
+                sleep(Duration::from_millis(dice.random_range(0..700))).await;
+                sim.cut(1);
+                sleep(LONG).await;
+                sim.mend(1);
+                let snapshot = subscription.next().await.unwrap();
+                tensors::check(&snapshot);
+                assert_eq!(snapshot.id().version, Version(version));
+                assert!(snapshot.receipt().wire_bytes < 3 << 20, "{:?}", snapshot.receipt());
+            }
+        });
+    }
+}
+
+/// Goal: a manifest that the client holds is not sent again over another connection.
+/// Method: a manifest that is larger than the payload; lose the connection between versions and in the middle of one;
+/// count bytes.
+#[test]
+fn manifests_are_not_sent_twice() {
+    simulate(9, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, 7);
+        let (client, mut subscription) = following(&sim).await;
+        let name = |number| format!("{number:0>200}");
+        let specs: Vec<_> = (0..4_000).map(|number| tensors::noise(&name(number), 150)).collect();
+        let mut sent = vec![];
+        for version in 1..=4 {
+            let before = sim.server_sent();
+            let staged = tensors::stage(&server, specs.clone(), version);
+            assert!(staged.manifest().encoded().len() > 800_000);
+            publisher.publish(staged, tensors::metadata(version)).await.unwrap();
+            if version == 3 {
+                comes_to(&subscription, 3, 200_000).await;
+                sim.cut(1);
+                sleep(LONG).await;
+                sim.mend(1);
+            }
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            assert_eq!(u64::from(snapshot.receipt().resumed), u64::from(version == 3));
+            sent.push(sim.server_sent() - before);
+            if version == 1 {
+                sim.cut(1);
+                sleep(LONG).await;
+                sim.mend(1);
+                eventually("it is connected again", || client.reconnects() == 1).await;
+            }
+        }
+        let payload = 4_000 * 256;
+        assert!(sent[0] > payload + 800_000, "{sent:?}");
+        assert!(sent[1] < payload * 11 / 10, "{sent:?}");
+        assert!(sent[2] < payload * 11 / 10 + 3 * LOST_BYTES, "{sent:?}");
+        assert!(sent[3] < payload * 11 / 10, "{sent:?}");
+    });
+}
+
+/// Goal: a client that may not reconnect, and one that must not, ends as before.
+/// Method: no reconnect timeout; a topic that ends while there is no connection.
+#[test]
+fn ends_over_lost_connections() {
+    simulate(10, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, 7);
+        let (_client, mut subscription) = following(&sim).await;
+        let without = sim.client(2, client_config()).await.unwrap();
+        let mut ends = without.subscribe(&topic("t")).await.unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        subscription.next().await.unwrap();
+        ends.next().await.unwrap();
+        sim.cut(1);
+        sim.cut(2);
+        let error = ends.next().await.unwrap_err();
+        let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+        assert!(matches!(**source, ClientError::Lane(_)), "{source}");
+        sleep(LONG).await;
+        publish(&server, &mut publisher, 2, 1000).await;
+        publisher.end();
+        sim.mend(1);
+        assert_eq!(subscription.next().await.unwrap().id().version, Version(2));
+        let error = subscription.next().await.unwrap_err();
+        assert!(matches!(error, SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }), "{error}");
+    });
+}
+
+/// Goal: without a connection nobody can say that a topic does not exist: the wait for one begins with the connection.
+/// Method: ask for a topic right before and during an outage that is longer than the wait and in which the topic comes.
+#[test]
+fn a_topic_that_comes_during_an_outage() {
+    simulate(11, async |sim| {
+        let server = sim.server(server_config());
+        // Longer than it takes to notice that the connection is lost.
+        let wait = Duration::from_secs(12);
+        let config = tensor_relay_client::Config { topic_timeout: wait, ..reconnecting() };
+        let client = sim.client(1, config).await.unwrap();
+        let mut before = client.subscribe(&topic("t")).await.unwrap();
+        let mut never = client.subscribe(&topic("never")).await.unwrap();
+        sim.cut(1);
+        let cut = sim.elapsed();
+        let mending = async {
+            sleep(LONG).await;
+            let mut during = client.subscribe(&topic("t")).await.unwrap();
+            sleep(LONG).await;
+            publish(&server, &mut open(&server, 7), 1, 1000).await;
+            sim.mend(1);
+            tensors::check(&during.next().await.unwrap());
+        };
+        let (snapshot, error, ()) = tokio::join!(before.next(), never.next(), mending);
+        tensors::check(&snapshot.unwrap());
+        assert!(matches!(error.unwrap_err(), SubscriptionError::NotFound { .. }));
+        let found = sim.elapsed() - cut;
+        assert!(found > 2 * LONG + wait && found < Duration::from_secs(50), "{found:?}");
+    });
+}
