@@ -29,9 +29,10 @@ use versions::Kept;
 /// `DIR/a/b/latest.safetensors` (for folders `DIR/a/b/latest`) leads to the one saved last. Of those that are recognised
 /// by their names, all but the newest `keep` are deleted.
 ///
-/// A version is there whole or not at all, after a crash too. No name that a server gave leads out of the folder, and
-/// nothing is replaced or deleted that a mirror did not write. A folder says in its hidden file `.tensor-relay` which of
-/// its files a mirror wrote: where there are others, it is left alone.
+/// A version is there whole or not at all, after a crash too. No name that a server gave leads out of the folder, not by
+/// a link either. A file under a topic's name is replaced, whoever wrote it: give a mirror a folder of its own. Folders
+/// are not: each says in its hidden file `.tensor-relay` which of its files a mirror wrote, and where there are others, it
+/// is left alone. Nothing else is ever deleted.
 #[derive(Debug, Clone)]
 pub struct Mirror {
     dir: PathBuf,

@@ -299,3 +299,15 @@ fn what_killed_processes_left_goes_after_an_hour() {
     ];
     assert_eq!(found, expected);
 }
+
+/// A server chooses names of topics; a link that is there must not let them lead elsewhere.
+#[test]
+fn a_link_on_the_way_is_not_followed() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    symlink(elsewhere.path(), dir.path().join("a")).unwrap();
+    for keep in [None, Some(2)] {
+        let refused = Mirror::new(dir.path(), keep).save(&snapshot(vec![tensor("w", b"abc")], vec![]));
+        assert!(matches!(refused, Err(SaveError::NotOurs { path }) if path.ends_with("a")));
+    }
+    assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+}
