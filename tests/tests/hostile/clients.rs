@@ -601,3 +601,29 @@ fn names_that_are_only_asked_for() {
         eventually("it is forgotten", || server.stats().sessions == 0).await;
     });
 }
+
+/// Goal: a client that owes the last word on a version that was given up cannot hold its memory by talking of other things.
+/// Method: take one chunk of a version that is withdrawn, never answer the `Abort`, and acknowledge on and on.
+#[test]
+fn a_last_word_that_never_comes() {
+    simulate(1, async |sim| {
+        let stall_timeout = Duration::from_secs(5);
+        let server = sim.server(tensor_relay_server::Config { stall_timeout, ..server_config() });
+        let options =
+            TopicOptions { release_timeout: Some(Duration::from_secs(1)), ..TopicOptions::default() };
+        let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), options).unwrap();
+        let publication = publish(&server, &mut publisher, 1, 4 << 20).await;
+        let mut peer = Peer::greeted_client(&sim, 2).await;
+        peer.say_to_server(subscribe(1, 1)).await;
+        eventually("it is being sent", || server.stats().transfers == 1).await;
+        publication.withdraw();
+        for _ in 0..30 {
+            sleep(Duration::from_secs(1)).await;
+            let (subscription, version) = (SubscriptionId(1), Version(1));
+            peer.say_to_server(ClientMessage::Acknowledge { subscription, epoch: EPOCH, version })
+                .await;
+        }
+        assert_eq!((server.stats().evicted, server.stats().transfers), (1, 0));
+        assert_eq!(server.stats().staged_bytes, 0);
+    });
+}
