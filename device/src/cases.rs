@@ -8,7 +8,7 @@ use std::{ops::Range, sync::Arc};
 
 use crate::{
     Capacity, CopyEngine, CopyError, Copying, EngineSink, EngineSource, Sink, SinkError, Slot, SlotPool,
-    Source, SourceError,
+    Source, SourceError, Stretch,
 };
 
 /// Makes a module `$name` with one `#[tokio::test]` per case. `$make_engine` is the name of a function in the
@@ -20,12 +20,17 @@ macro_rules! engine_cases {
         $crate::engine_cases!(@each $name, $make_engine:
             round_trips_are_exact
             the_rest_of_memory_and_slot_stays
+            stretches_are_gathered_and_scattered
             copies_out_of_bounds_are_refused
+            one_bad_stretch_refuses_the_copy
             foreign_slots_are_refused
             many_copies_share_few_slots
             a_dropped_copy_still_lands
             a_dropped_engine_loses_no_slot
             source_and_sink_move_a_payload
+            a_payload_lies_in_many_places
+            chunks_longer_than_a_slot_pass_through_it
+            slow_readers_leave_slots_for_others
             ranges_are_checked_before_waiting
             targets_go_only_to_their_sink);
     };
@@ -64,8 +69,38 @@ pub async fn the_rest_of_memory_and_slot_stays<E: CopyEngine>(engine: Arc<E>) {
 
     let mut slot = slots.acquire().await;
     slot.fill(3);
-    let slot = landed(engine.copy_out(&memory, 101, 33, slot)).await;
+    let slot = landed(engine.copy_out(vec![Stretch::new(&memory, 101, 33)], slot)).await;
     assert_eq!(slot[..], [vec![2; 33], vec![3; 267]].concat());
+}
+
+/// One copy takes bytes from many places of several memories, and brings them to many others, and nothing between.
+pub async fn stretches_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) {
+    let slots = slots(&*engine, 1, 300);
+    let memories = [0, 1].map(|_| engine.allocate(300).expect("the engine has memory"));
+    for (seed, memory) in memories.iter().enumerate() {
+        fill(&*engine, memory, &slots, 0, &pattern(300, seed as u8)).await;
+    }
+    let stretch = |(memory, offset, len, at): (usize, u64, usize, usize)| Stretch {
+        memory: Arc::clone(&memories[memory]),
+        offset,
+        len,
+        at,
+    };
+    let places = [(0, 10, 50, 200), (1, 299, 1, 0), (0, 0, 0, 300), (1, 33, 77, 5)];
+    let mut slot = slots.acquire().await;
+    slot.fill(0xDD);
+    let slot = landed(engine.copy_out(places.map(stretch).into(), slot)).await;
+    let mut expected = [0xDD; 300];
+    expected[200..250].copy_from_slice(&pattern(300, 0)[10..60]);
+    expected[0] = pattern(300, 1)[299];
+    expected[5..82].copy_from_slice(&pattern(300, 1)[33..110]);
+    assert_eq!(slot[..], expected);
+    landed(engine.copy_in(slot, vec![stretch((1, 100, 60, 195)), stretch((0, 7, 3, 4))])).await;
+    let mut changed = pattern(300, 1);
+    changed[100..160].copy_from_slice(&expected[195..255]);
+    assert_eq!(read(&*engine, &memories[1], &slots, 0, 300).await, changed);
+    assert_eq!(read(&*engine, &memories[0], &slots, 7, 3).await, expected[4..7]);
+    landed(engine.copy_out(vec![], slots.acquire().await)).await;
 }
 
 /// What memory or slot does not have is refused both ways, with the numbers, and the slot comes back.
@@ -73,22 +108,39 @@ pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
     for (offset, len) in [(37, 64), (101, 0), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
-        let expected = CopyError::OutOfBounds { offset, len, memory_bytes: 100, slot_bytes: 64 };
-        let out = engine.copy_out(&memory, offset, len, slots.acquire().await);
+        let expected = CopyError::OutOfBounds { offset, len, at: 0, memory_bytes: 100, slot_bytes: 64 };
+        let stretch = || vec![Stretch::new(&memory, offset, len)];
+        let out = engine.copy_out(stretch(), slots.acquire().await);
         assert_eq!(out.await.expect_err("this copy is out of bounds"), expected);
-        let into = engine.copy_in(slots.acquire().await, len, &memory, offset);
+        let into = engine.copy_in(slots.acquire().await, stretch());
         assert_eq!(into.await.expect_err("this copy is out of bounds"), expected);
     }
     assert_eq!(slots.available(), 1);
+}
+
+/// Where one stretch of several is out of bounds, none is copied.
+pub async fn one_bad_stretch_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
+    let slots = slots(&*engine, 1, 64);
+    let memory = engine.allocate(100).expect("the engine has memory");
+    fill(&*engine, &memory, &slots, 0, &[1; 64]).await;
+    for (offset, len, at) in [(90, 11, 0), (0, 1, 64), (0, 1, usize::MAX)] {
+        let bad = Stretch { memory: Arc::clone(&memory), offset, len, at };
+        let mut slot = slots.acquire().await;
+        slot.fill(2);
+        let refused = engine.copy_in(slot, vec![Stretch::new(&memory, 0, 10), bad]).await;
+        assert!(matches!(refused, Err(CopyError::OutOfBounds { slot_bytes: 64, .. })), "{refused:?}");
+    }
+    assert_eq!(read(&*engine, &memory, &slots, 0, 64).await, [1; 64]);
 }
 
 /// A slot that the engine did not make is refused both ways, and goes home.
 pub async fn foreign_slots_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let strange = SlotPool::new(Capacity { slots: 1, slot_bytes: 64 }).expect("there is memory for a slot");
     let memory = engine.allocate(64).expect("the engine has memory");
-    let into = engine.copy_in(strange.acquire().await, 64, &memory, 0);
+    let stretch = || vec![Stretch::new(&memory, 0, 64)];
+    let into = engine.copy_in(strange.acquire().await, stretch());
     assert_eq!(into.await.expect_err("this slot is foreign"), CopyError::ForeignSlot);
-    let out = engine.copy_out(&memory, 0, 64, strange.acquire().await);
+    let out = engine.copy_out(stretch(), strange.acquire().await);
     assert_eq!(out.await.expect_err("this slot is foreign"), CopyError::ForeignSlot);
     assert_eq!(strange.available(), 1);
 }
@@ -103,7 +155,7 @@ pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
         let mut slot = slots.acquire().await;
         slot.copy_from_slice(&pattern(LEN, i as u8));
         // Nobody waits for these: the slots that come back are what paces this loop.
-        drop(engine.copy_in(slot, LEN, &memory, (i * LEN) as u64));
+        drop(engine.copy_in(slot, vec![Stretch::new(&memory, (i * LEN) as u64, LEN)]));
     }
     all_home(&slots, 4).await;
     for i in (0..COPIES).rev() {
@@ -120,7 +172,7 @@ pub async fn a_dropped_copy_still_lands<E: CopyEngine>(engine: Arc<E>) {
         let expected = pattern(LEN, round);
         let mut slot = slots.acquire().await;
         slot.copy_from_slice(&expected);
-        drop(engine.copy_in(slot, LEN, &memory, 0));
+        drop(engine.copy_in(slot, vec![Stretch::new(&memory, 0, LEN)]));
         // The same slot, overwritten as soon as it is back: a copy still running would carry these bytes.
         slots.acquire().await.fill(0xEE);
         assert_eq!(read(&*engine, &memory, &slots, 0, LEN).await, expected);
@@ -134,7 +186,7 @@ pub async fn a_dropped_engine_loses_no_slot<E: CopyEngine>(engine: Arc<E>) {
     let memory = engine.allocate(LEN).expect("the engine has memory");
     let mut copies = Vec::new();
     for _ in 0..8 {
-        copies.push(engine.copy_in(slots.acquire().await, LEN, &memory, 0));
+        copies.push(engine.copy_in(slots.acquire().await, vec![Stretch::new(&memory, 0, LEN)]));
     }
     drop(engine);
     for copy in copies {
@@ -168,6 +220,77 @@ pub async fn source_and_sink_move_a_payload<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(read(&*engine, &to, &whole, 0, LEN).await, pattern(LEN, 1));
 }
 
+/// A payload whose tensors lie in memory of their own, with padding between them, from one set of places to another.
+pub async fn a_payload_lies_in_many_places<E: CopyEngine>(engine: Arc<E>) {
+    const LEN: usize = 1000;
+    let slots = slots(&*engine, 2, 128);
+    let places = |starts: [u64; 3], ends: [u64; 3]| {
+        let memory = |len: u64| engine.allocate(len as usize).expect("the engine has memory");
+        let place = |(start, end): (u64, u64)| (start..end, memory(end - start));
+        starts.into_iter().zip(ends).map(place).collect::<Vec<_>>()
+    };
+    let from = places([0, 256, 300], [200, 260, 990]);
+    let to = places([0, 100, 700], [100, 699, 1000]);
+    let mut payload = vec![0; LEN];
+    for (i, (range, memory)) in from.iter().enumerate() {
+        let bytes = pattern((range.end - range.start) as usize, i as u8);
+        payload[range.start as usize..range.end as usize].copy_from_slice(&bytes);
+        let whole = EngineSink::new(Arc::clone(&engine), Arc::clone(memory), slots.clone());
+        let mut target = whole.open(0..range.end - range.start).await.expect("the range is inside");
+        target.copy_from_slice(&bytes);
+        whole.write(target).await.expect("the target is the sink's own");
+    }
+    let (len_bytes, to_parts) = (LEN as u64, to.iter().cloned());
+    let source =
+        EngineSource::gather(Arc::clone(&engine), len_bytes, from, slots.clone()).expect("these fit");
+    let sink =
+        EngineSink::scatter(Arc::clone(&engine), len_bytes, to_parts, slots.clone()).expect("these fit");
+    for start in (0..len_bytes).step_by(90) {
+        let range = start..(start + 90).min(len_bytes);
+        let bytes = source.read(range.clone()).await.expect("the range is inside");
+        assert_eq!(bytes[..], payload[range.start as usize..range.end as usize], "{range:?}");
+        let mut target = sink.open(range).await.expect("the range is inside");
+        target.copy_from_slice(&bytes);
+        drop(bytes); // There are but two slots.
+        sink.write(target).await.expect("the target is the sink's own");
+    }
+    for (range, memory) in &to {
+        let part = EngineSource::new(Arc::clone(&engine), Arc::clone(memory), slots.clone());
+        let bytes = part.read(0..range.end - range.start).await.expect("the range is inside");
+        assert_eq!(bytes[..], payload[range.start as usize..range.end as usize], "{range:?}");
+    }
+    assert_eq!(slots.available(), 2);
+}
+
+/// A chunk that no slot can hold goes through one, piece by piece, both ways.
+pub async fn chunks_longer_than_a_slot_pass_through_it<E: CopyEngine>(engine: Arc<E>) {
+    const LEN: usize = 10_000;
+    let slots = slots(&*engine, 1, 999);
+    let memory = engine.allocate(LEN).expect("the engine has memory");
+    let sink = EngineSink::new(Arc::clone(&engine), Arc::clone(&memory), slots.clone());
+    let mut target = sink.open(0..LEN as u64).await.expect("the range is inside");
+    target.copy_from_slice(&pattern(LEN, 9));
+    sink.write(target).await.expect("the target is the sink's own");
+    let source = EngineSource::new(Arc::clone(&engine), memory, slots.clone());
+    let bytes = source.read(1..LEN as u64).await.expect("the range is inside");
+    assert_eq!(bytes[..], pattern(LEN, 9)[1..]);
+    assert_eq!(slots.available(), 1, "what is longer than a slot holds none");
+}
+
+/// Readers who keep what they read cannot use up the slots: there are always some for the next read.
+pub async fn slow_readers_leave_slots_for_others<E: CopyEngine>(engine: Arc<E>) {
+    let slots = slots(&*engine, 4, 64);
+    let memory = engine.allocate(64 * 20).expect("the engine has memory");
+    let source = EngineSource::new(Arc::clone(&engine), memory, slots.clone());
+    let mut kept = Vec::new();
+    for i in 0..20 {
+        kept.push(source.read(i * 64..(i + 1) * 64).await.expect("the range is inside"));
+    }
+    assert_eq!(slots.available(), 1);
+    drop(kept);
+    assert_eq!(slots.available(), 4);
+}
+
 /// Ranges that can never be staged are refused at once, though no slot is free.
 pub async fn ranges_are_checked_before_waiting<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
@@ -180,9 +303,6 @@ pub async fn ranges_are_checked_before_waiting<E: CopyEngine>(engine: Arc<E>) {
         assert!(matches!(read, Err(SourceError::OutOfBounds { len_bytes: 100, .. })), "{read:?}");
         assert!(matches!(open, Err(SinkError::OutOfBounds { len_bytes: 100, .. })), "{open:?}");
     }
-    let (read, open) = (source.read(1..66).await, sink.open(1..66).await);
-    assert!(matches!(read, Err(SourceError::LongerThanSlot { asked_bytes: 65, slot_bytes: 64 })), "{read:?}");
-    assert!(matches!(open, Err(SinkError::LongerThanSlot { asked_bytes: 65, slot_bytes: 64 })), "{open:?}");
 }
 
 /// Two sinks that share their slots cannot be given each other's chunks.
@@ -224,7 +344,8 @@ async fn fill<E: CopyEngine>(
 ) {
     let mut slot = slots.acquire().await;
     slot[..bytes.len()].copy_from_slice(bytes);
-    landed(engine.copy_in(slot, bytes.len(), memory, offset as u64)).await;
+    let stretch = Stretch::new(memory, offset as u64, bytes.len());
+    landed(engine.copy_in(slot, vec![stretch])).await;
 }
 
 async fn read<E: CopyEngine>(
@@ -236,7 +357,7 @@ async fn read<E: CopyEngine>(
 ) -> Vec<u8> {
     let mut slot = slots.acquire().await;
     slot.fill(0xDD);
-    let slot = landed(engine.copy_out(memory, offset as u64, len, slot)).await;
+    let slot = landed(engine.copy_out(vec![Stretch::new(memory, offset as u64, len)], slot)).await;
     slot[..len].to_vec()
 }
 

@@ -1,5 +1,4 @@
 use std::{
-    ops::Range,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -26,7 +25,8 @@ use crate::{
 ///   keeps slot and memory for good: what leaks is lost once, what is freed under a copy corrupts somebody
 ///   else.
 /// - Copies of one engine may end in any order. The bytes of a copy are visible when its future resolves.
-/// - Bounds are checked before anything starts. A refused copy gives its slot back to the pool at once.
+/// - One call is one copy, however many stretches it has: it ends when the last of them has. Bounds of all are
+///   checked before anything starts. A refused copy gives its slot back to the pool at once.
 /// - Asking for a copy never blocks and never waits. No queue is needed that could be full: every copy in
 ///   flight owns a slot that this engine made, so there are never more than these.
 /// - A device can hang. The engine sets no deadline: the caller puts one around the future.
@@ -48,13 +48,35 @@ pub trait CopyEngine: Send + Sync + 'static {
     /// The bytes that `memory` holds.
     fn memory_len(&self, memory: &Self::Memory) -> u64;
 
-    /// Copies `len` bytes at `offset` of `src` to the start of `slot`. The rest of the slot stays as it is.
-    fn copy_out(&self, src: &Arc<Self::Memory>, offset: u64, len: usize, slot: Slot) -> Copying;
+    /// Copies each stretch to its place in `slot`. What lies between these places stays as it is.
+    fn copy_out(&self, from: Vec<Stretch<Self::Memory>>, slot: Slot) -> Copying;
 
-    /// Copies the first `len` bytes of `slot` to `offset` of `dst`.
+    /// Copies each stretch from its place in `slot`.
     ///
     /// Copies of overlapping ranges of one memory at one time leave either's bytes in the overlap.
-    fn copy_in(&self, slot: Slot, len: usize, dst: &Arc<Self::Memory>, offset: u64) -> Copying;
+    fn copy_in(&self, slot: Slot, to: Vec<Stretch<Self::Memory>>) -> Copying;
+}
+
+/// One stretch of device memory, and where its bytes lie in a slot.
+///
+/// A chunk of one large tensor has one; a chunk of many small tensors, each in memory of its own, has many.
+#[derive(Debug)]
+pub struct Stretch<M> {
+    /// The memory, which the copy keeps until it has ended.
+    pub memory: Arc<M>,
+    /// Where in the memory it begins.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: usize,
+    /// Where in the slot they lie.
+    pub at: usize,
+}
+
+impl<M> Stretch<M> {
+    /// The stretch of `len` bytes at `offset` of `memory` that lies at the start of a slot.
+    pub fn new(memory: &Arc<M>, offset: u64, len: usize) -> Self {
+        Self { memory: Arc::clone(memory), offset, len, at: 0 }
+    }
 }
 
 /// A copy in flight: resolves to its slot when the bytes are in place.
@@ -114,14 +136,17 @@ pub enum CopyError {
     /// The caller asked for bytes that the memory or the slot does not have. Nothing was written, and the
     /// slot is back in its pool.
     #[error(
-        "A copy of {len} bytes at offset {offset} does not fit into memory of {memory_bytes} bytes and a slot of \
-         {slot_bytes} bytes. The chunk lies outside its tensor memory, or the pool's slots are too short for it."
+        "A copy of {len} bytes between offset {offset} of memory of {memory_bytes} bytes and offset {at} of a slot of \
+         {slot_bytes} bytes is out of bounds. The chunk lies outside its tensor memory, or the pool's slots are too \
+         short for it."
     )]
     OutOfBounds {
         /// Where the copy was to begin in the memory.
         offset: u64,
         /// The bytes to copy.
         len: usize,
+        /// Where the copy was to begin in the slot.
+        at: usize,
         /// The bytes that the memory has.
         memory_bytes: u64,
         /// The bytes that the slot has.
@@ -140,23 +165,25 @@ pub enum CopyError {
     EngineStopped,
 }
 
-/// Judges a copy before it starts, and gives the range of the memory that it touches.
-pub(crate) fn check_copy(
+/// Judges a copy before it starts: all of its stretches, or it touches nothing.
+pub(crate) fn check_copy<M>(
     engine: Id,
     slot: &Slot,
-    memory_bytes: usize,
-    offset: u64,
-    len: usize,
-) -> Result<Range<usize>, CopyError> {
+    stretches: &[Stretch<M>],
+    memory_len: impl Fn(&M) -> u64,
+) -> Result<(), CopyError> {
     if slot.engine() != Some(engine) {
         return Err(CopyError::ForeignSlot);
     }
     let slot_bytes = slot.len();
-    let begin = usize::try_from(offset).ok();
-    let range = begin.and_then(|begin| Some(begin..begin.checked_add(len)?));
-    range
-        .filter(|range| range.end <= memory_bytes && len <= slot_bytes)
-        .ok_or(CopyError::OutOfBounds { offset, len, memory_bytes: memory_bytes as u64, slot_bytes })
+    stretches.iter().try_for_each(|stretch| {
+        let Stretch { offset, len, at, .. } = *stretch;
+        let memory_bytes = memory_len(&stretch.memory);
+        let in_memory = offset.checked_add(len as u64).is_some_and(|end| end <= memory_bytes);
+        let in_slot = at.checked_add(len).is_some_and(|end| end <= slot_bytes);
+        let refused = CopyError::OutOfBounds { offset, len, at, memory_bytes, slot_bytes };
+        (in_memory && in_slot).then_some(()).ok_or(refused)
+    })
 }
 
 #[cfg(test)]
@@ -172,20 +199,25 @@ mod tests {
     fn bounds_hold_at_their_edges() {
         let engine = Id::unique();
         let slot = slot(engine);
-        let check = |offset, len| check_copy(engine, &slot, 150, offset, len).ok();
-        assert_eq!(check(0, 100), Some(0..100));
-        assert_eq!(check(50, 100), Some(50..150));
-        assert_eq!(check(150, 0), Some(150..150));
-        assert_eq!(check(0, 101), None);
-        assert_eq!(check(51, 100), None);
-        assert_eq!(check(151, 0), None);
-        assert_eq!(check(u64::MAX, 100), None);
-        assert_eq!(check(1, usize::MAX), None);
+        let memory = Arc::new(());
+        let fits = |offset, len, at| {
+            let stretches =
+                [Stretch::new(&memory, 0, 1), Stretch { memory: Arc::clone(&memory), offset, len, at }];
+            check_copy(engine, &slot, &stretches, |()| 150).is_ok()
+        };
+        assert!(fits(0, 100, 0) && fits(50, 100, 0) && fits(50, 99, 1) && fits(150, 0, 100));
+        for (offset, len, at) in [(0, 101, 0), (51, 100, 0), (151, 0, 0), (0, 100, 1), (0, 0, 101)] {
+            assert!(!fits(offset, len, at), "{offset} {len} {at}");
+        }
+        for (offset, len, at) in [(u64::MAX, 100, 0), (1, usize::MAX, 0), (0, 1, usize::MAX)] {
+            assert!(!fits(offset, len, at), "{offset} {len} {at}");
+        }
     }
 
     #[test]
     fn a_slot_of_another_engine_is_refused() {
-        let refused = check_copy(Id::unique(), &slot(Id::unique()), 100, 0, 1);
+        let stretches = [Stretch::new(&Arc::new(()), 0, 1)];
+        let refused = check_copy(Id::unique(), &slot(Id::unique()), &stretches, |()| 100);
         assert_eq!(refused, Err(CopyError::ForeignSlot));
     }
 

@@ -1,12 +1,11 @@
 use std::{
     fmt, io,
-    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
 };
 
 use crate::{
-    engine::{Completion, CopyEngine, Copying, check_copy},
+    engine::{Completion, CopyEngine, Copying, Stretch, check_copy},
     host_memory::{AllocError, HostMemory},
     id::Id,
     pool::{Capacity, SlotPool},
@@ -28,7 +27,9 @@ pub struct HostEngine {
     /// What the copy thread has yet to do. Its bound is not in the channel but in what a job is: each owns a
     /// slot, which `check_copy` found to be of this engine, so there are at most as many jobs as its pools
     /// have slots. A fixed bound on top could only make a caller wait who already waited for that slot.
-    jobs: mpsc::Sender<Job>,
+    ///
+    /// `None` where copies are done in place.
+    jobs: Option<mpsc::Sender<Job>>,
 }
 
 impl HostEngine {
@@ -37,25 +38,26 @@ impl HostEngine {
         let (jobs, queue) = mpsc::channel::<Job>();
         let copy_all = move || queue.into_iter().for_each(Job::run);
         thread::Builder::new().name("relay-copy".into()).spawn(copy_all)?;
-        Ok(Self { id: Id::unique(), memory, jobs })
+        Ok(Self { id: Id::unique(), memory, jobs: Some(jobs) })
     }
 
-    fn start(
-        &self,
-        direction: Direction,
-        memory: &Arc<HostEngineMemory>,
-        offset: u64,
-        len: usize,
-        slot: Slot,
-    ) -> Copying {
-        let range = match check_copy(self.id, &slot, memory.len, offset, len) {
-            Ok(range) => range,
-            Err(error) => return Copying::refused(error),
-        };
+    /// An engine without a thread, whose copies have ended when asking for them returns: for simulations, where the
+    /// order of events must follow from a seed.
+    pub fn inline(memory: HostMemory) -> Self {
+        Self { id: Id::unique(), memory, jobs: None }
+    }
+
+    fn start(&self, direction: Direction, stretches: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+        if let Err(error) = check_copy(self.id, &slot, &stretches, |memory| memory.len as u64) {
+            return Copying::refused(error);
+        }
         let (done, copying) = Copying::pair();
-        let job = Job { direction, slot, memory: Arc::clone(memory), range, done };
-        // Where the thread is gone the job comes back and is dropped here, which reports `EngineStopped`.
-        drop(self.jobs.send(job));
+        let job = Job { direction, slot, stretches, done };
+        match &self.jobs {
+            // Where the thread is gone the job comes back and is dropped here, which reports `EngineStopped`.
+            Some(jobs) => drop(jobs.send(job)),
+            None => job.run(),
+        }
         copying
     }
 }
@@ -80,12 +82,12 @@ impl CopyEngine for HostEngine {
         memory.len as u64
     }
 
-    fn copy_out(&self, src: &Arc<HostEngineMemory>, offset: u64, len: usize, slot: Slot) -> Copying {
-        self.start(Direction::Out, src, offset, len, slot)
+    fn copy_out(&self, from: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+        self.start(Direction::Out, from, slot)
     }
 
-    fn copy_in(&self, slot: Slot, len: usize, dst: &Arc<HostEngineMemory>, offset: u64) -> Copying {
-        self.start(Direction::In, dst, offset, len, slot)
+    fn copy_in(&self, slot: Slot, to: Vec<Stretch<HostEngineMemory>>) -> Copying {
+        self.start(Direction::In, to, slot)
     }
 }
 
@@ -127,20 +129,22 @@ enum Direction {
 struct Job {
     direction: Direction,
     slot: Slot,
-    memory: Arc<HostEngineMemory>,
-    range: Range<usize>,
+    stretches: Vec<Stretch<HostEngineMemory>>,
     done: Completion,
 }
 
 impl Job {
     fn run(self) {
-        let Self { direction, mut slot, memory, range, done } = self;
-        let part = &mut slot[..range.len()];
-        match direction {
-            Direction::Out => part.copy_from_slice(&memory.bytes()[range]),
-            Direction::In => memory.bytes()[range].copy_from_slice(part),
-        }
-        drop(memory); // Whoever sees the copy ended may be sure that it holds nothing.
+        let Self { direction, mut slot, stretches, done } = self;
+        for Stretch { memory, offset, len, at } in stretches {
+            let part = &mut slot[at..at + len];
+            let begin = offset as usize; // In bounds of a `usize` length.
+            let mut bytes = memory.bytes();
+            match direction {
+                Direction::Out => part.copy_from_slice(&bytes[begin..begin + len]),
+                Direction::In => bytes[begin..begin + len].copy_from_slice(part),
+            }
+        } // Whoever sees the copy ended may be sure that it holds no memory.
         done.finish(Ok(slot));
     }
 }
@@ -154,13 +158,18 @@ mod tests {
     };
 
     use super::*;
-    use crate::CopyError;
+    use crate::{CopyError, engine::Stretch};
 
     fn engine() -> Arc<HostEngine> {
         Arc::new(HostEngine::new(HostMemory::new(64 << 20)).unwrap())
     }
 
+    fn inline_engine() -> Arc<HostEngine> {
+        Arc::new(HostEngine::inline(HostMemory::new(64 << 20)))
+    }
+
     crate::engine_cases!(host_engine, engine);
+    crate::engine_cases!(inline_host_engine, inline_engine);
 
     #[tokio::test]
     async fn a_slot_comes_back_only_after_its_copy_though_nobody_waits() {
@@ -170,7 +179,7 @@ mod tests {
 
         {
             let _copies_wait = memory.bytes();
-            drop(engine.copy_in(slots.try_acquire().unwrap(), 100, &memory, 0));
+            drop(engine.copy_in(slots.try_acquire().unwrap(), vec![Stretch::new(&memory, 0, 100)]));
             // The copy cannot end while its bytes are locked, whatever time this gives it.
             for _ in 0..20 {
                 thread::sleep(Duration::from_millis(1));
@@ -188,7 +197,9 @@ mod tests {
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 100 }).unwrap();
 
         let copies_wait = memory.bytes();
-        let copies = [0, 50].map(|offset| engine.copy_in(slots.try_acquire().unwrap(), 50, &memory, offset));
+        let copy =
+            |offset| engine.copy_in(slots.try_acquire().unwrap(), vec![Stretch::new(&memory, offset, 50)]);
+        let copies = [0, 50].map(copy);
         assert!(engine.memory.stats().in_use_bytes > 0);
         drop(copies_wait);
         drop(memory);
@@ -205,7 +216,8 @@ mod tests {
         let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
 
         let copies_wait = memory.bytes();
-        let copies = [0; 8].map(|_| engine.copy_in(slots.try_acquire().unwrap(), 100, &memory, 0));
+        let copy = |_| engine.copy_in(slots.try_acquire().unwrap(), vec![Stretch::new(&memory, 0, 100)]);
+        let copies = [0; 8].map(copy);
         drop(engine);
         assert_eq!(slots.available(), 0);
         drop(copies_wait);

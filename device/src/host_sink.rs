@@ -25,7 +25,7 @@ pub struct HostSink {
 impl HostSink {
     /// Receives into `region`.
     pub fn new(region: Region) -> Self {
-        Self { id: Id::unique(), home: Arc::new(Home::new(Parts::whole(region))) }
+        Self { id: Id::unique(), home: Arc::new(Home::new(Parts::whole(region.len() as u64, region))) }
     }
 
     /// Ends the writing and gives the bytes, without a copy.

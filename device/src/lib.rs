@@ -6,6 +6,7 @@
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
 //!   reference, and what every other engine is tested against);
+//! - a [`Device`] is an engine with its slots, whatever its kind, and a [`DeviceBuffer`] memory on it;
 //! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
 //!   tensors of the caller's ([`GatherSource`], [`ScatterSink`]), or on a device;
 //! - a [`Loan`] tells the owner of lent bytes when they are back; a region gives its owner back itself
@@ -17,8 +18,10 @@
 //! `host_memory` vouches that a mapping has one owner, and `owner` that a caller's memory is left alone while it
 //! is lent. The other modules are safe code.
 
+mod device;
 mod engine;
 mod engine_sink;
+mod engine_source;
 mod gather_source;
 mod host;
 mod host_memory;
@@ -39,8 +42,10 @@ mod source;
 #[cfg(any(test, feature = "engine-cases"))]
 pub mod cases;
 
-pub use engine::{Completion, CopyEngine, CopyError, Copying};
+pub use device::{Device, DeviceBuffer};
+pub use engine::{Completion, CopyEngine, CopyError, Copying, Stretch};
 pub use engine_sink::EngineSink;
+pub use engine_source::EngineSource;
 pub use gather_source::GatherSource;
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, HostMemory, HostMemoryStats};
@@ -53,4 +58,4 @@ pub use region::Region;
 pub use scatter_sink::ScatterSink;
 pub use sink::{Sink, SinkError, Target};
 pub use slot::Slot;
-pub use source::{BoxFuture, EngineSource, HostSource, Source, SourceError};
+pub use source::{BoxFuture, HostSource, Source, SourceError};

@@ -1,7 +1,5 @@
 use std::ops::Range;
 
-use crate::region::Region;
-
 /// The places in a payload that have memory of their own, sorted and disjoint. What lies between them is padding,
 /// or tensors that nobody asked for.
 ///
@@ -18,27 +16,33 @@ impl<T: AsRef<[u8]>> Parts<T> {
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, T)>,
     ) -> Result<Self, PartsError> {
+        Self::measured(len_bytes, parts, |memory| memory.as_ref().len() as u64)
+    }
+}
+
+impl<T> Parts<T> {
+    /// The same for memory whose bytes cannot be looked at, and are counted by `len_of`.
+    pub(crate) fn measured(
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, T)>,
+        len_of: impl Fn(&T) -> u64,
+    ) -> Result<Self, PartsError> {
         let by_start: Vec<_> = parts.into_iter().collect();
         let mut previous = 0..0;
         for (range, memory) in &by_start {
-            check_length(range, memory.as_ref().len() as u64)?;
+            check_length(range, len_of(memory))?;
             check_bounds(range, len_bytes)?;
             check_order(&previous, range)?;
             previous = range.clone();
         }
         Ok(Self { len_bytes, by_start })
     }
-}
 
-impl Parts<Region> {
     /// One part that is the whole payload.
-    pub(crate) fn whole(region: Region) -> Self {
-        let len_bytes = region.len() as u64;
-        Self { len_bytes, by_start: vec![(0..len_bytes, region)] }
+    pub(crate) fn whole(len_bytes: u64, memory: T) -> Self {
+        Self { len_bytes, by_start: vec![(0..len_bytes, memory)] }
     }
-}
 
-impl<T> Parts<T> {
     /// The bytes of the payload, padding included.
     pub(crate) fn len_bytes(&self) -> u64 {
         self.len_bytes
@@ -120,6 +124,17 @@ pub enum PartsError {
         previous_start: u64,
         /// One past the last byte of that.
         previous_end: u64,
+    },
+    /// A part lies in the memory of another device, or of another kind of it.
+    #[error(
+        "The part {start}..{end} of the payload lies in the memory of another device. Make a payload of the memory of \
+         one device."
+    )]
+    ForeignDevice {
+        /// The first byte of the part.
+        start: u64,
+        /// One past its last byte.
+        end: u64,
     },
     /// A part lies before the one that came before it.
     #[error(

@@ -69,6 +69,11 @@ impl SlotPool {
         self.shared.permits.available_permits()
     }
 
+    /// How many slots there are, free or not, and how long each is.
+    pub fn capacity(&self) -> Capacity {
+        self.shared.capacity
+    }
+
     /// The bytes of each slot.
     pub fn slot_bytes(&self) -> usize {
         self.shared.capacity.slot_bytes

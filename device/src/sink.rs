@@ -75,19 +75,8 @@ pub enum SinkError {
     /// The target was lent by another sink. It went back there, and nothing was written.
     #[error("The target was opened by another sink. Write it to the sink that opened it.")]
     ForeignTarget,
-    /// The writer asked for more than one staging slot holds.
-    #[error(
-        "A chunk of {asked_bytes} bytes does not fit into a staging slot of {slot_bytes} bytes. Make the pool's slots \
-         as long as the longest chunk."
-    )]
-    LongerThanSlot {
-        /// The length asked for.
-        asked_bytes: u64,
-        /// The bytes of each slot.
-        slot_bytes: usize,
-    },
-    /// There is no memory to stage a range that spans several places.
-    #[error("A chunk that spans several places could not be staged in host memory.")]
+    /// There is no memory to stage a range that spans several places, or is longer than a slot.
+    #[error("A chunk could not be staged in host memory before it goes to its place.")]
     NoMemory(#[from] AllocError),
     /// The engine could not copy the bytes to its device.
     #[error("The bytes could not be copied to the sink's device.")]
@@ -120,7 +109,7 @@ impl Deref for Target {
         match &self.lent {
             Lent::Piece(piece) => piece.bytes(),
             Lent::Staged { slot, len } => &slot[..*len],
-            Lent::Scattered { staging, .. } => staging,
+            Lent::Scattered { staging, .. } | Lent::Overlong { staging } => staging,
         }
     }
 }
@@ -130,7 +119,7 @@ impl DerefMut for Target {
         match &mut self.lent {
             Lent::Piece(piece) => piece.bytes_mut(),
             Lent::Staged { slot, len } => &mut slot[..*len],
-            Lent::Scattered { staging, .. } => staging,
+            Lent::Scattered { staging, .. } | Lent::Overlong { staging } => staging,
         }
     }
 }
@@ -149,6 +138,8 @@ pub(crate) enum Lent {
     Staged { slot: Slot, len: usize },
     /// Memory of the range's length, from which the bytes are copied on to the pieces.
     Scattered { staging: Region, pieces: Vec<Piece> },
+    /// Memory of the range's length, which no slot has, and from which the bytes are copied on slot by slot.
+    Overlong { staging: Region },
 }
 
 /// Judges a range before anything is lent for it.

@@ -6,15 +6,11 @@ use std::{
     ops::Range,
     path::PathBuf,
     pin::Pin,
-    sync::Arc,
 };
 
 use bytes::Bytes;
 
-use crate::{
-    engine::{CopyEngine, CopyError},
-    pool::SlotPool,
-};
+use crate::engine::CopyError;
 
 /// A boxed future: what makes [`Source`] and [`Sink`](crate::Sink) usable as trait objects. Costs one small
 /// allocation per chunk, which is nothing beside its megabytes.
@@ -31,6 +27,11 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// which the bytes then hold until their last clone is dropped: a reader who keeps them keeps others
     /// waiting.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>>;
+
+    /// Whether a read costs a device a copy, so that what was read is worth keeping for other readers.
+    fn is_costly(&self) -> bool {
+        false
+    }
 }
 
 /// Why a source gave no bytes.
@@ -50,20 +51,9 @@ pub enum SourceError {
         /// The bytes that the source has.
         len_bytes: u64,
     },
-    /// The reader asked for more than one staging slot holds.
+    /// The bytes asked for lie in several places, or on a device, and there is no memory to bring them together.
     #[error(
-        "A chunk of {asked_bytes} bytes does not fit into a staging slot of {slot_bytes} bytes. Make the pool's slots \
-         as long as the longest chunk."
-    )]
-    LongerThanSlot {
-        /// The length asked for.
-        asked_bytes: u64,
-        /// The bytes of each slot.
-        slot_bytes: usize,
-    },
-    /// The bytes asked for lie in several places, and there is no memory to bring them together.
-    #[error(
-        "There is no memory for a copy of {asked_bytes} bytes, which lie in several places. Check the free memory of \
+        "There is no memory for a copy of {asked_bytes} bytes, which do not lie in one place. Check the free memory of \
          this host, or make chunks smaller."
     )]
     NoMemory {
@@ -136,53 +126,6 @@ impl fmt::Debug for HostSource {
     }
 }
 
-/// A source in the memory of a device. Each read waits for a slot, is copied into it, and holds it.
-pub struct EngineSource<E: CopyEngine> {
-    engine: Arc<E>,
-    memory: Arc<E::Memory>,
-    slots: SlotPool,
-}
-
-impl<E: CopyEngine> EngineSource<E> {
-    /// Serves `memory` through `slots`, which `engine` must have made.
-    pub fn new(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
-        Self { engine, memory, slots }
-    }
-
-    async fn copy(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
-        check_range(&range, self.len_bytes())?;
-        let asked_bytes = range.end - range.start;
-        let slot_bytes = self.slots.slot_bytes();
-        if asked_bytes > slot_bytes as u64 {
-            return Err(SourceError::LongerThanSlot { asked_bytes, slot_bytes });
-        }
-        let len = asked_bytes as usize;
-        let slot = self.slots.acquire().await;
-        let slot = self.engine.copy_out(&self.memory, range.start, len, slot).await?;
-        Ok(slot.freeze(len))
-    }
-}
-
-impl<E: CopyEngine> Source for EngineSource<E> {
-    fn len_bytes(&self) -> u64 {
-        self.engine.memory_len(&self.memory)
-    }
-
-    fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
-        Box::pin(self.copy(range))
-    }
-}
-
-impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineSource")
-            .field("engine", &self.engine.name())
-            .field("len_bytes", &self.len_bytes())
-            .field("slots", &self.slots)
-            .finish()
-    }
-}
-
 /// Judges a range before anything is read for it.
 pub(crate) fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SourceError> {
     let Range { start, end } = *range;
@@ -193,7 +136,6 @@ pub(crate) fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), Sour
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Capacity, HostEngine, HostMemory};
 
     #[tokio::test]
     async fn a_host_source_shares_its_bytes() {
@@ -212,18 +154,5 @@ mod tests {
         for range in [0..5, 5..5, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
             assert!(matches!(source.read(range).await, Err(SourceError::OutOfBounds { len_bytes: 4, .. })));
         }
-    }
-
-    #[tokio::test]
-    async fn a_chunk_longer_than_a_slot_is_refused_before_it_waits() {
-        let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 20)).unwrap());
-        let slots = engine.slots(Capacity { slots: 1, slot_bytes: 64 }).unwrap();
-        let source = EngineSource::new(Arc::clone(&engine), engine.allocate(100).unwrap(), slots.clone());
-        let held = source.read(0..64).await.unwrap();
-        let refused = source.read(0..65).await;
-        assert!(matches!(refused, Err(SourceError::LongerThanSlot { asked_bytes: 65, slot_bytes: 64 })));
-        assert_eq!(slots.available(), 0);
-        drop(held);
-        assert_eq!(slots.available(), 1);
     }
 }

@@ -1,0 +1,277 @@
+use std::{any::Any, fmt, ops::Range, sync::Arc};
+
+use crate::{
+    engine::CopyEngine,
+    engine_sink::EngineSink,
+    engine_source::EngineSource,
+    host_memory::AllocError,
+    parts::PartsError,
+    pool::{Capacity, SlotPool},
+    sink::Sink,
+    source::Source,
+};
+
+/// A device that tensors live on, whatever its kind: a copy engine with its slots.
+///
+/// Why: who serves or receives tensors need not know what a GPU is. A program makes the device, with one line that names
+/// its kind, and hands it on; everything below works alike on all kinds. A clone is cheap and is the same device.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
+///
+/// let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 30))?);
+/// let device = Device::new(engine, Capacity { slots: 8, slot_bytes: 4 << 20 })?;
+/// assert_eq!(device.allocate(1000)?.len_bytes(), 1000);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Device {
+    any: Arc<dyn AnyDevice>,
+}
+
+impl Device {
+    /// The device of `engine`, with slots of its own. May block for as long as page-locking the slots takes (about a
+    /// third of a second for a GiB). Fails when there is no memory for them.
+    pub fn new<E: CopyEngine>(engine: Arc<E>, capacity: Capacity) -> Result<Self, AllocError> {
+        let slots = engine.slots(capacity)?;
+        Ok(Self { any: Arc::new(Typed { engine, slots }) })
+    }
+
+    /// A short name for messages and metrics: `host`, `cuda:0`.
+    pub fn name(&self) -> &str {
+        self.any.name()
+    }
+
+    /// The slots that everything to and from this device passes through.
+    pub fn slots(&self) -> &SlotPool {
+        self.any.slots()
+    }
+
+    /// The engine, where it is of this kind.
+    pub fn engine<E: CopyEngine>(&self) -> Option<&Arc<E>> {
+        let typed = self.any.as_any().downcast_ref::<Typed<E>>()?;
+        Some(&typed.engine)
+    }
+
+    /// Takes `len` bytes of the device's memory, of unspecified content. May block for milliseconds. Fails when there is
+    /// no room, and says how much there is.
+    pub fn allocate(&self, len: usize) -> Result<DeviceBuffer, AllocError> {
+        let (memory, len_bytes) = self.any.allocate(len)?;
+        Ok(DeviceBuffer { device: self.clone(), memory, len_bytes })
+    }
+
+    /// Memory that this device's engine gave, or was lent, as a buffer; `None` where the engine is of another kind.
+    pub fn wrap<E: CopyEngine>(&self, memory: Arc<E::Memory>) -> Option<DeviceBuffer> {
+        let len_bytes = self.engine::<E>()?.memory_len(&memory);
+        Some(DeviceBuffer { device: self.clone(), memory, len_bytes })
+    }
+
+    /// A source of a payload of `len_bytes` whose tensors lie in `parts`: where each lies in the payload, and its memory,
+    /// which must be this device's. What lies between them reads as zeros. Fails unless they are sorted, disjoint, inside
+    /// of the payload, and each as long as its memory.
+    pub fn source(
+        &self,
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
+    ) -> Result<Arc<dyn Source>, PartsError> {
+        self.any.source(len_bytes, self.own(parts)?)
+    }
+
+    /// A sink of a payload of `len_bytes` whose tensors go to `parts`, as for [`source`](Self::source). What lies between
+    /// them goes nowhere. Keep the buffers: they are the result.
+    pub fn sink(
+        &self,
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
+    ) -> Result<Arc<dyn Sink>, PartsError> {
+        self.any.sink(len_bytes, self.own(parts)?)
+    }
+
+    /// Whether both are one.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.any, &other.any)
+    }
+
+    fn own(
+        &self,
+        parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
+    ) -> Result<Vec<Place>, PartsError> {
+        let own = |(range, buffer): (Range<u64>, DeviceBuffer)| match self.is(&buffer.device) {
+            true => Ok((range, buffer.memory)),
+            false => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
+        };
+        parts.into_iter().map(own).collect()
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("name", &self.name())
+            .field("slots", self.slots())
+            .finish()
+    }
+}
+
+/// Memory on a [`Device`]. Clones share it; it goes back where it came from with the last one, and not before the last
+/// copy to or from it has ended.
+#[derive(Clone)]
+pub struct DeviceBuffer {
+    device: Device,
+    memory: AnyMemory,
+    len_bytes: u64,
+}
+
+impl DeviceBuffer {
+    /// Its bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// A source of all its bytes.
+    pub fn source(&self) -> Arc<dyn Source> {
+        let whole = [(0..self.len_bytes, self.clone())];
+        self.device
+            .source(self.len_bytes, whole)
+            .expect("one part is the whole payload")
+    }
+
+    /// A sink for all its bytes.
+    pub fn sink(&self) -> Arc<dyn Sink> {
+        let whole = [(0..self.len_bytes, self.clone())];
+        self.device.sink(self.len_bytes, whole).expect("one part is the whole payload")
+    }
+
+    /// The memory as its engine knows it, for what only that kind of device has: addresses, streams, events. `None` for
+    /// any other kind.
+    pub fn memory<M: Any + Send + Sync>(&self) -> Option<Arc<M>> {
+        Arc::clone(&self.memory).downcast().ok()
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer")
+            .field("device", &self.device.name())
+            .field("len_bytes", &self.len_bytes)
+            .finish()
+    }
+}
+
+/// The memory of some engine. Which one, the device beside it knows.
+type AnyMemory = Arc<dyn Any + Send + Sync>;
+
+/// Where a part lies in a payload, and its memory.
+type Place = (Range<u64>, AnyMemory);
+
+/// What a device can do, whatever its engine.
+trait AnyDevice: Send + Sync {
+    fn name(&self) -> &str;
+    fn slots(&self) -> &SlotPool;
+    fn as_any(&self) -> &dyn Any;
+    /// Memory, and its length.
+    fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError>;
+    fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError>;
+    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Sink>, PartsError>;
+}
+
+/// A device whose kind is known.
+struct Typed<E> {
+    engine: Arc<E>,
+    slots: SlotPool,
+}
+
+impl<E: CopyEngine> AnyDevice for Typed<E> {
+    fn name(&self) -> &str {
+        self.engine.name()
+    }
+
+    fn slots(&self) -> &SlotPool {
+        &self.slots
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError> {
+        let memory = self.engine.allocate(len)?;
+        let len_bytes = self.engine.memory_len(&memory);
+        Ok((memory, len_bytes))
+    }
+
+    fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError> {
+        let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
+        Ok(Arc::new(EngineSource::gather(engine, len_bytes, typed::<E>(parts)?, slots)?))
+    }
+
+    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Sink>, PartsError> {
+        let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
+        Ok(Arc::new(EngineSink::scatter(engine, len_bytes, typed::<E>(parts)?, slots)?))
+    }
+}
+
+/// Gives each part's memory its kind back.
+fn typed<E: CopyEngine>(parts: Vec<Place>) -> Result<Vec<(Range<u64>, Arc<E::Memory>)>, PartsError> {
+    let typed = |(range, memory): Place| match memory.downcast() {
+        Ok(memory) => Ok((range, memory)),
+        Err(_) => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
+    };
+    parts.into_iter().map(typed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HostEngine, HostEngineMemory, HostMemory};
+
+    fn device() -> Device {
+        let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
+        Device::new(engine, Capacity { slots: 2, slot_bytes: 64 }).unwrap()
+    }
+
+    async fn fill(sink: &dyn Sink, range: Range<u64>, byte: u8) {
+        let mut target = sink.open(range).await.unwrap();
+        target.fill(byte);
+        sink.write(target).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_payload_lies_in_several_buffers() {
+        let device = device();
+        let buffers = [10, 20].map(|len| device.allocate(len).unwrap());
+        let parts = || [(0..10, buffers[0].clone()), (16..36, buffers[1].clone())];
+        let sink = device.sink(40, parts()).unwrap();
+        fill(&*sink, 0..40, 7).await;
+        fill(&*sink, 5..20, 8).await;
+        let read = device.source(40, parts()).unwrap().read(0..40).await.unwrap();
+        let expected = [vec![7; 5], vec![8; 5], vec![0; 6], vec![8; 4], vec![7; 16], vec![0; 4]].concat();
+        assert_eq!(read[..], expected);
+        assert_eq!(buffers[1].source().read(0..5).await.unwrap()[..], [8, 8, 8, 8, 7]);
+    }
+
+    #[test]
+    fn memory_of_another_device_is_refused() {
+        let (mine, other) = (device(), device());
+        let parts = [(8..12, other.allocate(4).unwrap())];
+        let refused = mine.source(12, parts.clone()).unwrap_err();
+        assert_eq!(refused, PartsError::ForeignDevice { start: 8, end: 12 });
+        assert_eq!(mine.sink(12, parts).unwrap_err(), PartsError::ForeignDevice { start: 8, end: 12 });
+    }
+
+    #[test]
+    fn a_buffer_is_as_long_as_its_memory() {
+        let device = device();
+        let engine = device.engine::<HostEngine>().unwrap();
+        let buffer = device.wrap::<HostEngine>(engine.allocate(33).unwrap()).unwrap();
+        assert_eq!((buffer.len_bytes(), buffer.device().name()), (33, "host"));
+        assert!(buffer.memory::<HostEngineMemory>().is_some() && buffer.memory::<u8>().is_none());
+        assert!(device.source(33, [(0..32, buffer)]).is_err());
+    }
+}

@@ -1,0 +1,170 @@
+use std::{fmt, ops::Range, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    engine::{CopyEngine, Stretch},
+    parts::{Parts, PartsError},
+    pool::{Capacity, SlotPool},
+    slot::Slot,
+    source::{BoxFuture, Source, SourceError, check_range},
+};
+
+/// A source in the memory of a device: in one piece, or with each tensor where its producer has it. Each read waits
+/// for a slot and is copied into it.
+///
+/// What a read gives is the slot itself, without a copy on the host, as long as a quarter of the pool is free. Below
+/// that its bytes are copied to ordinary memory and the slot goes back at once: a reader who holds what it read, because
+/// its network is slow, then costs memory of that reader's bound, and never stops the copies of others. A range longer
+/// than a slot is copied through one slot, piece by piece.
+///
+/// The bytes between parts are padding, and zero.
+pub struct EngineSource<E: CopyEngine> {
+    engine: Arc<E>,
+    parts: Parts<Arc<E::Memory>>,
+    slots: SlotPool,
+}
+
+impl<E: CopyEngine> EngineSource<E> {
+    /// Serves all of `memory` through `slots`, which `engine` must have made.
+    pub fn new(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
+        let len_bytes = engine.memory_len(&memory);
+        Self { engine, parts: Parts::whole(len_bytes, memory), slots }
+    }
+
+    /// Serves a payload of `len_bytes` from `parts`: where each lies in the payload, and its memory. Fails unless they
+    /// are sorted, disjoint, inside of the payload, and each as long as its memory. Costs one look at each.
+    pub fn gather(
+        engine: Arc<E>,
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, Arc<E::Memory>)>,
+        slots: SlotPool,
+    ) -> Result<Self, PartsError> {
+        let parts = Parts::measured(len_bytes, parts, |memory| engine.memory_len(memory))?;
+        Ok(Self { engine, parts, slots })
+    }
+
+    async fn bytes(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
+        check_range(&range, self.parts.len_bytes())?;
+        let asked_bytes = range.end - range.start;
+        match usize::try_from(asked_bytes) {
+            Ok(0) => Ok(Bytes::new()),
+            Ok(len) if len <= self.slots.slot_bytes() => Ok(self.hand_out(self.copy(range).await?, len)?),
+            _ => self.piece_by_piece(range).await,
+        }
+    }
+
+    /// Copies `range`, which a slot can hold, into one.
+    async fn copy(&self, range: Range<u64>) -> Result<Slot, SourceError> {
+        let mut slot = self.slots.acquire().await;
+        let stretches = stretches(&self.parts, &range);
+        let mut end = 0;
+        for stretch in &stretches {
+            slot[end..stretch.at].fill(0);
+            end = stretch.at + stretch.len;
+        }
+        slot[end..(range.end - range.start) as usize].fill(0);
+        Ok(self.engine.copy_out(stretches, slot).await?)
+    }
+
+    /// Gives the bytes of a slot, and the slot as well while there are enough.
+    fn hand_out(&self, slot: Slot, len: usize) -> Result<Bytes, SourceError> {
+        let Capacity { slots, .. } = self.slots.capacity();
+        if self.slots.available() >= slots / 4 {
+            return Ok(slot.freeze(len));
+        }
+        let mut copy = reserve(len as u64)?;
+        copy.extend_from_slice(&slot[..len]);
+        Ok(copy.into())
+    }
+
+    async fn piece_by_piece(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
+        let mut all = reserve(range.end - range.start)?;
+        let mut start = range.start;
+        while start < range.end {
+            let end = range.end.min(start + self.slots.slot_bytes() as u64);
+            let slot = self.copy(start..end).await?;
+            all.extend_from_slice(&slot[..(end - start) as usize]);
+            start = end;
+        }
+        Ok(all.into())
+    }
+}
+
+impl<E: CopyEngine> Source for EngineSource<E> {
+    fn len_bytes(&self) -> u64 {
+        self.parts.len_bytes()
+    }
+
+    fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        Box::pin(self.bytes(range))
+    }
+
+    fn is_costly(&self) -> bool {
+        true
+    }
+}
+
+impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineSource")
+            .field("engine", &self.engine.name())
+            .field("len_bytes", &self.len_bytes())
+            .field("slots", &self.slots)
+            .finish()
+    }
+}
+
+/// What `range`, which a slot can hold, has of each part, and where in the slot that lies.
+pub(crate) fn stretches<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<Stretch<M>> {
+    let stretch = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| Stretch {
+        memory: Arc::clone(memory),
+        offset: common.start - part.start,
+        len: (common.end - common.start) as usize,
+        at: (common.start - range.start) as usize,
+    };
+    parts.common_with(range).map(stretch).collect()
+}
+
+/// Memory for a copy on the host. What no address can hold is refused like what there is no memory for.
+fn reserve(asked_bytes: u64) -> Result<Vec<u8>, SourceError> {
+    let mut copy = Vec::new();
+    let len = usize::try_from(asked_bytes).unwrap_or(usize::MAX);
+    copy.try_reserve_exact(len)
+        .map_err(|source| SourceError::NoMemory { asked_bytes, source })?;
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HostEngine, HostMemory};
+
+    /// A source of `len` zeros, and its slots.
+    fn source(len: usize, capacity: Capacity) -> (EngineSource<HostEngine>, SlotPool) {
+        let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
+        let slots = engine.slots(capacity).unwrap();
+        (EngineSource::new(Arc::clone(&engine), engine.allocate(len).unwrap(), slots.clone()), slots)
+    }
+
+    #[tokio::test]
+    async fn a_reader_holds_slots_only_while_there_are_enough() {
+        let (source, slots) = source(100, Capacity { slots: 8, slot_bytes: 10 });
+        let mut held = Vec::new();
+        for i in 0..10 {
+            held.push(source.read(i * 10..(i + 1) * 10).await.unwrap());
+        }
+        assert_eq!(slots.available(), 2, "a quarter of the slots always comes back");
+        drop(held);
+        assert_eq!(slots.available(), 8);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_without_a_slot() {
+        let (source, slots) = source(100, Capacity { slots: 1, slot_bytes: 10 });
+        let held = slots.acquire().await;
+        assert!(source.read(50..50).await.unwrap().is_empty());
+        drop(held);
+        assert!(source.is_costly());
+    }
+}
