@@ -168,7 +168,7 @@ impl fmt::Debug for DeviceBuffer {
 type AnyMemory = Arc<dyn Any + Send + Sync>;
 
 /// Where a part lies in a payload, and its memory.
-type Place = (Range<u64>, AnyMemory);
+type Place<M = dyn Any + Send + Sync> = (Range<u64>, Arc<M>);
 
 /// What a device can do, whatever its engine.
 trait AnyDevice: Send + Sync {
@@ -218,7 +218,7 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
 }
 
 /// Gives each part's memory its kind back.
-fn typed<E: CopyEngine>(parts: Vec<Place>) -> Result<Vec<(Range<u64>, Arc<E::Memory>)>, PartsError> {
+fn typed<E: CopyEngine>(parts: Vec<Place>) -> Result<Vec<Place<E::Memory>>, PartsError> {
     let typed = |(range, memory): Place| match memory.downcast() {
         Ok(memory) => Ok((range, memory)),
         Err(_) => Err(PartsError::ForeignDevice { start: range.start, end: range.end }),
