@@ -25,10 +25,12 @@ mod holdings;
 mod inbox;
 mod locality;
 mod memory;
+mod nvml;
 mod options;
 mod page_locked;
 mod shelf;
 mod stats;
+mod survey;
 mod symbols;
 mod thread;
 
@@ -40,3 +42,4 @@ pub use fence::{Fence, StreamHandle};
 pub use memory::CudaMemory;
 pub use options::{CudaOptions, HANG_FACTOR};
 pub use stats::CudaStats;
+pub use survey::{DeviceProcess, Survey, SurveyedGpu, survey};
