@@ -6,9 +6,10 @@ use crate::{
     units,
 };
 use anyhow::Context;
+use std::time::Duration;
 use tensor_relay_device::{
     Capacity, Device,
-    cuda::{CudaEngine, CudaOptions},
+    cuda::{self, CudaEngine, CudaOptions},
 };
 
 /// What memory comes in: a slot begins on a page.
@@ -16,6 +17,9 @@ const PAGE_BYTES: u64 = 4096;
 
 /// The fewest slots that let anything overlap: one is copied while the other is sent or received.
 const SLOTS_MIN: u64 = 2;
+
+/// How long the last copies may take at the end of the program. One takes milliseconds.
+const LAST_COPIES: Duration = Duration::from_secs(1);
 
 /// Opens what `args` name, with slots for chunks of `chunk_bytes`. `None` is this machine's memory: then nobody even
 /// looks for a GPU.
@@ -29,6 +33,14 @@ pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<
     let Capacity { slots, slot_bytes } = device.slots().capacity();
     tracing::info!("Opened {}, with {slots} page-locked slots of {slot_bytes} bytes.", device.name());
     Ok(Some(device))
+}
+
+/// Waits until GPUs that were opened are given back, at the end of the program: memory, context and all. What still uses
+/// one, such as a copy that hangs, is left to the driver.
+pub(crate) fn close_all() {
+    if !cuda::all_closed(LAST_COPIES) {
+        tracing::info!("A GPU was still in use at the end.");
+    }
 }
 
 fn open_cuda(ordinal: usize, options: CudaOptions, capacity: Capacity) -> anyhow::Result<Device> {

@@ -65,6 +65,7 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
     });
     // A blocking thread may still wait for a disk or for stdin; the process need not wait for it.
     runtime.shutdown_background();
+    device::close_all();
     code
 }
 

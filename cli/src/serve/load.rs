@@ -83,7 +83,7 @@ impl Loader {
                 let _ = device;
                 let uploaded: anyhow::Result<Staged> = Ok(staged);
                 let failed = || format!("cannot upload {} to {}", path.display(), device.name());
-                let version = uploaded.with_context(failed)?.into();
+                let version = uploaded.with_context(failed)?;
                 Ok((Loaded { version, digest }, Some(began.elapsed())))
             }
         }
