@@ -84,6 +84,7 @@ impl Loader {
                 let uploaded: anyhow::Result<Staged> = Ok(staged);
                 let failed = || format!("cannot upload {} to {}", path.display(), device.name());
                 let version = uploaded.with_context(failed)?;
+                self.staging.release_cached();
                 Ok((Loaded { version, digest }, Some(began.elapsed())))
             }
         }
