@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+pub mod gated;
 pub mod pair;
 pub mod processes;
 pub mod simnet;
