@@ -190,11 +190,14 @@ impl Lent {
     /// The name and the length of each.
     pub(crate) fn asked(&self) -> Vec<(&str, u64)> {
         match &self.memory {
-            LentMemory::Host(tensors) => {
-                tensors.iter().map(|(name, region)| (name.as_str(), region.len() as u64)).collect()
-            }
+            LentMemory::Host(tensors) => tensors
+                .iter()
+                .map(|(name, region)| (name.as_str(), region.len() as u64))
+                .collect(),
             LentMemory::Device(tensors) => {
-                let asked = tensors.iter().map(|(name, lodged)| (name.as_str(), lodged.buffer().len_bytes()));
+                let asked = tensors
+                    .iter()
+                    .map(|(name, lodged)| (name.as_str(), lodged.buffer().len_bytes()));
                 asked.collect()
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::{device_snapshot::chain, link::LastWord};
 use std::{fmt, sync::Arc};
-use tensor_relay_device::{AllocError, Device, PartsError, SinkError};
+use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
 use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, EndReason, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES,
     Topic, Version, VersionDigest, VersionId,
@@ -284,10 +284,7 @@ fn join(versions: &[Version]) -> String {
 impl SubscriptionError {
     /// Whether nothing more will come. After an error that is not final, the next call goes on.
     pub fn is_final(&self) -> bool {
-        !matches!(
-            self,
-            Self::Gap(_) | Self::HoldingTooMany { .. } | Self::Device { is_final: false, .. }
-        )
+        !matches!(self, Self::Gap(_) | Self::HoldingTooMany { .. } | Self::Device { is_final: false, .. })
     }
 
     pub(crate) fn disconnected(topic: &Topic, error: &Arc<ClientError>) -> Self {
@@ -339,6 +336,7 @@ impl TransferError {
     /// Whether later versions are lost with this one.
     pub(crate) fn is_final(&self) -> bool {
         match self {
+            Self::Copy { source: SinkError::Copy(error), .. } => error.is_final() || is_our_mistake(error),
             // What an earlier copy may still write to is not touched. The next version has other memory.
             Self::Copy { source: SinkError::Busy { .. }, .. } | Self::DeviceStalled { .. } => false,
             _ => true,
@@ -376,6 +374,11 @@ impl TransferError {
             }
         }
     }
+}
+
+/// Whether a copy was refused that should not have been asked for: the next one would be refused as well.
+fn is_our_mistake(error: &CopyError) -> bool {
+    matches!(error, CopyError::OutOfBounds { .. } | CopyError::ForeignSlot | CopyError::ForeignMemory)
 }
 
 /// Why a session cannot go on, inside.

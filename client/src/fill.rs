@@ -309,7 +309,9 @@ pub enum BufferError {
         given_bytes: u64,
     },
     /// The tensors are not in host memory.
-    #[error("the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives")]
+    #[error(
+        "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"
+    )]
     OnDevice {
         /// Where the tensors are.
         device: Box<str>,

@@ -61,5 +61,7 @@ pub use tensor_relay_protocol::{
     Blame, CloseCode, Dtype, EndReason, Epoch, Glob, GlobError, Manifest, Metadata, Mode, ReaderName, Shape,
     Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
 };
-pub use tensor_relay_transport::{ConnectError, Connector, LaneError, LaneStats, Tuning, ingress::OverlapStats};
+pub use tensor_relay_transport::{
+    ConnectError, Connector, LaneError, LaneStats, Tuning, ingress::OverlapStats,
+};
 pub use watches::TopicWatch;

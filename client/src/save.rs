@@ -41,7 +41,9 @@ pub enum SaveError {
         source: FilesError,
     },
     /// Its tensors are in the memory of a device.
-    #[error("{id} is on {device}, and files are written from host memory: save what `Snapshot::to_host` gives")]
+    #[error(
+        "{id} is on {device}, and files are written from host memory: save what `Snapshot::to_host` gives"
+    )]
     OnDevice {
         /// Which version.
         id: VersionId,

@@ -1,6 +1,12 @@
 //! One version on its way in.
 
-use crate::{Receipt, Snapshot, buffers::Lent, error::TransferError, landing::{Ground, Landing}, progress::Counters};
+use crate::{
+    Receipt, Snapshot,
+    buffers::Lent,
+    error::TransferError,
+    landing::{Ground, Landing},
+    progress::Counters,
+};
 use std::sync::Arc;
 use tensor_relay_device::Sink;
 use tensor_relay_protocol::{

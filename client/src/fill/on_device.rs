@@ -164,10 +164,9 @@ fn check_device(buffers: &Buffers<DeviceBuffer>) -> Result<(), BufferError> {
     let mut all = buffers.iter();
     let Some((first, of)) = all.next() else { return Ok(()) };
     match all.find(|(_, buffer)| !buffer.device().is(of.device())) {
-        Some((name, _)) => Err(BufferError::SeveralDevices {
-            name: name.as_str().into(),
-            other: first.as_str().into(),
-        }),
+        Some((name, _)) => {
+            Err(BufferError::SeveralDevices { name: name.as_str().into(), other: first.as_str().into() })
+        }
         None => Ok(()),
     }
 }

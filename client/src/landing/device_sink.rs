@@ -57,8 +57,9 @@ impl DeviceSink {
         let inner = Arc::clone(&self.inner);
         let copying = tokio::spawn(async move {
             let end = inner.write(target).await;
-            if end.as_ref().err().is_none_or(never_began) {
-                copy.end();
+            match &end {
+                Err(SinkError::Copy(error)) if error.may_land_later() => drop(copy),
+                _ => copy.end(),
             }
             end
         });
@@ -67,11 +68,6 @@ impl DeviceSink {
             Err(_) => Err(SinkError::Copy(CopyError::EngineStopped)), // The runtime ends, and nobody waits any more.
         })
     }
-}
-
-/// Whether a copy that failed so did not begin. After any other failure it may land later.
-fn never_began(error: &SinkError) -> bool {
-    !matches!(error, SinkError::Copy(error) if !matches!(error, CopyError::OutOfBounds { .. } | CopyError::ForeignSlot))
 }
 
 impl Sink for DeviceSink {
@@ -145,11 +141,7 @@ struct Copy {
 }
 
 impl Copy {
-    fn begin(
-        copies: &Arc<Copies>,
-        range: Range<u64>,
-        touched: Vec<Arc<Lodged>>,
-    ) -> Result<Self, SinkError> {
+    fn begin(copies: &Arc<Copies>, range: Range<u64>, touched: Vec<Arc<Lodged>>) -> Result<Self, SinkError> {
         let mut state = copies.state();
         if state.is_committed {
             return Err(SinkError::Committed);

@@ -184,7 +184,10 @@ fn model() -> Vec<TensorSpec> {
 }
 
 fn names(snapshot: &Snapshot) -> Vec<String> {
-    tensors::on_host(snapshot).tensors().map(|(tensor, _)| tensor.name.to_string()).collect()
+    tensors::on_host(snapshot)
+        .tensors()
+        .map(|(tensor, _)| tensor.name.to_string())
+        .collect()
 }
 
 /// Goal: who selects tensors gets those and no others, byte for byte, and pays for little more.
