@@ -5,6 +5,7 @@
 mod buffers;
 mod connecting;
 mod contract;
+mod device_landing;
 mod ends;
 mod every;
 mod faults;
