@@ -1,8 +1,9 @@
 use super::{
     devices::{DeviceInfo, DeviceMemory, device_memory, devices},
-    driver::{Version, probe},
     error::CudaError,
     nvml::{Board, Facts},
+    probe::probe,
+    version::Version,
 };
 
 pub use super::nvml::DeviceProcess;
