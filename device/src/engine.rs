@@ -165,6 +165,16 @@ pub enum CopyError {
     EngineStopped,
 }
 
+impl CopyError {
+    /// Whether every later copy of the same bytes would fail as well. A copy that only took too long may succeed the next
+    /// time.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::OutOfBounds { .. } | Self::ForeignSlot | Self::EngineStopped => true,
+        }
+    }
+}
+
 /// Judges a copy before it starts: all of its stretches, or it touches nothing.
 pub(crate) fn check_copy<M>(
     engine: Id,
