@@ -23,6 +23,7 @@ mod borrowed;
 mod catalogue;
 mod config;
 mod cursor;
+mod device;
 mod files;
 mod held;
 mod lend;
@@ -40,6 +41,7 @@ mod watching;
 
 pub use borrowed::Borrowed;
 pub use config::Config;
+pub use device::DeviceError;
 pub use files::{FileError, FileWatch, LeftOut, LeftOutReason, Look, TensorFiles};
 pub use held::Held;
 pub use lend::LendError;
@@ -47,11 +49,14 @@ pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
-pub use tensor_relay_device::{BoxFuture, Source, SourceError};
+pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic,
     Version, VersionDigest, VersionId,
     files::{FileKind, epoch_of},
 };
-pub use tensor_relay_transport::{BindError, Fingerprint, Identity, IdentityError, Listener, Tuning};
+pub use tensor_relay_transport::{
+    BindError, Fingerprint, Identity, IdentityError, Listener, Tuning,
+    egress::{EncoderStats, Stage, StageStats},
+};
 pub use topic::{TopicOptions, WhenFull};
