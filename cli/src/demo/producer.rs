@@ -110,7 +110,7 @@ impl Producer {
     /// The version where it is to be served from.
     async fn held(&self, staged: Staged) -> anyhow::Result<Held> {
         match &self.device {
-            Some(device) => Ok(staged.onto(device, &self.staging).await?),
+            Some(device) => Ok(staged.onto(device).await?),
             None => Ok(staged.into()),
         }
     }
