@@ -85,7 +85,12 @@ mod tests {
     use tensor_relay_transport::Workers;
 
     fn staging() -> Staging {
-        Staging { memory: HostMemory::new(0), chunk_bytes: 1024, limits: Limits::default(), workers: Workers::Inline }
+        Staging {
+            memory: HostMemory::new(0),
+            chunk_bytes: 1024,
+            limits: Limits::default(),
+            workers: Workers::Inline,
+        }
     }
 
     fn specs() -> Vec<TensorSpec> {

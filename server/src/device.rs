@@ -1,13 +1,11 @@
 //! Versions on a device: tensors that are copied out of it, lent where they are, or put there.
 
-use crate::{
-    Borrowed, Held, LendError, StageError, Staged, Staging,
-    lend::parts,
-};
+use crate::{Borrowed, Held, LendError, StageError, Staged, Staging, lend::parts};
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
-    AllocError, BoxFuture, Device, DeviceBuffer, HostSink, HostSource, Loan, Sink, SinkError, SlotPool, Source, SourceError,
+    AllocError, BoxFuture, Device, DeviceBuffer, HostSink, HostSource, Loan, Sink, SinkError, SlotPool,
+    Source, SourceError,
 };
 use tensor_relay_protocol::{ChunkHash, Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::{
@@ -67,12 +65,14 @@ impl Staged {
         metadata: Metadata,
     ) -> Result<Self, DeviceError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
-        let (memory, len, workers) = (staging.memory.clone(), manifest.payload_bytes() as usize, staging.workers);
+        let (memory, len, workers) =
+            (staging.memory.clone(), manifest.payload_bytes() as usize, staging.workers);
         let region = workers.run(move || memory.allocate(len)).await?;
         let sink = Arc::new(HostSink::new(region));
-        let hashes = each_chunk(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
+        let hashes =
+            each_chunk(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
         let hashes = hashes.await?;
-        Ok(Self::hashed(manifest, sink.commit()?, &hashes))
+        Ok(Self::hashed(staging, manifest, sink.commit()?, &hashes))
     }
 
     /// Moves the version to memory of `device` that the relay owns, from where it is served. Its hashes stay, and its host
@@ -80,14 +80,14 @@ impl Staged {
     ///
     /// # Errors
     /// [`DeviceError`]; nothing is kept then, on the host neither.
-    pub async fn onto(self, device: &Device, staging: &Staging) -> Result<Held, DeviceError> {
-        let payload = self.into_payload();
+    pub async fn onto(self, device: &Device) -> Result<Held, DeviceError> {
+        let Self { payload, workers, .. } = self;
         let manifest = Arc::clone(payload.manifest());
         let len = manifest.payload_bytes() as usize;
         if len == 0 {
             return Ok(Held { payload, returned: None });
         }
-        let (there, workers) = (device.clone(), staging.workers);
+        let there = device.clone();
         let buffer = workers.run(move || there.allocate(len)).await?;
         let (source, sink) = (payload.source(), buffer.sink());
         let copied = each_chunk(&manifest, |range| {
@@ -277,9 +277,10 @@ mod tests {
     /// Memory on `device` with so many bytes, all of which are `value`.
     async fn buffer(device: &Device, bytes: u64, value: u8) -> DeviceBuffer {
         let buffer = device.allocate(bytes as usize).unwrap();
-        let mut target = buffer.sink().open(0..bytes).await.unwrap();
+        let sink = buffer.sink();
+        let mut target = sink.open(0..bytes).await.unwrap();
         target.fill(value);
-        buffer.sink().write(target).await.unwrap();
+        sink.write(target).await.unwrap();
         buffer
     }
 
@@ -321,11 +322,13 @@ mod tests {
     #[tokio::test]
     async fn a_version_is_the_same_wherever_its_tensors_were() {
         let (device, expected) = (device(), staged().digest());
-        let copied = Staged::from_device(&staging(1 << 20), tensors(&device).await, vec![]).await.unwrap();
+        let copied = Staged::from_device(&staging(1 << 20), tensors(&device).await, vec![])
+            .await
+            .unwrap();
         assert_eq!(copied.digest(), expected);
         let lent = Borrowed::from_device(&staging(0), tensors(&device).await, vec![]).unwrap();
         assert_eq!(digest(&lent.into()).await, expected);
-        let uploaded = copied.onto(&device, &staging(0)).await.unwrap();
+        let uploaded = copied.onto(&device).await.unwrap();
         assert_eq!(uploaded.digest(), Some(expected));
         let (chunk, range) = uploaded.manifest().chunking().iter().last().unwrap();
         let there = uploaded.payload.source().read(range).await.unwrap();
@@ -339,7 +342,7 @@ mod tests {
         let (device, staging) = (device(), staging(1 << 20));
         let copied = Staged::from_device(&staging, tensors(&device).await, vec![]).await.unwrap();
         assert!(staging.memory.stats().in_use_bytes > 0);
-        let _held = copied.onto(&device, &staging).await.unwrap();
+        let _held = copied.onto(&device).await.unwrap();
         assert_eq!(staging.memory.stats().in_use_bytes, 0);
     }
 
@@ -349,7 +352,7 @@ mod tests {
         for tensors in [vec![], vec![(spec("none", 0), device.allocate(0).unwrap())]] {
             let staged = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
             let digest = staged.digest();
-            assert_eq!(staged.onto(&device, &staging).await.unwrap().digest(), Some(digest));
+            assert_eq!(staged.onto(&device).await.unwrap().digest(), Some(digest));
             assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
         }
     }
@@ -359,12 +362,15 @@ mod tests {
         let (device, other) = (device(), device());
         let refused = |tensors| Borrowed::from_device(&staging(0), tensors, vec![]).unwrap_err();
         let error = refused(vec![(spec("t", 4), device.allocate(3).unwrap())]);
-        assert!(matches!(&error, LendError::WrongSize { name, expected_bytes: 4, given_bytes: 3 } if **name == *"t"));
+        assert!(
+            matches!(&error, LendError::WrongSize { name, expected_bytes: 4, given_bytes: 3 } if **name == *"t")
+        );
         let alias = TensorSpec { alias_of: Some(0), ..spec("u", 4) };
         let twice = [spec("t", 4), alias].map(|spec| (spec, device.allocate(4).unwrap()));
         let error = refused(twice.into());
         assert!(matches!(&error, LendError::AliasWithBytes { given_bytes: 4, .. }), "{error}");
-        let mixed = [("t", &device), ("u", &other)].map(|(name, device)| (spec(name, 4), device.allocate(4).unwrap()));
+        let mixed = [("t", &device), ("u", &other)]
+            .map(|(name, device)| (spec(name, 4), device.allocate(4).unwrap()));
         let error = refused(mixed.into());
         assert!(matches!(&error, LendError::OtherDevice { name, .. } if **name == *"u"), "{error}");
     }
@@ -372,10 +378,13 @@ mod tests {
     #[tokio::test]
     async fn what_does_not_fit_is_refused_with_numbers() {
         let device = device();
-        let refused = Staged::from_device(&staging(100), tensors(&device).await, vec![]).await.unwrap_err();
+        let refused = Staged::from_device(&staging(100), tensors(&device).await, vec![])
+            .await
+            .unwrap_err();
         assert!(matches!(refused, DeviceError::Memory(AllocError::OverBudget { .. })), "{refused}");
-        let large = Staged::new::<Infallible>(&staging(4 << 20), vec![spec("t", 2 << 20)], vec![], |_, _| Ok(()));
-        let refused = large.unwrap().onto(&device, &staging(0)).await.unwrap_err();
+        let large =
+            Staged::new::<Infallible>(&staging(4 << 20), vec![spec("t", 2 << 20)], vec![], |_, _| Ok(()));
+        let refused = large.unwrap().onto(&device).await.unwrap_err();
         assert!(matches!(refused, DeviceError::Memory(AllocError::OverBudget { .. })), "{refused}");
     }
 }

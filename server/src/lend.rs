@@ -37,7 +37,9 @@ pub enum LendError {
         given_bytes: u64,
     },
     /// A tensor lies on another device than the first one.
-    #[error("tensor {name} lies on {device}, and others of its version on {first}: publish the tensors of each device as a topic of their own")]
+    #[error(
+        "tensor {name} lies on {device}, and others of its version on {first}: publish the tensors of each device as a topic of their own"
+    )]
     OtherDevice {
         /// Which tensor.
         name: Box<str>,
@@ -115,7 +117,12 @@ mod tests {
 
     /// With no memory at all: nothing is staged.
     fn staging() -> Staging {
-        Staging { memory: HostMemory::new(0), chunk_bytes: CHUNK_BYTES, limits: Limits::default(), workers: Workers::Inline }
+        Staging {
+            memory: HostMemory::new(0),
+            chunk_bytes: CHUNK_BYTES,
+            limits: Limits::default(),
+            workers: Workers::Inline,
+        }
     }
 
     fn tensor(name: &str, bytes: Bytes) -> (TensorSpec, Bytes) {

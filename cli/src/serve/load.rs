@@ -80,8 +80,7 @@ impl Loader {
             }
             (Read::Staged(staged), Some(device)) => {
                 let (digest, began) = (staged.digest(), Instant::now());
-                let _ = device;
-                let uploaded: anyhow::Result<Staged> = Ok(staged);
+                let uploaded = staged.onto(device).await;
                 let failed = || format!("cannot upload {} to {}", path.display(), device.name());
                 let version = uploaded.with_context(failed)?;
                 self.staging.release_cached();

@@ -14,7 +14,12 @@ use tensor_relay_transport::{Workers, egress::Encoder};
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 fn staging() -> Staging {
-    Staging { memory: HostMemory::new(64 << 20), chunk_bytes: 4096, limits: Limits::default(), workers: Workers::Inline }
+    Staging {
+        memory: HostMemory::new(64 << 20),
+        chunk_bytes: 4096,
+        limits: Limits::default(),
+        workers: Workers::Inline,
+    }
 }
 
 fn model() -> Vec<u8> {

@@ -65,8 +65,11 @@ impl Payload {
     /// Those of `chunks` that stand between [`digest_of`](Self::digest_of) and its answer. A chunk that a receiver
     /// holds from an earlier connection is not sent again, so sending alone may never hash it.
     pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
-        let unknown =
-            |chunk: &ChunkIndex| self.chunks.get(chunk.0 as usize).is_some_and(|known| known.hash.get().is_none());
+        let unknown = |chunk: &ChunkIndex| {
+            self.chunks
+                .get(chunk.0 as usize)
+                .is_some_and(|known| known.hash.get().is_none())
+        };
         chunks.iter().map(ChunkIndex).filter(unknown).collect()
     }
 

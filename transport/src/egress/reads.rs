@@ -266,7 +266,12 @@ mod tests {
     }
 
     /// So many ask for one chunk, and wait.
-    async fn ask(encoder: &Arc<Encoder>, payload: &Arc<Payload>, codec: CodecId, askers: usize) -> JoinSet<Outcome> {
+    async fn ask(
+        encoder: &Arc<Encoder>,
+        payload: &Arc<Payload>,
+        codec: CodecId,
+        askers: usize,
+    ) -> JoinSet<Outcome> {
         let mut asking = JoinSet::new();
         for _ in 0..askers {
             let (encoder, payload) = (Arc::clone(encoder), Arc::clone(payload));
@@ -379,7 +384,10 @@ mod tests {
         let asking = ask(&encoder, &payload, CodecId::Raw, 3).await;
         for outcome in asking.join_all().await {
             let error = outcome.unwrap_err();
-            assert!(matches!(*error, SourceError::TimedOut { asked_bytes: 1024, waited_ms: 25_000 }), "{error}");
+            assert!(
+                matches!(*error, SourceError::TimedOut { asked_bytes: 1024, waited_ms: 25_000 }),
+                "{error}"
+            );
         }
         assert_eq!(began.elapsed(), READ_TIMEOUT);
     }

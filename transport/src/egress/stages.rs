@@ -107,7 +107,10 @@ mod tests {
         drop(reading);
         drop(stages.begin(Stage::Read));
         let stats = stages.stats();
-        assert_eq!((stats.begun(Stage::Read), stats.begun(Stage::Send), stats.begun(Stage::Encode)), (3, 1, 0));
+        assert_eq!(
+            (stats.begun(Stage::Read), stats.begun(Stage::Send), stats.begun(Stage::Encode)),
+            (3, 1, 0)
+        );
         assert_eq!(stats.begun_beside(Stage::Read, Stage::Send), 1);
         assert_eq!(stats.begun_beside(Stage::Read, Stage::Read), 1);
         assert_eq!(stats.begun_beside(Stage::Send, Stage::Read), 0);
