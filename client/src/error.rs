@@ -302,20 +302,26 @@ pub(crate) enum TransferError {
     #[error("its memory does not fit: {0}")]
     Parts(#[from] PartsError),
     #[error("{}", chain(source))]
-    Copy { device: Box<str>, source: SinkError },
+    Copy { device: Box<str>, source: Box<SinkError> },
     #[error(
         "no copy has ended for {timeout_ms} ms, and no slot came free: the device hangs, or other work keeps it busy; \
          later versions are tried"
     )]
     DeviceStalled { device: Box<str>, timeout_ms: u128 },
     #[error(transparent)]
-    Chunk(#[from] ReceiveError),
+    Chunk(Box<ReceiveError>),
     #[error("its chunks together hash to {found} where the server said {expected}")]
     Mismatch { expected: VersionDigest, found: VersionDigest },
     #[error("no byte came for {0} ms")]
     Stalled(u128),
     #[error("its memory could not be handed over: {0}")]
-    Sink(#[from] SinkError),
+    Sink(Box<SinkError>),
+}
+
+impl From<SinkError> for TransferError {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(Box::new(error))
+    }
 }
 
 impl TransferError {
@@ -327,18 +333,20 @@ impl TransferError {
     pub(crate) fn chunk(error: ReceiveError, device: Option<&Device>) -> Self {
         match (error, device) {
             (ReceiveError::Sink(source @ (SinkError::Copy(_) | SinkError::Busy { .. })), Some(device)) => {
-                Self::Copy { device: device.name().into(), source }
+                Self::Copy { device: device.name().into(), source: Box::new(source) }
             }
-            (error, _) => Self::Chunk(error),
+            (error, _) => Self::Chunk(Box::new(error)),
         }
     }
 
     /// Whether later versions are lost with this one.
     pub(crate) fn is_final(&self) -> bool {
         match self {
-            Self::Copy { source: SinkError::Copy(error), .. } => error.is_final() || is_our_mistake(error),
-            // What an earlier copy may still write to is not touched. The next version has other memory.
-            Self::Copy { source: SinkError::Busy { .. }, .. } | Self::DeviceStalled { .. } => false,
+            Self::Copy { source, .. } => match &**source {
+                SinkError::Copy(error) => error.is_final() || is_our_mistake(error),
+                _ => false, // What an earlier copy may still write to is busy. The next version has other memory.
+            },
+            Self::DeviceStalled { .. } => false,
             _ => true,
         }
     }
@@ -346,12 +354,10 @@ impl TransferError {
     /// What the server is told.
     pub(crate) fn abort_reason(&self) -> AbortReason {
         match self {
-            Self::Memory(_)
-            | Self::DeviceMemory { .. }
-            | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => AbortReason::OverBudget,
+            _ if self.is_want_of_memory() => AbortReason::OverBudget,
             Self::Stalled(_) => AbortReason::Stalled,
-            Self::Copy { .. } | Self::DeviceStalled { .. } | Self::Parts(_) => AbortReason::DeviceFailed,
-            Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => AbortReason::Corrupt,
+            Self::Copy { .. } | Self::DeviceStalled { .. } => AbortReason::DeviceFailed,
+            _ => AbortReason::Corrupt,
         }
     }
 
@@ -359,19 +365,21 @@ impl TransferError {
     pub(crate) fn for_user(&self, id: &VersionId) -> SubscriptionError {
         let (id, detail) = (id.clone(), self.to_string());
         match self {
-            Self::Memory(_)
-            | Self::DeviceMemory { .. }
-            | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => {
-                SubscriptionError::OverBudget { id, detail }
-            }
+            _ if self.is_want_of_memory() => SubscriptionError::OverBudget { id, detail },
+            Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
             Self::Copy { device, .. } | Self::DeviceStalled { device, .. } => {
                 let (device, is_final) = (device.clone(), self.is_final());
                 SubscriptionError::Device { id, device, detail, is_final }
             }
-            Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
-            Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) | Self::Parts(_) => {
-                SubscriptionError::Corrupt { id, detail }
-            }
+            _ => SubscriptionError::Corrupt { id, detail },
+        }
+    }
+
+    fn is_want_of_memory(&self) -> bool {
+        match self {
+            Self::Memory(_) | Self::DeviceMemory { .. } => true,
+            Self::Chunk(error) => matches!(**error, ReceiveError::Sink(SinkError::NoMemory(_))),
+            _ => false,
         }
     }
 }

@@ -100,13 +100,19 @@ pub(crate) enum Failure {
     /// The server broke a rule: the session ends.
     Misbehaved(Misbehaved),
     /// This version is lost: the subscription ends.
-    Transfer(VersionId, TransferError),
+    Transfer(VersionId, Box<TransferError>),
 }
 
 impl Drop for Receiving {
     /// However a subscription ends, its user hears of it: usually with a better reason, which came before.
     fn drop(&mut self) {
         self.end(SubscriptionError::disconnected(self.topic(), &Arc::new(LaneError::ClosedHere.into())));
+    }
+}
+
+impl Failure {
+    pub(crate) fn transfer(id: &VersionId, error: TransferError) -> Self {
+        Self::Transfer(id.clone(), Box::new(error))
     }
 }
 
@@ -364,7 +370,7 @@ impl Receiving {
         };
         let id = id.clone();
         self.end_version(&id);
-        let mut snapshot = outcome.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        let mut snapshot = outcome.map_err(|error| Failure::transfer(&id, error))?;
         // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
         if let Some(gap) = self.history.gap_before(&id) {
             self.delivery.put_gap(gap);
@@ -441,7 +447,7 @@ impl Receiving {
         };
         let moved = self.counters.moved_bytes();
         if moved == self.stall.seen {
-            return Err(Failure::Transfer(id, self.stalled()));
+            return Err(Failure::transfer(&id, self.stalled()));
         }
         self.stall = Stall { look: now + self.stall.timeout, seen: moved, ..self.stall };
         Ok(())
@@ -478,7 +484,7 @@ impl Receiving {
         let id = announce.id.clone();
         let counters = Arc::clone(&self.counters);
         let begun = Transfer::begin(announce.clone(), selection, self.lent.take(), ground, counters, *began);
-        let mut transfer = begun.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        let mut transfer = begun.map_err(|error| Failure::transfer(&id, error))?;
         self.generation += 1;
         if let Some(digest) = complete {
             transfer.handle_complete(*digest);

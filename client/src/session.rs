@@ -316,7 +316,7 @@ impl Session {
             Err(error) => match receiving.id().filter(|_| receiving.is_under_way(generation)) {
                 Some(id) => {
                     let error = TransferError::chunk(error, receiving.device());
-                    self.fail(subscription, Failure::Transfer(id, error))
+                    self.fail(subscription, Failure::transfer(&id, error))
                 }
                 None => Ok(()),
             },
