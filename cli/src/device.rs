@@ -8,7 +8,7 @@ use crate::{
 use anyhow::Context;
 use std::time::Duration;
 use tensor_relay_device::{
-    Capacity, Device,
+    Capacity, CopyEngine, Device,
     cuda::{self, CudaEngine, CudaOptions},
 };
 
@@ -17,6 +17,9 @@ const PAGE_BYTES: u64 = 4096;
 
 /// The fewest slots that let anything overlap: one is copied while the other is sent or received.
 const SLOTS_MIN: u64 = 2;
+
+/// How often it is asked whether a GPU still works.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How long the last copies may take at the end of the program. One takes milliseconds.
 const LAST_COPIES: Duration = Duration::from_secs(1);
@@ -33,6 +36,18 @@ pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<
     let Capacity { slots, slot_bytes } = device.slots().capacity();
     tracing::info!("Opened {}, with {slots} page-locked slots of {slot_bytes} bytes.", device.name());
     Ok(Some(device))
+}
+
+/// Waits until `device` has failed for good, and says why; forever where it does not, or is this machine.
+pub(crate) async fn failure(device: Option<&Device>) -> anyhow::Error {
+    let engine = device.and_then(|device| device.engine::<CudaEngine>());
+    let Some(engine) = engine else { return std::future::pending().await };
+    loop {
+        if let Some(error) = engine.failure() {
+            return anyhow::Error::new(error.clone()).context(format!("{} has failed", engine.name()));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Waits until GPUs that were opened are given back, at the end of the program: memory, context and all. What still uses

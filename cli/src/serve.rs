@@ -77,7 +77,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let listening = server.local_address()?;
     let addresses = advertised(&args, listening);
     let ledger = Arc::new(Mutex::new(Ledger::load(&state_dir)));
-    let loader = Loader { staging: server.staging(), hold: args.hold, device };
+    let limit_hint = args.device.limit_hint();
+    let loader = Loader { staging: server.staging(), hold: args.hold, device, limit_hint };
     let (mut topics, mut offers) = (Vec::new(), Vec::new());
     for (topic, path) in &args.topics {
         let (offer, published) = tokio::select! {
@@ -95,11 +96,13 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     }
     report(&args, listening, identity.fingerprint(), &topics);
     let watching = watch(offers, args.watch_interval, args.json);
-    let exit = signals.next().await;
+    let ended = tokio::select! {
+        exit = signals.next() => Ok(exit),
+        failure = device::failure(loader.device.as_ref()) => Err(failure),
+    };
     drop(watching);
-    drain(server, args.grace, &mut signals)
-        .await
-        .map_or_else(|| Ok(exit.into()), Ok)
+    let drained = drain(server, args.grace, &mut signals).await;
+    ended.map(|exit| drained.unwrap_or_else(|| exit.into()))
 }
 
 fn config(args: &ServeArgs) -> Config {

@@ -56,8 +56,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
 /// Opens the device, and connects.
 async fn begin(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Client> {
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    let _ = device;
-    let config = config(args);
+    let config = Config { device, ..config(args) };
     Ok(connect(ticket, args.ticket.connect_timeout, config).await?)
 }
 

@@ -22,6 +22,12 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
+    /// For errors about a GPU's memory: what bounds it, where that is this option, or nothing.
+    pub(crate) fn limit_hint(&self) -> String {
+        let hint = |bytes| format!(" (--gpu-mem-limit is {bytes} bytes)");
+        self.gpu_mem_limit.map_or_else(String::new, hint)
+    }
+
     /// The same as words, for another process of this program.
     pub(crate) fn words(&self) -> Vec<String> {
         let limit = self.gpu_mem_limit.map(|bytes| format!("--gpu-mem-limit={bytes}"));

@@ -16,6 +16,8 @@ pub(super) struct Loader {
     pub(super) hold: Hold,
     /// Where tensors are uploaded to.
     pub(super) device: Option<Device>,
+    /// What bounds the memory that they take there, for errors.
+    pub(super) limit_hint: String,
 }
 
 /// Files that were read, or are ready to be.
@@ -81,7 +83,8 @@ impl Loader {
             (Read::Staged(staged), Some(device)) => {
                 let (digest, began) = (staged.digest(), Instant::now());
                 let uploaded = staged.onto(device).await;
-                let failed = || format!("cannot upload {} to {}", path.display(), device.name());
+                let failed =
+                    || format!("cannot upload {} to {}{}", path.display(), device.name(), self.limit_hint);
                 let version = uploaded.with_context(failed)?;
                 self.staging.release_cached();
                 Ok((Loaded { version, digest }, Some(began.elapsed())))

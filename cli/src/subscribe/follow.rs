@@ -47,6 +47,12 @@ impl Follow {
                     report::gap(self.args.json, &gap);
                     continue;
                 }
+                Err(error @ SubscriptionError::OverBudget { .. })
+                    if self.args.device.gpu_mem_limit.is_some() =>
+                {
+                    let no_room = format!("no room{}", self.args.device.limit_hint());
+                    return Err(anyhow::Error::new(error).context(no_room));
+                }
                 other => other?,
             };
             received = true;

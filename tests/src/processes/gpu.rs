@@ -109,6 +109,12 @@ impl Drop for Gpu {
 /// Where it is not built.
 pub fn fake_nvml() -> PathBuf {
     let executable = std::env::current_exe().unwrap();
-    let mut places = executable.ancestors().skip(1).take(2).map(|folder| folder.join("libfake_nvml.so"));
-    places.find(|place| place.is_file()).expect("there is no libfake_nvml.so: run tests/run, or cargo build first")
+    let mut places = executable
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("libfake_nvml.so"));
+    places
+        .find(|place| place.is_file())
+        .expect("there is no libfake_nvml.so: run tests/run, or cargo build first")
 }
