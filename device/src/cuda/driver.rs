@@ -63,15 +63,11 @@ impl Driver {
         let symbols = unsafe { Symbols::find() }.map_err(|symbol| CudaError::NoSymbol { symbol })?;
         // Nothing unloads a driver, so its functions are leaked with it: once per process, but for what fails below.
         let mut driver = Self { symbols: Box::leak(Box::new(symbols)), version: Version(0), devices: 0 };
-        driver.version = driver.ask_version()?;
+        driver.version = driver.ask_version().map_err(unusable)?;
         if driver.version < Version::OLDEST {
             return Err(CudaError::DriverTooOld { found: driver.version });
         }
-        driver.init().map_err(|error| match error.code {
-            STUB_LIBRARY => CudaError::Stub,
-            NO_DEVICE => CudaError::NoDevice,
-            _ => CudaError::Driver(error),
-        })?;
+        driver.init().map_err(unusable)?;
         driver.devices = driver.ask_devices()?;
         (driver.devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
     }
@@ -480,6 +476,15 @@ fn text_of(written: &[c_char]) -> String {
         .take_while(|&byte| byte != 0)
         .collect();
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What it means that a driver refuses the first calls.
+fn unusable(error: DriverError) -> CudaError {
+    match error.code {
+        STUB_LIBRARY => CudaError::Stub,
+        NO_DEVICE => CudaError::NoDevice,
+        _ => CudaError::Driver(error),
+    }
 }
 
 /// Asks the loader why there is no driver, under the name by which drivers are installed.
