@@ -5,9 +5,14 @@ use std::{
     ops::Range,
     panic::resume_unwind,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 use tensor_relay_device::{BoxFuture, CopyError, PartsError, Sink, SinkError, Target};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
+
+/// How long a chunk may take to be copied before its version is given up. Less than servers wait for a byte to move, so
+/// that the device is blamed and not this client; engines of devices that can hang have shorter deadlines of their own.
+const COPY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A sink in device memory that knows every copy in flight, also one whose chunk was given up in the middle.
 ///
@@ -63,10 +68,17 @@ impl DeviceSink {
             }
             end
         });
-        copying.await.unwrap_or_else(|cut_off| match cut_off.try_into_panic() {
-            Ok(panic) => resume_unwind(panic),
-            Err(_) => Err(SinkError::Copy(CopyError::EngineStopped)), // The runtime ends, and nobody waits any more.
-        })
+        match timeout(COPY_TIMEOUT, copying).await {
+            Ok(Ok(end)) => end,
+            Ok(Err(cut_off)) => match cut_off.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(_) => Err(CopyError::EngineStopped.into()), // The runtime ends, and nobody waits any more.
+            },
+            Err(_) => {
+                let device = self.payload.device().name().into();
+                Err(CopyError::TimedOut { device, waited: COPY_TIMEOUT }.into())
+            }
+        }
     }
 }
 
@@ -176,12 +188,8 @@ impl Drop for Copy {
 mod tests {
     use super::*;
     use crate::buffers::Writing;
-    use std::time::Duration;
     use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
-    use tokio::{
-        sync::{Semaphore, oneshot},
-        time::timeout,
-    };
+    use tokio::sync::{Semaphore, oneshot};
 
     /// A sink whose writes wait until they are let pass, and fail when nobody can let them pass any more.
     #[derive(Debug)]

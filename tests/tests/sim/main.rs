@@ -6,6 +6,7 @@ mod buffers;
 mod connecting;
 mod contract;
 mod device_landing;
+mod device_serving;
 mod ends;
 mod every;
 mod faults;
