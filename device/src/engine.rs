@@ -214,9 +214,16 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    /// Whether every later copy of this engine fails as well.
+    /// Whether every later copy of the same bytes fails as well: the engine or its device is gone, or the caller asked for
+    /// what cannot be. A copy that took too long, or that was refused, may succeed the next time.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::DeviceFailed { .. } | Self::EngineStopped)
+        !matches!(self, Self::TimedOut { .. } | Self::FenceTimedOut { .. } | Self::Refused { .. })
+    }
+
+    /// Whether the copy may land later: nobody knows its end, or it has none yet. Its memory is not to be trusted, nor
+    /// given to anybody else, until it is free.
+    pub fn may_land_later(&self) -> bool {
+        matches!(self, Self::TimedOut { .. } | Self::DeviceFailed { .. } | Self::EngineStopped)
     }
 }
 
