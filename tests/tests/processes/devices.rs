@@ -258,7 +258,10 @@ fn a_gpu_that_fails_under_a_server() {
     assert!(ended.took < AT_ONCE, "{ended:?}");
     ended.failed(3, &["the server is shutting down"]);
     assert!(home.files_in("out").is_empty());
-    server.process.end().failed(1, &["cuda:0 has failed", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
+    server
+        .process
+        .end()
+        .failed(1, &["cuda:0 has failed", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
 }
 
 /// Goal: a GPU that fails under a subscriber ends it with an error about this machine; the server serves others.
