@@ -163,7 +163,7 @@ fn a_driver_that_is_none() {
     let gpus = [
         (Gpu::finding(Library::Stub), "stub"),
         (Gpu::finding(Library::Empty), "has no function cu"),
-        (Gpu::finding(Library::TooOld), "has no function cu"),
+        (Gpu::finding(Library::TooOld), "supports CUDA 9.1, and 12.0 is needed"),
         (Gpu::finding(Library::Garbage), "could not be loaded"),
         (Gpu::fake().with("FAKE_CUDA_VERSION", "11080"), "supports CUDA 11.8, and 12.0 is needed"),
         (Gpu::fake().with("FAKE_CUDA_DEVICES", "0"), "no device that this process may use"),
@@ -233,13 +233,14 @@ fn out_of_gpu_memory() {
     let small = home(Gpu::fake().with("FAKE_CUDA_MEM", "16777216"), BYTES);
     let limit = "--gpu-mem-limit=16MiB";
     let server = serve(&large);
-    for (home, word, causes) in [
-        (&large, limit, ["16777216 bytes", "20971", "--gpu-mem-limit"]),
-        (&small, ON_GPU, ["free", "16777216", "20971"]),
+    for (home, words, causes) in [
+        (&large, &[ON_GPU, limit][..], ["16777216 bytes", "20971", "--gpu-mem-limit"]),
+        (&small, &[ON_GPU], ["free", "16777216", "20971"]),
     ] {
-        let refused = home.run(&["serve", ANY_PORT, "--topic=w=w", ON_GPU, word]);
+        let refused = home.run(&[&["serve", ANY_PORT, "--topic=w=w"], words].concat());
         refused.failed(1, &[&["cannot upload w to cuda:0"], &causes[..]].concat());
-        let refused = home.run(&["subscribe", server.ticket("w"), "--once", ON_GPU, word, "--out=out"]);
+        let receive = ["subscribe", server.ticket("w"), "--once", "--out=out"];
+        let refused = home.run(&[&receive, words].concat());
         refused.failed(1, &causes);
         assert!(home.files_in("out").is_empty());
     }
@@ -279,25 +280,35 @@ fn a_gpu_that_fails_under_a_subscriber() {
     came(&home, "whole");
 }
 
-/// Goal: a call that the driver refuses once is no end: the version comes, or the error is told; nothing is torn.
-/// Method: one refused submission on each side.
+/// Goal: a call that the driver refuses once costs a server nothing, and a subscriber an error at most; nothing is torn,
+/// and nobody hangs.
+/// Method: refused copies and events on each side.
 #[test]
 fn a_call_that_fails_once() {
     let home = home(Gpu::fake().that_may_leak(), 40 << 20);
-    for (server_fault, client_fault) in
-        [("cuMemcpyDtoHAsync_v2:3:2", ""), ("", "cuMemcpyHtoDAsync_v2:3:2"), ("cuEventRecord:9:2", "")]
-    {
-        let server = serve_failing(&home, server_fault);
-        let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out", "--wait=5"];
-        let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", client_fault)], &words).end();
+    let receive = |server: &Serving, fault, out: &str| {
+        let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
+        let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &words).end();
         assert!(ended.took < AT_ONCE, "{ended:?}");
-        println!("{server_fault} {client_fault}: {ended:#?}");
-        match ended.code {
-            Some(0) => came(&home, "out"),
-            _ => assert!(home.files_in("out").is_empty(), "{ended:?}"),
-        }
+        ended
+    };
+    for (number, fault) in ["cuMemcpyDtoHAsync_v2:3:2", "cuEventRecord:17:2"].into_iter().enumerate() {
+        let (server, out) = (serve_failing(&home, fault), format!("server-{number}"));
+        receive(&server, "", &out).with(0);
+        came(&home, &out);
         server.process.end_by(Signal::TERM).with(0);
-        let _ = std::fs::remove_dir_all(home.path("out"));
+    }
+    let server = serve(&home);
+    for (number, fault) in ["cuMemcpyHtoDAsync_v2:3:2", "cuEventRecord:5:2"].into_iter().enumerate() {
+        let out = format!("client-{number}");
+        let ended = receive(&server, fault, &out);
+        match ended.code {
+            Some(0) => came(&home, &out),
+            _ => {
+                ended.failed(1, &["cuda:0", "this machine", "CUDA_ERROR_OUT_OF_MEMORY"]);
+                assert!(home.files_in(&out).is_empty());
+            }
+        }
     }
 }
 
