@@ -1,6 +1,6 @@
 //! The CUDA copy engine: GPU memory through page-locked slots.
 //!
-//! It is built without CUDA and runs where there is none: [`probe`] finds the driver, or says what is missing. Nothing
+//! It is built without CUDA and runs where there is none: [`probe()`] finds the driver, or says what is missing. Nothing
 //! else here is reached without a driver that the probe found.
 //!
 //! A tensor that kernels may still be writing becomes a buffer that can be served, without a copy and without waiting:
