@@ -39,6 +39,7 @@ mod tests {
     use tensor_relay_device::{BoxFuture, CopyError};
 
     /// A device that refuses its first copies.
+    #[derive(Debug)]
     struct Refusing {
         refusals: usize,
         reads: AtomicUsize,
