@@ -2,11 +2,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
 
 use crate::{
+    cuda::CudaError,
     host_memory::AllocError,
     id::Id,
     pool::{Capacity, SlotPool},
@@ -29,7 +31,8 @@ use crate::{
 ///   checked before anything starts. A refused copy gives its slot back to the pool at once.
 /// - Asking for a copy never blocks and never waits. No queue is needed that could be full: every copy in
 ///   flight owns a slot that this engine made, so there are never more than these.
-/// - A device can hang. The engine sets no deadline: the caller puts one around the future.
+/// - A device can hang. An engine whose copies can take for ever has a deadline for them: a copy that is late
+///   reports an error, and gives back its slot and memory when it has ended after all.
 pub trait CopyEngine: Send + Sync + 'static {
     /// Memory of this engine's device that holds a tensor or a payload.
     type Memory: Send + Sync + 'static;
@@ -158,11 +161,63 @@ pub enum CopyError {
         "The slot belongs to another engine, or to none. Take it from a pool that this engine's slots() made."
     )]
     ForeignSlot,
+    /// The caller gave memory of another engine: of another device, as a rule. Nothing was written, and the slot is back
+    /// in its pool.
+    #[error(
+        "The memory belongs to another engine. Copy it with the engine that allocated it, or that it was lent to."
+    )]
+    ForeignMemory,
+    /// The copy takes so long that the device must be in trouble. Its slot and memory come back if it ends after all.
+    #[error(
+        "A copy on {device} did not end within {waited:?}. The device is in trouble, or something keeps its bus busy: look \
+         at nvidia-smi, and at the kernel's log for Xid messages."
+    )]
+    TimedOut {
+        /// The engine.
+        device: String,
+        /// How long the engine waited.
+        waited: Duration,
+    },
+    /// The copy was to begin when the caller's stream is past its work, and that takes too long. Nothing was written, and
+    /// the slot is back in its pool.
+    #[error(
+        "A stream on {device} that a copy had to wait for was not past its work within {waited:?}. The kernels on it take \
+         that long, or hang: raise the fence timeout, or hand tensors over later."
+    )]
+    FenceTimedOut {
+        /// The engine.
+        device: String,
+        /// How long the engine waited.
+        waited: Duration,
+    },
+    /// The driver refused the copy. Another may do better. What the copy was to write is unspecified.
+    #[error("A copy on {device} was refused: {source}")]
+    Refused {
+        /// The engine.
+        device: String,
+        /// What the driver said.
+        source: CudaError,
+    },
+    /// The device failed: it does nothing any more for this process. What the copy was to write is unspecified.
+    #[error("{device} has failed, and copies nothing any more: {source}")]
+    DeviceFailed {
+        /// The engine.
+        device: String,
+        /// How it failed.
+        source: CudaError,
+    },
     /// The engine ended before the copy did. What the copy was to write is unspecified, in part or in whole.
     #[error(
         "The copy engine has stopped before the copy ended. Make a new engine, and look for its first error."
     )]
     EngineStopped,
+}
+
+impl CopyError {
+    /// Whether every later copy of this engine fails as well.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::DeviceFailed { .. } | Self::EngineStopped)
+    }
 }
 
 /// Judges a copy before it starts: all of its stretches, or it touches nothing.

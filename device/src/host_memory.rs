@@ -5,6 +5,7 @@ use std::{
 };
 
 use crate::{
+    cuda::CudaError,
     mapping::{Mapping, PREFAULT_PIECE_BYTES},
     region::{Keeper, Region},
 };
@@ -136,6 +137,57 @@ pub enum AllocError {
         len: usize,
         /// What the system said.
         source: io::Error,
+    },
+    /// The device memory budget that the operator set has no room. Giving up what is kept for reuse would not have helped.
+    #[error(
+        "{asked_bytes} bytes of {device}'s memory were asked for while {in_use_bytes} bytes of the budget of \
+         {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held."
+    )]
+    OverDeviceBudget {
+        /// The device.
+        device: String,
+        /// What was asked for, in bytes.
+        asked_bytes: u64,
+        /// What is held.
+        in_use_bytes: u64,
+        /// The most that may be held.
+        budget_bytes: u64,
+    },
+    /// The device has no room.
+    #[error(
+        "{device} has no room for {asked_bytes} bytes: {free_bytes} of its {total_bytes} bytes are free. Release memory of \
+         this or another process (see nvidia-smi), or take another device."
+    )]
+    DeviceFull {
+        /// The device.
+        device: String,
+        /// What was asked of the device, in bytes.
+        asked_bytes: u64,
+        /// What nobody has.
+        free_bytes: u64,
+        /// What the device has.
+        total_bytes: u64,
+    },
+    /// The driver refused to lock pages for slots.
+    #[error(
+        "The driver refused to lock {asked_bytes} bytes of host memory for {device}. Make fewer or smaller slots, and check \
+         the free memory of this host and the limit on locked memory (ulimit -l)."
+    )]
+    PageLocking {
+        /// The device.
+        device: String,
+        /// The bytes that were to be locked.
+        asked_bytes: u64,
+        /// What the driver said.
+        source: CudaError,
+    },
+    /// The device failed, or its engine does not answer.
+    #[error("{device} gives no memory: {source}")]
+    Device {
+        /// The device.
+        device: String,
+        /// What it said.
+        source: CudaError,
     },
     /// A pool without room for a byte was asked for: waiting for its slots would never end.
     #[error(

@@ -5,7 +5,7 @@
 //! - [`HostMemory`] hands out large [`Region`]s of host memory within a budget, and reuses them;
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
-//!   reference, and what every other engine is tested against);
+//!   reference, and what every other engine is tested against; [`cuda`] has that of GPUs);
 //! - a [`Device`] is an engine with its slots, whatever its kind, and a [`DeviceBuffer`] memory on it;
 //! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
 //!   tensors of the caller's ([`GatherSource`], [`ScatterSink`]), or on a device;
@@ -16,8 +16,10 @@
 //! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's
 //! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got,
 //! `host_memory` vouches that a mapping has one owner, and `owner` that a caller's memory is left alone while it
-//! is lent. The other modules are safe code.
+//! is lent; in [`cuda`], `symbols`, `driver` and `gpu` call the driver, and `page_locked` vouches for the memory of its
+//! slots. The other modules are safe code, but for the places in `cuda` that say why nobody uses what they hand to these.
 
+pub mod cuda;
 mod device;
 mod engine;
 mod engine_sink;

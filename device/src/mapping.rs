@@ -68,6 +68,24 @@ impl Mapping {
         let _ = thread::Builder::new().name("relay-prefault".into()).spawn(prefault);
     }
 
+    /// Lets the kernel find all of the memory now, on this thread: near it, on a machine of several nodes. Where the
+    /// kernel cannot, the first writer takes the page faults itself.
+    pub(crate) fn prefault(&self) {
+        for offset in (0..self.len).step_by(PREFAULT_PIECE_BYTES) {
+            if !self.prefault_piece(offset) {
+                return;
+            }
+        }
+    }
+
+    /// Leaves this range out of what a fork copies, so that the pages under it stay the parent's own. A child that
+    /// touches it would be killed; one that only executes another program does not.
+    pub(crate) fn keep_from_children(&self) {
+        // Refused: a fork costs the parent what it costs for all other memory.
+        // SAFETY: the range is this mapping, and this advice changes nothing in this process.
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) };
+    }
+
     /// Pre-faults the piece at `offset` and says whether it went well: false past the end, and where the
     /// kernel cannot (before Linux 5.14) or has no memory to give.
     fn prefault_piece(&self, offset: usize) -> bool {

@@ -79,23 +79,38 @@ impl SlotPool {
         self.shared.capacity.slot_bytes
     }
 
-    fn in_host_memory(capacity: Capacity, engine: Option<Id>) -> Result<Self, AllocError> {
+    /// The bytes of memory that a pool needs: more than any memory has where there are no such numbers.
+    pub(crate) fn memory_len(capacity: Capacity) -> Result<usize, AllocError> {
         let Capacity { slots, slot_bytes } = capacity;
         if slots == 0 || slot_bytes == 0 {
             return Err(AllocError::EmptyPool { slots, slot_bytes });
         }
         // A product beyond all memory saturates, and the system refuses it.
-        let stride = slot_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
-        let mut memory = HostMemory::lazy(u64::MAX).allocate(stride.saturating_mul(slots))?;
+        Ok(stride(slot_bytes).saturating_mul(slots))
+    }
+
+    /// Makes a pool of `memory`, which starts on a page and has at least `memory_len` bytes.
+    pub(crate) fn cut(mut memory: Region, capacity: Capacity, engine: Option<Id>) -> Self {
+        let Capacity { slots, slot_bytes } = capacity;
         let mut cut_slot = || {
-            let mut region = memory.split_to(stride).expect("the memory is `slots` strides long");
+            let mut region = memory.split_to(stride(slot_bytes)).expect("the memory is `slots` strides long");
             drop(region.split_off(slot_bytes)); // The rest of the last page stays unused.
             region
         };
         let free = Mutex::new((0..slots).map(|_| cut_slot()).collect());
         let permits = Semaphore::new(slots);
-        Ok(Self { shared: Arc::new(Shared { free, permits, capacity, engine }) })
+        Self { shared: Arc::new(Shared { free, permits, capacity, engine }) }
     }
+
+    fn in_host_memory(capacity: Capacity, engine: Option<Id>) -> Result<Self, AllocError> {
+        let memory = HostMemory::lazy(u64::MAX).allocate(Self::memory_len(capacity)?)?;
+        Ok(Self::cut(memory, capacity, engine))
+    }
+}
+
+/// From the start of one slot to that of the next: whole pages.
+fn stride(slot_bytes: usize) -> usize {
+    slot_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
 }
 
 impl fmt::Debug for SlotPool {

@@ -1,12 +1,12 @@
 use std::{
-    fmt,
+    fmt, mem,
     ops::{Deref, DerefMut},
     sync::Arc,
 };
 
 use bytes::Bytes;
 
-use crate::{id::Id, pool::Shared, region::Region};
+use crate::{host_memory::HostMemory, id::Id, pool::Shared, region::Region};
 
 /// One staging buffer of a [`SlotPool`](crate::SlotPool): memory, permission and back-pressure at once.
 ///
@@ -30,6 +30,16 @@ impl Slot {
     /// Where the slot is shorter than `len`.
     pub fn freeze(self, len: usize) -> Bytes {
         Bytes::from_owner(self).slice(..len)
+    }
+
+    /// Keeps the slot's memory for good, since a failed device may still reach it, and gives its place in the pool to
+    /// ordinary memory. So nobody waits for ever for a slot, and who gets one learns that its engine refuses copies.
+    /// Where there is no memory, the place is lost.
+    pub(crate) fn forfeit(mut self) {
+        match HostMemory::lazy(u64::MAX).allocate(self.len()) {
+            Ok(region) => mem::forget(mem::replace(&mut self.region, region)),
+            Err(_) => mem::forget(self),
+        }
     }
 
     /// The engine that can copy from and to this slot, where one made it.
@@ -66,6 +76,6 @@ impl fmt::Debug for Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.pool.put_back(std::mem::take(&mut self.region));
+        self.pool.put_back(mem::take(&mut self.region));
     }
 }

@@ -88,7 +88,11 @@ impl SourceError {
     /// Whether another try would fail as well: the bytes are not what they were, or never were there. What the system
     /// refuses now, it may give later.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Self::Io { .. } | Self::NoMemory { .. } | Self::Copy(_))
+        match self {
+            Self::Copy(error) => error.is_final(),
+            Self::Io { .. } | Self::NoMemory { .. } => false,
+            _ => true,
+        }
     }
 }
 

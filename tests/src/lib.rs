@@ -4,10 +4,12 @@
 //! on it, on a clock that jumps to the next event; [`tensors`] makes snapshots in which every byte says which tensor and
 //! which version it belongs to. A scenario is a function of its seed: it takes milliseconds for minutes of simulated
 //! time, and a failure can be run again. [`processes`] is the opposite: the program itself, on this machine, in real time.
+//! [`fake_cuda`] is the driver of GPUs that are not there.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+pub mod fake_cuda;
 pub mod pair;
 pub mod processes;
 pub mod simnet;

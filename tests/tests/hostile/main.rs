@@ -4,4 +4,6 @@
 
 mod clients;
 mod raw;
+mod resumed;
+mod script;
 mod servers;

@@ -9,6 +9,7 @@ mod ends;
 mod every;
 mod faults;
 mod files;
+mod readers;
 mod resume;
 mod snapshots;
 mod stalls;

@@ -1,0 +1,334 @@
+use std::{mem::ManuallyDrop, time::Instant};
+
+use super::{
+    error::{CudaError, DriverError},
+    fence::StreamHandle,
+    flight::{Direction, Flights, Timing},
+    gpu::{Gpu, Mark},
+    inbox::{Job, Reply},
+    memory::CudaMemory,
+    options::{CudaOptions, HANG_FACTOR},
+    thread::Setting,
+};
+use crate::{
+    engine::{Completion, CopyError, Stretch},
+    id::Id,
+    slot::Slot,
+};
+
+/// The copies of an engine: those that wait for a caller's stream, and those in flight.
+pub(super) struct Copies {
+    /// In the order in which they came. Each owns a slot, which bounds them.
+    waiting: Vec<Waiting>,
+    flights: Flights<InFlight>,
+    /// Which directions have rung since the last look.
+    rung: [bool; 2],
+    /// Callers' streams that are to wait for copies. Their threads wait for that to be arranged, which bounds them.
+    orders: Vec<Order>,
+}
+
+struct Waiting {
+    job: Job,
+    until: Instant,
+}
+
+struct Order {
+    memory: Id,
+    stream: StreamHandle,
+    reply: Reply<Result<(), CudaError>>,
+}
+
+/// A copy that the device may be at work on. Dropping it keeps its slot and memory for good: only `ended` frees them.
+struct InFlight {
+    held: ManuallyDrop<Held>,
+    /// Who waits; nobody any more once they were told that the copy is late.
+    done: Option<Completion>,
+    /// Passed when the copy has ended. `None` where the driver refused to make one.
+    mark: Option<Mark>,
+    /// What went wrong when the copy was given to the device in part.
+    error: Option<CudaError>,
+    bytes: u64,
+}
+
+/// What a copy needs until it has ended.
+struct Held {
+    slot: Slot,
+    stretches: Vec<Stretch<CudaMemory>>,
+}
+
+impl Copies {
+    pub(super) fn new(options: &CudaOptions) -> Self {
+        let late_after = options.copy_timeout;
+        let timing = Timing { late_after, hung_after: late_after * HANG_FACTOR };
+        Self { waiting: Vec::new(), flights: Flights::new(timing), rung: [false; 2], orders: Vec::new() }
+    }
+
+    /// Begins a copy, now or when the streams that use its memory are past their work.
+    pub(super) fn start(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
+        match readiness(&job) {
+            Some(Ok(())) => self.begin(job, gpu, setting),
+            Some(Err(error)) => self.refuse(job, &error, setting),
+            None => self
+                .waiting
+                .push(Waiting { job, until: Instant::now() + setting.options.fence_timeout }),
+        }
+    }
+
+    /// Reports that a copy cannot begin, and gives its slot back before that is heard.
+    pub(super) fn refuse(&self, job: Job, error: &CudaError, setting: &Setting) {
+        refuse(job, CopyError::DeviceFailed { device: setting.device(), source: error.clone() });
+    }
+
+    /// The device rang for a copy of this direction.
+    pub(super) fn rang(&mut self, direction: Direction) {
+        self.rung[direction as usize] = true;
+    }
+
+    /// Begins the copies whose streams are past their work by now, and refuses those that have waited too long.
+    pub(super) fn start_waiting(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            match readiness(&waiting.job) {
+                Some(Ok(())) => self.begin(waiting.job, gpu, setting),
+                Some(Err(error)) => self.refuse(waiting.job, &error, setting),
+                None if waiting.until > now => self.waiting.push(waiting),
+                None => {
+                    let waited = setting.options.fence_timeout;
+                    refuse(waiting.job, CopyError::FenceTimedOut { device: setting.device(), waited });
+                }
+            }
+        }
+    }
+
+    /// Ends the copies that have ended, and tells those who wait too long. Fails where the device cannot tell whether a
+    /// copy has ended, or hangs.
+    pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
+        for direction in Direction::BOTH {
+            let rung = std::mem::take(&mut self.rung[direction as usize]);
+            let due = self.flights.is_due(direction, now);
+            if rung || due {
+                let ended = self.end_all(direction, gpu, setting)?;
+                if !rung {
+                    setting.counters.ends_found_by_asking.add(ended);
+                }
+                self.flights.still_running(direction, now);
+            }
+        }
+        self.tell_late(now, setting);
+        match self.flights.hangs(now) {
+            true => Err(CudaError::Hangs {
+                device: setting.device(),
+                waited: setting.options.copy_timeout * HANG_FACTOR,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives up all copies: the device failed. Those of which it still says that they ended have ended; the others keep
+    /// their slots and memory for good.
+    pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.refuse(waiting.job, error, setting);
+        }
+        for direction in Direction::BOTH {
+            while let Some((flight, late)) = self.flights.land(direction) {
+                let ended = flight.mark.as_ref().is_some_and(|mark| gpu.has_passed(mark) == Ok(true));
+                match ended {
+                    true => self.end(direction, flight, late, gpu, setting),
+                    false => keep(flight, late, error, setting),
+                }
+            }
+        }
+    }
+
+    /// Takes note that a stream is to wait for all copies of a memory that were asked for so far.
+    pub(super) fn order_later(
+        &mut self,
+        memory: Id,
+        stream: StreamHandle,
+        reply: Reply<Result<(), CudaError>>,
+    ) {
+        self.orders.push(Order { memory, stream, reply });
+    }
+
+    /// Makes the streams wait that were to wait, but for copies that have not begun: that is for later.
+    pub(super) fn order_streams(&mut self, gpu: &mut Gpu) {
+        for order in std::mem::take(&mut self.orders) {
+            let touches = |stretches: &[Stretch<CudaMemory>]| {
+                stretches.iter().any(|stretch| stretch.memory.id() == order.memory)
+            };
+            if self.waiting.iter().any(|waiting| touches(&waiting.job.stretches)) {
+                self.orders.push(order);
+                continue;
+            }
+            let used = |direction: &Direction| {
+                self.flights.lane(*direction).any(|flight| touches(&flight.held.stretches))
+            };
+            let mut directions = Direction::BOTH.into_iter().filter(used);
+            let ordered = directions.try_for_each(|direction| {
+                let mark = gpu.mark(direction)?;
+                let ordered = gpu.order(order.stream, &mark);
+                gpu.recycle(mark);
+                ordered
+            });
+            let _ = order.reply.send(ordered); // Nobody waits any more: then the stream waits for nothing.
+        }
+    }
+
+    pub(super) fn are_over(&self) -> bool {
+        self.waiting.is_empty() && self.flights.is_empty()
+    }
+
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        let waiting = self.waiting.iter().map(|waiting| waiting.until).min();
+        [waiting, self.flights.wake_at()].into_iter().flatten().min()
+    }
+
+    /// Gives a copy to the device.
+    fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
+        let Job { direction, slot, stretches, done } = job;
+        let held = ManuallyDrop::new(Held { slot, stretches });
+        let mut flight = InFlight { held, done: Some(done), mark: None, error: None, bytes: 0 };
+        if let Err(error) = flight.enqueue(direction, gpu) {
+            flight.error = Some(error.into());
+        }
+        if flight.bytes == 0 {
+            // The device has nothing of it.
+            return flight.ended(setting);
+        }
+        setting.counters.copies_begun.add(1);
+        flight.mark = gpu.mark(direction).ok();
+        if let Some(mark) = &flight.mark {
+            // Where no ring comes, the copy is asked after.
+            let _ = gpu.ring(direction, mark);
+        }
+        self.flights.begin(direction, flight, Instant::now());
+    }
+
+    /// Ends the copies of one direction that have ended; says how many.
+    fn end_all(&mut self, direction: Direction, gpu: &mut Gpu, setting: &Setting) -> Result<u64, CudaError> {
+        let mut ended = 0;
+        // Asked twice where the driver refuses: what it says twice holds.
+        while self.has_ended(direction, gpu).or_else(|_| self.has_ended(direction, gpu))? {
+            if let Some((flight, late)) = self.flights.land(direction) {
+                self.end(direction, flight, late, gpu, setting);
+                ended += 1;
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Whether the oldest copy of one direction has ended. The copies of a stream end in order: one without a mark of its
+    /// own has ended when a later one has, or when the stream is idle.
+    fn has_ended(&self, direction: Direction, gpu: &Gpu) -> Result<bool, DriverError> {
+        let mut flights = self.flights.lane(direction).peekable();
+        if flights.peek().is_none() {
+            return Ok(false);
+        }
+        match flights.find_map(|flight| flight.mark.as_ref()) {
+            Some(mark) => gpu.has_passed(mark),
+            None => gpu.is_idle(direction),
+        }
+    }
+
+    /// Ends a copy that has ended.
+    fn end(&self, direction: Direction, mut flight: InFlight, late: bool, gpu: &mut Gpu, setting: &Setting) {
+        if let Some(mark) = flight.mark.take() {
+            gpu.recycle(mark);
+        }
+        let counters = &setting.counters;
+        counters.copies_ended.add(1);
+        match direction {
+            Direction::Out => counters.out_bytes.add(flight.bytes),
+            Direction::In => counters.in_bytes.add(flight.bytes),
+        }
+        if late {
+            counters.copies_quarantined.sub(1);
+            counters.quarantined_bytes.sub(flight.bytes);
+        }
+        flight.ended(setting);
+    }
+
+    /// Tells those who wait for a copy that it takes too long. Its slot and memory stay where they are.
+    fn tell_late(&mut self, now: Instant, setting: &Setting) {
+        for flight in self.flights.newly_late(now) {
+            setting.counters.copies_quarantined.add(1);
+            setting.counters.quarantined_bytes.add(flight.bytes);
+            if let Some(done) = flight.done.take() {
+                let waited = setting.options.copy_timeout;
+                done.finish(Err(CopyError::TimedOut { device: setting.device(), waited }));
+            }
+        }
+    }
+}
+
+impl InFlight {
+    /// Puts the stretches on the stream, up to the first that the driver refuses.
+    fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
+        let Held { slot, stretches } = &mut *self.held;
+        for stretch in stretches.iter().filter(|stretch| stretch.len > 0) {
+            // SAFETY: `CudaEngine::start` judged the stretch to be in bounds and the slot to be the engine's. Both are
+            // kept by `held`, which only `ended` lets go, and that is for copies whose mark, made after this, was passed.
+            unsafe { gpu.enqueue(direction, slot, stretch) }?;
+            self.bytes += stretch.len as u64;
+        }
+        Ok(())
+    }
+
+    /// Lets go of slot and memory: to be called when the device has nothing of the copy any more. Memory goes first:
+    /// whoever sees the copy ended may be sure that it holds nothing.
+    fn ended(self, setting: &Setting) {
+        let Held { slot, stretches } = ManuallyDrop::into_inner(self.held);
+        drop(stretches);
+        let end = match self.error {
+            None => Ok(slot),
+            Some(source) => {
+                drop(slot);
+                Err(CopyError::Refused { device: setting.device(), source })
+            }
+        };
+        match self.done {
+            Some(done) => done.finish(end),
+            None => drop(end),
+        }
+    }
+}
+
+/// Keeps what a copy uses for good, since nobody knows whether it runs. Its slot's place in the pool is given to ordinary
+/// memory, so that whoever waits for a slot learns that the device failed.
+fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) {
+    let counters = &setting.counters;
+    counters.copies_kept.add(1);
+    if late {
+        counters.copies_quarantined.sub(1);
+        counters.quarantined_bytes.sub(flight.bytes);
+    }
+    let Held { slot, stretches } = ManuallyDrop::into_inner(flight.held);
+    counters.kept_bytes.add(slot.len() as u64 + flight.bytes);
+    std::mem::forget(stretches);
+    slot.forfeit();
+    if let Some(done) = flight.done.take() {
+        done.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
+    }
+}
+
+/// Gives the slot of a copy back that did not begin, and then says why it did not.
+fn refuse(job: Job, error: CopyError) {
+    let Job { slot, stretches, done, .. } = job;
+    drop((slot, stretches));
+    done.finish(Err(error));
+}
+
+/// Whether all streams that use the memory of a copy are past their work: `None` while one is not.
+fn readiness(job: &Job) -> Option<Result<(), CudaError>> {
+    job.stretches
+        .iter()
+        .try_for_each(|stretch| match stretch.memory.is_free() {
+            Some(Ok(())) => std::ops::ControlFlow::Continue(()),
+            other => std::ops::ControlFlow::Break(other),
+        })
+        .break_value()
+        .unwrap_or(Some(Ok(())))
+}

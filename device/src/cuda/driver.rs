@@ -1,0 +1,519 @@
+//! The second circle: each call as a function that returns a `Result`.
+
+use std::{
+    error::Error,
+    ffi::{CStr, c_char, c_int, c_void},
+    fmt, mem, ptr,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+
+use super::{
+    error::{CudaError, DriverError},
+    symbols::{Code, Symbols},
+};
+
+/// Finds the CUDA driver, once per process: loads its library, looks up every function that is used, asks for its version
+/// and its devices.
+///
+/// Never panics, and needs no CUDA at build time. Where anything is missing, the error says what. Costs nothing where
+/// there is no library, and some tens of milliseconds where there is; then nothing any more. What fails is tried again
+/// the next time.
+pub fn probe() -> Result<Driver, CudaError> {
+    static FOUND: OnceLock<Driver> = OnceLock::new();
+    static LOOKING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(driver) = FOUND.get() {
+        return Ok(*driver);
+    }
+    let driver = Driver::load()?;
+    Ok(*FOUND.get_or_init(|| driver))
+}
+
+/// The CUDA driver of this process: there, new enough, and with a device.
+#[derive(Clone, Copy)]
+pub struct Driver {
+    symbols: &'static Symbols,
+    version: Version,
+    devices: usize,
+}
+
+impl Driver {
+    /// The newest CUDA that the driver supports.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// How many devices this process sees: `cuda:0` and on.
+    pub fn devices(&self) -> usize {
+        self.devices
+    }
+
+    fn load() -> Result<Self, CudaError> {
+        // SAFETY: loading runs the library's own initialisers, which is what loading NVIDIA's driver is. A program that
+        // has another libcuda.so in its search path has chosen to run that.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoLibrary { reason: why_no_library() });
+        }
+        // SAFETY: the library is there.
+        let symbols = unsafe { Symbols::find() }.map_err(|symbol| CudaError::NoSymbol { symbol })?;
+        // Nothing unloads a driver, so its functions are leaked with it: once per process, but for what fails below.
+        let mut driver = Self { symbols: Box::leak(Box::new(symbols)), version: Version(0), devices: 0 };
+        driver.version = driver.ask_version()?;
+        if driver.version < Version::OLDEST {
+            return Err(CudaError::DriverTooOld { found: driver.version });
+        }
+        driver.init().map_err(|error| match error.code {
+            STUB_LIBRARY => CudaError::Stub,
+            NO_DEVICE => CudaError::NoDevice,
+            _ => CudaError::Driver(error),
+        })?;
+        driver.devices = driver.ask_devices()?;
+        (driver.devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
+    }
+
+    fn ask_version(&self) -> Result<Version, DriverError> {
+        let mut version: c_int = 0;
+        // SAFETY: the driver writes one number to a local.
+        let code = unsafe { (self.symbols.cuDriverGetVersion)(&raw mut version) };
+        self.check("cuDriverGetVersion", code)?;
+        Ok(Version(version.unsigned_abs()))
+    }
+
+    fn init(&self) -> Result<(), DriverError> {
+        // SAFETY: may be called at any time, and on any thread.
+        let code = unsafe { (self.symbols.cuInit)(0) };
+        self.check("cuInit", code)
+    }
+
+    fn ask_devices(&self) -> Result<usize, DriverError> {
+        let mut devices: c_int = 0;
+        // SAFETY: the driver writes one number to a local.
+        let code = unsafe { (self.symbols.cuDeviceGetCount)(&raw mut devices) };
+        self.check("cuDeviceGetCount", code)?;
+        Ok(usize::try_from(devices).unwrap_or(0))
+    }
+
+    /// The device with this ordinal.
+    pub(super) fn device(&self, ordinal: usize) -> Result<CUdevice, CudaError> {
+        let devices = self.devices;
+        let known = c_int::try_from(ordinal).ok().filter(|_| ordinal < devices);
+        let ordinal = known.ok_or(CudaError::NoSuchDevice { ordinal, devices })?;
+        let mut device: CUdevice = 0;
+        // SAFETY: the driver writes one handle to a local.
+        let code = unsafe { (self.symbols.cuDeviceGet)(&raw mut device, ordinal) };
+        self.check("cuDeviceGet", code)?;
+        Ok(device)
+    }
+
+    pub(super) fn device_name(&self, device: CUdevice) -> Result<String, DriverError> {
+        let mut name = [0; 256];
+        // SAFETY: the driver writes a string and its zero into the array, whose length it is given.
+        let code = unsafe { (self.symbols.cuDeviceGetName)(name.as_mut_ptr(), 256, device) };
+        self.check("cuDeviceGetName", code)?;
+        Ok(text_of(&name))
+    }
+
+    /// Where the device is on the PCI bus, as sysfs writes it: `0000:17:00.0`.
+    pub(super) fn pci_bus_id(&self, device: CUdevice) -> Result<String, DriverError> {
+        let mut id = [0; 32];
+        // SAFETY: the driver writes a string and its zero into the array, whose length it is given.
+        let code = unsafe { (self.symbols.cuDeviceGetPCIBusId)(id.as_mut_ptr(), 32, device) };
+        self.check("cuDeviceGetPCIBusId", code)?;
+        Ok(text_of(&id).to_ascii_lowercase())
+    }
+
+    pub(super) fn attribute(
+        &self,
+        device: CUdevice,
+        attribute: CUdevice_attribute,
+    ) -> Result<c_int, DriverError> {
+        let mut value: c_int = 0;
+        // SAFETY: the driver writes one number to a local.
+        let code = unsafe { (self.symbols.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+        self.check("cuDeviceGetAttribute", code)?;
+        Ok(value)
+    }
+
+    pub(super) fn total_bytes(&self, device: CUdevice) -> Result<u64, DriverError> {
+        let mut bytes: usize = 0;
+        // SAFETY: the driver writes one number to a local.
+        let code = unsafe { (self.symbols.cuDeviceTotalMem_v2)(&raw mut bytes, device) };
+        self.check("cuDeviceTotalMem_v2", code)?;
+        Ok(bytes as u64)
+    }
+
+    /// Holds the device's primary context: the one that everything in a process shares that does not insist on its own.
+    pub(super) fn retain(&self, device: CUdevice) -> Result<CUcontext, DriverError> {
+        let mut context: CUcontext = ptr::null_mut();
+        // SAFETY: the driver writes one handle to a local.
+        let code = unsafe { (self.symbols.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(context)
+    }
+
+    /// Lets go of the primary context, once for each `retain`.
+    ///
+    /// # Safety
+    ///
+    /// Nothing that the caller made in the context is used any more: where nobody else holds it, it is gone.
+    pub(super) unsafe fn release(&self, device: CUdevice) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuDevicePrimaryCtxRelease_v2)(device) };
+        self.check("cuDevicePrimaryCtxRelease_v2", code)
+    }
+
+    /// Makes the context the calling thread's.
+    ///
+    /// # Safety
+    ///
+    /// The context is retained for as long as this thread calls the driver.
+    pub(super) unsafe fn set_current(&self, context: CUcontext) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuCtxSetCurrent)(context) };
+        self.check("cuCtxSetCurrent", code)
+    }
+
+    /// Lets this thread allocate and query while somebody else in the process captures a graph. Without it, such a call
+    /// would be refused, and end their capture. None of this thread's streams is ever captured.
+    pub(super) fn relax_capture(&self) {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        if let Some(exchange) = self.symbols.cuThreadExchangeStreamCaptureMode {
+            // A driver that refuses leaves things as they were.
+            // SAFETY: the driver reads one mode from a local and writes the one before, which nobody looks at.
+            let _ = unsafe { exchange(&raw mut mode) };
+        }
+    }
+
+    /// Free and total bytes of the device of the calling thread's context.
+    pub(super) fn memory(&self) -> Result<(u64, u64), DriverError> {
+        let (mut free, mut total): (usize, usize) = (0, 0);
+        // SAFETY: the driver writes two numbers to locals.
+        let code = unsafe { (self.symbols.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo_v2", code)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Takes device memory: at least 256-byte aligned. Its content is whatever the last user left.
+    pub(super) fn allocate(&self, len: usize) -> Result<u64, DriverError> {
+        let mut address: u64 = 0;
+        // SAFETY: the driver writes one address to a local.
+        let code = unsafe { (self.symbols.cuMemAlloc_v2)(&raw mut address, len) };
+        self.check("cuMemAlloc_v2", code)?;
+        Ok(address)
+    }
+
+    /// Gives back what `allocate` gave. May wait for all that the device does.
+    ///
+    /// # Safety
+    ///
+    /// No copy and no kernel uses the memory any more, and nobody has its address.
+    pub(super) unsafe fn free(&self, address: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuMemFree_v2)(address) };
+        self.check("cuMemFree_v2", code)
+    }
+
+    /// Locks the pages of host memory, so that the device copies from and to them by itself.
+    ///
+    /// # Safety
+    ///
+    /// The range stays mapped until `unlock`.
+    pub(super) unsafe fn lock(&self, start: *mut u8, len: usize) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise. No flags: cached by the processor as all memory, and never write-combined.
+        let code = unsafe { (self.symbols.cuMemHostRegister_v2)(start.cast(), len, 0) };
+        self.check("cuMemHostRegister_v2", code)
+    }
+
+    /// Undoes `lock`.
+    ///
+    /// # Safety
+    ///
+    /// No copy uses the range any more.
+    pub(super) unsafe fn unlock(&self, start: *mut u8) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuMemHostUnregister)(start.cast()) };
+        self.check("cuMemHostUnregister", code)
+    }
+
+    /// A stream that neither waits for the legacy default stream nor lets that wait.
+    pub(super) fn new_stream(&self) -> Result<CUstream, DriverError> {
+        let mut stream: CUstream = ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the driver writes one handle to a local.
+        let code = unsafe { (self.symbols.cuStreamCreate)(&raw mut stream, flags) };
+        self.check("cuStreamCreate", code)?;
+        Ok(stream)
+    }
+
+    /// # Safety
+    ///
+    /// `stream` is one of `new_stream` and is not used after this. What is on it still runs to its end.
+    pub(super) unsafe fn destroy_stream(&self, stream: CUstream) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuStreamDestroy_v2)(stream) };
+        self.check("cuStreamDestroy_v2", code)
+    }
+
+    /// Whether all that was put on the stream has ended.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a living stream.
+    pub(super) unsafe fn stream_is_idle(&self, stream: CUstream) -> Result<bool, DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuStreamQuery)(stream) };
+        self.check_ready("cuStreamQuery", code)
+    }
+
+    /// Whether the stream is being captured into a graph; false where the driver is too old to tell.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a living stream, or names a default one.
+    pub(super) unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, DriverError> {
+        let Some(ask) = self.symbols.cuStreamIsCapturing else { return Ok(false) };
+        // A number, since a status that cudarc does not know would be undefined behaviour as its enum.
+        let mut status: u32 = 0;
+        // SAFETY: the caller's promise; the driver writes one number to a local.
+        let code = unsafe { ask(stream, (&raw mut status).cast()) };
+        self.check("cuStreamIsCapturing", code)?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
+    }
+
+    /// An event that measures no time, which makes it cheap.
+    pub(super) fn new_event(&self) -> Result<CUevent, DriverError> {
+        let mut event: CUevent = ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the driver writes one handle to a local.
+        let code = unsafe { (self.symbols.cuEventCreate)(&raw mut event, flags) };
+        self.check("cuEventCreate", code)?;
+        Ok(event)
+    }
+
+    /// # Safety
+    ///
+    /// `event` is one of `new_event` and is not used after this. Streams that wait for it still do.
+    pub(super) unsafe fn destroy_event(&self, event: CUevent) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuEventDestroy_v2)(event) };
+        self.check("cuEventDestroy_v2", code)
+    }
+
+    /// Puts the event on the stream, behind all that is there now.
+    ///
+    /// # Safety
+    ///
+    /// Both live; `stream` may name a default one.
+    pub(super) unsafe fn record(&self, event: CUevent, stream: CUstream) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuEventRecord)(event, stream) };
+        self.check("cuEventRecord", code)
+    }
+
+    /// Whether all that was on the stream when the event was recorded has ended.
+    ///
+    /// # Safety
+    ///
+    /// `event` lives.
+    pub(super) unsafe fn has_passed(&self, event: CUevent) -> Result<bool, DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuEventQuery)(event) };
+        self.check_ready("cuEventQuery", code)
+    }
+
+    /// Makes what is put on the stream from now on wait for the event, as it was recorded last.
+    ///
+    /// # Safety
+    ///
+    /// Both live; `stream` may name a default one.
+    pub(super) unsafe fn wait_for(&self, stream: CUstream, event: CUevent) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuStreamWaitEvent)(stream, event, 0) };
+        self.check("cuStreamWaitEvent", code)
+    }
+
+    /// Puts a copy from the device on the stream.
+    ///
+    /// # Safety
+    ///
+    /// Until the copy has ended: `from` and `len` lie in device memory that nobody frees, `to` and `len` in host memory
+    /// whose pages are locked and that nobody else touches. `stream` lives.
+    pub(super) unsafe fn copy_out(
+        &self,
+        to: *mut u8,
+        from: u64,
+        len: usize,
+        stream: CUstream,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuMemcpyDtoHAsync_v2)(to.cast(), from, len, stream) };
+        self.check("cuMemcpyDtoHAsync_v2", code)
+    }
+
+    /// Puts a copy to the device on the stream.
+    ///
+    /// # Safety
+    ///
+    /// As for `copy_out`; the host memory may be read meanwhile.
+    pub(super) unsafe fn copy_in(
+        &self,
+        to: u64,
+        from: *const u8,
+        len: usize,
+        stream: CUstream,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuMemcpyHtoDAsync_v2)(to, from.cast(), len, stream) };
+        self.check("cuMemcpyHtoDAsync_v2", code)
+    }
+
+    /// Has a thread of the driver's call `function` when all that is on the stream has ended. It is not called where the
+    /// context fails before that.
+    ///
+    /// # Safety
+    ///
+    /// `data` is what `function` expects, until it was called or the stream is known to be idle. `function` does not
+    /// unwind, and calls nothing of CUDA. `stream` lives.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: CUstream,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.symbols.cuLaunchHostFunc)(stream, Some(function), data) };
+        self.check("cuLaunchHostFunc", code)
+    }
+
+    pub(super) fn check(&self, call: &'static str, code: Code) -> Result<(), DriverError> {
+        match code {
+            SUCCESS => Ok(()),
+            _ => Err(self.error(call, code)),
+        }
+    }
+
+    fn check_ready(&self, call: &'static str, code: Code) -> Result<bool, DriverError> {
+        match code {
+            NOT_READY => Ok(false),
+            _ => self.check(call, code).map(|()| true),
+        }
+    }
+
+    #[cold]
+    fn error(&self, call: &'static str, code: Code) -> DriverError {
+        let name = self.describe(self.symbols.cuGetErrorName, code);
+        let text = self.describe(self.symbols.cuGetErrorString, code);
+        DriverError {
+            call,
+            code,
+            name: name.unwrap_or_else(|| "an unknown error".into()),
+            text: text.unwrap_or_else(|| "the driver says nothing about it".into()),
+        }
+    }
+
+    /// What the driver says of a code.
+    fn describe(
+        &self,
+        ask: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
+        code: Code,
+    ) -> Option<String> {
+        let mut text: *const c_char = ptr::null();
+        // SAFETY: the driver knows the code or refuses it, and writes one pointer to a local.
+        let answer = unsafe { ask(code, &raw mut text) };
+        if answer != SUCCESS || text.is_null() {
+            return None;
+        }
+        // SAFETY: the driver's own constant string.
+        let text = unsafe { CStr::from_ptr(text) };
+        Some(text.to_string_lossy().into_owned())
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver")
+            .field("version", &self.version)
+            .field("devices", &self.devices)
+            .finish()
+    }
+}
+
+/// A version of CUDA.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(u32);
+
+impl Version {
+    /// The oldest that is known to have all that is used here: NVIDIA's driver 525, of 2022.
+    pub const OLDEST: Self = Self(12_000);
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The driver's codes that mean something to the program, and not only to whoever reads them.
+const SUCCESS: Code = 0;
+pub(super) const OUT_OF_MEMORY: Code = 2;
+const STUB_LIBRARY: Code = 34;
+const NO_DEVICE: Code = 100;
+const NOT_READY: Code = 600;
+pub(super) const NOT_REGISTERED: Code = 713;
+
+/// A string that the driver wrote.
+fn text_of(written: &[c_char]) -> String {
+    let bytes: Vec<u8> = written
+        .iter()
+        .map(|&c| c.cast_unsigned())
+        .take_while(|&byte| byte != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Asks the loader why there is no driver, under the name by which drivers are installed.
+fn why_no_library() -> String {
+    // SAFETY: as for every attempt before, which found nothing to run; this one is made for its message.
+    match unsafe { libloading::Library::new("libcuda.so.1") } {
+        Ok(library) => {
+            mem::forget(library); // It came this very moment. A driver is never unloaded.
+            "it has only just appeared".into()
+        }
+        // The loader's own words are in the source.
+        Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_people_write_them() {
+        assert_eq!(Version(13_040).to_string(), "13.4");
+        assert_eq!(Version(12_000).to_string(), "12.0");
+        assert!(Version(11_080) < Version::OLDEST);
+    }
+
+    #[test]
+    fn a_probe_never_panics_and_says_what_is_missing() {
+        // Machines that build this have no GPU, as a rule: then the error says so. With one, there is a device.
+        for _ in 0..2 {
+            match probe() {
+                Ok(driver) => assert!(driver.devices() > 0 && driver.version() >= Version::OLDEST),
+                Err(error) => assert!(error.to_string().len() > 40, "{error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+use std::{fmt, time::Duration};
+
+use super::driver::Version;
+
+/// Why CUDA cannot be used, or a call of it failed. Says what is missing and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver library that could be loaded.
+    #[error(
+        "The CUDA driver's library libcuda.so.1 could not be loaded: {reason}. Install NVIDIA's driver; in a container, \
+         start it with access to GPUs (docker run --gpus all)."
+    )]
+    NoLibrary {
+        /// What the loader said.
+        reason: String,
+    },
+    /// A driver library was loaded that is none, or a very old one.
+    #[error(
+        "The CUDA driver's library has no function {symbol}. It is older than CUDA {}, or no driver: look for another \
+         libcuda.so in LD_LIBRARY_PATH.",
+        Version::OLDEST
+    )]
+    NoSymbol {
+        /// The first function that is missing.
+        symbol: &'static str,
+    },
+    /// The driver is older than what this was made for.
+    #[error(
+        "The CUDA driver supports CUDA {found}, and {} is needed. Update NVIDIA's driver.",
+        Version::OLDEST
+    )]
+    DriverTooOld {
+        /// What the driver says of itself.
+        found: Version,
+    },
+    /// The library is the toolkit's stub, which only linkers should see.
+    #[error(
+        "The CUDA library that was loaded is the toolkit's stub and no driver. Take the toolkit's folder `stubs` out of \
+         LD_LIBRARY_PATH."
+    )]
+    Stub,
+    /// There is a driver, and nothing for it to drive.
+    #[error(
+        "There is a CUDA driver and no device that this process may use. Look at nvidia-smi and at \
+         CUDA_VISIBLE_DEVICES; in a container, start it with access to GPUs (docker run --gpus all)."
+    )]
+    NoDevice,
+    /// There are devices, but not this one.
+    #[error("There is no device cuda:{ordinal}. This process sees {}.", Devices(*devices))]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: usize,
+        /// How many there are.
+        devices: usize,
+    },
+    /// The driver refused a call.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The system gave no thread for the engine.
+    #[error("The system gave no thread for the engine of {device}: {reason}.")]
+    NoThread {
+        /// The engine that was to be.
+        device: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// The engine's thread did not answer in time: the driver holds it in a call.
+    #[error(
+        "The engine of {device} did not answer within {waited:?}: the driver holds its thread in a call. The device hangs, \
+         or another program keeps it busy; look at nvidia-smi and at the kernel's log for Xid messages."
+    )]
+    NoAnswer {
+        /// Which engine.
+        device: String,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// The engine has ended.
+    #[error("The engine of {device} has stopped. Open it again.")]
+    Stopped {
+        /// Which engine.
+        device: String,
+    },
+    /// A copy did not end for so long that nobody may count on it any more.
+    #[error(
+        "A copy on {device} did not end within {waited:?}: the device hangs. Look at the kernel's log for Xid messages, \
+         and start this process again."
+    )]
+    Hangs {
+        /// Which engine.
+        device: String,
+        /// How long the engine waited.
+        waited: Duration,
+    },
+    /// The caller's stream records a graph, where an event says nothing of when work is done.
+    #[error(
+        "The stream is being captured into a graph. Hand tensors over before the capture begins, or after it ends."
+    )]
+    Capturing,
+    /// The per-thread default stream is another one on each thread, so it cannot be handed to the engine's.
+    #[error(
+        "The per-thread default stream cannot be named to another thread. Use a stream of your own, or the legacy \
+         default stream."
+    )]
+    PerThreadStream,
+}
+
+/// What the driver said when it refused a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverError {
+    /// The function that was called.
+    pub call: &'static str,
+    /// The driver's number for what went wrong.
+    pub code: u32,
+    /// The driver's name for it: `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub name: String,
+    /// The driver's sentence about it.
+    pub text: String,
+}
+
+impl DriverError {
+    /// What a person can do about it, where that is known.
+    pub fn advice(&self) -> Option<&'static str> {
+        Some(match self.code {
+            2 => "Release memory of the device, or set smaller budgets.",
+            3 | 4 => "The process is ending, or the driver was never initialised.",
+            46 => "Another process has the device for itself: look at its compute mode with nvidia-smi.",
+            201 | 709 => "Something in this process has reset the device or destroyed its primary context.",
+            214 => "The device found an error in its memory: look at nvidia-smi -q -d ECC, and reset it.",
+            700..=720 => {
+                "A kernel or copy in this process broke the device's context: start the process again."
+            }
+            800 => "The system does not permit it: look at the container's device rules.",
+            802 => "The system's GPU fabric is not ready: start nvidia-fabricmanager.",
+            803 => {
+                "The driver's kernel module and its library differ: load the new module, or start the machine again."
+            }
+            999 => "Look at the kernel's log for Xid messages.",
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, code, name, text } = self;
+        write!(f, "The CUDA driver refused {call} with {name} ({code}): {text}.")?;
+        match self.advice() {
+            Some(advice) => write!(f, " {advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for DriverError {}
+
+/// A number of devices, as a person reads it.
+struct Devices(usize);
+
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => write!(f, "one, cuda:0"),
+            devices => write!(f, "{devices}, cuda:0 to cuda:{}", devices.saturating_sub(1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_driver_says_what_to_do() {
+        let error = DriverError {
+            call: "cuMemAlloc_v2",
+            code: 2,
+            name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
+            text: "out of memory".into(),
+        };
+        assert_eq!(
+            error.to_string(),
+            "The CUDA driver refused cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY (2): out of memory. Release memory of \
+             the device, or set smaller budgets."
+        );
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_told_from_those_that_are() {
+        let message = |devices| CudaError::NoSuchDevice { ordinal: 7, devices }.to_string();
+        assert_eq!(message(1), "There is no device cuda:7. This process sees one, cuda:0.");
+        assert_eq!(message(4), "There is no device cuda:7. This process sees 4, cuda:0 to cuda:3.");
+    }
+}

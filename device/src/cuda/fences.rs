@@ -1,0 +1,94 @@
+use std::{collections::BTreeMap, time::Instant};
+
+use tokio::sync::watch;
+
+use super::{
+    error::CudaError,
+    fence::{Asking, Fence, StreamHandle},
+    gpu::{Gpu, Mark},
+    thread::Setting,
+};
+
+/// The fences that somebody holds and that are not passed yet. They are asked after at growing intervals: a ring would
+/// have to be put on the caller's stream.
+#[derive(Default)]
+pub(super) struct Fences {
+    next_id: u64,
+    /// One for each fence that its owner has not dropped: they bound this.
+    open: BTreeMap<u64, Watched>,
+}
+
+struct Watched {
+    mark: Mark,
+    verdict: watch::Sender<Option<Result<(), CudaError>>>,
+    asking: Asking,
+}
+
+impl Fences {
+    /// Makes a fence of the place where the stream is now.
+    pub(super) fn record(
+        &mut self,
+        stream: StreamHandle,
+        gpu: &mut Gpu,
+        setting: &Setting,
+    ) -> Result<Fence, CudaError> {
+        let mark = gpu.mark_stream(stream)?;
+        let id = self.next_id;
+        self.next_id += 1;
+        let (verdict, seen) = watch::channel(None);
+        self.open
+            .insert(id, Watched { mark, verdict, asking: Asking::new(Instant::now()) });
+        Ok(Fence::new(id, seen, setting.inbox.clone()))
+    }
+
+    /// Makes a stream wait for a fence. One that is not open any more is passed, or failed: its owner can tell.
+    pub(super) fn order(&self, id: u64, stream: StreamHandle, gpu: &Gpu) -> Result<(), CudaError> {
+        match self.open.get(&id) {
+            Some(watched) => gpu.order(stream, &watched.mark),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn drop_fence(&mut self, id: u64, gpu: &mut Gpu) {
+        if let Some(watched) = self.open.remove(&id) {
+            gpu.recycle(watched.mark);
+        }
+    }
+
+    /// Asks after those that are due, and tells who holds them.
+    pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu) {
+        let due = self.open.extract_if(.., |_, watched| {
+            if !watched.asking.is_due(now) {
+                return false;
+            }
+            watched.asking.asked(now);
+            // Asked twice where the driver refuses: what it says twice holds.
+            match gpu.has_passed(&watched.mark).or_else(|_| gpu.has_passed(&watched.mark)) {
+                Ok(false) => false,
+                Ok(true) => watched.tell(Ok(())),
+                Err(error) => watched.tell(Err(error.into())),
+            }
+        });
+        let over: Vec<Mark> = due.map(|(_, watched)| watched.mark).collect();
+        over.into_iter().for_each(|mark| gpu.recycle(mark));
+    }
+
+    /// Tells all who wait that the device failed.
+    pub(super) fn fail(&mut self, error: &CudaError) {
+        for watched in std::mem::take(&mut self.open).into_values() {
+            watched.tell(Err(error.clone()));
+        }
+    }
+
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.open.values().map(|watched| watched.asking.ask_at()).min()
+    }
+}
+
+impl Watched {
+    /// Says how the fence ended, which is the last that is heard of it.
+    fn tell(&self, verdict: Result<(), CudaError>) -> bool {
+        self.verdict.send_replace(Some(verdict));
+        true
+    }
+}

@@ -1,0 +1,254 @@
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+/// Which way a copy goes: each has a stream of its own, so that both directions of the bus are used at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Off the device, into a slot.
+    Out,
+    /// From a slot, to the device.
+    In,
+}
+
+impl Direction {
+    pub(super) const BOTH: [Self; 2] = [Self::Out, Self::In];
+}
+
+/// The copies in flight, and when to ask after them: no driver is called here, so that all of this can be tested.
+///
+/// The copies of one direction are on one stream, so they end in the order in which they began: only the oldest is asked
+/// after. As a rule a ring says when. Behind that, it is asked after by itself, since rings can be lost: a context that
+/// fails rings no more.
+#[derive(Debug)]
+pub(super) struct Flights<C> {
+    lanes: [VecDeque<Flight<C>>; 2],
+    timing: Timing,
+}
+
+/// The deadlines of flights.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timing {
+    /// After this long, whoever waits is told that the copy failed.
+    pub(super) late_after: Duration,
+    /// After this long, the device hangs.
+    pub(super) hung_after: Duration,
+}
+
+#[derive(Debug)]
+struct Flight<C> {
+    cargo: C,
+    begun: Instant,
+    ask_at: Instant,
+    pause: Duration,
+    late: bool,
+}
+
+impl<C> Flights<C> {
+    pub(super) fn new(timing: Timing) -> Self {
+        Self { lanes: [VecDeque::new(), VecDeque::new()], timing }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.iter().all(VecDeque::is_empty)
+    }
+
+    /// Takes note of a copy that was given to the device after all others of its direction.
+    pub(super) fn begin(&mut self, direction: Direction, cargo: C, now: Instant) {
+        let flight = Flight { cargo, begun: now, ask_at: now + FIRST_ASK, pause: FIRST_ASK, late: false };
+        self.lanes[direction as usize].push_back(flight);
+    }
+
+    /// The copies of one direction, oldest first.
+    pub(super) fn lane(&self, direction: Direction) -> impl Iterator<Item = &C> {
+        self.lanes[direction as usize].iter().map(|flight| &flight.cargo)
+    }
+
+    /// Ends the oldest of one direction; also says whether it had been given up as late.
+    pub(super) fn land(&mut self, direction: Direction) -> Option<(C, bool)> {
+        let flight = self.lanes[direction as usize].pop_front()?;
+        Some((flight.cargo, flight.late))
+    }
+
+    /// Whether it is time to ask after the oldest without a ring.
+    pub(super) fn is_due(&self, direction: Direction, now: Instant) -> bool {
+        self.lanes[direction as usize]
+            .front()
+            .is_some_and(|flight| flight.ask_at <= now)
+    }
+
+    /// The oldest was asked after and has not ended: it is asked again later, each time after a longer pause.
+    pub(super) fn still_running(&mut self, direction: Direction, now: Instant) {
+        if let Some(flight) = self.lanes[direction as usize].front_mut()
+            && flight.ask_at <= now
+        {
+            flight.pause = (flight.pause * 2).min(LONGEST_PAUSE);
+            flight.ask_at = now + flight.pause;
+        }
+    }
+
+    /// Those that have just become late, once each.
+    pub(super) fn newly_late(&mut self, now: Instant) -> impl Iterator<Item = &mut C> {
+        let late_after = self.timing.late_after;
+        let is_new = move |flight: &&mut Flight<C>| !flight.late && flight.begun + late_after <= now;
+        self.lanes.iter_mut().flatten().filter(is_new).map(|flight| {
+            flight.late = true;
+            &mut flight.cargo
+        })
+    }
+
+    /// Whether a copy takes so long that the device hangs.
+    pub(super) fn hangs(&self, now: Instant) -> bool {
+        let hung_after = self.timing.hung_after;
+        self.lanes
+            .iter()
+            .filter_map(VecDeque::front)
+            .any(|flight| flight.begun + hung_after <= now)
+    }
+
+    /// When something is to be done, if no ring comes before.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        let Timing { late_after, hung_after } = self.timing;
+        let oldest = self.lanes.iter().filter_map(VecDeque::front);
+        let ask = oldest.map(|flight| flight.ask_at.min(flight.begun + hung_after));
+        let on_time =
+            |lane: &VecDeque<Flight<C>>| lane.iter().find(|flight| !flight.late).map(|flight| flight.begun);
+        let late = self.lanes.iter().filter_map(on_time).map(|begun| begun + late_after);
+        ask.chain(late).min()
+    }
+}
+
+/// When a copy is first asked after without a ring: long after most have ended, and soon enough where none rings.
+const FIRST_ASK: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    const TIMING: Timing =
+        Timing { late_after: Duration::from_secs(10), hung_after: Duration::from_secs(60) };
+
+    fn millis(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn without_copies_nothing_is_to_be_done() {
+        let flights = Flights::<u32>::new(TIMING);
+        assert!(flights.is_empty() && flights.wake_at().is_none() && !flights.hangs(Instant::now()));
+    }
+
+    #[test]
+    fn the_oldest_is_asked_after_at_growing_intervals() {
+        let start = Instant::now();
+        let mut flights = Flights::new(TIMING);
+        flights.begin(Direction::Out, 1, start);
+        flights.begin(Direction::Out, 2, start + millis(5));
+        let mut asked = Vec::new();
+        while asked.len() < 7 {
+            let now = flights.wake_at().unwrap();
+            assert!(flights.is_due(Direction::Out, now) && !flights.is_due(Direction::In, now));
+            flights.still_running(Direction::Out, now);
+            asked.push((now - start).as_millis());
+        }
+        assert_eq!(asked, [10, 30, 70, 150, 310, 560, 810]);
+        assert_eq!(flights.land(Direction::Out), Some((1, false)));
+        assert!(flights.is_due(Direction::Out, start + millis(810)), "the next is overdue");
+    }
+
+    #[test]
+    fn a_ring_that_comes_early_changes_no_pause() {
+        let start = Instant::now();
+        let mut flights = Flights::new(TIMING);
+        flights.begin(Direction::In, 1, start);
+        flights.still_running(Direction::In, start + millis(2));
+        assert_eq!(flights.wake_at(), Some(start + millis(10)));
+    }
+
+    #[test]
+    fn a_late_copy_is_reported_once_and_may_still_land() {
+        let start = Instant::now();
+        let mut flights = Flights::new(TIMING);
+        flights.begin(Direction::In, 1, start);
+        flights.begin(Direction::In, 2, start + millis(500));
+        let late = |flights: &mut Flights<u32>, after| -> Vec<u32> {
+            flights.newly_late(start + millis(after)).map(|cargo| *cargo).collect()
+        };
+        assert_eq!(late(&mut flights, 9_999), []);
+        assert_eq!(late(&mut flights, 10_000), [1]);
+        assert_eq!(late(&mut flights, 10_499), []);
+        assert_eq!(late(&mut flights, 20_000), [2]);
+        assert!(!flights.hangs(start + millis(59_999)) && flights.hangs(start + millis(60_000)));
+        assert_eq!(flights.land(Direction::In), Some((1, true)));
+        assert!(!flights.hangs(start + millis(60_000)));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Begin(bool),
+        End(bool),
+        Wait(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            any::<bool>().prop_map(Op::Begin),
+            any::<bool>().prop_map(Op::End),
+            (0u64..30_000).prop_map(Op::Wait),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens, every copy is reported late at its deadline, once, unless it ended before; and whoever
+        /// sleeps until `wake_at` misses nothing.
+        #[test]
+        fn no_deadline_is_missed(ops in vec(op(), 0..60)) {
+            let start = Instant::now();
+            let (mut now, mut next) = (start, 0u32);
+            let mut flights = Flights::new(TIMING);
+            let mut model: Vec<(Direction, u32, Instant, bool)> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Begin(out) => {
+                        let direction = if out { Direction::Out } else { Direction::In };
+                        flights.begin(direction, next, now);
+                        model.push((direction, next, now, false));
+                        next += 1;
+                    }
+                    Op::End(out) => {
+                        let direction = if out { Direction::Out } else { Direction::In };
+                        let oldest = model.iter().position(|entry| entry.0 == direction);
+                        let expected = oldest.map(|at| model.remove(at)).map(|(_, id, _, late)| (id, late));
+                        prop_assert_eq!(flights.land(direction), expected);
+                    }
+                    Op::Wait(ms) => {
+                        let until = now + millis(ms);
+                        while let Some(at) = flights.wake_at().filter(|&at| at <= until && !flights.hangs(now)) {
+                            prop_assert!(at >= now || at <= until);
+                            now = now.max(at);
+                            for late in flights.newly_late(now) {
+                                let entry = model.iter_mut().find(|entry| entry.1 == *late).unwrap();
+                                prop_assert!(!entry.3);
+                                entry.3 = true;
+                            }
+                            Direction::BOTH.iter().for_each(|&direction| flights.still_running(direction, now));
+                        }
+                        if flights.hangs(now) {
+                            prop_assert!(model.iter().any(|entry| now - entry.2 >= TIMING.hung_after));
+                            return Ok(());
+                        }
+                        now = until;
+                        for (_, id, begun, late) in &model {
+                            prop_assert_eq!(*late, now - *begun >= TIMING.late_after, "copy {}", id);
+                        }
+                    }
+                }
+                prop_assert_eq!(flights.is_empty(), model.is_empty());
+            }
+        }
+    }
+}

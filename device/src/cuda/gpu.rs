@@ -1,0 +1,266 @@
+//! The third circle: a device's context, streams and events, owned by the one thread that uses them.
+
+use std::{ffi::c_void, marker::PhantomData, ptr, sync::Arc, thread, time::Duration};
+
+use cudarc::driver::sys::{CUdevice, CUevent, CUstream};
+
+use super::{
+    driver::Driver,
+    error::{CudaError, DriverError},
+    fence::StreamHandle,
+    flight::Direction,
+    inbox::{Command, Inbox},
+    locality,
+    memory::CudaMemory,
+};
+use crate::{engine::Stretch, slot::Slot};
+
+/// The device as an engine's thread has it: its primary context, bound to this thread, and what was made in it.
+///
+/// Dropping it calls no driver, and frees nothing: that is `close`, at a moment that is known to be safe.
+pub(super) struct Gpu {
+    driver: Driver,
+    device: CUdevice,
+    lanes: [Lane; 2],
+    /// Events that are in no use.
+    events: Vec<CUevent>,
+    /// The context is current on the thread that opened it, and on no other.
+    _here: PhantomData<*const ()>,
+}
+
+/// The streams of one direction.
+struct Lane {
+    /// Where copies run. None of the caller's work is on it, and it waits for none.
+    copies: CUstream,
+    /// Where rings run, each behind the event of its copy: a host function on the stream of the copies would keep the
+    /// next copy waiting, for longer than a tenth of a chunk's time.
+    bells: CUstream,
+    bell: Arc<Bell>,
+}
+
+/// What a ring tells, and whom.
+struct Bell {
+    direction: Direction,
+    inbox: Inbox,
+}
+
+/// An event that was recorded. It goes back by `recycle`; a dropped one is lost, and harmless.
+#[derive(Debug)]
+#[must_use = "an event that is not recycled is lost"]
+pub(super) struct Mark(CUevent);
+
+impl Gpu {
+    /// Binds the calling thread to the device: near it, in its primary context.
+    pub(super) fn open(driver: Driver, ordinal: usize, inbox: &Inbox) -> Result<Self, CudaError> {
+        let device = driver.device(ordinal)?;
+        if let Ok(pci_bus_id) = driver.pci_bus_id(device) {
+            locality::stay_near(&pci_bus_id);
+        }
+        bind(&driver, device)?;
+        let mut streams = Vec::new();
+        while streams.len() < 4 {
+            match driver.new_stream() {
+                Ok(stream) => streams.push(stream),
+                Err(error) => {
+                    unbind(&driver, device, &streams, &[]);
+                    return Err(error.into());
+                }
+            }
+        }
+        let lane = |direction| Lane {
+            copies: streams[2 * direction as usize],
+            bells: streams[2 * direction as usize + 1],
+            bell: Arc::new(Bell { direction, inbox: inbox.clone() }),
+        };
+        let lanes = Direction::BOTH.map(lane);
+        Ok(Self { driver, device, lanes, events: Vec::new(), _here: PhantomData })
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Puts one stretch of a copy on its stream.
+    ///
+    /// # Safety
+    ///
+    /// The stretch was found to be in bounds of `slot` and of its memory. Until a mark that is made after this was
+    /// passed, the caller keeps the slot, and lets nobody touch it; and keeps the stretch's memory.
+    pub(super) unsafe fn enqueue(
+        &self,
+        direction: Direction,
+        slot: &mut Slot,
+        stretch: &Stretch<CudaMemory>,
+    ) -> Result<(), DriverError> {
+        let stream = self.lanes[direction as usize].copies;
+        let part = &mut slot[stretch.at..stretch.at + stretch.len];
+        let address = stretch.memory.address() + stretch.offset;
+        match direction {
+            Direction::Out => {
+                // SAFETY: the part is in bounds (sliced just above), of page-locked memory (only slots of this engine
+                // are copied), and the caller keeps it. The device's part is in bounds and kept, as the caller says.
+                unsafe { self.driver.copy_out(part.as_mut_ptr(), address, part.len(), stream) }
+            }
+            Direction::In => {
+                // SAFETY: as above.
+                unsafe { self.driver.copy_in(address, part.as_ptr(), part.len(), stream) }
+            }
+        }
+    }
+
+    /// Marks the end of all that is on the stream of this direction now.
+    pub(super) fn mark(&mut self, direction: Direction) -> Result<Mark, DriverError> {
+        let stream = self.lanes[direction as usize].copies;
+        // SAFETY: the stream lives until `close`.
+        unsafe { self.record(stream) }
+    }
+
+    /// Marks the place where a caller's stream is now.
+    pub(super) fn mark_stream(&mut self, stream: StreamHandle) -> Result<Mark, CudaError> {
+        self.refuse_capturing(stream)?;
+        // SAFETY: a living stream, says who made the handle (`StreamHandle::from_raw`) and waits for this call.
+        Ok(unsafe { self.record(stream.raw()) }?)
+    }
+
+    /// Makes a caller's stream wait for a mark.
+    pub(super) fn order(&self, stream: StreamHandle, mark: &Mark) -> Result<(), CudaError> {
+        self.refuse_capturing(stream)?;
+        // SAFETY: a living stream, as above, and a mark's event lives.
+        Ok(unsafe { self.driver.wait_for(stream.raw(), mark.0) }?)
+    }
+
+    /// Has the inbox told when the mark is passed. That may fail, and a ring may be lost: who waits must ask as well.
+    pub(super) fn ring(&self, direction: Direction, mark: &Mark) -> Result<(), DriverError> {
+        let lane = &self.lanes[direction as usize];
+        // SAFETY: the stream lives until `close`, and a mark's event lives.
+        unsafe { self.driver.wait_for(lane.bells, mark.0) }?;
+        let bell = Arc::into_raw(Arc::clone(&lane.bell));
+        // SAFETY: `ring` takes the bell that is passed to it, once. It calls nothing of CUDA and does not unwind.
+        let launched = unsafe { self.driver.launch(lane.bells, ring, bell.cast_mut().cast()) };
+        if launched.is_err() {
+            // SAFETY: made by `into_raw` just above, and the driver, which refused it, does not have it.
+            drop(unsafe { Arc::from_raw(bell) });
+        }
+        launched
+    }
+
+    /// Whether all that was there when the mark was made has ended.
+    pub(super) fn has_passed(&self, mark: &Mark) -> Result<bool, DriverError> {
+        // SAFETY: a mark's event lives.
+        unsafe { self.driver.has_passed(mark.0) }
+    }
+
+    /// Whether no copy of this direction runs.
+    pub(super) fn is_idle(&self, direction: Direction) -> Result<bool, DriverError> {
+        // SAFETY: the stream lives until `close`.
+        unsafe { self.driver.stream_is_idle(self.lanes[direction as usize].copies) }
+    }
+
+    /// Takes an event back. Streams that wait for the mark still do.
+    pub(super) fn recycle(&mut self, mark: Mark) {
+        self.events.push(mark.0);
+    }
+
+    /// Lets go of the device, streams and events first, the context last. To be called when no copy runs and nothing
+    /// that was made in the context is held by anybody. Where the device cannot say that rings are over, it keeps all.
+    pub(super) fn close(self) {
+        let [out, into] = &self.lanes;
+        if [out, into].into_iter().all(|lane| self.becomes_idle(lane.bells)) {
+            let streams = [out.copies, out.bells, into.copies, into.bells];
+            unbind(&self.driver, self.device, &streams, &self.events);
+        }
+    }
+
+    /// Waits a moment for the last rings, which come right after their copies.
+    fn becomes_idle(&self, stream: CUstream) -> bool {
+        (0..LAST_RINGS_MS).any(|_| {
+            // SAFETY: the stream lives: it is about to be destroyed.
+            let idle = unsafe { self.driver.stream_is_idle(stream) } == Ok(true);
+            if !idle {
+                thread::sleep(Duration::from_millis(1));
+            }
+            idle
+        })
+    }
+
+    /// # Safety
+    ///
+    /// The stream lives, or names a default one.
+    unsafe fn record(&mut self, stream: CUstream) -> Result<Mark, DriverError> {
+        let event = match self.events.pop() {
+            Some(event) => event,
+            None => self.driver.new_event()?,
+        };
+        // SAFETY: the event lives, and so does the stream, as the caller says.
+        let recorded = unsafe { self.driver.record(event, stream) };
+        if recorded.is_err() {
+            self.events.push(event);
+        }
+        recorded.map(|()| Mark(event))
+    }
+
+    fn refuse_capturing(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        // SAFETY: a living stream, says who made the handle (`StreamHandle::from_raw`) and waits for this call.
+        match unsafe { self.driver.is_capturing(stream.raw()) }? {
+            true => Err(CudaError::Capturing),
+            false => Ok(()),
+        }
+    }
+}
+
+/// How long the end of an engine waits for the last rings, at most.
+const LAST_RINGS_MS: u32 = 1000;
+
+/// Holds the device's primary context, and makes it this thread's.
+pub(super) fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError> {
+    let context = driver.retain(device)?;
+    driver.relax_capture();
+    // SAFETY: retained just above, and let go when this thread is done with it.
+    let bound = unsafe { driver.set_current(context) };
+    if bound.is_err() {
+        // SAFETY: nothing was made in it.
+        let _ = unsafe { driver.release(device) };
+    }
+    bound
+}
+
+/// Undoes `bind`, and destroys what was made in between. A driver that refuses to destroy something keeps it.
+pub(super) fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], events: &[CUevent]) {
+    for &event in events {
+        // SAFETY: one of `new_event`, and these are all that is left of it.
+        let _ = unsafe { driver.destroy_event(event) };
+    }
+    for &stream in streams {
+        // SAFETY: one of `new_stream`, and these are all that is left of it.
+        let _ = unsafe { driver.destroy_stream(stream) };
+    }
+    // SAFETY: no context is always one that may be used.
+    let _ = unsafe { driver.set_current(ptr::null_mut()) };
+    // SAFETY: what this thread made in the context is destroyed, and nobody holds memory of it: `close` asks for that,
+    // and before it was open nobody could.
+    let _ = unsafe { driver.release(device) };
+}
+
+/// Called by a thread of the driver's when a copy has ended.
+///
+/// # Safety
+///
+/// `bell` comes from `Arc::into_raw` and is passed once.
+unsafe extern "C" fn ring(bell: *mut c_void) {
+    let bell: *const Bell = bell.cast_const().cast();
+    // SAFETY: the caller's promise.
+    let bell = unsafe { Arc::from_raw(bell) };
+    // Where the thread is gone, nobody waits for a ring. This takes no lock for longer than it takes to put a message
+    // into a queue, and cannot panic.
+    let _ = bell.inbox.tell(Command::Rang(bell.direction));
+}
+
+/// Free and total bytes of a device, by a context that is held for as long as it takes to ask. Costs a few hundred
+/// milliseconds, and as many megabytes of the device meanwhile, where nobody else in this process has one.
+pub(super) fn measure(driver: &Driver, ordinal: usize) -> Result<(u64, u64), CudaError> {
+    let device = driver.device(ordinal)?;
+    bind(driver, device)?;
+    let memory = driver.memory();
+    unbind(driver, device, &[], &[]);
+    Ok(memory?)
+}

@@ -1,0 +1,238 @@
+use std::{
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    driver::{NOT_REGISTERED, OUT_OF_MEMORY},
+    error::{CudaError, DriverError},
+    fence::Fence,
+    gpu::Gpu,
+    inbox::Holding,
+    memory::{CudaMemory, are_passed},
+    options::CudaOptions,
+    page_locked::PageLocked,
+    shelf::{Block, NoRoom, Shelf, Taken},
+    thread::{Setting, last_wait},
+};
+use crate::{host_memory::AllocError, mapping::Mapping};
+
+/// What an engine gave out, and what came back and is not free yet.
+pub(super) struct Holdings {
+    shelf: Shelf,
+    /// Device memory that somebody holds, or that waits below.
+    blocks: usize,
+    /// Page-locked memory that somebody holds.
+    locked: usize,
+    /// Memory that nobody holds and that a caller's stream may still use. Each was given out once: that bounds it.
+    waiting: Vec<Waiting>,
+    last_wait: Duration,
+    /// Whether something may still use memory that nobody holds: then its context must stay.
+    kept: bool,
+}
+
+struct Waiting {
+    holding: Holding,
+    fences: Vec<Fence>,
+    since: Instant,
+}
+
+impl Holdings {
+    pub(super) fn new(options: &CudaOptions) -> Self {
+        Self {
+            shelf: Shelf::new(options.memory_limit_bytes.unwrap_or(u64::MAX)),
+            blocks: 0,
+            locked: 0,
+            waiting: Vec::new(),
+            last_wait: last_wait(options),
+            kept: false,
+        }
+    }
+
+    /// Gives device memory: reused, or the driver's.
+    pub(super) fn allocate(
+        &mut self,
+        len: usize,
+        gpu: &Gpu,
+        setting: &Setting,
+        failed: Option<&CudaError>,
+    ) -> Result<Arc<CudaMemory>, AllocError> {
+        if let Some(error) = failed {
+            return Err(AllocError::Device { device: setting.device(), source: error.clone() });
+        }
+        let (address, holding) = match len {
+            0 => (0, Holding::Nothing),
+            _ => {
+                let block = self.block(len, gpu, setting)?;
+                self.blocks += 1;
+                (block.address, Holding::Block(block))
+            }
+        };
+        self.count(setting);
+        Ok(CudaMemory::new(setting.engine, address, len, holding, setting.inbox.clone()))
+    }
+
+    /// Gives page-locked host memory.
+    pub(super) fn lock(
+        &mut self,
+        len: usize,
+        gpu: &Gpu,
+        setting: &Setting,
+        failed: Option<&CudaError>,
+    ) -> Result<PageLocked, AllocError> {
+        if let Some(error) = failed {
+            return Err(AllocError::Device { device: setting.device(), source: error.clone() });
+        }
+        let locked = PageLocked::new(gpu, len, &setting.inbox)?;
+        self.locked += 1;
+        setting.counters.pinned_bytes.add(crate::region::Keeper::len(&locked) as u64);
+        Ok(locked)
+    }
+
+    /// Takes memory back that nobody holds, for when it is free.
+    pub(super) fn take_back(&mut self, holding: Holding, fences: Vec<Fence>) {
+        self.waiting.push(Waiting { holding, fences, since: Instant::now() });
+    }
+
+    /// Unlocks memory that nobody holds. What cannot be unlocked stays mapped: the device may reach it.
+    pub(super) fn unlock(&mut self, mapping: Mapping, gpu: &Gpu, setting: &Setting, failed: bool) {
+        self.locked -= 1;
+        let len_bytes = mapping.len() as u64;
+        setting.counters.pinned_bytes.sub(len_bytes);
+        if failed || unlock(&mapping, gpu).or_else(|_| unlock(&mapping, gpu)).is_err() {
+            setting.counters.kept_bytes.add(len_bytes);
+            mem::forget(mapping);
+        }
+    }
+
+    /// Gives back what streams are past by now. What they are not past long after the engine is gone is kept for good.
+    pub(super) fn look(&mut self, now: Instant, setting: &Setting, failed: bool, closed: bool) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for mut waiting in mem::take(&mut self.waiting) {
+            let given_up = closed && waiting.since + self.last_wait <= now;
+            match are_passed(&mut waiting.fences) {
+                _ if failed => self.keep(waiting.holding, setting),
+                Some(Ok(())) => self.free(waiting.holding),
+                None if !given_up => self.waiting.push(waiting),
+                // It cannot be told what still uses it.
+                _ => self.keep(waiting.holding, setting),
+            }
+        }
+        self.count(setting);
+    }
+
+    /// When somebody's memory has waited long enough, if the engine is to end.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.waiting.iter().map(|waiting| waiting.since + self.last_wait).min()
+    }
+
+    /// Whether everything that was given out has come back.
+    pub(super) fn are_back(&self) -> bool {
+        self.blocks == 0 && self.locked == 0 && self.waiting.is_empty()
+    }
+
+    /// Gives all that is kept for reuse back to the driver; says whether its context may go too: not while something may
+    /// still use memory of it.
+    pub(super) fn free_all(mut self, gpu: &Gpu, setting: &Setting) -> bool {
+        while let Some(block) = self.shelf.evict() {
+            free_block(block, gpu, setting);
+        }
+        self.count(setting);
+        !self.kept
+    }
+
+    fn block(&mut self, len: usize, gpu: &Gpu, setting: &Setting) -> Result<Block, AllocError> {
+        let (evicted, len_bytes) = match self.shelf.take(len) {
+            Ok(Taken::Reused(block)) => return Ok(block),
+            Ok(Taken::Room { evicted, len_bytes }) => (evicted, len_bytes),
+            Err(NoRoom { in_use_bytes, limit_bytes }) => {
+                return Err(AllocError::OverDeviceBudget {
+                    device: setting.device(),
+                    asked_bytes: len as u64,
+                    in_use_bytes,
+                    budget_bytes: limit_bytes,
+                });
+            }
+        };
+        evicted.into_iter().for_each(|block| free_block(block, gpu, setting));
+        let taken = self.ask_driver(len_bytes, gpu, setting);
+        taken.map_err(|error| {
+            self.shelf.give_up(len_bytes);
+            refusal(error, len_bytes, gpu, setting)
+        })
+    }
+
+    /// Asks the driver for memory; where it has none, again with each block that was kept for reuse given back.
+    fn ask_driver(&mut self, len_bytes: u64, gpu: &Gpu, setting: &Setting) -> Result<Block, DriverError> {
+        loop {
+            match gpu.driver().allocate(len_bytes as usize) {
+                Ok(address) => return Ok(Block { address, len_bytes }),
+                Err(error) if error.code == OUT_OF_MEMORY => match self.shelf.evict() {
+                    Some(block) => free_block(block, gpu, setting),
+                    None => return Err(error),
+                },
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives memory back that nobody uses: the engine's own to the shelf, a caller's to its owner.
+    fn free(&mut self, holding: Holding) {
+        match holding {
+            Holding::Block(block) => {
+                self.blocks -= 1;
+                self.shelf.put_back(block);
+            }
+            Holding::Owner(owner) => drop(owner),
+            Holding::Nothing => {}
+        }
+    }
+
+    /// Keeps memory for good that something may still use.
+    fn keep(&mut self, holding: Holding, setting: &Setting) {
+        if let Holding::Block(block) = &holding {
+            self.blocks -= 1;
+            setting.counters.kept_bytes.add(block.len_bytes);
+        }
+        self.kept = true;
+        mem::forget(holding);
+    }
+
+    fn count(&self, setting: &Setting) {
+        setting.counters.device_bytes.set(self.shelf.in_use_bytes());
+        setting.counters.cached_bytes.set(self.shelf.cached_bytes());
+    }
+}
+
+/// Unlocks the pages of memory. That they are not locked is as good.
+fn unlock(mapping: &Mapping, gpu: &Gpu) -> Result<(), DriverError> {
+    // SAFETY: its last owner has sent it, so no slot of it is left, and no copy either: each owns its slot.
+    match unsafe { gpu.driver().unlock(mapping.start().as_ptr()) } {
+        Err(error) if error.code == NOT_REGISTERED => Ok(()),
+        unlocked => unlocked,
+    }
+}
+
+/// Gives memory back to the driver.
+fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
+    // SAFETY: it was on the shelf: its last owner is gone, with it all copies, each of which is an owner, and every stream
+    // that was named as using it is past that (`look`).
+    if unsafe { gpu.driver().free(block.address) }.is_err() {
+        // It is not tried again: whether it is freed nobody knows, and its address may be somebody else's by then.
+        setting.counters.kept_bytes.add(block.len_bytes);
+    }
+}
+
+/// Why there is no device memory, with the device's own numbers where it has them.
+fn refusal(error: DriverError, asked_bytes: u64, gpu: &Gpu, setting: &Setting) -> AllocError {
+    let device = setting.device();
+    match gpu.driver().memory() {
+        Ok((free_bytes, total_bytes)) if error.code == OUT_OF_MEMORY => {
+            AllocError::DeviceFull { device, asked_bytes, free_bytes, total_bytes }
+        }
+        _ => AllocError::Device { device, source: error.into() },
+    }
+}

@@ -1,0 +1,127 @@
+use std::{
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    error::CudaError,
+    fence::{Fence, StreamHandle},
+    inbox::{Command, Holding, Inbox},
+};
+use crate::id::Id;
+
+/// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent to it by a caller.
+///
+/// It goes back where it came from when nobody holds it any more, no copy to or from it runs, and every stream that was
+/// named to [`in_use_until`](Self::in_use_until) is past its work.
+pub struct CudaMemory {
+    id: Id,
+    engine: Id,
+    address: u64,
+    len: usize,
+    holding: Holding,
+    /// What streams must be past before a copy begins or the memory goes back. Passed ones are dropped at the next look.
+    fences: Mutex<Vec<Fence>>,
+    inbox: Inbox,
+}
+
+impl CudaMemory {
+    pub(super) fn new(engine: Id, address: u64, len: usize, holding: Holding, inbox: Inbox) -> Arc<Self> {
+        let (id, fences) = (Id::unique(), Mutex::default());
+        Arc::new(Self { id, engine, address, len, holding, fences, inbox })
+    }
+
+    /// Where it is on the device. Valid for as long as this value lives; for work that outlasts it, see
+    /// [`in_use_until`](Self::in_use_until).
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Makes what is put on `stream` from now on wait for all copies to and from this memory that were asked for before.
+    ///
+    /// Whoever awaited the copies need not: what the host has seen ended is seen by every stream. The calling thread
+    /// waits for no copy, but where one still waits for a fence, for that.
+    pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        self.inbox.ask(|reply| Command::WaitMemory(self.id, stream, reply))?
+    }
+
+    /// Says that what is on `stream` now uses this memory: no later copy to or from it begins, and it does not go back,
+    /// before the stream is past that. The calling thread waits for no device.
+    pub fn in_use_until(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        let fence = self.inbox.ask(|reply| Command::Fence(stream, reply))??;
+        self.hold_for(fence);
+        Ok(())
+    }
+
+    /// Adds a fence to those that must be passed first.
+    pub(super) fn hold_for(&self, fence: Fence) {
+        self.fences().push(fence);
+    }
+
+    /// Whether every stream is past its work: `None` while one is not, an error where none can tell any more.
+    pub(super) fn is_free(&self) -> Option<Result<(), CudaError>> {
+        are_passed(&mut self.fences())
+    }
+
+    pub(super) fn id(&self) -> Id {
+        self.id
+    }
+
+    pub(super) fn engine(&self) -> Id {
+        self.engine
+    }
+
+    fn fences(&self) -> MutexGuard<'_, Vec<Fence>> {
+        self.fences.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Drops the fences that are passed, and says whether all are: `None` while one is not.
+pub(super) fn are_passed(fences: &mut Vec<Fence>) -> Option<Result<(), CudaError>> {
+    let mut failed = None;
+    fences.retain(|fence| match fence.verdict() {
+        Some(Err(error)) => {
+            failed = Some(error);
+            true
+        }
+        verdict => verdict.is_none(),
+    });
+    match failed {
+        Some(error) => Some(Err(error)),
+        None => fences.is_empty().then_some(Ok(())),
+    }
+}
+
+impl fmt::Debug for CudaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaMemory")
+            .field("device", &self.inbox.device())
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        let holding = mem::replace(&mut self.holding, Holding::Nothing);
+        let mut fences = mem::take(&mut *self.fences());
+        let is_free = matches!(are_passed(&mut fences), Some(Ok(())));
+        match holding {
+            Holding::Nothing => {}
+            // The caller's memory, which no stream uses any more.
+            Holding::Owner(owner) if is_free => drop(owner),
+            holding => {
+                // Without the engine's thread nobody can tell when it is free: it is kept for good.
+                if let Err(command) = self.inbox.tell(Command::TakeBack(holding, fences)) {
+                    mem::forget(command);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+use std::time::Duration;
+
+/// How a [`CudaEngine`](super::CudaEngine) behaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// The most device memory that the engine may hold, together with what it keeps for reuse. Default: no bound but
+    /// the device's own. Set it where others need the device too: what one takes, the other lacks.
+    pub memory_limit_bytes: Option<u64>,
+    /// How long a copy may take before whoever waits for it is told that it failed. Default 10 s: a slot's worth takes
+    /// milliseconds, even on a slow bus that others use, so what takes this long is stuck.
+    ///
+    /// The copy's slot and memory stay untouched until the device says that it has ended after all. If it has not after
+    /// [`HANG_FACTOR`] times as long, the device hangs, and the engine refuses all further work.
+    pub copy_timeout: Duration,
+    /// How long a copy may wait for the caller's stream before it begins. Default 20 s: a training step takes seconds.
+    pub fence_timeout: Duration,
+    /// How long a call waits for the engine's thread: to allocate, to lock pages, to record an event. Default 60 s:
+    /// locking pages takes about a third of a second for a GiB, the rest microseconds, unless the driver hangs.
+    pub answer_timeout: Duration,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        Self {
+            memory_limit_bytes: None,
+            copy_timeout: Duration::from_secs(10),
+            fence_timeout: Duration::from_secs(20),
+            answer_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// After how many times [`CudaOptions::copy_timeout`] a copy that did not end means that the device hangs.
+pub const HANG_FACTOR: u32 = 6;

@@ -1,0 +1,215 @@
+use std::collections::VecDeque;
+
+/// The books of an engine's device memory: what is in use, what waits for reuse, and how much there may be.
+///
+/// Why reuse: version follows version of the same size, and giving memory back to the driver may wait for all that the
+/// device does, the caller's kernels included. So what was given back stays here until its room is needed.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    limit_bytes: u64,
+    in_use_bytes: u64,
+    cached_bytes: u64,
+    /// The longest unused first.
+    cached: VecDeque<Block>,
+}
+
+/// One allocation of the driver's. It has no owner's rights by itself: dropping it frees nothing.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) address: u64,
+    /// As it was allocated: at least what was asked for.
+    pub(super) len_bytes: u64,
+}
+
+/// What there is for a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// Memory of an earlier one.
+    Reused(Block),
+    /// Room for this many bytes, once these blocks are freed. The books have it in use already.
+    Room { evicted: Vec<Block>, len_bytes: u64 },
+}
+
+/// The limit has no room, whatever is given up.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NoRoom {
+    pub(super) in_use_bytes: u64,
+    pub(super) limit_bytes: u64,
+}
+
+impl Shelf {
+    pub(super) fn new(limit_bytes: u64) -> Self {
+        Self { limit_bytes, in_use_bytes: 0, cached_bytes: 0, cached: VecDeque::new() }
+    }
+
+    pub(super) fn in_use_bytes(&self) -> u64 {
+        self.in_use_bytes
+    }
+
+    pub(super) fn cached_bytes(&self) -> u64 {
+        self.cached_bytes
+    }
+
+    pub(super) fn take(&mut self, len: usize) -> Result<Taken, NoRoom> {
+        let no_room = NoRoom { in_use_bytes: self.in_use_bytes, limit_bytes: self.limit_bytes };
+        let Some(len_bytes) = whole(len) else { return Err(no_room) };
+        if let Some(block) = self.take_cached(len_bytes) {
+            return Ok(Taken::Reused(block));
+        }
+        let free_bytes = self.limit_bytes - self.in_use_bytes;
+        let Some(keep_bytes) = free_bytes.checked_sub(len_bytes) else { return Err(no_room) };
+        let mut evicted = Vec::new();
+        while self.cached_bytes > keep_bytes {
+            evicted.extend(self.evict());
+        }
+        self.in_use_bytes += len_bytes;
+        Ok(Taken::Room { evicted, len_bytes })
+    }
+
+    /// Undoes a `Room` that the driver did not fill.
+    pub(super) fn give_up(&mut self, len_bytes: u64) {
+        self.in_use_bytes -= len_bytes;
+    }
+
+    /// Takes back a block that nobody uses.
+    pub(super) fn put_back(&mut self, block: Block) {
+        self.in_use_bytes -= block.len_bytes;
+        self.cached_bytes += block.len_bytes;
+        self.cached.push_back(block);
+    }
+
+    /// Gives up the block that was unused for longest.
+    pub(super) fn evict(&mut self) -> Option<Block> {
+        let block = self.cached.pop_front()?;
+        self.cached_bytes -= block.len_bytes;
+        Some(block)
+    }
+
+    /// Takes the smallest cached block that fits, unless more than half of it would lie idle.
+    fn take_cached(&mut self, len_bytes: u64) -> Option<Block> {
+        let fits = len_bytes..=len_bytes.saturating_mul(2);
+        let candidates = self
+            .cached
+            .iter()
+            .enumerate()
+            .filter(|(_, block)| fits.contains(&block.len_bytes));
+        let (best, _) = candidates.min_by_key(|(_, block)| block.len_bytes)?;
+        let block = self.cached.remove(best)?;
+        self.cached_bytes -= block.len_bytes;
+        self.in_use_bytes += block.len_bytes;
+        Some(block)
+    }
+}
+
+/// Rounds up to what the driver takes from the device anyway: so that tensors of nearly one size fit each other's memory,
+/// and so that the limit counts what is really taken. `None` beyond all numbers.
+fn whole(len: usize) -> Option<u64> {
+    let len = len as u64;
+    let unit = if len < LARGE_BYTES { SMALL_UNIT_BYTES } else { LARGE_UNIT_BYTES };
+    len.checked_next_multiple_of(unit)
+}
+
+/// The driver takes memory from the device in pages of this size, and gives small allocations parts of one.
+const LARGE_UNIT_BYTES: u64 = 2 << 20;
+const SMALL_UNIT_BYTES: u64 = 512;
+/// From here on an allocation has pages of its own.
+const LARGE_BYTES: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    /// A device that gives each allocation an address of its own and knows which it gave.
+    #[derive(Default)]
+    struct Device {
+        next: u64,
+        live: Vec<u64>,
+    }
+
+    impl Device {
+        fn allocate(&mut self, len_bytes: u64) -> Block {
+            self.next += 1;
+            self.live.push(self.next);
+            Block { address: self.next, len_bytes }
+        }
+
+        fn free(&mut self, block: &Block) {
+            let at = self.live.iter().position(|&live| live == block.address);
+            self.live.swap_remove(at.expect("freed once"));
+        }
+    }
+
+    #[test]
+    fn small_requests_share_no_large_pages() {
+        assert_eq!(whole(0), Some(0));
+        assert_eq!(whole(1), Some(512));
+        assert_eq!(whole((1 << 20) - 1), Some(1 << 20));
+        assert_eq!(whole(1 << 20), Some(2 << 20));
+        assert_eq!(whole((2 << 20) + 1), Some(4 << 20));
+        assert_eq!(whole(usize::MAX), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_names_the_numbers() {
+        let mut shelf = Shelf::new(4096);
+        assert!(matches!(shelf.take(4000), Ok(Taken::Room { len_bytes: 4096, .. })));
+        assert_eq!(shelf.take(1), Err(NoRoom { in_use_bytes: 4096, limit_bytes: 4096 }));
+        assert!(Shelf::new(u64::MAX).take(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn the_oldest_makes_room() {
+        let mut shelf = Shelf::new(4096);
+        for _ in 0..2 {
+            assert!(matches!(shelf.take(1024), Ok(Taken::Room { .. })));
+        }
+        for address in [1, 2] {
+            shelf.put_back(Block { address, len_bytes: 1024 });
+        }
+        let Ok(Taken::Room { evicted, .. }) = shelf.take(3072) else { panic!("there is room") };
+        assert_eq!(evicted, [Block { address: 1, len_bytes: 1024 }]);
+        assert_eq!(shelf.take(1000), Ok(Taken::Reused(Block { address: 2, len_bytes: 1024 })));
+    }
+
+    proptest! {
+        #[test]
+        fn the_books_always_balance(ops in vec((any::<bool>(), 1usize..9000, any::<bool>()), 0..80)) {
+            const LIMIT: u64 = 32 << 10;
+            let mut shelf = Shelf::new(LIMIT);
+            let mut device = Device::default();
+            let mut held: Vec<Block> = Vec::new();
+            for (take, n, refused) in ops {
+                if take {
+                    match shelf.take(n) {
+                        Ok(Taken::Reused(block)) => held.push(block),
+                        Ok(Taken::Room { evicted, len_bytes }) => {
+                            evicted.iter().for_each(|block| device.free(block));
+                            match refused {
+                                true => shelf.give_up(len_bytes),
+                                false => held.push(device.allocate(len_bytes)),
+                            }
+                        }
+                        Err(no_room) => prop_assert!(no_room.in_use_bytes + n as u64 > LIMIT - 512),
+                    }
+                    if let Some(block) = held.last() {
+                        prop_assert!(device.live.contains(&block.address));
+                    }
+                } else if !held.is_empty() {
+                    shelf.put_back(held.swap_remove(n % held.len()));
+                }
+                let in_use: u64 = held.iter().map(|block| block.len_bytes).sum();
+                prop_assert_eq!(shelf.in_use_bytes(), in_use);
+                prop_assert!(in_use + shelf.cached_bytes() <= LIMIT);
+                prop_assert_eq!(device.live.len(), held.len() + shelf.cached.len());
+            }
+            held.drain(..).for_each(|block| shelf.put_back(block));
+            while let Some(block) = shelf.evict() {
+                device.free(&block);
+            }
+            prop_assert!(device.live.is_empty());
+            prop_assert_eq!((shelf.in_use_bytes(), shelf.cached_bytes()), (0, 0));
+        }
+    }
+}

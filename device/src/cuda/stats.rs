@@ -1,0 +1,100 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a [`CudaEngine`](super::CudaEngine) did so far, and what it holds now.
+///
+/// The counters are read one after the other, so while copies run the sums may be off by what happens in between.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CudaStats {
+    /// Copies of which a byte was given to the device. Balanced by `copies_ended`, `copies_in_flight` and `copies_kept`.
+    pub copies_begun: u64,
+    /// Copies that the device said have ended, well or not.
+    pub copies_ended: u64,
+    /// Copies between the two.
+    pub copies_in_flight: u64,
+    /// Of those, the ones that took longer than the timeout. Their slots and memory are in quarantine: they come back
+    /// when the device says that the copy has ended.
+    pub copies_quarantined: u64,
+    /// Copies of which the device, failed, cannot tell whether they ended. Their slots and memory are kept for good.
+    pub copies_kept: u64,
+    /// Bytes that were copied off the device, by copies that ended.
+    pub out_bytes: u64,
+    /// Bytes that were copied to the device, by copies that ended.
+    pub in_bytes: u64,
+    /// Bytes of copies in quarantine.
+    pub quarantined_bytes: u64,
+    /// Bytes of slots and memory that a failed device may still reach, kept for good.
+    pub kept_bytes: u64,
+    /// Page-locked bytes of slots.
+    pub pinned_bytes: u64,
+    /// Device memory in use. With `cached_bytes`, never more than the limit.
+    pub device_bytes: u64,
+    /// Device memory kept for reuse.
+    pub cached_bytes: u64,
+    /// Rings of the device that told of copies' ends.
+    pub rings: u64,
+    /// Copies whose end was found by asking, for want of a ring. Few, unless rings are lost.
+    pub ends_found_by_asking: u64,
+}
+
+/// The counters, shared by the engine and its thread. Only the thread changes them.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) copies_begun: Counter,
+    pub(super) copies_ended: Counter,
+    pub(super) copies_quarantined: Counter,
+    pub(super) copies_kept: Counter,
+    pub(super) out_bytes: Counter,
+    pub(super) in_bytes: Counter,
+    pub(super) quarantined_bytes: Counter,
+    pub(super) kept_bytes: Counter,
+    pub(super) pinned_bytes: Counter,
+    pub(super) device_bytes: Counter,
+    pub(super) cached_bytes: Counter,
+    pub(super) rings: Counter,
+    pub(super) ends_found_by_asking: Counter,
+}
+
+impl Counters {
+    pub(super) fn read(&self) -> CudaStats {
+        let (ended, kept) = (self.copies_ended.get(), self.copies_kept.get());
+        let begun = self.copies_begun.get();
+        CudaStats {
+            copies_begun: begun,
+            copies_ended: ended,
+            copies_in_flight: begun.saturating_sub(ended + kept),
+            copies_quarantined: self.copies_quarantined.get(),
+            copies_kept: kept,
+            out_bytes: self.out_bytes.get(),
+            in_bytes: self.in_bytes.get(),
+            quarantined_bytes: self.quarantined_bytes.get(),
+            kept_bytes: self.kept_bytes.get(),
+            pinned_bytes: self.pinned_bytes.get(),
+            device_bytes: self.device_bytes.get(),
+            cached_bytes: self.cached_bytes.get(),
+            rings: self.rings.get(),
+            ends_found_by_asking: self.ends_found_by_asking.get(),
+        }
+    }
+}
+
+/// A number that one thread changes and all may read.
+#[derive(Debug, Default)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(super) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}

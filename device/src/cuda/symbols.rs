@@ -1,0 +1,107 @@
+//! The first circle: the driver's functions, found once and by name.
+//!
+//! cudarc finds each function when it is first called, and panics where the driver lacks it. Here all are found by the
+//! probe, before anything is called, so that a driver that lacks one is an error that names it. And results are plain
+//! numbers: a newer driver's code that cudarc's enum does not know would be undefined behaviour as that enum.
+//!
+//! The signatures are NVIDIA's: each is compared with cudarc's binding of it when this is compiled.
+
+#![expect(non_snake_case, reason = "the driver's names")]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+
+/// What the driver says of a call: a `CUresult`, known or not.
+pub(super) type Code = u32;
+
+macro_rules! symbols {
+    (
+        required { $( fn $name:ident($($argument:ident: $kind:ty),* $(,)?); )* }
+        optional { $( fn $extra:ident($($extra_argument:ident: $extra_kind:ty),* $(,)?); )* }
+        of_codes { $( fn $of_code:ident(code: Code, $text:ident: $text_kind:ty); )* }
+    ) => {
+        /// The functions of a driver that was loaded.
+        pub(super) struct Symbols {
+            $( pub(super) $name: unsafe extern "C" fn($($kind),*) -> Code, )*
+            $( pub(super) $extra: Option<unsafe extern "C" fn($($extra_kind),*) -> Code>, )*
+            $( pub(super) $of_code: unsafe extern "C" fn(Code, $text_kind) -> Code, )*
+        }
+
+        impl Symbols {
+            /// Finds them all in the driver's library, or says which is missing.
+            ///
+            /// # Safety
+            ///
+            /// cudarc must have found the library: see `sys::is_culib_present`.
+            pub(super) unsafe fn find() -> Result<Self, &'static str> {
+                // SAFETY: the caller vouches that the library is there, so this does not panic; loading it again runs
+                // nothing that finding it did not.
+                let library = unsafe { sys::culib() };
+                $(
+                    // SAFETY: a function of this name has this signature: compared with cudarc's binding below, but
+                    // for its result, an enum of `u32` there.
+                    let $name = *unsafe { library.get(stringify!($name).as_bytes()) }
+                        .map_err(|_| stringify!($name))?;
+                )*
+                $(
+                    // SAFETY: as above; its code, too, is an enum of `u32` there.
+                    let $of_code = *unsafe { library.get(stringify!($of_code).as_bytes()) }
+                        .map_err(|_| stringify!($of_code))?;
+                )*
+                $(
+                    // SAFETY: as above.
+                    let $extra = unsafe { library.get(stringify!($extra).as_bytes()) }.ok().map(|found| *found);
+                )*
+                Ok(Self { $($name,)* $($extra,)* $($of_code,)* })
+            }
+        }
+
+        $( const _: unsafe fn($($kind),*) -> CUresult = sys::$name; )*
+        $( const _: unsafe fn($($extra_kind),*) -> CUresult = sys::$extra; )*
+        $( const _: unsafe fn(CUresult, $text_kind) -> CUresult = sys::$of_code; )*
+    };
+}
+
+symbols! {
+    required {
+        fn cuInit(flags: c_uint);
+        fn cuDriverGetVersion(version: *mut c_int);
+        fn cuDeviceGetCount(count: *mut c_int);
+        fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+        fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
+        fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice);
+        fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+        fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+        fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+        fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+        fn cuCtxSetCurrent(context: CUcontext);
+        fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+        fn cuStreamDestroy_v2(stream: CUstream);
+        fn cuStreamQuery(stream: CUstream);
+        fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+        fn cuEventCreate(event: *mut CUevent, flags: c_uint);
+        fn cuEventDestroy_v2(event: CUevent);
+        fn cuEventRecord(event: CUevent, stream: CUstream);
+        fn cuEventQuery(event: CUevent);
+        fn cuMemAlloc_v2(address: *mut CUdeviceptr, len: usize);
+        fn cuMemFree_v2(address: CUdeviceptr);
+        fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint);
+        fn cuMemHostUnregister(start: *mut c_void);
+        fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream);
+        fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream);
+        fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+    }
+    optional {
+        fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
+        fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
+    }
+    of_codes {
+        fn cuGetErrorName(code: Code, name: *mut *const c_char);
+        fn cuGetErrorString(code: Code, text: *mut *const c_char);
+    }
+}

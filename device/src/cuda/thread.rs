@@ -1,0 +1,224 @@
+//! An engine's thread: the only one that calls the driver.
+//!
+//! Why one: a context is bound to threads, some calls wait for others inside of the driver, and no destructor should find
+//! itself calling a driver. So everybody else puts commands into an inbox, and this thread owns what the driver gave.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    copies::Copies,
+    driver::Driver,
+    error::CudaError,
+    fences::Fences,
+    gpu::Gpu,
+    holdings::Holdings,
+    inbox::{Command, Inbox, Reply},
+    options::CudaOptions,
+    stats::Counters,
+};
+use crate::id::Id;
+
+/// Starts the thread of an engine, and waits until it has the device.
+pub(super) fn start(
+    driver: Driver,
+    ordinal: usize,
+    engine: Id,
+    options: &CudaOptions,
+) -> Result<(Inbox, Arc<Counters>), CudaError> {
+    let device: Arc<str> = format!("cuda:{ordinal}").into();
+    let (sender, commands) = mpsc::channel();
+    let inbox = Inbox::new(sender, Arc::clone(&device), options.answer_timeout);
+    let counters = Arc::new(Counters::default());
+    let (opened, answer) = mpsc::sync_channel(1);
+    let setting =
+        Setting { engine, options: options.clone(), inbox: inbox.clone(), counters: Arc::clone(&counters) };
+    thread::Builder::new()
+        .name(format!("relay-{device}"))
+        .spawn(move || run(driver, ordinal, setting, &commands, &opened))
+        .map_err(|error| CudaError::NoThread { device: device.to_string(), reason: error.to_string() })?;
+    let waited = options.answer_timeout;
+    let opened = answer.recv_timeout(waited).unwrap_or_else(|missing| {
+        let device = device.to_string();
+        Err(match missing {
+            RecvTimeoutError::Timeout => CudaError::NoAnswer { device, waited },
+            RecvTimeoutError::Disconnected => CudaError::Stopped { device },
+        })
+    });
+    if opened.is_err() {
+        // Should it open after all, nobody will use it.
+        let _ = inbox.tell(Command::Close);
+    }
+    opened.map(|()| (inbox, counters))
+}
+
+/// What every part of the thread knows.
+pub(super) struct Setting {
+    pub(super) engine: Id,
+    pub(super) options: CudaOptions,
+    pub(super) inbox: Inbox,
+    pub(super) counters: Arc<Counters>,
+}
+
+impl Setting {
+    pub(super) fn device(&self) -> String {
+        self.inbox.device().into()
+    }
+}
+
+fn run(
+    driver: Driver,
+    ordinal: usize,
+    setting: Setting,
+    commands: &Receiver<Command>,
+    opened: &Reply<Result<(), CudaError>>,
+) {
+    match Gpu::open(driver, ordinal, &setting.inbox) {
+        Ok(gpu) => {
+            // Nobody waits for this any more: then `Close` is in the inbox.
+            let _ = opened.send(Ok(()));
+            Worker::new(gpu, setting).run(commands);
+        }
+        Err(error) => {
+            let _ = opened.send(Err(error));
+        }
+    }
+}
+
+/// The thread's state: the device, and what is under way with it.
+///
+/// Should the thread panic, dropping this frees nothing that the device may still use: copies in flight keep their slots
+/// and memory for good, and nothing here calls the driver when it is dropped.
+struct Worker {
+    gpu: Gpu,
+    setting: Setting,
+    copies: Copies,
+    fences: Fences,
+    holdings: Holdings,
+    /// Why the device can do no more, once it cannot: all that comes after is refused with this.
+    failed: Option<CudaError>,
+    closed: bool,
+}
+
+impl Worker {
+    fn new(gpu: Gpu, setting: Setting) -> Self {
+        let copies = Copies::new(&setting.options);
+        let holdings = Holdings::new(&setting.options);
+        Self { gpu, setting, copies, fences: Fences::default(), holdings, failed: None, closed: false }
+    }
+
+    fn run(mut self, commands: &Receiver<Command>) {
+        while !self.is_done() {
+            if let Some(command) = self.next(commands) {
+                self.handle(command);
+            }
+            // What else came meanwhile: all rings and copies of a moment are handled before anything is asked.
+            commands.try_iter().take(AT_ONCE).for_each(|command| self.handle(command));
+            self.look(Instant::now());
+        }
+        self.end();
+    }
+
+    /// Sleeps until there is a command, or something to look at.
+    fn next(&self, commands: &Receiver<Command>) -> Option<Command> {
+        match self.wake_at() {
+            Some(at) => commands.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
+            // This thread has an inbox itself, so the channel does not close.
+            None => commands.recv().ok(),
+        }
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        let holdings = self.closed.then(|| self.holdings.wake_at()).flatten();
+        [self.copies.wake_at(), self.fences.wake_at(), holdings]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn handle(&mut self, command: Command) {
+        let Self { gpu, setting, copies, fences, holdings, failed, .. } = self;
+        match command {
+            Command::Copy(job) => match failed {
+                Some(error) => copies.refuse(job, error, setting),
+                None => copies.start(job, gpu, setting),
+            },
+            Command::Rang(direction) => {
+                setting.counters.rings.add(1);
+                copies.rang(direction);
+            }
+            Command::Allocate(len, reply) => {
+                let memory = holdings.allocate(len, gpu, setting, failed.as_ref());
+                let _ = reply.send(memory); // Nobody waits any more: it is dropped, and comes back.
+            }
+            Command::Lock(len, reply) => {
+                let locked = holdings.lock(len, gpu, setting, failed.as_ref());
+                let _ = reply.send(locked);
+            }
+            Command::TakeBack(holding, until) => holdings.take_back(holding, until),
+            Command::Unlock(mapping) => holdings.unlock(mapping, gpu, setting, failed.is_some()),
+            Command::Fence(stream, reply) => {
+                let fence = match failed {
+                    Some(error) => Err(error.clone()),
+                    None => fences.record(stream, gpu, setting),
+                };
+                let _ = reply.send(fence);
+            }
+            Command::WaitFence(id, stream, reply) => {
+                let _ = reply.send(fences.order(id, stream, gpu));
+            }
+            Command::DropFence(id) => fences.drop_fence(id, gpu),
+            Command::WaitMemory(memory, stream, reply) => copies.order_later(memory, stream, reply),
+            Command::Close => self.closed = true,
+        }
+    }
+
+    /// Does what is due, whether or not anything came.
+    fn look(&mut self, now: Instant) {
+        let Self { gpu, setting, copies, fences, holdings, failed, closed } = self;
+        fences.look(now, gpu);
+        if failed.is_none() {
+            copies.start_waiting(now, gpu, setting);
+            if let Err(error) = copies.look(now, gpu, setting) {
+                *failed = Some(error);
+            }
+        }
+        if let Some(error) = failed {
+            copies.fail(error, gpu, setting);
+            fences.fail(error);
+        }
+        copies.order_streams(gpu);
+        holdings.look(now, setting, failed.is_some(), *closed);
+    }
+
+    /// Whether the engine was dropped and everything that it gave out is back: all of it, or, where the device failed,
+    /// what can be.
+    fn is_done(&self) -> bool {
+        let all_back = self.failed.is_some() || self.holdings.are_back();
+        self.closed && self.copies.are_over() && all_back
+    }
+
+    /// Lets go of the device. Where it failed, or memory was kept for good, its context is kept too: whoever holds
+    /// memory of it may be anybody.
+    fn end(self) {
+        let Self { gpu, setting, holdings, failed, .. } = self;
+        if failed.is_none() && holdings.free_all(&gpu, &setting) {
+            gpu.close();
+        }
+    }
+}
+
+/// The most commands that are handled before the thread looks after what is under way.
+const AT_ONCE: usize = 256;
+
+/// How long a memory that nobody holds may wait for a caller's stream once the engine is dropped, before it is kept for
+/// good: the same as for a copy.
+pub(super) fn last_wait(options: &CudaOptions) -> Duration {
+    options.fence_timeout
+}

@@ -1,0 +1,37 @@
+//! The functions that programs call, as CUDA's header declares them.
+//!
+//! They are not `pub`: nobody but programs that look for their names is to have them.
+
+use std::ptr;
+
+use crate::status::{Answer, Status};
+
+mod contexts;
+mod copies;
+mod devices;
+mod errors;
+mod events;
+mod memories;
+mod streams;
+
+/// Writes a result to where the caller wants it.
+fn give<T>(to: *mut T, value: T) -> Answer {
+    if to.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    // SAFETY: it is not null, and CUDA's documentation has the caller vouch for the rest.
+    unsafe { ptr::write(to, value) };
+    Ok(())
+}
+
+/// Writes text with its zero byte into a caller's buffer, or as much as fits.
+fn give_text(to: *mut u8, capacity: i32, text: &str) -> Answer {
+    let Some(longest) = usize::try_from(capacity).ok().and_then(|capacity| capacity.checked_sub(1)) else {
+        return Err(Status::INVALID_VALUE);
+    };
+    let bytes = &text.as_bytes()[..text.len().min(longest)];
+    for (index, byte) in bytes.iter().chain(&[0]).enumerate() {
+        give(to.wrapping_add(index), *byte)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+use std::ffi::c_void;
+
+use crate::{
+    call::in_context,
+    copying::{self, Prepared},
+    device::resolve_stream,
+    state::Guard,
+    status::Answer,
+    stream::{self, Work},
+};
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> u32 {
+    in_context("cuMemcpyHtoD_v2", |state, device| {
+        submit(state, device, 0, Wait::Always, |state| {
+            copying::from_host(state, device, to, from.cast(), bytes)
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: u64) -> u32 {
+    in_context("cuMemcpyHtoDAsync_v2", |state, device| {
+        submit(state, device, stream, Wait::Never, |state| {
+            copying::from_host(state, device, to, from.cast(), bytes)
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> u32 {
+    in_context("cuMemcpyDtoH_v2", |state, device| {
+        submit(state, device, 0, Wait::Always, |state| {
+            copying::to_host(state, device, to.cast(), from, bytes)
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: u64) -> u32 {
+    in_context("cuMemcpyDtoHAsync_v2", |state, device| {
+        submit(state, device, stream, Wait::IfPageable, |state| {
+            copying::to_host(state, device, to.cast(), from, bytes)
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) -> u32 {
+    in_context("cuMemcpyDtoDAsync_v2", |mut state, device| {
+        let stream = resolve_stream(&mut state, device, stream)?;
+        let copy = copying::within(&mut state, device, to, from, bytes)?;
+        state.devices[device].push(stream, Work::Copy(copy));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> u32 {
+    in_context("cuMemsetD8_v2", |mut state, device| {
+        let stream = resolve_stream(&mut state, device, 0)?;
+        let range = copying::device_range(&mut state, device, to, bytes)?;
+        state.devices[device].push(stream, Work::Fill { range, value, bytes });
+        stream::settle(state, device, stream).map(drop)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> u32 {
+    in_context("cuMemsetD8Async", |mut state, device| {
+        let stream = resolve_stream(&mut state, device, stream)?;
+        let range = copying::device_range(&mut state, device, to, bytes)?;
+        state.devices[device].push(stream, Work::Fill { range, value, bytes });
+        Ok(())
+    })
+}
+
+/// Whether a call returns before its copy has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Always,
+    IfPageable,
+    Never,
+}
+
+/// Puts a copy into a stream. A copy of ordinary memory first waits for what is in the stream, as documented.
+fn submit(
+    state: Guard,
+    device: usize,
+    stream: u64,
+    wait: Wait,
+    prepare: impl FnOnce(&mut Guard) -> Answer<Prepared>,
+) -> Answer {
+    let mut state = state;
+    let stream = resolve_stream(&mut state, device, stream)?;
+    let Prepared { copy, pageable } = prepare(&mut state)?;
+    if copy.bytes() == 0 {
+        return Ok(());
+    }
+    if pageable {
+        state = stream::settle(state, device, stream)?;
+    }
+    state.devices[device].push(stream, Work::Copy(copy));
+    if wait == Wait::Always || (wait == Wait::IfPageable && pageable) {
+        state = stream::settle(state, device, stream)?;
+    }
+    drop(state);
+    Ok(())
+}

@@ -1,0 +1,107 @@
+use std::ffi::c_int;
+
+use super::{give, give_text};
+use crate::{
+    call::{early, initialized},
+    state::State,
+    status::{Answer, Status},
+};
+
+#[unsafe(no_mangle)]
+extern "C" fn cuInit(flags: u32) -> u32 {
+    early("cuInit", |mut state| {
+        if !state.allowed || state.devices.is_empty() {
+            return Err(Status::NO_DEVICE);
+        }
+        if flags != 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        if !state.initialized {
+            state.report.line("init");
+        }
+        state.initialized = true;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
+    early("cuDriverGetVersion", |state| give(version, state.options.version))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
+    initialized("cuDeviceGetCount", |state| give(count, state.devices.len() as c_int))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
+    initialized("cuDeviceGet", |state| {
+        check(&state, ordinal)?;
+        give(device, ordinal)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetName(name: *mut u8, capacity: c_int, device: c_int) -> u32 {
+    initialized("cuDeviceGetName", |state| {
+        check(&state, device)?;
+        give_text(name, capacity, "Fake CUDA device, for tests only")
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetPCIBusId(id: *mut u8, capacity: c_int, device: c_int) -> u32 {
+    initialized("cuDeviceGetPCIBusId", |state| {
+        check(&state, device)?;
+        let text = format!("{PCI_DOMAIN:04X}:{:02X}:00.0", device + 1);
+        if (capacity as usize) <= text.len() {
+            return Err(Status::INVALID_VALUE);
+        }
+        give_text(id, capacity, &text)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
+    initialized("cuDeviceTotalMem_v2", |state| {
+        let device = check(&state, device)?;
+        give(bytes, state.devices[device].memory.limit_bytes)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_int) -> u32 {
+    initialized("cuDeviceGetAttribute", |state| {
+        let device = check(&state, device)?;
+        give(value, attribute_of(device, attribute))
+    })
+}
+
+/// No machine has this PCI domain, so nobody finds a real device under the number of a fake one.
+const PCI_DOMAIN: c_int = 0xFA4E;
+
+/// By their numbers in CUDA's header. Others are 0, which says that a device cannot do something.
+fn attribute_of(device: usize, attribute: u32) -> c_int {
+    const MULTIPROCESSORS: u32 = 16;
+    const PCI_BUS_ID: u32 = 33;
+    const ASYNC_ENGINES: u32 = 40;
+    const UNIFIED_ADDRESSING: u32 = 41;
+    const PCI_DOMAIN_ID: u32 = 50;
+    const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+    const MEMORY_POOLS: u32 = 115;
+    match attribute {
+        MULTIPROCESSORS | UNIFIED_ADDRESSING | MEMORY_POOLS => 1,
+        ASYNC_ENGINES => 2,
+        PCI_BUS_ID => device as c_int + 1,
+        PCI_DOMAIN_ID => PCI_DOMAIN,
+        COMPUTE_CAPABILITY_MAJOR => 9,
+        _ => 0,
+    }
+}
+
+/// The place of a device, if there is such a one.
+pub(super) fn check(state: &State, device: c_int) -> Answer<usize> {
+    let device = usize::try_from(device).map_err(|_| Status::INVALID_DEVICE)?;
+    if device < state.devices.len() { Ok(device) } else { Err(Status::INVALID_DEVICE) }
+}

@@ -1,0 +1,126 @@
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    thread,
+};
+
+use crate::{
+    faults::Effect,
+    state::{self, Guard, State},
+    status::{Answer, Status},
+};
+
+thread_local! {
+    /// The contexts of this thread; the last is current. Zero is none.
+    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Which calls were made, and by whom.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    pub(crate) counts: BTreeMap<&'static str, u64>,
+    /// How many came from threads of this name.
+    pub(crate) threads: BTreeMap<String, u64>,
+}
+
+/// A call that works before `cuInit`.
+pub(crate) fn early(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
+    Status::of(enter(name, state::lock()).and_then(body))
+}
+
+/// A call that needs the driver, but no context.
+pub(crate) fn initialized(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
+    let locked = enter(name, state::lock());
+    let ready =
+        locked.and_then(|state| if state.initialized { Ok(state) } else { Err(Status::NOT_INITIALIZED) });
+    Status::of(ready.and_then(body))
+}
+
+/// A call that needs the current context: `body` is told the number of its device. Once the context has failed, all such
+/// calls report how.
+pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> Answer) -> u32 {
+    let state = state::lock();
+    if current_context() != 0 && state::generation_of(current_context()) != state.generation {
+        // Somebody outlived a reset. He is told, and not counted among those whom the test looks at.
+        return Status::CONTEXT_IS_DESTROYED.0;
+    }
+    let ready = enter(name, state).and_then(|state| {
+        let device = if state.initialized { current_device(&state) } else { Err(Status::NOT_INITIALIZED) }?;
+        state.devices[device].check()?;
+        Ok((state, device))
+    });
+    Status::of(ready.and_then(|(state, device)| body(state, device)))
+}
+
+/// What all calls begin with: they are counted, refused in host functions, and fail or hang where a test wants it.
+fn enter(name: &'static str, mut state: Guard) -> Answer<Guard> {
+    *state.calls.counts.entry(name).or_default() += 1;
+    let thread = thread::current().name().unwrap_or("").to_owned();
+    *state.calls.threads.entry(thread).or_default() += 1;
+    if IN_HOST_FUNCTION.get() {
+        state.report.violation(format!("{name} is called in a host function"));
+        return Err(Status::NOT_PERMITTED);
+    }
+    match state.faults.strike(name) {
+        None => Ok(state),
+        Some(Effect::Fail(status)) => Err(status),
+        Some(Effect::Hang) => Ok(until_released(state)),
+    }
+}
+
+fn until_released(mut state: Guard) -> Guard {
+    let generation = state.generation;
+    while !state.faults.released() && state.generation == generation {
+        state = state::wait(state);
+    }
+    state
+}
+
+/// Runs a host function, which is watched for calls of the driver.
+pub(crate) fn as_host_function(run: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    run();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// The current context of this thread, or zero.
+pub(crate) fn current_context() -> u64 {
+    CONTEXTS.with_borrow(|contexts| contexts.last().copied().unwrap_or(0))
+}
+
+/// Makes a context current in place of the one that is. Zero takes the current one away.
+pub(crate) fn set_current_context(context: u64) {
+    CONTEXTS.with_borrow_mut(|contexts| {
+        contexts.pop();
+        if context != 0 {
+            contexts.push(context);
+        }
+    });
+}
+
+/// Makes a context current until it is popped.
+pub(crate) fn push_context(context: u64) {
+    CONTEXTS.with_borrow_mut(|contexts| contexts.push(context));
+}
+
+/// The context that was current.
+pub(crate) fn pop_context() -> Option<u64> {
+    CONTEXTS.with_borrow_mut(Vec::pop)
+}
+
+/// The device of the current context.
+pub(crate) fn current_device(state: &State) -> Answer<usize> {
+    match current_context() {
+        0 => Err(Status::INVALID_CONTEXT),
+        context => device_of(state, context).ok_or(Status::CONTEXT_IS_DESTROYED),
+    }
+}
+
+/// The device whose primary context this is, as long as the context lives.
+pub(crate) fn device_of(state: &State, context: u64) -> Option<usize> {
+    state
+        .devices
+        .iter()
+        .position(|device| device.context.as_ref().is_some_and(|it| it.handle == context))
+}

@@ -1,0 +1,121 @@
+//! What tests ask of the driver, and no program may. One function takes words and answers with words.
+
+use std::{collections::BTreeMap, fmt::Display, str::FromStr};
+
+use crate::{
+    copying::Direction,
+    device::{self, Engine},
+    report,
+    state::{self, Guard},
+    status::Status,
+};
+
+/// Does what the first `length` bytes of `command` say. Writes as much of the answer as fits and gives its whole length:
+/// `+` and what was asked for, or `-` and what is wrong.
+///
+/// # Safety
+///
+/// `command` has `length` bytes to read, and `answer` has `capacity` to write.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fake_cuda_control(
+    command: *const u8,
+    length: usize,
+    answer: *mut u8,
+    capacity: usize,
+) -> usize {
+    // SAFETY: the caller vouches for the bytes of the command.
+    let command = unsafe { std::slice::from_raw_parts(command, length) };
+    let text = match obey(&String::from_utf8_lossy(command)) {
+        Some(text) => format!("+{text}"),
+        None => format!("-{:?} is no command of the fake driver", String::from_utf8_lossy(command)),
+    };
+    let written = text.len().min(capacity);
+    // SAFETY: the caller vouches for the bytes of the answer, and no more of them are written.
+    unsafe { answer.copy_from_nonoverlapping(text.as_ptr(), written) };
+    text.len()
+}
+
+fn obey(command: &str) -> Option<String> {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let mut state = state::lock();
+    let done = Some(String::new());
+    let answer = match words[..] {
+        ["allow"] => {
+            state.allowed = true;
+            done
+        }
+        ["reset"] => {
+            drop(state::reset(state));
+            return done;
+        }
+        ["option", name, value] => state.options.set(name, value).then(String::new),
+        ["fault", fault] => state.faults.add(fault).then(String::new),
+        ["clear-faults"] => {
+            state.faults.clear();
+            done
+        }
+        ["release"] => {
+            state.faults.release();
+            done
+        }
+        ["fail", device, code] => {
+            let device = number(device).and_then(|device: usize| state.devices.get_mut(device))?;
+            device.fail(Status(number(code)?));
+            done
+        }
+        ["destroy-context", device] => {
+            let device = number(device).filter(|device: &usize| *device < state.devices.len())?;
+            device::end_context(&mut state, device);
+            done
+        }
+        ["hold", device, direction] => {
+            change_gate(&mut state, device, direction, |engine| engine.gate.hold())
+        }
+        ["open", device, direction] => {
+            change_gate(&mut state, device, direction, |engine| engine.gate.open())
+        }
+        ["pass", device, direction, count] => {
+            let count = number(count)?;
+            change_gate(&mut state, device, direction, |engine| engine.gate.pass(count))
+        }
+        ["engine", device, direction] => engine(&state, device, direction),
+        ["live"] => Some(report::live(&state)),
+        ["violations"] => Some(state.report.violations.join("\n")),
+        ["calls"] => Some(pairs(&state.calls.counts)),
+        ["threads"] => Some(pairs(&state.calls.threads)),
+        _ => None,
+    };
+    state::changed();
+    answer
+}
+
+fn change_gate(
+    state: &mut Guard,
+    device: &str,
+    direction: &str,
+    change: impl FnOnce(&mut Engine),
+) -> Option<String> {
+    let direction = Direction::from_name(direction)?;
+    let device = number(device).and_then(|device: usize| state.devices.get_mut(device))?;
+    change(&mut device.engines[direction as usize]);
+    Some(String::new())
+}
+
+/// What a copy engine has to do, and has done.
+fn engine(state: &Guard, device: &str, direction: &str) -> Option<String> {
+    let direction = Direction::from_name(direction)?;
+    let device = number(device).and_then(|device: usize| state.devices.get(device))?;
+    let engine = &device.engines[direction as usize];
+    let (waiting, in_flight) = (device.waiting(direction), device.in_flight(direction));
+    let Engine { ended, ended_bytes, .. } = engine;
+    Some(format!("waiting={waiting} in_flight={in_flight} ended={ended} ended_bytes={ended_bytes}"))
+}
+
+/// One `name=number` per line: names of threads may have spaces.
+fn pairs<K: Display>(counts: &BTreeMap<K, u64>) -> String {
+    counts.iter().map(|(name, count)| format!("{name}={count}\n")).collect()
+}
+
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}

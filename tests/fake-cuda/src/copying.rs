@@ -1,0 +1,233 @@
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    device::Device,
+    memory::{DeviceRange, HostRange, Missing, Use},
+    state::{self, State},
+    status::{Answer, Status},
+};
+
+/// Copies go on in pieces of this many bytes, and whoever does not wait sees where they are.
+const PIECE_BYTES: usize = 256 << 10;
+/// What the destination of a copy to page-locked memory is full of until its bytes come.
+const PENDING: u8 = 0xA5;
+
+/// Which copy engine a copy needs. A device has one of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+}
+
+impl Direction {
+    pub(crate) const ALL: [Self; 3] = [Self::HostToDevice, Self::DeviceToHost, Self::DeviceToDevice];
+
+    /// The name that faults and gates use.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::HostToDevice => "@htod",
+            Self::DeviceToHost => "@dtoh",
+            Self::DeviceToDevice => "@dtod",
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|direction| direction.name() == name)
+    }
+}
+
+/// A copy: between two places that exist until it has ended, because it uses them.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    pub(crate) direction: Direction,
+    from: Place,
+    to: Place,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Memory of a device, or page-locked.
+    Used { start: *mut u8, _used: Use },
+    /// A caller's ordinary memory. The caller waits for the copy.
+    Pageable(*mut u8),
+    /// What was read from a caller's ordinary memory before the call returned.
+    Staged(Box<[u8]>),
+}
+
+// SAFETY: places are memory that no thread owns. What they hold is shared with the program under test by the rules that
+// this driver is here to check, and it is reached through raw pointers alone.
+unsafe impl Send for Place {}
+
+impl Place {
+    fn start(&mut self) -> *mut u8 {
+        match self {
+            Self::Used { start, .. } | Self::Pageable(start) => *start,
+            Self::Staged(bytes) => bytes.as_mut_ptr(),
+        }
+    }
+
+    fn of(range: DeviceRange) -> Self {
+        Self::Used { start: range.start, _used: range.used }
+    }
+}
+
+/// A copy that is about to be asked for.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) copy: Copy,
+    /// Whether ordinary memory is written, so that the call has to wait.
+    pub(crate) pageable: bool,
+}
+
+/// A copy from host to device. Ordinary memory is read before this returns.
+pub(crate) fn from_host(
+    state: &mut State,
+    device: usize,
+    to: u64,
+    from: *const u8,
+    bytes: usize,
+) -> Answer<Prepared> {
+    let to = Place::of(device_range(state, device, to, bytes)?);
+    let (from, pageable) = match host_range(state, from.cast_mut(), bytes)? {
+        Some(place) => (place, false),
+        None => (Place::Staged(stage(from, bytes)), true),
+    };
+    Ok(Prepared { copy: Copy { direction: Direction::HostToDevice, from, to, bytes }, pageable })
+}
+
+/// A copy from device to host. Page-locked memory is spoiled at once, so that whoever reads it early knows.
+pub(crate) fn to_host(
+    state: &mut State,
+    device: usize,
+    to: *mut u8,
+    from: u64,
+    bytes: usize,
+) -> Answer<Prepared> {
+    let from = Place::of(device_range(state, device, from, bytes)?);
+    let (to, pageable) = match host_range(state, to, bytes)? {
+        Some(mut place) => {
+            fill(place.start(), PENDING, bytes);
+            (place, false)
+        }
+        None => (Place::Pageable(to), true),
+    };
+    Ok(Prepared { copy: Copy { direction: Direction::DeviceToHost, from, to, bytes }, pageable })
+}
+
+/// A copy within a device.
+pub(crate) fn within(state: &mut State, device: usize, to: u64, from: u64, bytes: usize) -> Answer<Copy> {
+    let to = Place::of(device_range(state, device, to, bytes)?);
+    let from = Place::of(device_range(state, device, from, bytes)?);
+    Ok(Copy { direction: Direction::DeviceToDevice, from, to, bytes })
+}
+
+/// Device memory of the context's device. What was freed is a violation.
+pub(crate) fn device_range(
+    state: &mut State,
+    device: usize,
+    address: u64,
+    bytes: usize,
+) -> Answer<DeviceRange> {
+    state.devices[device].memory.range(address, bytes).map_err(|missing| {
+        if missing == Missing::Freed {
+            state
+                .report
+                .violation(format!("device memory at {address:#x} is used after it was freed"));
+        }
+        Status::INVALID_VALUE
+    })
+}
+
+/// Page-locked memory; none where it is ordinary memory.
+fn host_range(state: &mut State, start: *mut u8, bytes: usize) -> Answer<Option<Place>> {
+    match state.host.range(start.addr(), bytes) {
+        HostRange::PageLocked(used) => Ok(Some(Place::Used { start, _used: used })),
+        HostRange::Pageable if start.is_null() => Err(Status::INVALID_VALUE),
+        HostRange::Pageable => Ok(None),
+        HostRange::Mixed => Err(Status::INVALID_VALUE),
+        HostRange::Freed => {
+            state
+                .report
+                .violation(format!("page-locked memory at {start:p} is used after it was freed"));
+            Err(Status::INVALID_VALUE)
+        }
+    }
+}
+
+fn stage(from: *const u8, bytes: usize) -> Box<[u8]> {
+    let mut staged = vec![0; bytes];
+    // SAFETY: the caller of the driver vouches for his memory, until the call returns; `staged` has as many bytes.
+    unsafe { from.copy_to_nonoverlapping(staged.as_mut_ptr(), bytes) };
+    staged.into()
+}
+
+/// Fills memory that `device_range` or `host_range` found.
+pub(crate) fn fill(start: *mut u8, value: u8, bytes: usize) {
+    // SAFETY: the range was checked when it was found, and its `Use` keeps it.
+    unsafe { start.write_bytes(value, bytes) };
+}
+
+/// How a copy is to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) generation: u64,
+    /// 0 is unbounded.
+    pub(crate) bytes_per_second: f64,
+    /// Whether it breaks down in the middle.
+    pub(crate) breaks: bool,
+}
+
+impl Pace {
+    pub(crate) fn of(state: &State, copy: &Copy, breaks: bool) -> Self {
+        let gbps = match copy.direction {
+            Direction::HostToDevice => state.options.h2d_gbps,
+            Direction::DeviceToHost => state.options.d2h_gbps,
+            Direction::DeviceToDevice => 0.0,
+        };
+        Self { generation: state.generation, bytes_per_second: gbps * 1e9, breaks }
+    }
+}
+
+impl Copy {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies piece by piece, without the lock.
+    pub(crate) fn run(&mut self, pace: Pace) {
+        let begun = Instant::now();
+        let (from, to) = (self.from.start(), self.to.start());
+        let end = if pace.breaks { self.bytes / 2 } else { self.bytes };
+        let mut done = 0;
+        while done < end && state::is_current(pace.generation) {
+            let piece = (end - done).min(PIECE_BYTES);
+            let (from, to) = (from.wrapping_add(done), to.wrapping_add(done));
+            // SAFETY: both ranges were checked when the copy was asked for, and the copy uses them; device memory and
+            // host memory never overlap, and overlapping copies within a device are the caller's fault, as in CUDA,
+            // but `copy` defines even them.
+            unsafe { from.copy_to(to, piece) };
+            done += piece;
+            if pace.bytes_per_second > 0.0 {
+                let due = Duration::from_secs_f64(done as f64 / pace.bytes_per_second);
+                thread::sleep(due.saturating_sub(begun.elapsed()));
+            }
+        }
+    }
+}
+
+impl Device {
+    /// Counts a copy that ended, and lets the next one begin.
+    pub(crate) fn copy_ended(&mut self, copy: &Copy, broke: bool) {
+        let engine = &mut self.engines[copy.direction as usize];
+        engine.busy = false;
+        if !broke {
+            engine.ended += 1;
+            engine.ended_bytes += copy.bytes as u64;
+        }
+    }
+}

@@ -1,0 +1,185 @@
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    thread::{self, ThreadId},
+};
+
+use crate::{
+    copying::Direction,
+    event::{Event, Progress},
+    gates::Gate,
+    memory::DeviceMemory,
+    options::Options,
+    state::{self, State},
+    status::{Answer, Status},
+    stream::{Stream, Work},
+};
+
+/// One device, with its primary context and all that lives in it.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) memory: DeviceMemory,
+    pub(crate) context: Option<Context>,
+    pub(crate) streams: HashMap<u64, Stream>,
+    pub(crate) events: HashMap<u64, Event>,
+    pub(crate) engines: [Engine; Direction::ALL.len()],
+    /// What ends of contexts had to free, because nobody else did.
+    pub(crate) reclaimed: usize,
+    /// The legacy default stream, once it was used.
+    legacy: Option<u64>,
+    /// The default streams of threads that used them.
+    per_thread: HashMap<ThreadId, u64>,
+}
+
+/// A primary context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) handle: u64,
+    pub(crate) retains: u32,
+    /// The asynchronous error that spoiled it. It stays until the context ends.
+    pub(crate) failed: Option<Status>,
+}
+
+/// A copy engine: copies one thing at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Engine {
+    pub(crate) busy: bool,
+    pub(crate) gate: Gate,
+    /// Copies that ended as they should, and their bytes.
+    pub(crate) ended: u64,
+    pub(crate) ended_bytes: u64,
+}
+
+impl Device {
+    /// The devices of a machine.
+    pub(crate) fn all(options: &Options) -> Vec<Self> {
+        (0..options.devices).map(|_| Self::new(options.memory_bytes)).collect()
+    }
+
+    fn new(memory_bytes: usize) -> Self {
+        Self {
+            memory: DeviceMemory::new(memory_bytes),
+            context: None,
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            engines: Default::default(),
+            reclaimed: 0,
+            legacy: None,
+            per_thread: HashMap::new(),
+        }
+    }
+
+    /// An error once the context has failed.
+    pub(crate) fn check(&self) -> Answer {
+        match &self.context {
+            None => Err(Status::CONTEXT_IS_DESTROYED),
+            Some(context) => context.failed.map_or(Ok(()), Err),
+        }
+    }
+
+    /// Spoils the context: what waits in streams is never done, and every call says why.
+    pub(crate) fn fail(&mut self, status: Status) {
+        if let Some(context) = &mut self.context {
+            context.failed.get_or_insert(status);
+        }
+        self.streams.values_mut().for_each(Stream::abandon);
+        state::changed();
+    }
+
+    /// Ends all streams without doing what waits in them.
+    pub(crate) fn abandon_streams(&mut self) {
+        self.streams.clear();
+        self.legacy = None;
+        self.per_thread.clear();
+    }
+
+    /// Copies that are asked for and have not ended.
+    pub(crate) fn copies_in_flight(&self) -> usize {
+        Direction::ALL.iter().map(|direction| self.in_flight(*direction)).sum()
+    }
+
+    /// The same in one direction.
+    pub(crate) fn in_flight(&self, direction: Direction) -> usize {
+        self.waiting(direction) + usize::from(self.engines[direction as usize].busy)
+    }
+
+    /// Copies that have not begun: they wait for a gate, an engine, or something before them.
+    pub(crate) fn waiting(&self, direction: Direction) -> usize {
+        self.streams.values().map(|stream| stream.waiting(direction)).sum()
+    }
+
+    pub(crate) fn created_streams(&self) -> usize {
+        self.streams.values().filter(|stream| stream.created && !stream.closing).count()
+    }
+
+    /// Puts work into a stream, behind what the default stream's old rule puts in front: it waits for all streams that
+    /// are not `NON_BLOCKING`, and they wait for it.
+    pub(crate) fn push(&mut self, stream: u64, work: Work) {
+        for earlier in self.implicitly_before(stream) {
+            let barrier = Arc::new(Progress::default());
+            self.enqueue(earlier, Work::Record(barrier.clone(), 1));
+            self.enqueue(stream, Work::Await(barrier, 1));
+        }
+        self.enqueue(stream, work);
+        state::changed();
+    }
+
+    fn enqueue(&mut self, stream: u64, work: Work) {
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.enqueue(work);
+        }
+    }
+
+    fn implicitly_before(&self, stream: u64) -> Vec<u64> {
+        let blocks =
+            |id: u64| self.streams.get(&id).is_some_and(|stream| stream.blocking && !stream.is_idle());
+        if self.legacy == Some(stream) {
+            self.streams
+                .keys()
+                .copied()
+                .filter(|other| *other != stream && blocks(*other))
+                .collect()
+        } else if self.streams.get(&stream).is_some_and(|stream| stream.blocking) {
+            self.legacy.into_iter().filter(|legacy| blocks(*legacy)).collect()
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+/// The stream that a caller means: a handle, or one of CUDA's names for default streams.
+pub(crate) fn resolve_stream(state: &mut State, device: usize, handle: u64) -> Answer<u64> {
+    const LEGACY: [u64; 2] = [0, 1];
+    const PER_THREAD: u64 = 2;
+    let known = &state.devices[device];
+    let default = match handle {
+        PER_THREAD => known.per_thread.get(&thread::current().id()).copied(),
+        _ if LEGACY.contains(&handle) => known.legacy,
+        _ => {
+            let open = known.streams.get(&handle).is_some_and(|stream| !stream.closing);
+            return if open { Ok(handle) } else { Err(Status::INVALID_HANDLE) };
+        }
+    };
+    if let Some(stream) = default {
+        return Ok(stream);
+    }
+    let stream = Stream::open(state, device, Stream::default_stream());
+    let device = &mut state.devices[device];
+    if handle == PER_THREAD {
+        device.per_thread.insert(thread::current().id(), stream);
+    } else {
+        device.legacy = Some(stream);
+    }
+    Ok(stream)
+}
+
+/// Ends a context: by its last release, or because somebody in the process resets the device. All that it had is gone.
+pub(crate) fn end_context(state: &mut State, device: usize) {
+    let it = &mut state.devices[device];
+    it.reclaimed += it.created_streams() + it.events.len();
+    it.abandon_streams();
+    it.events.clear();
+    it.reclaimed += it.memory.free_all() + state.host.remove_all(device);
+    it.context = None;
+    state::changed();
+}

@@ -1,0 +1,51 @@
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+/// An event, which is recorded again and again.
+#[derive(Debug)]
+pub(crate) struct Event {
+    /// How many records were asked for.
+    pub(crate) recorded: u64,
+    /// How many have happened. Streams hold it too, because events are destroyed while they are waited for.
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) timed: bool,
+}
+
+/// How far streams have come with an event.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    done: AtomicU64,
+    at: Mutex<Option<Instant>>,
+}
+
+impl Event {
+    pub(crate) fn new(timed: bool) -> Self {
+        Self { recorded: 0, progress: Arc::default(), timed }
+    }
+
+    /// Whether the last record has happened. It has when there was none.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.progress.has_reached(self.recorded)
+    }
+}
+
+impl Progress {
+    pub(crate) fn has_reached(&self, record: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= record
+    }
+
+    pub(crate) fn reach(&self, record: u64) {
+        self.done.fetch_max(record, Ordering::AcqRel);
+        *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// When the last record happened.
+    pub(crate) fn at(&self) -> Option<Instant> {
+        *self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,74 @@
+use std::{env, str::FromStr};
+
+use crate::faults::Faults;
+
+/// What the machine is made of. Read from the environment once, and changed by tests before a reset.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// How many devices there are: `FAKE_CUDA_DEVICES`, 1.
+    pub(crate) devices: usize,
+    /// The memory of each: `FAKE_CUDA_MEM`, 1 GiB.
+    pub(crate) memory_bytes: usize,
+    /// The rate of each copy engine from the host, in 10⁹ bytes per second: `FAKE_CUDA_H2D_GBPS`. 0 is unbounded.
+    pub(crate) h2d_gbps: f64,
+    /// The same to the host: `FAKE_CUDA_D2H_GBPS`.
+    pub(crate) d2h_gbps: f64,
+    /// What `cuDriverGetVersion` says: `FAKE_CUDA_VERSION`, 13000.
+    pub(crate) version: i32,
+}
+
+impl Options {
+    pub(crate) fn from_environment() -> Self {
+        Self {
+            devices: variable("FAKE_CUDA_DEVICES", 1),
+            memory_bytes: variable("FAKE_CUDA_MEM", 1 << 30),
+            h2d_gbps: variable("FAKE_CUDA_H2D_GBPS", 0.0),
+            d2h_gbps: variable("FAKE_CUDA_D2H_GBPS", 0.0),
+            version: variable("FAKE_CUDA_VERSION", 13000),
+        }
+    }
+
+    /// Changes one option, by the name of its field. False if there is none of this name, or the value is no number.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> bool {
+        match name {
+            "devices" => assign(&mut self.devices, value),
+            "memory_bytes" => assign(&mut self.memory_bytes, value),
+            "h2d_gbps" => assign(&mut self.h2d_gbps, value),
+            "d2h_gbps" => assign(&mut self.d2h_gbps, value),
+            "version" => assign(&mut self.version, value),
+            _ => false,
+        }
+    }
+}
+
+/// Whether the environment says that this process may use a fake driver.
+pub(crate) fn allowed_by_environment() -> bool {
+    env::var_os("TENSOR_RELAY_FAKE_CUDA").is_some_and(|value| value == "1")
+}
+
+/// The faults that a child process is started with: `FAKE_CUDA_FAULTS`, separated by commas (`faults`).
+pub(crate) fn faults_from_environment() -> Faults {
+    let mut faults = Faults::default();
+    for fault in env::var("FAKE_CUDA_FAULTS")
+        .unwrap_or_default()
+        .split(',')
+        .filter(|fault| !fault.is_empty())
+    {
+        assert!(
+            faults.add(fault),
+            "FAKE_CUDA_FAULTS: {fault:?} is not WHAT:NTH:CODE, with :on behind it or not"
+        );
+    }
+    faults
+}
+
+fn variable<T: FromStr>(name: &str, default: T) -> T {
+    let Ok(text) = env::var(name) else { return default };
+    text.parse()
+        .unwrap_or_else(|_| panic!("{name}: {text:?} is not a number that fits"))
+}
+
+fn assign<T: FromStr>(field: &mut T, value: &str) -> bool {
+    let parsed = value.parse();
+    parsed.map(|value| *field = value).is_ok()
+}

@@ -1,0 +1,84 @@
+use std::{
+    env, fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process,
+};
+
+use crate::state::{self, State};
+
+/// What no program may do, and the file that says so after its process has ended.
+///
+/// With `FAKE_CUDA_REPORT=PATH`, lines are added to a file: `PID init`, `PID violation TEXT` as soon as it happens, and at
+/// the end of the process `PID exit` with what is still there.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) violations: Vec<String>,
+    path: Option<PathBuf>,
+}
+
+impl Report {
+    pub(crate) fn from_environment() -> Self {
+        Self { violations: Vec::new(), path: env::var_os("FAKE_CUDA_REPORT").map(PathBuf::from) }
+    }
+
+    pub(crate) fn violation(&mut self, text: String) {
+        eprintln!("fake CUDA: violation: {text}");
+        self.line(&format!("violation {text}"));
+        self.violations.push(text);
+    }
+
+    /// Adds a line to the file, if there is one.
+    pub(crate) fn line(&self, text: &str) {
+        let Some(path) = &self.path else { return };
+        if let Err(error) = append(path, &format!("{} {text}\n", process::id())) {
+            eprintln!("fake CUDA: the report {} cannot be written: {error}", path.display());
+        }
+    }
+
+    /// Forgets the violations, but not the file.
+    pub(crate) fn forget(&mut self) {
+        self.violations.clear();
+    }
+}
+
+/// One write, so that the lines of several processes do not mix.
+fn append(path: &Path, line: &str) -> std::io::Result<()> {
+    fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)?
+        .write_all(line.as_bytes())
+}
+
+/// What exists now, as `name=number` pairs. After a program has cleaned up, all are zero but the bytes copied.
+pub(crate) fn live(state: &State) -> String {
+    let (host_blocks, host_bytes) = state.host.blocks();
+    let sum = |count: fn(&crate::device::Device) -> usize| state.devices.iter().map(count).sum::<usize>();
+    let pairs = [
+        ("device_blocks", sum(|device| device.memory.blocks())),
+        ("device_bytes", sum(|device| device.memory.used_bytes)),
+        ("host_blocks", host_blocks),
+        ("host_bytes", host_bytes),
+        ("streams", sum(|device| device.created_streams())),
+        ("events", sum(|device| device.events.len())),
+        ("contexts", sum(|device| device.context.iter().count())),
+        ("in_flight", sum(|device| device.copies_in_flight())),
+        ("reclaimed", sum(|device| device.reclaimed)),
+    ];
+    pairs.map(|(name, number)| format!("{name}={number}")).join(" ")
+}
+
+/// Runs when the process ends in order: by returning from `main`, or by `exit`.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = {
+    extern "C" fn at_exit() {
+        let state = state::lock();
+        if state.initialized {
+            let violations = state.report.violations.len();
+            state.report.line(&format!("exit {} violations={violations}", live(&state)));
+        }
+    }
+    at_exit
+};

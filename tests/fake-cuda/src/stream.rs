@@ -1,0 +1,277 @@
+use std::{collections::VecDeque, ffi::c_void, mem, sync::Arc, thread};
+
+use crate::{
+    call,
+    copying::{self, Copy, Direction, Pace},
+    event::Progress,
+    faults::Effect,
+    memory::{DeviceRange, Freed, Missing},
+    state::{self, Guard, State},
+    status::{Answer, Status},
+};
+
+/// Work in order. A thread of its own does it.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    queue: VecDeque<Queued>,
+    running: bool,
+    /// Whether it waits for the legacy default stream, and that one for it.
+    pub(crate) blocking: bool,
+    /// Whether a program made it, and has to destroy it.
+    pub(crate) created: bool,
+    /// Destroyed, but not yet empty.
+    pub(crate) closing: bool,
+}
+
+/// What streams do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Copy(Copy),
+    Fill { range: DeviceRange, value: u8, bytes: usize },
+    Host { function: HostFunction, argument: *mut c_void },
+    Free(u64),
+    Record(Arc<Progress>, u64),
+    Await(Arc<Progress>, u64),
+}
+
+/// A function of the program's, called by a stream.
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+// SAFETY: what is in it belongs to no thread: copies and ranges as `copying::Place` says, and the argument of a host
+// function is given from the program's thread to the stream's, as CUDA's documentation tells the program.
+unsafe impl Send for Work {}
+
+#[derive(Debug)]
+struct Queued {
+    work: Work,
+    /// Whether faults have been asked, which is when it comes to the front.
+    asked: bool,
+    effect: Option<Effect>,
+}
+
+/// What the thread of a stream does next.
+enum Next {
+    Run(Work, Option<Status>),
+    Wait,
+    End,
+}
+
+impl Work {
+    /// The name of its execution, where faults can strike.
+    fn execution(&self) -> Option<&'static str> {
+        match self {
+            Self::Copy(copy) => Some(copy.direction.name()),
+            Self::Fill { .. } => Some("@memset"),
+            Self::Host { .. } => Some("@host"),
+            Self::Free(_) => Some("@free"),
+            Self::Record(..) | Self::Await(..) => None,
+        }
+    }
+}
+
+impl Stream {
+    /// A stream that a program makes.
+    pub(crate) fn created(blocking: bool) -> Self {
+        Self { queue: VecDeque::new(), running: false, blocking, created: true, closing: false }
+    }
+
+    /// A default stream.
+    pub(crate) fn default_stream() -> Self {
+        Self { created: false, ..Self::created(true) }
+    }
+
+    /// Gives a device a stream, with its thread.
+    pub(crate) fn open(state: &mut State, device: usize, stream: Self) -> u64 {
+        let handle = state.handle();
+        state.devices[device].streams.insert(handle, stream);
+        let generation = state.generation;
+        let name = format!("fake-stream-{:x}", handle & 0xFFFF_FFFF);
+        let thread = thread::Builder::new()
+            .name(name)
+            .spawn(move || work_through(generation, device, handle));
+        drop(thread.expect("a test may start threads"));
+        handle
+    }
+
+    pub(crate) fn enqueue(&mut self, work: Work) {
+        self.queue.push_back(Queued { work, asked: false, effect: None });
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queue.is_empty() && !self.running
+    }
+
+    /// Forgets what has not begun.
+    pub(crate) fn abandon(&mut self) {
+        self.queue.clear();
+    }
+
+    /// The copies of one direction that have not begun.
+    pub(crate) fn waiting(&self, direction: Direction) -> usize {
+        let of_direction =
+            |queued: &&Queued| matches!(&queued.work, Work::Copy(copy) if copy.direction == direction);
+        self.queue.iter().filter(of_direction).count()
+    }
+}
+
+/// What the thread of a stream does until the stream is destroyed and empty.
+fn work_through(generation: u64, device: usize, stream: u64) {
+    let mut state = state::lock();
+    loop {
+        if state.generation != generation {
+            return;
+        }
+        state = match next(&mut state, device, stream) {
+            Next::Run(work, fails) => run(state, device, stream, work, fails),
+            Next::Wait => state::wait(state),
+            Next::End => return,
+        };
+    }
+}
+
+/// Takes the work at the front, if all that it waits for is there.
+fn next(state: &mut State, device: usize, stream: u64) -> Next {
+    let device = &mut state.devices[device];
+    let Some(known) = device.streams.get_mut(&stream) else { return Next::End };
+    let Some(front) = known.queue.front_mut() else {
+        if known.closing {
+            device.streams.remove(&stream);
+            return Next::End;
+        }
+        return Next::Wait;
+    };
+    if !mem::replace(&mut front.asked, true) {
+        front.effect = front.work.execution().and_then(|execution| state.faults.strike(execution));
+    }
+    if front.effect == Some(Effect::Hang) && !state.faults.released() {
+        return Next::Wait;
+    }
+    match &front.work {
+        Work::Await(progress, record) if !progress.has_reached(*record) => return Next::Wait,
+        Work::Copy(copy) => {
+            let engine = &mut device.engines[copy.direction as usize];
+            if engine.busy || !engine.gate.is_open() {
+                return Next::Wait;
+            }
+            engine.busy = true;
+            engine.gate.enter();
+        }
+        _ => {}
+    }
+    known.running = true;
+    let taken = known.queue.pop_front().expect("there is work at the front");
+    let fails = match taken.effect {
+        Some(Effect::Fail(status)) => Some(status),
+        Some(Effect::Hang) | None => None,
+    };
+    Next::Run(taken.work, fails)
+}
+
+/// Does one thing, without the lock where it takes time, and says that it is done.
+fn run(mut state: Guard, device: usize, stream: u64, work: Work, fails: Option<Status>) -> Guard {
+    let generation = state.generation;
+    match work {
+        Work::Copy(mut copy) => {
+            let pace = Pace::of(&state, &copy, fails.is_some());
+            state = without_lock(state, || copy.run(pace));
+            if state.generation == generation {
+                state.devices[device].copy_ended(&copy, fails.is_some());
+            }
+        }
+        Work::Fill { range, value, bytes } => {
+            state = without_lock(state, || copying::fill(range.start, value, bytes));
+        }
+        Work::Host { function, argument } => {
+            if fails.is_none() {
+                drop(state);
+                // SAFETY: the program gave the function to `cuLaunchHostFunc`, and vouches that it may be called once,
+                // on any thread.
+                call::as_host_function(|| unsafe { function(argument) });
+                state = state::lock();
+            }
+        }
+        Work::Free(address) => {
+            // Who frees by a stream has gone on by now: a violation is written down, and nobody is told.
+            let _: Answer = free(&mut state, device, address);
+        }
+        Work::Record(progress, record) => progress.reach(record),
+        Work::Await(..) => {}
+    }
+    if state.generation == generation {
+        if let Some(stream) = state.devices[device].streams.get_mut(&stream) {
+            stream.running = false;
+        }
+        if let Some(status) = fails {
+            state.devices[device].fail(status);
+        }
+    }
+    state::changed();
+    state
+}
+
+fn without_lock(mut state: Guard, run: impl FnOnce()) -> Guard {
+    state.copying += 1;
+    drop(state);
+    run();
+    let mut state = state::lock();
+    state.copying -= 1;
+    state
+}
+
+/// Frees device memory, and judges whoever does.
+pub(crate) fn free(state: &mut State, device: usize, address: u64) -> Answer {
+    let violation = match state.devices[device].memory.free(address) {
+        Ok(Freed::Unused) => return Ok(()),
+        Ok(Freed::InUse) => format!("device memory at {address:#x} is freed under a copy"),
+        Err(Missing::Freed) => format!("device memory at {address:#x} is freed twice"),
+        Err(Missing::Unknown) => format!("{address:#x} is freed, which is not the address of device memory"),
+    };
+    state.report.violation(violation);
+    Err(Status::INVALID_VALUE)
+}
+
+/// Waits until a stream has done all that it has now. An error if the context fails meanwhile.
+pub(crate) fn settle(mut state: Guard, device: usize, stream: u64) -> Answer<Guard> {
+    let mark = Arc::new(Progress::default());
+    state.devices[device].push(stream, Work::Record(mark.clone(), 1));
+    settle_marks(state, device, &[mark])
+}
+
+/// The same for all streams of a device.
+pub(crate) fn settle_all(mut state: Guard, device: usize) -> Answer<Guard> {
+    let streams: Vec<u64> = state.devices[device].streams.keys().copied().collect();
+    let marks: Vec<Arc<Progress>> = streams
+        .into_iter()
+        .map(|stream| {
+            let mark = Arc::new(Progress::default());
+            state.devices[device].push(stream, Work::Record(mark.clone(), 1));
+            mark
+        })
+        .collect();
+    settle_marks(state, device, &marks)
+}
+
+/// Waits for records that belong to one device.
+pub(crate) fn settle_event(
+    mut state: Guard,
+    device: usize,
+    progress: &Progress,
+    record: u64,
+) -> Answer<Guard> {
+    let context = state.devices[device].context.as_ref().map(|context| context.handle);
+    let generation = state.generation;
+    while !progress.has_reached(record) {
+        if state.generation != generation
+            || state.devices[device].context.as_ref().map(|context| context.handle) != context
+        {
+            return Err(Status::CONTEXT_IS_DESTROYED);
+        }
+        state.devices[device].check()?;
+        state = state::wait(state);
+    }
+    Ok(state)
+}
+
+fn settle_marks(state: Guard, device: usize, marks: &[Arc<Progress>]) -> Answer<Guard> {
+    marks.iter().try_fold(state, |state, mark| settle_event(state, device, mark, 1))
+}

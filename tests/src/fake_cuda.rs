@@ -1,0 +1,368 @@
+//! A CUDA driver for where there is no GPU: `tests/fake-cuda`, loaded and told what to do.
+//!
+//! In a test, [`load`] it before anybody looks for CUDA: whoever loads `libcuda.so` afterwards gets this one. All tests of
+//! a process share the one driver, so those that change it take turns ([`FakeCuda::exclusive`]), and have a test binary of
+//! their own. Programs that a test starts get it from [`Installed`].
+
+use std::{
+    collections::BTreeMap,
+    env, fmt,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+mod control;
+mod installed;
+mod symbols;
+
+use control::Control;
+pub use installed::{Installed, Library, Report};
+pub use symbols::SYMBOLS;
+
+/// How long [`FakeCuda::until`] waits before it calls it a failure.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The fake driver of this process.
+#[derive(Debug)]
+pub struct FakeCuda {
+    control: Control,
+    turn: Mutex<()>,
+}
+
+/// Loads the fake driver into this process, and allows its use.
+///
+/// # Panics
+///
+/// Where the library is not built.
+pub fn load() -> &'static FakeCuda {
+    static LOADED: OnceLock<FakeCuda> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        let fake = FakeCuda { control: Control::load(&library()), turn: Mutex::new(()) };
+        fake.tell("allow");
+        fake
+    })
+}
+
+/// Where the library is: beside the executable of this test, or one folder above, where programs are.
+///
+/// # Panics
+///
+/// Where it is not built.
+pub fn library() -> PathBuf {
+    let executable = env::current_exe().expect("a test knows its executable");
+    let mut places = executable
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("libfake_cuda.so"));
+    places.find(|place| place.exists()).unwrap_or_else(|| {
+        panic!(
+            "There is no libfake_cuda.so near {}. Build it: cargo build --workspace.",
+            executable.display()
+        )
+    })
+}
+
+/// Something that goes wrong: a call of the driver, or what a stream executes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The name of a function, `*` for any, or `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host`, `@free` for an execution.
+    pub what: String,
+    /// Which one: 1 is the first from now on.
+    pub nth: u64,
+    /// What happens to it.
+    pub effect: Effect,
+    /// Whether it happens to all that follow, too.
+    pub stays: bool,
+}
+
+/// What a [`Fault`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// A call gives this code and does nothing. An execution breaks down in the middle, and spoils its context.
+    Fail(u32),
+    /// Nothing happens until [`FakeCuda::release`].
+    Hang,
+}
+
+impl Fault {
+    /// The `nth` from now on, and no other.
+    pub fn once(what: &str, nth: u64, effect: Effect) -> Self {
+        Self { what: what.to_owned(), nth, effect, stays: false }
+    }
+
+    /// The `nth` and all after it.
+    pub fn from(what: &str, nth: u64, effect: Effect) -> Self {
+        Self { stays: true, ..Self::once(what, nth, effect) }
+    }
+}
+
+/// As the driver reads it, in `FAKE_CUDA_FAULTS` too.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:", self.what, self.nth)?;
+        match self.effect {
+            Effect::Fail(code) => write!(f, "{code}"),
+            Effect::Hang => f.write_str("hang"),
+        }?;
+        f.write_str(if self.stays { ":on" } else { "" })
+    }
+}
+
+/// Which copy engine of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The one that reads host memory.
+    HostToDevice,
+    /// The one that writes host memory.
+    DeviceToHost,
+    /// The one that copies within the device.
+    DeviceToDevice,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HostToDevice => "@htod",
+            Self::DeviceToHost => "@dtoh",
+            Self::DeviceToDevice => "@dtod",
+        })
+    }
+}
+
+/// What a copy engine has to do, and has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Engine {
+    /// Copies that were asked for and have not begun.
+    pub waiting: u64,
+    /// These, and the one under way.
+    pub in_flight: u64,
+    /// Copies that ended well.
+    pub ended: u64,
+    /// Their bytes.
+    pub ended_bytes: u64,
+}
+
+/// What a program has of the driver at one moment. All zero when it has cleaned up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Blocks of device memory.
+    pub device_blocks: u64,
+    /// Their bytes, as devices count them.
+    pub device_bytes: u64,
+    /// Blocks of page-locked memory.
+    pub host_blocks: u64,
+    /// Their bytes.
+    pub host_bytes: u64,
+    /// Streams that somebody made.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// Contexts that somebody retains.
+    pub contexts: u64,
+    /// Copies that have not ended.
+    pub in_flight: u64,
+    /// What was still there when its context ended.
+    pub reclaimed: u64,
+}
+
+impl FakeCuda {
+    /// A turn with a new machine: one device, no faults, no counts, nothing allocated. The next turn begins when this one
+    /// is dropped.
+    pub fn exclusive(&'static self) -> Turn {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tell("option devices 1");
+        self.tell(&format!("option memory_bytes {}", 1_u64 << 30));
+        self.set_gbps(0.0, 0.0);
+        self.reset();
+        Turn { fake: self, _turn: turn }
+    }
+
+    /// Makes a new machine. Contexts, streams and memory of before are no longer known.
+    pub fn reset(&self) {
+        self.tell("reset");
+    }
+
+    /// Makes a new machine with so many devices, and so much memory in each.
+    pub fn reset_with(&self, devices: usize, memory_bytes: usize) {
+        self.tell(&format!("option devices {devices}"));
+        self.tell(&format!("option memory_bytes {memory_bytes}"));
+        self.reset();
+    }
+
+    /// Chooses how many 10⁹ bytes per second copies move to and from devices. 0 is as many as go.
+    pub fn set_gbps(&self, to_device: f64, to_host: f64) {
+        self.tell(&format!("option h2d_gbps {to_device}"));
+        self.tell(&format!("option d2h_gbps {to_host}"));
+    }
+
+    /// Adds a fault.
+    pub fn fault(&self, fault: &Fault) {
+        self.tell(&format!("fault {fault}"));
+    }
+
+    /// Takes all faults away. What hangs still does.
+    pub fn clear_faults(&self) {
+        self.tell("clear-faults");
+    }
+
+    /// Lets go on what hangs.
+    pub fn release(&self) {
+        self.tell("release");
+    }
+
+    /// Spoils the context of a device, as an asynchronous error of anybody in the process does.
+    pub fn fail_device(&self, device: usize, code: u32) {
+        self.tell(&format!("fail {device} {code}"));
+    }
+
+    /// Ends the context of a device, as `cudaDeviceReset` by anybody in the process does.
+    pub fn destroy_context(&self, device: usize) {
+        self.tell(&format!("destroy-context {device}"));
+    }
+
+    /// Holds back the copies of one engine that have not begun, until the gate is dropped.
+    pub fn hold(&'static self, device: usize, direction: Direction) -> Gate {
+        self.tell(&format!("hold {device} {direction}"));
+        Gate { fake: self, device, direction }
+    }
+
+    /// What one copy engine does.
+    pub fn engine(&self, device: usize, direction: Direction) -> Engine {
+        let answer = self.tell(&format!("engine {device} {direction}"));
+        let numbers = Numbers::read(&answer, ' ');
+        Engine {
+            waiting: numbers.get("waiting"),
+            in_flight: numbers.get("in_flight"),
+            ended: numbers.get("ended"),
+            ended_bytes: numbers.get("ended_bytes"),
+        }
+    }
+
+    /// What exists now.
+    pub fn live(&self) -> Live {
+        Live::read(&self.tell("live"))
+    }
+
+    /// What was done that no program may do, since the last reset.
+    pub fn violations(&self) -> Vec<String> {
+        self.tell("violations").lines().map(str::to_owned).collect()
+    }
+
+    /// Which functions were called, and how often, since the last reset.
+    pub fn calls(&self) -> BTreeMap<String, u64> {
+        Numbers::read(&self.tell("calls"), '\n').0
+    }
+
+    /// The threads that called them, by name.
+    pub fn threads(&self) -> BTreeMap<String, u64> {
+        Numbers::read(&self.tell("threads"), '\n').0
+    }
+
+    /// Waits until something is so, by looking at it.
+    ///
+    /// # Panics
+    ///
+    /// After ten seconds.
+    pub fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let begun = Instant::now();
+        while !is_so(self) {
+            assert!(begun.elapsed() < PATIENCE, "after {PATIENCE:?} it is still not so that {what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn tell(&self, command: &str) -> String {
+        self.control.tell(command)
+    }
+}
+
+/// The turn of one test with the driver of its process.
+#[derive(Debug)]
+pub struct Turn {
+    fake: &'static FakeCuda,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl std::ops::Deref for Turn {
+    type Target = &'static FakeCuda;
+
+    fn deref(&self) -> &Self::Target {
+        &self.fake
+    }
+}
+
+/// Nothing of a turn may hang in the next one.
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.fake.clear_faults();
+        self.fake.release();
+    }
+}
+
+/// A copy engine that is held. Dropping it lets all go on.
+#[derive(Debug)]
+pub struct Gate {
+    fake: &'static FakeCuda,
+    device: usize,
+    direction: Direction,
+}
+
+impl Gate {
+    /// Lets so many more copies begin.
+    pub fn pass(&self, count: u64) {
+        self.fake.tell(&format!("pass {} {} {count}", self.device, self.direction));
+    }
+
+    /// Waits until so many copies stand before it.
+    pub fn until_waiting(&self, count: u64) {
+        self.fake.until(&format!("{count} copies wait for {}", self.direction), |fake| {
+            fake.engine(self.device, self.direction).waiting >= count
+        });
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // A reset in between may have taken the device away, and its gate with it.
+        drop(self.fake.control.try_tell(&format!("open {} {}", self.device, self.direction)));
+    }
+}
+
+impl Live {
+    fn read(text: &str) -> Self {
+        let numbers = Numbers::read(text, ' ');
+        Self {
+            device_blocks: numbers.get("device_blocks"),
+            device_bytes: numbers.get("device_bytes"),
+            host_blocks: numbers.get("host_blocks"),
+            host_bytes: numbers.get("host_bytes"),
+            streams: numbers.get("streams"),
+            events: numbers.get("events"),
+            contexts: numbers.get("contexts"),
+            in_flight: numbers.get("in_flight"),
+            reclaimed: numbers.get("reclaimed"),
+        }
+    }
+}
+
+/// `name=number`, again and again.
+struct Numbers(BTreeMap<String, u64>);
+
+impl Numbers {
+    fn read(text: &str, between: char) -> Self {
+        let pairs = text.split(between).filter(|pair| !pair.is_empty());
+        Self(pairs.map(Self::pair).collect())
+    }
+
+    fn pair(text: &str) -> (String, u64) {
+        let (name, number) = text.rsplit_once('=').expect("the fake driver writes pairs");
+        (name.to_owned(), number.parse().expect("the fake driver writes numbers"))
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        *self.0.get(name).unwrap_or_else(|| panic!("the fake driver tells {name}"))
+    }
+}

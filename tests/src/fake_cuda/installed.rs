@@ -1,0 +1,139 @@
+use std::{
+    env,
+    ffi::OsString,
+    fmt::Write,
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use tempfile::TempDir;
+
+use super::{Live, SYMBOLS, library};
+
+/// What a program finds when it looks for `libcuda.so`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// The fake driver.
+    Fake,
+    /// A library like the one that CUDA's toolkit brings for linkers: every call says `CUDA_ERROR_STUB_LIBRARY`.
+    Stub,
+    /// A driver that is too old: it has `cuInit` and `cuDriverGetVersion`, and nothing else.
+    TooOld,
+    /// A library without one symbol of CUDA's.
+    Empty,
+    /// A file that is no library.
+    Garbage,
+}
+
+/// A folder with a `libcuda.so` for programs that a test starts.
+#[derive(Debug)]
+pub struct Installed {
+    folder: TempDir,
+}
+
+impl Installed {
+    /// Makes the folder. All but the fake driver need a C compiler, as the project does.
+    pub fn new(which: Library) -> Self {
+        let installed = Self { folder: tempfile::tempdir().expect("a folder can be made") };
+        installed
+            .put(which)
+            .unwrap_or_else(|error| panic!("{which:?} as libcuda.so: {error}"));
+        installed
+    }
+
+    /// What a program needs to find and to be allowed this library, and nothing but it. `FAKE_CUDA_DEVICES`, `_MEM` (in
+    /// bytes), `_H2D_GBPS`, `_D2H_GBPS`, `_VERSION` and `_FAULTS` may be added (`tests/fake-cuda/src/options.rs`).
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut path = self.folder.path().as_os_str().to_owned();
+        if let Some(others) = env::var_os("LD_LIBRARY_PATH") {
+            path.push(":");
+            path.push(others);
+        }
+        vec![
+            ("LD_LIBRARY_PATH", path),
+            ("TENSOR_RELAY_FAKE_CUDA", "1".into()),
+            ("FAKE_CUDA_REPORT", self.report_path().into()),
+        ]
+    }
+
+    /// What the programs that ran with this environment did so far.
+    pub fn report(&self) -> Report {
+        match fs::read_to_string(self.report_path()) {
+            Ok(text) => Report::read(&text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Report::default(),
+            Err(error) => panic!("the report cannot be read: {error}"),
+        }
+    }
+
+    /// The folder, for `LD_LIBRARY_PATH`.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn report_path(&self) -> PathBuf {
+        self.folder.path().join("report")
+    }
+
+    fn put(&self, which: Library) -> io::Result<()> {
+        let place = self.folder.path().join("libcuda.so");
+        match which {
+            Library::Fake => symlink(library(), &place)?,
+            Library::Stub => self.compile(&place, SYMBOLS)?,
+            Library::TooOld => self.compile(&place, &["cuInit", "cuDriverGetVersion"])?,
+            Library::Empty => self.compile(&place, &[])?,
+            Library::Garbage => fs::write(&place, "This is no library.")?,
+        }
+        symlink("libcuda.so", self.folder.path().join("libcuda.so.1"))
+    }
+
+    /// A library of functions that refuse; but the two that say how old a driver is work.
+    fn compile(&self, place: &Path, functions: &[&str]) -> io::Result<()> {
+        const STUB_LIBRARY: u32 = 34;
+        let mut code = String::new();
+        for function in functions {
+            let body = match *function {
+                "cuDriverGetVersion" => "*version = 9010; return 0".to_owned(),
+                "cuInit" if functions.len() == 2 => "return 0".to_owned(),
+                _ => format!("return {STUB_LIBRARY}"),
+            };
+            writeln!(code, "int {function}(int *version) {{ {body}; }}").expect("a string takes text");
+        }
+        let source = self.folder.path().join("cuda.c");
+        fs::write(&source, code)?;
+        let mut compiler = Command::new("cc");
+        compiler
+            .args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so", "-o"])
+            .args([place, &source]);
+        let status = compiler.status()?;
+        if status.success() { Ok(()) } else { Err(io::Error::other(format!("cc failed: {status}"))) }
+    }
+}
+
+/// What processes said to the file that `FAKE_CUDA_REPORT` names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// How many processes initialised CUDA.
+    pub processes: usize,
+    /// What they did that no program may do.
+    pub violations: Vec<String>,
+    /// What was still there when they ended. Processes that were killed are missing.
+    pub at_exit: Vec<Live>,
+}
+
+impl Report {
+    fn read(text: &str) -> Self {
+        let mut report = Self::default();
+        for line in text.lines() {
+            let (_process, said) = line.split_once(' ').expect("a line begins with a process");
+            match said.split_once(' ').unwrap_or((said, "")) {
+                ("init", _) => report.processes += 1,
+                ("violation", text) => report.violations.push(text.to_owned()),
+                ("exit", live) => report.at_exit.push(Live::read(live)),
+                _ => panic!("the fake driver reports {line:?}"),
+            }
+        }
+        report
+    }
+}

@@ -1,0 +1,168 @@
+//! CUDA's calls as these tests make them, with as little in between as goes.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::mpsc::{self, Receiver, Sender},
+};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUresult, CUstream};
+
+/// How a call ends.
+pub(crate) type Answer<T = ()> = Result<T, CUresult>;
+
+/// Makes a call of the driver, and turns its code into an [`Answer`].
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: the test has the right to be wrong: what it passes is what it is about.
+        let code = unsafe { sys::$function($($argument),*) };
+        match code {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            error => Err(error),
+        }
+    }};
+}
+pub(crate) use call;
+
+/// A function of the driver by its name, if it is there. `F` is how CUDA's header declares it.
+pub(crate) fn function<F: Copy>(name: &str) -> Option<F> {
+    // SAFETY: it loads a library, which the tests are about.
+    let library = unsafe { sys::culib() };
+    // SAFETY: whoever calls this says how the function is declared.
+    let found = unsafe { library.get::<F>(name.as_bytes()) };
+    found.ok().map(|function| *function)
+}
+
+/// A device whose primary context is current in this thread, until it is dropped.
+pub(crate) struct Current {
+    pub(crate) device: CUdevice,
+    pub(crate) context: CUcontext,
+}
+
+impl Current {
+    pub(crate) fn new(ordinal: i32) -> Self {
+        call!(cuInit(0)).expect("the driver starts");
+        let (mut device, mut context) = (0, ptr::null_mut());
+        call!(cuDeviceGet(&raw mut device, ordinal)).expect("there is this device");
+        call!(cuDevicePrimaryCtxRetain(&raw mut context, device)).expect("a context can be retained");
+        call!(cuCtxSetCurrent(context)).expect("a context can be made current");
+        Self { device, context }
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        // Tests end contexts that are spoilt or gone already.
+        let _: Answer = call!(cuDevicePrimaryCtxRelease_v2(self.device));
+        let _: Answer = call!(cuCtxSetCurrent(ptr::null_mut()));
+    }
+}
+
+/// A stream that waits for no default stream.
+pub(crate) fn stream() -> CUstream {
+    let mut stream = ptr::null_mut();
+    call!(cuStreamCreate(&raw mut stream, 1)).expect("a stream can be made");
+    stream
+}
+
+/// A stream that waits for the legacy default stream.
+pub(crate) fn blocking_stream() -> CUstream {
+    let mut stream = ptr::null_mut();
+    call!(cuStreamCreate(&raw mut stream, 0)).expect("a stream can be made");
+    stream
+}
+
+pub(crate) fn event() -> CUevent {
+    let mut event = ptr::null_mut();
+    call!(cuEventCreate(&raw mut event, 2)).expect("an event can be made");
+    event
+}
+
+/// An event with what a stream has now.
+pub(crate) fn recorded(stream: CUstream) -> CUevent {
+    let event = event();
+    call!(cuEventRecord(event, stream)).expect("an event can be recorded");
+    event
+}
+
+/// Device memory.
+pub(crate) fn device_memory(bytes: usize) -> u64 {
+    let mut address = 0;
+    call!(cuMemAlloc_v2(&raw mut address, bytes)).expect("the device has memory");
+    address
+}
+
+/// Device memory, full of one value.
+pub(crate) fn device_memory_of(value: u8, bytes: usize) -> u64 {
+    let address = device_memory(bytes);
+    call!(cuMemsetD8_v2(address, value, bytes)).expect("device memory can be filled");
+    call!(cuCtxSynchronize()).expect("the device gets done");
+    address
+}
+
+/// Page-locked memory.
+pub(crate) struct PageLocked {
+    pub(crate) start: *mut u8,
+    bytes: usize,
+}
+
+impl PageLocked {
+    pub(crate) fn new(value: u8, bytes: usize) -> Self {
+        let mut start = ptr::null_mut();
+        call!(cuMemHostAlloc(&raw mut start, bytes, 0)).expect("memory can be page-locked");
+        let start = start.cast::<u8>();
+        // SAFETY: it is new, and so long.
+        unsafe { start.write_bytes(value, bytes) };
+        Self { start, bytes }
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.start.cast()
+    }
+
+    /// What is in it now. A test asks when nothing writes, or to see that something does.
+    pub(crate) fn read(&self) -> Vec<u8> {
+        // SAFETY: it is so long, and the driver's threads are the only ones that could write.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }.to_vec()
+    }
+
+    pub(crate) fn free(self) -> Answer {
+        call!(cuMemFreeHost(self.address()))
+    }
+}
+
+/// Something in a stream that waits until the test lets it go on. Real drivers have it too: it is a host function.
+pub(crate) struct Block(Sender<()>);
+
+impl Block {
+    pub(crate) fn in_stream(stream: CUstream) -> Self {
+        let (sender, receiver) = mpsc::channel::<()>();
+        launch(stream, move || wait_for(&receiver));
+        Self(sender)
+    }
+
+    /// Lets the stream go on.
+    pub(crate) fn lift(self) {
+        drop(self.0);
+    }
+}
+
+fn wait_for(sender_gone: &Receiver<()>) {
+    assert!(sender_gone.recv().is_err(), "nobody sends, and a block is lifted by its end");
+}
+
+/// Runs a function in a stream.
+pub(crate) fn launch(stream: CUstream, run: impl FnOnce() + Send + 'static) {
+    try_launch(stream, run).expect("a host function can be launched");
+}
+
+pub(crate) fn try_launch(stream: CUstream, run: impl FnOnce() + Send + 'static) -> Answer {
+    let boxed: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(run));
+    call!(cuLaunchHostFunc(stream, Some(run_boxed), Box::into_raw(boxed).cast()))
+}
+
+unsafe extern "C" fn run_boxed(argument: *mut c_void) {
+    // SAFETY: `try_launch` made it of this type, and a host function is called once.
+    let run = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
+    run();
+}

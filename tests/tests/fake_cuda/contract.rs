@@ -1,0 +1,407 @@
+//! What CUDA's documentation promises, and all of our code relies on.
+
+use std::{
+    env,
+    ffi::CStr,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use cudarc::driver::sys::{self, CUresult};
+use tensor_relay_tests::fake_cuda::{self, Turn};
+
+use crate::calls::{
+    Answer, Block, Current, PageLocked, blocking_stream, call, device_memory, device_memory_of, event,
+    function, launch, recorded, stream,
+};
+
+const MIB: usize = 1 << 20;
+const NOT_READY: Answer = Err(CUresult::CUDA_ERROR_NOT_READY);
+
+/// The fake driver, or, if it is asked for, the real one. Then there is nothing to take turns with.
+fn driver() -> Option<Turn> {
+    let real = env::var_os("CUDA_CONTRACT").is_some_and(|which| which == "real");
+    (!real).then(|| fake_cuda::load().exclusive())
+}
+
+/// Frees what a test had, and demands that the fake driver saw nothing wrong.
+fn clean_up(driver: Option<&Turn>, end: impl FnOnce()) {
+    end();
+    if let Some(fake) = driver {
+        assert_eq!(fake.violations(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_device_says_what_it_is() {
+    let _driver = driver();
+    let current = Current::new(0);
+    let (mut devices, mut version, mut total_bytes, mut free_bytes, mut total_again) = (0, 0, 0, 0, 0);
+    call!(cuDeviceGetCount(&raw mut devices)).unwrap();
+    call!(cuDriverGetVersion(&raw mut version)).unwrap();
+    call!(cuDeviceTotalMem_v2(&raw mut total_bytes, current.device)).unwrap();
+    call!(cuMemGetInfo_v2(&raw mut free_bytes, &raw mut total_again)).unwrap();
+    assert!(devices >= 1 && version >= 12000, "{devices} devices, version {version}");
+    assert!(total_bytes > 0 && free_bytes <= total_bytes && total_again <= total_bytes);
+
+    let mut name = [0_u8; 64];
+    call!(cuDeviceGetName(name.as_mut_ptr().cast(), 64, current.device)).unwrap();
+    assert!(name[0] != 0 && name.contains(&0));
+    let mut id = [0_u8; 13];
+    call!(cuDeviceGetPCIBusId(id.as_mut_ptr().cast(), 13, current.device)).unwrap();
+    assert_eq!([id[4], id[7], id[10], id[12]], *b"::.\0", "{}", String::from_utf8_lossy(&id));
+    assert_eq!(
+        call!(cuDeviceGet(&mut 0, devices)),
+        Err(CUresult::CUDA_ERROR_INVALID_DEVICE),
+        "devices are counted from zero"
+    );
+}
+
+#[test]
+fn bytes_go_there_and_back() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    for bytes in [1, 4095, MIB + 17] {
+        let (there, back) = (PageLocked::new(0x11, bytes), PageLocked::new(0, bytes));
+        let memory = device_memory(bytes);
+        call!(cuMemcpyHtoDAsync_v2(memory, there.address(), bytes, stream)).unwrap();
+        call!(cuMemcpyDtoHAsync_v2(back.address(), memory, bytes, stream)).unwrap();
+        call!(cuStreamSynchronize(stream)).unwrap();
+        assert_eq!(back.read(), there.read());
+        call!(cuMemFree_v2(memory)).unwrap();
+        there.free().unwrap();
+        back.free().unwrap();
+    }
+    clean_up(driver.as_ref(), || call!(cuStreamDestroy_v2(stream)).unwrap());
+}
+
+#[test]
+fn ordinary_memory_may_be_used_again_when_the_call_returns() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    let memory = device_memory(MIB);
+    let mut bytes = vec![0x33_u8; MIB];
+    call!(cuMemcpyHtoDAsync_v2(memory, bytes.as_ptr().cast(), MIB, stream)).unwrap();
+    bytes.fill(0);
+    // Synchronous copies go through the default stream, which knows nothing of ours.
+    call!(cuStreamSynchronize(stream)).unwrap();
+    call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, MIB)).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0x33));
+    call!(cuMemcpyHtoD_v2(memory, vec![0x44_u8; MIB].as_ptr().cast(), MIB)).unwrap();
+    call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, MIB)).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0x44));
+    clean_up(driver.as_ref(), || {
+        call!(cuMemFree_v2(memory)).unwrap();
+        call!(cuStreamDestroy_v2(stream)).unwrap();
+    });
+}
+
+#[test]
+fn registered_memory_is_page_locked_and_stays_its_owners() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    let memory = device_memory_of(0x55, MIB);
+    let mut owned = vec![0_u8; MIB];
+    let start = owned.as_mut_ptr();
+    let registered = |start: *mut u8| call!(cuMemHostRegister_v2(start.cast(), MIB, 0));
+    registered(start).unwrap();
+    assert_eq!(registered(start), Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED));
+
+    let block = Block::in_stream(stream);
+    call!(cuMemcpyDtoHAsync_v2(start.cast(), memory, MIB, stream)).unwrap();
+    assert_eq!(
+        call!(cuStreamQuery(stream)),
+        NOT_READY,
+        "the call did not wait for what is in front of the copy"
+    );
+    block.lift();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    call!(cuMemHostUnregister(start.cast())).unwrap();
+    assert!(owned.iter().all(|byte| *byte == 0x55));
+    clean_up(driver.as_ref(), || {
+        call!(cuMemFree_v2(memory)).unwrap();
+        call!(cuStreamDestroy_v2(stream)).unwrap();
+    });
+}
+
+#[test]
+fn copies_of_page_locked_memory_do_not_wait() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
+    let block = Block::in_stream(stream);
+    call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
+    let done = recorded(stream);
+    assert_eq!(call!(cuEventQuery(done)), NOT_READY);
+    assert_eq!(call!(cuStreamQuery(stream)), NOT_READY);
+    block.lift();
+    call!(cuEventSynchronize(done)).unwrap();
+    assert_eq!(call!(cuEventQuery(done)), Ok(()));
+    assert!(host.read().iter().all(|byte| *byte == 2));
+    clean_up(driver.as_ref(), || {
+        call!(cuEventDestroy_v2(done)).unwrap();
+        host.free().unwrap();
+        call!(cuMemFree_v2(memory)).unwrap();
+        call!(cuStreamDestroy_v2(stream)).unwrap();
+    });
+}
+
+#[test]
+fn what_is_copied_must_be_there() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let memory = device_memory(MIB);
+    let mut bytes = vec![0_u8; 2 * MIB];
+    let invalid = Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, 4 * MIB)), invalid);
+    assert_eq!(call!(cuMemcpyHtoD_v2(0x10, bytes.as_ptr().cast(), 1)), invalid);
+    assert_eq!(call!(cuMemAlloc_v2(&mut 0, 0)), invalid);
+    assert_eq!(call!(cuMemAlloc_v2(&mut 0, 1 << 50)), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    clean_up(driver.as_ref(), || call!(cuMemFree_v2(memory)).unwrap());
+}
+
+#[test]
+fn an_event_is_complete_until_it_is_recorded_and_waits_for_what_was_there_then() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let (first, second) = (stream(), stream());
+    let event = event();
+    assert_eq!(call!(cuEventQuery(event)), Ok(()), "nothing was recorded");
+
+    let block = Block::in_stream(first);
+    call!(cuEventRecord(event, first)).unwrap();
+    call!(cuStreamWaitEvent(second, event, 0)).unwrap();
+    // A wait is for the record that it saw, even if the event is recorded again, or destroyed.
+    let later = Block::in_stream(first);
+    call!(cuEventRecord(event, first)).unwrap();
+    call!(cuEventDestroy_v2(event)).unwrap();
+    assert_eq!(call!(cuStreamQuery(second)), NOT_READY);
+    block.lift();
+    call!(cuStreamSynchronize(second)).unwrap();
+    assert_eq!(call!(cuStreamQuery(first)), NOT_READY);
+    later.lift();
+    call!(cuStreamSynchronize(first)).unwrap();
+    clean_up(driver.as_ref(), || {
+        call!(cuStreamDestroy_v2(first)).unwrap();
+        call!(cuStreamDestroy_v2(second)).unwrap();
+    });
+}
+
+#[test]
+fn host_functions_run_in_order_and_on_another_thread() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    let (sender, order) = mpsc::channel();
+    for number in 0..3 {
+        let sender = sender.clone();
+        launch(stream, move || sender.send((number, thread::current().id())).unwrap());
+    }
+    call!(cuStreamSynchronize(stream)).unwrap();
+    drop(sender);
+    let called: Vec<_> = order.iter().collect();
+    assert_eq!(called.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(called.iter().all(|(_, thread)| *thread != thread::current().id()));
+    clean_up(driver.as_ref(), || call!(cuStreamDestroy_v2(stream)).unwrap());
+}
+
+#[test]
+fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let (blocking, free) = (blocking_stream(), stream());
+    for default in [0, 1] {
+        let default = ptr::without_provenance_mut(default);
+        let block = Block::in_stream(blocking);
+        launch(default, || {});
+        assert_eq!(call!(cuStreamQuery(default)), NOT_READY, "it waits for blocking streams");
+        block.lift();
+        call!(cuStreamSynchronize(default)).unwrap();
+
+        let block = Block::in_stream(default);
+        launch(blocking, || {});
+        launch(free, || {});
+        call!(cuStreamSynchronize(free)).unwrap();
+        assert_eq!(call!(cuStreamQuery(blocking)), NOT_READY, "they wait for it");
+        block.lift();
+        call!(cuStreamSynchronize(blocking)).unwrap();
+    }
+    clean_up(driver.as_ref(), || {
+        call!(cuStreamDestroy_v2(blocking)).unwrap();
+        call!(cuStreamDestroy_v2(free)).unwrap();
+    });
+}
+
+#[test]
+fn every_thread_has_a_default_stream_of_its_own() {
+    let driver = driver();
+    let current = Current::new(0);
+    let per_thread = ptr::without_provenance_mut(2);
+    let block = Block::in_stream(per_thread);
+    let context = current.context.addr();
+    let other = thread::spawn(move || {
+        call!(cuCtxSetCurrent(ptr::with_exposed_provenance_mut(context))).unwrap();
+        let stream = ptr::without_provenance_mut(2);
+        launch(stream, || {});
+        call!(cuStreamSynchronize(stream))
+    });
+    assert_eq!(other.join().unwrap(), Ok(()));
+    assert_eq!(call!(cuStreamQuery(per_thread)), NOT_READY);
+    block.lift();
+    call!(cuStreamSynchronize(per_thread)).unwrap();
+    clean_up(driver.as_ref(), || {});
+}
+
+#[test]
+fn a_destroyed_stream_still_does_its_work() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    let block = Block::in_stream(stream);
+    let count = Arc::new(AtomicU32::new(0));
+    let counted = count.clone();
+    launch(stream, move || {
+        counted.fetch_add(1, Ordering::Release);
+    });
+    let done = recorded(stream);
+    call!(cuStreamDestroy_v2(stream)).unwrap();
+    block.lift();
+    call!(cuEventSynchronize(done)).unwrap();
+    assert_eq!(count.load(Ordering::Acquire), 1);
+    clean_up(driver.as_ref(), || call!(cuEventDestroy_v2(done)).unwrap());
+}
+
+#[test]
+fn a_thread_has_the_context_that_it_was_given() {
+    let _driver = driver();
+    let current = Current::new(0);
+    let context = current.context.addr();
+    let calls = thread::spawn(move || {
+        let without = call!(cuMemAlloc_v2(&mut 0, 100));
+        let context = ptr::with_exposed_provenance_mut(context);
+        call!(cuCtxPushCurrent_v2(context)).unwrap();
+        let mut memory = 0;
+        let with = call!(cuMemAlloc_v2(&raw mut memory, 100));
+        call!(cuMemFree_v2(memory)).unwrap();
+        let mut popped = ptr::null_mut();
+        call!(cuCtxPopCurrent_v2(&raw mut popped)).unwrap();
+        assert_eq!(popped, context);
+        (without, with)
+    });
+    assert_eq!(calls.join().unwrap(), (Err(CUresult::CUDA_ERROR_INVALID_CONTEXT), Ok(())));
+    let (mut flags, mut active) = (0, 0);
+    call!(cuDevicePrimaryCtxGetState(current.device, &raw mut flags, &raw mut active)).unwrap();
+    assert_eq!(active, 1);
+}
+
+#[test]
+fn pointers_are_known() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let (memory, host) = (device_memory(MIB), PageLocked::new(0, MIB));
+    let kind = |address: u64| {
+        let mut kind = 0_u32;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        call!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, address)).map(|()| kind)
+    };
+    assert_eq!(kind(memory + 100), Ok(2));
+    assert_eq!(kind(host.start.addr() as u64), Ok(1));
+    assert_eq!(kind(0x1000), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+    let (mut start, mut bytes) = (0, 0);
+    call!(cuMemGetAddressRange_v2(&raw mut start, &raw mut bytes, memory + 100)).unwrap();
+    assert_eq!((start, bytes), (memory, MIB));
+    clean_up(driver.as_ref(), || {
+        host.free().unwrap();
+        call!(cuMemFree_v2(memory)).unwrap();
+    });
+}
+
+#[test]
+fn memory_can_come_and_go_in_the_order_of_a_stream() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    let mut memory = 0;
+    call!(cuMemAllocAsync(&raw mut memory, MIB, stream)).unwrap();
+    call!(cuMemsetD8Async(memory, 0x66, MIB, stream)).unwrap();
+    let (other, host) = (device_memory(MIB), PageLocked::new(0, MIB));
+    call!(cuMemcpyDtoDAsync_v2(other, memory, MIB, stream)).unwrap();
+    call!(cuMemFreeAsync(memory, stream)).unwrap();
+    call!(cuMemcpyDtoHAsync_v2(host.address(), other, MIB, stream)).unwrap();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert!(host.read().iter().all(|byte| *byte == 0x66));
+    clean_up(driver.as_ref(), || {
+        host.free().unwrap();
+        call!(cuMemFree_v2(other)).unwrap();
+        call!(cuStreamDestroy_v2(stream)).unwrap();
+    });
+}
+
+#[test]
+fn times_between_events_are_measured() {
+    let driver = driver();
+    let _current = Current::new(0);
+    let stream = stream();
+    let timed = || {
+        let mut event = ptr::null_mut();
+        call!(cuEventCreate(&raw mut event, 0)).unwrap();
+        event
+    };
+    let (begin, end) = (timed(), timed());
+    call!(cuEventRecord(begin, stream)).unwrap();
+    launch(stream, || thread::sleep(Duration::from_millis(5)));
+    call!(cuEventRecord(end, stream)).unwrap();
+    let mut elapsed_ms = 0.0;
+    assert_eq!(elapsed(&mut elapsed_ms, begin, end), NOT_READY);
+    call!(cuEventSynchronize(end)).unwrap();
+    elapsed(&mut elapsed_ms, begin, end).unwrap();
+    assert!(elapsed_ms >= 4.0, "{elapsed_ms} ms");
+    clean_up(driver.as_ref(), || {
+        call!(cuEventDestroy_v2(begin)).unwrap();
+        call!(cuEventDestroy_v2(end)).unwrap();
+        call!(cuStreamDestroy_v2(stream)).unwrap();
+    });
+}
+
+/// The older of two functions, which all drivers have; cudarc has the newer one, which came with CUDA 12.8.
+fn elapsed(elapsed_ms: &mut f32, begin: sys::CUevent, end: sys::CUevent) -> Answer {
+    type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
+    let function = function::<Elapsed>("cuEventElapsedTime").expect("all drivers have it");
+    // SAFETY: the events are ours.
+    unsafe { function(elapsed_ms, begin, end) }.result().map_err(|error| error.0)
+}
+
+#[test]
+fn a_threads_capture_mode_is_exchanged() {
+    let _driver = driver();
+    let _current = Current::new(0);
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    call!(cuThreadExchangeStreamCaptureMode(&raw mut mode)).unwrap();
+    assert_eq!(mode, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    call!(cuThreadExchangeStreamCaptureMode(&raw mut mode)).unwrap();
+    assert_eq!(mode, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+#[test]
+fn errors_have_names() {
+    let _driver = driver();
+    let _current = Current::new(0);
+    let name = |code| {
+        let mut name = ptr::null();
+        call!(cuGetErrorName(code, &raw mut name)).unwrap();
+        // SAFETY: the driver gives text that lives as long as it does.
+        unsafe { CStr::from_ptr(name) }.to_str().unwrap()
+    };
+    assert_eq!(name(CUresult::CUDA_ERROR_OUT_OF_MEMORY), "CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(name(CUresult::CUDA_ERROR_NOT_READY), "CUDA_ERROR_NOT_READY");
+}

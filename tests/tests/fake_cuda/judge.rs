@@ -1,0 +1,283 @@
+//! What the fake driver does on top of CUDA: it makes things fail and hang, holds copies back, and sees what is wrong.
+
+use std::{
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use cudarc::driver::sys::{self, CUresult};
+use tensor_relay_tests::fake_cuda::{self, Direction, Effect, Fault, Live, Turn};
+
+use crate::calls::{
+    Answer, Block, Current, PageLocked, call, device_memory, device_memory_of, launch, recorded, stream,
+    try_launch,
+};
+
+const MIB: usize = 1 << 20;
+const LAUNCH_FAILED: u32 = 719;
+
+fn fake() -> Turn {
+    fake_cuda::load().exclusive()
+}
+
+/// That there was exactly one violation, and what it says.
+fn assert_violation(fake: &Turn, words: &str) {
+    let violations = fake.violations();
+    assert!(violations.len() == 1 && violations[0].contains(words), "{violations:?} is not {words:?}");
+}
+
+#[test]
+fn torn_copies_can_be_seen() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let stream = stream();
+    let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
+    let gate = fake.hold(0, Direction::DeviceToHost);
+    call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
+    assert!(host.read().iter().all(|byte| *byte == 0xA5), "the old bytes are gone, the new not there");
+    fake.set_gbps(0.0, 0.01);
+    drop(gate);
+    fake.until("a piece has come", |_| host.read()[0] == 2);
+    assert_ne!(host.read()[MIB - 1], 2, "pieces come one after the other");
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert!(host.read().iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn fresh_device_memory_is_not_zero() {
+    let _fake = fake();
+    let _current = Current::new(0);
+    let memory = device_memory(100);
+    let mut bytes = [0_u8; 100];
+    call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, 100)).unwrap();
+    assert_eq!(bytes, [0xD7; 100]);
+}
+
+#[test]
+fn a_gate_counts_what_waits_and_lets_go_what_it_is_told() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let (first, second) = (stream(), stream());
+    let (host, memory) = (PageLocked::new(0, 4 * MIB), device_memory_of(7, MIB));
+    let gate = fake.hold(0, Direction::DeviceToHost);
+    for (number, stream) in [first, second, first, second].into_iter().enumerate() {
+        let place = host.start.wrapping_add(number * MIB).cast();
+        call!(cuMemcpyDtoHAsync_v2(place, memory, MIB, stream)).unwrap();
+    }
+    gate.until_waiting(4);
+    gate.pass(1);
+    fake.until("one copy has ended", |fake| fake.engine(0, Direction::DeviceToHost).ended == 1);
+    let engine = fake.engine(0, Direction::DeviceToHost);
+    assert_eq!((engine.waiting, engine.in_flight, engine.ended_bytes), (3, 3, MIB as u64));
+    assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 0);
+    drop(gate);
+    call!(cuCtxSynchronize()).unwrap();
+    assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, 4);
+}
+
+#[test]
+fn a_call_that_fails_has_done_nothing() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let stream = stream();
+    fake.fault(&Fault::once("cuMemAlloc_v2", 2, Effect::Fail(2)));
+    fake.fault(&Fault::once("cuMemFree_v2", 1, Effect::Fail(LAUNCH_FAILED)));
+    let memory = device_memory(100);
+    assert_eq!(call!(cuMemAlloc_v2(&mut 0, 100)), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    assert_eq!(fake.live().device_blocks, 1);
+    assert_eq!(call!(cuMemFree_v2(memory)), Err(CUresult::CUDA_ERROR_LAUNCH_FAILED));
+    assert_eq!(fake.live().device_blocks, 1);
+    call!(cuMemFree_v2(memory)).unwrap();
+    call!(cuStreamDestroy_v2(stream)).unwrap();
+    assert_eq!(fake.live(), Live { contexts: 1, ..Live::default() });
+    assert_eq!(fake.calls()["cuMemAlloc_v2"], 2);
+}
+
+#[test]
+fn an_asynchronous_error_spoils_the_context_and_silences_host_functions() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let stream = stream();
+    let (first, second) = (PageLocked::new(1, MIB), PageLocked::new(1, MIB));
+    let memory = device_memory_of(2, MIB);
+    fake.fault(&Fault::once("@dtoh", 2, Effect::Fail(LAUNCH_FAILED)));
+    let calls = Arc::new(AtomicU32::new(0));
+    let block = Block::in_stream(stream);
+    for host in [&first, &second] {
+        call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
+        let calls = calls.clone();
+        launch(stream, move || {
+            calls.fetch_add(1, Ordering::Release);
+        });
+    }
+    let done = recorded(stream);
+    block.lift();
+    let failed: Answer = Err(CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    assert_eq!(call!(cuEventSynchronize(done)), failed);
+    assert_eq!(calls.load(Ordering::Acquire), 1, "only the first copy had ended");
+    let bytes = second.read();
+    assert_eq!((bytes[0], bytes[MIB - 1]), (2, 0xA5), "the second is torn");
+    assert_eq!(call!(cuStreamQuery(stream)), failed);
+    assert_eq!(call!(cuMemAlloc_v2(&mut 0, 1)), failed);
+    assert_eq!(call!(cuMemFreeHost(second.address())), failed);
+    assert_eq!(try_launch(stream, || {}), failed);
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[test]
+fn what_hangs_goes_on_when_it_is_released() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let stream = stream();
+    let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
+    fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
+    call!(cuMemcpyDtoHAsync_v2(host.address(), memory, MIB, stream)).unwrap();
+    assert_eq!(call!(cuStreamQuery(stream)), Err(CUresult::CUDA_ERROR_NOT_READY));
+    assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 1);
+    fake.release();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert!(host.read().iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn freeing_under_a_copy_is_seen() {
+    for what in ["host", "registered", "device", "in order"] {
+        let fake = fake();
+        let _current = Current::new(0);
+        let (copying, other) = (stream(), stream());
+        let (host, memory) = (PageLocked::new(1, MIB), device_memory_of(2, MIB));
+        let mut owned = vec![0_u8; MIB];
+        let to = if what == "registered" { owned.as_mut_ptr().cast() } else { host.address() };
+        if what == "registered" {
+            call!(cuMemHostRegister_v2(to, MIB, 0)).unwrap();
+        }
+        let gate = fake.hold(0, Direction::DeviceToHost);
+        call!(cuMemcpyDtoHAsync_v2(to, memory, MIB, copying)).unwrap();
+        let ended = match what {
+            "host" => call!(cuMemFreeHost(to)),
+            "registered" => call!(cuMemHostUnregister(to)),
+            "device" => call!(cuMemFree_v2(memory)),
+            _ => call!(cuMemFreeAsync(memory, other)).and_then(|()| call!(cuStreamSynchronize(other))),
+        };
+        assert_eq!(ended.is_ok(), what == "in order", "{what}");
+        assert_violation(&fake, "under a copy");
+        drop(gate);
+        call!(cuStreamSynchronize(copying)).unwrap();
+    }
+}
+
+#[test]
+fn freeing_twice_and_using_what_was_freed_is_seen() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let (host, memory) = (PageLocked::new(1, MIB), device_memory(MIB));
+    call!(cuMemFree_v2(memory)).unwrap();
+    call!(cuMemFree_v2(memory)).unwrap_err();
+    assert_violation(&fake, "freed twice");
+    fake.reset();
+    let _current = Current::new(0);
+    let memory = device_memory(MIB);
+    let other = PageLocked::new(1, MIB);
+    let address = other.address();
+    other.free().unwrap();
+    call!(cuMemFreeHost(address)).unwrap_err();
+    assert_violation(&fake, "freed twice");
+    call!(cuMemcpyDtoH_v2(address, memory, MIB)).unwrap_err();
+    call!(cuMemFree_v2(memory)).unwrap();
+    call!(cuMemcpyHtoD_v2(memory, host.address(), MIB)).unwrap_err();
+    let after: Vec<_> = fake
+        .violations()
+        .into_iter()
+        .filter(|text| text.contains("after it was freed"))
+        .collect();
+    assert_eq!(after.len(), 2, "{after:?}");
+}
+
+#[test]
+fn cuda_in_a_host_function_is_seen() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let stream = stream();
+    launch(stream, || {
+        let mut current = ptr::null_mut();
+        assert_eq!(call!(cuCtxGetCurrent(&raw mut current)), Err(CUresult::CUDA_ERROR_NOT_PERMITTED));
+    });
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert_violation(&fake, "cuCtxGetCurrent is called in a host function");
+}
+
+#[test]
+fn the_last_release_ends_the_context_and_must_not_find_copies() {
+    let fake = fake();
+    let current = Current::new(0);
+    let again = Current::new(0);
+    let context = current.context;
+    let (host, memory, stream) = (PageLocked::new(1, MIB), device_memory(MIB), stream());
+    drop(again);
+    assert_eq!(fake.live().reclaimed, 0);
+    call!(cuCtxSetCurrent(context)).unwrap();
+    let gate = fake.hold(0, Direction::HostToDevice);
+    call!(cuMemcpyHtoDAsync_v2(memory, host.address(), MIB, stream)).unwrap();
+    drop(current);
+    assert_violation(&fake, "destroyed under 1 copies");
+    assert_eq!(fake.live(), Live { reclaimed: 3, ..Live::default() });
+    assert_eq!(call!(cuCtxSetCurrent(context)), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
+    drop(gate);
+}
+
+#[test]
+fn somebody_else_may_end_a_context() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let stream = stream();
+    let done = recorded(stream);
+    fake.destroy_context(0);
+    assert_eq!(call!(cuMemAlloc_v2(&mut 0, 1)), Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED));
+    assert_eq!(call!(cuEventQuery(done)), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[test]
+fn devices_have_memory_of_their_own() {
+    let fake = fake();
+    fake.reset_with(2, 4 * MIB);
+    let first = Current::new(0);
+    let memory = device_memory(3 * MIB);
+    assert_eq!(call!(cuMemAlloc_v2(&mut 0, 2 * MIB)), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    let second = Current::new(1);
+    let other = device_memory(3 * MIB);
+    assert_ne!((first.device, memory), (second.device, other));
+    let host = PageLocked::new(0, MIB);
+    assert_eq!(
+        call!(cuMemcpyDtoH_v2(host.address(), memory, MIB)),
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        "a context copies memory of its own device alone"
+    );
+    fake.fail_device(0, LAUNCH_FAILED);
+    call!(cuMemcpyDtoH_v2(host.address(), other, MIB)).unwrap();
+}
+
+#[test]
+fn threads_of_before_a_reset_harm_nobody_after_it() {
+    let fake = fake();
+    let before = Current::new(0);
+    let stream = stream();
+    let (host, memory) = (PageLocked::new(1, MIB), device_memory(MIB));
+    fake.set_gbps(0.001, 0.0);
+    call!(cuMemcpyHtoDAsync_v2(memory, host.address(), MIB, stream)).unwrap();
+    fake.reset();
+    assert_eq!(call!(cuStreamSynchronize(stream)), Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED));
+    assert_eq!(host.read()[0], 1, "what was page-locked is still mapped");
+    let now = thread::spawn(|| {
+        let _current = Current::new(0);
+        device_memory(100);
+    });
+    now.join().unwrap();
+    assert!(!fake.calls().contains_key("cuStreamSynchronize"));
+    assert_eq!(fake.violations(), [""; 0]);
+    drop(before);
+}

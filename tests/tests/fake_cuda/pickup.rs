@@ -1,0 +1,94 @@
+//! Nobody gets the fake driver by mistake, and whoever is to get it does.
+
+use std::{env, fs, process::Command};
+
+use cudarc::driver::sys;
+use tensor_relay_tests::fake_cuda::{self, Installed, Library, SYMBOLS};
+
+use crate::calls::{Current, function};
+
+/// The child's part of the tests below: says what it finds, in words, and ends.
+const CHILD: &str = "FAKE_CUDA_CHILD";
+
+#[test]
+fn child() {
+    if env::var_os(CHILD).is_none() {
+        return;
+    }
+    // SAFETY: it looks whether a library can be loaded.
+    let present = unsafe { sys::is_culib_present() };
+    if !present {
+        println!("found: nothing");
+        return;
+    }
+    let Some(init) = function::<unsafe extern "C" fn(u32) -> u32>("cuInit") else {
+        println!("found: no cuInit");
+        return;
+    };
+    // SAFETY: this is how the driver is started.
+    let started = unsafe { init(0) };
+    println!("found: {started}");
+    if started == 0 && function::<unsafe extern "C" fn()>("cuCtxSetCurrent").is_some() {
+        std::mem::forget(Current::new(0));
+    }
+}
+
+/// What a process finds that was started with this environment.
+fn found_by_child(installed: &Installed, without: Option<&str>) -> String {
+    let mut command = Command::new(env::current_exe().expect("a test knows its executable"));
+    command
+        .args(["--exact", "pickup::child", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1");
+    command.envs(installed.environment());
+    if let Some(name) = without {
+        command.env_remove(name);
+    }
+    let output = command.output().expect("the test can be started again");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let line = said.lines().find_map(|line| line.split_once("found: "));
+    line.unwrap_or_else(|| panic!("{said} {}", String::from_utf8_lossy(&output.stderr)))
+        .1
+        .to_owned()
+}
+
+#[test]
+fn a_child_gets_it_when_it_may_and_reports() {
+    let installed = Installed::new(Library::Fake);
+    assert_eq!(found_by_child(&installed, None), "0");
+    let report = installed.report();
+    assert_eq!((report.processes, report.violations.len(), report.at_exit.len()), (1, 0, 1));
+    assert_eq!(report.at_exit[0].contexts, 1, "the child forgot to release it: {report:?}");
+}
+
+#[test]
+fn it_has_no_device_for_those_who_did_not_ask() {
+    let installed = Installed::new(Library::Fake);
+    assert_eq!(found_by_child(&installed, Some("TENSOR_RELAY_FAKE_CUDA")), "100");
+    assert_eq!(installed.report().processes, 0);
+}
+
+#[test]
+fn broken_libraries_are_as_broken_as_they_say() {
+    assert_eq!(found_by_child(&Installed::new(Library::Stub), None), "34");
+    assert_eq!(found_by_child(&Installed::new(Library::TooOld), None), "0");
+    assert_eq!(found_by_child(&Installed::new(Library::Empty), None), "no cuInit");
+}
+
+/// The name of the file is what others search for, and the name inside is what loaders compare.
+#[test]
+fn its_file_has_another_name_than_the_driver() {
+    let library = fake_cuda::library();
+    assert_eq!(library.file_name().unwrap(), "libfake_cuda.so");
+    let bytes = fs::read(&library).unwrap();
+    let has = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
+    assert!(has(b"\0libcuda.so\0"), "whoever has loaded it has loaded libcuda.so");
+    assert!(has(b"Fake CUDA device, for tests only"), "its devices say what they are");
+}
+
+#[test]
+fn the_list_of_its_functions_is_right() {
+    let _fake = fake_cuda::load();
+    for symbol in SYMBOLS {
+        assert!(function::<unsafe extern "C" fn()>(symbol).is_some(), "{symbol}");
+    }
+}

@@ -1,0 +1,225 @@
+//! Servers that break the rules for what is continued over a second connection, or said after its end.
+
+use crate::script::{CHUNK_BYTES, CHUNKS, EPOCH, Script, VERSION, expect_closed};
+use std::time::Duration;
+use tensor_relay_client::{SubscriptionError, Version};
+use tensor_relay_protocol::{
+    AbortReason, Announce, Blame, CloseCode, Limits, Manifest, RangeSet, ServerMessage, Subscribe, WatchId,
+};
+use tensor_relay_tests::{
+    pair::{client_config, reconnecting, simulate, topic},
+    tensors,
+};
+
+/// Runs a good user who makes lost connections again, against `script`; returns what its first call comes to.
+fn over_two_connections(script: impl AsyncFnOnce(Script)) -> Result<u32, SubscriptionError> {
+    simulate(1, async |sim| {
+        let user = async {
+            let client = sim.client(1, reconnecting()).await.unwrap();
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            let snapshot = subscription.next().await;
+            tokio::time::sleep(Duration::from_secs(1)).await; // The last words are heard.
+            let snapshot = snapshot?;
+            tensors::check(&snapshot);
+            assert_eq!(snapshot.receipt().chunks, CHUNKS);
+            Ok(snapshot.receipt().resumed)
+        };
+        let server = async { script(Script::begin(&sim).await).await };
+        tokio::join!(user, server).0
+    })
+}
+
+fn held(subscribe: &Subscribe) -> RangeSet {
+    let partial = subscribe.partial.as_ref().expect("the client holds a part");
+    assert_eq!((partial.epoch, partial.version), (EPOCH, VERSION));
+    partial.chunks.clone()
+}
+
+/// Goal: whatever a client holds when its connection is lost, it asks for the rest: nothing yet, all but the last word,
+/// and anything between. The manifest comes once.
+/// Method: a good server that loses the connection after so many chunks, and sends what is missing over another one.
+#[test]
+fn a_good_server_that_is_started_again() {
+    for came in 0..=CHUNKS {
+        for said_complete in [false, true] {
+            let resumed = over_two_connections(async |mut script| {
+                script.good_beginning().await;
+                for chunk in 0..came {
+                    script.good_chunk(chunk).await;
+                }
+                if said_complete && came < CHUNKS {
+                    script.complete(script.digest()).await;
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let (mut script, subscribe) = script.again().await;
+                assert_eq!(held(&subscribe), RangeSet::from_range(0..came));
+                assert_eq!((subscribe.manifest, subscribe.have), (Some(script.manifest.digest()), None));
+                script.announce(script.announcement()).await;
+                for chunk in came..CHUNKS {
+                    script.good_chunk(chunk).await;
+                }
+                script.complete(script.digest()).await;
+                script.committed().await;
+            });
+            assert_eq!(resumed.unwrap(), 1);
+        }
+    }
+}
+
+/// Goal: a connection that is lost before there is a manifest begins at the beginning; one that brought the manifest and
+/// no announcement need not bring it again.
+/// Method: each half of a beginning over one connection.
+#[test]
+fn half_a_beginning() {
+    for manifest_first in [false, true] {
+        let resumed = over_two_connections(async |mut script| {
+            match manifest_first {
+                true => script.manifest(script.manifest.digest(), script.manifest.encoded()).await,
+                false => script.announce(script.announcement()).await,
+            }
+            script.good_chunk(0).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let (mut script, subscribe) = script.again().await;
+            assert_eq!((subscribe.partial, subscribe.have), (None, None));
+            assert_eq!(subscribe.manifest.is_some(), manifest_first);
+            match manifest_first {
+                true => script.announce(script.announcement()).await,
+                false => script.good_beginning().await,
+            }
+            for chunk in 0..CHUNKS {
+                script.good_chunk(chunk).await;
+            }
+            script.complete(script.digest()).await;
+            script.committed().await;
+        });
+        assert_eq!(resumed.unwrap(), 0);
+    }
+}
+
+/// Goal: one version has one manifest: a part of one is never continued as another.
+/// Method: announce the version again with the digest of another manifest.
+#[test]
+fn another_manifest_for_the_same_version() {
+    let ended = over_two_connections(async |mut script| {
+        script.good_beginning().await;
+        script.good_chunk(0).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (mut script, _) = script.again().await;
+        let other = Manifest::layout(vec![], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
+        let announce = Announce { manifest: other.digest(), ..script.announcement() };
+        script.announce(announce).await;
+        let (told, text) = script.peer.closed_because().await;
+        assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+    });
+    let error = ended.unwrap_err();
+    let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains("not the one it announced"), "{source}");
+    assert_eq!(source.blame(), Blame::Peer);
+}
+
+/// Goal: what a client holds is not taken a second time, and another content for the rest is noticed at the end.
+/// Method: over the second connection, a chunk that came over the first; other bytes with a good hash of their own; a
+/// whole that is another one.
+#[test]
+fn a_part_that_is_continued_wrongly() {
+    let ended = over_two_connections(async |mut script| {
+        script.good_beginning().await;
+        script.good_chunk(0).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (mut script, _) = script.again().await;
+        script.announce(script.announcement()).await;
+        script.good_chunk(0).await;
+        let (told, text) = script.peer.closed_because().await;
+        assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+        assert!(text.contains("chunk 0 twice"), "{text}");
+    });
+    assert!(matches!(ended.unwrap_err(), SubscriptionError::Disconnected { .. }));
+
+    let ended = over_two_connections(async |mut script| {
+        script.good_beginning().await;
+        script.good_chunk(0).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (mut script, _) = script.again().await;
+        script.announce(script.announcement()).await;
+        // The server says that another content has the same id.
+        script.payload.reverse();
+        for chunk in 1..CHUNKS {
+            script.good_chunk(chunk).await;
+        }
+        script.complete(script.digest()).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    });
+    assert!(matches!(ended.unwrap_err(), SubscriptionError::Corrupt { .. }));
+}
+
+/// Goal: a server cannot take a client back to what it has committed.
+/// Method: after a commit and a lost connection, announce the same version again, and one before it.
+#[test]
+fn a_version_that_was_committed_before() {
+    for version in [VERSION, Version(1)] {
+        simulate(1, async |sim| {
+            let user = async {
+                let client = sim.client(1, reconnecting()).await.unwrap();
+                let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+                tensors::check(&subscription.next().await.unwrap());
+                let error = subscription.next().await.unwrap_err();
+                let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+                assert!(source.to_string().contains("version"), "{source}");
+            };
+            let server = async {
+                let mut script = Script::begin(&sim).await;
+                script.good_version().await;
+                script.committed().await;
+                let (mut script, subscribe) = script.again().await;
+                assert_eq!(subscribe.have, Some((EPOCH, VERSION)));
+                let mut announce = script.announcement();
+                announce.id.version = version;
+                script.announce(announce).await;
+                let (told, text) = script.peer.closed_because().await;
+                assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+            };
+            tokio::join!(user, server);
+        });
+    }
+}
+
+/// Goal: an abort of what was committed is a word that crossed the commit, and nothing else is excused by that.
+/// Method: give up the version that was committed last, then one that never was.
+#[test]
+fn an_abort_after_the_commit() {
+    simulate(1, async |sim| {
+        let user = async {
+            let client = sim.client(1, client_config()).await.unwrap();
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            tensors::check(&subscription.next().await.unwrap());
+            let error = subscription.next().await.unwrap_err();
+            assert!(matches!(error, SubscriptionError::Disconnected { .. }), "{error}");
+        };
+        let server = async {
+            let mut script = Script::begin(&sim).await;
+            script.good_version().await;
+            script.committed().await;
+            let (subscription, reason) = (script.subscription, AbortReason::Superseded);
+            for version in [VERSION, Version(9)] {
+                assert_eq!(script.peer.connection.close_reason(), None);
+                let abort = ServerMessage::Abort { subscription, epoch: EPOCH, version, reason };
+                script.peer.say_to_client(abort).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            let (told, text) = script.peer.closed_because().await;
+            assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+            assert!(text.contains("version 9"), "{text}");
+        };
+        tokio::join!(user, server);
+    });
+}
+
+/// Goal: a server cannot make a client believe in watches that it did not ask for.
+/// Method: names for a watch that does not exist.
+#[test]
+fn names_for_no_watch() {
+    expect_closed(CloseCode::Misbehaved, "watch 7", async |script| {
+        let found = ServerMessage::Found { watch: WatchId(7), topics: vec![topic("x")] };
+        script.peer.say_to_client(found).await;
+    });
+}
