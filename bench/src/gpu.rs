@@ -75,8 +75,14 @@ pub async fn run(args: GpuArgs) -> Result<()> {
 /// What the part fails with.
 pub async fn run_part(part: Part, job: Job) -> Result<()> {
     let room = Room::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
-    room.run(part.run(job)).await?
+    let done = room.run(part.run(job)).await?;
+    // A driver that is asked to give memory back by one thread while another ends the process may crash it.
+    tokio::time::sleep(LAST_CALLS).await;
+    done
 }
+
+/// For engines to give back what they hold.
+const LAST_CALLS: Duration = Duration::from_millis(100);
 
 /// The documents in the making.
 struct Suite {
@@ -150,7 +156,7 @@ impl Suite {
             child::run(self.arguments(part, left), part.deadline().min(left)).await
         };
         let seconds = begun.elapsed().as_secs_f64();
-        let findings = Findings::new(part, seconds, &said.lines, said.failure);
+        let findings = Findings::new(part, seconds, self.payload_bytes(part), &said.lines, said.failure);
         for complaint in findings.complaints() {
             eprintln!("  FAILED: {complaint}");
         }
@@ -159,10 +165,14 @@ impl Suite {
         said.lines
     }
 
+    fn payload_bytes(&self, part: Part) -> u64 {
+        let bytes = if self.args.quick { 0 } else { part.bytes().min(self.room_bytes) };
+        (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
+    }
+
     fn arguments(&self, part: Part, left: Duration) -> Vec<OsString> {
         let quick = self.args.quick;
-        let bytes = if quick { QUICK_BYTES } else { part.bytes().min(self.room_bytes) };
-        let bytes = (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES);
+        let bytes = self.payload_bytes(part);
         let budget = if quick { Duration::ZERO } else { part.budget().min(left / 2) };
         let mut arguments = vec![
             "--end-with-stdin".into(),
@@ -204,8 +214,8 @@ fn settings(args: &GpuArgs) -> Cells<String> {
         .and("only these parts", (!parts.is_empty()).then(|| parts.join(", ")))
 }
 
-/// No part holds more payloads than this at one time, versions on their way included.
-const PAYLOADS_MAX: u64 = 8;
+/// No part holds more payloads than this at one time: eight sessions with two versions each, and what they are made of.
+const PAYLOADS_MAX: u64 = 24;
 
 /// Payloads are a multiple of this, and as long as this in a quick run: a few of its chunks.
 const QUICK_BYTES: u64 = 4 << 20;

@@ -5,6 +5,7 @@ use super::{
     parts::Part,
     table::{self, Table, number},
 };
+use crate::size;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -29,6 +30,8 @@ pub(super) struct Document {
 pub(super) struct Findings {
     pub(super) part: &'static str,
     pub(super) seconds: f64,
+    /// The largest payload that it moved.
+    pub(super) payload_bytes: u64,
     /// Why it did not end well, if it did not. What it measured before is there all the same.
     pub(super) failure: Option<String>,
     pub(super) checks: Vec<Check>,
@@ -40,7 +43,7 @@ pub(super) struct Findings {
 
 impl Findings {
     /// What `part` said.
-    pub(super) fn new(part: Part, seconds: f64, lines: &[Line], failure: Option<String>) -> Self {
+    pub(super) fn new(part: Part, seconds: f64, payload_bytes: u64, lines: &[Line], failure: Option<String>) -> Self {
         let mut checks = Vec::new();
         let mut notes = Vec::new();
         for line in lines {
@@ -54,7 +57,7 @@ impl Findings {
             Line::Sample(sample) => Some(sample),
             _ => None,
         });
-        Self { part: part.name(), seconds, failure, checks, notes, tables: table::of(samples), about: part }
+        Self { part: part.name(), seconds, payload_bytes, failure, checks, notes, tables: table::of(samples), about: part }
     }
 
     /// Everything that went wrong.
@@ -68,7 +71,7 @@ impl Findings {
     fn markdown(&self) -> String {
         let mut text = format!("\n## {}\n\n{}\n", self.about.title(), self.about.about());
         if let Some(failure) = &self.failure {
-            let _ = writeln!(text, "\n**This part failed**: {failure}. What it found out before:");
+            let _ = writeln!(text, "\n**This part failed.** What it found out before is below. {failure}");
         }
         for table in &self.tables {
             let _ = write!(text, "\n{}:\n\n{}", table.name, table.markdown());
@@ -84,7 +87,11 @@ impl Findings {
         for note in &self.notes {
             let _ = writeln!(text, "\n{note}");
         }
-        let _ = writeln!(text, "\n({} s)", number(self.seconds));
+        let payload = match self.about.bytes() {
+            0 => String::new(),
+            _ => format!(", payloads of {}", size::text(self.payload_bytes)),
+        };
+        let _ = writeln!(text, "\n({} s{payload})", number(self.seconds));
         text
     }
 }

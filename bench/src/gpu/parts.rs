@@ -116,12 +116,14 @@ impl Part {
         self.budget() + Duration::from_secs(45)
     }
 
-    /// The largest payload it moves.
+    /// The largest payload it moves: large enough that how a transfer begins and ends does not show, and small enough
+    /// for several passes.
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
-            Self::Bandwidth | Self::Quic | Self::Sessions | Self::FanOut | Self::Fault => 1 << 30,
-            Self::NullNetwork => 4 << 30,
+            Self::Quic | Self::Sessions | Self::FanOut => 512 << 20,
+            Self::Bandwidth | Self::Fault => 1 << 30,
+            Self::NullNetwork => 2 << 30,
         }
     }
 
@@ -181,15 +183,18 @@ impl Job {
         if self.quick { quick.to_vec() } else { usual.to_vec() }
     }
 
-    /// Slots and chunk sizes of a pipeline, the default first.
+    /// Slots and chunk sizes of a pipeline: the default first, and more often than the others, because by it the
+    /// pipeline is judged.
     fn pipelines(&self) -> Vec<(usize, u64)> {
         let slots = self.choose(&[2, 3, 4, 8, 16], &[2, 4]);
         let chunks = self.choose(&[1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20], &[256 << 10, 1 << 20]);
         let default = self.default_pipeline();
-        let all = slots.iter().flat_map(|slots| chunks.iter().map(|chunk| (*slots, *chunk)));
-        std::iter::once(default)
-            .chain(all.filter(|pipeline| *pipeline != default))
-            .collect()
+        let all = slots
+            .iter()
+            .flat_map(|slots| chunks.iter().map(|chunk| (*slots, *chunk)));
+        let others: Vec<_> = all.filter(|pipeline| *pipeline != default).collect();
+        let (some, rest) = others.split_at(others.len() / 2);
+        [&[default], some, &[default], rest].concat()
     }
 
     fn default_pipeline(&self) -> (usize, u64) {

@@ -26,11 +26,6 @@ pub(super) fn manifest(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Arc<M
     Ok(Arc::new(Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?))
 }
 
-/// Where the tensors of `manifest` lie in its payload.
-pub(super) fn places(manifest: &Manifest) -> impl Iterator<Item = Range<u64>> {
-    manifest.tensors().iter().map(|tensor| tensor.range())
-}
-
 /// How a payload lies on a device: in one allocation, or each tensor in one of its own.
 #[derive(Debug, Clone)]
 pub(super) struct OnDevice {
@@ -51,10 +46,10 @@ impl OnDevice {
             let buffer = device.allocate(usize::try_from(range.end - range.start)?)?;
             Ok((range, buffer))
         };
-        Ok(Self {
-            len_bytes: manifest.payload_bytes(),
-            parts: places(manifest).map(part).collect::<Result<_>>()?,
-        })
+        let mut places: Vec<_> = manifest.tensors().iter().map(|tensor| tensor.range()).collect();
+        places.sort_by_key(|place| (place.start, place.end));
+        let parts = places.into_iter().map(part).collect::<Result<_>>()?;
+        Ok(Self { len_bytes: manifest.payload_bytes(), parts })
     }
 
     /// The same memory behind the slots of another `device` of the same `engine`.

@@ -52,16 +52,6 @@ impl Table {
         self.rows[at].add(&sample.measured);
     }
 
-    /// The row of this setting.
-    pub(super) fn row(&self, setting: &[(&str, &str)]) -> Option<&Row> {
-        let is = |row: &&Row| {
-            setting
-                .iter()
-                .all(|(name, value)| row.setting.get(name).is_some_and(|own| own == value))
-        };
-        self.rows.iter().find(is)
-    }
-
     /// The table in Markdown. A cell has the median, and the spread where there was more than one sample.
     pub(super) fn markdown(&self) -> String {
         let mut columns: Vec<&str> = Vec::new();
@@ -146,11 +136,10 @@ mod tests {
     fn settings_become_rows_with_medians() {
         let samples = [sample("2", 1.0), sample("8", 50.0), sample("2", 3.0), sample("2", 2.0)];
         let tables = of(samples.iter());
-        let row = tables[0].row(&[("slots", "2")]).unwrap();
+        let row = &tables[0].rows[0];
         assert_eq!((row.samples, row.measured.get("gb_per_s").unwrap().median), (3, 2.0));
         let expected = "| slots | gb per s | samples |\n|---|---|---|\n| 2 | 2.00 (1.00 to 3.00) | 3 |\n| 8 | 50.0 | 1 |\n";
         assert_eq!(tables[0].markdown(), expected);
-        assert!(tables[0].row(&[("slots", "3")]).is_none());
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod ends;
 mod every;
 mod failures;
 mod files;
+mod gpu_suite;
 mod mirrors;
 mod modes;
 mod netns;

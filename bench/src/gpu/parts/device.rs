@@ -9,8 +9,7 @@ use crate::gpu::{
 use anyhow::{Context, Result};
 use tensor_relay_device::cuda;
 
-pub(super) const ABOUT: &str =
-    "What the driver and the system say of the device, which is listed above, and that an engine opens on it.";
+pub(super) const ABOUT: &str = "What the driver and the system say of the device, which is listed above, and that an engine opens on it.";
 
 /// The name of the fact that says what kind of device this is.
 pub(in crate::gpu) const KIND: &str = "kind";

@@ -123,7 +123,8 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let broken = match timeout(SCENARIO_MAX, breaking).await?? {
         Ok(broken) => broken,
         Err(error) => {
-            job.printer().note(format!("{}: not possible with this driver: {error:#}", scenario.name()));
+            job.printer()
+                .note(format!("{}: not possible with this driver: {error:#}", scenario.name()));
             return Ok(());
         }
     };
@@ -167,7 +168,9 @@ fn judge(printer: Printer, scenario: Scenario, heard: Result<()>, seconds: f64) 
         name,
         match heard {
             Err(error) => Ok(format!("after {seconds:.3} s: {error:#}")),
-            Ok(()) => Ok("the whole snapshot came, verified: the fault came too late or did not reach it".into()),
+            Ok(()) => {
+                Ok("the whole snapshot came, verified: the fault came too late or did not reach it".into())
+            }
         },
     );
 }

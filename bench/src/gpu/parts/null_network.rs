@@ -74,8 +74,8 @@ impl Pipeline {
         let bytes = self.source.len_bytes();
         let ranges = pieces(bytes, self.manifest.chunk_bytes().into());
         let in_flight = self.depth.sending;
-        // The first use of a pool provides its memory.
-        self.copy(End::Dropped).await?;
+        // The first use of memory provides it.
+        self.copy(End::Written).await?;
         let d2h = timed(bytes, read_all(&self.source, &ranges, in_flight)).await?;
         let h2d = timed(bytes, write_all(&self.sink, &ranges, in_flight)).await?;
         let network =
