@@ -9,9 +9,10 @@ use super::{
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
     thread::Setting,
+    waiters::Ticket,
 };
 use crate::{
-    engine::{Completion, CopyError, Stretch},
+    engine::{CopyError, Stretch},
     id::Id,
     slot::Slot,
 };
@@ -42,7 +43,7 @@ struct Order {
 struct InFlight {
     held: ManuallyDrop<Held>,
     /// Who waits; nobody any more once they were told that the copy is late.
-    done: Option<Completion>,
+    done: Option<Ticket>,
     /// Passed when the copy has ended. `None` where the driver refused to make one.
     mark: Option<Mark>,
     /// What went wrong when the copy was given to the device in part.

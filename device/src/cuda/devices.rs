@@ -1,12 +1,12 @@
-use std::{sync::mpsc, thread, time::Duration};
+use std::{
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
 use cudarc::driver::sys::CUdevice_attribute;
 
-use super::{
-    driver::{Driver, probe},
-    error::CudaError,
-    gpu,
-};
+use super::{driver::Driver, error::CudaError, gpu, probe::probe};
 
 /// What the driver says of a device, without a context on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,9 @@ pub struct DeviceInfo {
 /// All devices that this process sees. Fails where there is no CUDA, and says what is missing.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     let driver = probe()?;
-    (0..driver.devices()).map(|ordinal| DeviceInfo::ask(&driver, ordinal)).collect()
+    ask_aside("the CUDA driver", move || {
+        (0..driver.devices()).map(|ordinal| DeviceInfo::ask(&driver, ordinal)).collect()
+    })
 }
 
 /// How much memory of a device is free, and how much there is.
@@ -35,22 +37,10 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
 /// the device meanwhile, where nothing else in this process uses it. NVML knows the same for less.
 pub fn device_memory(ordinal: usize) -> Result<DeviceMemory, CudaError> {
     let driver = probe()?;
-    let device = format!("cuda:{ordinal}");
-    let (reply, answer) = mpsc::sync_channel(1);
-    let measure = move || {
-        let measured = gpu::measure(&driver, ordinal);
-        // Nobody waits any more: the number is of no use.
-        let _ =
-            reply.send(measured.map(|(free_bytes, total_bytes)| DeviceMemory { free_bytes, total_bytes }));
-    };
-    thread::Builder::new()
-        .name("relay-look".into())
-        .spawn(measure)
-        .map_err(|error| CudaError::NoThread { device: device.clone(), reason: error.to_string() })?;
-    let waited = MEASURE_TIMEOUT;
-    answer
-        .recv_timeout(waited)
-        .unwrap_or(Err(CudaError::NoAnswer { device, waited }))
+    ask_aside(&format!("cuda:{ordinal}"), move || {
+        let (free_bytes, total_bytes) = gpu::measure(&driver, ordinal)?;
+        Ok(DeviceMemory { free_bytes, total_bytes })
+    })
 }
 
 /// The memory of a device.
@@ -62,8 +52,28 @@ pub struct DeviceMemory {
     pub total_bytes: u64,
 }
 
-/// Making a context takes less than a second, unless the device is in trouble.
-const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Asks the driver something on a thread of its own, so that a driver that never answers holds up nobody.
+pub(super) fn ask_aside<T: Send + 'static>(
+    whom: &str,
+    question: impl FnOnce() -> Result<T, CudaError> + Send + 'static,
+) -> Result<T, CudaError> {
+    let (reply, answer) = mpsc::sync_channel(1);
+    thread::Builder::new()
+        .name("relay-look".into())
+        .spawn(move || reply.send(question()))
+        .map_err(|error| CudaError::NoThread { device: whom.into(), reason: error.to_string() })?;
+    let waited = ANSWER_TIMEOUT;
+    answer.recv_timeout(waited).unwrap_or_else(|missing| {
+        let device = whom.into();
+        Err(match missing {
+            RecvTimeoutError::Timeout => CudaError::NoAnswer { device, waited },
+            RecvTimeoutError::Disconnected => CudaError::Stopped { device },
+        })
+    })
+}
+
+/// Loading the driver, or making a context, takes seconds at most, unless a device is in trouble.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl DeviceInfo {
     pub(super) fn ask(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {

@@ -1,38 +1,20 @@
 //! The second circle: each call as a function that returns a `Result`.
 
 use std::{
-    error::Error,
     ffi::{CStr, c_char, c_int, c_void},
-    fmt, mem, ptr,
-    sync::{Mutex, OnceLock, PoisonError},
+    fmt, ptr,
 };
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags,
+    CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags,
     CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
 use super::{
     error::{CudaError, DriverError},
     symbols::{Code, Symbols},
+    version::Version,
 };
-
-/// Finds the CUDA driver, once per process: loads its library, looks up every function that is used, asks for its version
-/// and its devices.
-///
-/// Never panics, and needs no CUDA at build time. Where anything is missing, the error says what. Costs nothing where
-/// there is no library, and some tens of milliseconds where there is; then nothing any more. What fails is tried again
-/// the next time.
-pub fn probe() -> Result<Driver, CudaError> {
-    static FOUND: OnceLock<Driver> = OnceLock::new();
-    static LOOKING: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(driver) = FOUND.get() {
-        return Ok(*driver);
-    }
-    let driver = Driver::load()?;
-    Ok(*FOUND.get_or_init(|| driver))
-}
 
 /// The CUDA driver of this process: there, new enough, and with a device.
 #[derive(Clone, Copy)]
@@ -53,49 +35,35 @@ impl Driver {
         self.devices
     }
 
-    fn load() -> Result<Self, CudaError> {
-        // SAFETY: loading runs the library's own initialisers, which is what loading NVIDIA's driver is. A program that
-        // has another libcuda.so in its search path has chosen to run that.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoLibrary { reason: why_no_library() });
-        }
-        // SAFETY: the library is there.
-        let symbols = unsafe { Symbols::find() }.map_err(|symbol| CudaError::NoSymbol { symbol })?;
-        // Nothing unloads a driver, so its functions are leaked with it: once per process, but for what fails below.
-        let mut driver = Self { symbols: Box::leak(Box::new(symbols)), version: Version(0), devices: 0 };
-        driver.version = driver.ask_version()?;
-        if driver.version < Version::OLDEST {
-            return Err(CudaError::DriverTooOld { found: driver.version });
-        }
-        driver.init().map_err(|error| match error.code {
-            STUB_LIBRARY => CudaError::Stub,
-            NO_DEVICE => CudaError::NoDevice,
-            _ => CudaError::Driver(error),
-        })?;
-        driver.devices = driver.ask_devices()?;
-        (driver.devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
+    /// The driver with these functions, of which nothing else is known yet: the probe asks.
+    pub(super) fn new(symbols: &'static Symbols) -> Self {
+        Self { symbols, version: Version::UNKNOWN, devices: 0 }
     }
 
-    fn ask_version(&self) -> Result<Version, DriverError> {
+    /// Asks for the version and learns it.
+    pub(super) fn ask_version(&mut self) -> Result<Version, DriverError> {
         let mut version: c_int = 0;
         // SAFETY: the driver writes one number to a local.
         let code = unsafe { (self.symbols.cuDriverGetVersion)(&raw mut version) };
         self.check("cuDriverGetVersion", code)?;
-        Ok(Version(version.unsigned_abs()))
+        self.version = Version::of(version.unsigned_abs());
+        Ok(self.version)
     }
 
-    fn init(&self) -> Result<(), DriverError> {
+    pub(super) fn init(&self) -> Result<(), DriverError> {
         // SAFETY: may be called at any time, and on any thread.
         let code = unsafe { (self.symbols.cuInit)(0) };
         self.check("cuInit", code)
     }
 
-    fn ask_devices(&self) -> Result<usize, DriverError> {
+    /// Asks for the number of devices and learns it. The driver must be initialised.
+    pub(super) fn ask_devices(&mut self) -> Result<usize, DriverError> {
         let mut devices: c_int = 0;
         // SAFETY: the driver writes one number to a local.
         let code = unsafe { (self.symbols.cuDeviceGetCount)(&raw mut devices) };
         self.check("cuDeviceGetCount", code)?;
-        Ok(usize::try_from(devices).unwrap_or(0))
+        self.devices = usize::try_from(devices).unwrap_or(0);
+        Ok(self.devices)
     }
 
     /// The device with this ordinal.
@@ -443,32 +411,11 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// A version of CUDA.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(u32);
-
-impl Version {
-    /// The oldest that is known to have all that is used here: NVIDIA's driver 525, of 2022.
-    pub const OLDEST: Self = Self(12_000);
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
-    }
-}
-
-impl fmt::Debug for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// The driver's codes that mean something to the program, and not only to whoever reads them.
 const SUCCESS: Code = 0;
 pub(super) const OUT_OF_MEMORY: Code = 2;
-const STUB_LIBRARY: Code = 34;
-const NO_DEVICE: Code = 100;
+pub(super) const STUB_LIBRARY: Code = 34;
+pub(super) const NO_DEVICE: Code = 100;
 const NOT_READY: Code = 600;
 pub(super) const NOT_REGISTERED: Code = 713;
 
@@ -480,40 +427,4 @@ fn text_of(written: &[c_char]) -> String {
         .take_while(|&byte| byte != 0)
         .collect();
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Asks the loader why there is no driver, under the name by which drivers are installed.
-fn why_no_library() -> String {
-    // SAFETY: as for every attempt before, which found nothing to run; this one is made for its message.
-    match unsafe { libloading::Library::new("libcuda.so.1") } {
-        Ok(library) => {
-            mem::forget(library); // It came this very moment. A driver is never unloaded.
-            "it has only just appeared".into()
-        }
-        // The loader's own words are in the source.
-        Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_read_as_people_write_them() {
-        assert_eq!(Version(13_040).to_string(), "13.4");
-        assert_eq!(Version(12_000).to_string(), "12.0");
-        assert!(Version(11_080) < Version::OLDEST);
-    }
-
-    #[test]
-    fn a_probe_never_panics_and_says_what_is_missing() {
-        // Machines that build this have no GPU, as a rule: then the error says so. With one, there is a device.
-        for _ in 0..2 {
-            match probe() {
-                Ok(driver) => assert!(driver.devices() > 0 && driver.version() >= Version::OLDEST),
-                Err(error) => assert!(error.to_string().len() > 40, "{error}"),
-            }
-        }
-    }
 }

@@ -2,15 +2,16 @@ use std::{any::Any, fmt, sync::Arc};
 
 use super::{
     devices::DeviceInfo,
-    driver::probe,
     error::CudaError,
     fence::{Fence, StreamHandle},
     flight::Direction,
     inbox::{Command, Holding, Inbox, Job},
     memory::CudaMemory,
     options::CudaOptions,
+    probe::probe,
     stats::{Counters, CudaStats},
-    thread,
+    thread::{self, Started},
+    waiters::Waiters,
 };
 use crate::{
     engine::{CopyEngine, CopyError, Copying, Stretch, check_copy},
@@ -37,16 +38,15 @@ pub struct CudaEngine {
     info: DeviceInfo,
     inbox: Inbox,
     counters: Arc<Counters>,
+    waiters: Waiters,
 }
 
 impl CudaEngine {
     /// Opens the device `cuda:ordinal`. Takes some hundred milliseconds where nothing else in the process uses it yet.
     pub fn open(ordinal: usize, options: CudaOptions) -> Result<Arc<Self>, CudaError> {
-        let driver = probe()?;
-        let info = DeviceInfo::ask(&driver, ordinal)?;
         let id = Id::unique();
-        let (inbox, counters) = thread::start(driver, ordinal, id, &options)?;
-        Ok(Arc::new(Self { id, info, inbox, counters }))
+        let Started { info, inbox, counters, waiters } = thread::start(probe()?, ordinal, id, &options)?;
+        Ok(Arc::new(Self { id, info, inbox, counters, waiters }))
     }
 
     /// Which device it is.
@@ -98,6 +98,7 @@ impl CudaEngine {
             return Copying::refused(error);
         }
         let (done, copying) = Copying::pair();
+        let done = self.waiters.add(done);
         // Where the thread is gone the job comes back and is dropped here, which reports `EngineStopped`.
         drop(self.inbox.tell(Command::Copy(Job { direction, slot, stretches, done })));
         copying

@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::driver::Version;
+use super::version::Version;
 
 /// Why CUDA cannot be used, or a call of it failed. Says what is missing and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

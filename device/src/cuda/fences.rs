@@ -80,6 +80,10 @@ impl Fences {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
     pub(super) fn wake_at(&self) -> Option<Instant> {
         self.open.values().map(|watched| watched.asking.ask_at()).min()
     }

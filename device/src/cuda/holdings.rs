@@ -1,5 +1,5 @@
 use std::{
-    mem,
+    mem::{self, ManuallyDrop},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -33,7 +33,7 @@ pub(super) struct Holdings {
 }
 
 struct Waiting {
-    holding: Holding,
+    holding: ManuallyDrop<Holding>,
     fences: Vec<Fence>,
     since: Instant,
 }
@@ -91,18 +91,25 @@ impl Holdings {
     }
 
     /// Takes memory back that nobody holds, for when it is free.
-    pub(super) fn take_back(&mut self, holding: Holding, fences: Vec<Fence>) {
+    pub(super) fn take_back(&mut self, holding: ManuallyDrop<Holding>, fences: Vec<Fence>) {
         self.waiting.push(Waiting { holding, fences, since: Instant::now() });
     }
 
     /// Unlocks memory that nobody holds. What cannot be unlocked stays mapped: the device may reach it.
-    pub(super) fn unlock(&mut self, mapping: Mapping, gpu: &Gpu, setting: &Setting, failed: bool) {
+    pub(super) fn unlock(
+        &mut self,
+        mapping: ManuallyDrop<Mapping>,
+        gpu: &Gpu,
+        setting: &Setting,
+        failed: bool,
+    ) {
         self.locked -= 1;
         let len_bytes = mapping.len() as u64;
         setting.counters.pinned_bytes.sub(len_bytes);
-        if failed || unlock(&mapping, gpu).or_else(|_| unlock(&mapping, gpu)).is_err() {
+        if !failed && unlock(&mapping, gpu).or_else(|_| unlock(&mapping, gpu)).is_ok() {
+            drop(ManuallyDrop::into_inner(mapping));
+        } else {
             setting.counters.kept_bytes.add(len_bytes);
-            mem::forget(mapping);
         }
     }
 
@@ -115,7 +122,7 @@ impl Holdings {
             let given_up = closed && waiting.since + self.last_wait <= now;
             match are_passed(&mut waiting.fences) {
                 _ if failed => self.keep(waiting.holding, setting),
-                Some(Ok(())) => self.free(waiting.holding),
+                Some(Ok(())) => self.free(ManuallyDrop::into_inner(waiting.holding)),
                 None if !given_up => self.waiting.push(waiting),
                 // It cannot be told what still uses it.
                 _ => self.keep(waiting.holding, setting),
@@ -192,13 +199,12 @@ impl Holdings {
     }
 
     /// Keeps memory for good that something may still use.
-    fn keep(&mut self, holding: Holding, setting: &Setting) {
-        if let Holding::Block(block) = &holding {
+    fn keep(&mut self, holding: ManuallyDrop<Holding>, setting: &Setting) {
+        if let Holding::Block(block) = &*holding {
             self.blocks -= 1;
             setting.counters.kept_bytes.add(block.len_bytes);
         }
         self.kept = true;
-        mem::forget(holding);
     }
 
     fn count(&self, setting: &Setting) {

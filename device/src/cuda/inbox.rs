@@ -1,5 +1,7 @@
 use std::{
     any::Any,
+    fmt,
+    mem::ManuallyDrop,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError, Sender, SyncSender},
@@ -14,14 +16,9 @@ use super::{
     memory::CudaMemory,
     page_locked::PageLocked,
     shelf::Block,
+    waiters::Ticket,
 };
-use crate::{
-    engine::{Completion, Stretch},
-    host_memory::AllocError,
-    id::Id,
-    mapping::Mapping,
-    slot::Slot,
-};
+use crate::{engine::Stretch, host_memory::AllocError, id::Id, mapping::Mapping, slot::Slot};
 
 /// The way to an engine's thread: everything that wants something of the device puts it here.
 ///
@@ -69,6 +66,8 @@ impl Inbox {
 pub(super) type Reply<T> = SyncSender<T>;
 
 /// What an engine's thread is told.
+///
+/// What must not be freed without the thread is in a `ManuallyDrop`: a command that nobody handles keeps it for good.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Begin a copy.
@@ -80,9 +79,9 @@ pub(super) enum Command {
     /// Give page-locked host memory.
     Lock(usize, Reply<Result<PageLocked, AllocError>>),
     /// Take back memory that nobody uses any more, once the streams that may still do are past these fences.
-    TakeBack(Holding, Vec<Fence>),
+    TakeBack(ManuallyDrop<Holding>, Vec<Fence>),
     /// Take back page-locked memory that nobody uses any more.
-    Unlock(Mapping),
+    Unlock(ManuallyDrop<Mapping>),
     /// Record where a caller's stream is now.
     Fence(StreamHandle, Reply<Result<Fence, CudaError>>),
     /// Let a caller's stream wait for a fence.
@@ -101,7 +100,7 @@ pub(super) struct Job {
     pub(super) direction: Direction,
     pub(super) slot: Slot,
     pub(super) stretches: Vec<Stretch<CudaMemory>>,
-    pub(super) done: Completion,
+    pub(super) done: Ticket,
 }
 
 /// What somebody's memory consists of.
@@ -114,8 +113,8 @@ pub(super) enum Holding {
     Nothing,
 }
 
-impl std::fmt::Debug for Holding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Block(block) => block.fmt(f),
             Self::Owner(_) => f.write_str("Owner"),

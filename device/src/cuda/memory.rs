@@ -1,5 +1,6 @@
 use std::{
-    fmt, mem,
+    fmt,
+    mem::{self, ManuallyDrop},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -118,9 +119,7 @@ impl Drop for CudaMemory {
             Holding::Owner(owner) if is_free => drop(owner),
             holding => {
                 // Without the engine's thread nobody can tell when it is free: it is kept for good.
-                if let Err(command) = self.inbox.tell(Command::TakeBack(holding, fences)) {
-                    mem::forget(command);
-                }
+                let _ = self.inbox.tell(Command::TakeBack(ManuallyDrop::new(holding), fences));
             }
         }
     }

@@ -1,4 +1,4 @@
-use std::ptr::NonNull;
+use std::{mem::ManuallyDrop, ptr::NonNull};
 
 use super::{
     error::CudaError,
@@ -62,8 +62,6 @@ impl Drop for PageLocked {
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
         // Without the engine's thread nobody can unlock the pages. They stay, and the memory under them.
-        if let Err(command) = self.inbox.tell(Command::Unlock(mapping)) {
-            std::mem::forget(command);
-        }
+        let _ = self.inbox.tell(Command::Unlock(ManuallyDrop::new(mapping)));
     }
 }

@@ -4,8 +4,9 @@
 //! itself calling a driver. So everybody else puts commands into an inbox, and this thread owns what the driver gave.
 
 use std::{
+    io,
     sync::{
-        Arc,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         mpsc::{self, Receiver, RecvTimeoutError},
     },
     thread,
@@ -14,6 +15,7 @@ use std::{
 
 use super::{
     copies::Copies,
+    devices::DeviceInfo,
     driver::Driver,
     error::CudaError,
     fences::Fences,
@@ -22,8 +24,17 @@ use super::{
     inbox::{Command, Inbox, Reply},
     options::CudaOptions,
     stats::Counters,
+    waiters::Waiters,
 };
 use crate::id::Id;
+
+/// What an engine has of its thread.
+pub(super) struct Started {
+    pub(super) info: DeviceInfo,
+    pub(super) inbox: Inbox,
+    pub(super) counters: Arc<Counters>,
+    pub(super) waiters: Waiters,
+}
 
 /// Starts the thread of an engine, and waits until it has the device.
 pub(super) fn start(
@@ -31,8 +42,13 @@ pub(super) fn start(
     ordinal: usize,
     engine: Id,
     options: &CudaOptions,
-) -> Result<(Inbox, Arc<Counters>), CudaError> {
+) -> Result<Started, CudaError> {
     let device: Arc<str> = format!("cuda:{ordinal}").into();
+    let no_thread =
+        |error: io::Error| CudaError::NoThread { device: device.to_string(), reason: error.to_string() };
+    // Longer than everything that the thread itself waits for before it tells who waits.
+    let patience = options.fence_timeout + 2 * options.copy_timeout;
+    let waiters = Waiters::watch(Arc::clone(&device), patience).map_err(no_thread)?;
     let (sender, commands) = mpsc::channel();
     let inbox = Inbox::new(sender, Arc::clone(&device), options.answer_timeout);
     let counters = Arc::new(Counters::default());
@@ -42,7 +58,7 @@ pub(super) fn start(
     thread::Builder::new()
         .name(format!("relay-{device}"))
         .spawn(move || run(driver, ordinal, setting, &commands, &opened))
-        .map_err(|error| CudaError::NoThread { device: device.to_string(), reason: error.to_string() })?;
+        .map_err(no_thread)?;
     let waited = options.answer_timeout;
     let opened = answer.recv_timeout(waited).unwrap_or_else(|missing| {
         let device = device.to_string();
@@ -55,7 +71,7 @@ pub(super) fn start(
         // Should it open after all, nobody will use it.
         let _ = inbox.tell(Command::Close);
     }
-    opened.map(|()| (inbox, counters))
+    opened.map(|info| Started { info, inbox, counters, waiters })
 }
 
 /// What every part of the thread knows.
@@ -77,12 +93,14 @@ fn run(
     ordinal: usize,
     setting: Setting,
     commands: &Receiver<Command>,
-    opened: &Reply<Result<(), CudaError>>,
+    opened: &Reply<Result<DeviceInfo, CudaError>>,
 ) {
-    match Gpu::open(driver, ordinal, &setting.inbox) {
-        Ok(gpu) => {
+    let _open = Open::count();
+    let info = DeviceInfo::ask(&driver, ordinal);
+    match info.and_then(|info| Ok((Gpu::open(driver, ordinal, &setting.inbox)?, info))) {
+        Ok((gpu, info)) => {
             // Nobody waits for this any more: then `Close` is in the inbox.
-            let _ = opened.send(Ok(()));
+            let _ = opened.send(Ok(info));
             Worker::new(gpu, setting).run(commands);
         }
         Err(error) => {
@@ -103,14 +121,15 @@ struct Worker {
     holdings: Holdings,
     /// Why the device can do no more, once it cannot: all that comes after is refused with this.
     failed: Option<CudaError>,
-    closed: bool,
+    /// Since when the engine is gone.
+    closed: Option<Instant>,
 }
 
 impl Worker {
     fn new(gpu: Gpu, setting: Setting) -> Self {
         let copies = Copies::new(&setting.options);
         let holdings = Holdings::new(&setting.options);
-        Self { gpu, setting, copies, fences: Fences::default(), holdings, failed: None, closed: false }
+        Self { gpu, setting, copies, fences: Fences::default(), holdings, failed: None, closed: None }
     }
 
     fn run(mut self, commands: &Receiver<Command>) {
@@ -135,11 +154,12 @@ impl Worker {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        let holdings = self.closed.then(|| self.holdings.wake_at()).flatten();
-        [self.copies.wake_at(), self.fences.wake_at(), holdings]
-            .into_iter()
-            .flatten()
-            .min()
+        // Once the engine is gone, what only a caller's stream still uses has a deadline.
+        let last = self.closed.and_then(|closed| match self.fences.is_empty() {
+            true => self.holdings.wake_at(),
+            false => Some(closed + last_wait(&self.setting.options)),
+        });
+        [self.copies.wake_at(), self.fences.wake_at(), last].into_iter().flatten().min()
     }
 
     fn handle(&mut self, command: Command) {
@@ -175,7 +195,7 @@ impl Worker {
             }
             Command::DropFence(id) => fences.drop_fence(id, gpu),
             Command::WaitMemory(memory, stream, reply) => copies.order_later(memory, stream, reply),
-            Command::Close => self.closed = true,
+            Command::Close => self.closed = Some(Instant::now()),
         }
     }
 
@@ -194,14 +214,16 @@ impl Worker {
             fences.fail(error);
         }
         copies.order_streams(gpu);
-        holdings.look(now, setting, failed.is_some(), *closed);
+        holdings.look(now, setting, failed.is_some(), closed.is_some());
     }
 
     /// Whether the engine was dropped and everything that it gave out is back: all of it, or, where the device failed,
     /// what can be.
     fn is_done(&self) -> bool {
-        let all_back = self.failed.is_some() || self.holdings.are_back();
-        self.closed && self.copies.are_over() && all_back
+        let Some(closed) = self.closed else { return false };
+        let fenced = !self.fences.is_empty() && closed.elapsed() < last_wait(&self.setting.options);
+        let all_back = self.holdings.are_back() && !fenced;
+        self.copies.are_over() && (self.failed.is_some() || all_back)
     }
 
     /// Lets go of the device. Where it failed, or memory was kept for good, its context is kept too: whoever holds
@@ -221,4 +243,45 @@ const AT_ONCE: usize = 256;
 /// good: the same as for a copy.
 pub(super) fn last_wait(options: &CudaOptions) -> Duration {
     options.fence_timeout
+}
+
+/// Waits until the threads of all engines of this process have ended; says whether they have within `timeout`.
+///
+/// For the end of a program: an engine's thread gives the device back after the engine was dropped, and a process that
+/// ends meanwhile makes the driver clean up after it.
+pub fn all_closed(timeout: Duration) -> bool {
+    let until = Instant::now() + timeout;
+    let mut open = Open::number();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if *open == 0 || left.is_zero() {
+            return *open == 0;
+        }
+        let waited = ENDED.wait_timeout(open, left);
+        open = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// One engine's thread, for as long as it runs.
+struct Open;
+
+static OPEN: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+impl Open {
+    fn count() -> Self {
+        *Self::number() += 1;
+        Self
+    }
+
+    fn number() -> MutexGuard<'static, usize> {
+        OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        *Self::number() -= 1;
+        ENDED.notify_all();
+    }
 }

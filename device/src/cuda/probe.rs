@@ -1,0 +1,93 @@
+use std::{
+    error::Error,
+    mem,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    devices::ask_aside,
+    driver::{Driver, NO_DEVICE, STUB_LIBRARY},
+    error::CudaError,
+    symbols::Symbols,
+    version::Version,
+};
+
+/// Finds the CUDA driver, once per process: loads its library, looks up every function that is used, asks for its version
+/// and its devices.
+///
+/// Never panics, and needs no CUDA at build time. Where anything is missing, the error says what. Costs nothing where
+/// there is no library, and some tens of milliseconds where there is; then nothing any more. What fails is tried again
+/// the next time.
+pub fn probe() -> Result<Driver, CudaError> {
+    match FOUND.get() {
+        Some(driver) => Ok(*driver),
+        None => ask_aside("the CUDA driver", find),
+    }
+}
+
+static FOUND: OnceLock<Driver> = OnceLock::new();
+
+/// Looks for the driver, one at a time: who comes later takes what was found.
+fn find() -> Result<Driver, CudaError> {
+    static LOOKING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(driver) = FOUND.get() {
+        return Ok(*driver);
+    }
+    let driver = load()?;
+    Ok(*FOUND.get_or_init(|| driver))
+}
+
+fn load() -> Result<Driver, CudaError> {
+    // SAFETY: loading runs the library's own initialisers, which is what loading NVIDIA's driver is. A program that
+    // has another libcuda.so in its search path has chosen to run that.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoLibrary { reason: why_no_library() });
+    }
+    // SAFETY: the library is there.
+    let symbols = unsafe { Symbols::find() }.map_err(|symbol| CudaError::NoSymbol { symbol })?;
+    // Nothing unloads a driver, so its functions are leaked with it: once per process, but for what fails below.
+    let mut driver = Driver::new(Box::leak(Box::new(symbols)));
+    let found = driver.ask_version()?;
+    if found < Version::OLDEST {
+        return Err(CudaError::DriverTooOld { found });
+    }
+    driver.init().map_err(|error| match error.code {
+        STUB_LIBRARY => CudaError::Stub,
+        NO_DEVICE => CudaError::NoDevice,
+        _ => CudaError::Driver(error),
+    })?;
+    let devices = driver.ask_devices()?;
+    (devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
+}
+
+/// Asks the loader why there is no driver, under the name by which drivers are installed.
+fn why_no_library() -> String {
+    // SAFETY: as for every attempt before, which found nothing to run; this one is made for its message.
+    match unsafe { libloading::Library::new("libcuda.so.1") } {
+        Ok(library) => {
+            mem::forget(library); // It came this very moment. A driver is never unloaded.
+            "it has only just appeared".into()
+        }
+        // The loader's own words are in the source.
+        Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_never_panics_and_says_what_is_missing() {
+        // Machines that build this have no GPU, as a rule: then the error says so. With one, there is a device.
+        for _ in 0..2 {
+            match probe() {
+                Ok(driver) => assert!(driver.devices() > 0 && driver.version() >= Version::OLDEST),
+                Err(error) => assert!(error.to_string().len() > 40, "{error}"),
+            }
+        }
+    }
+}

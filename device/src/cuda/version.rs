@@ -1,0 +1,42 @@
+use std::fmt;
+
+/// A version of CUDA.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(u32);
+
+impl Version {
+    /// The oldest that is known to have all that is used here: NVIDIA's driver 525, of 2022.
+    pub const OLDEST: Self = Self(12_000);
+
+    /// Older than all.
+    pub(super) const UNKNOWN: Self = Self(0);
+
+    /// As the driver writes it: 13040 for 13.4.
+    pub(super) fn of(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_people_write_them() {
+        assert_eq!(Version(13_040).to_string(), "13.4");
+        assert_eq!(Version(12_000).to_string(), "12.0");
+        assert!(Version(11_080) < Version::OLDEST);
+    }
+}

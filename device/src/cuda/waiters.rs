@@ -1,0 +1,214 @@
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    engine::{Completion, CopyError},
+    slot::Slot,
+};
+
+/// Who waits for an engine's copies, and the deadline behind all others: for when the driver holds the engine's thread in
+/// a call, so that the thread can tell nobody anything.
+///
+/// A thread of its own looks after it. It sleeps for as long as the deadline is, so a copy costs it nothing.
+#[derive(Debug)]
+pub(super) struct Waiters {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Arc<str>,
+    patience: Duration,
+    state: Mutex<State>,
+    woken: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    next_id: u64,
+    /// By age, which is by deadline too. One for each copy, which owns a slot: that bounds it.
+    waiting: BTreeMap<u64, Waiter>,
+    /// Whether the watching thread has nothing to wake up for.
+    asleep: bool,
+    closed: bool,
+}
+
+struct Waiter {
+    until: Instant,
+    done: Completion,
+}
+
+impl Waiters {
+    /// Starts to watch. Whoever waits for longer than `patience` is told that the copy is late.
+    pub(super) fn watch(device: Arc<str>, patience: Duration) -> io::Result<Self> {
+        let shared = Shared { device, patience, state: Mutex::default(), woken: Condvar::new() };
+        let shared = Arc::new(shared);
+        let watcher = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("relay-patience".into())
+            .spawn(move || watcher.watch())?;
+        Ok(Self { shared })
+    }
+
+    /// Adds somebody who waits from now on.
+    pub(super) fn add(&self, done: Completion) -> Ticket {
+        let mut state = self.shared.state();
+        let id = state.next_id;
+        state.next_id += 1;
+        state
+            .waiting
+            .insert(id, Waiter { until: Instant::now() + self.shared.patience, done });
+        if std::mem::take(&mut state.asleep) {
+            self.shared.woken.notify_one();
+        }
+        drop(state);
+        Ticket { id, shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl Drop for Waiters {
+    fn drop(&mut self) {
+        self.shared.state().closed = true;
+        self.shared.woken.notify_one();
+    }
+}
+
+/// The engine's end of somebody's waiting. Dropping it reports that the engine has stopped.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    id: u64,
+    shared: Arc<Shared>,
+}
+
+impl Ticket {
+    /// Tells who waits how the copy ended. Where nobody does any more, the slot goes to its pool.
+    pub(super) fn finish(self, end: Result<Slot, CopyError>) {
+        match self.shared.take(self.id) {
+            Some(waiter) => waiter.done.finish(end),
+            None => drop(end),
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        drop(self.shared.take(self.id));
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, id: u64) -> Option<Waiter> {
+        let mut state = self.state();
+        let waiter = state.waiting.remove(&id);
+        if state.closed && state.waiting.is_empty() {
+            self.woken.notify_one();
+        }
+        waiter
+    }
+
+    fn watch(&self) {
+        let mut state = self.state();
+        while !(state.closed && state.waiting.is_empty()) {
+            let now = Instant::now();
+            let oldest = state.waiting.first_key_value().map(|(_, waiter)| waiter.until);
+            state = match oldest {
+                None => {
+                    state.asleep = true;
+                    self.woken.wait(state).unwrap_or_else(PoisonError::into_inner)
+                }
+                Some(until) if until <= now => {
+                    let late = state.waiting.pop_first();
+                    drop(state); // Whoever is told may do anything.
+                    late.into_iter().for_each(|(_, waiter)| self.tell(waiter));
+                    self.state()
+                }
+                Some(until) => {
+                    let woken = self.woken.wait_timeout(state, until - now);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    fn tell(&self, waiter: Waiter) {
+        let (device, waited) = (self.device.to_string(), self.patience);
+        waiter.done.finish(Err(CopyError::TimedOut { device, waited }));
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiters")
+            .field("device", &self.device)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Capacity, SlotPool, engine::Copying};
+
+    const NEVER: Duration = Duration::from_secs(3600);
+
+    fn waiters(patience: Duration) -> Waiters {
+        Waiters::watch("cuda:9".into(), patience).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_is_told_hears_it_once() {
+        let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
+        let waiters = waiters(NEVER);
+        let (done, copying) = Copying::pair();
+        let ticket = waiters.add(done);
+        ticket.finish(Ok(pool.try_acquire().unwrap()));
+        assert!(copying.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_ticket_that_is_lost_means_that_the_engine_has_stopped() {
+        let waiters = waiters(NEVER);
+        let (done, copying) = Copying::pair();
+        drop(waiters.add(done));
+        assert_eq!(copying.await.unwrap_err(), CopyError::EngineStopped);
+    }
+
+    #[tokio::test]
+    async fn who_waits_too_long_is_told_and_the_slot_comes_back_all_the_same() {
+        let pool = SlotPool::new(Capacity { slots: 1, slot_bytes: 8 }).unwrap();
+        let waited = Duration::from_millis(2);
+        let waiters = waiters(waited);
+        for _ in 0..3 {
+            let (done, copying) = Copying::pair();
+            let ticket = waiters.add(done);
+            let slot = pool.try_acquire().unwrap();
+            let device = "cuda:9".into();
+            assert_eq!(copying.await.unwrap_err(), CopyError::TimedOut { device, waited });
+            ticket.finish(Ok(slot));
+            assert_eq!(pool.available(), 1);
+        }
+    }
+
+    #[test]
+    fn the_thread_ends_with_the_last_ticket() {
+        let waiters = waiters(NEVER);
+        let (done, _copying) = Copying::pair();
+        let ticket = waiters.add(done);
+        let shared = Arc::downgrade(&waiters.shared);
+        drop(waiters);
+        assert!(shared.strong_count() > 0);
+        drop(ticket);
+        while shared.strong_count() > 0 {
+            thread::yield_now();
+        }
+    }
+}
