@@ -34,6 +34,7 @@ use std::{
     thread::available_parallelism,
     time::{Duration, Instant},
 };
+use tensor_relay_device::cuda;
 
 /// What to measure, and where to write it down.
 #[derive(Debug, Clone, clap::Args)]
@@ -76,13 +77,13 @@ pub async fn run(args: GpuArgs) -> Result<()> {
 pub async fn run_part(part: Part, job: Job) -> Result<()> {
     let room = Room::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
     let done = room.run(part.run(job)).await?;
-    // A driver that is asked to give memory back by one thread while another ends the process may crash it.
-    tokio::time::sleep(LAST_CALLS).await;
+    // A process that ends while an engine gives the device back makes the driver clean up behind it.
+    let _ = tokio::task::spawn_blocking(|| cuda::all_closed(CLOSING_MAX)).await;
     done
 }
 
-/// For engines to give back what they hold.
-const LAST_CALLS: Duration = Duration::from_millis(100);
+/// An engine that was dropped gives the device back in milliseconds, unless it hangs.
+const CLOSING_MAX: Duration = Duration::from_secs(2);
 
 /// The documents in the making.
 struct Suite {

@@ -11,10 +11,11 @@ use std::{
 use cudarc::driver::sys::{self, CUdevice, CUdeviceptr, CUfunction, CUmodule, CUresult, CUstream};
 
 use super::{
-    driver::{Driver, probe},
+    driver::Driver,
     error::CudaError,
     gpu::{bind, unbind},
     locality,
+    probe::probe,
     symbols::Code,
 };
 use crate::{AllocError, mapping::Mapping};
