@@ -214,9 +214,10 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    /// Whether every later copy of this engine fails as well.
+    /// Whether every later copy of the same bytes fails as well: the engine or its device is gone, or the caller asked for
+    /// what cannot be. A copy that took too long, or that was refused, may succeed the next time.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::DeviceFailed { .. } | Self::EngineStopped)
+        !matches!(self, Self::TimedOut { .. } | Self::FenceTimedOut { .. } | Self::Refused { .. })
     }
 }
 

@@ -13,8 +13,8 @@ use crate::{
 /// A source in the memory of a device: in one piece, or with each tensor where its producer has it. Each read waits
 /// for a slot and is copied into it.
 ///
-/// What a read gives is the slot itself, without a copy on the host, as long as a quarter of the pool is free. Below
-/// that its bytes are copied to ordinary memory and the slot goes back at once: a reader who holds what it read, because
+/// What a read gives is the slot itself, without a copy on the host, as long as a quarter of the pool is free, and one
+/// slot at least. Below that its bytes are copied to ordinary memory and the slot goes back at once: a reader who holds what it read, because
 /// its network is slow, then costs memory of that reader's bound, and never stops the copies of others. A range longer
 /// than a slot is copied through one slot, piece by piece.
 ///
@@ -70,7 +70,7 @@ impl<E: CopyEngine> EngineSource<E> {
     /// Gives the bytes of a slot, and the slot as well while there are enough.
     fn hand_out(&self, slot: Slot, len: usize) -> Result<Bytes, SourceError> {
         let Capacity { slots, .. } = self.slots.capacity();
-        if self.slots.available() >= slots / 4 {
+        if self.slots.available() >= (slots / 4).max(1) {
             return Ok(slot.freeze(len));
         }
         let mut copy = reserve(len as u64)?;
@@ -100,8 +100,8 @@ impl<E: CopyEngine> Source for EngineSource<E> {
         Box::pin(self.bytes(range))
     }
 
-    fn is_costly(&self) -> bool {
-        true
+    fn slots(&self) -> Option<&SlotPool> {
+        Some(&self.slots)
     }
 }
 
@@ -157,6 +157,18 @@ mod tests {
         assert_eq!(slots.available(), 2, "a quarter of the slots always comes back");
         drop(held);
         assert_eq!(slots.available(), 8);
+    }
+
+    #[tokio::test]
+    async fn the_last_slot_always_comes_back() {
+        for slots in 1..4 {
+            let (source, pool) = source(100, Capacity { slots, slot_bytes: 10 });
+            let mut held = Vec::new();
+            for i in 0..10 {
+                held.push(source.read(i * 10..(i + 1) * 10).await.unwrap());
+            }
+            assert_eq!(pool.available(), 1);
+        }
     }
 
     #[tokio::test]

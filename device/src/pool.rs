@@ -74,6 +74,11 @@ impl SlotPool {
         self.shared.capacity
     }
 
+    /// Whether both hand out the same slots.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// The bytes of each slot.
     pub fn slot_bytes(&self) -> usize {
         self.shared.capacity.slot_bytes

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::engine::CopyError;
+use crate::{engine::CopyError, pool::SlotPool};
 
 /// A boxed future: what makes [`Source`] and [`Sink`](crate::Sink) usable as trait objects. Costs one small
 /// allocation per chunk, which is nothing beside its megabytes.
@@ -28,9 +28,14 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// waiting.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>>;
 
+    /// The slots of the device that reads come from, where they come from one. What was read may hold one of them.
+    fn slots(&self) -> Option<&SlotPool> {
+        None
+    }
+
     /// Whether a read costs a device a copy, so that what was read is worth keeping for other readers.
     fn is_costly(&self) -> bool {
-        false
+        self.slots().is_some()
     }
 }
 
@@ -63,8 +68,19 @@ pub enum SourceError {
         source: TryReserveError,
     },
     /// The engine could not copy the bytes off its device.
-    #[error("The source could not be copied off its device.")]
+    #[error("The source could not be copied off its device. {0}")]
     Copy(#[from] CopyError),
+    /// The device gave no bytes for longer than any copy may take.
+    #[error(
+        "A read of {asked_bytes} bytes had not ended after {waited_ms} ms. The device hangs, or copies that never ended \
+         keep all of its slots: look for its first error, and restart this process if there is no other."
+    )]
+    TimedOut {
+        /// The length asked for.
+        asked_bytes: u64,
+        /// How long the reader waited.
+        waited_ms: u64,
+    },
     /// The bytes are in a file that is not any more what it was when it was published.
     #[error(
         "{} changed while it was served. Write new content under another name and rename it into place.",
@@ -85,13 +101,13 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Whether another try would fail as well: the bytes are not what they were, or never were there. What the system
-    /// refuses now, it may give later.
+    /// Whether another try would fail as well: the bytes are not what they were, or never were there, or their device
+    /// failed. What the system refuses now, it may give later.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Copy(error) => error.is_final(),
-            Self::Io { .. } | Self::NoMemory { .. } => false,
-            _ => true,
+            Self::Io { .. } | Self::NoMemory { .. } | Self::TimedOut { .. } => false,
+            Self::OutOfBounds { .. } | Self::Changed { .. } => true,
         }
     }
 }

@@ -82,9 +82,15 @@ mod tests {
     use std::convert::Infallible;
     use tensor_relay_device::{HostMemory, HostSource};
     use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName};
+    use tensor_relay_transport::Workers;
 
     fn staging() -> Staging {
-        Staging { memory: HostMemory::new(0), chunk_bytes: 1024, limits: Limits::default() }
+        Staging {
+            memory: HostMemory::new(0),
+            chunk_bytes: 1024,
+            limits: Limits::default(),
+            workers: Workers::Inline,
+        }
     }
 
     fn specs() -> Vec<TensorSpec> {

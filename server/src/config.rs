@@ -23,6 +23,11 @@ pub struct Config {
     pub codec: CodecId,
     /// How much memory encodings may take that are kept for further subscribers. Default 256 MiB.
     pub encoded_cache_bytes: u64,
+    /// How much of what was read of each device is kept for further subscribers, so that each chunk is read once however
+    /// many subscribe. A chunk counts at least as much as a slot. Default: as much as half of the device's slots hold.
+    /// Subscribers who are further apart than that read again. With a larger number, what slots cannot hold is copied to
+    /// ordinary memory, which costs a single subscriber as well a copy of nearly every byte.
+    pub device_cache_bytes: Option<u64>,
     /// How much memory staged versions may take, retained and in transfer. Default: no bound but the machine's.
     pub staged_bytes: u64,
     /// After how long without a byte taken a subscriber in mid-transfer is evicted. Default 30 s.
@@ -46,6 +51,7 @@ impl Default for Config {
             chunk_bytes: 4 << 20,
             codec: CodecId::Raw,
             encoded_cache_bytes: 256 << 20,
+            device_cache_bytes: None,
             staged_bytes: u64::MAX,
             stall_timeout: Duration::from_secs(30),
             reader_linger: Duration::from_secs(30),

@@ -292,8 +292,12 @@ mod tests {
 
     fn retained(epoch: u64, version: u64) -> Retained {
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[8]).unwrap());
-        let staging =
-            Staging { memory: HostMemory::new(1 << 20), chunk_bytes: 256, limits: Limits::default() };
+        let staging = Staging {
+            memory: HostMemory::new(1 << 20),
+            chunk_bytes: 256,
+            limits: Limits::default(),
+            workers: tensor_relay_transport::Workers::Inline,
+        };
         let staged = Staged::new::<std::convert::Infallible>(&staging, vec![spec], vec![], |_, _| Ok(()));
         Retained {
             id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(epoch), version: Version(version) },

@@ -7,7 +7,7 @@ use tensor_relay_device::{GatherSource, Loan, PartsError};
 use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::egress::Payload;
 
-/// Why tensors cannot be lent.
+/// Why tensors make no version as they were given.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LendError {
@@ -16,25 +16,37 @@ pub enum LendError {
     Stage(#[from] StageError),
     /// A tensor's bytes are more or fewer than its dtype and shape say.
     #[error(
-        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, and {given_bytes} were lent for it"
+        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, and memory of {given_bytes} bytes came for it"
     )]
     WrongSize {
         /// Which tensor.
         name: Box<str>,
         /// What its dtype and shape say.
         expected_bytes: u64,
-        /// What was lent.
+        /// What came.
         given_bytes: u64,
     },
     /// An alias came with bytes of its own, which nobody would ever read.
     #[error(
-        "tensor {name} is an alias and came with {given_bytes} bytes: lend the bytes of the tensor that it names"
+        "tensor {name} is an alias and came with {given_bytes} bytes: give the bytes of the tensor that it names, and none here"
     )]
     AliasWithBytes {
         /// Which tensor.
         name: Box<str>,
-        /// What was lent.
+        /// What came.
         given_bytes: u64,
+    },
+    /// A tensor lies on another device than the first one.
+    #[error(
+        "tensor {name} lies on {device}, and others of its version on {first}: publish the tensors of each device as a topic of their own"
+    )]
+    OtherDevice {
+        /// Which tensor.
+        name: Box<str>,
+        /// Where it lies.
+        device: Box<str>,
+        /// Where the first tensor lies.
+        first: Box<str>,
     },
     /// The parts make no payload.
     #[error(transparent)]
@@ -61,7 +73,7 @@ impl Borrowed {
         let (specs, bytes): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
         let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
         let (loan, returned) = Loan::new();
-        let parts = parts(&manifest, &aliases, bytes)?;
+        let parts = parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
         let lent = parts.into_iter().map(|(range, bytes)| (range, loan.lend(bytes)));
         let source = GatherSource::new(manifest.payload_bytes(), lent)?;
         let payload = Payload::new(Arc::new(manifest), Arc::new(source));
@@ -69,19 +81,20 @@ impl Borrowed {
     }
 }
 
-/// Where the bytes of each tensor belong, in the order of their places.
-fn parts(
+/// Where the memory of each tensor belongs, in the order of their places.
+pub(crate) fn parts<M>(
     manifest: &Manifest,
     aliases: &[bool],
-    bytes: Vec<Bytes>,
-) -> Result<Vec<(Range<u64>, Bytes)>, LendError> {
-    let mut parts = Vec::with_capacity(bytes.len());
-    for ((tensor, is_alias), bytes) in manifest.tensors().iter().zip(aliases).zip(bytes) {
-        let (expected_bytes, given_bytes) = (tensor.byte_len(), bytes.len() as u64);
+    memory: Vec<M>,
+    len_of: impl Fn(&M) -> u64,
+) -> Result<Vec<(Range<u64>, M)>, LendError> {
+    let mut parts = Vec::with_capacity(memory.len());
+    for ((tensor, is_alias), memory) in manifest.tensors().iter().zip(aliases).zip(memory) {
+        let (expected_bytes, given_bytes) = (tensor.byte_len(), len_of(&memory));
         match is_alias {
-            true if bytes.is_empty() => {}
+            true if given_bytes == 0 => {}
             true => return Err(LendError::AliasWithBytes { name: tensor.name.as_str().into(), given_bytes }),
-            false if expected_bytes == given_bytes => parts.push((tensor.range(), bytes)),
+            false if expected_bytes == given_bytes => parts.push((tensor.range(), memory)),
             false => {
                 let name = tensor.name.as_str().into();
                 return Err(LendError::WrongSize { name, expected_bytes, given_bytes });
@@ -104,7 +117,12 @@ mod tests {
 
     /// With no memory at all: nothing is staged.
     fn staging() -> Staging {
-        Staging { memory: HostMemory::new(0), chunk_bytes: CHUNK_BYTES, limits: Limits::default() }
+        Staging {
+            memory: HostMemory::new(0),
+            chunk_bytes: CHUNK_BYTES,
+            limits: Limits::default(),
+            workers: Workers::Inline,
+        }
     }
 
     fn tensor(name: &str, bytes: Bytes) -> (TensorSpec, Bytes) {
@@ -129,7 +147,7 @@ mod tests {
             alias("tied", 1, 5000, Bytes::new()),
         ];
         let borrowed = Borrowed::from_tensors(&staging(), tensors, vec![]).unwrap();
-        let (manifest, encoder) = (borrowed.manifest(), Encoder::new(0, Workers::Inline));
+        let (manifest, encoder) = (borrowed.manifest(), Encoder::new(0, None, Workers::Inline));
         let place = manifest.tensor("large").unwrap().range();
         assert_eq!(manifest.tensor("tied").unwrap().range(), place);
         let mut shared = 0;

@@ -14,6 +14,32 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Tensors on a [`Device`] are copied out of it when they are published ([`Staged::from_device`]), or when they are sent
+//! ([`Borrowed::from_device`]): then each chunk is read once, however many subscribe, and the producer may write again
+//! when the publication is released. [`Staged::onto`] serves from a device what comes from elsewhere.
+//!
+//! ```
+//! # async fn example(server: tensor_relay_server::Server) -> Result<(), Box<dyn std::error::Error>> {
+//! use std::{sync::Arc, time::Duration};
+//! use tensor_relay_device::{Capacity, HostEngine, HostMemory};
+//! use tensor_relay_server::{Borrowed, Device, Dtype, Shape, TensorName, TensorSpec, Topic};
+//!
+//! // The one line that names the kind of the device.
+//! let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 30))?);
+//! let device = Device::new(engine, Capacity { slots: 64, slot_bytes: 4 << 20 })?;
+//! let spec = TensorSpec::new(TensorName::new("weights")?, Dtype::Bf16, Shape::new(&[1024, 1024])?);
+//! let weights = device.allocate(2 << 20)?;
+//!
+//! let mut policy = server.publisher(Topic::new("policy")?)?;
+//! let lent = Borrowed::from_device(&server.staging(), vec![(spec, weights)], vec![])?;
+//! let publication = policy.publish(lent, vec![]).await?;
+//! publication.withdraw(); // Or publish the next version.
+//! if publication.released(Duration::from_secs(15)).await {
+//!     // Nobody reads the weights any more: they may be written again.
+//! }
+//! # Ok(()) }
+//! ```
+//!
 //! What a session may cost is in [`Config`]; what it does is in `session` and `subscription`; what is on offer is in
 //! `catalogue`, which no session can change.
 
@@ -23,6 +49,7 @@ mod borrowed;
 mod catalogue;
 mod config;
 mod cursor;
+mod device;
 mod files;
 mod held;
 mod lend;
@@ -40,6 +67,7 @@ mod watching;
 
 pub use borrowed::Borrowed;
 pub use config::Config;
+pub use device::DeviceError;
 pub use files::{FileError, FileWatch, LeftOut, LeftOutReason, Look, TensorFiles};
 pub use held::Held;
 pub use lend::LendError;
@@ -47,11 +75,14 @@ pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
-pub use tensor_relay_device::{BoxFuture, Source, SourceError};
+pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic,
     Version, VersionDigest, VersionId,
     files::{FileKind, epoch_of},
 };
-pub use tensor_relay_transport::{BindError, Fingerprint, Identity, IdentityError, Listener, Tuning};
+pub use tensor_relay_transport::{
+    BindError, Fingerprint, Identity, IdentityError, Listener, Tuning,
+    egress::{EncoderStats, Stage, StageStats},
+};
 pub use topic::{TopicOptions, WhenFull};

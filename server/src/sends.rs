@@ -4,7 +4,10 @@ use crate::{session::Shared, stall::Progress, topic::Retained};
 use std::sync::Arc;
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{ChunkHeader, ChunkIndex, CodecId, Selection, ServerMessage, SubscriptionId};
-use tensor_relay_transport::{Lane, LaneError, control, egress};
+use tensor_relay_transport::{
+    Lane, LaneError, control,
+    egress::{self, Stage},
+};
 use tokio::task::{JoinError, JoinSet};
 
 /// What every send of one version to one subscription needs.
@@ -36,7 +39,7 @@ pub(crate) enum SendError {
     /// The lane is gone, and everything with it.
     Lane(LaneError),
     /// The chunk cannot be read.
-    Source(SourceError),
+    Source(Arc<SourceError>),
 }
 
 /// The sends under way. Dropping them cuts them off.
@@ -108,6 +111,8 @@ impl Outgoing {
         let payload = &self.retained.payload;
         let encoded = self.shared.encoder.encode(payload, chunk, self.codec).await;
         let encoded = encoded.map_err(SendError::Source)?;
+        self.progress.note(1); // From now on it is the subscriber who is waited for.
+        let _sending = self.shared.encoder.stages().begin(Stage::Send);
         let (range, _) = payload.manifest().chunk(chunk);
         let header = ChunkHeader {
             subscription: self.subscription,

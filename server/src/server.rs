@@ -15,7 +15,7 @@ use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{CloseCode, Epoch, Topic};
 use tensor_relay_transport::{
     Arrival, Listener,
-    egress::{Encoder, EncoderStats},
+    egress::{Encoder, EncoderStats, StageStats},
 };
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -46,6 +46,8 @@ pub struct ServerStats {
     pub staged_bytes: u64,
     /// What the encoder did.
     pub encoder: EncoderStats,
+    /// How many chunks were read, encoded and sent, and what was under way meanwhile.
+    pub stages: StageStats,
 }
 
 impl Server {
@@ -57,8 +59,9 @@ impl Server {
             memory: HostMemory::new(config.staged_bytes),
             chunk_bytes: config.chunk_bytes,
             limits: config.limits,
+            workers: config.workers,
         };
-        let encoder = Encoder::new(config.encoded_cache_bytes, config.workers);
+        let encoder = Encoder::new(config.encoded_cache_bytes, config.device_cache_bytes, config.workers);
         let catalogue = Arc::new(Catalogue::new(config.reader_linger));
         let shared = Arc::new(Shared::new(config, catalogue, encoder));
         let listener = Arc::new(listener);
@@ -116,6 +119,7 @@ impl Server {
             evicted: counters.evicted.load(Ordering::Relaxed),
             staged_bytes: self.staging.memory.stats().in_use_bytes,
             encoder: self.shared.encoder.stats(),
+            stages: self.shared.encoder.stages().stats(),
         }
     }
 

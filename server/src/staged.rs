@@ -1,16 +1,18 @@
 //! Staged versions: tensors copied to memory of the server's own, laid out and hashed, ready to be sent.
 
+use bytes::Bytes;
 use std::{convert::Infallible, sync::Arc};
 use tensor_relay_device::{AllocError, HostMemory, HostSource};
 use tensor_relay_protocol::{ChunkHash, LayoutError, Limits, Manifest, Metadata, TensorSpec, VersionDigest};
-use tensor_relay_transport::egress::Payload;
+use tensor_relay_transport::{Workers, egress::Payload};
 
-/// Where and how a server stages: its memory, its chunk size, its limits. Cheap to clone.
+/// Where and how a server stages: its memory, its chunk size, its limits, and where it hashes. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Staging {
     pub(crate) memory: HostMemory,
     pub(crate) chunk_bytes: u32,
     pub(crate) limits: Limits,
+    pub(crate) workers: Workers,
 }
 
 /// A version that nobody else can write: what a server sends while the producer's own tensors change.
@@ -18,8 +20,10 @@ pub struct Staging {
 /// Costs the payload's size in memory, which is reused between versions, and one pass of copying and one of hashing.
 #[derive(Debug)]
 pub struct Staged {
-    payload: Payload,
+    pub(crate) payload: Payload,
     digest: VersionDigest,
+    /// Where what is done with it later is done.
+    pub(crate) workers: Workers,
 }
 
 /// Why tensors cannot be staged. `E` is what filling them can fail with.
@@ -104,9 +108,14 @@ impl Staged {
         let hashes: Vec<ChunkHash> = chunks
             .map(|(_, range)| ChunkHash::of(&bytes[range.start as usize..range.end as usize]))
             .collect();
+        Ok(Self::hashed(staging, manifest, bytes, &hashes))
+    }
+
+    /// A version whose bytes were hashed as they came, one hash for each chunk in order.
+    pub(crate) fn hashed(staging: &Staging, manifest: Manifest, bytes: Bytes, hashes: &[ChunkHash]) -> Self {
         let digest = VersionDigest::of(manifest.digest(), hashes.iter().copied());
-        let payload = Payload::with_hashes(Arc::new(manifest), Arc::new(HostSource::new(bytes)), &hashes);
-        Ok(Self { payload, digest })
+        let payload = Payload::with_hashes(Arc::new(manifest), Arc::new(HostSource::new(bytes)), hashes);
+        Self { payload, digest, workers: staging.workers }
     }
 
     /// What is staged.
@@ -134,7 +143,12 @@ mod tests {
     }
 
     fn stage(memory: &HostMemory, value: u8) -> Staged {
-        let staging = Staging { memory: memory.clone(), chunk_bytes: 1024, limits: Limits::default() };
+        let staging = Staging {
+            memory: memory.clone(),
+            chunk_bytes: 1024,
+            limits: Limits::default(),
+            workers: Workers::Inline,
+        };
         let specs = vec![spec("a", 3), spec("none", 0), spec("b", 2000), spec("c", 300)];
         Staged::new::<Infallible>(&staging, specs, vec![], |_, out| {
             out.fill(value);
@@ -157,8 +171,12 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_numbers() {
-        let staging =
-            Staging { memory: HostMemory::new(1 << 12), chunk_bytes: 1024, limits: Limits::default() };
+        let staging = Staging {
+            memory: HostMemory::new(1 << 12),
+            chunk_bytes: 1024,
+            limits: Limits::default(),
+            workers: Workers::Inline,
+        };
         let error =
             Staged::new::<Infallible>(&staging, vec![spec("a", 1 << 20)], vec![], |_, _| Ok(())).unwrap_err();
         assert!(

@@ -12,6 +12,7 @@ use std::{
     convert::Infallible,
     sync::{Arc, atomic::Ordering},
 };
+use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
     AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, Glob, ManifestDigest, Misbehaved,
     Partial, RangeSet, Selection, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
@@ -250,12 +251,9 @@ impl Subscription {
                     // The client's word on a version that was given up is on the way.
                     Ok(Sent::Manifest | Sent::Complete | Sent::GivenUp) => None,
                     Err(SendError::Lane(error)) => return Err(error.into()),
+                    Err(SendError::Source(_)) if given_up => None, // It was told with the first.
                     Err(SendError::Source(error)) => {
-                        tracing::error!(version = %retained.id, %error, "A version cannot be read any more; its subscribers are told.");
-                        if error.is_final() {
-                            // Nobody can have it: it must hold no reader up, and nobody should begin it.
-                            self.follower.topic().lose(&retained.id);
-                        }
+                        self.handle_source_lost(retained, &error);
                         Some(AbortReason::SourceLost)
                     }
                 },
@@ -268,6 +266,18 @@ impl Subscription {
                 sends.give_up();
                 self.give_up(retained, reason).await?;
             }
+        }
+    }
+
+    /// A version that nobody can have any more must hold no reader up, and nobody should begin it. One that might be read
+    /// later stays for others; this subscriber is not tried with again, or it could go on for ever.
+    fn handle_source_lost(&self, retained: &Retained, error: &SourceError) {
+        let version = &retained.id;
+        if error.is_final() {
+            tracing::error!(%version, %error, "A version cannot be read any more. It is taken back, and its subscribers are told.");
+            self.follower.topic().lose(version);
+        } else {
+            tracing::error!(subscription = %self.id, %version, %error, "A version could not be read. Its subscriber is told, and gets the next one.");
         }
     }
 

@@ -6,6 +6,7 @@
 use rand::{Rng, RngExt};
 use std::{collections::HashMap, convert::Infallible};
 use tensor_relay_client::Snapshot;
+use tensor_relay_device::{Device, DeviceBuffer};
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
 use tensor_relay_server::{Server, Staged};
 
@@ -57,6 +58,27 @@ pub fn stage(server: &Server, specs: Vec<TensorSpec>, version: u64) -> Staged {
         Ok::<(), Infallible>(())
     };
     Staged::new(&server.staging(), specs, vec![], fill).unwrap()
+}
+
+/// Puts `specs` with the content of `version` on `device`. Aliases have no bytes of their own.
+pub async fn on_device(
+    device: &Device,
+    specs: Vec<TensorSpec>,
+    version: u64,
+) -> Vec<(TensorSpec, DeviceBuffer)> {
+    let mut tensors = Vec::new();
+    for spec in specs {
+        let bytes = if spec.alias_of.is_some() { 0 } else { spec.shape.byte_len(spec.dtype).unwrap() };
+        let buffer = device.allocate(bytes as usize).unwrap();
+        if bytes > 0 {
+            let sink = buffer.sink();
+            let mut target = sink.open(0..bytes).await.unwrap();
+            write_content(spec.name.as_str(), version, &mut target);
+            sink.write(target).await.unwrap();
+        }
+        tensors.push((spec, buffer));
+    }
+    tensors
 }
 
 /// What is published with every version, and checked with its tensors.

@@ -6,9 +6,15 @@
 
 mod encoder;
 mod payload;
+mod read;
+mod reads;
+mod shelf;
+mod stages;
 
 pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use payload::Payload;
+pub use read::{READ_TIMEOUT, read};
+pub use stages::{AtStage, Stage, StageStats, Stages};
 
 use crate::{Lane, LaneError};
 use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};

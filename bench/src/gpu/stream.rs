@@ -54,7 +54,7 @@ pub(super) async fn transfer(
 ) -> Result<()> {
     let stream = Arc::new(Stream {
         payload: Payload::new(Arc::clone(manifest), Arc::clone(source)),
-        encoder: Encoder::new(0, Workers::Threads),
+        encoder: Encoder::new(0, None, Workers::Threads),
         sink: Arc::clone(sink),
         sending: Semaphore::new(depth.sending),
         next: AtomicU32::new(0),

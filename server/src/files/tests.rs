@@ -6,6 +6,7 @@ use safetensors::{Dtype, tensor::TensorView};
 use std::{
     collections::HashMap,
     io::{Cursor, Write},
+    sync::Arc,
 };
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{ChunkIndex, CodecId, Dtype as OurDtype, Limits, Shape};
@@ -13,7 +14,12 @@ use tensor_relay_transport::{Workers, egress::Encoder};
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 fn staging() -> Staging {
-    Staging { memory: HostMemory::new(64 << 20), chunk_bytes: 4096, limits: Limits::default() }
+    Staging {
+        memory: HostMemory::new(64 << 20),
+        chunk_bytes: 4096,
+        limits: Limits::default(),
+        workers: Workers::Inline,
+    }
 }
 
 fn model() -> Vec<u8> {
@@ -67,8 +73,8 @@ fn refused(files: &[(&str, &[u8])], path: &str) -> FileError {
 }
 
 /// The last chunk of a version, as a subscriber's transfer reads it.
-async fn last_chunk(held: &Held) -> Result<Bytes, SourceError> {
-    let encoder = Encoder::new(0, Workers::Inline);
+async fn last_chunk(held: &Held) -> Result<Bytes, Arc<SourceError>> {
+    let encoder = Encoder::new(0, None, Workers::Inline);
     let last = ChunkIndex(held.manifest().chunking().count() - 1);
     let encoded = encoder.encode(&held.payload, last, CodecId::Raw).await?;
     Ok(encoded.bytes)
@@ -76,7 +82,7 @@ async fn last_chunk(held: &Held) -> Result<Bytes, SourceError> {
 
 /// The bytes of a tensor of a version, read likewise.
 async fn bytes(held: &Held, tensor: &str) -> Vec<u8> {
-    let encoder = Encoder::new(0, Workers::Inline);
+    let encoder = Encoder::new(0, None, Workers::Inline);
     let mut payload = vec![];
     for (chunk, _) in held.manifest().chunking().iter() {
         let encoded = encoder.encode(&held.payload, chunk, CodecId::Raw).await.unwrap();
@@ -299,11 +305,11 @@ async fn a_change_under_a_transfer_is_an_error_that_names_the_file() {
     let file = fs::File::options().write(true).open(&path).unwrap();
     file.set_len(file.metadata().unwrap().len() - 8).unwrap();
     let shrunk = last_chunk(&held).await.unwrap_err();
-    assert!(matches!(&shrunk, SourceError::Changed { path } if path.ends_with("b.safetensors")), "{shrunk}");
+    assert!(matches!(&*shrunk, SourceError::Changed { path } if path.ends_with("b.safetensors")), "{shrunk}");
     fs::write(&path, shard(&["z"])).unwrap();
     file.set_modified(modified).unwrap();
     let torn = last_chunk(&held).await.unwrap_err();
-    assert!(matches!(&torn, SourceError::Changed { .. }), "{torn}");
+    assert!(matches!(&*torn, SourceError::Changed { .. }), "{torn}");
 }
 
 #[test]

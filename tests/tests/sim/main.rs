@@ -5,6 +5,7 @@
 mod buffers;
 mod connecting;
 mod contract;
+mod device_serving;
 mod ends;
 mod every;
 mod faults;

@@ -1,12 +1,18 @@
 //! Chunks become wire bytes here, once for all subscribers.
 
-use super::Payload;
+use super::{
+    Payload, Stage, Stages,
+    reads::{ReadStats, Reads},
+};
 use crate::Workers;
 use bytes::Bytes;
 use quick_cache::{Weighter, sync::Cache};
 use std::{
     fmt,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId, Context, RangeSet, VersionDigest, codec};
@@ -28,9 +34,15 @@ pub struct Encoded {
 
 /// Reads, hashes and encodes chunks, each once per (payload, chunk, codec) however many subscribers want it, as long as
 /// the result stays in a cache of bounded size. What was evicted is read and encoded again.
+///
+/// Raw chunks are the source's own bytes and cost nothing to read again, but where the source is on a device: those are
+/// read once as well, and kept within a bound of their own.
 pub struct Encoder {
-    cache: Cache<Key, Encoded, ByBytes>,
+    /// `None` for what gained too little: it travels raw, and its bytes are not kept here.
+    cache: Cache<Key, Option<Encoded>, ByBytes>,
+    reads: Arc<Reads>,
     workers: Workers,
+    stages: Arc<Stages>,
     counters: Counters,
 }
 
@@ -47,6 +59,16 @@ pub struct EncoderStats {
     pub raw_bytes: u64,
     /// Bytes that came out.
     pub encoded_bytes: u64,
+    /// Chunks of sources on devices that were asked for. `source_asked - source_reads` were answered by a read for
+    /// somebody else, which was under way or kept.
+    pub source_asked: u64,
+    /// Chunks that were read of devices. `source_reads - source_rereads` is how many different ones: each is read once,
+    /// however many subscribe.
+    pub source_reads: u64,
+    /// Of those, chunks that had been read before, and were not kept any more when a later subscriber asked.
+    pub source_rereads: u64,
+    /// What is kept of devices now, and what is being read. Each chunk counts at least as much as a slot.
+    pub source_kept_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -68,48 +90,76 @@ struct Key {
 #[derive(Debug, Clone)]
 struct ByBytes;
 
-impl Weighter<Key, Encoded> for ByBytes {
-    fn weight(&self, _: &Key, encoded: &Encoded) -> u64 {
-        encoded.bytes.len() as u64 + 128 // The entry itself.
+impl Weighter<Key, Option<Encoded>> for ByBytes {
+    fn weight(&self, _: &Key, encoded: &Option<Encoded>) -> u64 {
+        encoded.as_ref().map_or(0, |encoded| encoded.bytes.len() as u64) + 128 // The entry itself.
     }
 }
 
 impl Encoder {
-    /// An encoder that keeps at most `cache_bytes` of encodings.
-    pub fn new(cache_bytes: u64, workers: Workers) -> Self {
+    /// An encoder that keeps at most `cache_bytes` of encodings, and of the raw chunks of each device at most
+    /// `device_cache_bytes`; without a number, as much as half of the device's slots hold.
+    pub fn new(cache_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
         let cache = Cache::with_weighter(64, cache_bytes, ByBytes);
-        Self { cache, workers, counters: Counters::default() }
+        let stages = Arc::new(Stages::default());
+        let reads = Arc::new(Reads::new(device_cache_bytes, workers, Arc::clone(&stages)));
+        Self { cache, reads, workers, stages, counters: Counters::default() }
+    }
+
+    /// Where all that pass chunks on count what they do.
+    pub fn stages(&self) -> &Stages {
+        &self.stages
     }
 
     /// The bytes of `chunk` for the wire, encoded as `wanted` where that gains something.
     ///
-    /// Several subscribers that ask at the same time wait for one encoding. Raw chunks cost nothing beyond a hash, which
-    /// is computed once, and are not cached: their bytes are the source's own.
+    /// Several subscribers that ask at the same time wait for one encoding, and for one read of a device. Raw chunks in
+    /// host memory cost nothing beyond a hash, which is computed once, and are not cached.
     ///
     /// # Errors
-    /// [`SourceError`] when the payload cannot be read.
+    /// [`SourceError`] when the payload cannot be read: the same for all who waited for that read.
     pub async fn encode(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
         wanted: CodecId,
-    ) -> Result<Encoded, SourceError> {
+    ) -> Result<Encoded, Arc<SourceError>> {
         if wanted == CodecId::Raw {
             return self.raw(payload, chunk).await;
         }
         self.counters.requested.fetch_add(1, Ordering::Relaxed);
         let key = Key { payload: payload.key(), chunk, codec: wanted };
-        self.cache
-            .get_or_insert_async(&key, self.run_codec(payload, chunk, wanted))
-            .await
+        if let Some(Some(encoded)) = self.cache.get(&key) {
+            return Ok(encoded);
+        }
+        // A device is waited for outside of the cache, where all who wait hear of its failure at once, not in turns.
+        let mut raw = match payload.source().is_costly() {
+            true => Some(self.raw(payload, chunk).await?),
+            false => None,
+        };
+        let run = async {
+            let raw = match &mut raw {
+                Some(raw) => raw,
+                none => none.insert(self.raw(payload, chunk).await?),
+            };
+            Ok::<_, Arc<SourceError>>(self.run_codec(payload, chunk, wanted, raw).await)
+        };
+        match (self.cache.get_or_insert_async(&key, run).await?, raw) {
+            (Some(encoded), _) | (None, Some(encoded)) => Ok(encoded),
+            (None, None) => self.raw(payload, chunk).await,
+        }
     }
 
     /// What `chunks` of `payload` are together. Costs a read of those that were never hashed.
     ///
     /// # Errors
     /// [`SourceError`] when one of them cannot be read.
-    pub async fn digest(&self, payload: &Payload, chunks: &RangeSet) -> Result<VersionDigest, SourceError> {
+    pub async fn digest(
+        &self,
+        payload: &Payload,
+        chunks: &RangeSet,
+    ) -> Result<VersionDigest, Arc<SourceError>> {
         for chunk in payload.unhashed(chunks) {
             self.raw(payload, chunk).await?;
         }
@@ -119,21 +169,37 @@ impl Encoder {
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
         let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes } = &self.counters;
+        let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
         EncoderStats {
             requested: requested.load(Ordering::Relaxed),
             encoded: encoded.load(Ordering::Relaxed),
             incompressible: incompressible.load(Ordering::Relaxed),
             raw_bytes: raw_bytes.load(Ordering::Relaxed),
             encoded_bytes: encoded_bytes.load(Ordering::Relaxed),
+            source_asked: asked,
+            source_reads: begun,
+            source_rereads: repeated,
+            source_kept_bytes: kept_bytes,
         }
     }
 
-    async fn raw(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
+    async fn raw(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
+        match payload.source().slots() {
+            Some(slots) => self.reads.get(payload, chunk, slots).await,
+            None => self.raw_of_host(payload, chunk).await.map_err(Arc::new),
+        }
+    }
+
+    async fn raw_of_host(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
         let (range, _) = payload.manifest().chunk(chunk);
-        let bytes = payload.source().read(range).await?;
+        let bytes = {
+            let _reading = self.stages.begin(Stage::Read);
+            payload.source().read(range).await?
+        };
         let hash = match payload.hash(chunk) {
             Some(hash) => hash,
             None => {
+                let _hashing = self.stages.begin(Stage::Encode);
                 let raw = bytes.clone();
                 let hash = self.workers.run(move || ChunkHash::of(&raw)).await;
                 payload.set_hash(chunk, hash);
@@ -143,13 +209,15 @@ impl Encoder {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes })
     }
 
+    /// Encodes the bytes of `raw`; `None` where that gains too little.
     async fn run_codec(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
         wanted: CodecId,
-    ) -> Result<Encoded, SourceError> {
-        let raw = self.raw(payload, chunk).await?;
+        raw: &Encoded,
+    ) -> Option<Encoded> {
+        let _encoding = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
         let bytes = raw.bytes.clone();
         let context = Context { dtype, base: None };
@@ -162,10 +230,7 @@ impl Encoder {
         });
         let encoded = encoded.await;
         self.count(raw.bytes.len(), encoded.as_ref());
-        Ok(match encoded {
-            Some(bytes) => Encoded { codec: wanted, hash: raw.hash, bytes },
-            None => raw,
-        })
+        encoded.map(|bytes| Encoded { codec: wanted, hash: raw.hash, bytes })
     }
 
     fn count(&self, raw_bytes: usize, encoded: Option<&Bytes>) {
@@ -202,7 +267,7 @@ mod tests {
     #[tokio::test]
     async fn many_subscribers_pay_for_one_encoding() {
         let payload = payload(vec![7; 8192]);
-        let encoder = Encoder::new(1 << 20, Workers::Threads);
+        let encoder = Encoder::new(1 << 20, None, Workers::Threads);
         let wanted = (0..20).map(|_| encoder.encode(&payload, ChunkIndex(1), CodecId::Zstd));
         for encoded in wanted {
             let encoded = encoded.await.unwrap();
@@ -219,7 +284,7 @@ mod tests {
             .flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0[..2].to_vec())
             .collect();
         let payload = payload(noise.clone());
-        let encoder = Encoder::new(1 << 20, Workers::Inline);
+        let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         let encoded = encoder.encode(&payload, ChunkIndex(0), CodecId::Zstd).await.unwrap();
         assert_eq!((encoded.codec, &encoded.bytes[..]), (CodecId::Raw, &noise[..4096]));
         assert_eq!(encoded.hash, ChunkHash::of(&noise[..4096]));
@@ -230,7 +295,7 @@ mod tests {
     #[tokio::test]
     async fn the_cache_stays_within_its_bound() {
         let payload = payload(vec![1; 4096 * 50]);
-        let encoder = Encoder::new(1, Workers::Inline);
+        let encoder = Encoder::new(1, None, Workers::Inline);
         for chunk in 0..50 {
             encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap();
         }

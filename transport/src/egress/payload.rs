@@ -1,8 +1,9 @@
 //! A version as its sender holds it.
 
+use super::reads::Reads;
 use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicU64, Ordering},
+    Arc, OnceLock, Weak,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 use tensor_relay_device::Source;
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, RangeSet, VersionDigest};
@@ -13,7 +14,16 @@ pub struct Payload {
     key: u64,
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
-    hashes: Box<[OnceLock<ChunkHash>]>,
+    chunks: Box<[Known]>,
+    /// Where chunks that were read are kept for others, for as long as this lives.
+    kept_in: OnceLock<Weak<Reads>>,
+}
+
+/// What is known of one chunk.
+#[derive(Debug, Default)]
+struct Known {
+    hash: OnceLock<ChunkHash>,
+    was_read: AtomicBool,
 }
 
 impl Payload {
@@ -22,14 +32,15 @@ impl Payload {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
         let chunks = manifest.chunking().count();
         let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
-        Self { key, manifest, source, hashes: (0..chunks).map(|_| OnceLock::new()).collect() }
+        let chunks = (0..chunks).map(|_| Known::default()).collect();
+        Self { key, manifest, source, chunks, kept_in: OnceLock::new() }
     }
 
     /// A payload whose chunks were hashed while they were copied to where `source` reads them, one hash per chunk.
     pub fn with_hashes(manifest: Arc<Manifest>, source: Arc<dyn Source>, hashes: &[ChunkHash]) -> Self {
         let payload = Self::new(manifest, source);
-        for (known, hash) in payload.hashes.iter().zip(hashes) {
-            let _ = known.set(*hash);
+        for (known, hash) in payload.chunks.iter().zip(hashes) {
+            let _ = known.hash.set(*hash);
         }
         payload
     }
@@ -46,7 +57,7 @@ impl Payload {
 
     /// What the part of the version is that consists of `chunks`, once each of them was hashed.
     pub fn digest_of(&self, chunks: &RangeSet) -> Option<VersionDigest> {
-        let hash = |chunk: u32| self.hashes.get(chunk as usize)?.get().copied();
+        let hash = |chunk: u32| self.chunks.get(chunk as usize)?.hash.get().copied();
         let hashes: Option<Vec<ChunkHash>> = chunks.iter().map(hash).collect();
         Some(VersionDigest::of(self.manifest.digest(), hashes?))
     }
@@ -54,8 +65,11 @@ impl Payload {
     /// Those of `chunks` that stand between [`digest_of`](Self::digest_of) and its answer. A chunk that a receiver
     /// holds from an earlier connection is not sent again, so sending alone may never hash it.
     pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
-        let unknown =
-            |chunk: &ChunkIndex| self.hashes.get(chunk.0 as usize).is_some_and(|hash| hash.get().is_none());
+        let unknown = |chunk: &ChunkIndex| {
+            self.chunks
+                .get(chunk.0 as usize)
+                .is_some_and(|known| known.hash.get().is_none())
+        };
         chunks.iter().map(ChunkIndex).filter(unknown).collect()
     }
 
@@ -64,16 +78,40 @@ impl Payload {
         self.key
     }
 
-    pub(super) fn source(&self) -> &dyn Source {
-        &*self.source
+    /// Where its bytes come from.
+    pub fn source(&self) -> &Arc<dyn Source> {
+        &self.source
+    }
+
+    /// The hash of each chunk, once every chunk was hashed.
+    pub fn hashes(&self) -> Option<Vec<ChunkHash>> {
+        self.chunks.iter().map(|known| known.hash.get().copied()).collect()
     }
 
     pub(super) fn hash(&self, chunk: ChunkIndex) -> Option<ChunkHash> {
-        self.hashes[chunk.0 as usize].get().copied()
+        self.chunks[chunk.0 as usize].hash.get().copied()
     }
 
     pub(super) fn set_hash(&self, chunk: ChunkIndex, hash: ChunkHash) {
-        let _ = self.hashes[chunk.0 as usize].set(hash);
+        let _ = self.chunks[chunk.0 as usize].hash.set(hash);
+    }
+
+    /// Notes that a chunk is read; returns whether it was before.
+    pub(super) fn note_read(&self, chunk: ChunkIndex) -> bool {
+        self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
+    }
+
+    /// Lets `reads` forget its chunks when it is dropped. A payload is read by one server.
+    pub(super) fn is_kept_in(&self, reads: &Arc<Reads>) {
+        self.kept_in.get_or_init(|| Arc::downgrade(reads));
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        if let Some(reads) = self.kept_in.get().and_then(Weak::upgrade) {
+            reads.forget(self.key);
+        }
     }
 }
 

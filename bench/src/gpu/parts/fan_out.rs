@@ -16,8 +16,9 @@ use tensor_relay_device::Capacity;
 
 pub(super) const ABOUT: &str = "\
 One server sends one version from the GPU to so many readers in host memory at once, all over one socket and one thread. \
-The rate is of all readers together. `source_reads` counts how often a chunk was copied off the GPU for a version, in \
-chunks of the version: 1 means once, however many readers there are.";
+The rate is of all readers together. `source_asked` is how often a chunk of a version was asked for, `source_reads` how \
+often it was copied off the GPU for that, and `source_rereads` how often once more, because a reader was so far behind \
+the others that the chunk was not kept any longer.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engine = job.engine()?;
@@ -36,12 +37,18 @@ pub(super) async fn run(job: Job) -> Result<()> {
     let mut passes = Passes::within(job.budget());
     while passes.another() {
         for (readers, service) in &mut services {
+            let before = service.serving.stats().encoder;
             let round = service.round(&source).await?;
+            let after = service.serving.stats().encoder;
+            let chunks = job.bytes.div_ceil(chunk_bytes) as f64;
             let all_bytes = job.bytes * u64::from(*readers);
             let setting = Cells::of([("readers", readers.to_string())]);
             let measured = Cells::of([
                 ("gb_per_s", rate(all_bytes, round.seconds)),
                 ("cpu_s_per_gib", cpu::per_gib(round.cpu_s, all_bytes)),
+                ("source_asked", (after.source_asked - before.source_asked) as f64 / chunks),
+                ("source_reads", (after.source_reads - before.source_reads) as f64 / chunks),
+                ("source_rereads", (after.source_rereads - before.source_rereads) as f64 / chunks),
             ]);
             job.printer().sample("fan-out", setting, measured);
         }

@@ -1,0 +1,390 @@
+//! Versions on a device: tensors that are copied out of it, lent where they are, or put there.
+
+use crate::{Borrowed, Held, LendError, StageError, Staged, Staging, lend::parts};
+use bytes::Bytes;
+use std::{ops::Range, sync::Arc};
+use tensor_relay_device::{
+    AllocError, BoxFuture, Device, DeviceBuffer, HostSink, HostSource, Loan, Sink, SinkError, SlotPool,
+    Source, SourceError,
+};
+use tensor_relay_protocol::{ChunkHash, Manifest, Metadata, TensorSpec};
+use tensor_relay_transport::{
+    Workers,
+    egress::{self, Payload, READ_TIMEOUT},
+};
+use tokio::task::JoinSet;
+
+/// How many chunks are copied at once: one on the device's copy engine, one that a worker copies and hashes, and one to
+/// spare for each of them.
+const CHUNKS_IN_FLIGHT: usize = 4;
+
+/// Why a version cannot be copied off a device, or to it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The tensors make no version as they were given.
+    #[error(transparent)]
+    Tensors(#[from] LendError),
+    /// There is no memory for them.
+    #[error(transparent)]
+    Memory(#[from] AllocError),
+    /// They could not be copied off their device.
+    #[error(transparent)]
+    Read(#[from] SourceError),
+    /// They could not be copied to where they were to go.
+    #[error(transparent)]
+    Write(#[from] SinkError),
+    /// The device took no bytes for longer than any copy may take.
+    #[error(
+        "a copy of {asked_bytes} bytes to {device} had not ended after {waited_ms} ms. The device hangs, or copies that \
+         never ended keep all of its slots: look for its first error, and restart this process if there is no other."
+    )]
+    TimedOut {
+        /// Which device.
+        device: Box<str>,
+        /// The bytes of the chunk.
+        asked_bytes: u64,
+        /// How long it was waited for.
+        waited_ms: u64,
+    },
+}
+
+impl Staged {
+    /// Lays tensors on a device out and copies them to host memory of the server's own: when this returns, their producer
+    /// may write to them again. Aliases come with a buffer of no bytes.
+    ///
+    /// Costs the payload's size in host memory, within the server's budget. While one chunk is copied off the device,
+    /// through one of its slots, the one before is copied to its place and hashed by a worker. Dropping the future stops
+    /// that, and keeps nothing.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is kept then.
+    pub async fn from_device(
+        staging: &Staging,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+    ) -> Result<Self, DeviceError> {
+        let (manifest, source) = lay_out(staging, tensors, metadata)?;
+        let (memory, len, workers) =
+            (staging.memory.clone(), manifest.payload_bytes() as usize, staging.workers);
+        let region = workers.run(move || memory.allocate(len)).await?;
+        let sink = Arc::new(HostSink::new(region));
+        let hashes =
+            each_chunk(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
+        let hashes = hashes.await?;
+        Ok(Self::hashed(staging, manifest, sink.commit()?, &hashes))
+    }
+
+    /// Moves the version to memory of `device` that the relay owns, from where it is served. Its hashes stay, and its host
+    /// memory is given back when this returns.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is kept then, on the host neither.
+    pub async fn onto(self, device: &Device) -> Result<Held, DeviceError> {
+        let Self { payload, workers, .. } = self;
+        let manifest = Arc::clone(payload.manifest());
+        let len = manifest.payload_bytes() as usize;
+        if len == 0 {
+            return Ok(Held { payload, returned: None });
+        }
+        let there = device.clone();
+        let buffer = workers.run(move || there.allocate(len)).await?;
+        let (source, sink) = (payload.source(), buffer.sink());
+        let copied = each_chunk(&manifest, |range| {
+            copy_in(Arc::clone(source), range, Arc::clone(&sink), device.clone(), workers)
+        });
+        copied.await?;
+        let hashes = payload.hashes().expect("what is staged is hashed");
+        let payload = Payload::with_hashes(manifest, buffer.source(), &hashes);
+        Ok(Held { payload, returned: None })
+    }
+}
+
+impl Borrowed {
+    /// Lays tensors on a device out and lends them to whoever reads the version: they are copied off the device when they
+    /// are sent, once for all who subscribe at about the same time. Aliases come with a buffer of no bytes. Chunks are
+    /// hashed when they are first sent.
+    ///
+    /// The producer must not write to the memory before
+    /// [`Publication::released`](crate::Publication::released) says so. That is when the version left retention
+    /// (replaced, or [withdrawn](crate::Publication::withdraw)), no reader is at it any more, and the last copy out of it
+    /// has ended. What was copied out by then does not delay it.
+    ///
+    /// # Errors
+    /// [`LendError`]; nothing is kept then.
+    pub fn from_device(
+        staging: &Staging,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+    ) -> Result<Self, LendError> {
+        let (manifest, source) = lay_out(staging, tensors, metadata)?;
+        let (loan, returned) = Loan::new();
+        let source = Arc::new(LentSource { source, _loan: loan });
+        Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: Some(returned) })
+    }
+}
+
+/// The manifest of tensors on one device, and the source of their payload.
+fn lay_out(
+    staging: &Staging,
+    tensors: Vec<(TensorSpec, DeviceBuffer)>,
+    metadata: Metadata,
+) -> Result<(Manifest, Arc<dyn Source>), LendError> {
+    let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
+    let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+    let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
+    let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
+        return Ok((manifest, Arc::new(HostSource::new(Bytes::new()))));
+    };
+    for (tensor, buffer) in manifest.tensors().iter().zip(&buffers) {
+        check_device(tensor.name.as_str(), buffer.device(), &device)?;
+    }
+    let parts = parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?;
+    let source = device.source(manifest.payload_bytes(), parts)?;
+    Ok((manifest, source))
+}
+
+fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendError> {
+    match device.is(first) {
+        true => Ok(()),
+        false => Err(LendError::OtherDevice {
+            name: name.into(),
+            device: device.name().into(),
+            first: first.name().into(),
+        }),
+    }
+}
+
+/// Does `copy` for every chunk, a few at a time, and gives what each came to, in order. Dropping it stops what was begun.
+async fn each_chunk<T: Send + 'static, F>(
+    manifest: &Manifest,
+    copy: impl Fn(Range<u64>) -> F,
+) -> Result<Vec<T>, DeviceError>
+where
+    F: Future<Output = Result<T, DeviceError>> + Send + 'static,
+{
+    let mut chunks = manifest.chunking().iter();
+    let mut copied: Vec<Option<T>> = (0..manifest.chunking().count()).map(|_| None).collect();
+    let mut copying = JoinSet::new();
+    loop {
+        while copying.len() < CHUNKS_IN_FLIGHT
+            && let Some((chunk, range)) = chunks.next()
+        {
+            let copy = copy(range);
+            copying.spawn(async move { (chunk, copy.await) });
+        }
+        let Some(ended) = copying.join_next().await else {
+            return Ok(copied.into_iter().flatten().collect());
+        };
+        let (chunk, outcome) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        copied[chunk.0 as usize] = Some(outcome?);
+    }
+}
+
+/// Copies a chunk off a device to its place, and hashes it.
+async fn copy_out(
+    source: Arc<dyn Source>,
+    range: Range<u64>,
+    sink: Arc<HostSink>,
+    workers: Workers,
+) -> Result<ChunkHash, DeviceError> {
+    let bytes = egress::read(&*source, range.clone()).await?;
+    let mut target = sink.open(range).await?;
+    let placed = workers.run(move || {
+        target.copy_from_slice(&bytes);
+        let hash = ChunkHash::of(&target);
+        (target, hash)
+    });
+    let (target, hash) = placed.await;
+    sink.write(target).await?;
+    Ok(hash)
+}
+
+/// Copies a chunk from the host to its place on a device.
+async fn copy_in(
+    source: Arc<dyn Source>,
+    range: Range<u64>,
+    sink: Arc<dyn Sink>,
+    device: Device,
+    workers: Workers,
+) -> Result<(), DeviceError> {
+    let asked_bytes = range.end - range.start;
+    let copied = async {
+        let bytes = source.read(range.clone()).await?;
+        let mut target = sink.open(range).await?;
+        let filled = workers.run(move || {
+            target.copy_from_slice(&bytes);
+            target
+        });
+        Ok(sink.write(filled.await).await?)
+    };
+    tokio::time::timeout(READ_TIMEOUT, copied).await.unwrap_or_else(|_| {
+        let (device, waited_ms) = (device.name().into(), READ_TIMEOUT.as_millis() as u64);
+        Err(DeviceError::TimedOut { device, asked_bytes, waited_ms })
+    })
+}
+
+/// A source on loan. Fields are dropped in order: the loan is over when the source is gone, and every read holds it to
+/// its end.
+#[derive(Debug)]
+struct LentSource {
+    source: Arc<dyn Source>,
+    _loan: Loan,
+}
+
+impl Source for LentSource {
+    fn len_bytes(&self) -> u64 {
+        self.source.len_bytes()
+    }
+
+    fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+        self.source.read(range)
+    }
+
+    fn slots(&self) -> Option<&SlotPool> {
+        self.source.slots()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use tensor_relay_device::{Capacity, HostEngine, HostMemory};
+    use tensor_relay_protocol::{CodecId, Dtype, Limits, Shape, TensorName};
+    use tensor_relay_transport::egress::Encoder;
+
+    const CHUNK_BYTES: u32 = 1024;
+
+    fn staging(budget_bytes: u64) -> Staging {
+        Staging {
+            memory: HostMemory::new(budget_bytes),
+            chunk_bytes: CHUNK_BYTES,
+            limits: Limits::default(),
+            workers: Workers::Threads,
+        }
+    }
+
+    fn device() -> Device {
+        let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 20)).unwrap());
+        Device::new(engine, Capacity { slots: 4, slot_bytes: CHUNK_BYTES as usize }).unwrap()
+    }
+
+    fn spec(name: &str, bytes: u64) -> TensorSpec {
+        TensorSpec::new(TensorName::new(name).unwrap(), Dtype::U8, Shape::new(&[bytes]).unwrap())
+    }
+
+    /// Memory on `device` with so many bytes, all of which are `value`.
+    async fn buffer(device: &Device, bytes: u64, value: u8) -> DeviceBuffer {
+        let buffer = device.allocate(bytes as usize).unwrap();
+        let sink = buffer.sink();
+        let mut target = sink.open(0..bytes).await.unwrap();
+        target.fill(value);
+        sink.write(target).await.unwrap();
+        buffer
+    }
+
+    async fn tensors(device: &Device) -> Vec<(TensorSpec, DeviceBuffer)> {
+        let alias = TensorSpec { alias_of: Some(2), ..spec("tied", 5000) };
+        vec![
+            (spec("small", 3), buffer(device, 3, 1).await),
+            (spec("none", 0), device.allocate(0).unwrap()),
+            (spec("large", 5000), buffer(device, 5000, 2).await),
+            (alias, device.allocate(0).unwrap()),
+            (spec("middle", 700), buffer(device, 700, 3).await),
+        ]
+    }
+
+    /// The same version, staged from the host.
+    fn staged() -> Staged {
+        let specs = vec![
+            spec("small", 3),
+            spec("none", 0),
+            spec("large", 5000),
+            TensorSpec { alias_of: Some(2), ..spec("tied", 5000) },
+            spec("middle", 700),
+        ];
+        let fill = |index: usize, out: &mut [u8]| {
+            out.fill([1, 0, 2, 0, 3][index]);
+            Ok::<(), Infallible>(())
+        };
+        Staged::new(&staging(1 << 20), specs, vec![], fill).unwrap()
+    }
+
+    async fn digest(held: &Held) -> tensor_relay_protocol::VersionDigest {
+        let encoder = Encoder::new(0, None, Workers::Inline);
+        for (chunk, _) in held.manifest().chunking().iter() {
+            encoder.encode(&held.payload, chunk, CodecId::Raw).await.unwrap();
+        }
+        held.digest().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_version_is_the_same_wherever_its_tensors_were() {
+        let (device, expected) = (device(), staged().digest());
+        let copied = Staged::from_device(&staging(1 << 20), tensors(&device).await, vec![])
+            .await
+            .unwrap();
+        assert_eq!(copied.digest(), expected);
+        let lent = Borrowed::from_device(&staging(0), tensors(&device).await, vec![]).unwrap();
+        assert_eq!(digest(&lent.into()).await, expected);
+        let uploaded = copied.onto(&device).await.unwrap();
+        assert_eq!(uploaded.digest(), Some(expected));
+        let (chunk, range) = uploaded.manifest().chunking().iter().last().unwrap();
+        let there = uploaded.payload.source().read(range).await.unwrap();
+        assert_eq!(ChunkHash::of(&there), uploaded.payload.hashes().unwrap()[chunk.0 as usize]);
+        drop(there);
+        assert_eq!(device.slots().available(), 4);
+    }
+
+    #[tokio::test]
+    async fn the_host_memory_of_what_is_on_a_device_is_given_back() {
+        let (device, staging) = (device(), staging(1 << 20));
+        let copied = Staged::from_device(&staging, tensors(&device).await, vec![]).await.unwrap();
+        assert!(staging.memory.stats().in_use_bytes > 0);
+        let _held = copied.onto(&device).await.unwrap();
+        assert_eq!(staging.memory.stats().in_use_bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn versions_without_a_byte_are_versions() {
+        let (device, staging) = (device(), staging(0));
+        for tensors in [vec![], vec![(spec("none", 0), device.allocate(0).unwrap())]] {
+            let staged = Staged::from_device(&staging, tensors.clone(), vec![]).await.unwrap();
+            let digest = staged.digest();
+            assert_eq!(staged.onto(&device).await.unwrap().digest(), Some(digest));
+            assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_version_is_refused_by_name() {
+        let (device, other) = (device(), device());
+        let refused = |tensors| Borrowed::from_device(&staging(0), tensors, vec![]).unwrap_err();
+        let error = refused(vec![(spec("t", 4), device.allocate(3).unwrap())]);
+        assert!(
+            matches!(&error, LendError::WrongSize { name, expected_bytes: 4, given_bytes: 3 } if **name == *"t")
+        );
+        let alias = TensorSpec { alias_of: Some(0), ..spec("u", 4) };
+        let twice = [spec("t", 4), alias].map(|spec| (spec, device.allocate(4).unwrap()));
+        let error = refused(twice.into());
+        assert!(matches!(&error, LendError::AliasWithBytes { given_bytes: 4, .. }), "{error}");
+        let mixed = [("t", &device), ("u", &other)]
+            .map(|(name, device)| (spec(name, 4), device.allocate(4).unwrap()));
+        let error = refused(mixed.into());
+        assert!(matches!(&error, LendError::OtherDevice { name, .. } if **name == *"u"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_refused_with_numbers() {
+        let device = device();
+        let refused = Staged::from_device(&staging(100), tensors(&device).await, vec![])
+            .await
+            .unwrap_err();
+        assert!(matches!(refused, DeviceError::Memory(AllocError::OverBudget { .. })), "{refused}");
+        let large =
+            Staged::new::<Infallible>(&staging(4 << 20), vec![spec("t", 2 << 20)], vec![], |_, _| Ok(()));
+        let refused = large.unwrap().onto(&device).await.unwrap_err();
+        assert!(matches!(refused, DeviceError::Memory(AllocError::OverBudget { .. })), "{refused}");
+    }
+}

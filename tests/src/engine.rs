@@ -1,0 +1,200 @@
+//! A copy engine for tests: around the host engine, with copies that are counted, take time, are held, fail or hang.
+
+use futures_util::FutureExt;
+use std::{
+    collections::VecDeque,
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tensor_relay_device::{
+    AllocError, Capacity, Completion, CopyEngine, CopyError, Copying, Device, HostEngine, HostEngineMemory,
+    HostMemory, Slot, SlotPool, Stretch,
+};
+use tokio::time::Instant;
+
+/// What becomes of copies that are asked for from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// They have ended when asking for them returns.
+    AtOnce,
+    /// Each takes so long, one after the other, in the clock of the scenario.
+    Taking(Duration),
+    /// They wait for [`TestEngine::release`].
+    Held,
+    /// They are refused, as by an engine that has stopped.
+    Failing,
+    /// They never end, and keep their slot and memory.
+    Hanging,
+}
+
+/// The host engine, with copies that do as a test says.
+pub struct TestEngine {
+    host: HostEngine,
+    state: Mutex<State>,
+}
+
+struct State {
+    behaviour: Behaviour,
+    copies_out: u64,
+    copies_in: u64,
+    free_at: Instant,
+    held: VecDeque<Copy>,
+    hanging: Vec<Copy>,
+}
+
+/// A copy that was asked for.
+struct Copy {
+    is_out: bool,
+    stretches: Vec<Stretch<HostEngineMemory>>,
+    slot: Slot,
+    completion: Completion,
+}
+
+impl TestEngine {
+    /// An engine with so much memory, whose copies end at once.
+    pub fn new(memory_bytes: u64) -> Arc<Self> {
+        let state = State {
+            behaviour: Behaviour::AtOnce,
+            copies_out: 0,
+            copies_in: 0,
+            free_at: Instant::now(),
+            held: VecDeque::new(),
+            hanging: Vec::new(),
+        };
+        Arc::new(Self { host: HostEngine::inline(HostMemory::new(memory_bytes)), state: Mutex::new(state) })
+    }
+
+    /// A device of this engine, with so many slots of so many bytes.
+    pub fn device(self: &Arc<Self>, slots: usize, slot_bytes: usize) -> Device {
+        Device::new(Arc::clone(self), Capacity { slots, slot_bytes }).unwrap()
+    }
+
+    /// Lets copies from now on do so.
+    pub fn behave(&self, behaviour: Behaviour) {
+        self.state().behaviour = behaviour;
+    }
+
+    /// Lets up to `count` held copies end.
+    pub fn release(self: &Arc<Self>, count: usize) {
+        for _ in 0..count {
+            let Some(copy) = self.state().held.pop_front() else { return };
+            self.finish(copy);
+        }
+    }
+
+    /// How many copies are held.
+    pub fn held(&self) -> usize {
+        self.state().held.len()
+    }
+
+    /// Forgets the copies that hang: what they kept is gone with them.
+    pub fn forget_hanging(&self) {
+        let hanging = mem::take(&mut self.state().hanging);
+        drop(hanging);
+    }
+
+    /// How many copies out of the device's memory were asked for.
+    pub fn copies_out(&self) -> u64 {
+        self.state().copies_out
+    }
+
+    /// How many copies into it.
+    pub fn copies_in(&self) -> u64 {
+        self.state().copies_in
+    }
+
+    fn start(&self, is_out: bool, stretches: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+        let mut state = self.state();
+        *(if is_out { &mut state.copies_out } else { &mut state.copies_in }) += 1;
+        let (completion, copying) = Copying::pair();
+        let copy = Copy { is_out, stretches, slot, completion };
+        match state.behaviour {
+            Behaviour::AtOnce => {
+                drop(state);
+                self.finish(copy);
+            }
+            Behaviour::Taking(time) => {
+                state.free_at = state.free_at.max(Instant::now()) + time;
+                let ends_at = state.free_at;
+                drop(state);
+                return self.later(copy, copying, ends_at);
+            }
+            Behaviour::Held => state.held.push_back(copy),
+            Behaviour::Failing => return Copying::refused(CopyError::EngineStopped),
+            Behaviour::Hanging => state.hanging.push(copy),
+        }
+        copying
+    }
+
+    /// The bytes are moved now, and the end is told at `ends_at`.
+    fn later(&self, copy: Copy, copying: Copying, ends_at: Instant) -> Copying {
+        let Copy { is_out, stretches, slot, completion } = copy;
+        let memory: Vec<_> = stretches.iter().map(|stretch| Arc::clone(&stretch.memory)).collect();
+        let ended = self.run(is_out, stretches, slot);
+        tokio::spawn(async move {
+            tokio::time::sleep_until(ends_at).await;
+            drop(memory);
+            completion.finish(ended);
+        });
+        copying
+    }
+
+    fn finish(&self, copy: Copy) {
+        let Copy { is_out, stretches, slot, completion } = copy;
+        completion.finish(self.run(is_out, stretches, slot));
+    }
+
+    fn run(
+        &self,
+        is_out: bool,
+        stretches: Vec<Stretch<HostEngineMemory>>,
+        slot: Slot,
+    ) -> Result<Slot, CopyError> {
+        let copying = match is_out {
+            true => self.host.copy_out(stretches, slot),
+            false => self.host.copy_in(slot, stretches),
+        };
+        copying.now_or_never().expect("copies of the inline engine end at once")
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CopyEngine for TestEngine {
+    type Memory = HostEngineMemory;
+
+    fn name(&self) -> &str {
+        "test"
+    }
+
+    fn allocate(&self, len: usize) -> Result<Arc<HostEngineMemory>, AllocError> {
+        self.host.allocate(len)
+    }
+
+    fn slots(&self, capacity: Capacity) -> Result<SlotPool, AllocError> {
+        self.host.slots(capacity)
+    }
+
+    fn memory_len(&self, memory: &HostEngineMemory) -> u64 {
+        self.host.memory_len(memory)
+    }
+
+    fn copy_out(&self, from: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+        self.start(true, from, slot)
+    }
+
+    fn copy_in(&self, slot: Slot, to: Vec<Stretch<HostEngineMemory>>) -> Copying {
+        self.start(false, to, slot)
+    }
+}
+
+impl fmt::Debug for TestEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestEngine")
+            .field("behaviour", &self.state().behaviour)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,473 @@
+//! What is published from a device: read once, whoever subscribes, given back when it was promised, and told when the
+//! device fails.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
+use tensor_relay_client::{Snapshot, Subscription};
+use tensor_relay_device::Device;
+use tensor_relay_protocol::{CodecId, Dtype, TensorSpec};
+use tensor_relay_server::{
+    Borrowed, Config, Held, Publication, Publisher, Server, Stage, Staged, TopicOptions,
+};
+use tensor_relay_tests::{
+    engine::{Behaviour, TestEngine},
+    pair::{
+        CHUNK_BYTES, Sim, client_config, eventually, keeping, publish, seeds, server_config, simulate, topic,
+    },
+    simnet::Path,
+    tensors::{self, noise, smooth, spec},
+};
+use tokio::time::sleep;
+
+const CHUNK: usize = CHUNK_BYTES as usize;
+
+/// A tensor that takes so many chunks.
+fn chunks(count: u64) -> Vec<TensorSpec> {
+    vec![noise("noise", count * u64::from(CHUNK_BYTES))]
+}
+
+/// The tensors of `version`, lent where they are on `device`.
+async fn lent(server: &Server, device: &Device, specs: Vec<TensorSpec>, version: u64) -> Borrowed {
+    let tensors = tensors::on_device(device, specs, version).await;
+    Borrowed::from_device(&server.staging(), tensors, vec![]).unwrap()
+}
+
+async fn publish_held(publisher: &mut Publisher, held: impl Into<Held>, version: u64) -> Publication {
+    publisher.publish(held, tensors::metadata(version)).await.unwrap()
+}
+
+async fn subscribe(sim: &Sim, number: u8) -> Subscription {
+    let client = sim.client(number, client_config()).await.unwrap();
+    client.subscribe(&topic("t")).await.unwrap()
+}
+
+async fn next(subscription: &mut Subscription) -> Snapshot {
+    let snapshot = subscription.next().await.unwrap();
+    tensors::check(&snapshot);
+    snapshot
+}
+
+/// Goal: a device is read once for a version, however many subscribe, raw and encoded, lent and owned by the relay.
+/// Method: four subscribers at about the same time; count copies.
+#[test]
+fn a_device_is_read_once_for_all() {
+    for (codec, owned) in [(CodecId::Raw, false), (CodecId::Raw, true), (CodecId::Zstd, false)] {
+        simulate(1, async |sim| {
+            let engine = TestEngine::new(64 << 20);
+            let device = engine.device(16, CHUNK);
+            let server = sim.server(Config { codec, ..server_config() });
+            let specs = vec![noise("a", 30 * CHUNK as u64), smooth("b", 10 * CHUNK as u64)];
+            let held: Held = match owned {
+                true => tensors::stage(&server, specs, 1).onto(&device).await.unwrap(),
+                false => lent(&server, &device, specs, 1).await.into(),
+            };
+            let staged_bytes = server.stats().staged_bytes;
+            assert_eq!(staged_bytes, 0, "nothing of it is left in host memory");
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            publish_held(&mut publisher, held, 1).await;
+            let one = async |number| next(&mut subscribe(&sim, number).await).await;
+            tokio::join!(one(1), one(2), one(3), one(4));
+            let encoder = server.stats().encoder;
+            assert_eq!((encoder.source_reads, encoder.source_rereads), (40, 0), "{codec:?}");
+            assert_eq!(engine.copies_out(), 40);
+            assert!(encoder.source_asked >= 40);
+            assert!(encoder.source_kept_bytes <= 8 * CHUNK as u64);
+            publisher.withdraw();
+            eventually("all slots are back", || device.slots().available() == 16).await;
+            assert_eq!(server.stats().encoder.source_kept_bytes, 0);
+        });
+    }
+}
+
+/// Goal: who comes late is served as well; what it reads again is counted, and is nothing where all is kept.
+/// Method: a second subscriber when the first is done, with the default bound and with one that holds the version.
+#[test]
+fn a_late_subscriber() {
+    for (device_cache_bytes, rereads) in [(None, 40), (Some(u64::MAX), 0), (Some(0), 40)] {
+        simulate(2, async |sim| {
+            let engine = TestEngine::new(64 << 20);
+            let device = engine.device(16, CHUNK);
+            let server = sim.server(Config { device_cache_bytes, ..server_config() });
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let held = lent(&server, &device, chunks(40), 1).await;
+            publish_held(&mut publisher, held, 1).await;
+            for number in 1..3 {
+                next(&mut subscribe(&sim, number).await).await;
+            }
+            let encoder = server.stats().encoder;
+            assert_eq!((encoder.source_reads, encoder.source_rereads), (40 + rereads, rereads));
+            assert_eq!(encoder.source_asked, 80);
+            assert_eq!(engine.copies_out(), 40 + rereads);
+        });
+    }
+}
+
+/// Goal: a slow subscriber costs a fast one nothing, though the device has few slots and the slow one holds what it has
+/// not taken.
+/// Method: cut the slow one off in the middle, before it dies; with every small number of slots and either cache.
+#[test]
+fn a_slow_subscriber_beside_a_fast_one() {
+    for slots in 1..7 {
+        for device_cache_bytes in [None, Some(u64::MAX)] {
+            simulate(3, async |sim| {
+                let device = TestEngine::new(64 << 20).device(slots, CHUNK);
+                let server = sim.server(Config { device_cache_bytes, ..server_config() });
+                let mut publisher = server.publisher(topic("t")).unwrap();
+                let (mut slow, mut fast) = (subscribe(&sim, 1).await, subscribe(&sim, 2).await);
+                let held = lent(&server, &device, chunks(60), 1).await;
+                publish_held(&mut publisher, held, 1).await;
+                sleep(Duration::from_millis(8)).await;
+                sim.cut(1);
+                let began = sim.elapsed();
+                next(&mut fast).await;
+                let took = sim.elapsed() - began;
+                assert!(took < Duration::from_millis(500), "{took:?} with {slots} slots");
+                let verified = slow.progress().verified_bytes;
+                assert!(verified > 0 && verified < 60 * CHUNK as u64, "{verified} bytes: not in the middle");
+                sim.mend(1);
+                next(&mut slow).await;
+                assert_eq!(server.stats().evicted, 0);
+            });
+        }
+    }
+}
+
+/// Goal: tensors of every dtype, odd sizes, aliases and empty ones arrive as they were, staged, lent and uploaded; small
+/// slots and chunks that are longer than a slot included.
+/// Method: all of them in one version, published three ways.
+#[test]
+fn every_dtype() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        let mut specs: Vec<TensorSpec> = Dtype::ALL
+            .iter()
+            .enumerate()
+            .map(|(index, dtype)| {
+                spec(&format!("{dtype}"), *dtype, 16 * (1 + 37 * index as u64 * index as u64))
+            })
+            .collect();
+        specs.push(noise("large", 3 * CHUNK as u64 + 5));
+        specs.push(noise("empty", 0));
+        specs.push(TensorSpec { alias_of: Some(specs.len() - 2), ..noise("tied", 3 * CHUNK as u64 + 5) });
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let mut subscription = subscribe(&sim, 1).await;
+        let mut version = 0;
+        for slot_bytes in [CHUNK, CHUNK / 4, 2 * CHUNK] {
+            let device = TestEngine::new(64 << 20).device(3, slot_bytes);
+            for way in 0..3 {
+                version += 1;
+                let tensors = tensors::on_device(&device, specs.clone(), version).await;
+                let held: Held = match way {
+                    0 => Staged::from_device(&server.staging(), tensors, vec![]).await.unwrap().into(),
+                    1 => Borrowed::from_device(&server.staging(), tensors, vec![]).unwrap().into(),
+                    _ => {
+                        let staged = Staged::from_device(&server.staging(), tensors, vec![]).await.unwrap();
+                        staged.onto(&device).await.unwrap()
+                    }
+                };
+                publish_held(&mut publisher, held, version).await;
+                assert_eq!(next(&mut subscription).await.id().version.0, version);
+            }
+        }
+    });
+}
+
+/// Goal: a version that is staged is its producer's again when staging returns, and copies run beside hashing.
+/// Method: overwrite the tensors at once; count the copies under way while the first is held.
+#[test]
+fn a_staged_version_is_a_copy() {
+    simulate(5, async |sim| {
+        let engine = TestEngine::new(64 << 20);
+        let device = engine.device(8, CHUNK);
+        let server = sim.server(server_config());
+        let tensors = tensors::on_device(&device, chunks(20), 1).await;
+        let buffer = tensors[0].1.clone();
+        engine.behave(Behaviour::Held);
+        let staging = server.staging();
+        let staged = tokio::spawn(async move { Staged::from_device(&staging, tensors, vec![]).await });
+        eventually("several copies are under way", || engine.held() == 4).await;
+        engine.behave(Behaviour::AtOnce);
+        engine.release(4);
+        let staged = staged.await.unwrap().unwrap();
+        assert_eq!((engine.copies_out(), device.slots().available()), (20, 8));
+        let sink = buffer.sink();
+        let target = sink.open(0..buffer.len_bytes()).await.unwrap();
+        sink.write(target).await.unwrap(); // Whatever is in it.
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let publication = publish_held(&mut publisher, staged, 1).await;
+        assert!(publication.is_released());
+        next(&mut subscribe(&sim, 1).await).await;
+    });
+}
+
+/// Goal: device memory that was lent is its producer's again when the version left retention and no copy out of it is
+/// under way: not before, and without waiting for what was copied.
+/// Method: hold a copy, let its reader leave, take the version back, and only then let the copy end.
+#[test]
+fn lent_memory_comes_back_after_the_last_copy() {
+    simulate(6, async |sim| {
+        let engine = TestEngine::new(64 << 20);
+        let device = engine.device(8, CHUNK);
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let held = lent(&server, &device, chunks(20), 1).await;
+        let publication = publish_held(&mut publisher, held, 1).await;
+        next(&mut subscribe(&sim, 1).await).await;
+        assert!(!publication.is_released(), "it is retained");
+        assert!(server.stats().encoder.source_kept_bytes > 0);
+
+        engine.behave(Behaviour::Held);
+        let client = sim.client(2, client_config()).await.unwrap();
+        let reader = client.subscribe(&topic("t")).await.unwrap();
+        eventually("copies are under way", || engine.held() > 0).await;
+        drop(reader);
+        client.close().await;
+        publication.withdraw();
+        assert!(!publication.released(Duration::from_secs(5)).await, "copies are under way");
+        assert!(!publication.is_released());
+        engine.release(usize::MAX);
+        assert!(publication.released(Duration::from_secs(1)).await);
+        eventually("all slots are back", || device.slots().available() == 8).await;
+    });
+}
+
+/// Goal: a producer gets its memory back in time though a reader is too slow, who is told.
+/// Method: take the version back in mid-transfer, from a reader on a slow path and one whose copies hang.
+#[test]
+fn a_version_taken_back_in_the_middle() {
+    simulate(7, async |sim| {
+        let engine = TestEngine::new(64 << 20);
+        let device = engine.device(8, CHUNK);
+        let delay = Duration::from_millis(400);
+        sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+        let server = sim.server(server_config());
+        let options = TopicOptions { release_timeout: Some(Duration::from_secs(1)), ..keeping(1) };
+        let mut publisher = server.publisher_with(topic("t"), None, options).unwrap();
+        let mut subscription = subscribe(&sim, 1).await;
+        let held = lent(&server, &device, chunks(200), 1).await;
+        let publication = publish_held(&mut publisher, held, 1).await;
+        eventually("it is under way", || server.stats().encoder.source_reads > 8).await;
+        let held = lent(&server, &device, chunks(3), 2).await;
+        let second = publish_held(&mut publisher, held, 2).await;
+        assert!(publication.released(Duration::from_secs(2)).await);
+        assert!(!second.is_released());
+        let snapshot = next(&mut subscription).await;
+        assert_eq!((snapshot.id().version.0, snapshot.skipped()), (2, 1));
+        assert!(engine.copies_out() < 200);
+    });
+}
+
+/// Goal: stages overlap: while one chunk is sent, others are read, and the other way round.
+/// Method: copies that take a while, one after the other; count what was begun beside what. One chunk at a time overlaps
+/// nothing.
+#[test]
+fn reads_and_sends_overlap() {
+    for in_flight in [4, 1] {
+        simulate(8, async |mut sim| {
+            sim.tuning.window_bytes = 2 * CHUNK_BYTES;
+            let engine = TestEngine::new(64 << 20);
+            let device = engine.device(16, CHUNK);
+            let delay = Duration::from_millis(3);
+            sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+            let server = sim.server(Config { chunks_in_flight: in_flight, ..server_config() });
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let held = lent(&server, &device, chunks(100), 1).await;
+            engine.behave(Behaviour::Taking(Duration::from_millis(2)));
+            publish_held(&mut publisher, held, 1).await;
+            next(&mut subscribe(&sim, 1).await).await;
+            let stages = server.stats().stages;
+            assert_eq!((stages.begun(Stage::Read), stages.begun(Stage::Send)), (100, 100));
+            assert_eq!((stages.under_way(Stage::Read), stages.under_way(Stage::Send)), (0, 0));
+            let beside = [
+                stages.begun_beside(Stage::Read, Stage::Read),
+                stages.begun_beside(Stage::Read, Stage::Send),
+                stages.begun_beside(Stage::Send, Stage::Read),
+            ];
+            match in_flight {
+                1 => assert_eq!(beside, [0, 0, 0]),
+                _ => assert!(beside.iter().all(|count| *count > 50), "{beside:?}"),
+            }
+        });
+    }
+}
+
+/// Goal: a device that failed costs the versions on it and nothing else: subscribers are told at once, nobody tries for
+/// ever, other topics go on, and the topic does with its next version.
+/// Method: an engine that stops in mid-transfer, with several subscribers, raw and encoded.
+#[test]
+fn a_device_that_fails() {
+    for codec in [CodecId::Raw, CodecId::Zstd] {
+        simulate(9, async |sim| {
+            let engine = TestEngine::new(64 << 20);
+            let device = engine.device(16, CHUNK);
+            let server = sim.server(Config { codec, ..server_config() });
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let mut subscriptions = Vec::new();
+            for number in 1..4 {
+                subscriptions.push(subscribe(&sim, number).await);
+            }
+            let held = lent(&server, &device, chunks(100), 1).await;
+            engine.behave(Behaviour::Taking(Duration::from_millis(2)));
+            let publication = publish_held(&mut publisher, held, 1).await;
+            eventually("it is under way", || server.stats().encoder.source_reads > 20).await;
+            engine.behave(Behaviour::Failing);
+            // A version that cannot be read is retained no longer.
+            assert!(publication.released(Duration::from_secs(1)).await);
+            let copies = engine.copies_out();
+            sleep(Duration::from_secs(60)).await;
+            assert_eq!(engine.copies_out(), copies, "nobody tries again");
+            assert_eq!((server.stats().evicted, server.stats().transfers), (0, 0));
+            let mut other = server.publisher(topic("other")).unwrap();
+            publish(&server, &mut other, 1, 100_000).await;
+            let client = sim.client(9, client_config()).await.unwrap();
+            let mut followed = client.subscribe(&topic("other")).await.unwrap();
+            next(&mut followed).await;
+            publish(&server, &mut publisher, 2, 100_000).await;
+            for subscription in &mut subscriptions {
+                let snapshot = next(subscription).await;
+                assert_eq!((snapshot.id().version.0, snapshot.skipped()), (2, 1));
+            }
+            eventually("all slots are back", || device.slots().available() == 16).await;
+        });
+    }
+}
+
+/// Goal: a device that hangs is given up before anybody else is blamed for it: its subscribers are told, not evicted; and
+/// another topic does not notice.
+/// Method: copies that never end, among them enough to keep all slots.
+#[test]
+fn a_device_that_hangs() {
+    for slots in [2, 16] {
+        simulate(10, async |sim| {
+            let engine = TestEngine::new(64 << 20);
+            let device = engine.device(slots, CHUNK);
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let mut other = server.publisher(topic("other")).unwrap();
+            let (mut first, mut second) = (subscribe(&sim, 1).await, subscribe(&sim, 2).await);
+            let client = sim.client(3, client_config()).await.unwrap();
+            let mut followed = client.subscribe(&topic("other")).await.unwrap();
+            let held = lent(&server, &device, chunks(40), 1).await;
+            engine.behave(Behaviour::Hanging);
+            let began = sim.elapsed();
+            let publication = publish_held(&mut publisher, held, 1).await;
+            for version in 1..10 {
+                publish(&server, &mut other, version, 100_000).await;
+                assert_eq!(next(&mut followed).await.id().version.0, version);
+            }
+            assert!(sim.elapsed() - began < Duration::from_secs(1), "the other topic goes on");
+            eventually_within(&sim, Duration::from_secs(30), || server.stats().transfers == 0).await;
+            assert_eq!(server.stats().evicted, 0, "the subscribers were not to blame");
+            let stuck = Staged::from_device(&server.staging(), vec![], vec![]).await;
+            assert!(stuck.is_ok(), "what has no byte needs no copy");
+            publish(&server, &mut publisher, 2, 100_000).await;
+            for subscription in [&mut first, &mut second] {
+                let snapshot = next(subscription).await;
+                assert_eq!((snapshot.id().version.0, snapshot.skipped()), (2, 1));
+            }
+            // It might have come back, so the version was retained until it was replaced.
+            assert!(publication.released(Duration::from_secs(1)).await);
+            engine.forget_hanging();
+            eventually("all slots are back", || device.slots().available() == slots).await;
+        });
+    }
+}
+
+/// Goal: staging off a device that hangs, and onto one, ends with an error that names the wait.
+/// Method: copies that never end.
+#[test]
+fn staging_with_a_device_that_hangs() {
+    simulate(11, async |sim| {
+        let engine = TestEngine::new(64 << 20);
+        let device = engine.device(8, CHUNK);
+        let server = sim.server(server_config());
+        let tensors = tensors::on_device(&device, chunks(20), 1).await;
+        engine.behave(Behaviour::Hanging);
+        let error = Staged::from_device(&server.staging(), tensors, vec![]).await.unwrap_err();
+        assert!(error.to_string().contains("25000 ms"), "{error}");
+        let staged = tensors::stage(&server, chunks(20), 1);
+        let error = staged.onto(&device).await.unwrap_err();
+        assert!(error.to_string().contains("25000 ms") && error.to_string().contains("test"), "{error}");
+        assert_eq!(sim.elapsed().as_secs(), 50);
+        assert_eq!(server.stats().staged_bytes, 0, "nothing is kept");
+    });
+}
+
+/// Goal: whatever is published from a device, by whatever way, arrives whole, and everything is given back.
+/// Method: random versions, slots, caches, subscribers, speeds and ends, from a seed.
+#[test]
+fn random_versions_from_devices() {
+    for seed in seeds(30) {
+        simulate(seed, async |sim| {
+            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let engine = TestEngine::new(256 << 20);
+            let slots = dice.random_range(1..12);
+            let device = engine.device(slots, [CHUNK, CHUNK / 2, 2 * CHUNK][dice.random_range(0..3)]);
+            let config = Config {
+                device_cache_bytes: [None, Some(0), Some(1 << 20)][dice.random_range(0..3)],
+                codec: [CodecId::Raw, CodecId::Zstd][dice.random_range(0..2)],
+                chunks_in_flight: dice.random_range(1..6),
+                ..server_config()
+            };
+            let server = sim.server(config);
+            let mut publisher = server
+                .publisher_with(topic("t"), None, keeping(dice.random_range(1..4)))
+                .unwrap();
+            let last = dice.random_range(2..8);
+            let readers = (1..=dice.random_range(1..5)).map(|number| {
+                let pause = Duration::from_millis(dice.random_range(0..300));
+                let sim = &sim;
+                async move {
+                    sleep(pause).await;
+                    let mut subscription = subscribe(sim, number).await;
+                    while next(&mut subscription).await.id().version.0 < last {
+                        sleep(pause).await;
+                    }
+                }
+            });
+            let readers = futures_util::future::join_all(readers.collect::<Vec<_>>());
+            let publishing = async {
+                let mut publications = Vec::new();
+                for version in 1..=last {
+                    engine.behave(Behaviour::AtOnce);
+                    let bytes = dice.random_range(0..2_000_000);
+                    let specs = tensors::random(&mut dice, bytes);
+                    let held: Held = match dice.random_range(0..3) {
+                        0 => lent(&server, &device, specs, version).await.into(),
+                        1 => {
+                            let tensors = tensors::on_device(&device, specs, version).await;
+                            Staged::from_device(&server.staging(), tensors, vec![]).await.unwrap().into()
+                        }
+                        _ => {
+                            let staged = tensors::stage(&server, specs, version);
+                            staged.onto(&device).await.unwrap()
+                        }
+                    };
+                    engine.behave(Behaviour::Taking(Duration::from_micros(dice.random_range(0..3_000))));
+                    publications.push(publish_held(&mut publisher, held, version).await);
+                    sleep(Duration::from_millis(dice.random_range(0..100))).await;
+                }
+                publications
+            };
+            let (_, publications) = tokio::join!(readers, publishing);
+            publisher.withdraw();
+            for publication in publications {
+                assert!(publication.released(Duration::from_secs(20)).await);
+            }
+            eventually("all slots are back", || device.slots().available() == slots).await;
+            let stats = server.stats();
+            assert_eq!((stats.encoder.source_kept_bytes, stats.staged_bytes, stats.evicted), (0, 0, 0));
+            assert_eq!(stats.stages.under_way(Stage::Read), 0);
+        });
+    }
+}
+
+/// Waits until `holds` does, for so much simulated time at most.
+async fn eventually_within(sim: &Sim, time: Duration, mut holds: impl FnMut() -> bool) {
+    let until = sim.elapsed() + time;
+    while !holds() {
+        assert!(sim.elapsed() < until, "not within {time:?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}

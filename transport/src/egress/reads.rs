@@ -1,0 +1,410 @@
+//! Chunks of device sources are read here, once for all subscribers.
+
+use super::{
+    Encoded, Payload,
+    read::read,
+    shelf::{Place, Shelf, Turn},
+    stages::{Stage, Stages},
+};
+use crate::Workers;
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use tensor_relay_device::{Capacity, SlotPool, Source, SourceError};
+use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId};
+use tokio::sync::watch;
+
+/// A chunk that was read and hashed, or why it was not.
+type Outcome = Result<Encoded, Arc<SourceError>>;
+
+/// What of a chunk is kept: its outcome, once there is one.
+type Answer = watch::Receiver<Option<Outcome>>;
+
+/// Reads chunks of sources on devices: each once, for all who ask while it is read or kept, failures included.
+///
+/// **How much is kept**, for each device: as many bytes as was said, or else as half of its slots hold. Oldest goes first.
+/// A chunk counts as much as the slot that it may hold. What is kept is gone with its payload.
+///
+/// **Why nobody waits for ever.** What is kept holds slots, and so does what slow readers have not passed on. But a source
+/// on a device hands slots out only while a quarter of them, and one at least, is free; else it hands out a copy. So that
+/// quarter goes back to the device as soon as the copies into it have ended, and each copy has a deadline: slots come back
+/// whatever is kept here and however slow readers are. With half of the slots kept and at least a quarter left for what
+/// one subscriber has in flight, one subscriber pays no copy on the host.
+///
+/// A read runs in a task of its own: it does not end with the subscription that asked first, so that others need not
+/// begin it again; and it holds its source until no copy is under way.
+#[derive(Debug)]
+pub(super) struct Reads {
+    limit_bytes: Option<u64>,
+    workers: Workers,
+    stages: Arc<Stages>,
+    counters: Counters,
+    devices: Mutex<Vec<OfDevice>>,
+}
+
+/// What is kept of one device, which its slots name.
+#[derive(Debug)]
+struct OfDevice {
+    slots: SlotPool,
+    shelf: Shelf<Answer>,
+}
+
+/// What was read of devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct ReadStats {
+    pub(super) asked: u64,
+    pub(super) begun: u64,
+    pub(super) repeated: u64,
+    pub(super) kept_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    asked: AtomicU64,
+    begun: AtomicU64,
+    repeated: AtomicU64,
+}
+
+/// One read under way.
+struct Reading {
+    place: Place,
+    turn: Turn,
+    slots: SlotPool,
+    source: Arc<dyn Source>,
+    range: Range<u64>,
+    hash: Option<ChunkHash>,
+    answer: watch::Sender<Option<Outcome>>,
+}
+
+impl Reads {
+    /// Keeps at most `limit_bytes` for each device; without, as much as half of its slots hold.
+    pub(super) fn new(limit_bytes: Option<u64>, workers: Workers, stages: Arc<Stages>) -> Self {
+        Self { limit_bytes, workers, stages, counters: Counters::default(), devices: Mutex::default() }
+    }
+
+    /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: a read goes on without who asked.
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        slots: &SlotPool,
+    ) -> Result<Encoded, Arc<SourceError>> {
+        self.counters.asked.fetch_add(1, Ordering::Relaxed);
+        let mut answer = self.find_or_begin(payload, chunk, slots);
+        let answered = answer.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
+        let Ok(Some(outcome)) = answered else {
+            // Reads are never cancelled: they end with the runtime, and nothing that waits is polled again then.
+            return std::future::pending().await;
+        };
+        if let Ok(read) = &outcome {
+            payload.set_hash(chunk, read.hash);
+        }
+        outcome
+    }
+
+    /// Drops what is kept of a payload that is gone.
+    pub(super) fn forget(&self, payload: u64) {
+        let mut devices = self.devices();
+        devices.iter_mut().for_each(|device| device.shelf.forget(payload));
+        devices.retain(|device| !device.shelf.is_empty());
+    }
+
+    pub(super) fn stats(&self) -> ReadStats {
+        let Counters { asked, begun, repeated } = &self.counters;
+        ReadStats {
+            asked: asked.load(Ordering::Relaxed),
+            begun: begun.load(Ordering::Relaxed),
+            repeated: repeated.load(Ordering::Relaxed),
+            kept_bytes: self.devices().iter().map(|device| device.shelf.bytes()).sum(),
+        }
+    }
+
+    fn find_or_begin(self: &Arc<Self>, payload: &Payload, chunk: ChunkIndex, slots: &SlotPool) -> Answer {
+        let place = Place { payload: payload.key(), chunk };
+        let (reading, waiting) = {
+            let mut devices = self.devices();
+            let shelf = self.shelf(&mut devices, slots);
+            if let Some(answer) = shelf.get(place) {
+                return answer.clone();
+            }
+            let (answer, waiting) = watch::channel(None);
+            let (range, _) = payload.manifest().chunk(chunk);
+            let bytes = (range.end - range.start).max(slots.slot_bytes() as u64);
+            let turn = shelf.begin(place, bytes, waiting.clone());
+            let (source, hash, slots) = (Arc::clone(payload.source()), payload.hash(chunk), slots.clone());
+            (Reading { place, turn, slots, source, range, hash, answer }, waiting)
+        };
+        payload.is_kept_in(self);
+        self.counters.begun.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .repeated
+            .fetch_add(payload.note_read(chunk).into(), Ordering::Relaxed);
+        tokio::spawn(Arc::clone(self).run(reading));
+        waiting
+    }
+
+    async fn run(self: Arc<Self>, reading: Reading) {
+        let Reading { place, turn, slots, source, range, hash, answer } = reading;
+        let outcome = self.read(&*source, range, hash).await.map_err(Arc::new);
+        drop(source); // No copy is under way any more, and whoever waits for that may hear it first.
+        {
+            let mut devices = self.devices();
+            if let Some(device) = devices.iter_mut().find(|device| device.slots.is(&slots)) {
+                match &outcome {
+                    Ok(_) => device.shelf.handle_read(place, turn),
+                    Err(_) => device.shelf.handle_failed(place, turn),
+                }
+            }
+            devices.retain(|device| !device.shelf.is_empty());
+        }
+        answer.send_replace(Some(outcome));
+    }
+
+    async fn read(
+        &self,
+        source: &dyn Source,
+        range: Range<u64>,
+        hash: Option<ChunkHash>,
+    ) -> Result<Encoded, SourceError> {
+        let bytes = {
+            let _reading = self.stages.begin(Stage::Read);
+            read(source, range).await?
+        };
+        let hash = match hash {
+            Some(hash) => hash,
+            None => {
+                let _hashing = self.stages.begin(Stage::Encode);
+                let raw = bytes.clone();
+                self.workers.run(move || ChunkHash::of(&raw)).await
+            }
+        };
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes })
+    }
+
+    /// The shelf of the device with these slots.
+    fn shelf<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut Shelf<Answer> {
+        let known = devices.iter().position(|device| device.slots.is(slots));
+        let index = known.unwrap_or_else(|| {
+            let shelf = Shelf::new(self.limit_bytes.unwrap_or_else(|| half_of(slots)));
+            devices.push(OfDevice { slots: slots.clone(), shelf });
+            devices.len() - 1
+        });
+        &mut devices[index].shelf
+    }
+
+    fn devices(&self) -> MutexGuard<'_, Vec<OfDevice>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn half_of(slots: &SlotPool) -> u64 {
+    let Capacity { slots, slot_bytes } = slots.capacity();
+    slots as u64 / 2 * slot_bytes as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::egress::{Encoder, READ_TIMEOUT};
+    use bytes::Bytes;
+    use tensor_relay_device::{
+        BoxFuture, CopyEngine, CopyError, EngineSource, HostEngine, HostEngineMemory, HostMemory,
+    };
+    use tensor_relay_protocol::{Dtype, Limits, Manifest, RangeSet, Shape, TensorName, TensorSpec};
+    use tokio::{sync::Semaphore, task::JoinSet};
+
+    const CHUNK_BYTES: u32 = 1024;
+
+    /// A device whose reads wait for a permit each, and fail while it has failed.
+    #[derive(Debug)]
+    struct Gated {
+        source: EngineSource<HostEngine>,
+        gate: Semaphore,
+        has_failed: std::sync::atomic::AtomicBool,
+    }
+
+    impl Source for Gated {
+        fn len_bytes(&self) -> u64 {
+            self.source.len_bytes()
+        }
+
+        fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+            Box::pin(async {
+                self.gate.acquire().await.unwrap().forget();
+                match self.has_failed.load(Ordering::Relaxed) {
+                    true => Err(CopyError::EngineStopped.into()),
+                    false => self.source.read(range).await,
+                }
+            })
+        }
+
+        fn slots(&self) -> Option<&SlotPool> {
+            self.source.slots()
+        }
+    }
+
+    /// A payload of so many chunks on a device with so many slots, which may be read so many times.
+    fn on_device(chunks: u64, slots: usize, reads: usize) -> (Arc<Payload>, Arc<Gated>, SlotPool) {
+        let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
+        let memory: Arc<HostEngineMemory> = engine.allocate(chunks as usize * CHUNK_BYTES as usize).unwrap();
+        let pool = engine.slots(Capacity { slots, slot_bytes: CHUNK_BYTES as usize }).unwrap();
+        let source = EngineSource::new(engine, memory, pool.clone());
+        let gated = Arc::new(Gated { source, gate: Semaphore::new(reads), has_failed: false.into() });
+        let shape = Shape::new(&[chunks * u64::from(CHUNK_BYTES)]).unwrap();
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
+        let manifest = Manifest::layout(vec![spec], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
+        let payload = Payload::new(Arc::new(manifest), Arc::clone(&gated) as Arc<dyn Source>);
+        (Arc::new(payload), gated, pool)
+    }
+
+    fn encoder(device_cache_bytes: Option<u64>) -> Arc<Encoder> {
+        Arc::new(Encoder::new(1 << 20, device_cache_bytes, Workers::Inline))
+    }
+
+    /// So many ask for one chunk, and wait.
+    async fn ask(
+        encoder: &Arc<Encoder>,
+        payload: &Arc<Payload>,
+        codec: CodecId,
+        askers: usize,
+    ) -> JoinSet<Outcome> {
+        let mut asking = JoinSet::new();
+        for _ in 0..askers {
+            let (encoder, payload) = (Arc::clone(encoder), Arc::clone(payload));
+            asking.spawn(async move { encoder.encode(&payload, ChunkIndex(0), codec).await });
+        }
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        asking
+    }
+
+    /// Asked, read, and read again.
+    fn counted(encoder: &Encoder) -> (u64, u64, u64) {
+        let stats = encoder.stats();
+        (stats.source_asked, stats.source_reads, stats.source_rereads)
+    }
+
+    #[tokio::test]
+    async fn many_subscribers_pay_for_one_read() {
+        for cache_bytes in [None, Some(0)] {
+            let (payload, gated, slots) = on_device(4, 8, 0);
+            let encoder = encoder(cache_bytes);
+            let asking = ask(&encoder, &payload, CodecId::Raw, 20).await;
+            gated.gate.add_permits(1);
+            let read: Vec<_> = asking.join_all().await.into_iter().map(Result::unwrap).collect();
+            assert!(read.iter().all(|one| one.bytes.as_ptr() == read[0].bytes.as_ptr()));
+            assert_eq!(counted(&encoder), (20, 1, 0));
+            assert_eq!(payload.unhashed(&RangeSet::from_range(0..1)), []);
+            drop(read);
+            assert_eq!(slots.available(), if cache_bytes.is_none() { 7 } else { 8 }, "{cache_bytes:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_asked_first_may_leave() {
+        let (payload, gated, _) = on_device(4, 8, 0);
+        let encoder = encoder(None);
+        let mut first = ask(&encoder, &payload, CodecId::Raw, 1).await;
+        let second = ask(&encoder, &payload, CodecId::Raw, 1).await;
+        first.abort_all();
+        assert!(first.join_next().await.unwrap().is_err());
+        gated.gate.add_permits(1);
+        assert!(second.join_all().await[0].is_ok());
+        assert_eq!(counted(&encoder), (2, 1, 0));
+    }
+
+    #[tokio::test]
+    async fn all_who_wait_hear_of_a_failure_and_others_try_again() {
+        for codec in [CodecId::Raw, CodecId::Zstd] {
+            let (payload, gated, _) = on_device(4, 8, 0);
+            let encoder = encoder(None);
+            gated.has_failed.store(true, Ordering::Relaxed);
+            let asking = ask(&encoder, &payload, codec, 5).await;
+            gated.gate.add_permits(1);
+            assert!(asking.join_all().await.iter().all(Result::is_err));
+            gated.has_failed.store(false, Ordering::Relaxed);
+            gated.gate.add_permits(1);
+            assert!(ask(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
+            assert_eq!(counted(&encoder), (6, 2, 1));
+        }
+    }
+
+    #[tokio::test]
+    async fn half_of_the_slots_are_kept_and_the_oldest_go_first() {
+        let (payload, _, slots) = on_device(20, 8, 100);
+        let encoder = encoder(None);
+        let read = async |chunk| encoder.encode(&payload, ChunkIndex(chunk), CodecId::Raw).await.unwrap();
+        for chunk in 0..20 {
+            read(chunk).await;
+        }
+        assert_eq!((slots.available(), encoder.stats().source_kept_bytes), (4, 4096));
+        for chunk in 16..20 {
+            read(chunk).await;
+        }
+        assert_eq!(counted(&encoder), (24, 20, 0));
+        read(0).await;
+        assert_eq!(counted(&encoder), (25, 21, 1));
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_gone_with_its_payload() {
+        let (payload, _, slots) = on_device(4, 8, 100);
+        let encoder = encoder(None);
+        encoder.encode(&payload, ChunkIndex(1), CodecId::Raw).await.unwrap();
+        assert_eq!(slots.available(), 7);
+        drop(payload);
+        assert_eq!((slots.available(), encoder.stats().source_kept_bytes), (8, 0));
+    }
+
+    /// Goal: nobody waits for ever for a slot, however much is to be kept and however slow readers are.
+    /// Method: a cache for everything, and a reader who drops nothing.
+    #[tokio::test]
+    async fn slots_come_back_whatever_is_kept() {
+        for slots in 1..10 {
+            let (payload, _, pool) = on_device(30, slots, 100);
+            let encoder = encoder(Some(u64::MAX));
+            let mut held = Vec::new();
+            for chunk in 0..30 {
+                held.push(encoder.encode(&payload, ChunkIndex(chunk), CodecId::Raw).await.unwrap());
+            }
+            assert_eq!(pool.available(), (slots / 4).max(1));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_that_hangs_is_given_up() {
+        let (payload, _gated, _) = on_device(4, 8, 0);
+        let encoder = encoder(None);
+        let began = tokio::time::Instant::now();
+        let asking = ask(&encoder, &payload, CodecId::Raw, 3).await;
+        for outcome in asking.join_all().await {
+            let error = outcome.unwrap_err();
+            assert!(
+                matches!(*error, SourceError::TimedOut { asked_bytes: 1024, waited_ms: 25_000 }),
+                "{error}"
+            );
+        }
+        assert_eq!(began.elapsed(), READ_TIMEOUT);
+    }
+
+    /// Goal: who lends device memory hears that nobody reads it, and not before. Method: a reader who left, while its read
+    /// is under way.
+    #[tokio::test]
+    async fn a_read_holds_its_source_to_its_end() {
+        let (payload, gated, _) = on_device(4, 8, 0);
+        let encoder = encoder(None);
+        ask(&encoder, &payload, CodecId::Raw, 1).await.shutdown().await;
+        drop(payload);
+        assert_eq!(Arc::strong_count(&gated), 2, "the read under way has it");
+        gated.gate.add_permits(1);
+        while Arc::strong_count(&gated) > 1 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(encoder.stats().source_kept_bytes, 0, "what nobody can ask for is not kept");
+    }
+}
