@@ -95,20 +95,6 @@ impl OnDevice {
         }
         Ok(())
     }
-
-    /// Its bytes, read back.
-    pub(super) async fn download(&self) -> Result<Vec<u8>> {
-        let source = self.source()?;
-        let piece = self.device()?.slots().slot_bytes() as u64;
-        let mut bytes = Vec::with_capacity(usize::try_from(self.len_bytes)?);
-        let mut start = 0;
-        while start < self.len_bytes {
-            let end = self.len_bytes.min(start + piece);
-            bytes.extend_from_slice(&source.read(start..end).await?);
-            start = end;
-        }
-        Ok(bytes)
-    }
 }
 
 /// A payload of noise on `engine`, and the same on the host.
