@@ -1,18 +1,28 @@
 //! The user's own memory, by the name of the tensor that belongs there, and how it is lent.
 
-use crate::{Snapshot, fill::BufferError};
+use crate::{
+    Snapshot,
+    fill::{BufferError, FillCause},
+    landing::Lodged,
+};
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
-use tensor_relay_device::{GiveBack, Region};
+use tensor_relay_device::{DeviceBuffer, GiveBack, Region};
 use tensor_relay_protocol::{GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Selection, TensorName, VersionId};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
 
 /// Memory of the caller's for tensors, one buffer a tensor: a `Vec<u8>`, or a tensor of another library.
 ///
 /// A buffer has exactly the bytes of its tensor; its dtype and shape are nobody's business here. Lent to
-/// [`Subscription::next_into`](crate::Subscription::next_into), and given back with its end, whatever that is.
+/// [`Subscription::next_into`](crate::Subscription::next_into), and given back with its end, whatever that is. Those of
+/// a device are [`DeviceBuffer`]s, for [`next_into_device`](crate::Subscription::next_into_device).
 ///
 /// ```
 /// use tensor_relay_client::{Buffers, TensorName};
@@ -101,24 +111,32 @@ impl<B> Buffers<B> {
 }
 
 /// What is copied at once: less than a millisecond, so that nobody on the executor waits.
-const COPY_BYTES: usize = 1 << 20;
+pub(crate) const COPY_BYTES: usize = 1 << 20;
 
 impl<B: AsMut<[u8]> + Send> Buffers<B> {
     /// Copies the tensors of `snapshot` that have a buffer, all of them or none. When it is cancelled, some are copied.
-    pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), BufferError> {
+    pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), FillCause> {
         let slices = self.by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
         let slices: Vec<_> = slices.collect();
         let asked = slices.iter().map(|(name, out)| (*name, out.len() as u64));
         let fits = fit(&snapshot.selection, asked)?;
         check_shared(&snapshot.selection, &fits)?;
+        let source = snapshot.device_source()?;
         for ((_, out), fit) in slices.into_iter().zip(fits) {
-            let Some(bytes) = snapshot.bytes_at(fit.tensor) else { continue };
-            for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
-                out.copy_from_slice(bytes);
-                tokio::task::yield_now().await;
+            match &source {
+                Some(source) => snapshot.read_all(&**source, fit.range, out).await?,
+                None => copy_slowly(&snapshot.bytes_at(fit.tensor).unwrap_or_default(), out).await,
             }
         }
         Ok(())
+    }
+}
+
+/// Copies between equal lengths, and lets others run meanwhile.
+pub(crate) async fn copy_slowly(bytes: &[u8], out: &mut [u8]) {
+    for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
+        out.copy_from_slice(bytes);
+        tokio::task::yield_now().await;
     }
 }
 
@@ -130,39 +148,116 @@ impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
         for (name, buffer) in self.by_name {
             let (region, owner) = Region::lent_by(buffer);
             tensors.push((name.clone(), region));
-            owners.push((name, owner));
+            owners.push((name, WayBack::Host(owner)));
         }
-        (Lent { tensors, writing: Arc::clone(&writing) }, Lender { owners, writing })
+        let memory = LentMemory::Host(tensors);
+        (Lent { memory, writing: Arc::clone(&writing) }, Lender { owners, writing })
+    }
+}
+
+impl Buffers<DeviceBuffer> {
+    /// The same for buffers on a device.
+    pub(crate) fn lend_on_device(self) -> (Lent, Lender<DeviceBuffer>) {
+        let writing = Arc::new(Writing::default());
+        let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
+        for (name, buffer) in self.by_name {
+            let (lodged, back) = Lodged::lent(buffer);
+            tensors.push((name.clone(), lodged));
+            owners.push((name, WayBack::Device(back)));
+        }
+        let memory = LentMemory::Device(tensors);
+        (Lent { memory, writing: Arc::clone(&writing) }, Lender { owners, writing })
     }
 }
 
 /// Buffers on loan. They go back to their owner when this, and all that was made of it, is dropped.
 #[derive(Debug)]
 pub(crate) struct Lent {
-    pub(crate) tensors: Vec<(TensorName, Region)>,
+    pub(crate) memory: LentMemory,
     pub(crate) writing: Arc<Writing>,
+}
+
+/// The buffers, by the name of the tensor that belongs there.
+#[derive(Debug)]
+pub(crate) enum LentMemory {
+    /// In host memory.
+    Host(Vec<(TensorName, Region)>),
+    /// On a device.
+    Device(Vec<(TensorName, Arc<Lodged>)>),
+}
+
+impl Lent {
+    /// The name and the length of each.
+    pub(crate) fn asked(&self) -> Vec<(&str, u64)> {
+        match &self.memory {
+            LentMemory::Host(tensors) => tensors
+                .iter()
+                .map(|(name, region)| (name.as_str(), region.len() as u64))
+                .collect(),
+            LentMemory::Device(tensors) => {
+                let asked = tensors
+                    .iter()
+                    .map(|(name, lodged)| (name.as_str(), lodged.buffer().len_bytes()));
+                asked.collect()
+            }
+        }
+    }
 }
 
 /// The way back of buffers on loan.
 #[derive(Debug)]
 pub(crate) struct Lender<B> {
-    owners: Vec<(TensorName, GiveBack<B>)>,
+    owners: Vec<(TensorName, WayBack<B>)>,
     writing: Arc<Writing>,
 }
 
-impl<B> Lender<B> {
-    /// Waits until nothing of the buffers is lent any more, and gives them.
-    pub(crate) async fn back(mut self) -> Buffers<B> {
-        let mut by_name = BTreeMap::new();
-        for (name, owner) in &mut self.owners {
-            // Mostly it is there already, and many that are shall not make this wait for its turn.
-            let buffer = match owner.try_take() {
-                Some(buffer) => buffer,
-                None => owner.wait().await.expect("it was lent once, and is asked for until it is back"),
-            };
-            by_name.insert(name.clone(), buffer);
+/// The way back of one buffer.
+#[derive(Debug)]
+enum WayBack<B> {
+    /// Always, when nobody reaches its bytes any more.
+    Host(GiveBack<B>),
+    /// When no copy to it is in flight; never where nobody knows that.
+    Device(oneshot::Receiver<B>),
+}
+
+impl<B> WayBack<B> {
+    /// Mostly it is there already, and many that are shall not make anybody wait for their turns.
+    fn try_take(&mut self) -> Option<B> {
+        match self {
+            Self::Host(owner) => owner.try_take(),
+            Self::Device(back) => back.try_recv().ok(),
         }
-        Buffers { by_name }
+    }
+
+    /// Waits for it, on a device until `deadline`.
+    async fn wait(&mut self, deadline: Instant) -> Option<B> {
+        match self {
+            Self::Host(owner) => owner.wait().await,
+            Self::Device(back) => timeout_at(deadline, back).await.ok()?.ok(),
+        }
+    }
+}
+
+/// How long a device may take to end its copies to buffers that were lent, before they are not given back. Engines have
+/// shorter deadlines of their own.
+const COPIES_END: Duration = Duration::from_secs(30);
+
+impl<B> Lender<B> {
+    /// Waits until nothing of the buffers is lent any more, and gives them; and the names of those that do not come back.
+    pub(crate) async fn back(mut self) -> (Buffers<B>, Vec<TensorName>) {
+        let deadline = Instant::now() + COPIES_END;
+        let (mut by_name, mut withheld) = (BTreeMap::new(), vec![]);
+        for (name, owner) in &mut self.owners {
+            let mut buffer = owner.try_take();
+            if buffer.is_none() {
+                buffer = owner.wait(deadline).await;
+            }
+            match buffer {
+                Some(buffer) => drop(by_name.insert(name.clone(), buffer)),
+                None => withheld.push(name.clone()),
+            }
+        }
+        (Buffers { by_name }, withheld)
     }
 
     pub(crate) fn writing(&self) -> Arc<Writing> {
@@ -298,9 +393,11 @@ mod tests {
         let buffers: Buffers<Vec<u8>> = [(name("a"), vec![0; 4]), (name("b"), vec![])].into_iter().collect();
         let address = buffers.get("a").unwrap().as_ptr();
         let (mut lent, lender) = buffers.lend();
-        lent.tensors[0].1.copy_from_slice(&[1, 2, 3, 4]);
+        let LentMemory::Host(tensors) = &mut lent.memory else { panic!("they are on the host") };
+        tensors[0].1.copy_from_slice(&[1, 2, 3, 4]);
         drop(lent);
-        let buffers = lender.back().await;
+        let (buffers, withheld) = lender.back().await;
+        assert!(withheld.is_empty());
         assert_eq!(buffers.get("a").unwrap(), &[1, 2, 3, 4]);
         assert_eq!((buffers.get("a").unwrap().as_ptr(), buffers.len()), (address, 2));
     }

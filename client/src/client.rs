@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
-use tensor_relay_transport::{Connector, Fingerprint, LaneError, LaneStats, Tuning};
+use tensor_relay_transport::{Connector, Fingerprint, LaneError, LaneStats, Tuning, ingress::OverlapStats};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
@@ -64,6 +64,7 @@ impl Client {
         let (link, server) = Link::open(&way, &config).await?;
         let state = Arc::new(State {
             lane: watch::Sender::new(link.lane().clone()),
+            ingress: session.ingress().clone(),
             reconnects: AtomicU64::new(0),
             ended: watch::Sender::new(None),
         });
@@ -126,6 +127,11 @@ impl Client {
     /// What the connection of now has done so far.
     pub fn lane_stats(&self) -> LaneStats {
         self.state.lane.borrow().stats()
+    }
+
+    /// How receiving overlapped with the copies to a device so far, in all subscriptions.
+    pub fn overlap(&self) -> OverlapStats {
+        self.state.ingress.overlap()
     }
 
     /// How often a lost connection was made again.

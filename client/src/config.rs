@@ -1,6 +1,7 @@
 //! What a client allows, each with its reason.
 
 use std::time::Duration;
+use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecSet, Credit, Limits};
 use tensor_relay_transport::Workers;
 
@@ -14,6 +15,13 @@ pub struct Config {
     /// How much memory snapshots may take: those being received, those delivered and not dropped, and freed memory kept
     /// for reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
     pub memory_bytes: u64,
+    /// Where versions land: on this device, or, by default, in host memory. Snapshots are
+    /// [there](crate::Snapshot::is_on_device) then. Its memory bounds them, as `memory_bytes` does on the host.
+    ///
+    /// A chunk has one of the device's slots from its first byte until it is copied, so give it more slots than
+    /// `credit_chunks` for each subscription, as long as the chunks of the server (4 MiB by default). With fewer,
+    /// subscriptions wait for each other; longer chunks are copied once more on the way.
+    pub device: Option<Device>,
     /// How many chunks of one subscription may be on their way at once. Default 4: QUIC needs two in flight, the rest
     /// covers the time until credit for a finished one reaches the server.
     pub credit_chunks: u32,
@@ -42,6 +50,7 @@ impl Default for Config {
             agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
             codecs: CodecSet::all(),
             memory_bytes: u64::MAX,
+            device: None,
             credit_chunks: 4,
             topic_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),

@@ -34,6 +34,7 @@ struct State {
 enum Item {
     Snapshot(Box<Snapshot>),
     Gap(Box<Gap>),
+    Failure(SubscriptionError),
 }
 
 /// What a subscription finds.
@@ -43,6 +44,8 @@ pub(crate) enum Found {
     Snapshot(Box<Snapshot>),
     /// News that versions are missing before the next snapshot.
     Gap(Box<Gap>),
+    /// News that a version was given up, and that others will come.
+    Failure(SubscriptionError),
     /// A snapshot is there, but the user may not have it yet.
     NotYet,
     /// The end, after everything that was delivered before it was taken.
@@ -51,6 +54,24 @@ pub(crate) enum Found {
     Nothing,
     /// Nothing yet, and whether the topic exists is not known. It was asked for then, if there is a connection.
     Unknown { asked: Option<Instant> },
+}
+
+impl State {
+    /// The snapshot of mode `latest`.
+    fn snapshot_mut(&mut self) -> Option<&mut Snapshot> {
+        self.ready.iter_mut().find_map(|item| match item {
+            Item::Snapshot(snapshot) => Some(&mut **snapshot),
+            _ => None,
+        })
+    }
+
+    fn take_snapshot(&mut self) -> Option<Box<Snapshot>> {
+        let at = self.ready.iter().position(|item| matches!(item, Item::Snapshot(_)))?;
+        match self.ready.remove(at) {
+            Some(Item::Snapshot(snapshot)) => Some(snapshot),
+            _ => None,
+        }
+    }
 }
 
 impl Delivery {
@@ -77,7 +98,7 @@ impl Delivery {
             return; // The user was told that nothing more comes.
         }
         if self.mode == Mode::Latest
-            && let Some(Item::Snapshot(replaced)) = state.ready.pop_back()
+            && let Some(replaced) = state.take_snapshot()
         {
             snapshot.skipped = snapshot.skipped.saturating_add(replaced.skipped).saturating_add(1);
             snapshot.new_epoch |= replaced.new_epoch;
@@ -90,8 +111,8 @@ impl Delivery {
     /// replaces it, where the mode has it so.
     pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
         let mut state = self.state();
-        match (self.mode, state.ready.front_mut()) {
-            (Mode::Latest, Some(Item::Snapshot(newer))) => {
+        match (self.mode, state.snapshot_mut()) {
+            (Mode::Latest, Some(newer)) => {
                 newer.skipped = newer.skipped.saturating_add(snapshot.skipped).saturating_add(1);
                 newer.new_epoch |= snapshot.new_epoch;
             }
@@ -114,6 +135,16 @@ impl Delivery {
         self.changed.notify_one();
     }
 
+    /// Says that a version was given up, and that others will come. In mode `latest` the news of the last one is enough.
+    pub(crate) fn put_failure(&self, error: SubscriptionError) {
+        let mut state = self.state();
+        if self.mode == Mode::Latest {
+            state.ready.retain(|item| !matches!(item, Item::Failure(_)));
+        }
+        state.ready.push_back(Item::Failure(error));
+        self.changed.notify_one();
+    }
+
     /// Says that nothing more will come; the first reason counts.
     pub(crate) fn end(&self, error: SubscriptionError) {
         self.state().ended.get_or_insert(error);
@@ -129,6 +160,7 @@ impl Delivery {
         match (state.ready.pop_front(), &state.ended) {
             (Some(Item::Snapshot(snapshot)), _) => Found::Snapshot(snapshot),
             (Some(Item::Gap(gap)), _) => Found::Gap(gap),
+            (Some(Item::Failure(error)), _) => Found::Failure(error),
             (None, Some(error)) => Found::Ended(error.clone()),
             (None, None) if state.announced => Found::Nothing,
             (None, None) => Found::Unknown { asked: state.asked },

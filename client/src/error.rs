@@ -1,8 +1,8 @@
 //! What can go wrong for a client, by what its user can do about it.
 
-use crate::link::LastWord;
+use crate::{device_snapshot::chain, link::LastWord};
 use std::{fmt, sync::Arc};
-use tensor_relay_device::{AllocError, SinkError};
+use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
 use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, EndReason, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES,
     Topic, Version, VersionDigest, VersionId,
@@ -254,6 +254,19 @@ pub enum SubscriptionError {
         /// The numbers.
         detail: String,
     },
+    /// The device that versions land on did not take one. This machine is to blame, not the server. Not final where the
+    /// device may take later versions: they are tried.
+    #[error("{id} did not get to {device}, a device of this machine: {detail}")]
+    Device {
+        /// Which version.
+        id: VersionId,
+        /// Which device.
+        device: Box<str>,
+        /// What happened, and what to do.
+        detail: String,
+        /// Whether the device takes nothing any more.
+        is_final: bool,
+    },
     /// A version that was begun did not go on.
     #[error("{id} stalled: no byte of it came for {timeout_ms} ms, though the connection lives")]
     Stalled {
@@ -271,7 +284,7 @@ fn join(versions: &[Version]) -> String {
 impl SubscriptionError {
     /// Whether nothing more will come. After an error that is not final, the next call goes on.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Self::Gap(_) | Self::HoldingTooMany { .. })
+        !matches!(self, Self::Gap(_) | Self::HoldingTooMany { .. } | Self::Device { is_final: false, .. })
     }
 
     pub(crate) fn disconnected(topic: &Topic, error: &Arc<ClientError>) -> Self {
@@ -284,25 +297,67 @@ impl SubscriptionError {
 pub(crate) enum TransferError {
     #[error(transparent)]
     Memory(#[from] AllocError),
+    #[error("there is no room on {device}: {source}")]
+    DeviceMemory { device: Box<str>, source: AllocError },
+    #[error("its memory does not fit: {0}")]
+    Parts(#[from] PartsError),
+    #[error("{}", chain(source))]
+    Copy { device: Box<str>, source: Box<SinkError> },
+    #[error(
+        "no copy has ended for {timeout_ms} ms, and no slot came free: the device hangs, or other work keeps it busy; \
+         later versions are tried"
+    )]
+    DeviceStalled { device: Box<str>, timeout_ms: u128 },
     #[error(transparent)]
-    Chunk(#[from] ReceiveError),
+    Chunk(Box<ReceiveError>),
     #[error("its chunks together hash to {found} where the server said {expected}")]
     Mismatch { expected: VersionDigest, found: VersionDigest },
     #[error("no byte came for {0} ms")]
     Stalled(u128),
     #[error("its memory could not be handed over: {0}")]
-    Sink(#[from] SinkError),
+    Sink(Box<SinkError>),
+}
+
+impl From<SinkError> for TransferError {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(Box::new(error))
+    }
 }
 
 impl TransferError {
+    pub(crate) fn device_memory(device: &Device, source: AllocError) -> Self {
+        Self::DeviceMemory { device: device.name().into(), source }
+    }
+
+    /// Why a chunk did not arrive that was on its way to `device`, if to any.
+    pub(crate) fn chunk(error: ReceiveError, device: Option<&Device>) -> Self {
+        match (error, device) {
+            (ReceiveError::Sink(source @ (SinkError::Copy(_) | SinkError::Busy { .. })), Some(device)) => {
+                Self::Copy { device: device.name().into(), source: Box::new(source) }
+            }
+            (error, _) => Self::Chunk(Box::new(error)),
+        }
+    }
+
+    /// Whether later versions are lost with this one.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Copy { source, .. } => match &**source {
+                SinkError::Copy(error) => error.is_final() || is_our_mistake(error),
+                _ => false, // What an earlier copy may still write to is busy. The next version has other memory.
+            },
+            Self::DeviceStalled { .. } => false,
+            _ => true,
+        }
+    }
+
     /// What the server is told.
     pub(crate) fn abort_reason(&self) -> AbortReason {
         match self {
-            Self::Memory(_) | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => {
-                AbortReason::OverBudget
-            }
+            _ if self.is_want_of_memory() => AbortReason::OverBudget,
             Self::Stalled(_) => AbortReason::Stalled,
-            Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => AbortReason::Corrupt,
+            Self::Copy { .. } | Self::DeviceStalled { .. } => AbortReason::DeviceFailed,
+            _ => AbortReason::Corrupt,
         }
     }
 
@@ -310,15 +365,28 @@ impl TransferError {
     pub(crate) fn for_user(&self, id: &VersionId) -> SubscriptionError {
         let (id, detail) = (id.clone(), self.to_string());
         match self {
-            Self::Memory(_) | Self::Chunk(ReceiveError::Sink(SinkError::NoMemory(_))) => {
-                SubscriptionError::OverBudget { id, detail }
-            }
+            _ if self.is_want_of_memory() => SubscriptionError::OverBudget { id, detail },
             Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
-            Self::Chunk(_) | Self::Mismatch { .. } | Self::Sink(_) => {
-                SubscriptionError::Corrupt { id, detail }
+            Self::Copy { device, .. } | Self::DeviceStalled { device, .. } => {
+                let (device, is_final) = (device.clone(), self.is_final());
+                SubscriptionError::Device { id, device, detail, is_final }
             }
+            _ => SubscriptionError::Corrupt { id, detail },
         }
     }
+
+    fn is_want_of_memory(&self) -> bool {
+        match self {
+            Self::Memory(_) | Self::DeviceMemory { .. } => true,
+            Self::Chunk(error) => matches!(**error, ReceiveError::Sink(SinkError::NoMemory(_))),
+            _ => false,
+        }
+    }
+}
+
+/// Whether a copy was refused that should not have been asked for: the next one would be refused as well.
+fn is_our_mistake(error: &CopyError) -> bool {
+    matches!(error, CopyError::OutOfBounds { .. } | CopyError::ForeignSlot | CopyError::ForeignMemory)
 }
 
 /// Why a session cannot go on, inside.

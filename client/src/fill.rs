@@ -1,14 +1,16 @@
 //! Versions in memory that the user provides: copied when they are whole, or received right into it.
 
+mod on_device;
+
 use crate::{
-    Buffers, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
-    buffers::{Lent, Writing, fit},
+    Buffers, DeviceError, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
+    buffers::{Lender, Lent, Writing, fit},
     delivery::{Delivery, Found},
     landing::Payload,
     session::Command,
 };
 use std::{fmt, sync::Arc};
-use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, VersionId};
+use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, TensorName, VersionId};
 use tokio::sync::mpsc;
 
 impl Snapshot {
@@ -29,8 +31,12 @@ impl Snapshot {
     /// ```
     ///
     /// # Errors
-    /// [`BufferError`] names the first buffer that does not fit. Nothing was copied then.
+    /// [`BufferError`] names the first buffer that does not fit. Nothing was copied then. A snapshot on a device is refused:
+    /// copy what [`to_host`](Self::to_host) gives.
     pub fn copy_into(&self, buffers: &mut [(&str, &mut [u8])]) -> Result<(), BufferError> {
+        if let Some(device) = self.device() {
+            return Err(BufferError::OnDevice { device: device.name().into() });
+        }
         let fits = fit(&self.selection, buffers.iter().map(|(name, out)| (*name, out.len() as u64)))?;
         let bytes = fits.iter().zip(buffers.iter()).map(|(fit, (name, _))| {
             self.bytes_at(fit.tensor)
@@ -73,8 +79,25 @@ impl Subscription {
     where
         B: AsMut<[u8]> + Send + 'static,
     {
-        self.acknowledge();
         let (lent, lender) = buffers.lend();
+        let (mut taken, mut buffers) = match self.receive_into(lent, lender).await? {
+            Received::InPlace(filled) => return Ok(filled),
+            Received::Elsewhere(taken, buffers) => (taken, buffers),
+        };
+        if let Some(version) = &taken.version
+            && let Err(cause) = buffers.copy_from(version).await
+        {
+            // Who does not fit was judged before anything was copied.
+            let torn = matches!(cause, FillCause::Device(_)).then(|| version.id.clone());
+            return Err(FillError { cause, torn, buffers, withheld: vec![] });
+        }
+        let (facts, gap) = self.keep(&mut taken);
+        Ok(Filled { facts, gap, copied: true, buffers })
+    }
+
+    /// Lends buffers until the next version is there, in them or elsewhere.
+    async fn receive_into<B>(&mut self, lent: Lent, lender: Lender<B>) -> Result<Received<B>, FillError<B>> {
+        self.acknowledge();
         let writing = lender.writing();
         let given = Given::new(self, lent);
         let found = self.next_version().await;
@@ -82,22 +105,23 @@ impl Subscription {
         let mut taken = match found {
             Ok(taken) => taken,
             Err(error) => {
-                let buffers = lender.back().await;
-                return Err(FillError { cause: error.into(), torn: writing.torn(), buffers });
+                let (buffers, withheld) = lender.back().await;
+                return Err(FillError { cause: error.into(), torn: writing.torn(), buffers, withheld });
             }
         };
         if taken.lies_in(&writing) {
             let (facts, gap) = self.keep(&mut taken);
-            return Ok(Filled { facts, gap, copied: false, buffers: lender.back().await });
+            let (buffers, _) = lender.back().await; // Nothing is in flight to what was committed.
+            return Ok(Received::InPlace(Filled { facts, gap, copied: false, buffers }));
         }
-        let mut buffers = lender.back().await;
-        if let Some(version) = &taken.version
-            && let Err(error) = buffers.copy_from(version).await
-        {
-            return Err(FillError { cause: error.into(), torn: writing.torn(), buffers });
+        let (buffers, withheld) = lender.back().await;
+        match withheld.is_empty() {
+            true => Ok(Received::Elsewhere(taken, buffers)),
+            false => {
+                let cause = BufferError::Withheld { name: withheld[0].as_str().into() }.into();
+                Err(FillError { cause, torn: writing.torn(), buffers, withheld })
+            }
         }
-        let (facts, gap) = self.keep(&mut taken);
-        Ok(Filled { facts, gap, copied: true, buffers })
     }
 
     /// Hands a version over for good, less its bytes: buffers that hold them come back with that.
@@ -116,7 +140,7 @@ impl Subscription {
                     return Ok(Taken { version: Some(version), gap, delivery: Arc::clone(&self.delivery) });
                 }
                 Found::Gap(found) => gap = Some(found),
-                Found::Ended(error) => return Err(error),
+                Found::Ended(error) | Found::Failure(error) => return Err(error),
                 Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
                 Found::Nothing | Found::Unknown { asked: None } | Found::NotYet => {
                     self.delivery.changed().await;
@@ -124,6 +148,14 @@ impl Subscription {
             }
         }
     }
+}
+
+/// A version, and the buffers that were lent for it.
+enum Received<B> {
+    /// In the buffers.
+    InPlace(Filled<B>),
+    /// In other memory: it began to arrive before they were lent, or does not fit.
+    Elsewhere(Taken, Buffers<B>),
 }
 
 /// Buffers in the session's hands. It forgets them with this, unless it is writing to them.
@@ -237,8 +269,11 @@ pub struct FillError<B> {
     /// The version that was being written when it did: the buffers hold bytes of it that nobody vouches for, beside what
     /// they held before. `None`: the buffers are as they were.
     pub torn: Option<VersionId>,
-    /// The memory that was lent, all of it.
+    /// The memory that was lent: all of it, but for what is withheld.
     pub buffers: Buffers<B>,
+    /// The tensors whose buffers do not come back. Always none on the host. On a device that failed, or hangs, a copy to
+    /// them may still land at any time: nobody may write there, and their memory is freed when that is over.
+    pub withheld: Vec<TensorName>,
 }
 
 /// What can go wrong with buffers that wait for a version.
@@ -273,6 +308,29 @@ pub enum BufferError {
         /// The bytes of the buffer.
         given_bytes: u64,
     },
+    /// The tensors are not in host memory.
+    #[error(
+        "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"
+    )]
+    OnDevice {
+        /// Where the tensors are.
+        device: Box<str>,
+    },
+    /// The buffers are not all on one device.
+    #[error("the buffers for tensors {name} and {other} are on different devices: give those of one device")]
+    SeveralDevices {
+        /// One buffer's name.
+        name: Box<str>,
+        /// The other's.
+        other: Box<str>,
+    },
+    /// A version before this one was being copied to a buffer when it was given up, and nobody knows whether that has
+    /// ended.
+    #[error("the device has not ended its copies to the buffer for tensor {name}: give another one")]
+    Withheld {
+        /// The buffer's name.
+        name: Box<str>,
+    },
     /// Two tensors are one (tied weights), and each has a buffer.
     #[error("tensors {name} and {other} share their bytes: give a buffer for one of them")]
     Shared {
@@ -293,6 +351,9 @@ pub enum FillCause {
     /// One came and does not fit. It waits to be taken: by a call with other buffers, or by [`Subscription::next`].
     #[error(transparent)]
     Buffers(#[from] BufferError),
+    /// One came, and a device failed to copy it. It waits to be taken, as above.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 impl<B> FillError<B> {
@@ -300,7 +361,7 @@ impl<B> FillError<B> {
     pub fn is_final(&self) -> bool {
         match &self.cause {
             FillCause::Subscription(error) => error.is_final(),
-            FillCause::Buffers(_) => false,
+            FillCause::Buffers(_) | FillCause::Device(_) => false,
         }
     }
 }
@@ -323,6 +384,7 @@ impl<B> fmt::Debug for FillError<B> {
         f.debug_struct("FillError")
             .field("cause", &self.cause)
             .field("torn", &self.torn)
+            .field("withheld", &self.withheld)
             .finish_non_exhaustive()
     }
 }

@@ -11,12 +11,12 @@ use tokio::sync::Notify;
 /// Counts the snapshots of one subscription that the user holds.
 #[derive(Debug, Default)]
 pub(crate) struct Holding {
-    held: Mutex<Held>,
+    state: Mutex<State>,
     dropped: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct State {
     versions: BTreeMap<u64, VersionId>,
     ever: u64,
 }
@@ -24,11 +24,11 @@ struct Held {
 impl Holding {
     /// Which versions the user holds, oldest first.
     pub(crate) fn versions(&self) -> Vec<VersionId> {
-        self.held().versions.values().cloned().collect()
+        self.state().versions.values().cloned().collect()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.held().versions.len()
+        self.state().versions.len()
     }
 
     /// Waits until the user dropped one since the last wait. Cancel safe.
@@ -38,23 +38,27 @@ impl Holding {
 
     /// Hands `payload` to the user: it counts until the last reference to any of its bytes is gone.
     pub(crate) fn hand_over(self: &Arc<Self>, id: VersionId, payload: Bytes) -> Bytes {
-        let mut held = self.held();
-        let number = held.ever;
-        held.ever += 1;
-        held.versions.insert(number, id);
-        Bytes::from_owner(Handed { payload, number, holding: Arc::clone(self) })
+        Bytes::from_owner(Handed { payload, _held: self.hold(id) })
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Counts one more, until what this gives is dropped.
+    pub(crate) fn hold(self: &Arc<Self>, id: VersionId) -> Held {
+        let mut state = self.state();
+        let number = state.ever;
+        state.ever += 1;
+        state.versions.insert(number, id);
+        Held { number, holding: Arc::clone(self) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A payload in the user's hands.
+/// Bytes in the user's hands. Fields are dropped in order: whoever sees that it is held no more finds its memory free.
 struct Handed {
     payload: Bytes,
-    number: u64,
-    holding: Arc<Holding>,
+    _held: Held,
 }
 
 impl AsRef<[u8]> for Handed {
@@ -63,9 +67,16 @@ impl AsRef<[u8]> for Handed {
     }
 }
 
-impl Drop for Handed {
+/// One version that the user holds.
+#[derive(Debug)]
+pub(crate) struct Held {
+    number: u64,
+    holding: Arc<Holding>,
+}
+
+impl Drop for Held {
     fn drop(&mut self) {
-        self.holding.held().versions.remove(&self.number);
+        self.holding.state().versions.remove(&self.number);
         self.holding.dropped.notify_one();
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
-use tensor_relay_transport::Lane;
+use tensor_relay_transport::{Lane, ingress::Ingress};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -22,6 +22,8 @@ use tokio::{
 pub(crate) struct State {
     /// The connection of now, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
+    /// The way in of all chunks.
+    pub(crate) ingress: Ingress,
     /// How often a connection was made again.
     pub(crate) reconnects: AtomicU64,
     /// Why there will be none any more.

@@ -1,10 +1,28 @@
-//! Where the bytes of a version land: in memory of the session's own, or in buffers that the user lent.
+//! Where the bytes of a version land: in memory of the session's own, on a device, or in buffers that the user lent.
 
-use crate::buffers::{Lent, Writing, check_shared, fit};
+mod device_sink;
+mod on_device;
+
+pub(crate) use on_device::{Lodged, OnDevice, Shared};
+
+use crate::{
+    buffers::{Fit, Lent, LentMemory, Writing, check_shared, fit},
+    error::TransferError,
+};
 use bytes::Bytes;
+use device_sink::DeviceSink;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
-use tensor_relay_device::{AllocError, HostMemory, HostSink, Region, ScatterSink, Sink, SinkError};
-use tensor_relay_protocol::{Selection, VersionId};
+use tensor_relay_device::{Device, HostMemory, HostSink, PartsError, Region, ScatterSink, Sink, SinkError};
+use tensor_relay_protocol::{Selection, TensorName, VersionId};
+
+/// Where versions land for which no buffers were lent.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    /// Memory of the host, within the session's budget.
+    pub(crate) memory: HostMemory,
+    /// The device that versions are to land on, if any.
+    pub(crate) device: Option<Device>,
+}
 
 /// Takes the bytes of one version while they come, and gives them when they are whole.
 #[derive(Debug)]
@@ -18,45 +36,69 @@ pub(crate) enum Landing {
         starts: Vec<u64>,
         writing: Arc<Writing>,
     },
+    /// The memory of a device: one piece, or the user's buffers.
+    Device { sink: Arc<DeviceSink>, payload: Arc<OnDevice> },
 }
 
 impl Landing {
-    /// In the buffers that were lent, if there are some and they fit; in `memory` otherwise. Who lent buffers that do not
+    /// In the buffers that were lent, if there are some and they fit; on `ground` otherwise. Who lent buffers that do not
     /// fit is told when the version is there.
     pub(crate) fn new(
         selection: &Selection,
         lent: Option<Lent>,
-        memory: &HostMemory,
-    ) -> Result<Self, AllocError> {
-        if let Some(landing) = lent.and_then(|lent| Self::in_buffers(selection, lent, memory)) {
+        ground: &Ground,
+    ) -> Result<Self, TransferError> {
+        if let Some(landing) = lent.and_then(|lent| Self::in_buffers(selection, lent, &ground.memory)) {
             return Ok(landing);
         }
-        let region = memory.allocate(selection.payload_bytes() as usize)?;
-        Ok(Self::Memory(Arc::new(HostSink::new(region))))
+        let len_bytes = selection.payload_bytes();
+        match &ground.device {
+            Some(device) => {
+                let payload = OnDevice::allocate(device, len_bytes, &ground.memory);
+                let payload = payload.map_err(|source| TransferError::device_memory(device, source))?;
+                Ok(Self::on_device(payload, len_bytes)?)
+            }
+            None => {
+                let region = ground.memory.allocate(len_bytes as usize)?;
+                Ok(Self::Memory(Arc::new(HostSink::new(region))))
+            }
+        }
     }
 
-    fn in_buffers(selection: &Selection, lent: Lent, memory: &HostMemory) -> Option<Self> {
-        let asked = lent.tensors.iter().map(|(name, region)| (name.as_str(), region.len() as u64));
-        let fits = fit(selection, asked).ok()?;
+    /// In the buffers that were lent, if they fit. What spans several of them on the host is staged in `memory`.
+    pub(crate) fn in_buffers(selection: &Selection, lent: Lent, memory: &HostMemory) -> Option<Self> {
+        let fits = fit(selection, lent.asked().into_iter()).ok()?;
         check_shared(selection, &fits).ok()?;
-        let regions = lent.tensors.into_iter().map(|(_, region)| region);
-        let mut parts: Vec<_> =
-            fits.into_iter().zip(regions).filter(|(_, region)| !region.is_empty()).collect();
-        parts.sort_by_key(|(fit, _)| fit.range.start);
-        let starts = parts.iter().map(|(fit, _)| fit.range.start).collect();
-        let parts = parts.into_iter().map(|(fit, region)| (fit.range, region));
-        let sink = ScatterSink::new(selection.payload_bytes(), parts, memory.clone()).ok()?;
-        Some(Self::Buffers { sink: Arc::new(sink), starts, writing: lent.writing })
+        match lent.memory {
+            LentMemory::Host(tensors) => {
+                let parts = in_order(fits, tensors, |region| !region.is_empty());
+                let starts = parts.iter().map(|(range, _)| range.start).collect();
+                let sink = ScatterSink::new(selection.payload_bytes(), parts, memory.clone()).ok()?;
+                Some(Self::Buffers { sink: Arc::new(sink), starts, writing: lent.writing })
+            }
+            LentMemory::Device(tensors) => {
+                let parts = in_order(fits, tensors, |lodged| lodged.buffer().len_bytes() > 0);
+                let payload = OnDevice::lent(parts, lent.writing, memory)?;
+                Self::on_device(payload, selection.payload_bytes()).ok()
+            }
+        }
+    }
+
+    fn on_device(payload: OnDevice, len_bytes: u64) -> Result<Self, PartsError> {
+        let payload = Arc::new(payload);
+        let sink = DeviceSink::new(Arc::clone(&payload), len_bytes)?;
+        Ok(Self::Device { sink: Arc::new(sink), payload })
     }
 
     /// Where a chunk of `id` may be written from now on.
     pub(crate) fn sink(&self, id: &VersionId) -> Arc<dyn Sink> {
+        if let Some(writing) = self.writing() {
+            writing.begin(id);
+        }
         match self {
             Self::Memory(sink) => Arc::clone(sink) as Arc<dyn Sink>,
-            Self::Buffers { sink, writing, .. } => {
-                writing.begin(id);
-                Arc::clone(sink) as Arc<dyn Sink>
-            }
+            Self::Buffers { sink, .. } => Arc::clone(sink) as Arc<dyn Sink>,
+            Self::Device { sink, .. } => Arc::clone(sink) as Arc<dyn Sink>,
         }
     }
 
@@ -69,8 +111,52 @@ impl Landing {
                 let by_start = starts.iter().copied().zip(bytes).collect();
                 Ok(Payload::Scattered(Arc::new(Scattered { by_start, writing: Arc::clone(writing) })))
             }
+            Self::Device { sink, payload } => {
+                sink.commit()?;
+                Ok(Payload::Device(Shared::new(Arc::clone(payload))))
+            }
         }
     }
+
+    /// The device that keeps this landing waiting, if one does: a copy to it is in flight, or all of its slots are.
+    pub(crate) fn waits_for(&self) -> Option<&Device> {
+        match self {
+            Self::Device { sink, payload } => {
+                let device = payload.device();
+                (sink.is_copying() || device.slots().available() == 0).then_some(device)
+            }
+            Self::Memory(_) | Self::Buffers { .. } => None,
+        }
+    }
+
+    /// The device that it is on.
+    pub(crate) fn device(&self) -> Option<&Device> {
+        match self {
+            Self::Device { payload, .. } => Some(payload.device()),
+            Self::Memory(_) | Self::Buffers { .. } => None,
+        }
+    }
+
+    fn writing(&self) -> Option<&Arc<Writing>> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Buffers { writing, .. } => Some(writing),
+            Self::Device { payload, .. } => payload.writing(),
+        }
+    }
+}
+
+/// The memory that is `kept`, by where its tensor lies among what is selected.
+fn in_order<M>(
+    fits: Vec<Fit>,
+    tensors: Vec<(TensorName, M)>,
+    kept: impl Fn(&M) -> bool,
+) -> Vec<(Range<u64>, M)> {
+    let memory = tensors.into_iter().map(|(_, memory)| memory);
+    let parts = fits.into_iter().map(|fit| fit.range).zip(memory);
+    let mut parts: Vec<_> = parts.filter(|(_, memory)| kept(memory)).collect();
+    parts.sort_by_key(|(range, _)| range.start);
+    parts
 }
 
 /// The bytes of a version that was received.
@@ -80,6 +166,8 @@ pub(crate) enum Payload {
     Whole(Bytes),
     /// The tensors that had a buffer of the user's, in those buffers.
     Scattered(Arc<Scattered>),
+    /// In the memory of a device: all in one piece, or in the user's buffers.
+    Device(Shared),
 }
 
 /// Tensors in the user's buffers, by where they would lie in one piece: tied weights are found under all their names.
@@ -98,6 +186,7 @@ impl Payload {
         match self {
             Self::Whole(bytes) => bytes.len() as u64,
             Self::Scattered(scattered) => scattered.by_start.values().map(|bytes| bytes.len() as u64).sum(),
+            Self::Device(shared) => shared.payload().len_bytes(),
         }
     }
 
@@ -105,24 +194,45 @@ impl Payload {
     pub(crate) fn narrow(&self, selection: &Arc<Selection>) -> Arc<Selection> {
         match self {
             Self::Whole(_) => Arc::clone(selection),
-            Self::Scattered(_) => Arc::new(selection.retain(|index| {
-                selection.tensor_range(index).is_some_and(|range| self.tensor(range).is_some())
-            })),
+            Self::Scattered(_) | Self::Device(_) => Arc::new(
+                selection.retain(|index| selection.tensor_range(index).is_some_and(|range| self.has(range))),
+            ),
         }
     }
 
-    /// The bytes of the tensor at `range` of what is selected; `None` where it had no buffer.
+    /// The bytes of the tensor at `range` of what is selected; `None` where it had no buffer, or lies on a device.
     pub(crate) fn tensor(&self, range: Range<u64>) -> Option<Bytes> {
         match self {
+            Self::Device(_) => None,
             _ if range.is_empty() => Some(Bytes::new()),
             Self::Whole(bytes) => Some(bytes.slice(range.start as usize..range.end as usize)),
             Self::Scattered(scattered) => scattered.by_start.get(&range.start).cloned(),
         }
     }
 
+    /// Where it is, if it is on a device.
+    pub(crate) fn on_device(&self) -> Option<&Shared> {
+        match self {
+            Self::Whole(_) | Self::Scattered(_) => None,
+            Self::Device(shared) => Some(shared),
+        }
+    }
+
     /// Whether it lies in the buffers that `writing` watches.
     pub(crate) fn is_in(&self, writing: &Arc<Writing>) -> bool {
-        matches!(self, Self::Scattered(scattered) if Arc::ptr_eq(&scattered.writing, writing))
+        let its_own = match self {
+            Self::Whole(_) => None,
+            Self::Scattered(scattered) => Some(&scattered.writing),
+            Self::Device(shared) => shared.payload().writing(),
+        };
+        its_own.is_some_and(|its_own| Arc::ptr_eq(its_own, writing))
+    }
+
+    fn has(&self, range: Range<u64>) -> bool {
+        match self {
+            Self::Device(shared) => shared.payload().find(range).is_some(),
+            Self::Whole(_) | Self::Scattered(_) => self.tensor(range).is_some(),
+        }
     }
 }
 

@@ -26,6 +26,7 @@ mod buffers;
 mod client;
 mod config;
 mod delivery;
+mod device_snapshot;
 mod error;
 mod fill;
 mod history;
@@ -47,6 +48,7 @@ mod watches;
 pub use buffers::Buffers;
 pub use client::Client;
 pub use config::Config;
+pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, Gap, SubscriptionError};
 pub use fill::{BufferError, FillCause, FillError, Filled};
 pub use mirror::{FilesError, Mirror};
@@ -59,5 +61,7 @@ pub use tensor_relay_protocol::{
     Blame, CloseCode, Dtype, EndReason, Epoch, Glob, GlobError, Manifest, Metadata, Mode, ReaderName, Shape,
     Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
 };
-pub use tensor_relay_transport::{ConnectError, Connector, LaneError, LaneStats, Tuning};
+pub use tensor_relay_transport::{
+    ConnectError, Connector, LaneError, LaneStats, Tuning, ingress::OverlapStats,
+};
 pub use watches::TopicWatch;

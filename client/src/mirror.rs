@@ -47,11 +47,13 @@ impl Mirror {
     }
 
     /// Writes `snapshot`, makes it durable, and gives back where it is. Removes what killed processes left half-written
-    /// in the same folder more than an hour ago. Blocks for as long as the disk takes.
+    /// in the same folder more than an hour ago. Blocks for as long as the disk takes. A snapshot on a device is refused:
+    /// save what [`Snapshot::to_host`] gives.
     ///
     /// # Errors
     /// [`SaveError`]; what was there before is then as it was.
     pub fn save(&self, snapshot: &Snapshot) -> Result<PathBuf, SaveError> {
+        snapshot.must_be_on_host()?;
         let (kind, contents) = Contents::of(snapshot)?;
         let topic_path = self.topic_path(&snapshot.id)?;
         let Some(keep) = self.keep else {

@@ -10,11 +10,12 @@ use crate::{
     error::TransferError,
     history::History,
     holding::Holding,
+    landing::Ground,
     progress::Counters,
     transfer::{Place, Transfer},
 };
 use std::{sync::Arc, time::Duration};
-use tensor_relay_device::HostMemory;
+use tensor_relay_device::Device;
 use tensor_relay_protocol::{
     Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe, SubscriptionId,
     Topic, Verified, Version, VersionDigest, VersionId,
@@ -39,6 +40,8 @@ pub(crate) struct Receiving {
     /// that word.
     stale_manifests: u32,
     phase: Phase,
+    /// The version that this end gave up last on this connection, and stayed subscribed.
+    given_up: Option<(Epoch, Version)>,
     /// Chunks whose version or manifest is not known yet. Credit bounds them.
     early: Vec<(ChunkHeader, DataIn)>,
     /// How many more chunks the server may begin.
@@ -97,13 +100,19 @@ pub(crate) enum Failure {
     /// The server broke a rule: the session ends.
     Misbehaved(Misbehaved),
     /// This version is lost: the subscription ends.
-    Transfer(VersionId, TransferError),
+    Transfer(VersionId, Box<TransferError>),
 }
 
 impl Drop for Receiving {
     /// However a subscription ends, its user hears of it: usually with a better reason, which came before.
     fn drop(&mut self) {
         self.end(SubscriptionError::disconnected(self.topic(), &Arc::new(LaneError::ClosedHere.into())));
+    }
+}
+
+impl Failure {
+    pub(crate) fn transfer(id: &VersionId, error: TransferError) -> Self {
+        Self::Transfer(id.clone(), Box::new(error))
     }
 }
 
@@ -126,6 +135,7 @@ impl Receiving {
             manifest_arriving: false,
             stale_manifests: 0,
             phase: Phase::Idle,
+            given_up: None,
             early: Vec::new(),
             credit,
             generation: 0,
@@ -187,6 +197,7 @@ impl Receiving {
         self.early.clear();
         (self.manifest_arriving, self.stale_manifests) = (false, 0);
         self.credit = credit;
+        self.given_up = None;
         self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Running(mut transfer, id) | Phase::Detached(mut transfer, id) => {
@@ -201,7 +212,7 @@ impl Receiving {
     pub(crate) fn handle_announce(
         &mut self,
         announce: Announce,
-        memory: &HostMemory,
+        ground: &Ground,
     ) -> Result<Vec<Ready>, Failure> {
         if !matches!(self.phase, Phase::Idle | Phase::Detached(..)) {
             return Err(Misbehaved::OutOfTurn {
@@ -229,7 +240,7 @@ impl Receiving {
         }
         self.counters.begin(announce.id.version.0);
         self.phase = Phase::Announced { announce, began, complete: None };
-        self.begin_if_possible(memory)
+        self.begin_if_possible(ground)
     }
 
     /// Goes on with a version of which a part came over another connection.
@@ -268,7 +279,7 @@ impl Receiving {
     pub(crate) fn handle_manifest(
         &mut self,
         manifest: Manifest,
-        memory: &HostMemory,
+        ground: &Ground,
     ) -> Result<Vec<Ready>, Failure> {
         self.manifest_arriving = false;
         let expected = match &self.phase {
@@ -284,7 +295,7 @@ impl Receiving {
             expected => expected?,
         }
         self.selection = Some(Arc::new(Selection::new(Arc::new(manifest), &self.request.selection)));
-        self.begin_if_possible(memory)
+        self.begin_if_possible(ground)
     }
 
     /// Takes a chunk whose header was read: it may be received now, or waits for what overtook it, or is one of a
@@ -359,7 +370,7 @@ impl Receiving {
         };
         let id = id.clone();
         self.end_version(&id);
-        let mut snapshot = outcome.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        let mut snapshot = outcome.map_err(|error| Failure::transfer(&id, error))?;
         // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
         if let Some(gap) = self.history.gap_before(&id) {
             self.delivery.put_gap(gap);
@@ -380,6 +391,28 @@ impl Receiving {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Gives up the version under way because this end cannot take it. Both ends forget what credit was left, and this one
+    /// has `credit` to give anew.
+    pub(crate) fn give_up(&mut self, id: &VersionId, credit: u32) {
+        self.end_version(id);
+        self.given_up = Some((id.epoch, id.version));
+        self.early.clear();
+        self.credit = credit;
+    }
+
+    /// Whether this version was given up here: what the server says of it now crossed this end's last word.
+    pub(crate) fn has_given_up(&self, version: (Epoch, Version)) -> bool {
+        self.given_up == Some(version)
+    }
+
+    /// The device that the version under way lands on, if on any.
+    pub(crate) fn device(&self) -> Option<&Device> {
+        match &self.phase {
+            Phase::Running(transfer, _) => transfer.landing().device(),
+            _ => None,
         }
     }
 
@@ -414,10 +447,23 @@ impl Receiving {
         };
         let moved = self.counters.moved_bytes();
         if moved == self.stall.seen {
-            return Err(Failure::Transfer(id, TransferError::Stalled(self.stall.timeout.as_millis())));
+            return Err(Failure::transfer(&id, self.stalled()));
         }
         self.stall = Stall { look: now + self.stall.timeout, seen: moved, ..self.stall };
         Ok(())
+    }
+
+    /// Why nothing moved: the device that is to take it, or whoever sends it.
+    fn stalled(&self) -> TransferError {
+        let timeout_ms = self.stall.timeout.as_millis();
+        let device = match &self.phase {
+            Phase::Running(transfer, _) => transfer.landing().waits_for(),
+            _ => None,
+        };
+        match device.map(|device| device.name().into()) {
+            Some(device) => TransferError::DeviceStalled { device, timeout_ms },
+            None => TransferError::Stalled(timeout_ms),
+        }
     }
 
     /// Tells the user that nothing more will come.
@@ -426,7 +472,7 @@ impl Receiving {
     }
 
     /// Begins to receive once both the announcement and its manifest are here, with the chunks that came before them.
-    fn begin_if_possible(&mut self, memory: &HostMemory) -> Result<Vec<Ready>, Failure> {
+    fn begin_if_possible(&mut self, ground: &Ground) -> Result<Vec<Ready>, Failure> {
         let Phase::Announced { announce, began, complete } = &self.phase else {
             return Ok(vec![]);
         };
@@ -437,8 +483,8 @@ impl Receiving {
         };
         let id = announce.id.clone();
         let counters = Arc::clone(&self.counters);
-        let begun = Transfer::begin(announce.clone(), selection, self.lent.take(), memory, counters, *began);
-        let mut transfer = begun.map_err(|error| Failure::Transfer(id.clone(), error))?;
+        let begun = Transfer::begin(announce.clone(), selection, self.lent.take(), ground, counters, *began);
+        let mut transfer = begun.map_err(|error| Failure::transfer(&id, error))?;
         self.generation += 1;
         if let Some(digest) = complete {
             transfer.handle_complete(*digest);

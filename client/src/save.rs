@@ -40,6 +40,16 @@ pub enum SaveError {
         /// What is wrong with them.
         source: FilesError,
     },
+    /// Its tensors are in the memory of a device.
+    #[error(
+        "{id} is on {device}, and files are written from host memory: save what `Snapshot::to_host` gives"
+    )]
+    OnDevice {
+        /// Which version.
+        id: VersionId,
+        /// Where its tensors are.
+        device: Box<str>,
+    },
     /// Something is in the way that no mirror wrote, so no mirror deletes it.
     #[error("{} was not written by tensor-relay and is not replaced: move it away, or write to another folder", path.display())]
     NotOurs {
@@ -59,15 +69,24 @@ impl Snapshot {
     /// was there is replaced in one step: readers see the old one or the new one, after a crash too. Blocks.
     ///
     /// Of a snapshot that was a folder, only the tensors are written and not the files beside them;
-    /// [`Mirror`](crate::Mirror) writes those too.
+    /// [`Mirror`](crate::Mirror) writes those too. A snapshot on a device is refused: save what
+    /// [`to_host`](Self::to_host) gives.
     ///
     /// # Errors
     /// [`SaveError`]; `path` is then as it was.
     pub fn save_safetensors(&self, path: &Path) -> Result<(), SaveError> {
+        self.must_be_on_host()?;
         let tensors = self.model_tensors()?;
         let body = Body::safetensors(self, &tensors)?;
         replace_file(path, |file| body.write(file))
             .map_err(|source| SaveError::Io { path: path.into(), source })
+    }
+
+    pub(crate) fn must_be_on_host(&self) -> Result<(), SaveError> {
+        match self.device() {
+            Some(device) => Err(SaveError::OnDevice { id: self.id.clone(), device: device.name().into() }),
+            None => Ok(()),
+        }
     }
 
     /// The tensors without the files that travel beside them.

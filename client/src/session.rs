@@ -9,6 +9,7 @@ pub(crate) use commands::Command;
 use crate::{
     ClientError, Config, SubscriptionError,
     error::{SessionError, TransferError},
+    landing::Ground,
     link::{Event, Link},
     receiving::{Failure, Ready, Receiving},
     watches::Watches,
@@ -20,7 +21,7 @@ use std::{
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
     ChunkHeader, ClientMessage, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader, SubscriptionId,
-    TopicEntry, Verified, Version,
+    TopicEntry, Verified, Version, VersionId,
 };
 use tensor_relay_transport::{
     DataIn, HeaderError, LaneError,
@@ -42,7 +43,7 @@ pub(crate) struct Session {
     /// For the subscriptions that this session hands out: dropping one is a command too.
     commands: mpsc::UnboundedSender<Command>,
     config: Config,
-    memory: HostMemory,
+    ground: Ground,
     ingress: Ingress,
     next_id: u32,
     receivings: HashMap<SubscriptionId, Receiving>,
@@ -63,7 +64,7 @@ impl Session {
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
-            memory: HostMemory::new(config.memory_bytes),
+            ground: Ground { memory: HostMemory::new(config.memory_bytes), device: config.device.clone() },
             commands,
             config,
             ingress,
@@ -74,6 +75,11 @@ impl Session {
             outbox: VecDeque::new(),
             closing: false,
         })
+    }
+
+    /// The way in of all its chunks, for who wants to know how they overlap.
+    pub(crate) fn ingress(&self) -> &Ingress {
+        &self.ingress
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -188,7 +194,7 @@ impl Session {
                     receiving.handle_manifest_lost();
                     return Ok(());
                 }
-                let begun = receiving.handle_manifest(manifest?, &self.memory);
+                let begun = receiving.handle_manifest(manifest?, &self.ground);
                 self.allow_unread(link);
                 self.start(id, begun, link)
             }
@@ -203,13 +209,16 @@ impl Session {
                 let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else {
                     return Ok(());
                 };
-                let begun = receiving.handle_announce(announce, &self.memory);
+                let begun = receiving.handle_announce(announce, &self.ground);
                 self.start(id, begun, link)
             }
             ServerMessage::Complete { subscription, epoch, version, digest } => {
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
                 };
+                if receiving.has_given_up((epoch, version)) {
+                    return Ok(()); // The last word of this end was on the way when the server spoke.
+                }
                 receiving.handle_complete((epoch, version), digest)?;
                 self.poll(subscription)
             }
@@ -305,7 +314,10 @@ impl Session {
             Err(ReceiveError::Lane(LaneError::StreamGivenUp)) => Ok(()),
             Err(ReceiveError::Lane(error)) => Err(error.into()),
             Err(error) => match receiving.id().filter(|_| receiving.is_under_way(generation)) {
-                Some(id) => self.fail(subscription, Failure::Transfer(id, TransferError::Chunk(error))),
+                Some(id) => {
+                    let error = TransferError::chunk(error, receiving.device());
+                    self.fail(subscription, Failure::transfer(&id, error))
+                }
                 None => Ok(()),
             },
         }
@@ -371,6 +383,10 @@ impl Session {
             Failure::Misbehaved(error) => return Err(error.into()),
             Failure::Transfer(id, error) => (id, error),
         };
+        if !error.is_final() {
+            self.give_up(subscription, &id, &error);
+            return Ok(());
+        }
         let mut keep_place = false;
         if let Some(receiving) = self.receivings.remove(&subscription) {
             keep_place = receiving.keeps_place();
@@ -381,6 +397,19 @@ impl Session {
             .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
         self.outbox.push_back(ClientMessage::Unsubscribe { subscription, keep_place });
         Ok(())
+    }
+
+    /// Gives up a version alone, and tells both ends; the subscription goes on with the next one.
+    fn give_up(&mut self, subscription: SubscriptionId, id: &VersionId, error: &TransferError) {
+        let credit = self.config.credit_chunks;
+        let Some(receiving) = self.receivings.get_mut(&subscription) else { return };
+        tracing::warn!(%id, %error, "A version is given up.");
+        receiving.give_up(id, credit);
+        receiving.delivery.put_failure(error.for_user(id));
+        let (epoch, version, reason) = (id.epoch, id.version, error.abort_reason());
+        self.outbox
+            .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
+        self.outbox.push_back(ClientMessage::Credit { subscription, chunks: credit });
     }
 }
 

@@ -8,7 +8,9 @@ use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
 /// The tensors of one committed version.
 ///
 /// The payload lies in one piece of memory, each tensor aligned to 256 bytes, and is shared by clones. When the last
-/// clone, and every `Bytes` taken from it, is gone, the memory is used again for a later version.
+/// clone, and every `Bytes` or `DeviceTensor` taken from it, is gone, the memory is used again for a later version.
+///
+/// It is host memory, or that of the device that the [`Config`](crate::Config::device) names.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub(crate) id: VersionId,
@@ -70,12 +72,15 @@ impl Snapshot {
         self.receipt
     }
 
-    /// The bytes of the tensor called `name`, without a copy; `None` when there is none or it was not selected.
+    /// The bytes of the tensor called `name`, without a copy; `None` when there is none, it was not selected, or the
+    /// snapshot is [on a device](Self::is_on_device).
     pub fn tensor(&self, name: &str) -> Option<Bytes> {
         self.bytes_at(self.manifest().tensor_index(name)?)
     }
 
-    /// Every selected tensor with its bytes, in the order in which they were published.
+    /// Every selected tensor with its bytes, in the order in which they were published. None at all when the snapshot is
+    /// [on a device](Self::is_on_device): take [`device_tensors`](Self::device_tensors), or copy it
+    /// [to the host](Self::to_host) first.
     pub fn tensors(&self) -> impl Iterator<Item = (&Tensor, Bytes)> {
         let all = self.manifest().tensors();
         self.selection.tensors().iter().filter_map(move |index| {

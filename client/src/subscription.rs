@@ -75,7 +75,7 @@ impl Subscription {
                         return Err(self.holding_too_many());
                     }
                 }
-                Found::Ended(error) => return Err(error),
+                Found::Ended(error) | Found::Failure(error) => return Err(error),
                 // Without a connection nobody can say that a topic does not exist.
                 Found::Nothing | Found::Unknown { asked: None } => self.delivery.changed().await,
                 Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
@@ -138,9 +138,14 @@ impl Subscription {
     }
 
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
-        // What lies in the user's own buffers bounds itself.
-        if let Payload::Whole(bytes) = &mut snapshot.payload {
-            *bytes = self.holding.hand_over(snapshot.id.clone(), std::mem::take(bytes));
+        let id = snapshot.id.clone();
+        match &mut snapshot.payload {
+            Payload::Whole(bytes) => *bytes = self.holding.hand_over(id, std::mem::take(bytes)),
+            Payload::Device(shared) if shared.payload().writing().is_none() => {
+                shared.keep(self.holding.hold(id));
+            }
+            // What lies in the user's own buffers bounds itself.
+            Payload::Scattered(_) | Payload::Device(_) => {}
         }
         self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());
         snapshot

@@ -1,8 +1,14 @@
 //! One version on its way in.
 
-use crate::{Receipt, Snapshot, buffers::Lent, error::TransferError, landing::Landing, progress::Counters};
+use crate::{
+    Receipt, Snapshot,
+    buffers::Lent,
+    error::TransferError,
+    landing::{Ground, Landing},
+    progress::Counters,
+};
 use std::sync::Arc;
-use tensor_relay_device::{HostMemory, Sink};
+use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
     Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, PARTIAL_RANGES_MAX, RangeSet,
     Selection, Verified, VersionDigest,
@@ -34,12 +40,12 @@ impl Transfer {
         announce: Announce,
         selection: Arc<Selection>,
         lent: Option<Lent>,
-        memory: &HostMemory,
+        ground: &Ground,
         counters: Arc<Counters>,
         began: Instant,
     ) -> Result<Self, TransferError> {
         counters.expect(selection.payload_bytes());
-        let landing = Landing::new(&selection, lent, memory)?;
+        let landing = Landing::new(&selection, lent, ground)?;
         Ok(Self { announce, assembly: Assembly::new(selection), landing, counters, began, resumed: 0 })
     }
 
@@ -49,6 +55,10 @@ impl Transfer {
 
     pub(crate) fn manifest(&self) -> &Manifest {
         self.assembly.manifest()
+    }
+
+    pub(crate) fn landing(&self) -> &Landing {
+        &self.landing
     }
 
     /// Says where the chunk that begins to arrive belongs.

@@ -219,6 +219,12 @@ impl CopyError {
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::TimedOut { .. } | Self::FenceTimedOut { .. } | Self::Refused { .. })
     }
+
+    /// Whether the copy may land later: nobody knows its end, or it has none yet. Its memory is not to be trusted, nor
+    /// given to anybody else, until it is free.
+    pub fn may_land_later(&self) -> bool {
+        matches!(self, Self::TimedOut { .. } | Self::DeviceFailed { .. } | Self::EngineStopped)
+    }
 }
 
 /// Judges a copy before it starts: all of its stretches, or it touches nothing.

@@ -61,6 +61,8 @@ pub enum AbortReason {
     Withdrawn,
     /// A newer version is there, and the subscriber asked not to wait for older ones.
     Superseded,
+    /// The receiver's device could not take it.
+    DeviceFailed,
     /// A reason of a later revision.
     Other(u32),
 }
@@ -74,6 +76,7 @@ impl AbortReason {
             Self::OverBudget => 4,
             Self::Withdrawn => 5,
             Self::Superseded => 6,
+            Self::DeviceFailed => 7,
             Self::Other(code) => code,
         }
     }
@@ -86,6 +89,7 @@ impl AbortReason {
             4 => Self::OverBudget,
             5 => Self::Withdrawn,
             6 => Self::Superseded,
+            7 => Self::DeviceFailed,
             other => Self::Other(other),
         }
     }
@@ -100,6 +104,7 @@ impl fmt::Display for AbortReason {
             Self::OverBudget => f.write_str("the receiver has no memory for it"),
             Self::Withdrawn => f.write_str("its publisher takes it back"),
             Self::Superseded => f.write_str("a newer version took its place"),
+            Self::DeviceFailed => f.write_str("the receiver's device could not take it"),
             Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
         }
     }

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::{Client, ClientError, Connector};
+use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
 use tensor_relay_protocol::{Limits, Ticket, Topic};
 use tensor_relay_server::{Identity, Keep, Listener, Publication, Publisher, Server, TopicOptions};
 use tensor_relay_transport::{Congestion, Tuning, Workers};
@@ -182,15 +183,24 @@ pub fn server_config() -> tensor_relay_server::Config {
     tensor_relay_server::Config { chunk_bytes: CHUNK_BYTES, workers: Workers::Inline, ..Default::default() }
 }
 
-/// What simulated clients allow; scenarios change single fields.
+/// What simulated clients allow; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` they land on a device.
 pub fn client_config() -> tensor_relay_client::Config {
+    let on_device = std::env::var("TENSOR_RELAY_TEST_DEVICE").is_ok_and(|on| on == "1");
     tensor_relay_client::Config {
+        device: on_device.then(|| device(u64::MAX)),
         limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
         workers: Workers::Inline,
         reconnect_timeout: Duration::ZERO,
         versions_held_max: usize::MAX,
         ..Default::default()
     }
+}
+
+/// A device of `budget_bytes` whose copies have ended when asking for them returns, so that the order of events follows
+/// from the seed. Its slots are as long as the chunks of simulated servers, and enough for many subscriptions.
+pub fn device(budget_bytes: u64) -> Device {
+    let engine = Arc::new(HostEngine::inline(HostMemory::new(budget_bytes)));
+    Device::new(engine, Capacity { slots: 64, slot_bytes: CHUNK_BYTES as usize }).unwrap()
 }
 
 /// The same for clients that make lost connections again.

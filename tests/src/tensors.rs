@@ -4,7 +4,12 @@
 //! check it, and half of one version in another is noticed wherever the cut lies.
 
 use rand::{Rng, RngExt};
-use std::{collections::HashMap, convert::Infallible};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
 use tensor_relay_client::Snapshot;
 use tensor_relay_device::{Device, DeviceBuffer};
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
@@ -91,6 +96,7 @@ pub fn metadata(version: u64) -> Vec<(String, String)> {
 /// # Panics
 /// When anything is not what was published.
 pub fn check(snapshot: &Snapshot) {
+    let snapshot = on_host(snapshot);
     let version = snapshot.id().version.0;
     assert_eq!(snapshot.metadata(), metadata(version));
     let mut owners = HashMap::new();
@@ -100,6 +106,21 @@ pub fn check(snapshot: &Snapshot) {
         assert_eq!(bytes.len() as u64, tensor.byte_len(), "{name}");
         assert!(has_content(name, version, &bytes), "{name} is not as published in version {version}");
     }
+}
+
+/// The snapshot in host memory, wherever it is. Its device must copy in place, as those of [`pair`](crate::pair) do.
+///
+/// # Panics
+/// When it cannot be copied, or not at once.
+pub fn on_host(snapshot: &Snapshot) -> Snapshot {
+    const TURNS_MAX: usize = 100_000;
+    let mut copying = pin!(snapshot.to_host());
+    let mut context = Context::from_waker(Waker::noop());
+    let turns = (0..TURNS_MAX).find_map(|_| match copying.as_mut().poll(&mut context) {
+        Poll::Ready(copied) => Some(copied),
+        Poll::Pending => None,
+    });
+    turns.expect("the device copies in place").unwrap()
 }
 
 /// Writes the content of the tensor `name` in `version`.

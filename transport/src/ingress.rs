@@ -2,11 +2,17 @@
 //!
 //! A raw chunk is read from the stream straight into its place and hashed on the way, while its bytes are in the cache:
 //! one copy from packet to tensor when the sink is host memory. An encoded one is gathered in a slot first and decoded
-//! by a worker. Either way nothing counts before the raw bytes hash to what the header promised.
+//! by a worker. Either way nothing counts before the raw bytes hash to what the header promised, and the sink has them in
+//! their place: on a device, when the copy has ended.
+
+mod overlap;
+
+pub use overlap::OverlapStats;
 
 use crate::{DataIn, LaneError, Workers};
 use bytes::BytesMut;
-use std::ops::Range;
+use overlap::Overlap;
+use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{Sink, SinkError, Slot, SlotPool, Target};
 use tensor_relay_protocol::{
     ChunkHasher, ChunkHeader, CodecId, Context, CorruptChunk, DecodeError, Dtype, Limits, Manifest,
@@ -46,13 +52,19 @@ pub enum ReceiveError {
 pub struct Ingress {
     slots: SlotPool,
     workers: Workers,
+    overlap: Arc<Overlap>,
 }
 
 impl Ingress {
     /// Gathers encoded chunks in `slots`, one each, before they are decoded. A chunk that fits no slot is refused with
     /// [`ReceiveError::WrongLength`]; make them as large as the largest chunk accepted.
     pub fn new(slots: SlotPool, workers: Workers) -> Self {
-        Self { slots, workers }
+        Self { slots, workers, overlap: Arc::default() }
+    }
+
+    /// How receiving and writing overlapped so far, over this and all of its clones.
+    pub fn overlap(&self) -> OverlapStats {
+        self.overlap.get()
     }
 
     /// Receives the chunk that `header` announced into `range` of `sink`. `progress` is called with the encoded bytes of
@@ -70,10 +82,12 @@ impl Ingress {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Verified, ReceiveError> {
         let target = sink.open(range).await?;
+        let receiving = self.overlap.receive();
         let (verified, target) = match header.codec {
             CodecId::Raw => receive_raw(stream, header, target, progress).await?,
             _ => self.receive_encoded(stream, header, dtype, target, progress).await?,
         };
+        let _writing = receiving.write();
         sink.write(target).await?;
         Ok(verified)
     }

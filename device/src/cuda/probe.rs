@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use super::{
     devices::ask_aside,
     driver::{Driver, NO_DEVICE, STUB_LIBRARY},
-    error::CudaError,
+    error::{CudaError, DriverError},
     symbols::Symbols,
     version::Version,
 };
@@ -50,17 +50,22 @@ fn load() -> Result<Driver, CudaError> {
     let symbols = unsafe { Symbols::find() }.map_err(|symbol| CudaError::NoSymbol { symbol })?;
     // Nothing unloads a driver, so its functions are leaked with it: once per process, but for what fails below.
     let mut driver = Driver::new(Box::leak(Box::new(symbols)));
-    let found = driver.ask_version()?;
+    let found = driver.ask_version().map_err(unusable)?;
     if found < Version::OLDEST {
         return Err(CudaError::DriverTooOld { found });
     }
-    driver.init().map_err(|error| match error.code {
+    driver.init().map_err(unusable)?;
+    let devices = driver.ask_devices()?;
+    (devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
+}
+
+/// What it means that a driver refuses the first calls.
+fn unusable(error: DriverError) -> CudaError {
+    match error.code {
         STUB_LIBRARY => CudaError::Stub,
         NO_DEVICE => CudaError::NoDevice,
         _ => CudaError::Driver(error),
-    })?;
-    let devices = driver.ask_devices()?;
-    (devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
+    }
 }
 
 /// Asks the loader why there is no driver, under the name by which drivers are installed.

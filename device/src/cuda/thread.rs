@@ -174,6 +174,8 @@ impl Worker {
                 copies.rang(direction);
             }
             Command::Allocate(len, reply) => {
+                // What came back before this was asked for makes room for it.
+                holdings.look(Instant::now(), setting, failed.is_some(), false);
                 let memory = holdings.allocate(len, gpu, setting, failed.as_ref());
                 let _ = reply.send(memory); // Nobody waits any more: it is dropped, and comes back.
             }

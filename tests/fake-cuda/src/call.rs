@@ -1,7 +1,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    thread,
+    fs,
 };
 
 use crate::{
@@ -14,6 +14,10 @@ thread_local! {
     /// The contexts of this thread; the last is current. Zero is none.
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// The generation of the context that this thread had last; zero if it never had one.
+    static GENERATION: Cell<u64> = const { Cell::new(0) };
+    /// The system knows the name of a thread whose Rust is another copy than ours.
+    static THREAD_NAME: String = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default().trim_end().to_owned();
 }
 
 /// Which calls were made, and by whom.
@@ -40,12 +44,7 @@ pub(crate) fn initialized(name: &'static str, body: impl FnOnce(Guard) -> Answer
 /// A call that needs the current context: `body` is told the number of its device. Once the context has failed, all such
 /// calls report how.
 pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> Answer) -> u32 {
-    let state = state::lock();
-    if current_context() != 0 && state::generation_of(current_context()) != state.generation {
-        // Somebody outlived a reset. He is told, and not counted among those whom the test looks at.
-        return Status::CONTEXT_IS_DESTROYED.0;
-    }
-    let ready = enter(name, state).and_then(|state| {
+    let ready = enter_again(name, state::lock()).and_then(|state| {
         let device = if state.initialized { current_device(&state) } else { Err(Status::NOT_INITIALIZED) }?;
         state.devices[device].check()?;
         Ok((state, device))
@@ -53,11 +52,31 @@ pub(crate) fn in_context(name: &'static str, body: impl FnOnce(Guard, usize) -> 
     Status::of(ready.and_then(|(state, device)| body(state, device)))
 }
 
+/// A call that gives back what an earlier call gave.
+pub(crate) fn returning(name: &'static str, body: impl FnOnce(Guard) -> Answer) -> u32 {
+    let locked = enter_again(name, state::lock());
+    let ready =
+        locked.and_then(|state| if state.initialized { Ok(state) } else { Err(Status::NOT_INITIALIZED) });
+    Status::of(ready.and_then(body))
+}
+
+/// As `enter`, but for threads that outlived a reset: they are told so, and not counted among those that a test looks at.
+fn enter_again(name: &'static str, state: Guard) -> Answer<Guard> {
+    match GENERATION.get() {
+        generation if generation == 0 || generation == state.generation => enter(name, state),
+        _ => Err(Status::CONTEXT_IS_DESTROYED),
+    }
+}
+
+/// Takes note that this thread has a context of this generation.
+pub(crate) fn joins(generation: u64) {
+    GENERATION.set(generation);
+}
+
 /// What all calls begin with: they are counted, refused in host functions, and fail or hang where a test wants it.
 fn enter(name: &'static str, mut state: Guard) -> Answer<Guard> {
     *state.calls.counts.entry(name).or_default() += 1;
-    let thread = thread::current().name().unwrap_or("").to_owned();
-    *state.calls.threads.entry(thread).or_default() += 1;
+    *state.calls.threads.entry(THREAD_NAME.with(String::clone)).or_default() += 1;
     if IN_HOST_FUNCTION.get() {
         state.report.violation(format!("{name} is called in a host function"));
         return Err(Status::NOT_PERMITTED);

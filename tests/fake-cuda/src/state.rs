@@ -60,11 +60,6 @@ pub(crate) fn is_current(generation: u64) -> bool {
     GENERATION.load(Ordering::Acquire) == generation
 }
 
-/// The generation that a handle belongs to.
-pub(crate) fn generation_of(handle: u64) -> u64 {
-    handle >> 32
-}
-
 impl State {
     fn new() -> Self {
         let options = Options::from_environment();
@@ -88,7 +83,7 @@ impl State {
     }
 }
 
-/// Makes a new machine by the same options, without faults, counts and violations. `cuInit` has to be called again.
+/// Makes a new machine by the same options, without faults, counts and violations. It stays initialised, as processes do.
 ///
 /// Handles of before are refused. Host memory that somebody had page-locked stays mapped, because he may still have it.
 pub(crate) fn reset(mut state: Guard) -> Guard {
@@ -98,7 +93,6 @@ pub(crate) fn reset(mut state: Guard) -> Guard {
     while state.copying > 0 {
         state = wait(state);
     }
-    state.initialized = false;
     state.faults = Faults::default();
     state.calls = Calls::default();
     state.report.forget();

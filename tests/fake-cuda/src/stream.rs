@@ -260,16 +260,19 @@ pub(crate) fn settle_event(
 ) -> Answer<Guard> {
     let context = state.devices[device].context.as_ref().map(|context| context.handle);
     let generation = state.generation;
-    while !progress.has_reached(record) {
+    loop {
+        // Before all else: while this waited, there may have come another machine, with fewer devices.
         if state.generation != generation
             || state.devices[device].context.as_ref().map(|context| context.handle) != context
         {
             return Err(Status::CONTEXT_IS_DESTROYED);
         }
         state.devices[device].check()?;
+        if progress.has_reached(record) {
+            return Ok(state);
+        }
         state = state::wait(state);
     }
-    Ok(state)
 }
 
 fn settle_marks(state: Guard, device: usize, marks: &[Arc<Progress>]) -> Answer<Guard> {

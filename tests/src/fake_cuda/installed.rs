@@ -80,22 +80,22 @@ impl Installed {
         let place = self.folder.path().join("libcuda.so");
         match which {
             Library::Fake => symlink(library(), &place)?,
-            Library::Stub => self.compile(&place, SYMBOLS)?,
-            Library::TooOld => self.compile(&place, &["cuInit", "cuDriverGetVersion"])?,
-            Library::Empty => self.compile(&place, &[])?,
+            Library::Stub => self.compile(&place, SYMBOLS, false)?,
+            Library::TooOld => self.compile(&place, &["cuInit", "cuDriverGetVersion"], true)?,
+            Library::Empty => self.compile(&place, &[], false)?,
             Library::Garbage => fs::write(&place, "This is no library.")?,
         }
         symlink("libcuda.so", self.folder.path().join("libcuda.so.1"))
     }
 
-    /// A library of functions that refuse; but the two that say how old a driver is work.
-    fn compile(&self, place: &Path, functions: &[&str]) -> io::Result<()> {
+    /// A library of functions that all work, or all refuse.
+    fn compile(&self, place: &Path, functions: &[&str], works: bool) -> io::Result<()> {
         const STUB_LIBRARY: u32 = 34;
         let mut code = String::new();
         for function in functions {
             let body = match *function {
-                "cuDriverGetVersion" => "*version = 9010; return 0".to_owned(),
-                "cuInit" if functions.len() == 2 => "return 0".to_owned(),
+                "cuDriverGetVersion" if works => "*version = 9010; return 0".to_owned(),
+                _ if works => "return 0".to_owned(),
                 _ => format!("return {STUB_LIBRARY}"),
             };
             writeln!(code, "int {function}(int *version) {{ {body}; }}").expect("a string takes text");

@@ -15,9 +15,9 @@ pub(crate) type Answer<T = ()> = Result<T, CUresult>;
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         // SAFETY: the test has the right to be wrong: what it passes is what it is about.
-        let code = unsafe { sys::$function($($argument),*) };
+        let code = unsafe { cudarc::driver::sys::$function($($argument),*) };
         match code {
-            CUresult::CUDA_SUCCESS => Ok(()),
+            cudarc::driver::sys::CUresult::CUDA_SUCCESS => Ok(()),
             error => Err(error),
         }
     }};

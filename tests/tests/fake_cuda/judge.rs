@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::CUresult;
 use tensor_relay_tests::fake_cuda::{self, Direction, Effect, Fault, Live, Turn};
 
 use crate::calls::{

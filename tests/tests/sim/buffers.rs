@@ -171,7 +171,7 @@ fn a_failure_leaves_copied_memory_as_it_was() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
         publish(&server, &mut publisher, 1, &specs).await;
-        let snapshot = subscription.next().await.unwrap();
+        let snapshot = tensors::on_host(&subscription.next().await.unwrap());
         let (mut a, mut b) = (vec![0; BYTES as usize], vec![0; 1000]);
         let short = &mut [0; 999][..];
         let refused = snapshot.copy_into(&mut [("a", &mut a), ("b", short)]).unwrap_err();
@@ -353,7 +353,7 @@ fn a_call_that_is_given_up_loses_no_version() {
             }
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
-            assert_eq!(snapshot.tensors().count(), 2);
+            assert_eq!(tensors::on_host(&snapshot).tensors().count(), 2);
         });
     }
 }

@@ -516,7 +516,9 @@ fn a_user_who_holds_too_many() {
             let server = sim.server(server_config());
             let mut publisher = open(&server, keeping(10));
             let hold_timeout = Duration::from_secs(3);
-            let config = tensor_relay_client::Config { versions_held_max: 2, hold_timeout, ..reconnecting() };
+            let device = None; // A slice of host memory is to be held.
+            let config =
+                tensor_relay_client::Config { versions_held_max: 2, hold_timeout, device, ..reconnecting() };
             let client = sim.client(1, config).await.unwrap();
             let request = if every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
             let mut subscription = client.subscribe_to(request).await.unwrap();

@@ -7,7 +7,10 @@ use std::{
 use tensor_relay_client::Mirror;
 use tensor_relay_protocol::{Dtype, Shape, npy};
 use tensor_relay_server::{Server, TensorFiles};
-use tensor_relay_tests::pair::{client_config, server_config, simulate, topic};
+use tensor_relay_tests::{
+    pair::{client_config, server_config, simulate, topic},
+    tensors,
+};
 
 /// Goal: a mirror of files is the files, byte for byte, staged or borrowed.
 /// Method: a safetensors file, an array and two folders, each served, received, mirrored, and served again
@@ -23,7 +26,7 @@ fn a_mirror_is_what_was_served() {
             let name = original.file_stem().unwrap().to_str().unwrap();
             publish(&server, name, &original).await;
             let snapshot = client.subscribe(&topic(name)).await.unwrap().next().await.unwrap();
-            let copy = mirror.save(&snapshot).unwrap();
+            let copy = mirror.save(&tensors::on_host(&snapshot)).unwrap();
             assert_eq!(contents(&copy), contents(&original), "{name}");
             let again = TensorFiles::open(&copy).unwrap().stage(&server.staging()).unwrap();
             assert_eq!(again.manifest().digest(), snapshot.manifest().digest(), "{name}");

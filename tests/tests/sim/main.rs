@@ -6,6 +6,7 @@ mod buffers;
 mod connecting;
 mod contract;
 mod device_serving;
+mod device_landing;
 mod ends;
 mod every;
 mod faults;

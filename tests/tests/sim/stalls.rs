@@ -123,7 +123,7 @@ fn a_version_that_does_not_fit() {
         let mut small = server.publisher(topic("small")).unwrap();
         publish(&server, &mut big, 1, 2 << 20).await;
         publish(&server, &mut small, 1, 1 << 19).await;
-        let config = tensor_relay_client::Config { memory_bytes: 1 << 20, ..client_config() };
+        let config = tensor_relay_client::Config { memory_bytes: 1 << 20, device: None, ..client_config() };
         let client = sim.client(1, config).await.unwrap();
         let mut subscription = client.subscribe(&topic("big")).await.unwrap();
         let error = subscription.next().await.unwrap_err();

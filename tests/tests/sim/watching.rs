@@ -183,8 +183,11 @@ fn model() -> Vec<TensorSpec> {
     specs
 }
 
-fn names(snapshot: &Snapshot) -> Vec<&str> {
-    snapshot.tensors().map(|(tensor, _)| tensor.name.as_str()).collect()
+fn names(snapshot: &Snapshot) -> Vec<String> {
+    tensors::on_host(snapshot)
+        .tensors()
+        .map(|(tensor, _)| tensor.name.to_string())
+        .collect()
 }
 
 /// Goal: who selects tensors gets those and no others, byte for byte, and pays for little more.

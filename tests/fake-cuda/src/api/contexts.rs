@@ -5,7 +5,7 @@ use std::{
 
 use super::{devices::check, give};
 use crate::{
-    call::{self, in_context, initialized},
+    call::{self, in_context, initialized, returning},
     device::{self, Context},
     state::Guard,
     status::{Answer, Status},
@@ -23,13 +23,14 @@ extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> u32 
                 .get_or_insert(Context { handle: new, retains: 0, failed: None });
         give(context, known.handle)?;
         known.retains += 1;
+        call::joins(state.generation);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
-    initialized("cuDevicePrimaryCtxRelease_v2", |mut state| {
+    returning("cuDevicePrimaryCtxRelease_v2", |mut state| {
         let device = check(&state, device)?;
         let Some(context) = &mut state.devices[device].context else {
             state
@@ -80,6 +81,9 @@ extern "C" fn cuCtxGetCurrent(context: *mut u64) -> u32 {
 extern "C" fn cuCtxSetCurrent(context: u64) -> u32 {
     initialized("cuCtxSetCurrent", |state| {
         check_handle(&state, context)?;
+        if context != 0 {
+            call::joins(state.generation);
+        }
         call::set_current_context(context);
         Ok(())
     })
@@ -89,6 +93,7 @@ extern "C" fn cuCtxSetCurrent(context: u64) -> u32 {
 extern "C" fn cuCtxPushCurrent_v2(context: u64) -> u32 {
     initialized("cuCtxPushCurrent_v2", |state| {
         check_handle(&state, context)?;
+        call::joins(state.generation);
         call::push_context(context);
         Ok(())
     })

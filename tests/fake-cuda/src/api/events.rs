@@ -2,7 +2,7 @@ use std::{ffi::c_uint, sync::Arc};
 
 use super::give;
 use crate::{
-    call::{in_context, initialized},
+    call::{in_context, returning},
     device::resolve_stream,
     event::Event,
     state::State,
@@ -51,7 +51,7 @@ extern "C" fn cuEventRecord(event: u64, stream: u64) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventQuery(event: u64) -> u32 {
-    initialized("cuEventQuery", |state| {
+    returning("cuEventQuery", |state| {
         let (device, event) = find(&state, event)?;
         state.devices[device].check()?;
         if event.is_complete() { Ok(()) } else { Err(Status::NOT_READY) }
@@ -60,7 +60,7 @@ extern "C" fn cuEventQuery(event: u64) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventSynchronize(event: u64) -> u32 {
-    initialized("cuEventSynchronize", |state| {
+    returning("cuEventSynchronize", |state| {
         let (device, event) = find(&state, event)?;
         state.devices[device].check()?;
         let (progress, recorded) = (Arc::clone(&event.progress), event.recorded);
@@ -70,7 +70,7 @@ extern "C" fn cuEventSynchronize(event: u64) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, begin: u64, end: u64) -> u32 {
-    initialized("cuEventElapsedTime", |state| {
+    returning("cuEventElapsedTime", |state| {
         let (begin, end) = (find(&state, begin)?.1, find(&state, end)?.1);
         if ![begin, end].iter().all(|event| event.timed && event.recorded > 0) {
             return Err(Status::INVALID_HANDLE);

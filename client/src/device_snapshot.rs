@@ -1,0 +1,224 @@
+//! Snapshots in the memory of a device: their tensors there, and the way back to the host.
+
+use crate::{
+    Snapshot,
+    buffers::{COPY_BYTES, copy_slowly},
+    landing::{OnDevice, Payload, Shared},
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use std::{ops::Range, sync::Arc};
+use tensor_relay_device::{AllocError, Device, DeviceBuffer, PartsError, SinkError, Source, SourceError};
+use tensor_relay_protocol::{Tensor, VersionId};
+
+/// How many copies of one snapshot to or from a device run at once: while one is on its way, another is put into its
+/// place or its slot. More would only take slots from versions that are arriving.
+pub(crate) const COPIES_AT_ONCE: usize = 3;
+
+impl Snapshot {
+    /// Whether its tensors are in the memory of a device: [`device_tensor`](Self::device_tensor) gives them there, and
+    /// [`to_host`](Self::to_host) a copy in host memory.
+    pub fn is_on_device(&self) -> bool {
+        self.payload.on_device().is_some()
+    }
+
+    /// The device that its tensors are on; `None` for host memory.
+    pub fn device(&self) -> Option<&Device> {
+        self.payload.on_device().map(|shared| shared.payload().device())
+    }
+
+    /// The tensor called `name` in the memory of a device; `None` when there is none, it was not selected, or the
+    /// snapshot is on the host.
+    pub fn device_tensor(&self, name: &str) -> Option<DeviceTensor> {
+        self.device_tensor_at(self.manifest().tensor_index(name)?)
+    }
+
+    /// Every selected tensor with its place in the memory of a device, in the order in which they were published. None
+    /// at all when the snapshot is on the host.
+    pub fn device_tensors(&self) -> impl Iterator<Item = (&Tensor, DeviceTensor)> {
+        let all = self.manifest().tensors();
+        self.selection.tensors().iter().filter_map(move |index| {
+            let index = index as usize;
+            Some((all.get(index)?, self.device_tensor_at(index)?))
+        })
+    }
+
+    /// The same snapshot in host memory, within the session's [budget](crate::Config::memory_bytes). What is on the host
+    /// already is shared and not copied.
+    ///
+    /// The bytes pass through the device's slots, several at a time. Waits for slots while versions that are arriving
+    /// have them, and for the device: put a timeout around it where that matters. Cancel safe.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the snapshot stays as it is.
+    pub async fn to_host(&self) -> Result<Self, DeviceError> {
+        let Some(shared) = self.payload.on_device() else {
+            return Ok(self.clone());
+        };
+        let bytes = self.copy_out(shared.payload()).await?;
+        Ok(Self { payload: Payload::Whole(bytes), ..self.clone() })
+    }
+
+    fn device_tensor_at(&self, index: usize) -> Option<DeviceTensor> {
+        let shared = self.payload.on_device()?;
+        let (buffer, range) = shared.payload().find(self.selection.tensor_range(index)?)?;
+        Some(DeviceTensor { buffer: buffer.clone(), range, _shared: shared.clone() })
+    }
+
+    async fn copy_out(&self, payload: &OnDevice) -> Result<Bytes, DeviceError> {
+        let len_bytes = self.selection.payload_bytes();
+        let region = payload.memory().allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX));
+        let mut region =
+            region.map_err(|source| DeviceError::no_memory(&self.id, payload.device(), source))?;
+        if let Some(source) = self.device_source()? {
+            self.read_all(&*source, 0..len_bytes, &mut region).await?;
+        }
+        Ok(region.freeze())
+    }
+
+    /// A source of all that is selected, where that is on a device.
+    pub(crate) fn device_source(&self) -> Result<Option<Arc<dyn Source>>, DeviceError> {
+        let Some(shared) = self.payload.on_device() else { return Ok(None) };
+        let (payload, len_bytes) = (shared.payload(), self.selection.payload_bytes());
+        let source = payload.source(len_bytes);
+        source
+            .map(Some)
+            .map_err(|source| DeviceError::parts(&self.id, payload.device(), source))
+    }
+
+    /// Reads `range` of `source`, which is of this snapshot, into `out`, which is as long.
+    pub(crate) async fn read_all(
+        &self,
+        source: &dyn Source,
+        range: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        let slot_bytes = self.device().map_or(COPY_BYTES, |device| device.slots().slot_bytes());
+        let reads = stream::iter(pieces(range, slot_bytes)).map(|piece| source.read(piece));
+        let mut reads = reads.buffered(COPIES_AT_ONCE);
+        let mut at = 0;
+        while let Some(read) = reads.next().await {
+            let read = read.map_err(|source| self.not_copied_out(source))?;
+            copy_slowly(&read, &mut out[at..at + read.len()]).await;
+            at += read.len();
+        }
+        Ok(())
+    }
+
+    /// What is told when its device does not give its bytes.
+    pub(crate) fn not_copied_out(&self, source: SourceError) -> DeviceError {
+        let device = self.device().map_or("the host", Device::name);
+        DeviceError::CopyOut { id: self.id.clone(), device: device.into(), source: source.into() }
+    }
+}
+
+/// Cuts `range` into pieces of at most `piece_bytes`.
+pub(crate) fn pieces(range: Range<u64>, piece_bytes: usize) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    let starts = (start..end).step_by(piece_bytes);
+    starts.map(move |start| start..end.min(start + piece_bytes as u64))
+}
+
+/// A tensor in the memory of a device.
+///
+/// It is whole and verified, and every copy to it has ended: it may be read at once, on any stream of the device. While
+/// it lives, its version counts as held and its memory is not used again. A clone of the [`buffer`](Self::buffer) alone
+/// keeps the memory too, without counting.
+///
+/// When the last reference is gone, the memory may be given to a later version. Who reads it on a stream of a GPU must
+/// keep it until that work is done, or say with the engine's memory
+/// ([`DeviceBuffer::memory`](tensor_relay_device::DeviceBuffer::memory)) until when it is used.
+#[derive(Debug, Clone)]
+pub struct DeviceTensor {
+    buffer: DeviceBuffer,
+    range: Range<u64>,
+    _shared: Shared,
+}
+
+impl DeviceTensor {
+    /// The memory that it lies in, mostly beside other tensors.
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    /// Where in the memory it lies. It starts at a multiple of 256 bytes of it.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Its bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        self.buffer.device()
+    }
+}
+
+/// Why tensors did not get to a device, or away from it. Clones are cheap.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// There is no memory on the host. This machine's budget is to blame.
+    #[error("{id} cannot be copied from {device} to the host: {source}")]
+    NoMemory {
+        /// Which version.
+        id: VersionId,
+        /// Where its tensors are.
+        device: Box<str>,
+        /// The numbers.
+        source: Arc<AllocError>,
+    },
+    /// The device gives its bytes not away. This machine is to blame.
+    #[error("{id} cannot be copied from {device}: {}", chain(source))]
+    CopyOut {
+        /// Which version.
+        id: VersionId,
+        /// Where its tensors are.
+        device: Box<str>,
+        /// What happened.
+        source: Arc<SourceError>,
+    },
+    /// The device takes no bytes. This machine is to blame.
+    #[error("{id} cannot be copied to {device}: {}", chain(source))]
+    CopyIn {
+        /// Which version.
+        id: VersionId,
+        /// Where its tensors were to go.
+        device: Box<str>,
+        /// What happened.
+        source: Arc<SinkError>,
+    },
+    /// Its places do not fit its memory. A bug of this library.
+    #[error("{id} on {device} is not laid out as its manifest says: {source}")]
+    Parts {
+        /// Which version.
+        id: VersionId,
+        /// Where its tensors are.
+        device: Box<str>,
+        /// What does not fit.
+        source: Arc<PartsError>,
+    },
+}
+
+impl DeviceError {
+    fn no_memory(id: &VersionId, device: &Device, source: AllocError) -> Self {
+        Self::NoMemory { id: id.clone(), device: device.name().into(), source: source.into() }
+    }
+
+    pub(crate) fn copy_in(id: &VersionId, device: &Device, source: SinkError) -> Self {
+        Self::CopyIn { id: id.clone(), device: device.name().into(), source: source.into() }
+    }
+
+    fn parts(id: &VersionId, device: &Device, source: PartsError) -> Self {
+        Self::Parts { id: id.clone(), device: device.name().into(), source: source.into() }
+    }
+}
+
+/// What an error says, with what led to it.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text} {cause}"))
+}

@@ -1,0 +1,195 @@
+//! Versions in device memory that the user provides.
+
+use super::{FillCause, FillError, Filled, Received};
+use crate::{
+    BufferError, Buffers, DeviceError, Snapshot, Subscription,
+    buffers::{Fit, check_shared, copy_slowly, fit},
+    device_snapshot::{COPIES_AT_ONCE, pieces},
+    landing::Landing,
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream::FuturesUnordered};
+use std::ops::Range;
+use tensor_relay_device::{Device, DeviceBuffer, HostMemory, Sink, SinkError, Source};
+
+impl Subscription {
+    /// Waits for the next version like [`next_into`](Self::next_into), and receives it right into `buffers` on a device:
+    /// each chunk is copied to its place as soon as it is verified, slot by slot. The buffers are all on one device, which
+    /// need not be the [`Config`](crate::Config::device)'s.
+    ///
+    /// All that is said there holds here: **it is not atomic**, and every failure says whether the buffers are torn.
+    /// A copy to a device cannot be called back, so buffers come back when every copy to them has ended; where nobody can
+    /// tell, or none has within 30 seconds, that buffer does not ([`FillError::withheld`]). Where work of the user's own is
+    /// under way on the memory, on a stream of a GPU, say so to its engine before it is given.
+    ///
+    /// # Errors
+    /// As [`next_into`](Self::next_into). An error of the device itself may be one more reason why buffers are torn.
+    pub async fn next_into_device(
+        &mut self,
+        buffers: Buffers<DeviceBuffer>,
+    ) -> Result<Filled<DeviceBuffer>, FillError<DeviceBuffer>> {
+        let (lent, lender) = buffers.lend_on_device();
+        let (mut taken, mut buffers) = match self.receive_into(lent, lender).await? {
+            Received::InPlace(filled) => return Ok(filled),
+            Received::Elsewhere(taken, buffers) => (taken, buffers),
+        };
+        if let Some(version) = &taken.version {
+            buffers = version.copy_to_device(buffers).await?;
+        }
+        let (facts, gap) = self.keep(&mut taken);
+        Ok(Filled { facts, gap, copied: true, buffers })
+    }
+}
+
+impl Snapshot {
+    /// Copies tensors into device memory of the caller's, given by name, from wherever the snapshot is: the way to receive
+    /// into buffers that no failure of the network can tear.
+    ///
+    /// All names and sizes are judged first, so that either every tensor is copied or none. Only the device itself can fail
+    /// after that. The bytes pass through the device's slots. When it is cancelled, some are copied.
+    ///
+    /// # Errors
+    /// [`FillCause::Buffers`] names the first buffer that does not fit, and nothing was copied.
+    /// [`FillCause::Device`] leaves the content of the buffers unspecified, and a late copy may still land in them: drop
+    /// them, and their memory is used again when that is over.
+    pub async fn copy_into_device(&self, buffers: &Buffers<DeviceBuffer>) -> Result<(), FillCause> {
+        let copied = self.copy_to_device(buffers.clone()).await;
+        copied.map(drop).map_err(|failed| failed.cause)
+    }
+
+    /// Copies to `buffers`, and returns when every copy has ended.
+    async fn copy_to_device(
+        &self,
+        buffers: Buffers<DeviceBuffer>,
+    ) -> Result<Buffers<DeviceBuffer>, FillError<DeviceBuffer>> {
+        let fits = match self.judge(&buffers) {
+            Ok(fits) => fits,
+            Err(error) => {
+                return Err(FillError { cause: error.into(), torn: None, buffers, withheld: vec![] });
+            }
+        };
+        let (lent, lender) = buffers.lend_on_device();
+        // They fit, so this is nothing only where all of them are empty.
+        let copied = match Landing::in_buffers(&self.selection, lent, &HostMemory::new(0)) {
+            Some(landing) => self.copy_all(&fits, &landing).await,
+            None => Ok(()),
+        };
+        let (buffers, withheld) = lender.back().await;
+        match copied {
+            Ok(()) => Ok(buffers),
+            Err(error) => {
+                let torn = Some(self.id.clone());
+                Err(FillError { cause: error.into(), torn, buffers, withheld })
+            }
+        }
+    }
+
+    /// Finds the tensor for each buffer. They must be on one device.
+    fn judge(&self, buffers: &Buffers<DeviceBuffer>) -> Result<Vec<Fit>, BufferError> {
+        let asked = buffers.iter().map(|(name, buffer)| (name.as_str(), buffer.len_bytes()));
+        let fits = fit(&self.selection, asked)?;
+        check_shared(&self.selection, &fits)?;
+        check_device(buffers)?;
+        Ok(fits)
+    }
+
+    async fn copy_all(&self, fits: &[Fit], landing: &Landing) -> Result<(), DeviceError> {
+        let Some(device) = landing.device() else { return Ok(()) };
+        let (sink, from) = (landing.sink(&self.id), self.device_source()?);
+        let mut copies = FuturesUnordered::new();
+        for piece in cut(fits, device.slots().slot_bytes()) {
+            if copies.len() == COPIES_AT_ONCE {
+                copies.next().await.transpose()?;
+            }
+            copies.push(self.copy_piece(piece, from.as_deref(), &*sink, device));
+        }
+        copies.try_collect().await
+    }
+
+    async fn copy_piece(
+        &self,
+        piece: Piece,
+        from: Option<&dyn Source>,
+        sink: &dyn Sink,
+        device: &Device,
+    ) -> Result<(), DeviceError> {
+        let bytes = self.read_piece(&piece, from).await?;
+        let copied = write_piece(sink, piece.range, &bytes).await;
+        copied.map_err(|source| DeviceError::copy_in(&self.id, device, source))
+    }
+
+    /// The bytes of a piece of a tensor, in ordinary memory: who waits for a slot of one device should not keep one of
+    /// another.
+    async fn read_piece(&self, piece: &Piece, from: Option<&dyn Source>) -> Result<Bytes, DeviceError> {
+        let range = piece.range.clone();
+        match from {
+            Some(source) => {
+                let read = source.read(range).await.map_err(|source| self.not_copied_out(source))?;
+                Ok(Bytes::copy_from_slice(&read))
+            }
+            None => {
+                let bytes = self.bytes_at(piece.tensor).unwrap_or_default();
+                let start = piece.tensor_start;
+                Ok(bytes.slice((range.start - start) as usize..(range.end - start) as usize))
+            }
+        }
+    }
+}
+
+/// A part of a tensor that one slot can hold.
+#[derive(Debug)]
+struct Piece {
+    /// The tensor's index in the manifest.
+    tensor: usize,
+    /// Where the tensor begins, and where the piece lies, among what is selected.
+    tensor_start: u64,
+    range: Range<u64>,
+}
+
+fn cut(fits: &[Fit], slot_bytes: usize) -> Vec<Piece> {
+    let cut_one = |Fit { tensor, range }: &Fit| {
+        let (tensor, tensor_start) = (*tensor, range.start);
+        pieces(range.clone(), slot_bytes).map(move |range| Piece { tensor, tensor_start, range })
+    };
+    fits.iter().flat_map(cut_one).collect()
+}
+
+async fn write_piece(sink: &dyn Sink, piece: Range<u64>, bytes: &[u8]) -> Result<(), SinkError> {
+    let mut target = sink.open(piece).await?;
+    copy_slowly(bytes, &mut target).await;
+    sink.write(target).await
+}
+
+fn check_device(buffers: &Buffers<DeviceBuffer>) -> Result<(), BufferError> {
+    let mut all = buffers.iter();
+    let Some((first, of)) = all.next() else { return Ok(()) };
+    match all.find(|(_, buffer)| !buffer.device().is(of.device())) {
+        Some((name, _)) => {
+            Err(BufferError::SeveralDevices { name: name.as_str().into(), other: first.as_str().into() })
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn can_be_spawned(_: impl Future + Send) {}
+
+    /// Compiles only while a user may spawn what waits for a device.
+    #[expect(dead_code, reason = "what it says is said to the compiler")]
+    fn users_may_spawn(snapshot: &Snapshot, subscription: &mut Subscription, buffers: Buffers<DeviceBuffer>) {
+        can_be_spawned(snapshot.to_host());
+        can_be_spawned(snapshot.copy_into_device(&buffers));
+        can_be_spawned(subscription.next_into(Buffers::<Vec<u8>>::new()));
+        can_be_spawned(subscription.next_into_device(buffers));
+    }
+
+    #[test]
+    fn tensors_are_cut_at_slots() {
+        let fits = [Fit { tensor: 3, range: 256..1256 }, Fit { tensor: 4, range: 0..0 }];
+        let ranges: Vec<_> = cut(&fits, 400).into_iter().map(|piece| piece.range).collect();
+        assert_eq!(ranges, [256..656, 656..1056, 1056..1256]);
+    }
+}

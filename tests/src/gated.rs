@@ -1,0 +1,155 @@
+//! A copy engine whose copies to its device wait at a gate, and fail when they are told to.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard},
+};
+use tensor_relay_device::{
+    AllocError, Capacity, Completion, CopyEngine, CopyError, Copying, Device, HostEngine, HostEngineMemory,
+    HostMemory, Slot, SlotPool, Stretch,
+};
+
+/// A host engine with a gate. While it is open, copies have ended when asking for them returns; while it is closed, they
+/// are in flight for as long as the test wants.
+#[derive(Debug)]
+pub struct GatedEngine {
+    engine: HostEngine,
+    memory: HostMemory,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    closed: bool,
+    waiting: VecDeque<Waiting>,
+    failing: usize,
+    begun: u64,
+}
+
+/// A copy in flight. Without a completion, its caller was told that nobody knows its end.
+#[derive(Debug)]
+struct Waiting {
+    slot: Slot,
+    to: Vec<Stretch<HostEngineMemory>>,
+    completion: Option<Completion>,
+}
+
+impl GatedEngine {
+    /// An engine of `budget_bytes` with an open gate, and its device with `slots`.
+    pub fn device(budget_bytes: u64, slots: Capacity) -> (Arc<Self>, Device) {
+        let memory = HostMemory::new(budget_bytes);
+        let engine = HostEngine::inline(memory.clone());
+        let engine = Arc::new(Self { engine, memory, state: Mutex::default() });
+        let device = Device::new(Arc::clone(&engine), slots).unwrap();
+        (engine, device)
+    }
+
+    /// Holds every copy to the device from now on.
+    pub fn close(&self) {
+        self.state().closed = true;
+    }
+
+    /// Ends the copies that wait, in their order, and holds none any more.
+    pub fn open(&self) {
+        self.state().closed = false;
+        while self.let_one_pass() {}
+    }
+
+    /// Ends the copy that has waited longest; returns whether there was one.
+    pub fn let_one_pass(&self) -> bool {
+        let waiting = self.state().waiting.pop_front();
+        waiting.map(|waiting| self.end(waiting)).is_some()
+    }
+
+    /// Ends the copy that was begun last; returns whether there was one.
+    pub fn let_last_pass(&self) -> bool {
+        let waiting = self.state().waiting.pop_back();
+        waiting.map(|waiting| self.end(waiting)).is_some()
+    }
+
+    /// Tells those who wait for copies that nobody knows their end. They land when the gate lets them pass.
+    pub fn lose_sight(&self) {
+        for waiting in &mut self.state().waiting {
+            if let Some(completion) = waiting.completion.take() {
+                completion.finish(Err(CopyError::EngineStopped));
+            }
+        }
+    }
+
+    /// Lets the next `copies` to the device fail.
+    pub fn fail(&self, copies: usize) {
+        self.state().failing = copies;
+    }
+
+    /// The copies to the device that are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.state().waiting.len()
+    }
+
+    /// The copies to the device that were begun, ever.
+    pub fn begun(&self) -> u64 {
+        self.state().begun
+    }
+
+    /// The bytes of the device's memory that somebody has, copies in flight included.
+    pub fn in_use_bytes(&self) -> u64 {
+        self.memory.stats().in_use_bytes
+    }
+
+    fn end(&self, waiting: Waiting) {
+        let Waiting { slot, to, completion } = waiting;
+        let copied = ended(self.engine.copy_in(slot, to));
+        match completion {
+            Some(completion) => completion.finish(copied),
+            None => drop(copied),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+/// The end of a copy that was done in place.
+fn ended(copying: Copying) -> Result<Slot, CopyError> {
+    futures_util::FutureExt::now_or_never(copying).expect("the engine copies in place")
+}
+
+impl CopyEngine for GatedEngine {
+    type Memory = HostEngineMemory;
+
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    fn allocate(&self, len: usize) -> Result<Arc<HostEngineMemory>, AllocError> {
+        self.engine.allocate(len)
+    }
+
+    fn slots(&self, capacity: Capacity) -> Result<SlotPool, AllocError> {
+        self.engine.slots(capacity)
+    }
+
+    fn memory_len(&self, memory: &HostEngineMemory) -> u64 {
+        self.engine.memory_len(memory)
+    }
+
+    fn copy_out(&self, from: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+        self.engine.copy_out(from, slot)
+    }
+
+    fn copy_in(&self, slot: Slot, to: Vec<Stretch<HostEngineMemory>>) -> Copying {
+        let mut state = self.state();
+        state.begun += 1;
+        if state.failing > 0 {
+            state.failing -= 1;
+            return Copying::refused(CopyError::EngineStopped);
+        }
+        if !state.closed {
+            return self.engine.copy_in(slot, to);
+        }
+        let (completion, copying) = Copying::pair();
+        state.waiting.push_back(Waiting { slot, to, completion: Some(completion) });
+        copying
+    }
+}

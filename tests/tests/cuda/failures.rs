@@ -1,0 +1,188 @@
+//! Devices that fail as a whole: by an error of somebody else's, by a hang, or because somebody took them away.
+
+use std::{sync::Arc, time::Duration};
+
+use tensor_relay_device::{
+    AllocError, CopyEngine, CopyError, Copying, Slot, Stretch,
+    cuda::{CudaEngine, CudaOptions},
+};
+use tensor_relay_tests::fake_cuda::{Direction, Effect, Fault, Live};
+use tokio::time::timeout;
+
+use crate::journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern};
+use crate::machine;
+
+/// What a copy comes to, in time.
+async fn end_of(copying: Copying) -> Result<Slot, CopyError> {
+    timeout(Duration::from_secs(5), copying)
+        .await
+        .expect("a copy ends, whatever its device does")
+}
+
+async fn read_a_chunk(end: &End) -> Copying {
+    let slot = timeout(Duration::from_secs(5), end.slots.acquire())
+        .await
+        .expect("a slot is free");
+    end.engine.copy_out(vec![Stretch::new(&end.memory, 0, CHUNK)], slot)
+}
+
+#[tokio::test]
+async fn a_context_that_somebody_spoils_fails_everything_in_time() {
+    let fake = machine();
+    let (end, other) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    let gate = fake.hold(0, Direction::DeviceToHost);
+    let copies = [read_a_chunk(&end).await, read_a_chunk(&end).await];
+    gate.until_waiting(2);
+    fake.fail_device(0, 700);
+    for copy in copies {
+        let failure = end_of(copy).await.unwrap_err();
+        assert!(matches!(failure, CopyError::DeviceFailed { .. }), "{failure:?}");
+        let text = format!("{:?}", anyhow_like(&failure));
+        assert!(text.contains("cuda:0") && text.contains("700"), "{text}");
+    }
+    drop(gate);
+    // What comes later is told the same, at once; slots are there to be told it.
+    for _ in 0..6 {
+        assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
+    }
+    assert!(matches!(end.engine.allocate(100), Err(AllocError::Device { .. })));
+    assert_eq!(end.engine.stats().copies_kept, 2);
+    // The other device does not care.
+    other.fill(&pattern(LEN)).await.unwrap();
+    assert!(other.read().await.unwrap() == pattern(LEN));
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// The message of an error and of those behind it.
+fn anyhow_like(error: &dyn std::error::Error) -> Vec<String> {
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect()
+}
+
+#[tokio::test]
+async fn a_context_that_somebody_destroys_takes_no_slot_with_it() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&pattern(LEN)).await.unwrap();
+    let landed = end_of(read_a_chunk(&end).await).await.unwrap();
+    let gate = fake.hold(0, Direction::DeviceToHost);
+    let copy = read_a_chunk(&end).await;
+    gate.until_waiting(1);
+    fake.destroy_context(0);
+    let failure = end_of(copy).await.unwrap_err();
+    assert!(matches!(failure, CopyError::DeviceFailed { .. }), "{failure:?}");
+    assert!(landed[..] == pattern(LEN)[..CHUNK], "what a reader still holds is memory as before");
+    assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
+    drop((gate, landed, end));
+    assert_eq!(fake.violations(), [""; 0]);
+    // Whoever opens the device again gets it.
+    let again = End::open(0, impatient()).unwrap();
+    again.fill(&pattern(LEN)).await.unwrap();
+    assert!(again.read().await.unwrap() == pattern(LEN));
+}
+
+#[tokio::test]
+async fn a_late_copy_is_in_quarantine_until_it_has_ended() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&pattern(LEN)).await.unwrap();
+    fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
+    let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
+    assert!(matches!(failure, CopyError::TimedOut { .. }), "{failure:?}");
+    let stats = end.engine.stats();
+    assert_eq!(
+        (stats.copies_quarantined, stats.quarantined_bytes, stats.copies_in_flight),
+        (1, CHUNK as u64, 1)
+    );
+    assert_eq!(end.slots.available(), 3, "its slot is where the device may write");
+
+    fake.release();
+    fake.until("the slot is back", |_| end.slots.available() == 4);
+    let stats = end.engine.stats();
+    assert_eq!((stats.copies_quarantined, stats.copies_kept, stats.copies_in_flight), (0, 0, 0));
+    assert!(end.read().await.unwrap() == pattern(LEN));
+    drop(end);
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_device_that_hangs_for_good_is_given_up() {
+    let fake = machine();
+    let options = CudaOptions { copy_timeout: Duration::from_millis(60), ..impatient() };
+    let end = End::open(0, options).unwrap();
+    fake.fault(&Fault::once("@dtoh", 1, Effect::Hang));
+    let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
+    assert!(matches!(failure, CopyError::TimedOut { .. }), "{failure:?}");
+    fake.until("the engine gives the device up", |_| end.engine.stats().copies_kept == 1);
+    assert!(matches!(end_of(read_a_chunk(&end).await).await, Err(CopyError::DeviceFailed { .. })));
+
+    // Dropping everything waits for nothing, and lets go of nothing that the device may still write.
+    drop(end);
+    fake.release();
+    fake.until("the copy ends after all", |fake| fake.live().in_flight == 0);
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn what_is_dropped_under_copies_is_kept_until_they_have_ended() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    let gates = [fake.hold(0, Direction::DeviceToHost), fake.hold(0, Direction::HostToDevice)];
+    drop(read_a_chunk(&end).await);
+    let slot = end.slots.acquire().await;
+    drop(end.engine.copy_in(slot, vec![Stretch::new(&end.memory, 0, CHUNK)]));
+    gates.iter().for_each(|gate| gate.until_waiting(1));
+    drop(end);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!((fake.live().in_flight, fake.live().contexts), (2, 1));
+    drop(gates);
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn memory_has_a_budget_and_a_device_an_end() {
+    let fake = machine();
+    fake.reset_with(2, 8 << 20);
+    let budget = |bytes| CudaOptions { memory_limit_bytes: bytes, ..impatient() };
+    let small = CudaEngine::open(0, budget(Some(1 << 20))).unwrap();
+    let held = small.allocate(600 << 10).unwrap();
+    let refused = small.allocate(600 << 10).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            AllocError::OverDeviceBudget { budget_bytes: 0x10_0000, asked_bytes: 0x9_6000, .. }
+        ),
+        "{refused:?}"
+    );
+    // What comes back is used again, and what is in the way of something else is freed.
+    drop(held);
+    drop(small.allocate(600 << 10).unwrap());
+    drop(small.allocate(1000 << 10).unwrap());
+
+    let free = CudaEngine::open(0, budget(None)).unwrap();
+    let full = free.allocate(9 << 20).unwrap_err();
+    assert!(matches!(full, AllocError::DeviceFull { total_bytes: 0x80_0000, .. }), "{full:?}");
+    let most = free.allocate(6 << 20).unwrap();
+    drop((small, most, free));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn versions_use_the_same_memory_again() {
+    let fake = machine();
+    let engine = CudaEngine::open(0, impatient()).unwrap();
+    for _ in 0..10 {
+        drop(engine.allocate(LEN).unwrap());
+        let back = Arc::clone(&engine);
+        fake.until("the memory is back", |_| back.stats().device_bytes == 0);
+    }
+    assert_eq!(fake.calls()["cuMemAlloc_v2"], 1, "freeing waits for the whole device");
+    assert!(!fake.calls().contains_key("cuMemFree_v2"));
+    drop(engine);
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.live(), Live::default());
+}

@@ -1,0 +1,160 @@
+//! One tensor from a device to another, by all the ways that an engine has: what the sweep does again and again.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use tensor_relay_device::{
+    Capacity, CopyEngine, EngineSink, EngineSource, Sink, SlotPool, Source,
+    cuda::{CudaEngine, CudaMemory, CudaOptions, CudaStats, StreamHandle},
+};
+use tensor_relay_tests::fake_cuda::{FakeCuda, Live};
+use tokio::time::{Instant, sleep};
+
+/// Whatever a library's caller may be told.
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+
+/// The bytes of the tensor: no multiple of anything.
+pub(crate) const LEN: usize = 5 * CHUNK + 17;
+/// The bytes of a chunk, and of a slot.
+pub(crate) const CHUNK: usize = 40 << 10;
+
+/// Options with which failures are noticed soon.
+pub(crate) fn impatient() -> CudaOptions {
+    CudaOptions {
+        memory_limit_bytes: Some(16 << 20),
+        copy_timeout: Duration::from_millis(400),
+        fence_timeout: Duration::from_millis(400),
+        answer_timeout: Duration::from_millis(400),
+    }
+}
+
+/// Bytes that show a shift and a swap.
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i * 31) ^ (i >> 8) ^ (i >> 16)) as u8).collect()
+}
+
+/// An engine with slots and memory for the tensor.
+pub(crate) struct End {
+    pub(crate) engine: Arc<CudaEngine>,
+    pub(crate) slots: SlotPool,
+    pub(crate) memory: Arc<CudaMemory>,
+}
+
+impl End {
+    pub(crate) fn open(ordinal: usize, options: CudaOptions) -> Result<Self, Failure> {
+        Self::of(CudaEngine::open(ordinal, options)?)
+    }
+
+    pub(crate) fn of(engine: Arc<CudaEngine>) -> Result<Self, Failure> {
+        let slots = engine.slots(Capacity { slots: 4, slot_bytes: CHUNK })?;
+        let memory = engine.allocate(LEN)?;
+        Ok(Self { engine, slots, memory })
+    }
+
+    pub(crate) fn source(&self) -> EngineSource<CudaEngine> {
+        EngineSource::new(self.engine.clone(), self.memory.clone(), self.slots.clone())
+    }
+
+    pub(crate) fn sink(&self) -> EngineSink<CudaEngine> {
+        EngineSink::new(self.engine.clone(), self.memory.clone(), self.slots.clone())
+    }
+
+    /// Writes bytes to the memory.
+    pub(crate) async fn fill(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let sink = self.sink();
+        for (number, chunk) in bytes.chunks(CHUNK).enumerate() {
+            put(&sink, number, chunk).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the memory.
+    pub(crate) async fn read(&self) -> Result<Vec<u8>, Failure> {
+        let source = self.source();
+        let mut all = Vec::new();
+        for start in (0..LEN as u64).step_by(CHUNK) {
+            all.extend_from_slice(&source.read(start..(start + CHUNK as u64).min(LEN as u64)).await?);
+        }
+        Ok(all)
+    }
+}
+
+async fn put(sink: &impl Sink, number: usize, chunk: &[u8]) -> Result<(), Failure> {
+    let start = (number * CHUNK) as u64;
+    let mut target = sink.open(start..start + chunk.len() as u64).await?;
+    target.copy_from_slice(chunk);
+    Ok(sink.write(target).await?)
+}
+
+/// Moves a tensor: onto the first device, lent from there behind a fence, to the second, handed over to a stream there,
+/// and back to the host. Gives what came out. The engines are put into `engines`, for when something fails in between.
+pub(crate) async fn move_a_tensor(engines: &mut Vec<Arc<CudaEngine>>) -> Result<Vec<u8>, Failure> {
+    let from = open(0, engines)?;
+    from.fill(&pattern(LEN)).await?;
+    from.memory.wait_on(StreamHandle::LEGACY)?;
+    let lent = lend(&from)?;
+    let to = open(1, engines)?;
+
+    let source = EngineSource::new(from.engine.clone(), lent, from.slots.clone());
+    let sink = to.sink();
+    // Three at a time, so that reads and writes are in flight together.
+    tokio::try_join!(lane(&source, &sink, 0), lane(&source, &sink, 1), lane(&source, &sink, 2))?;
+    to.memory.wait_on(StreamHandle::LEGACY)?;
+    to.memory.in_use_until(StreamHandle::LEGACY)?;
+    to.read().await
+}
+
+/// Moves every third chunk.
+async fn lane(source: &impl Source, sink: &impl Sink, first: usize) -> Result<(), Failure> {
+    for number in (first..LEN.div_ceil(CHUNK)).step_by(3) {
+        let start = (number * CHUNK) as u64;
+        let bytes = source.read(start..(start + CHUNK as u64).min(LEN as u64)).await?;
+        put(sink, number, &bytes).await?;
+    }
+    Ok(())
+}
+
+fn open(ordinal: usize, engines: &mut Vec<Arc<CudaEngine>>) -> Result<End, Failure> {
+    let engine = CudaEngine::open(ordinal, impatient())?;
+    engines.push(engine.clone());
+    End::of(engine)
+}
+
+/// The same memory, as a caller would lend it.
+fn lend(end: &End) -> Result<Arc<CudaMemory>, Failure> {
+    let fence = end.engine.fence(StreamHandle::LEGACY)?;
+    let owner = end.memory.clone();
+    // SAFETY: the owner is the memory itself, nobody else writes to it, and what did is behind the fence.
+    Ok(unsafe { end.engine.lend(owner.address(), LEN, owner, Some(fence)) })
+}
+
+/// Waits until an engine has everything back that can come back, and gives its last word.
+pub(crate) async fn come_home(fake: &FakeCuda, engine: &CudaEngine) -> CudaStats {
+    let begun = Instant::now();
+    loop {
+        let stats = engine.stats();
+        // One slot that is kept for good keeps the pool that it is cut from.
+        let is_back = stats.kept_bytes > 0 || (stats.device_bytes == 0 && stats.pinned_bytes == 0);
+        if is_back && fake.live().in_flight == 0 {
+            return stats;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "memory does not come back: {stats:?} {:?}",
+            fake.live()
+        );
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Waits until nothing of the driver's is left. `reclaimed` of it may be what the end of a context found.
+pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
+    let begun = Instant::now();
+    loop {
+        let live = fake.live();
+        if live.reclaimed <= reclaimed && (Live { reclaimed: 0, ..live }) == Live::default() {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "this is left: {live:?}");
+        sleep(Duration::from_millis(1)).await;
+    }
+}

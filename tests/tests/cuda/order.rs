@@ -1,0 +1,170 @@
+//! Callers' streams: what they have begun is waited for, and they wait for what they are told to; nothing else.
+
+use std::{sync::Arc, time::Duration};
+
+use cudarc::driver::sys::{CUresult, CUstream};
+use tensor_relay_device::{
+    CopyEngine, CopyError, Stretch,
+    cuda::{CudaEngine, CudaMemory, Fence, StreamHandle},
+};
+use tensor_relay_tests::fake_cuda::{Direction, FakeCuda, Turn};
+use tokio::time::timeout;
+
+use crate::{
+    calls::{Block, Current, PageLocked, call, stream},
+    journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern},
+    machine,
+};
+
+/// The handle of a stream of this test's.
+fn handle(stream: CUstream) -> StreamHandle {
+    // SAFETY: the test's streams live as long as the test.
+    unsafe { StreamHandle::from_raw(stream.cast()) }.expect("it is no default stream")
+}
+
+/// Memory that the test has as a caller would.
+fn lend(engine: &CudaEngine, memory: &Arc<CudaMemory>, after: Fence) -> Arc<CudaMemory> {
+    // SAFETY: the owner is the memory itself, and what writes to it is behind the fence.
+    unsafe { engine.lend(memory.address(), CHUNK, memory.clone(), Some(after)) }
+}
+
+/// Waits until the engine has asked often enough after what it waits for, so that it would have begun by mistake.
+fn engine_has_asked(fake: &Turn) {
+    let asked = |fake: &FakeCuda| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
+    let before = asked(fake);
+    fake.until("the engine asks after a fence", |fake| asked(fake) >= before + 5);
+}
+
+#[tokio::test]
+async fn a_copy_waits_for_the_producers_stream_and_takes_the_new_bytes() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&pattern(LEN)).await.unwrap();
+    let current = Current::new(0);
+    let producer = stream();
+    let block = Block::in_stream(producer);
+    call!(cuMemsetD8Async(end.memory.address(), 0x22, CHUNK, producer)).unwrap();
+    let fence = end.engine.fence(handle(producer)).unwrap();
+    let memory = lend(&end.engine, &end.memory, fence.clone());
+
+    let slot = end.slots.acquire().await;
+    let copying = end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot);
+    engine_has_asked(&fake);
+    assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
+    assert_eq!(fence.verdict(), None);
+    block.lift();
+    let slot = copying.await.unwrap();
+    assert!(slot.iter().all(|byte| *byte == 0x22), "the bytes are those that the stream wrote");
+    fence.passed().await.unwrap();
+
+    call!(cuStreamDestroy_v2(producer)).unwrap();
+    drop((current, slot, memory, fence, end));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_stream_that_does_not_come_to_its_end_fails_the_copy() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    let current = Current::new(0);
+    let producer = stream();
+    let block = Block::in_stream(producer);
+    let memory = lend(&end.engine, &end.memory, end.engine.fence(handle(producer)).unwrap());
+    let slot = end.slots.acquire().await;
+    let copying = end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot);
+    let failure = timeout(Duration::from_secs(5), copying)
+        .await
+        .expect("it has a deadline")
+        .unwrap_err();
+    assert!(matches!(failure, CopyError::FenceTimedOut { .. }), "{failure:?}");
+    assert_eq!(end.slots.available(), 4);
+
+    // The next copy may find the stream past its work.
+    block.lift();
+    let slot = end.slots.acquire().await;
+    end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot).await.unwrap();
+    call!(cuStreamDestroy_v2(producer)).unwrap();
+    drop((current, memory, end));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_consumers_stream_waits_for_the_copy_and_its_thread_does_not() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&vec![0; LEN]).await.unwrap();
+    let current = Current::new(0);
+    let (consumer, seen) = (stream(), PageLocked::new(0, CHUNK));
+
+    let gate = fake.hold(0, Direction::HostToDevice);
+    let mut slot = end.slots.acquire().await;
+    slot.fill(0x33);
+    let copying = end.engine.copy_in(slot, vec![Stretch::new(&end.memory, 0, CHUNK)]);
+    end.memory.wait_on(handle(consumer)).unwrap();
+    call!(cuMemcpyDtoHAsync_v2(seen.address(), end.memory.address(), CHUNK, consumer)).unwrap();
+    gate.until_waiting(1);
+    assert_eq!(call!(cuStreamQuery(consumer)), Err(CUresult::CUDA_ERROR_NOT_READY));
+    drop(gate);
+    call!(cuStreamSynchronize(consumer)).unwrap();
+    assert!(seen.read().iter().all(|byte| *byte == 0x33), "the stream saw the new bytes");
+
+    drop(copying.await.unwrap());
+    seen.free().unwrap();
+    call!(cuStreamDestroy_v2(consumer)).unwrap();
+    drop((current, end));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn memory_stays_as_it_is_while_the_consumers_stream_uses_it() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&vec![0x44; LEN]).await.unwrap();
+    let current = Current::new(0);
+    let (consumer, seen) = (stream(), PageLocked::new(0, CHUNK));
+    let block = Block::in_stream(consumer);
+    call!(cuMemcpyDtoHAsync_v2(seen.address(), end.memory.address(), CHUNK, consumer)).unwrap();
+    end.memory.in_use_until(handle(consumer)).unwrap();
+
+    let mut slot = end.slots.acquire().await;
+    slot.fill(0x55);
+    let copying = end.engine.copy_in(slot, vec![Stretch::new(&end.memory, 0, CHUNK)]);
+    engine_has_asked(&fake);
+    assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 0, "the next version waits");
+    block.lift();
+    drop(copying.await.unwrap());
+    call!(cuStreamSynchronize(consumer)).unwrap();
+    assert!(seen.read().iter().all(|byte| *byte == 0x44), "the stream saw the bytes that it was given");
+
+    seen.free().unwrap();
+    call!(cuStreamDestroy_v2(consumer)).unwrap();
+    drop((current, end));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn memory_that_a_stream_uses_is_given_to_nobody_else() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    let current = Current::new(0);
+    let consumer = stream();
+    let block = Block::in_stream(consumer);
+    let address = end.memory.address();
+    let End { engine, slots, memory } = end;
+    memory.in_use_until(handle(consumer)).unwrap();
+    drop(memory);
+    let next = engine.allocate(LEN).unwrap();
+    assert_ne!(next.address(), address);
+    block.lift();
+    fake.until("the memory is back for reuse", |_| engine.stats().cached_bytes > 0);
+    assert_eq!(engine.allocate(LEN).unwrap().address(), address);
+
+    call!(cuStreamDestroy_v2(consumer)).unwrap();
+    drop((current, next, slots, engine));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}

@@ -1,0 +1,108 @@
+//! What goes on at the same time, by counting what is in flight while something else is held.
+
+use std::time::Duration;
+
+use tensor_relay_device::{CopyEngine, EngineSource, Sink, Source, Stretch};
+use tensor_relay_tests::fake_cuda::Direction;
+use tokio::time::timeout;
+
+use crate::journey::{CHUNK, End, LEN, impatient, move_a_tensor, nothing_is_left, pattern};
+use crate::machine;
+
+#[tokio::test]
+async fn both_directions_copy_at_once() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    let held = fake.hold(0, Direction::HostToDevice);
+    let stretch = |offset| vec![Stretch::new(&end.memory, offset, 100)];
+    let into = end.engine.copy_in(end.slots.acquire().await, stretch(0));
+    held.until_waiting(1);
+    // While that is held, copies off the device come to their ends.
+    for _ in 0..3 {
+        end.engine
+            .copy_out(stretch(CHUNK as u64), end.slots.acquire().await)
+            .await
+            .unwrap();
+    }
+    assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 1);
+    assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, 3);
+    drop(held);
+    into.await.unwrap();
+}
+
+#[tokio::test]
+async fn the_next_reads_are_in_flight_while_a_chunk_is_written() {
+    let fake = machine();
+    let (from, to) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    from.fill(&pattern(LEN)).await.unwrap();
+    let (source, sink) = (from.source(), to.sink());
+    let held = fake.hold(1, Direction::HostToDevice);
+    let chunk = |number: u64| {
+        let range = number * CHUNK as u64..(number + 1) * CHUNK as u64;
+        let (source, sink) = (&source, &sink);
+        async move {
+            let bytes = source.read(range.clone()).await.expect("the device reads");
+            let mut target = sink.open(range).await.expect("there is a slot");
+            target.copy_from_slice(&bytes);
+            sink.write(target).await.expect("the device writes");
+        }
+    };
+    let watch = async {
+        while fake.engine(1, Direction::HostToDevice).in_flight < 3 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Not one is written, and all are read.
+        assert_eq!(fake.engine(0, Direction::DeviceToHost).ended, 3);
+        assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
+        drop(held);
+    };
+    let all = async { tokio::join!(chunk(0), chunk(1), chunk(2), watch) };
+    timeout(Duration::from_secs(10), all).await.expect("nothing hangs");
+}
+
+#[tokio::test]
+async fn devices_copy_independently() {
+    let fake = machine();
+    let (first, second) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    let held = fake.hold(0, Direction::DeviceToHost);
+    let waits = first
+        .engine
+        .copy_out(vec![Stretch::new(&first.memory, 0, 10)], first.slots.acquire().await);
+    held.until_waiting(1);
+    second.fill(&pattern(LEN)).await.unwrap();
+    assert!(second.read().await.unwrap() == pattern(LEN));
+    drop(held);
+    waits.await.unwrap();
+    assert_eq!((first.engine.name(), second.engine.name()), ("cuda:0", "cuda:1"));
+}
+
+/// Memory of one device is none of another's, whatever its address.
+#[tokio::test]
+async fn memory_of_another_device_is_refused() {
+    let _fake = machine();
+    let (first, second) = (End::open(0, impatient()).unwrap(), End::open(1, impatient()).unwrap());
+    let source = EngineSource::new(first.engine.clone(), second.memory.clone(), first.slots.clone());
+    source.read(0..10).await.unwrap_err();
+    assert_eq!(first.slots.available(), 4);
+}
+
+/// A context is bound to threads, and some calls wait inside of the driver: neither is for anybody's thread but the
+/// engine's. And nothing ever waits for a device or for a caller's stream.
+#[tokio::test]
+async fn one_thread_calls_the_driver_and_nothing_synchronises() {
+    let fake = machine();
+    let mut engines = Vec::new();
+    move_a_tensor(&mut engines).await.unwrap();
+    drop(engines);
+    nothing_is_left(&fake, 0).await;
+    let calls = fake.calls();
+    let waits: Vec<_> = calls.keys().filter(|call| call.contains("Synchronize")).collect();
+    assert!(waits.is_empty(), "{waits:?}");
+    let copies = calls["cuMemcpyDtoHAsync_v2"] + calls["cuMemcpyHtoDAsync_v2"];
+    let threads = fake.threads();
+    let by_engines = threads["relay-cuda:0"] + threads["relay-cuda:1"];
+    assert!(by_engines > copies && copies > 20, "{threads:?}");
+    let others = threads.iter().filter(|(name, _)| !name.starts_with("relay-cuda:"));
+    let by_others: u64 = others.map(|(_, count)| count).sum();
+    assert!(by_others <= 40, "opening asks a device what it is, and no more: {threads:?}");
+}

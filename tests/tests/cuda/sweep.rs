@@ -1,0 +1,185 @@
+//! Goal: whatever call of the driver fails, or hangs, nothing worse comes of it than an error.
+//!
+//! Method: a transfer is run once to see which calls it makes. Then it is run again and again, each time on a new machine
+//! on which one thing goes wrong. It may succeed, and then every byte is right; or it may fail with an error. It may not
+//! hang, tear, free under a copy, or leak more than the engine says that it kept.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use tensor_relay_device::cuda::{CudaEngine, CudaStats};
+use tensor_relay_tests::fake_cuda::{Effect, Fault, Turn};
+use tokio::time::timeout;
+
+use crate::journey::{Failure, LEN, come_home, move_a_tensor, nothing_is_left, pattern};
+use crate::machine;
+
+/// What a transfer may take when something goes wrong: the longest that it waits is a timeout of 0.4 s, a few times.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+const OUT_OF_MEMORY: u32 = 2;
+const ILLEGAL_ADDRESS: u32 = 700;
+const LAUNCH_FAILED: u32 = 719;
+
+/// What is executed behind the calls.
+const EXECUTIONS: [&str; 3] = ["@htod", "@dtoh", "@host"];
+
+/// How a transfer with a fault ended.
+#[derive(Debug)]
+enum End {
+    Right,
+    Failed(Failure),
+    /// Its caller had to give up: only where a call of the driver's does not return.
+    GivenUp,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_fails_once() {
+    let fake = machine();
+    let calls = calls_of_a_clean_transfer(&fake).await;
+    let mut ends = BTreeMap::<&str, u32>::new();
+    for (function, count) in &calls {
+        for nth in 1..=*count {
+            for code in [OUT_OF_MEMORY, LAUNCH_FAILED] {
+                let end = transfer(&fake, Fault::once(function, nth, Effect::Fail(code))).await;
+                *ends.entry(kind(&end)).or_default() += 1;
+            }
+        }
+    }
+    assert_eq!(ends.keys().copied().collect::<Vec<_>>(), ["failed", "right"], "{ends:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_function_fails_from_some_call_on() {
+    let fake = machine();
+    for (function, count) in calls_of_a_clean_transfer(&fake).await {
+        for nth in [1, count.div_ceil(2)] {
+            let end = transfer(&fake, Fault::from(&function, nth, Effect::Fail(ILLEGAL_ADDRESS))).await;
+            assert!(!matches!(end, End::GivenUp), "{function} from {nth} on");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_execution_fails_once() {
+    let fake = machine();
+    for execution in EXECUTIONS {
+        for nth in 1..=LEN.div_ceil(crate::journey::CHUNK) as u64 * 2 {
+            let end = transfer(&fake, Fault::once(execution, nth, Effect::Fail(ILLEGAL_ADDRESS))).await;
+            // The last rings may be for nobody.
+            let may_be_right = execution == "@host";
+            assert!(may_be_right || matches!(end, End::Failed(_)), "{execution} {nth}: {end:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn executions_hang() {
+    let fake = machine();
+    for (execution, nth) in EXECUTIONS.into_iter().flat_map(|execution| [(execution, 2), (execution, 8)]) {
+        let end = transfer(&fake, Fault::once(execution, nth, Effect::Hang)).await;
+        // A lost ring is no loss: the engine asks. A copy that does not end is an error in time.
+        let right = matches!(end, End::Right);
+        assert_eq!(right, execution == "@host", "{execution} {nth}: {end:?}");
+        assert!(!matches!(end, End::GivenUp), "{execution} {nth}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_hang() {
+    let fake = machine();
+    for function in calls_of_a_clean_transfer(&fake).await.into_keys() {
+        if asked_on_the_callers_thread(&function) {
+            continue;
+        }
+        transfer(&fake, Fault::once(&function, 2, Effect::Hang)).await;
+    }
+}
+
+/// What `CudaEngine::open` asks of the driver before there is a thread that could be waited for with a deadline.
+fn asked_on_the_callers_thread(function: &str) -> bool {
+    function == "cuInit" || function == "cuDriverGetVersion" || function.starts_with("cuDevice")
+}
+
+/// Which functions a transfer calls when nothing fails, and how often.
+async fn calls_of_a_clean_transfer(fake: &Turn) -> BTreeMap<String, u64> {
+    fake.reset_with(2, 64 << 20);
+    let mut engines = Vec::new();
+    let bytes = move_a_tensor(&mut engines).await.expect("nothing fails");
+    assert!(bytes == pattern(LEN));
+    come_home(fake, &engines[0]).await;
+    come_home(fake, &engines[1]).await;
+    drop(engines);
+    nothing_is_left(fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+    fake.calls()
+}
+
+/// One transfer on a new machine with one fault, and everything that has to be so afterwards.
+async fn transfer(fake: &Turn, fault: Fault) -> End {
+    fake.reset_with(2, 64 << 20);
+    fake.fault(&fault);
+    let mut engines = Vec::new();
+    let patience = if hangs_in_a_call(&fault) { Duration::from_secs(1) } else { DEADLINE };
+    let end = match timeout(patience, move_a_tensor(&mut engines)).await {
+        Ok(Ok(bytes)) => {
+            assert!(bytes == pattern(LEN), "{fault}: what came is not what was sent");
+            End::Right
+        }
+        Ok(Err(failure)) => End::Failed(failure),
+        Err(_) => End::GivenUp,
+    };
+    assert!(hangs_in_a_call(&fault) || !matches!(end, End::GivenUp), "{fault}: the transfer hangs");
+    fake.release();
+    if !matches!(fault.effect, Effect::Hang) && !fault.stays {
+        fake.clear_faults();
+    }
+    let mut last_words = Vec::new();
+    for engine in &engines {
+        last_words.push(come_home(fake, engine).await);
+    }
+    check_what_is_left(fake, &fault, engines, &last_words).await;
+    end
+}
+
+fn hangs_in_a_call(fault: &Fault) -> bool {
+    fault.effect == Effect::Hang && !fault.what.starts_with('@')
+}
+
+/// Nothing may be left but what the engine said, and nothing may have been done that no program may do.
+async fn check_what_is_left(
+    fake: &Turn,
+    fault: &Fault,
+    engines: Vec<Arc<CudaEngine>>,
+    last_words: &[CudaStats],
+) {
+    drop(engines);
+    let kept_by =
+        |stats: &CudaStats| stats.kept_bytes + stats.pinned_bytes + stats.device_bytes + stats.cached_bytes;
+    let kept: u64 = last_words.iter().map(kept_by).sum();
+    let failed = last_words.iter().any(|stats| stats.kept_bytes > 0);
+    if !failed && !keeps_what_it_cannot_destroy(fault) {
+        nothing_is_left(fake, 1).await;
+    } else {
+        let live = fake.live();
+        assert!(live.device_bytes + live.host_bytes <= kept, "{fault}: {live:?} is more than {last_words:?}");
+    }
+    assert_eq!(fake.violations(), [""; 0], "{fault}");
+}
+
+/// Calls that give something back: what they refuse to take back is left, and counts as such nowhere but here.
+fn keeps_what_it_cannot_destroy(fault: &Fault) -> bool {
+    ["Destroy", "Release", "Free", "Unregister", "Query"]
+        .iter()
+        .any(|part| fault.what.contains(part))
+}
+
+fn kind(end: &End) -> &'static str {
+    match end {
+        End::Right => "right",
+        End::Failed(failure) => {
+            assert!(failure.to_string().ends_with('.'), "an error is a sentence: {failure}");
+            "failed"
+        }
+        End::GivenUp => "given up",
+    }
+}
