@@ -43,7 +43,13 @@ pub(super) struct Findings {
 
 impl Findings {
     /// What `part` said.
-    pub(super) fn new(part: Part, seconds: f64, payload_bytes: u64, lines: &[Line], failure: Option<String>) -> Self {
+    pub(super) fn new(
+        part: Part,
+        seconds: f64,
+        payload_bytes: u64,
+        lines: &[Line],
+        failure: Option<String>,
+    ) -> Self {
         let mut checks = Vec::new();
         let mut notes = Vec::new();
         for line in lines {
@@ -57,7 +63,16 @@ impl Findings {
             Line::Sample(sample) => Some(sample),
             _ => None,
         });
-        Self { part: part.name(), seconds, payload_bytes, failure, checks, notes, tables: table::of(samples), about: part }
+        Self {
+            part: part.name(),
+            seconds,
+            payload_bytes,
+            failure,
+            checks,
+            notes,
+            tables: table::of(samples),
+            about: part,
+        }
     }
 
     /// Everything that went wrong.

@@ -104,12 +104,12 @@ impl Receiving {
     pub(super) async fn start(serving: &Serving, setup: &Setup) -> Result<Self> {
         let room = Room::new("receiving", 1)?;
         let config = tensor_relay_client::Config {
+            device: setup.landing.clone(),
             credit_chunks: u32::try_from(setup.chunks_in_flight)?,
             stall_timeout: STALL,
             reconnect_timeout: Duration::ZERO,
             ..Default::default()
         };
-        let config = landing(config, setup.landing.clone());
         let (ticket, topic) = (serving.ticket.clone(), serving.topic.clone());
         let subscribed = room.run(async move {
             let client = Client::connect_with(&Connector::new(tuning()), &ticket, config).await?;
@@ -138,10 +138,6 @@ impl Receiving {
         let subscription = self.subscription.as_ref().context("the subscription failed before")?;
         Ok(Box::new(subscription.progress_reader()))
     }
-}
-
-fn landing(config: tensor_relay_client::Config, _device: Option<Device>) -> tensor_relay_client::Config {
-    config
 }
 
 /// A server and those who read its topic.

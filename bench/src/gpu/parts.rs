@@ -189,9 +189,7 @@ impl Job {
         let slots = self.choose(&[2, 3, 4, 8, 16], &[2, 4]);
         let chunks = self.choose(&[1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20], &[256 << 10, 1 << 20]);
         let default = self.default_pipeline();
-        let all = slots
-            .iter()
-            .flat_map(|slots| chunks.iter().map(|chunk| (*slots, *chunk)));
+        let all = slots.iter().flat_map(|slots| chunks.iter().map(|chunk| (*slots, *chunk)));
         let others: Vec<_> = all.filter(|pipeline| *pipeline != default).collect();
         let (some, rest) = others.split_at(others.len() / 2);
         [&[default], some, &[default], rest].concat()

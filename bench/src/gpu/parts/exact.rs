@@ -1,12 +1,15 @@
 //! Every dtype, from GPU over QUIC to GPU and back to the host, compared byte for byte.
 
 use super::Job;
-use crate::gpu::{
-    line::Printer,
-    loopback::{Receiving, Serving, Setup},
-    payload::{self, OnDevice, noise_of},
-    place::Engine,
-    room::Room,
+use crate::{
+    gpu::{
+        line::Printer,
+        loopback::{Receiving, Serving, Setup},
+        payload::{self, OnDevice, noise_of},
+        place::Engine,
+        room::Room,
+    },
+    size,
 };
 use anyhow::Result;
 use std::sync::Arc;
@@ -38,7 +41,11 @@ async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
     let mut serving = Serving::start(Arc::new(Room::new("serving", 1)?), &setup).await?;
     let mut receiving = Receiving::start(&serving, &setup).await?;
     serving.publish(specs, from.source()?).await?;
-    let snapshot = receiving.next().await?;
+    let landed = receiving.next().await?;
+    let outcome = if landed.is_on_device() { Ok("it did") } else { Err("it landed in host memory") };
+    let name = format!("the snapshot lands on the device, in chunks of {}", size::text(chunk_bytes));
+    job.printer().check(name, outcome.map(str::to_owned).map_err(str::to_owned));
+    let snapshot = landed.to_host().await?;
     judge(job.printer(), &manifest, &bytes, &snapshot, chunk_bytes);
     Ok(())
 }
@@ -72,6 +79,6 @@ fn judge(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &Snapsho
             Some(differs) => Err(differs),
             None => Ok(format!("{compared_bytes} bytes are equal")),
         };
-        printer.check(format!("{} in chunks of {}", dtype.name(), crate::size::text(chunk_bytes)), outcome);
+        printer.check(format!("{} in chunks of {}", dtype.name(), size::text(chunk_bytes)), outcome);
     }
 }
