@@ -52,7 +52,7 @@ pub enum MeasureError {
 
 /// Measures synchronous copies of `len` bytes, as `cudaMemcpy` does them: the limit of the bus, or of pageable memory.
 pub fn plain_copies(ordinal: usize, len: usize, pages: Pages) -> Result<PlainCopies, MeasureError> {
-    on_a_thread(ordinal, move |driver, _| {
+    on_a_thread(ordinal, After::LetGo, move |driver, _| {
         let host = Mapping::new(len).map_err(|source| AllocError::Os { len, source })?;
         host.prefault();
         if pages == Pages::Locked {
@@ -124,7 +124,7 @@ pub enum Break {
 
 /// Breaks the primary context of a device for everybody in this process, for good. For processes that are made for it.
 pub fn break_context(ordinal: usize, how: Break) -> Result<(), CudaError> {
-    let broken = on_a_thread(ordinal, move |driver, device| match how {
+    let broken = on_a_thread(ordinal, After::Hold, move |driver, device| match how {
         Break::Reset => reset(driver, device).map_err(MeasureError::Cuda),
         Break::Trap => trap(driver).map_err(MeasureError::Cuda),
     });
@@ -171,9 +171,18 @@ const TRAP: &std::ffi::CStr = c".version 7.0
 .visible .entry relay_trap() { trap; ret; }
 ";
 
-/// Runs `work` with the device's primary context current, near the device.
+/// What becomes of the hold on the context that the work was done in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    LetGo,
+    /// There is nothing left to let go of.
+    Hold,
+}
+
+/// Runs `work` with the device's primary context current, near the device. Waits for it without a deadline.
 fn on_a_thread<T: Send + 'static>(
     ordinal: usize,
+    after: After,
     work: impl FnOnce(&Driver, CUdevice) -> Result<T, MeasureError> + Send + 'static,
 ) -> Result<T, MeasureError> {
     let run = move || {
@@ -184,7 +193,9 @@ fn on_a_thread<T: Send + 'static>(
         }
         bind(&driver, device).map_err(CudaError::Driver)?;
         let result = work(&driver, device);
-        unbind(&driver, device, &[], &[]);
+        if after == After::LetGo {
+            unbind(&driver, device, &[], &[]);
+        }
         result
     };
     let device = format!("cuda:{ordinal}");

@@ -26,19 +26,23 @@ streams. `of_plain` is the rate divided by that of the page-locked plain copies 
 pub(super) async fn run(job: Job) -> Result<()> {
     let engines = [job.engine()?, job.engine()?];
     let slot_bytes = *chunks(&job).iter().max().expect("there are chunk sizes") as usize;
-    let memory = engines[0].device(Capacity { slots: 1, slot_bytes })?;
-    let payload = OnDevice::whole(&memory, job.bytes)?;
+    let mut lanes = Vec::new();
+    for engine in engines {
+        // An engine copies the memory that it gave itself, and no other's.
+        let memory = engine.device(Capacity { slots: 1, slot_bytes })?;
+        lanes.push((OnDevice::whole(&memory, job.bytes)?, engine));
+    }
     let mut passes = Passes::within(job.budget());
     while passes.another() {
         let plain = measure_plain(&job)?;
         for chunk_bytes in chunks(&job) {
             for in_flight in job.choose(&[1, 2, 4, 8], &[1, 2]) {
                 let lane = Lane { chunk_bytes, in_flight };
-                measure(&job, &engines[..1], &payload, lane, plain).await?;
+                measure(&job, &lanes[..1], lane, plain).await?;
             }
         }
         for chunk_bytes in job.choose(&[1 << 20, 4 << 20], &[1 << 20]) {
-            measure(&job, &engines, &payload, Lane { chunk_bytes, in_flight: 4 }, plain).await?;
+            measure(&job, &lanes, Lane { chunk_bytes, in_flight: 4 }, plain).await?;
         }
     }
     Ok(())
@@ -72,15 +76,14 @@ struct Lane {
 
 async fn measure(
     job: &Job,
-    engines: &[Engine],
-    payload: &OnDevice,
+    engines: &[(OnDevice, Engine)],
     lane: Lane,
     plain: Option<Plain>,
 ) -> Result<()> {
     for direction in Direction::BOTH {
         let share = job.bytes / engines.len() as u64;
         let mut ends = Vec::new();
-        for engine in engines {
+        for (payload, engine) in engines {
             ends.push(End::new(engine, payload, direction, lane)?);
         }
         let begun = Instant::now();

@@ -112,7 +112,10 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     let device = engine.device(Capacity { slots: 8, slot_bytes: CHUNK_BYTES as usize })?;
     let (on_device, on_host) = payload::both(&engine, job.bytes).await?;
     let gpu_source = on_device.through(&engine, &device)?.source()?;
-    let source = if scenario.is_at_server() { Arc::clone(&gpu_source) } else { on_host };
+    // A slot that nobody else can have when the engine is asked afterwards.
+    let spare = engine.device(Capacity { slots: 1, slot_bytes: CHUNK_BYTES as usize })?;
+    let spare = on_device.through(&engine, &spare)?.source()?;
+    let source = if scenario.is_at_server() { gpu_source } else { on_host };
     let landing = (!scenario.is_at_server()).then(|| device.clone());
     let setup = Setup { chunk_bytes: CHUNK_BYTES, chunks_in_flight: 4, landing };
     let mut service = Loopback::start(&setup, 1).await?;
@@ -130,7 +133,7 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     };
     let seconds = ended.saturating_duration_since(broken).as_secs_f64();
     judge(job.printer(), scenario, heard, seconds);
-    ask_engine(job.printer(), scenario, &gpu_source).await;
+    ask_engine(job.printer(), scenario, &spare).await;
     ask_for_another(job.printer(), scenario, job.device);
     Ok(())
 }

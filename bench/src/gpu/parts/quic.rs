@@ -50,7 +50,8 @@ struct Pair {
     host: Loopback,
     gpu_source: Arc<dyn Source>,
     host_source: Arc<dyn Source>,
-    sink: Arc<dyn Sink>,
+    source_alone: Arc<dyn Source>,
+    sink_alone: Arc<dyn Sink>,
     pieces: Arc<[Range<u64>]>,
     in_flight: usize,
 }
@@ -67,6 +68,8 @@ impl Pair {
     ) -> Result<Self> {
         let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
         let ends = [engine.device(capacity)?, engine.device(capacity)?];
+        // A server keeps chunks in slots for further readers: what it has are not all there are.
+        let alone = engine.device(capacity)?;
         let in_flight = Depth::of_slots(slots).sending.max(2);
         let on_host = Setup { chunk_bytes, chunks_in_flight: in_flight, landing: None };
         let on_gpu = Setup { landing: Some(ends[1].clone()), ..on_host.clone() };
@@ -75,7 +78,8 @@ impl Pair {
             host: Loopback::start(&on_host, 1).await?,
             gpu_source: from.through(engine, &ends[0])?.source()?,
             host_source: Arc::clone(host_source),
-            sink: to.through(engine, &ends[1])?.sink()?,
+            source_alone: from.through(engine, &alone)?.source()?,
+            sink_alone: to.through(engine, &alone)?.sink()?,
             pieces: pieces(from.len_bytes(), chunk_bytes),
             in_flight,
         };
@@ -87,10 +91,10 @@ impl Pair {
     async fn measure(&mut self) -> Result<Cells<f64>> {
         let bytes = self.gpu_source.len_bytes();
         let begun = Instant::now();
-        read_all(&self.gpu_source, &self.pieces, self.in_flight).await?;
+        read_all(&self.source_alone, &self.pieces, self.in_flight).await?;
         let d2h = rate(bytes, begun.elapsed().as_secs_f64());
         let begun = Instant::now();
-        write_all(&self.sink, &self.pieces, self.in_flight).await?;
+        write_all(&self.sink_alone, &self.pieces, self.in_flight).await?;
         let h2d = rate(bytes, begun.elapsed().as_secs_f64());
         let host: Round = self.host.round(&self.host_source).await?;
         let gpu: Round = self.gpu.round(&self.gpu_source).await?;
