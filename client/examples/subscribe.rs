@@ -9,7 +9,8 @@ use tensor_relay_client::{Client, Config, EndReason, Request, SubscriptionError,
 async fn main() -> Result<(), Box<dyn Error>> {
     let ticket: Ticket = std::env::args().nth(1).ok_or("usage: subscribe TICKET")?.parse()?;
     let topic = ticket.topic().ok_or("the ticket names no topic")?.clone();
-    // Connects again by itself when the connection is lost, and goes on where it was.
+    // Connects again by itself when the connection is lost, and goes on where it was. With a `device` in the config,
+    // tensors land there, and `device_tensors` gives them.
     let client = Client::connect(&ticket, Config::default()).await?;
     let mut subscription = client.subscribe_to(Request::every(topic)).await?;
     let (began, mut versions, mut bytes) = (Instant::now(), 0, 0);

@@ -339,6 +339,14 @@ impl TransferError {
         }
     }
 
+    /// Nothing moved for so long, while it was waited for `device`, if for any.
+    pub(crate) fn stalled(timeout_ms: u128, device: Option<&Device>) -> Self {
+        match device.map(|device| device.name().into()) {
+            Some(device) => Self::DeviceStalled { device, timeout_ms },
+            None => Self::Stalled(timeout_ms),
+        }
+    }
+
     /// Whether later versions are lost with this one.
     pub(crate) fn is_final(&self) -> bool {
         match self {

@@ -19,6 +19,29 @@
 //! A snapshot exists only whole: every chunk verified, and all together what the server said they are. Its memory is
 //! reused for a later version once the last reference to it is gone.
 
+//!
+//! With a [device](Config::device), versions land in its memory, whatever kind it is:
+//!
+//! ```no_run
+//! # async fn example(ticket: tensor_relay_client::Ticket) -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use tensor_relay_client::{Client, Config};
+//! use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
+//!
+//! // The engine is the one line that names a kind of device. This one is host memory that behaves like a device.
+//! let engine = Arc::new(HostEngine::new(HostMemory::new(1 << 30))?);
+//! let device = Device::new(engine, Capacity { slots: 16, slot_bytes: 4 << 20 })?;
+//! let client = Client::connect(&ticket, Config { device: Some(device), ..Config::default() }).await?;
+//! let mut policy = client.subscribe(ticket.topic().ok_or("the ticket names no topic")?).await?;
+//! let snapshot = policy.next().await?;
+//! for (tensor, place) in snapshot.device_tensors() {
+//!     println!("{} is at {:?} of {:?}", tensor.name, place.range(), place.buffer());
+//! }
+//! let weights = snapshot.to_host().await?; // A copy, to look at or to save.
+//! # Ok(())
+//! # }
+//! ```
+
 #![forbid(unsafe_code)]
 
 mod backoff;
@@ -41,6 +64,7 @@ mod request;
 mod save;
 mod session;
 mod snapshot;
+mod stall;
 mod subscription;
 mod transfer;
 mod watches;

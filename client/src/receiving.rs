@@ -10,12 +10,12 @@ use crate::{
     error::TransferError,
     history::History,
     holding::Holding,
-    landing::Ground,
+    landing::{Ground, Landing},
     progress::Counters,
+    stall::Stall,
     transfer::{Place, Transfer},
 };
 use std::{sync::Arc, time::Duration};
-use tensor_relay_device::Device;
 use tensor_relay_protocol::{
     Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe, SubscriptionId,
     Topic, Verified, Version, VersionDigest, VersionId,
@@ -65,14 +65,6 @@ enum Phase {
     Running(Transfer, VersionId),
     /// The connection is gone; what came of the version waits to be continued.
     Detached(Transfer, VersionId),
-}
-
-/// When to look whether a version still moves, and how far it was at the last look.
-#[derive(Debug)]
-struct Stall {
-    timeout: Duration,
-    look: Instant,
-    seen: u64,
 }
 
 /// A chunk that may be received now.
@@ -140,7 +132,7 @@ impl Receiving {
             credit,
             generation: 0,
             chunks: Vec::new(),
-            stall: Stall { timeout: stall_timeout, look: Instant::now(), seen: 0 },
+            stall: Stall::new(stall_timeout),
         }
     }
 
@@ -230,8 +222,7 @@ impl Receiving {
         self.history.check_announced(id)?;
         self.delivery.announce();
         let began = Instant::now();
-        self.stall =
-            Stall { look: began + self.stall.timeout, seen: self.counters.moved_bytes(), ..self.stall };
+        self.stall.begin(began, self.counters.moved_bytes());
         if let Phase::Detached(transfer, of) = std::mem::replace(&mut self.phase, Phase::Idle) {
             if of == announce.id {
                 return self.resume(transfer, &announce);
@@ -384,10 +375,8 @@ impl Receiving {
     pub(crate) fn handle_abort(&mut self, of: (Epoch, Version), credit: u32) -> bool {
         match self.id() {
             Some(id) if (id.epoch, id.version) == of => {
-                self.end_version(&id);
                 self.stale_manifests += 2; // Its header may come, and its end.
-                self.early.clear();
-                self.credit = credit;
+                self.forget(&id, credit);
                 true
             }
             _ => false,
@@ -397,10 +386,8 @@ impl Receiving {
     /// Gives up the version under way because this end cannot take it. Both ends forget what credit was left, and this one
     /// has `credit` to give anew.
     pub(crate) fn give_up(&mut self, id: &VersionId, credit: u32) {
-        self.end_version(id);
         self.given_up = Some((id.epoch, id.version));
-        self.early.clear();
-        self.credit = credit;
+        self.forget(id, credit);
     }
 
     /// Whether this version was given up here: what the server says of it now crossed this end's last word.
@@ -408,10 +395,10 @@ impl Receiving {
         self.given_up == Some(version)
     }
 
-    /// The device that the version under way lands on, if on any.
-    pub(crate) fn device(&self) -> Option<&Device> {
+    /// Where the version under way lands.
+    pub(crate) fn landing(&self) -> Option<&Landing> {
         match &self.phase {
-            Phase::Running(transfer, _) => transfer.landing().device(),
+            Phase::Running(transfer, _) => Some(transfer.landing()),
             _ => None,
         }
     }
@@ -432,37 +419,19 @@ impl Receiving {
 
     /// When to call [`handle_look`](Self::handle_look).
     pub(crate) fn look_at(&self) -> Option<Instant> {
-        self.is_busy().then_some(self.stall.look)
-    }
-
-    /// Whether a version is under way on the connection of now.
-    fn is_busy(&self) -> bool {
-        matches!(self.phase, Phase::Announced { .. } | Phase::Running(..))
+        let is_busy = matches!(self.phase, Phase::Announced { .. } | Phase::Running(..));
+        is_busy.then_some(self.stall.look_at())
     }
 
     /// Looks whether anything moved since the last look; fails when nothing did.
     pub(crate) fn handle_look(&mut self, now: Instant) -> Result<(), Failure> {
-        let Some(id) = self.id().filter(|_| now >= self.stall.look) else {
-            return Ok(());
-        };
-        let moved = self.counters.moved_bytes();
-        if moved == self.stall.seen {
-            return Err(Failure::transfer(&id, self.stalled()));
-        }
-        self.stall = Stall { look: now + self.stall.timeout, seen: moved, ..self.stall };
-        Ok(())
-    }
-
-    /// Why nothing moved: the device that is to take it, or whoever sends it.
-    fn stalled(&self) -> TransferError {
-        let timeout_ms = self.stall.timeout.as_millis();
-        let device = match &self.phase {
-            Phase::Running(transfer, _) => transfer.landing().waits_for(),
-            _ => None,
-        };
-        match device.map(|device| device.name().into()) {
-            Some(device) => TransferError::DeviceStalled { device, timeout_ms },
-            None => TransferError::Stalled(timeout_ms),
+        match self.id() {
+            Some(id) if self.stall.handle_look(now, self.counters.moved_bytes()) => {
+                // The device that is to take it is to blame, or whoever sends it.
+                let device = self.landing().and_then(Landing::waits_for);
+                Err(Failure::transfer(&id, TransferError::stalled(self.stall.timeout_ms(), device)))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -499,6 +468,12 @@ impl Receiving {
         let chunks = chunks.collect::<Result<_, _>>()?;
         self.phase = Phase::Running(transfer, id);
         Ok(chunks)
+    }
+
+    fn forget(&mut self, id: &VersionId, credit: u32) {
+        self.end_version(id);
+        self.early.clear();
+        self.credit = credit;
     }
 
     fn end_version(&mut self, id: &VersionId) {

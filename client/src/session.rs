@@ -9,7 +9,7 @@ pub(crate) use commands::Command;
 use crate::{
     ClientError, Config, SubscriptionError,
     error::{SessionError, TransferError},
-    landing::Ground,
+    landing::{Ground, Landing},
     link::{Event, Link},
     receiving::{Failure, Ready, Receiving},
     watches::Watches,
@@ -315,7 +315,7 @@ impl Session {
             Err(ReceiveError::Lane(error)) => Err(error.into()),
             Err(error) => match receiving.id().filter(|_| receiving.is_under_way(generation)) {
                 Some(id) => {
-                    let error = TransferError::chunk(error, receiving.device());
+                    let error = TransferError::chunk(error, receiving.landing().and_then(Landing::device));
                     self.fail(subscription, Failure::transfer(&id, error))
                 }
                 None => Ok(()),

@@ -5,9 +5,14 @@ use std::{
     ops::Range,
     panic::resume_unwind,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 use tensor_relay_device::{BoxFuture, CopyError, PartsError, Sink, SinkError, Target};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
+
+/// How long a chunk may take to be copied before its version is given up. Less than servers wait for a byte to move, so
+/// that the device is blamed and not this client; engines of devices that can hang have shorter deadlines of their own.
+const COPY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A sink in device memory that knows every copy in flight, also one whose chunk was given up in the middle.
 ///
@@ -63,10 +68,17 @@ impl DeviceSink {
             }
             end
         });
-        copying.await.unwrap_or_else(|cut_off| match cut_off.try_into_panic() {
-            Ok(panic) => resume_unwind(panic),
-            Err(_) => Err(SinkError::Copy(CopyError::EngineStopped)), // The runtime ends, and nobody waits any more.
-        })
+        match timeout(COPY_TIMEOUT, copying).await {
+            Ok(Ok(end)) => end,
+            Ok(Err(cut_off)) => match cut_off.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(_) => Err(CopyError::EngineStopped.into()), // The runtime ends, and nobody waits any more.
+            },
+            Err(_) => {
+                let device = self.payload.device().name().into();
+                Err(CopyError::TimedOut { device, waited: COPY_TIMEOUT }.into())
+            }
+        }
     }
 }
 
@@ -169,5 +181,120 @@ impl Drop for Copy {
         }
         drop(state);
         self.copies.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffers::Writing;
+    use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
+    use tokio::sync::{Semaphore, oneshot};
+
+    /// A sink whose writes wait until they are let pass, and fail when nobody can let them pass any more.
+    #[derive(Debug)]
+    struct Gated {
+        sink: Arc<dyn Sink>,
+        gate: Arc<Semaphore>,
+    }
+
+    impl Sink for Gated {
+        fn len_bytes(&self) -> u64 {
+            self.sink.len_bytes()
+        }
+
+        fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>> {
+            self.sink.open(range)
+        }
+
+        fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>> {
+            Box::pin(async move {
+                let pass = self.gate.acquire().await.map_err(|_| CopyError::EngineStopped)?;
+                pass.forget();
+                self.sink.write(target).await
+            })
+        }
+    }
+
+    struct Stage {
+        sink: DeviceSink,
+        gate: Arc<Semaphore>,
+        home: Vec<oneshot::Receiver<tensor_relay_device::DeviceBuffer>>,
+    }
+
+    /// Buffers of the user's at 0..10 and 10..30 of a payload, behind a gate.
+    fn stage() -> Stage {
+        let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
+        let device = Device::new(engine, Capacity { slots: 4, slot_bytes: 64 }).unwrap();
+        let lend = |range: Range<u64>| {
+            let len = (range.end - range.start) as usize;
+            let (lodged, back) = Lodged::lent(device.allocate(len).unwrap());
+            ((range, lodged), back)
+        };
+        let (parts, home) = [0..10, 10..30].map(lend).into_iter().unzip();
+        let writing = Arc::new(Writing::default());
+        let payload = OnDevice::lent(parts, writing, &HostMemory::new(0)).unwrap();
+        let (payload, gate) = (Arc::new(payload), Arc::new(Semaphore::new(0)));
+        let inner = Gated { sink: payload.sink(30).unwrap(), gate: Arc::clone(&gate) };
+        let sink = DeviceSink { inner: Arc::new(inner), payload, copies: Arc::default() };
+        Stage { sink, gate, home }
+    }
+
+    /// Begins to write `range`, and gives that up while it is copied.
+    async fn abandon(sink: &DeviceSink, range: Range<u64>) {
+        let target = sink.open(range).await.unwrap();
+        assert!(timeout(Duration::from_millis(10), sink.write(target)).await.is_err());
+        assert!(sink.is_copying());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_range_is_opened_again_when_the_copy_to_it_has_ended() {
+        let Stage { sink, gate, .. } = stage();
+        abandon(&sink, 5..15).await;
+        assert!(sink.open(15..30).await.is_ok());
+        for range in [0..6, 14..30, 7..8] {
+            assert!(timeout(Duration::from_secs(1), sink.open(range)).await.is_err());
+        }
+        assert!(matches!(sink.commit(), Err(SinkError::StillLent { lent_bytes: 10, len_bytes: 30 })));
+        let (opened, ()) = tokio::join!(sink.open(0..6), async { gate.add_permits(1) });
+        drop(opened.unwrap());
+        assert!(!sink.is_copying());
+        sink.commit().unwrap();
+        assert!(matches!(sink.open(0..1).await, Err(SinkError::Committed)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_written_after_the_commit() {
+        let Stage { sink, gate, .. } = stage();
+        gate.add_permits(1);
+        let late = sink.open(0..10).await.unwrap();
+        sink.commit().unwrap();
+        assert!(matches!(sink.write(late).await, Err(SinkError::Committed)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn buffers_go_home_when_no_copy_is_in_flight() {
+        let Stage { sink, gate, mut home } = stage();
+        abandon(&sink, 0..4).await;
+        drop(sink);
+        assert!(timeout(Duration::from_secs(1), &mut home[0]).await.is_err());
+        gate.add_permits(1);
+        assert_eq!((&mut home[0]).await.unwrap().len_bytes(), 10);
+        assert_eq!((&mut home[1]).await.unwrap().len_bytes(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_lost_copy_may_write_to_is_nobodys() {
+        let Stage { sink, gate, mut home } = stage();
+        abandon(&sink, 12..14).await;
+        gate.close();
+        while sink.is_copying() {
+            tokio::task::yield_now().await;
+        }
+        assert!(matches!(sink.open(13..30).await, Err(SinkError::Busy { start: 13, end: 30 })));
+        assert!(sink.open(0..12).await.is_ok() && sink.commit().is_err());
+        drop(sink);
+        assert!((&mut home[0]).await.is_ok());
+        assert!((&mut home[1]).await.is_err(), "it is withheld");
     }
 }

@@ -5,8 +5,8 @@
 mod buffers;
 mod connecting;
 mod contract;
-mod device_serving;
 mod device_landing;
+mod device_serving;
 mod ends;
 mod every;
 mod faults;
