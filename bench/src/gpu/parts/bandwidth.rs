@@ -74,12 +74,7 @@ struct Lane {
     in_flight: usize,
 }
 
-async fn measure(
-    job: &Job,
-    engines: &[(OnDevice, Engine)],
-    lane: Lane,
-    plain: Option<Plain>,
-) -> Result<()> {
+async fn measure(job: &Job, engines: &[(OnDevice, Engine)], lane: Lane, plain: Option<Plain>) -> Result<()> {
     for direction in Direction::BOTH {
         let share = job.bytes / engines.len() as u64;
         let mut ends = Vec::new();
