@@ -12,6 +12,8 @@
 
 pub mod contender;
 pub mod cpu;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod noise;
 pub mod raw;
 pub mod relay;

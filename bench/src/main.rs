@@ -4,6 +4,8 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+#[cfg(feature = "gpu")]
+use tensor_relay_bench::gpu;
 use tensor_relay_bench::{
     contender::{ReceiveArgs, ServeArgs},
     raw, relay,
@@ -26,6 +28,17 @@ struct Cli {
 enum Command {
     /// Compares raw speed, in pairs.
     Raw(raw::RawArgs),
+    /// Measures a GPU's way through tensor-relay, all of it, and writes it down.
+    #[cfg(feature = "gpu")]
+    Gpu(gpu::GpuArgs),
+    /// One part of that, in a process that `gpu` started.
+    #[cfg(feature = "gpu")]
+    #[command(hide = true)]
+    GpuPart {
+        part: gpu::Part,
+        #[command(flatten)]
+        job: gpu::Job,
+    },
     /// One side of tensor-relay.
     #[command(subcommand)]
     Relay(Relay),
@@ -73,6 +86,13 @@ async fn main() -> Result<()> {
             done = raw::run(args) => done,
             error = interrupted() => error,
         },
+        #[cfg(feature = "gpu")]
+        Command::Gpu(args) => tokio::select! {
+            done = gpu::run(args) => done,
+            error = interrupted() => error,
+        },
+        #[cfg(feature = "gpu")]
+        Command::GpuPart { part, job } => gpu::run_part(part, job).await,
         Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
         Command::Relay(Relay::Receive(args)) => relay::receive(args).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {

@@ -20,9 +20,28 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text} is more than 64 bits can count"))
 }
 
+/// Writes `bytes` in the largest unit that divides them.
+pub fn text(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let fits = |(shift, _): &(u32, &str)| bytes > 0 && bytes.is_multiple_of(1 << shift);
+    match units.into_iter().find(fits) {
+        Some((shift, unit)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{bytes} B"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_people_read_them() {
+        for (bytes, expected) in [(0, "0 B"), (1000, "1000 B"), (4 << 20, "4 MiB"), (1536 << 20, "1536 MiB")]
+        {
+            assert_eq!(text(bytes), expected);
+            assert_eq!(parse(&text(bytes)), Ok(bytes));
+        }
+    }
 
     #[test]
     fn as_people_write_them() {

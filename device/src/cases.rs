@@ -17,7 +17,26 @@ use crate::{
 #[macro_export]
 macro_rules! engine_cases {
     ($name:ident, $make_engine:ident) => {
-        $crate::engine_cases!(@each $name, $make_engine:
+        $crate::for_each_engine_case!($crate::engine_cases, $name, $make_engine,);
+    };
+    ($name:ident, $make_engine:ident, $($case:ident)*) => {
+        mod $name {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    $crate::cases::$case(super::$make_engine()).await;
+                }
+            )*
+        }
+    };
+}
+
+/// Gives the macro `$with` the names of all cases, after what else is to be given to it.
+#[macro_export]
+macro_rules! for_each_engine_case {
+    ($with:path, $($before:tt)*) => {
+        $with! {
+            $($before)*
             round_trips_are_exact
             the_rest_of_memory_and_slot_stays
             stretches_are_gathered_and_scattered
@@ -32,16 +51,7 @@ macro_rules! engine_cases {
             chunks_longer_than_a_slot_pass_through_it
             slow_readers_leave_slots_for_others
             ranges_are_checked_before_waiting
-            targets_go_only_to_their_sink);
-    };
-    (@each $name:ident, $make_engine:ident: $($case:ident)*) => {
-        mod $name {
-            $(
-                #[tokio::test]
-                async fn $case() {
-                    $crate::cases::$case(super::$make_engine()).await;
-                }
-            )*
+            targets_go_only_to_their_sink
         }
     };
 }

@@ -50,6 +50,8 @@ mod gpu;
 mod holdings;
 mod inbox;
 mod locality;
+#[cfg(feature = "measure")]
+pub mod measure;
 mod memory;
 mod nvml;
 mod options;

@@ -358,7 +358,7 @@ impl Driver {
         self.check("cuLaunchHostFunc", code)
     }
 
-    fn check(&self, call: &'static str, code: Code) -> Result<(), DriverError> {
+    pub(super) fn check(&self, call: &'static str, code: Code) -> Result<(), DriverError> {
         match code {
             SUCCESS => Ok(()),
             _ => Err(self.error(call, code)),

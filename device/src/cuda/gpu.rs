@@ -213,7 +213,7 @@ impl Gpu {
 const LAST_RINGS_MS: u32 = 1000;
 
 /// Holds the device's primary context, and makes it this thread's.
-fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError> {
+pub(super) fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError> {
     let context = driver.retain(device)?;
     driver.relax_capture();
     // SAFETY: retained just above, and let go when this thread is done with it.
@@ -226,7 +226,7 @@ fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError> {
 }
 
 /// Undoes `bind`, and destroys what was made in between. A driver that refuses to destroy something keeps it.
-fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], events: &[CUevent]) {
+pub(super) fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], events: &[CUevent]) {
     for &event in events {
         // SAFETY: one of `new_event`, and these are all that is left of it.
         let _ = unsafe { driver.destroy_event(event) };

@@ -11,6 +11,7 @@ mod ends;
 mod every;
 mod failures;
 mod files;
+mod gpu_suite;
 mod mirrors;
 mod modes;
 mod netns;

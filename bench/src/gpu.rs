@@ -1,0 +1,333 @@
+//! The suite for a machine with a GPU: one command that measures everything and writes it down.
+//!
+//! Each part runs in a process of its own, with a deadline, and prints what it finds out line by line; so a part that
+//! fails, crashes or hangs costs nobody else anything, and leaves what it measured until then. The documents are written
+//! anew after each part.
+
+mod child;
+mod date;
+mod document;
+mod line;
+mod loopback;
+mod machine;
+mod parts;
+mod passes;
+mod payload;
+mod place;
+mod plain;
+mod room;
+mod stream;
+mod table;
+
+pub use parts::{Job, Part};
+pub use place::Place;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use document::{Document, Findings};
+use line::{Cells, Line};
+use room::Room;
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    thread::available_parallelism,
+    time::{Duration, Instant},
+};
+use tensor_relay_device::cuda;
+
+/// What to measure, and where to write it down.
+#[derive(Debug, Clone, clap::Args)]
+pub struct GpuArgs {
+    /// Which device: `cuda:0`, `cuda:1`, … or `host`, which is no GPU and shows that the suite runs.
+    #[arg(long, default_value = "cuda:0")]
+    pub device: Place,
+    /// The folder for the documents.
+    #[arg(long, env = "OUT", default_value = ".")]
+    pub out: PathBuf,
+    /// Tiny sizes and one pass, to see that everything runs. The documents say so.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these parts.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub parts: Vec<Part>,
+    /// When to end, whatever is left to do then.
+    #[arg(long, default_value_t = 510)]
+    pub limit_s: u64,
+}
+
+/// Runs all parts, writes the documents, and prints the one for people.
+///
+/// # Errors
+/// When a part failed, or the documents could not be written. Everything that could be done was done all the same.
+pub async fn run(args: GpuArgs) -> Result<()> {
+    let mut suite = Suite::begin(args).await;
+    let wanted = Part::value_variants().iter().filter(|part| suite.wants(**part));
+    for part in wanted.copied().collect::<Vec<_>>() {
+        suite.run(part).await;
+        suite.write();
+    }
+    suite.end()
+}
+
+/// Runs one part in this process, which the suite started for it.
+///
+/// # Errors
+/// What the part fails with.
+pub async fn run_part(part: Part, job: Job) -> Result<()> {
+    let room = Room::new("part", available_parallelism().map_or(2, usize::from).max(2))?;
+    let done = room.run(part.run(job)).await?;
+    // A process that ends while an engine gives the device back makes the driver clean up behind it.
+    let _ = tokio::task::spawn_blocking(|| cuda::all_closed(CLOSING_MAX)).await;
+    done
+}
+
+/// An engine that was dropped gives the device back in milliseconds, unless it hangs.
+const CLOSING_MAX: Duration = Duration::from_secs(2);
+
+/// The documents in the making.
+struct Suite {
+    args: GpuArgs,
+    begun: Instant,
+    /// The largest payload that this machine has room for.
+    room_bytes: u64,
+    files: Files,
+    document: Document,
+    unwritten: Option<String>,
+}
+
+impl Suite {
+    /// Asks the device what it is. Where that fails the documents say so, and the other parts are tried all the same:
+    /// they say more.
+    async fn begin(args: GpuArgs) -> Self {
+        let mut suite = Self {
+            begun: Instant::now(),
+            room_bytes: u64::MAX,
+            files: Files::default(),
+            document: Document {
+                title: String::new(),
+                is_result: false,
+                date: date::today(),
+                version: env!("CARGO_PKG_VERSION"),
+                commit: option_env!("TENSOR_RELAY_COMMIT").unwrap_or("unknown"),
+                settings: settings(&args),
+                device: Cells::of([]),
+                machine: machine::facts(),
+                parts: vec![],
+            },
+            unwritten: None,
+            args,
+        };
+        let lines = suite.run(Part::Device).await;
+        suite.introduce(&lines);
+        suite
+    }
+
+    /// Names the documents after the device, and finds out how large payloads can be.
+    fn introduce(&mut self, lines: &[Line]) {
+        for line in lines {
+            if let Line::Fact(fact) = line {
+                self.document.device.0.push((fact.name.clone(), fact.value.clone()));
+            }
+        }
+        let fact = |name| self.document.device.get(name).map(String::as_str);
+        let kind = Kind::of(fact(parts::KIND));
+        let name = fact("name").unwrap_or("unknown").to_owned();
+        let free = fact(parts::FREE_BYTES).and_then(|bytes| bytes.parse().ok());
+        let free = [free, machine::available_bytes()].into_iter().flatten().min();
+        self.room_bytes = free.map_or(u64::MAX, |bytes: u64| bytes / PAYLOADS_MAX);
+        self.document.is_result = kind == Kind::Gpu && !self.args.quick;
+        self.document.title = kind.title(&name, self.args.quick);
+        let stem = kind.file_stem(&self.document.date, &name, self.args.quick);
+        self.files = Files::new(&self.args.out, &stem);
+    }
+
+    fn wants(&self, part: Part) -> bool {
+        part != Part::Device && (self.args.parts.is_empty() || self.args.parts.contains(&part))
+    }
+
+    /// Runs `part` in a process of its own, as long as there is time.
+    async fn run(&mut self, part: Part) -> Vec<Line> {
+        let begun = Instant::now();
+        let left = Duration::from_secs(self.args.limit_s).saturating_sub(self.begun.elapsed());
+        let said = if left < PART_MIN {
+            child::Said { lines: vec![], failure: Some("there was no time left for it".into()) }
+        } else {
+            eprintln!("{} …", part.title());
+            child::run(self.arguments(part, left), part.deadline().min(left)).await
+        };
+        let seconds = begun.elapsed().as_secs_f64();
+        let findings = Findings::new(part, seconds, self.payload_bytes(part), &said.lines, said.failure);
+        for complaint in findings.complaints() {
+            eprintln!("  FAILED: {complaint}");
+        }
+        eprintln!("  {seconds:.1} s");
+        self.document.parts.push(findings);
+        said.lines
+    }
+
+    fn payload_bytes(&self, part: Part) -> u64 {
+        let bytes = if self.args.quick { 0 } else { part.bytes().min(self.room_bytes) };
+        (bytes - bytes % QUICK_BYTES).max(QUICK_BYTES)
+    }
+
+    fn arguments(&self, part: Part, left: Duration) -> Vec<OsString> {
+        let quick = self.args.quick;
+        let bytes = self.payload_bytes(part);
+        let budget = if quick { Duration::ZERO } else { part.budget().min(left / 2) };
+        let mut arguments = vec![
+            "--end-with-stdin".into(),
+            "gpu-part".into(),
+            part.name().into(),
+            format!("--device={}", self.args.device).into(),
+            format!("--bytes={bytes}").into(),
+            format!("--budget-ms={}", budget.as_millis()).into(),
+        ];
+        if quick {
+            arguments.push("--quick".into());
+        }
+        arguments
+    }
+
+    fn write(&mut self) {
+        self.unwritten = self.files.write(&self.document).err().map(|error| format!("{error:#}"));
+    }
+
+    /// Prints the document, and says where it is and what failed.
+    fn end(mut self) -> Result<()> {
+        self.write();
+        println!("{}", self.document.markdown());
+        let mut complaints = self.document.complaints();
+        match self.unwritten {
+            Some(error) => complaints.push(error),
+            None => eprintln!("{}\n{}", self.files.markdown.display(), self.files.json.display()),
+        }
+        if !complaints.is_empty() {
+            bail!("{} failed:\n{}", complaints.len(), complaints.join("\n"));
+        }
+        Ok(())
+    }
+}
+
+fn settings(args: &GpuArgs) -> Cells<String> {
+    let parts: Vec<&str> = args.parts.iter().map(|part| part.name()).collect();
+    Cells::of([("measured on", args.device.to_string()), ("quick", args.quick.to_string())])
+        .and("only these parts", (!parts.is_empty()).then(|| parts.join(", ")))
+}
+
+/// No part holds more payloads than this at one time: eight sessions with two versions each, and what they are made of.
+const PAYLOADS_MAX: u64 = 24;
+
+/// Payloads are a multiple of this, and as long as this in a quick run: a few of its chunks.
+const QUICK_BYTES: u64 = 4 << 20;
+
+/// With less time than this a part is not begun.
+const PART_MIN: Duration = Duration::from_secs(5);
+
+/// What was measured. Only one of them is a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Gpu,
+    /// The tests' own driver.
+    Fake,
+    Host,
+    /// The device could not even be asked.
+    Unknown,
+}
+
+impl Kind {
+    fn of(fact: Option<&str>) -> Self {
+        match fact {
+            Some("gpu") => Self::Gpu,
+            Some("fake") => Self::Fake,
+            Some("host") => Self::Host,
+            _ => Self::Unknown,
+        }
+    }
+
+    fn title(self, name: &str, quick: bool) -> String {
+        let quick = if quick { ", quick run" } else { "" };
+        match self {
+            Self::Gpu => format!("GPU tensors on {name}{quick}"),
+            Self::Fake => format!("FAKE: the suite on the tests' fake driver{quick}"),
+            Self::Host => format!("HOST: the suite on the host engine, without a GPU{quick}"),
+            Self::Unknown => format!("FAILED: the suite on a device that says nothing{quick}"),
+        }
+    }
+
+    fn file_stem(self, date: &str, name: &str, quick: bool) -> String {
+        let quick = if quick { "-quick" } else { "" };
+        let name = match self {
+            Self::Gpu => slug(name),
+            Self::Fake => "FAKE".into(),
+            Self::Host => "HOST".into(),
+            Self::Unknown => "FAILED".into(),
+        };
+        format!("{date}-gpu-{name}{quick}")
+    }
+}
+
+/// `name` in letters, digits and single dashes.
+fn slug(name: &str) -> String {
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let slug = words.collect::<Vec<_>>().join("-").to_lowercase();
+    if slug.is_empty() { "unknown".into() } else { slug }
+}
+
+/// Where the documents are.
+#[derive(Debug, Default)]
+struct Files {
+    json: PathBuf,
+    markdown: PathBuf,
+}
+
+impl Files {
+    /// Files of these names, or of the first like them that nobody has taken.
+    fn new(folder: &Path, stem: &str) -> Self {
+        let numbered = (1..).map(|number| match number {
+            1 => stem.to_owned(),
+            _ => format!("{stem}-{number}"),
+        });
+        let files = |stem: String| Self {
+            json: folder.join(format!("{stem}.json")),
+            markdown: folder.join(format!("{stem}.md")),
+        };
+        let free = |files: &Self| !files.json.exists() && !files.markdown.exists();
+        numbered.map(files).find(free).expect("numbers do not end")
+    }
+
+    fn write(&self, document: &Document) -> Result<()> {
+        if let Some(folder) = self.json.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let json = serde_json::to_string_pretty(document)?;
+        for (path, text) in [(&self.json, json), (&self.markdown, document.markdown())] {
+            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_gpu_gives_a_name_of_its_own() {
+        let stem = |kind: Kind, quick| kind.file_stem("2026-11-21", "NVIDIA H100 80GB HBM3 (MIG 1g)", quick);
+        assert_eq!(stem(Kind::Gpu, false), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g");
+        assert_eq!(stem(Kind::Gpu, true), "2026-11-21-gpu-nvidia-h100-80gb-hbm3-mig-1g-quick");
+        assert_eq!(stem(Kind::of(Some("fake")), false), "2026-11-21-gpu-FAKE");
+        assert_eq!(stem(Kind::of(None), false), "2026-11-21-gpu-FAILED");
+        assert!(Kind::Fake.title("NVIDIA H100", false).contains("FAKE"));
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let folder = std::env::temp_dir().join(format!("tensor-relay-bench-files-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("a.md"), "").unwrap();
+        assert_eq!(Files::new(&folder, "a").json, folder.join("a-2.json"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

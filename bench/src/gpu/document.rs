@@ -1,0 +1,183 @@
+//! What the suite writes down: for machines as JSON, for people as Markdown.
+
+use super::{
+    line::{Cells, Check, Line},
+    parts::Part,
+    table::{self, Table, number},
+};
+use crate::size;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Everything that was found out, on one device of one machine.
+#[derive(Debug, Serialize)]
+pub(super) struct Document {
+    pub(super) title: String,
+    /// True for a GPU alone. What a stand-in measures says that the suite runs, and nothing else.
+    pub(super) is_result: bool,
+    pub(super) date: String,
+    /// What was built.
+    pub(super) version: &'static str,
+    pub(super) commit: &'static str,
+    pub(super) settings: Cells<String>,
+    pub(super) device: Cells<String>,
+    pub(super) machine: Cells<String>,
+    pub(super) parts: Vec<Findings>,
+}
+
+/// What one part found out.
+#[derive(Debug, Serialize)]
+pub(super) struct Findings {
+    pub(super) part: &'static str,
+    pub(super) seconds: f64,
+    /// The largest payload that it moved.
+    pub(super) payload_bytes: u64,
+    /// Why it did not end well, if it did not. What it measured before is there all the same.
+    pub(super) failure: Option<String>,
+    pub(super) checks: Vec<Check>,
+    pub(super) notes: Vec<String>,
+    pub(super) tables: Vec<Table>,
+    #[serde(skip)]
+    about: Part,
+}
+
+impl Findings {
+    /// What `part` said.
+    pub(super) fn new(
+        part: Part,
+        seconds: f64,
+        payload_bytes: u64,
+        lines: &[Line],
+        failure: Option<String>,
+    ) -> Self {
+        let mut checks = Vec::new();
+        let mut notes = Vec::new();
+        for line in lines {
+            match line {
+                Line::Check(check) => checks.push(check.clone()),
+                Line::Note(note) => notes.push(note.clone()),
+                Line::Sample(_) | Line::Fact(_) => {}
+            }
+        }
+        let samples = lines.iter().filter_map(|line| match line {
+            Line::Sample(sample) => Some(sample),
+            _ => None,
+        });
+        Self {
+            part: part.name(),
+            seconds,
+            payload_bytes,
+            failure,
+            checks,
+            notes,
+            tables: table::of(samples),
+            about: part,
+        }
+    }
+
+    /// Everything that went wrong.
+    pub(super) fn complaints(&self) -> Vec<String> {
+        let failed = self.checks.iter().filter(|check| !check.passed);
+        let failed = failed.map(|check| format!("{}: {}: {}", self.part, check.name, check.detail));
+        let failure = self.failure.iter().map(|failure| format!("{}: {failure}", self.part));
+        failure.chain(failed).collect()
+    }
+
+    fn markdown(&self) -> String {
+        let mut text = format!("\n## {}\n\n{}\n", self.about.title(), self.about.about());
+        if let Some(failure) = &self.failure {
+            let _ = writeln!(text, "\n**This part failed.** What it found out before is below. {failure}");
+        }
+        for table in &self.tables {
+            let _ = write!(text, "\n{}:\n\n{}", table.name, table.markdown());
+        }
+        if !self.checks.is_empty() {
+            let passed = self.checks.iter().filter(|check| check.passed).count();
+            let _ = writeln!(text, "\n{passed} of {} passed.\n", self.checks.len());
+            for Check { name, passed, detail } in &self.checks {
+                let word = if *passed { "passed" } else { "**FAILED**" };
+                let _ = writeln!(text, "- {word}: {name}: {detail}");
+            }
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "\n{note}");
+        }
+        let payload = match self.about.bytes() {
+            0 => String::new(),
+            _ => format!(", payloads of {}", size::text(self.payload_bytes)),
+        };
+        let _ = writeln!(text, "\n({} s{payload})", number(self.seconds));
+        text
+    }
+}
+
+impl Document {
+    /// Everything that went wrong.
+    pub(super) fn complaints(&self) -> Vec<String> {
+        self.parts.iter().flat_map(Findings::complaints).collect()
+    }
+
+    /// The table of this name, of whichever part.
+    fn table(&self, name: &str) -> Option<&Table> {
+        self.parts.iter().flat_map(|part| &part.tables).find(|table| table.name == name)
+    }
+
+    /// The document for people.
+    pub(super) fn markdown(&self) -> String {
+        let mut text = format!("# {}, {}\n\n", self.title, self.date);
+        if !self.is_result {
+            text.push_str("**This is no result.** No GPU was measured: it shows that the suite runs to its end, and no number of it means anything.\n\n");
+        }
+        text.push_str(PREFACE);
+        let _ = writeln!(text, "\ntensor-relay {}, commit {}.\n", self.version, self.commit);
+        for (name, value) in [&self.device, &self.machine, &self.settings]
+            .into_iter()
+            .flat_map(|cells| &cells.0)
+        {
+            let _ = writeln!(text, "- {name}: {value}");
+        }
+        text.push_str(&self.summary());
+        for part in &self.parts {
+            text.push_str(&part.markdown());
+        }
+        text
+    }
+
+    /// The two numbers that the pipeline is judged by, and what failed.
+    fn summary(&self) -> String {
+        let mut text = String::from("\n## In short\n\n");
+        for (name, goal) in [("quic", 0.95), ("null network", 0.90)] {
+            let row = self.table(name).and_then(|table| table.rows.first());
+            let Some((row, efficiency)) = row.and_then(|row| Some((row, row.measured.get("efficiency")?)))
+            else {
+                let _ = writeln!(text, "- Efficiency over {name}: not measured.");
+                continue;
+            };
+            let median = efficiency.median;
+            let word = if median >= goal { "reached" } else { "missed" };
+            let setting: Vec<String> =
+                row.setting.0.iter().map(|(name, value)| format!("{name} {value}")).collect();
+            let rate = row.measured.get("end_to_end_gb_per_s").map_or(f64::NAN, |rate| rate.median);
+            let _ = writeln!(
+                text,
+                "- Efficiency over {name} ({}): {median:.3}, at {} GB/s. The goal of {goal:.2} is {word}.",
+                setting.join(", "),
+                number(rate)
+            );
+        }
+        match self.complaints() {
+            none if none.is_empty() => text.push_str("- Nothing failed.\n"),
+            complaints => {
+                for complaint in complaints {
+                    let _ = writeln!(text, "- **Failed**: {complaint}");
+                }
+            }
+        }
+        text
+    }
+}
+
+const PREFACE: &str = "\
+Written by `bench/gpu/run`; how to read it is in `bench/gpu/README.md`. Rates are 10^9 bytes per second; a cell has the \
+median, and the smallest and largest sample. Samples of one row are spread over the whole part, one for each pass.
+";

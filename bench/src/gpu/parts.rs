@@ -1,0 +1,211 @@
+//! The parts of the suite. Each runs in a process of its own: what poisons one context, hangs or crashes leaves the
+//! others alone.
+
+mod bandwidth;
+mod cases;
+mod device;
+mod exact;
+mod fan_out;
+mod fault;
+mod null_network;
+mod quic;
+mod sessions;
+mod small;
+
+pub(super) use device::{FREE_BYTES, KIND};
+
+use super::{
+    line::{Cells, Printer},
+    place::{Engine, Place},
+};
+use crate::size;
+use anyhow::Result;
+use clap::ValueEnum;
+use std::time::Duration;
+
+/// One part of the suite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// What the device is.
+    Device,
+    /// The cases that every copy engine passes.
+    Cases,
+    /// How fast the engine copies, beside plain copies.
+    Bandwidth,
+    /// The pipeline without a network.
+    NullNetwork,
+    /// The pipeline over QUIC on loopback.
+    Quic,
+    /// Several sessions at once.
+    Sessions,
+    /// Many small tensors.
+    Small,
+    /// One source, many readers.
+    FanOut,
+    /// Every dtype, byte for byte.
+    Exact,
+    /// The device fails in mid-transfer.
+    Fault,
+}
+
+impl Part {
+    /// Its name on the command line and in documents.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Cases => "cases",
+            Self::Bandwidth => "bandwidth",
+            Self::NullNetwork => "null-network",
+            Self::Quic => "quic",
+            Self::Sessions => "sessions",
+            Self::Small => "small",
+            Self::FanOut => "fan-out",
+            Self::Exact => "exact",
+            Self::Fault => "fault",
+        }
+    }
+
+    /// What its section of the document is called.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Device => "The device",
+            Self::Cases => "Engine cases",
+            Self::Bandwidth => "Bandwidth of copies",
+            Self::NullNetwork => "Pipeline over a null network",
+            Self::Quic => "Pipeline over QUIC on loopback",
+            Self::Sessions => "Several sessions",
+            Self::Small => "Many small tensors",
+            Self::FanOut => "Fan-out",
+            Self::Exact => "Byte for byte",
+            Self::Fault => "A device that fails",
+        }
+    }
+
+    /// How its numbers are to be read.
+    pub(super) fn about(self) -> &'static str {
+        match self {
+            Self::Device => device::ABOUT,
+            Self::Cases => cases::ABOUT,
+            Self::Bandwidth => bandwidth::ABOUT,
+            Self::NullNetwork => null_network::ABOUT,
+            Self::Quic => quic::ABOUT,
+            Self::Sessions => sessions::ABOUT,
+            Self::Small => small::ABOUT,
+            Self::FanOut => fan_out::ABOUT,
+            Self::Exact => exact::ABOUT,
+            Self::Fault => fault::ABOUT,
+        }
+    }
+
+    /// How long it measures. All together with what comes before and after stay below nine minutes.
+    pub(super) fn budget(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Device | Self::Cases | Self::Exact => 0,
+            Self::Fault => 60,
+            Self::Bandwidth => 50,
+            Self::NullNetwork => 80,
+            Self::Quic => 120,
+            Self::Sessions => 40,
+            Self::Small => 30,
+            Self::FanOut => 15,
+        })
+    }
+
+    /// After how long without an end it is given up.
+    pub(super) fn deadline(self) -> Duration {
+        self.budget() + Duration::from_secs(45)
+    }
+
+    /// The largest payload it moves: large enough that how a transfer begins and ends does not show, and small enough
+    /// for several passes.
+    pub(super) fn bytes(self) -> u64 {
+        match self {
+            Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
+            Self::Quic | Self::Sessions | Self::FanOut => 512 << 20,
+            Self::Bandwidth | Self::Fault => 1 << 30,
+            Self::NullNetwork => 2 << 30,
+        }
+    }
+
+    /// Does it.
+    pub(super) async fn run(self, job: Job) -> Result<()> {
+        match self {
+            Self::Device => device::run(job),
+            Self::Cases => cases::run(job).await,
+            Self::Bandwidth => bandwidth::run(job).await,
+            Self::NullNetwork => null_network::run(job).await,
+            Self::Quic => quic::run(job).await,
+            Self::Sessions => sessions::run(job).await,
+            Self::Small => small::run(job).await,
+            Self::FanOut => fan_out::run(job).await,
+            Self::Exact => exact::run(job).await,
+            Self::Fault => fault::run(job).await,
+        }
+    }
+}
+
+/// What a part is told.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Job {
+    /// Where the tensors live.
+    #[arg(long)]
+    pub(super) device: Place,
+    /// The largest payload to move.
+    #[arg(long, value_parser = size::parse)]
+    pub(super) bytes: u64,
+    /// For how long to measure.
+    #[arg(long)]
+    pub(super) budget_ms: u64,
+    /// Few settings, and small ones: to see that everything runs.
+    #[arg(long)]
+    pub(super) quick: bool,
+    /// Which fault, in a process that is made for it.
+    #[arg(long, value_enum)]
+    pub(super) scenario: Option<fault::Scenario>,
+}
+
+impl Job {
+    fn engine(&self) -> Result<Engine> {
+        Engine::open(self.device)
+    }
+
+    fn budget(&self) -> Duration {
+        Duration::from_millis(self.budget_ms)
+    }
+
+    /// Prints what was measured.
+    fn printer(&self) -> Printer {
+        Printer
+    }
+
+    /// All of `usual`, or only `quick` ones.
+    fn choose<T: Copy>(&self, usual: &[T], quick: &[T]) -> Vec<T> {
+        if self.quick { quick.to_vec() } else { usual.to_vec() }
+    }
+
+    /// Slots and chunk sizes of a pipeline: the default first, and more often than the others, because by it the
+    /// pipeline is judged.
+    fn pipelines(&self) -> Vec<(usize, u64)> {
+        let slots = self.choose(&[2, 3, 4, 8, 16], &[2, 4]);
+        let chunks = self.choose(&[1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20], &[256 << 10, 1 << 20]);
+        let default = self.default_pipeline();
+        let all = slots.iter().flat_map(|slots| chunks.iter().map(|chunk| (*slots, *chunk)));
+        let others: Vec<_> = all.filter(|pipeline| *pipeline != default).collect();
+        let (some, rest) = others.split_at(others.len() / 2);
+        [&[default], some, &[default], rest].concat()
+    }
+
+    fn default_pipeline(&self) -> (usize, u64) {
+        if self.quick { (4, 1 << 20) } else { (8, 4 << 20) }
+    }
+}
+
+/// How a pipeline is named in tables.
+fn pipeline_cells(slots: usize, chunk_bytes: u64) -> Cells<String> {
+    Cells::of([("slots", slots.to_string()), ("chunk", size::text(chunk_bytes))])
+}
+
+/// 10^9 bytes per second.
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds / 1e9
+}

@@ -1,0 +1,69 @@
+//! The cases that every copy engine passes, on this one.
+
+use super::Job;
+use crate::gpu::place::{Engine, Place};
+use anyhow::Result;
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+pub(super) const ABOUT: &str = "\
+The cases that all engines pass in the tests (`device/src/cases.rs`), each on a fresh engine of the device under test.";
+
+pub(super) async fn run(job: Job) -> Result<()> {
+    for (name, case) in all() {
+        job.printer().check(name, outcome(job.device, case));
+    }
+    Ok(())
+}
+
+/// One case, run to its end on an engine of that place.
+type Case = fn(Place) -> Result<()>;
+
+/// Runs `case` on a thread of its own: one that hangs is left behind.
+fn outcome(place: Place, case: Case) -> Result<String, String> {
+    let (done, end) = mpsc::channel();
+    let begun = Instant::now();
+    thread::spawn(move || {
+        let end = catch_unwind(AssertUnwindSafe(|| case(place)));
+        let _ = done.send(end.map_err(said));
+    });
+    match end.recv_timeout(CASE_MAX) {
+        Ok(Ok(Ok(()))) => Ok(format!("{} ms", begun.elapsed().as_millis())),
+        Ok(Ok(Err(error))) => Err(format!("no engine: {error:#}")),
+        Ok(Err(panic)) => Err(panic),
+        Err(RecvTimeoutError::Timeout) => Err(format!("it did not end within {CASE_MAX:?}")),
+        Err(RecvTimeoutError::Disconnected) => Err("its thread ended without a word".into()),
+    }
+}
+
+/// The slowest takes a second.
+const CASE_MAX: Duration = Duration::from_secs(20);
+
+/// What a panic said.
+fn said(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    text.unwrap_or_else(|| "it panicked without a word".into())
+}
+
+macro_rules! cases {
+    ($($case:ident)*) => {
+        fn all() -> Vec<(&'static str, Case)> {
+            vec![$((stringify!($case), |place| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                match Engine::open(place)? {
+                    Engine::Host(engine) => runtime.block_on(tensor_relay_device::cases::$case(engine)),
+                    Engine::Cuda(engine) => runtime.block_on(tensor_relay_device::cases::$case(engine)),
+                }
+                Ok(())
+            })),*]
+        }
+    };
+}
+
+tensor_relay_device::for_each_engine_case!(cases,);

@@ -1,0 +1,70 @@
+//! What the device is.
+
+use super::Job;
+use crate::gpu::{
+    line::Printer,
+    machine,
+    place::{Engine, Place},
+};
+use anyhow::{Context, Result};
+use tensor_relay_device::cuda;
+
+pub(super) const ABOUT: &str = "What the driver and the system say of the device, which is listed above, and that an engine opens on it.";
+
+/// The name of the fact that says what kind of device this is.
+pub(in crate::gpu) const KIND: &str = "kind";
+
+/// The name of the fact that says how many bytes of its memory are free.
+pub(in crate::gpu) const FREE_BYTES: &str = "free bytes";
+
+pub(super) fn run(job: Job) -> Result<()> {
+    match job.device {
+        Place::Host => {
+            job.printer().fact(KIND, "host");
+            job.printer().fact("name", "the reference engine in host memory");
+        }
+        Place::Cuda(ordinal) => describe(job.printer(), ordinal)?,
+    }
+    Engine::open(job.device)?;
+    Ok(())
+}
+
+fn describe(printer: Printer, ordinal: usize) -> Result<()> {
+    let driver = cuda::probe()?;
+    let device = cuda::devices()?.into_iter().nth(ordinal);
+    let device = device.with_context(|| format!("there is no cuda:{ordinal}"))?;
+    printer.fact(KIND, if is_fake(&device.name) { "fake" } else { "gpu" });
+    printer.fact("name", &device.name);
+    let (major, minor) = device.compute_capability;
+    printer.fact("compute capability", format!("{major}.{minor}"));
+    printer.fact("memory", format!("{} MiB", device.total_bytes >> 20));
+    printer.fact("CUDA of the driver", driver.version().to_string());
+    describe_bus(printer, &device.pci_bus_id);
+    let memory = cuda::device_memory(ordinal)?;
+    printer.fact(FREE_BYTES, memory.free_bytes.to_string());
+    Ok(())
+}
+
+/// Whether this is the tests' driver. Its device says so, and it is used only where the environment allows it.
+fn is_fake(name: &str) -> bool {
+    name.to_ascii_lowercase().contains("fake") || std::env::var_os("TENSOR_RELAY_FAKE_CUDA").is_some()
+}
+
+/// What the kernel says of the driver and of the device's place. Containers often hide some of it.
+fn describe_bus(printer: Printer, pci_bus_id: &str) {
+    let of_device = |file: &str| machine::line(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
+    let driver = machine::line("/proc/driver/nvidia/version");
+    let driver = driver.and_then(|text| text.lines().next().map(|line| line.replace("NVRM version:", "")));
+    let facts = [
+        ("driver", driver.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))),
+        ("PCIe speed", of_device("current_link_speed")),
+        ("PCIe width", of_device("current_link_width")),
+        ("NUMA node", of_device("numa_node")),
+        ("processors near it", of_device("local_cpulist")),
+    ];
+    for (name, value) in facts {
+        if let Some(value) = value {
+            printer.fact(name, value);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Every dtype, from GPU over QUIC to GPU and back to the host, compared byte for byte.
+
+use super::Job;
+use crate::{
+    gpu::{
+        line::Printer,
+        loopback::{Receiving, Serving, Setup},
+        payload::{self, OnDevice, noise_of},
+        place::Engine,
+        room::Room,
+    },
+    size,
+};
+use anyhow::Result;
+use std::sync::Arc;
+use tensor_relay_client::Snapshot;
+use tensor_relay_device::Capacity;
+use tensor_relay_protocol::{Dtype, Manifest, Shape, TensorName, TensorSpec};
+
+pub(super) const ABOUT: &str = "\
+Tensors of every dtype, of lengths that suit no page and no word, go from allocations of their own on the GPU over QUIC \
+to the GPU and back to the host, in small chunks and in large ones, and are compared with what was uploaded.";
+
+pub(super) async fn run(job: Job) -> Result<()> {
+    let engine = job.engine()?;
+    for chunk_bytes in job.choose(&[64 << 10, 1 << 20, 16 << 20], &[64 << 10]) {
+        compare(&job, &engine, chunk_bytes).await?;
+    }
+    Ok(())
+}
+
+async fn compare(job: &Job, engine: &Engine, chunk_bytes: u64) -> Result<()> {
+    let specs = specs(if job.quick { 10_000 } else { 5_000_000 })?;
+    let manifest = payload::manifest(specs.clone(), chunk_bytes)?;
+    let capacity = Capacity { slots: 4, slot_bytes: chunk_bytes as usize };
+    let [sending, landing] = [engine.device(capacity)?, engine.device(capacity)?];
+    let from = OnDevice::scattered(&sending, &manifest)?;
+    let bytes = noise_of(manifest.payload_bytes(), chunk_bytes)?;
+    from.upload(&bytes).await?;
+    let setup = Setup { chunk_bytes, chunks_in_flight: 4, landing: Some(landing) };
+    let mut serving = Serving::start(Arc::new(Room::new("serving", 1)?), &setup).await?;
+    let mut receiving = Receiving::start(&serving, &setup).await?;
+    serving.publish(specs, from.source()?).await?;
+    let landed = receiving.next().await?;
+    let outcome = if landed.is_on_device() { Ok("it did") } else { Err("it landed in host memory") };
+    let name = format!("the snapshot lands on the device, in chunks of {}", size::text(chunk_bytes));
+    job.printer().check(name, outcome.map(str::to_owned).map_err(str::to_owned));
+    let snapshot = landed.to_host().await?;
+    judge(job.printer(), &manifest, &bytes, &snapshot, chunk_bytes);
+    Ok(())
+}
+
+/// Tensors of each dtype: none, one, few and many elements, in shapes that pad.
+fn specs(elements: u64) -> Result<Vec<TensorSpec>> {
+    let mut specs = Vec::new();
+    for dtype in Dtype::ALL {
+        // Sub-byte elements fill whole bytes: a multiple of eight of them always does.
+        for (number, elements) in [0, 8, 1_000 * 8 + 8, elements / 8 * 8].into_iter().enumerate() {
+            let name = TensorName::new(&format!("{}.{number}", dtype.name()))?;
+            specs.push(TensorSpec::new(name, *dtype, Shape::new(&[elements])?));
+        }
+    }
+    Ok(specs)
+}
+
+fn judge(printer: Printer, manifest: &Manifest, bytes: &[u8], snapshot: &Snapshot, chunk_bytes: u64) {
+    for dtype in Dtype::ALL {
+        let mut compared_bytes = 0;
+        let mut differs = None;
+        for tensor in manifest.tensors().iter().filter(|tensor| tensor.dtype == *dtype) {
+            let range = tensor.range();
+            let expected = &bytes[range.start as usize..range.end as usize];
+            compared_bytes += expected.len();
+            if snapshot.tensor(tensor.name.as_str()).as_deref() != Some(expected) {
+                differs.get_or_insert_with(|| format!("{} is not what was uploaded", tensor.name));
+            }
+        }
+        let outcome = match differs {
+            Some(differs) => Err(differs),
+            None => Ok(format!("{compared_bytes} bytes are equal")),
+        };
+        printer.check(format!("{} in chunks of {}", dtype.name(), size::text(chunk_bytes)), outcome);
+    }
+}

@@ -1,0 +1,57 @@
+//! One source on the GPU, many readers: it is read once.
+
+use super::{Job, rate};
+use crate::{
+    cpu,
+    gpu::{
+        line::Cells,
+        loopback::{Loopback, Setup},
+        passes::Passes,
+        payload::{self, OnDevice},
+        stream::Depth,
+    },
+};
+use anyhow::Result;
+use tensor_relay_device::Capacity;
+
+pub(super) const ABOUT: &str = "\
+One server sends one version from the GPU to so many readers in host memory at once, all over one socket and one thread. \
+The rate is of all readers together. `source_asked` is how often a chunk of a version was asked for, `source_reads` how \
+often it was copied off the GPU for that, and `source_rereads` how often once more, because a reader was so far behind \
+the others that the chunk was not kept any longer.";
+
+pub(super) async fn run(job: Job) -> Result<()> {
+    let engine = job.engine()?;
+    let (slots, chunk_bytes) = job.default_pipeline();
+    let device = engine.device(Capacity { slots: slots * 4, slot_bytes: chunk_bytes as usize })?;
+    let from = OnDevice::whole(&device, job.bytes)?;
+    from.upload(&payload::noise_of(job.bytes, 2)?).await?;
+    let source = from.source()?;
+    let setup = Setup { chunk_bytes, chunks_in_flight: Depth::of_slots(slots).sending.max(2), landing: None };
+    let mut services = Vec::new();
+    for readers in [1, 4] {
+        let mut service = Loopback::start(&setup, readers).await?;
+        service.round(&source).await?;
+        services.push((readers, service));
+    }
+    let mut passes = Passes::within(job.budget());
+    while passes.another() {
+        for (readers, service) in &mut services {
+            let before = service.serving.stats().encoder;
+            let round = service.round(&source).await?;
+            let after = service.serving.stats().encoder;
+            let chunks = job.bytes.div_ceil(chunk_bytes) as f64;
+            let all_bytes = job.bytes * u64::from(*readers);
+            let setting = Cells::of([("readers", readers.to_string())]);
+            let measured = Cells::of([
+                ("gb_per_s", rate(all_bytes, round.seconds)),
+                ("cpu_s_per_gib", cpu::per_gib(round.cpu_s, all_bytes)),
+                ("source_asked", (after.source_asked - before.source_asked) as f64 / chunks),
+                ("source_reads", (after.source_reads - before.source_reads) as f64 / chunks),
+                ("source_rereads", (after.source_rereads - before.source_rereads) as f64 / chunks),
+            ]);
+            job.printer().sample("fan-out", setting, measured);
+        }
+    }
+    Ok(())
+}

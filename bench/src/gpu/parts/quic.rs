@@ -1,0 +1,112 @@
+//! The whole service over QUIC on loopback, from GPU to GPU, beside the same from host to host.
+
+use super::{Job, pipeline_cells, rate};
+use crate::{
+    cpu,
+    gpu::{
+        line::Cells,
+        loopback::{Loopback, Round, Setup},
+        passes::Passes,
+        payload::{self, OnDevice},
+        place::Engine,
+        stream::{Depth, pieces, read_all, write_all},
+    },
+};
+use anyhow::Result;
+use std::{ops::Range, sync::Arc, time::Instant};
+use tensor_relay_device::{Capacity, Sink, Source};
+
+pub(super) const ABOUT: &str = "\
+A server and a client on one machine, each on one thread, TLS 1.3 and all hashes on; a round is from the publish to the \
+verified snapshot, and chunks are hashed when they are first read, as those of fresh weights are. `network` is the same \
+from host memory to host memory, in the same pass; `d2h` and `h2d` are the copies alone. `efficiency` is `end_to_end` / \
+min(`d2h`, `network`, `h2d`) of the same pass: what the GPU at both ends costs over the network alone. CPU seconds are \
+those of both ends.";
+
+pub(super) async fn run(job: Job) -> Result<()> {
+    let engine = job.engine()?;
+    let (from, host) = payload::both(&engine, job.bytes).await?;
+    let memory = engine.device(Capacity { slots: 2, slot_bytes: 4 << 20 })?;
+    let to = OnDevice::whole(&memory, job.bytes)?;
+    let mut passes = Passes::within(job.budget());
+    while passes.another() {
+        for (slots, chunk_bytes) in job.pipelines() {
+            let mut pair = Pair::start(&engine, &from, &to, &host, slots, chunk_bytes).await?;
+            for _ in 0..if job.quick { 1 } else { ROUNDS } {
+                let measured = pair.measure().await?;
+                job.printer().sample("quic", pipeline_cells(slots, chunk_bytes), measured);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many rounds a service does after it was warmed up.
+const ROUNDS: u32 = 2;
+
+/// The service from GPU to GPU, and the same from host to host.
+struct Pair {
+    gpu: Loopback,
+    host: Loopback,
+    gpu_source: Arc<dyn Source>,
+    host_source: Arc<dyn Source>,
+    source_alone: Arc<dyn Source>,
+    sink_alone: Arc<dyn Sink>,
+    pieces: Arc<[Range<u64>]>,
+    in_flight: usize,
+}
+
+impl Pair {
+    /// Starts both and moves the payload once, so that memory is there and windows are open.
+    async fn start(
+        engine: &Engine,
+        from: &OnDevice,
+        to: &OnDevice,
+        host_source: &Arc<dyn Source>,
+        slots: usize,
+        chunk_bytes: u64,
+    ) -> Result<Self> {
+        let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
+        let ends = [engine.device(capacity)?, engine.device(capacity)?];
+        // A server keeps chunks in slots for further readers: what it has are not all there are.
+        let alone = engine.device(capacity)?;
+        let in_flight = Depth::of_slots(slots).sending.max(2);
+        let on_host = Setup { chunk_bytes, chunks_in_flight: in_flight, landing: None };
+        let on_gpu = Setup { landing: Some(ends[1].clone()), ..on_host.clone() };
+        let mut pair = Self {
+            gpu: Loopback::start(&on_gpu, 1).await?,
+            host: Loopback::start(&on_host, 1).await?,
+            gpu_source: from.through(engine, &ends[0])?.source()?,
+            host_source: Arc::clone(host_source),
+            source_alone: from.through(engine, &alone)?.source()?,
+            sink_alone: to.through(engine, &alone)?.sink()?,
+            pieces: pieces(from.len_bytes(), chunk_bytes),
+            in_flight,
+        };
+        pair.gpu.round(&pair.gpu_source).await?;
+        pair.host.round(&pair.host_source).await?;
+        Ok(pair)
+    }
+
+    async fn measure(&mut self) -> Result<Cells<f64>> {
+        let bytes = self.gpu_source.len_bytes();
+        let begun = Instant::now();
+        read_all(&self.source_alone, &self.pieces, self.in_flight).await?;
+        let d2h = rate(bytes, begun.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        write_all(&self.sink_alone, &self.pieces, self.in_flight).await?;
+        let h2d = rate(bytes, begun.elapsed().as_secs_f64());
+        let host: Round = self.host.round(&self.host_source).await?;
+        let gpu: Round = self.gpu.round(&self.gpu_source).await?;
+        let (network, end_to_end) = (rate(bytes, host.seconds), rate(bytes, gpu.seconds));
+        Ok(Cells::of([
+            ("end_to_end_gb_per_s", end_to_end),
+            ("network_gb_per_s", network),
+            ("d2h_gb_per_s", d2h),
+            ("h2d_gb_per_s", h2d),
+            ("efficiency", end_to_end / d2h.min(network).min(h2d)),
+            ("cpu_s_per_gib", cpu::per_gib(gpu.cpu_s, bytes)),
+            ("network_cpu_s_per_gib", cpu::per_gib(host.cpu_s, bytes)),
+        ]))
+    }
+}

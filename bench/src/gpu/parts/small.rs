@@ -1,0 +1,120 @@
+//! Many small tensors beside the same bytes in one.
+
+use super::{Job, rate};
+use crate::{
+    cpu,
+    gpu::{
+        line::Cells,
+        loopback::{Loopback, Setup},
+        passes::Passes,
+        payload::{self, OnDevice},
+        place::Engine,
+        stream::{Depth, End, transfer},
+    },
+};
+use anyhow::Result;
+use std::time::Instant;
+use tensor_relay_device::Capacity;
+use tensor_relay_protocol::TensorSpec;
+
+pub(super) const ABOUT: &str = "\
+The same bytes as many tensors of 4 KiB, each in an allocation of its own on the GPU (a chunk is then gathered from a \
+thousand stretches, each a copy of the driver's), as many tensors in one allocation (a chunk is one copy), and as one \
+tensor. `null network` scatters likewise at the receiving end; over `quic` a snapshot lands in one allocation.";
+
+pub(super) async fn run(job: Job) -> Result<()> {
+    let engine = job.engine()?;
+    let count = if job.quick { 200 } else { 10_000 };
+    let mut ways = Vec::new();
+    for way in Way::ALL {
+        ways.push(Payload::new(&job, &engine, way, count).await?);
+    }
+    let mut passes = Passes::within(job.budget());
+    while passes.another() {
+        for payload in &mut ways {
+            payload.measure(&job).await?;
+        }
+    }
+    Ok(())
+}
+
+/// How the bytes lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    OwnAllocations,
+    OneAllocation,
+    OneTensor,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::OwnAllocations, Self::OneAllocation, Self::OneTensor];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::OwnAllocations => "tensors in allocations of their own",
+            Self::OneAllocation => "tensors in one allocation",
+            Self::OneTensor => "one tensor",
+        }
+    }
+
+    fn specs(self, count: u64) -> Result<Vec<TensorSpec>> {
+        match self {
+            Self::OneTensor => payload::tensors(1, count * TENSOR_BYTES),
+            _ => payload::tensors(count, TENSOR_BYTES),
+        }
+    }
+}
+
+const TENSOR_BYTES: u64 = payload::GRAIN_BYTES;
+
+struct Payload {
+    way: Way,
+    count: u64,
+    from: OnDevice,
+    to: OnDevice,
+    service: Loopback,
+    chunk_bytes: u64,
+    depth: Depth,
+}
+
+impl Payload {
+    async fn new(job: &Job, engine: &Engine, way: Way, count: u64) -> Result<Self> {
+        let (slots, chunk_bytes) = job.default_pipeline();
+        let capacity = Capacity { slots, slot_bytes: chunk_bytes as usize };
+        let [sending, landing] = [engine.device(capacity)?, engine.device(capacity)?];
+        let manifest = payload::manifest(way.specs(count)?, chunk_bytes)?;
+        let on = |device| match way {
+            Way::OwnAllocations => OnDevice::scattered(device, &manifest),
+            _ => OnDevice::whole(device, manifest.payload_bytes()),
+        };
+        let (from, to) = (on(&sending)?, on(&landing)?);
+        let depth = Depth::of_slots(slots);
+        let setup = Setup { chunk_bytes, chunks_in_flight: depth.sending.max(2), landing: Some(landing) };
+        let mut service = Loopback::start(&setup, 1).await?;
+        from.upload(&payload::noise_of(manifest.payload_bytes(), 1)?).await?;
+        service.round_of(way.specs(count)?, &from.source()?).await?;
+        Ok(Self { way, count, from, to, service, chunk_bytes, depth })
+    }
+
+    async fn measure(&mut self, job: &Job) -> Result<()> {
+        let specs = self.way.specs(self.count)?;
+        let manifest = payload::manifest(specs.clone(), self.chunk_bytes)?;
+        let (source, sink) = (self.from.source()?, self.to.sink()?);
+        let bytes = source.len_bytes();
+        let begun = Instant::now();
+        transfer(&manifest, &source, &sink, self.depth, End::Written).await?;
+        let null = begun.elapsed().as_secs_f64();
+        let quic = self.service.round_of(specs, &source).await?;
+        let tensors = if self.way == Way::OneTensor { 1 } else { self.count };
+        let setting =
+            Cells::of([("bytes lie as", self.way.name().to_owned()), ("tensors", tensors.to_string())]);
+        let measured = Cells::of([
+            ("null_network_gb_per_s", rate(bytes, null)),
+            ("quic_gb_per_s", rate(bytes, quic.seconds)),
+            ("quic_ms", quic.seconds * 1e3),
+            ("quic_cpu_s_per_gib", cpu::per_gib(quic.cpu_s, bytes)),
+        ]);
+        job.printer().sample("small tensors", setting, measured);
+        Ok(())
+    }
+}

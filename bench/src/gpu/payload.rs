@@ -1,0 +1,116 @@
+//! What is moved: payloads on a device or on the host, laid out as a server would.
+
+use super::place::Engine;
+use crate::noise;
+use anyhow::{Result, ensure};
+use std::{ops::Range, sync::Arc};
+use tensor_relay_device::{Capacity, Device, DeviceBuffer, HostSource, Sink, Source};
+use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
+
+/// Bytes that suit any place: a multiple of the layout's alignment, so that a payload of one tensor is as long as it.
+pub(super) const GRAIN_BYTES: u64 = 4096;
+
+/// `count` tensors of `bytes` each.
+pub(super) fn tensors(count: u64, bytes: u64) -> Result<Vec<TensorSpec>> {
+    let shape = Shape::new(&[bytes])?;
+    let spec = |number| -> Result<TensorSpec> {
+        let name = TensorName::new(&format!("model.layers.{number}.weight"))?;
+        Ok(TensorSpec::new(name, Dtype::U8, shape.clone()))
+    };
+    (0..count).map(spec).collect()
+}
+
+/// Lays `specs` out in chunks of `chunk_bytes`.
+pub(super) fn manifest(specs: Vec<TensorSpec>, chunk_bytes: u64) -> Result<Arc<Manifest>> {
+    let chunk_bytes = u32::try_from(chunk_bytes)?;
+    Ok(Arc::new(Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?))
+}
+
+/// How a payload lies on a device: in one allocation, or each tensor in one of its own.
+#[derive(Debug, Clone)]
+pub(super) struct OnDevice {
+    len_bytes: u64,
+    parts: Vec<(Range<u64>, DeviceBuffer)>,
+}
+
+impl OnDevice {
+    /// Takes one allocation for all `len_bytes`.
+    pub(super) fn whole(device: &Device, len_bytes: u64) -> Result<Self> {
+        let buffer = device.allocate(usize::try_from(len_bytes)?)?;
+        Ok(Self { len_bytes, parts: vec![(0..len_bytes, buffer)] })
+    }
+
+    /// Takes an allocation for each tensor of `manifest`.
+    pub(super) fn scattered(device: &Device, manifest: &Manifest) -> Result<Self> {
+        let part = |range: Range<u64>| -> Result<_> {
+            let buffer = device.allocate(usize::try_from(range.end - range.start)?)?;
+            Ok((range, buffer))
+        };
+        let mut places: Vec<_> = manifest.tensors().iter().map(|tensor| tensor.range()).collect();
+        places.sort_by_key(|place| (place.start, place.end));
+        let parts = places.into_iter().map(part).collect::<Result<_>>()?;
+        Ok(Self { len_bytes: manifest.payload_bytes(), parts })
+    }
+
+    /// The same memory behind the slots of another `device` of the same `engine`.
+    pub(super) fn through(&self, engine: &Engine, device: &Device) -> Result<Self> {
+        let adopt = |(range, buffer): &(Range<u64>, DeviceBuffer)| -> Result<_> {
+            Ok((range.clone(), engine.adopt(device, buffer)?))
+        };
+        Ok(Self { len_bytes: self.len_bytes, parts: self.parts.iter().map(adopt).collect::<Result<_>>()? })
+    }
+
+    /// Reads it.
+    pub(super) fn source(&self) -> Result<Arc<dyn Source>> {
+        Ok(self.device()?.source(self.len_bytes, self.parts.iter().cloned())?)
+    }
+
+    /// Writes it.
+    pub(super) fn sink(&self) -> Result<Arc<dyn Sink>> {
+        Ok(self.device()?.sink(self.len_bytes, self.parts.iter().cloned())?)
+    }
+
+    /// How long it is.
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn device(&self) -> Result<&Device> {
+        let first = self.parts.first();
+        ensure!(first.is_some(), "a payload without tensors is nowhere");
+        Ok(first.map(|(_, buffer)| buffer.device()).expect("there is a first part"))
+    }
+
+    /// Writes `bytes` to it, in pieces as long as its slots.
+    pub(super) async fn upload(&self, bytes: &[u8]) -> Result<()> {
+        let piece = self.device()?.slots().slot_bytes();
+        let sink = self.sink()?;
+        let mut start = 0;
+        for piece in bytes.chunks(piece) {
+            let end = start + piece.len() as u64;
+            let mut target = sink.open(start..end).await?;
+            target.copy_from_slice(piece);
+            sink.write(target).await?;
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+/// A payload of noise on `engine`, and the same on the host.
+pub(super) async fn both(engine: &Engine, len_bytes: u64) -> Result<(OnDevice, Arc<dyn Source>)> {
+    let device = engine.device(Capacity { slots: 2, slot_bytes: 4 << 20 })?;
+    let bytes = noise_of(len_bytes, 0)?;
+    let on_device = OnDevice::whole(&device, len_bytes)?;
+    on_device.upload(&bytes).await?;
+    Ok((on_device, Arc::new(HostSource::new(bytes.into()))))
+}
+
+/// Bytes that nothing compresses, and that `key` sets apart from others.
+pub(super) fn noise_of(len_bytes: u64, key: u64) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(len_bytes)?];
+    for (index, word) in (0..).zip(bytes.chunks_mut(8)) {
+        word.copy_from_slice(&noise::at(key, index).to_le_bytes()[..word.len()]);
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,91 @@
+//! Where the tensors of a measurement live.
+
+use anyhow::{Context, Result, bail};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use tensor_relay_device::{
+    Capacity, CopyEngine, Device, DeviceBuffer, HostEngine, HostEngineMemory, HostMemory,
+    cuda::{CudaEngine, CudaMemory, CudaOptions},
+};
+
+/// A device, as the command line names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The reference engine in host memory: everything runs, and nothing is a result.
+    Host,
+    /// The GPU of this number.
+    Cuda(usize),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+        match (text, ordinal) {
+            ("host", _) => Ok(Self::Host),
+            (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
+            _ => Err(format!("{text:?} is no device: write cuda:0, cuda:1, …, or host")),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// An engine of that kind, from which devices with slots of any number and length are made.
+#[derive(Clone)]
+pub(super) enum Engine {
+    Host(Arc<HostEngine>),
+    Cuda(Arc<CudaEngine>),
+}
+
+impl Engine {
+    /// Opens one. Each has threads and streams of its own.
+    pub(super) fn open(place: Place) -> Result<Self> {
+        match place {
+            Place::Host => Ok(Self::Host(Arc::new(HostEngine::new(HostMemory::new(u64::MAX))?))),
+            Place::Cuda(ordinal) => Ok(Self::Cuda(CudaEngine::open(ordinal, options())?)),
+        }
+    }
+
+    /// A device with slots of its own on this engine.
+    pub(super) fn device(&self, capacity: Capacity) -> Result<Device> {
+        let Capacity { slots, slot_bytes } = capacity;
+        let device = match self {
+            Self::Host(engine) => Device::new(Arc::clone(engine), capacity),
+            Self::Cuda(engine) => Device::new(Arc::clone(engine), capacity),
+        };
+        device.with_context(|| format!("no memory for {slots} slots of {slot_bytes} bytes"))
+    }
+
+    /// `buffer`, which another device of this engine made, as one of `device`.
+    pub(super) fn adopt(&self, device: &Device, buffer: &DeviceBuffer) -> Result<DeviceBuffer> {
+        let adopted = match self {
+            Self::Host(_) => wrapped::<HostEngine>(device, buffer.memory::<HostEngineMemory>()),
+            Self::Cuda(_) => wrapped::<CudaEngine>(device, buffer.memory::<CudaMemory>()),
+        };
+        match adopted {
+            Some(buffer) => Ok(buffer),
+            None => bail!("the buffer of {} is of another kind of engine", buffer.device().name()),
+        }
+    }
+}
+
+fn wrapped<E: CopyEngine>(device: &Device, memory: Option<Arc<E::Memory>>) -> Option<DeviceBuffer> {
+    device.wrap::<E>(memory?)
+}
+
+/// As by default, but that a device that hangs is given up within the time that the suite has for it.
+fn options() -> CudaOptions {
+    CudaOptions {
+        copy_timeout: Duration::from_secs(5),
+        answer_timeout: Duration::from_secs(20),
+        ..CudaOptions::default()
+    }
+}

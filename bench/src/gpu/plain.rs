@@ -1,0 +1,76 @@
+//! The limit of the bus: large plain copies, as the driver does them.
+
+use super::place::Place;
+use anyhow::Result;
+use tensor_relay_device::cuda::measure::{Pages, PlainCopies, plain_copies};
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    ToHost,
+    ToDevice,
+}
+
+impl Direction {
+    pub(super) const BOTH: [Self; 2] = [Self::ToHost, Self::ToDevice];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::ToHost => "D2H",
+            Self::ToDevice => "H2D",
+        }
+    }
+}
+
+/// What plain copies reach, in 10^9 bytes per second.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain {
+    to_host: Rates,
+    to_device: Rates,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rates {
+    locked: f64,
+    pageable: f64,
+}
+
+impl Plain {
+    /// With page-locked memory.
+    pub(super) fn locked(self, direction: Direction) -> f64 {
+        self.rates(direction).locked
+    }
+
+    /// With ordinary memory.
+    pub(super) fn pageable(self, direction: Direction) -> f64 {
+        self.rates(direction).pageable
+    }
+
+    /// The slower direction, page-locked: what no pipeline through the device can exceed.
+    pub(super) fn slower(self) -> f64 {
+        self.to_host.locked.min(self.to_device.locked)
+    }
+
+    fn rates(self, direction: Direction) -> Rates {
+        match direction {
+            Direction::ToHost => self.to_host,
+            Direction::ToDevice => self.to_device,
+        }
+    }
+}
+
+/// Measures with copies of `bytes`, and 256 MiB at most. Nothing for a device that has no driver to ask.
+pub(super) fn measure(place: Place, bytes: u64) -> Result<Option<Plain>> {
+    let Place::Cuda(ordinal) = place else { return Ok(None) };
+    let len = usize::try_from(bytes.min(COPY_BYTES))?;
+    let rates = |pages| -> Result<[f64; 2]> {
+        let PlainCopies { to_host_s, to_device_s } = plain_copies(ordinal, len, pages)?;
+        Ok([to_host_s, to_device_s].map(|seconds| len as f64 / seconds / 1e9))
+    };
+    let (locked, pageable) = (rates(Pages::Locked)?, rates(Pages::Pageable)?);
+    let of = |direction: usize| Rates { locked: locked[direction], pageable: pageable[direction] };
+    Ok(Some(Plain { to_host: of(0), to_device: of(1) }))
+}
+
+/// Long enough that starting a copy costs nothing beside it; page-locking it takes a tenth of a second.
+const COPY_BYTES: u64 = 256 << 20;

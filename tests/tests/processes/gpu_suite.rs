@@ -1,0 +1,110 @@
+//! The suite that measures GPUs, without one: that it runs to its end wherever it is carried, and what it writes down.
+//! Its numbers mean nothing here, and none is looked at.
+
+use serde_json::Value;
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+use tensor_relay_tests::fake_cuda::{Installed, Library};
+
+/// Goal: one command measures all, and nobody takes it for a measurement of a GPU. Method: the script, tiny, on the fake
+/// driver, from a folder where nothing is.
+#[test]
+fn the_whole_suite_on_the_fake_driver() {
+    let out = tempfile::tempdir().unwrap();
+    let fake = Installed::new(Library::Fake);
+    let output = suite(out.path(), &["--quick", "--limit-s=120"])
+        .envs(fake.environment())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let (document, text) = documents(out.path(), "FAKE-quick");
+    assert_eq!(document["is_result"], false);
+    assert!(document["title"].as_str().unwrap().starts_with("FAKE: "), "{}", document["title"]);
+    assert!(text.starts_with("# FAKE: ") && text.contains("**This is no result.**"), "{text}");
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with(&text), "what is written is printed too");
+    let parts = document["parts"].as_array().unwrap();
+    let names: Vec<&str> = parts.iter().map(|part| part["part"].as_str().unwrap()).collect();
+    let expected = [
+        "device",
+        "cases",
+        "bandwidth",
+        "null-network",
+        "quic",
+        "sessions",
+        "small",
+        "fan-out",
+        "exact",
+        "fault",
+    ];
+    assert_eq!(names, expected);
+    for part in parts {
+        assert_eq!(part["failure"], Value::Null, "{part}");
+        assert!(part["checks"].as_array().unwrap().iter().all(|check| check["passed"] == true), "{part}");
+    }
+    for (table, column) in [
+        ("plain", "gb_per_s"),
+        ("engine", "of_plain"),
+        ("null network", "efficiency"),
+        ("quic", "efficiency"),
+        ("sessions", "gb_per_s"),
+        ("small tensors", "quic_gb_per_s"),
+        ("fan-out", "gb_per_s"),
+    ] {
+        let row = &table_of(parts, table)["rows"][0];
+        assert!(row["measured"][column]["median"].as_f64().unwrap() > 0.0, "{table}: {row}");
+    }
+}
+
+/// Goal: where there is no CUDA, that is what the documents say, and the exit code.
+#[test]
+fn the_suite_without_cuda() {
+    let out = tempfile::tempdir().unwrap();
+    let none = Installed::new(Library::Empty);
+    let arguments = ["--quick", "--parts=cases,exact"];
+    let output = suite(out.path(), &arguments).envs(none.environment()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let (document, text) = documents(out.path(), "FAILED-quick");
+    assert_eq!(document["is_result"], false);
+    let failure = document["parts"][0]["failure"].as_str().unwrap();
+    assert!(failure.contains("has no function"), "{failure}");
+    assert!(text.contains("**Failed**: device: "), "{text}");
+}
+
+/// `bench/gpu/run` with the program that cargo put beside these tests.
+fn suite(out: &Path, arguments: &[&str]) -> Command {
+    let root: PathBuf = [env!("CARGO_MANIFEST_DIR"), ".."].iter().collect();
+    let here = std::env::current_exe().unwrap();
+    let program = here.ancestors().nth(2).unwrap().join("tensor-relay-bench");
+    assert!(program.is_file(), "there is no {}: run tests/run, or cargo build first", program.display());
+    let mut command = Command::new(root.join("bench/gpu/run"));
+    command.arg("--out").arg(out).args(arguments);
+    command.env("TENSOR_RELAY_BENCH", program).env_remove("OUT").current_dir("/");
+    command
+}
+
+/// The two documents of the one run whose results are in `out`, named so after the day.
+fn documents(out: &Path, name: &str) -> (Value, String) {
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let [json, markdown] = &paths[..] else { panic!("one run leaves two documents: {paths:?}") };
+    for (path, suffix) in [(json, "json"), (markdown, "md")] {
+        let found = path.file_name().unwrap().to_str().unwrap();
+        assert!(found.ends_with(&format!("-gpu-{name}.{suffix}")), "{found}");
+    }
+    let document = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    (document, std::fs::read_to_string(markdown).unwrap())
+}
+
+fn table_of<'a>(parts: &'a [Value], name: &str) -> &'a Value {
+    let mut tables = parts.iter().flat_map(|part| part["tables"].as_array().unwrap());
+    tables
+        .find(|table| table["name"] == name)
+        .unwrap_or_else(|| panic!("there is no table {name}"))
+}
+
+fn said(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
