@@ -182,7 +182,7 @@ fn memory_is_used_again() {
             let (engine, device) = gated(3 * BYTES, 8);
             let select: &[&str] = if seed % 2 == 0 { &[] } else { &["*1", "*2"] };
             let request =
-                Request::latest(topic("t")).select(select.iter().map(|glob| Glob::new(*glob).unwrap()));
+                Request::latest(topic("t")).select(select.iter().map(|glob| Glob::new(glob).unwrap()));
             let (client, mut subscription) =
                 subscribe(&sim, landing_on(&device, client_config()), request).await;
             let mut held: Option<Snapshot> = None;
