@@ -34,7 +34,11 @@ pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<
     let open = move || open_cuda(ordinal, options, capacity);
     let device = tokio::task::spawn_blocking(open).await??;
     let Capacity { slots, slot_bytes } = device.slots().capacity();
-    tracing::info!("Opened {}, with {slots} page-locked slots of {slot_bytes} bytes.", device.name());
+    let model = device.engine::<CudaEngine>().map_or("", |engine| &engine.info().name);
+    tracing::info!(
+        "Opened {} ({model}), with {slots} page-locked slots of {slot_bytes} bytes.",
+        device.name()
+    );
     Ok(Some(device))
 }
 
