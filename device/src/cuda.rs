@@ -1,12 +1,38 @@
 //! The CUDA copy engine: GPU memory through page-locked slots.
 //!
-//! It is built without CUDA and runs where there is none: [`probe`] finds the driver, or says what is missing. Nothing
+//! It is built without CUDA and runs where there is none: [`probe()`] finds the driver, or says what is missing. Nothing
 //! else here is reached without a driver that the probe found.
 //!
+//! A tensor that kernels may still be writing becomes a buffer that can be served, without a copy and without waiting:
+//!
+//! ```no_run
+//! use std::{any::Any, sync::Arc};
+//! use tensor_relay_device::{Capacity, Device, DeviceBuffer, cuda::{CudaEngine, CudaOptions, StreamHandle}};
+//!
+//! /// A tensor of PyTorch's, say: where it is, and what keeps it there.
+//! struct Tensor {
+//!     address: u64,
+//!     len: usize,
+//!     keeper: Box<dyn Any + Send + Sync>,
+//! }
+//!
+//! fn lend(engine: &CudaEngine, device: &Device, tensor: Tensor) -> Result<DeviceBuffer, Box<dyn std::error::Error>> {
+//!     let written = engine.fence(StreamHandle::LEGACY)?;
+//!     // SAFETY: the keeper keeps the memory. What writes it is behind the fence, and nobody writes it again before the
+//!     // buffer is given back.
+//!     let memory = unsafe { engine.lend(tensor.address, tensor.len, tensor.keeper, Some(written)) };
+//!     Ok(device.wrap::<CudaEngine>(memory).ok_or("the device has an engine of another kind")?)
+//! }
+//!
+//! let engine = CudaEngine::open(0, CudaOptions::default())?;
+//! let device = Device::new(Arc::clone(&engine), Capacity { slots: 16, slot_bytes: 4 << 20 })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Three circles, from the inside: `symbols` are the driver's functions, found by name; `driver` makes a `Result` of each;
-//! `gpu` owns a context with its streams and events, on the one thread that uses them. What calls no driver knows no
-//! `unsafe` but the promise of page-locked memory: `flight` decides when to ask after copies, `shelf` keeps the books of
-//! device memory, and `copies`, `fences` and `holdings` do what the thread is told.
+//! `gpu` owns a context with its streams and events, on the one thread that uses them. Around them, `thread` takes
+//! commands from its `inbox`, and `copies`, `fences` and `holdings` do what it is told. What decides and calls nobody is
+//! apart, for its tests: `flight` when to ask after copies, `shelf` the books of device memory.
 //!
 //! What keeps memory from being freed under a copy is ownership. A copy in flight owns its slot and holds its memory, and
 //! dropping it, in a panic even, keeps both for good; only a copy that the device said has ended lets go of them. Where a
@@ -25,11 +51,13 @@ mod holdings;
 mod inbox;
 mod locality;
 mod memory;
+mod nvml;
 mod options;
 mod page_locked;
 mod probe;
 mod shelf;
 mod stats;
+mod survey;
 mod symbols;
 mod thread;
 mod version;
@@ -44,5 +72,6 @@ pub use memory::CudaMemory;
 pub use options::{CudaOptions, HANG_FACTOR};
 pub use probe::probe;
 pub use stats::CudaStats;
+pub use survey::{DeviceProcess, Survey, SurveyedGpu, survey};
 pub use thread::all_closed;
 pub use version::Version;

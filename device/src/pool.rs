@@ -227,6 +227,19 @@ mod tests {
     }
 
     #[test]
+    fn a_forfeited_slot_leaves_its_place_to_another() {
+        let pool = pool(1, 5000);
+        let mut slot = pool.try_acquire().unwrap();
+        slot.fill(7);
+        let kept = slot.as_ptr();
+        assert_eq!(slot.forfeit(), 5000);
+        let other = pool.try_acquire().unwrap();
+        assert_eq!(other.len(), 5000);
+        assert_ne!(other.as_ptr(), kept);
+        assert!(other.iter().all(|&byte| byte == 0), "new memory, and not what a device may still write");
+    }
+
+    #[test]
     fn a_slot_outlives_its_pool() {
         let mut slot = pool(1, 100).try_acquire().unwrap();
         slot.fill(3);

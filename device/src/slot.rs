@@ -34,12 +34,14 @@ impl Slot {
 
     /// Keeps the slot's memory for good, since a failed device may still reach it, and gives its place in the pool to
     /// ordinary memory. So nobody waits for ever for a slot, and who gets one learns that its engine refuses copies.
-    /// Where there is no memory, the place is lost.
-    pub(crate) fn forfeit(mut self) {
-        match HostMemory::lazy(u64::MAX).allocate(self.len()) {
+    /// Where there is no memory, the place is lost. Says how many bytes are kept, and looks at none of them.
+    pub(crate) fn forfeit(mut self) -> usize {
+        let len = self.region.len();
+        match HostMemory::lazy(u64::MAX).allocate(len) {
             Ok(region) => mem::forget(mem::replace(&mut self.region, region)),
             Err(_) => mem::forget(self),
         }
+        len
     }
 
     /// The engine that can copy from and to this slot, where one made it.

@@ -269,6 +269,8 @@ impl InFlight {
     /// Puts the stretches on the stream, up to the first that the driver refuses.
     fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
         let Held { slot, stretches } = &mut *self.held;
+        // The last time that this thread makes a reference to the slot's bytes before the copy has ended.
+        let slot = slot.as_mut_ptr();
         for stretch in stretches.iter().filter(|stretch| stretch.len > 0) {
             // SAFETY: `CudaEngine::start` judged the stretch to be in bounds and the slot to be the engine's. Both are
             // kept by `held`, which only `ended` lets go, and that is for copies whose mark, made after this, was passed.
@@ -307,9 +309,8 @@ fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
         counters.quarantined_bytes.sub(flight.bytes);
     }
     let Held { slot, stretches } = ManuallyDrop::into_inner(flight.held);
-    counters.kept_bytes.add(slot.len() as u64 + flight.bytes);
     std::mem::forget(stretches);
-    slot.forfeit();
+    counters.kept_bytes.add(slot.forfeit() as u64 + flight.bytes);
     if let Some(done) = flight.done.take() {
         done.finish(Err(CopyError::DeviceFailed { device: setting.device(), source: error.clone() }));
     }

@@ -13,7 +13,7 @@ use super::{
     locality,
     memory::CudaMemory,
 };
-use crate::{engine::Stretch, slot::Slot};
+use crate::engine::Stretch;
 
 /// The device as an engine's thread has it: its primary context, bound to this thread, and what was made in it.
 ///
@@ -84,26 +84,27 @@ impl Gpu {
     ///
     /// # Safety
     ///
-    /// The stretch was found to be in bounds of `slot` and of its memory. Until a mark that is made after this was
-    /// passed, the caller keeps the slot, and lets nobody touch it; and keeps the stretch's memory.
+    /// `slot` is the start of a slot of this engine, so its pages are locked. The stretch was found to be in bounds of it
+    /// and of its own memory. Until a mark that is made after this was passed, the caller keeps the slot, and lets nobody
+    /// touch it; and keeps the stretch's memory.
     pub(super) unsafe fn enqueue(
         &self,
         direction: Direction,
-        slot: &mut Slot,
+        slot: *mut u8,
         stretch: &Stretch<CudaMemory>,
     ) -> Result<(), DriverError> {
         let stream = self.lanes[direction as usize].copies;
-        let part = &mut slot[stretch.at..stretch.at + stretch.len];
-        let address = stretch.memory.address() + stretch.offset;
+        // In bounds, as the caller says, so neither wraps.
+        let host = slot.wrapping_add(stretch.at);
+        let device = stretch.memory.address().wrapping_add(stretch.offset);
         match direction {
             Direction::Out => {
-                // SAFETY: the part is in bounds (sliced just above), of page-locked memory (only slots of this engine
-                // are copied), and the caller keeps it. The device's part is in bounds and kept, as the caller says.
-                unsafe { self.driver.copy_out(part.as_mut_ptr(), address, part.len(), stream) }
+                // SAFETY: the caller's promise; the stream lives until `close`.
+                unsafe { self.driver.copy_out(host, device, stretch.len, stream) }
             }
             Direction::In => {
-                // SAFETY: as above.
-                unsafe { self.driver.copy_in(address, part.as_ptr(), part.len(), stream) }
+                // SAFETY: the caller's promise; the stream lives until `close`.
+                unsafe { self.driver.copy_in(device, host, stretch.len, stream) }
             }
         }
     }
