@@ -1,8 +1,10 @@
 //! The words of the command line. Variables and keys of the file follow from them: see [`crate::config`].
 
+mod device;
 mod serve;
 mod subscribe;
 
+pub(crate) use device::{DeviceArgs, DeviceName};
 pub(crate) use serve::{Hold, ServeArgs};
 pub(crate) use subscribe::{OnGap, SubscribeArgs};
 
@@ -31,6 +33,7 @@ Examples:
   tensor-relay demo                                        see it work on this machine
   tensor-relay serve --topic policy=policy.safetensors     on the producer; prints a ticket
   tensor-relay subscribe 'relay://…' --out models          on each consumer, with that ticket
+  tensor-relay devices                                     the GPUs that --device may name
   tensor-relay config                                      what every option is, and who said so
 
 Every option is also an environment variable, which the command's help names, and a key of the
@@ -61,6 +64,13 @@ Examples:
   tensor-relay config serve
   tensor-relay config --sample > ~/.config/tensor-relay/config.toml";
 
+const DEVICES: &str = "\
+That there is no GPU, or no driver that works, is an answer and no failure: the exit code is 0,
+the JSON object holds an empty list and the reason, and without --json the reason is told on stderr.
+
+Who uses a GPU and its free memory come from NVML, NVIDIA's management library. Processes have the
+numbers of the machine, which mean nothing inside of a container.";
+
 const COMPLETIONS: &str = "\
 Examples:
   tensor-relay completions bash > ~/.local/share/bash-completion/completions/tensor-relay
@@ -77,6 +87,9 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Move a generated model between two processes on this machine and verify every byte.
     Demo(DemoArgs),
+    /// List the GPUs of this machine.
+    #[command(after_help = DEVICES)]
+    Devices(DevicesArgs),
     /// Show what every option is, and whether a variable, the configuration file or its default says so.
     #[command(after_help = CONFIG)]
     Config(ConfigArgs),
@@ -133,6 +146,16 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_enum, default_value_t = Codec::Raw, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Print one JSON object on stdout instead of text.
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DevicesArgs {
     /// Print one JSON object on stdout instead of text.
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -193,6 +216,8 @@ pub(crate) struct DemoProducerArgs {
     pub(crate) state_dir: PathBuf,
     #[arg(long, value_enum)]
     pub(crate) codec: Codec,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 }
 
 /// The demo's subscriber process, told on stdin what to expect.
@@ -205,6 +230,8 @@ pub(crate) struct DemoConsumerArgs {
     pub(crate) versions: u64,
     #[arg(long)]
     pub(crate) small: u64,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 }
 
 /// A codec, as a word.

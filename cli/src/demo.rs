@@ -64,13 +64,13 @@ fn producer_words(args: &DemoArgs, state_dir: &std::path::Path) -> Vec<String> {
         "--codec",
         args.codec.word(),
     ];
-    words.map(Into::into).to_vec()
+    words.map(Into::into).into_iter().chain(args.device.words()).collect()
 }
 
 fn consumer_words(args: &DemoArgs, ticket: &str) -> Vec<String> {
     let (size, versions, small) = (args.size.to_string(), args.versions.to_string(), args.small.to_string());
     let words = ["demo-consumer", ticket, "--size", &size, "--versions", &versions, "--small", &small];
-    words.map(Into::into).to_vec()
+    words.map(Into::into).into_iter().chain(args.device.words()).collect()
 }
 
 /// How long one step may take before the demo gives up: a minute, and what a slow machine needs for the size.

@@ -11,6 +11,8 @@ mod bar;
 mod completions;
 mod config;
 mod demo;
+mod device;
+mod devices;
 mod exit;
 mod keys;
 mod list;
@@ -52,6 +54,7 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
             Command::Subscribe(args) => subscribe::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Demo(args) => demo::run(args).await,
+            Command::Devices(args) => devices::run(&args).await,
             Command::Config(args) => config::run(&args, layers),
             Command::Keys(command) => keys::run(command),
             Command::Completions(args) => completions::run(&args),
@@ -62,6 +65,7 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
     });
     // A blocking thread may still wait for a disk or for stdin; the process need not wait for it.
     runtime.shutdown_background();
+    device::close_all();
     code
 }
 

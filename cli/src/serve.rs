@@ -1,11 +1,20 @@
 //! `tensor-relay serve`: files as topics.
 
 mod ledger;
+mod load;
 mod offer;
 
-use crate::{address, args::ServeArgs, signals::Signals, units};
+use crate::{
+    address,
+    args::{DeviceName, Hold, ServeArgs},
+    device,
+    exit::UsageError,
+    signals::Signals,
+    units,
+};
 use anyhow::{Context, bail};
 use ledger::Ledger;
+use load::Loader;
 use offer::{Offer, Published};
 use serde::Serialize;
 use std::{
@@ -26,6 +35,7 @@ struct Serving<'a> {
     event: &'static str,
     listen: SocketAddr,
     key: String,
+    device: String,
     topics: &'a [Served],
 }
 
@@ -54,7 +64,12 @@ struct Replaced {
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     refuse_duplicates(&args)?;
+    refuse_borrowing_for_a_gpu(&args)?;
     let mut signals = Signals::hear()?;
+    let device = tokio::select! {
+        opened = device::open(&args.device, args.chunk_size) => opened?,
+        exit = signals.next() => return Ok(exit.into()),
+    };
     let state_dir = state_dir(args.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&state_dir)?;
     let listener = Listener::bind(args.listen, &identity, Tuning::default())?;
@@ -62,10 +77,12 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let listening = server.local_address()?;
     let addresses = advertised(&args, listening);
     let ledger = Arc::new(Mutex::new(Ledger::load(&state_dir)));
+    let limit_hint = args.device.limit_hint();
+    let loader = Loader { staging: server.staging(), hold: args.hold, device, limit_hint };
     let (mut topics, mut offers) = (Vec::new(), Vec::new());
     for (topic, path) in &args.topics {
         let (offer, published) = tokio::select! {
-            begun = Offer::begin(&server, &args, (topic, path), &ledger) => begun?,
+            begun = Offer::begin(&server, &args, &loader, (topic, path), &ledger) => begun?,
             exit = signals.next() => return Ok(exit.into()),
         };
         let ticket = Ticket::new(addresses.clone(), vec![identity.fingerprint().0], Some(topic.clone()))
@@ -79,11 +96,13 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     }
     report(&args, listening, identity.fingerprint(), &topics);
     let watching = watch(offers, args.watch_interval, args.json);
-    let exit = signals.next().await;
+    let ended = tokio::select! {
+        exit = signals.next() => Ok(exit),
+        failure = device::failure(loader.device.as_ref()) => Err(failure),
+    };
     drop(watching);
-    drain(server, args.grace, &mut signals)
-        .await
-        .map_or_else(|| Ok(exit.into()), Ok)
+    let drained = drain(server, args.grace, &mut signals).await;
+    ended.map(|exit| drained.unwrap_or_else(|| exit.into()))
 }
 
 fn config(args: &ServeArgs) -> Config {
@@ -151,8 +170,18 @@ fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
     let mut seen = HashSet::new();
     match args.topics.iter().find(|(topic, _)| !seen.insert(topic)) {
-        Some((topic, _)) => bail!(crate::exit::UsageError(format!("--topic {topic}=… is given twice"))),
+        Some((topic, _)) => bail!(UsageError(format!("--topic {topic}=… is given twice"))),
         None => Ok(()),
+    }
+}
+
+fn refuse_borrowing_for_a_gpu(args: &ServeArgs) -> anyhow::Result<()> {
+    match (args.hold, args.device.device) {
+        (Hold::Borrow, device @ DeviceName::Cuda(_)) => bail!(UsageError(format!(
+            "--hold borrow leaves tensors in their files, and --device {device} puts them into the GPU's memory: \
+             only one of the two can be; without --hold borrow, the files are read once and uploaded"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -196,14 +225,19 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
     // Whoever started the server may have closed stdout; it serves all the same.
     let _ = match args.json {
         true => {
-            let serving = Serving { event: "serving", listen, key: key.to_string(), topics };
+            let (key, device) = (key.to_string(), args.device.device.to_string());
+            let serving = Serving { event: "serving", listen, key, device, topics };
             serde_json::to_writer(&mut out, &serving)
                 .map_err(Into::into)
                 .and_then(|()| writeln!(out))
         }
         false => {
+            let from = match args.device.device {
+                DeviceName::Cpu => String::new(),
+                cuda => format!(" from {cuda}"),
+            };
             eprintln!(
-                "serving on UDP {listen}; on each consumer run: tensor-relay subscribe 'TICKET' --out DIR"
+                "serving{from} on UDP {listen}; on each consumer run: tensor-relay subscribe 'TICKET' --out DIR"
             );
             topics.iter().try_for_each(|served| writeln!(out, "{}", served.ticket))
         }

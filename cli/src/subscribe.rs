@@ -6,6 +6,7 @@ mod report;
 
 use crate::{
     args::SubscribeArgs,
+    device,
     exit::{Exit, UsageError},
     signals::Signals,
     ticket,
@@ -17,6 +18,10 @@ use tensor_relay_client::{
     Client, ClientError, Config, Connector, EndReason, Glob, SubscriptionError, Ticket, Topic, Tuning,
 };
 use tokio::task::JoinSet;
+
+/// How large a slot for chunks on their way to a GPU is: as the chunks that servers send if nobody says otherwise. One
+/// that is larger passes through several.
+pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 
 /// How long saying good-bye may take.
 const GOOD_BYE: Duration = Duration::from_secs(2);
@@ -35,7 +40,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
     let client = tokio::select! {
-        client = connect(&ticket, args.ticket.connect_timeout, config(&args)) => client?,
+        client = begin(&args, &ticket) => client?,
         exit = signals.next() => return Ok(exit.into()),
     };
     let args = Arc::new(args);
@@ -46,6 +51,13 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
     // However it ended, the server is told, or it would keep the session until its idle timeout.
     let _ = tokio::time::timeout(GOOD_BYE, client.close()).await;
     done
+}
+
+/// Opens the device, and connects.
+async fn begin(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Client> {
+    let device = device::open(&args.device, SLOT_BYTES).await?;
+    let config = Config { device, ..config(args) };
+    Ok(connect(ticket, args.ticket.connect_timeout, config).await?)
 }
 
 /// Connects within `timeout`.

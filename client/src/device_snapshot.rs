@@ -217,8 +217,11 @@ impl DeviceError {
     }
 }
 
-/// What an error says, with what led to it.
+/// What an error says, with what led to it. Errors often tell their cause in their own sentence; it is not told twice.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text} {cause}"))
+    causes.fold(error.to_string(), |text, cause| match cause.to_string() {
+        cause if text.contains(&cause) => text,
+        cause => format!("{text} {cause}"),
+    })
 }

@@ -57,6 +57,13 @@ impl HostMemory {
         Ok(region)
     }
 
+    /// Gives what is kept for reuse back to the system: for who expects no region of such a size soon. Takes milliseconds
+    /// for gigabytes.
+    pub fn release_cached(&self) {
+        let released = self.shelf.state().shrink_cache(0);
+        drop(released); // Outside the lock: unmapping is slow.
+    }
+
     /// What is held now, and what happened so far.
     pub fn stats(&self) -> HostMemoryStats {
         let state = self.shelf.state();
@@ -389,6 +396,18 @@ mod tests {
             error,
             AllocError::OverBudget { asked_bytes: 1, in_use_bytes: 8192, budget_bytes: 8192 }
         ));
+    }
+
+    #[test]
+    fn what_is_kept_for_reuse_can_be_given_back() {
+        let memory = HostMemory::new(u64::MAX);
+        let held = memory.allocate(1).unwrap();
+        drop(memory.allocate(5000).unwrap());
+        memory.release_cached();
+        let stats = memory.stats();
+        assert_eq!((stats.in_use_bytes, stats.cached_bytes), (PAGE, 0));
+        drop(held);
+        assert_eq!(memory.stats().cached_bytes, PAGE);
     }
 
     #[test]

@@ -52,6 +52,12 @@ pub enum StageError<E: std::error::Error + 'static = Infallible> {
 }
 
 impl Staging {
+    /// Gives the memory of versions that are gone back to the system, instead of keeping it for the next: for who puts
+    /// versions onto a device, and has no use for it here.
+    pub fn release_cached(&self) {
+        self.memory.release_cached();
+    }
+
     pub(crate) fn lay_out(
         &self,
         specs: Vec<TensorSpec>,

@@ -3,10 +3,12 @@
 //! A [`Home`] is all that a test's processes have in common with the world. Every wait has a deadline, and a process
 //! that still runs when its [`Process`] is dropped is killed.
 
+mod gpu;
 mod lan;
 mod process;
 mod wire;
 
+pub use gpu::{Gpu, device, fake_nvml};
 pub use lan::{Host, Lan};
 pub use process::{Ended, Process};
 pub use rustix::process::Signal;
@@ -23,6 +25,9 @@ use tempfile::TempDir;
 /// Where every server of these tests listens: on this machine alone, on a port that the system chooses.
 pub const ANY_PORT: &str = "--listen=127.0.0.1:0";
 
+/// For servers that leave tensors in their files: these cannot be on a GPU as well.
+pub const ON_HOST: &str = "--device=cpu";
+
 /// Whether tests that take minutes are to run: `TENSOR_RELAY_SOAK=1`.
 pub fn is_soak() -> bool {
     std::env::var_os("TENSOR_RELAY_SOAK").is_some_and(|value| value == "1")
@@ -31,13 +36,19 @@ pub fn is_soak() -> bool {
 /// A test's own folder, with the keys of its servers, the files that it serves and those that arrive.
 pub struct Home {
     folder: TempDir,
+    gpu: Option<Gpu>,
 }
 
 impl Home {
-    /// A new folder; it is removed when this is dropped.
+    /// A new folder; it is removed when this is dropped. Its processes hold tensors on [`device`].
     #[expect(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self { folder: tempfile::tempdir().unwrap(), gpu: Gpu::of_all_tests() }
+    }
+
+    /// The same on a machine with `gpu`. Its processes use it if their words say so.
+    pub fn with_gpu(gpu: Gpu) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), gpu: Some(gpu) }
     }
 
     /// The path of `name` in it.
@@ -67,6 +78,9 @@ impl Home {
             .env("XDG_STATE_HOME", self.path("state"))
             .env_remove("XDG_CONFIG_HOME");
         command.current_dir(self.folder.path());
+        if let Some(gpu) = &self.gpu {
+            gpu.show_to(&mut command);
+        }
         command
     }
 
@@ -82,11 +96,14 @@ impl Home {
         self.start(words).end()
     }
 
-    /// Serves with `words`, on a port that the system chooses unless they say another.
+    /// Serves with `words`, on a port that the system chooses unless they say another. What is borrowed stays on the host.
     pub fn serve(&self, words: &[&str]) -> Serving {
         let mut all = vec!["serve", "--json"];
         if !words.iter().any(|word| word.starts_with("--listen")) {
             all.push(ANY_PORT);
+        }
+        if words.contains(&"--hold=borrow") {
+            all.push(ON_HOST);
         }
         all.extend(words);
         Serving::hear(self.start(&all))

@@ -1,6 +1,6 @@
 //! The words of `serve`.
 
-use super::Codec;
+use super::{Codec, DeviceArgs};
 use crate::{address::Advertised, units};
 use clap::ValueEnum;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -98,6 +98,9 @@ pub(crate) struct ServeArgs {
     /// How much memory encoded chunks may take that are kept for further subscribers.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) encoded_mem: u64,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 
     /// After a signal to end, how long transfers under way may take to finish, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, help_heading = "Network")]

@@ -1,6 +1,6 @@
 //! The words of `subscribe`.
 
-use super::TicketArgs;
+use super::{DeviceArgs, TicketArgs};
 use crate::units;
 use clap::ValueEnum;
 use std::{path::PathBuf, time::Duration};
@@ -74,6 +74,9 @@ pub(crate) struct SubscribeArgs {
     /// How much memory versions may take; one that does not fit is an error. Default: no bound but the machine's.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) mem: Option<u64>,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 
     /// Print one JSON object per version on stdout instead of text.
     #[arg(long, help_heading = "Output")]

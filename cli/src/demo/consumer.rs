@@ -4,7 +4,11 @@ use super::{
     events::{self, ConsumerEvent, Smalls, Verified},
     producer::{PUBLISHED_NS, SEED, SMALL, SMALL_BYTES},
 };
-use crate::{args::DemoConsumerArgs, subscribe};
+use crate::{
+    args::DemoConsumerArgs,
+    device,
+    subscribe::{self, SLOT_BYTES},
+};
 use anyhow::{Context, ensure};
 use std::{
     process::ExitCode,
@@ -22,7 +26,8 @@ const TOPIC_TIMEOUT: Duration = Duration::from_secs(3_600);
 pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
     let ticket: Ticket = args.ticket.parse()?;
     let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
-    let config = Config { topic_timeout: TOPIC_TIMEOUT, ..Config::default() };
+    let device = device::open(&args.device, SLOT_BYTES).await?;
+    let config = Config { topic_timeout: TOPIC_TIMEOUT, device, ..Config::default() };
     let client = subscribe::connect(&ticket, Duration::from_secs(10), config).await?;
     let mut weights = client.subscribe(&topic).await?;
     let mut small = client.subscribe(&Topic::new(SMALL)?).await?;
@@ -52,9 +57,11 @@ async fn next_with_progress(subscription: &mut Subscription) -> anyhow::Result<S
     }
 }
 
-/// Generates the version's tensors again, off the executor, and compares every byte.
+/// Generates the version's tensors again, off the executor, and compares every byte. What is on a device is copied back
+/// for it.
 async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow::Result<Verified> {
     let udp_payload_bytes = client.lane_stats().udp_payload_bytes;
+    let snapshot = snapshot.to_host().await?;
     let verifying = tokio::task::spawn_blocking(move || {
         let dict = StateDict::new(size_bytes, metadata(&snapshot, SEED)?);
         let mut checked_bytes = 0;
@@ -95,6 +102,7 @@ async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::
         let published: u64 = metadata(&snapshot, PUBLISHED_NS)?;
         latencies_us.push(now.saturating_sub(published) as f64 / 1e3);
         skipped += snapshot.skipped();
+        let snapshot = snapshot.to_host().await?;
         let seed: u64 = metadata(&snapshot, SEED)?;
         let bytes = snapshot.tensor(SMALL).context("the small tensor is missing")?;
         ensure!(

@@ -1,7 +1,7 @@
 //! The demo's producer: serves a generated model, a new version whenever it is told.
 
 use super::events::{self, ProducerEvent, Serving};
-use crate::args::DemoProducerArgs;
+use crate::{args::DemoProducerArgs, device};
 use anyhow::{Context, bail};
 use std::{
     convert::Infallible,
@@ -9,8 +9,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 use tensor_relay_bench::workload::StateDict;
+use tensor_relay_device::Device;
 use tensor_relay_server::{
-    Config, Dtype, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging, TensorName,
+    Config, Dtype, Held, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging, TensorName,
     TensorSpec, Ticket, Topic, Tuning,
 };
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -40,13 +41,16 @@ const LARGE_BYTES: u64 = 64 << 10;
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
+    let config = Config { codec: args.codec.into(), ..Config::default() };
+    let device = device::open(&args.device, config.chunk_bytes).await?;
     let identity = Identity::load_or_create(&args.state_dir)?;
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, Tuning::default())?;
-    let server = Server::start(listener, Config { codec: args.codec.into(), ..Config::default() });
+    let server = Server::start(listener, config);
     let address = server.local_address()?.to_string();
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(Topic::new(WEIGHTS)?))?;
     let mut producer = Producer {
         size_bytes: args.size,
+        device,
         staging: server.staging(),
         weights: server.publisher(Topic::new(WEIGHTS)?)?,
         small: server.publisher(Topic::new(SMALL)?)?,
@@ -67,6 +71,7 @@ pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
 
 struct Producer {
     size_bytes: u64,
+    device: Option<Device>,
     staging: Staging,
     weights: Publisher,
     small: Publisher,
@@ -98,8 +103,16 @@ impl Producer {
         });
         let staged = staged.await?.context("cannot stage the model; try a smaller --size")?;
         let metadata = metadata(self.versions)?;
-        self.weights.publish(staged, metadata).await?;
+        self.weights.publish(self.held(staged).await?, metadata).await?;
         Ok(())
+    }
+
+    /// The version where it is to be served from.
+    async fn held(&self, staged: Staged) -> anyhow::Result<Held> {
+        match &self.device {
+            Some(device) => Ok(staged.onto(device).await?),
+            None => Ok(staged.into()),
+        }
     }
 
     async fn publish_smalls(&mut self, count: u64) -> anyhow::Result<()> {
@@ -110,7 +123,7 @@ impl Producer {
                 out.fill(seed as u8);
                 Ok(())
             })?;
-            self.small.publish(staged, metadata).await?;
+            self.small.publish(self.held(staged).await?, metadata).await?;
             tokio::time::sleep(SMALL_PAUSE).await;
         }
         Ok(())

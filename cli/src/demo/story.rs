@@ -1,7 +1,11 @@
 //! What the demo tells the person who watches it.
 
 use super::events::{Moving, Serving, Smalls, Verified};
-use crate::{args::DemoArgs, bar::Bar, units};
+use crate::{
+    args::{DemoArgs, DeviceName},
+    bar::Bar,
+    units,
+};
 use anyhow::Context;
 use serde_json::json;
 use std::time::Duration;
@@ -9,6 +13,7 @@ use std::time::Duration;
 /// Tells what happens while it happens, and at the end what it was. Under `--json` only the end, as one object.
 pub(crate) struct Story {
     json: bool,
+    device: DeviceName,
     bar: Bar,
     verified: Vec<Verified>,
     smalls: Option<Smalls>,
@@ -16,8 +21,15 @@ pub(crate) struct Story {
 
 impl Story {
     pub(crate) fn begin(args: &DemoArgs) -> Self {
-        let story = Self { json: args.json, bar: Bar::new(!args.json), verified: vec![], smalls: None };
-        story.tell("Two processes on this machine, one encrypted QUIC connection between them.\n");
+        let (json, device) = (args.json, args.device.device);
+        let story = Self { json, device, bar: Bar::new(!json), verified: vec![], smalls: None };
+        story.tell(&match device {
+            DeviceName::Cpu => "Two processes on this machine, one encrypted QUIC connection between them.\n".into(),
+            cuda => format!(
+                "Two processes on this machine, both with their tensors on {cuda}, one encrypted QUIC connection between \
+                 them.\n"
+            ),
+        });
         story.tell(&format!("  producer  makes a model of {} …", units::bytes(args.size)));
         story
     }
@@ -75,7 +87,13 @@ impl Story {
         let fastest = fastest.context("no version arrived")?;
         let smalls = self.smalls.as_ref().context("no small version arrived")?;
         if self.json {
-            println!("{}", json!({ "versions": self.verified, "small": smalls, "all_bytes_equal": true }));
+            let told = json!({
+                "device": self.device.to_string(),
+                "versions": self.verified,
+                "small": smalls,
+                "all_bytes_equal": true,
+            });
+            println!("{told}");
             return Ok(());
         }
         let duration = Duration::from_secs_f64(fastest.duration_s);
@@ -88,6 +106,12 @@ impl Story {
         println!(
             "  checked   every chunk by its hash, every version as a whole, and here every byte besides"
         );
+        if self.device != DeviceName::Cpu {
+            println!(
+                "  device    out of {0} and into it again by its copy engines, through page-locked memory",
+                self.device
+            );
+        }
         println!("  memory    the first version meets fresh memory, later ones reuse it and are faster");
         println!(
             "\nNext: on two hosts, `tensor-relay serve --topic NAME=FILE.safetensors` and, with the ticket"

@@ -1,26 +1,23 @@
 //! One topic that is served from files: loaded, published, and published anew when they are replaced.
 
-use super::ledger::Ledger;
-use crate::{
-    args::{Hold, ServeArgs},
-    units,
+use super::{
+    ledger::Ledger,
+    load::{Loaded, Loader},
 };
+use crate::args::ServeArgs;
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
 };
 use tensor_relay_server::{
-    Epoch, FileError, FileWatch, Held, Look, Publisher, Server, Staging, TensorFiles, Topic, VersionDigest,
-    VersionId, epoch_of,
+    Epoch, FileWatch, Look, Publisher, Server, Topic, VersionDigest, VersionId, epoch_of,
 };
 
 /// A topic and the files behind it.
 pub(crate) struct Offer {
     publisher: Publisher,
-    staging: Staging,
+    loader: Loader,
     path: PathBuf,
-    hold: Hold,
     /// What is published now.
     digest: VersionDigest,
     watch: Option<Watch>,
@@ -65,12 +62,6 @@ pub(crate) struct Published {
     pub(crate) payload_bytes: u64,
 }
 
-/// Files that were read, or are ready to be.
-struct Loaded {
-    version: Held,
-    digest: VersionDigest,
-}
-
 impl Offer {
     /// Publishes the first version of `topic` from what is at `path`.
     ///
@@ -79,6 +70,7 @@ impl Offer {
     pub(crate) async fn begin(
         server: &Server,
         args: &ServeArgs,
+        loader: &Loader,
         (topic, path): (&Topic, &Path),
         ledger: &Arc<Mutex<Ledger>>,
     ) -> anyhow::Result<(Self, Published)> {
@@ -91,8 +83,7 @@ impl Offer {
             }
             false => None,
         };
-        let staging = server.staging();
-        let loaded = load(path, args.hold, &staging).await?;
+        let loaded = loader.load(path).await?;
         let known = watch.as_ref().and_then(|watch| watch.ledger().place(topic, loaded.digest));
         let epoch = match (&watch, known) {
             (None, _) => epoch_of(loaded.digest),
@@ -104,7 +95,7 @@ impl Offer {
             publisher.continue_at(version);
         }
         let digest = loaded.digest;
-        let mut offer = Self { publisher, staging, path: path.into(), hold: args.hold, digest, watch };
+        let mut offer = Self { publisher, loader: loader.clone(), path: path.into(), digest, watch };
         let published = offer.publish(loaded).await?;
         Ok((offer, published))
     }
@@ -147,7 +138,7 @@ impl Offer {
     }
 
     async fn publish_anew(&mut self) -> anyhow::Result<Option<Published>> {
-        let loaded = load(&self.path, self.hold, &self.staging).await?;
+        let loaded = self.loader.load(&self.path).await?;
         if loaded.digest == self.digest {
             return Ok(None); // Touched, not changed.
         }
@@ -168,43 +159,4 @@ impl Offer {
         }
         Ok(Published { id, tensors, payload_bytes })
     }
-}
-
-/// Opens and reads files off the executor, and says what took how long and what stays behind.
-async fn load(path: &Path, hold: Hold, staging: &Staging) -> anyhow::Result<Loaded> {
-    let (owned, staging) = (path.to_owned(), staging.clone());
-    let began = Instant::now();
-    let load = move || -> Result<(Loaded, Vec<String>), FileError> {
-        let files = TensorFiles::open(&owned)?;
-        let left_out = files
-            .left_out()
-            .iter()
-            .map(|left| format!("{} ({})", left.name, left.reason))
-            .collect();
-        let loaded = match hold {
-            Hold::Stage => {
-                let staged = files.stage(&staging)?;
-                Loaded { digest: staged.digest(), version: staged.into() }
-            }
-            Hold::Borrow => {
-                let borrowed = files.borrow(&staging)?;
-                let digest = borrowed.digest().expect("files are hashed when they are borrowed");
-                Loaded { digest, version: borrowed.into() }
-            }
-        };
-        Ok((loaded, left_out))
-    };
-    let (loaded, left_out) = tokio::task::spawn_blocking(load).await??;
-    let manifest = loaded.version.manifest();
-    eprintln!(
-        "{}: {}, {}, read in {}",
-        path.display(),
-        units::count(manifest.tensors().len(), "tensor"),
-        units::bytes(manifest.payload_bytes()),
-        units::time(began.elapsed()),
-    );
-    if !left_out.is_empty() {
-        eprintln!("{}: not served: {}", path.display(), left_out.join(", "));
-    }
-    Ok(loaded)
 }

@@ -47,6 +47,12 @@ impl Follow {
                     report::gap(self.args.json, &gap);
                     continue;
                 }
+                Err(error @ SubscriptionError::OverBudget { .. })
+                    if self.args.device.gpu_mem_limit.is_some() =>
+                {
+                    let no_room = format!("no room{}", self.args.device.limit_hint());
+                    return Err(anyhow::Error::new(error).context(no_room));
+                }
                 other => other?,
             };
             received = true;
@@ -83,10 +89,10 @@ impl Follow {
         bar::while_running(&mut self.bar, &progress, snapshot).await
     }
 
-    /// Writes the snapshot below the output folder, off the executor.
+    /// Writes the snapshot below the output folder, off the executor. What is on a device is copied back for it.
     async fn save(&self, snapshot: &Snapshot) -> anyhow::Result<Option<PathBuf>> {
         let Some(mirror) = self.mirror.clone() else { return Ok(None) };
-        let snapshot = snapshot.clone();
+        let snapshot = snapshot.to_host().await?;
         Ok(Some(tokio::task::spawn_blocking(move || mirror.save(&snapshot)).await??))
     }
 }

@@ -5,6 +5,7 @@ use crate::units;
 use serde_json::json;
 use std::path::Path;
 use tensor_relay_client::{Gap, Glob, Snapshot};
+use tensor_relay_device::Device;
 
 /// Tells of a version that is there.
 pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
@@ -17,7 +18,7 @@ pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>
 
 /// Warns when nothing of a version was asked for: most likely a name was mistyped.
 pub(crate) fn selection(select: &[Glob], snapshot: &Snapshot) {
-    if !select.is_empty() && snapshot.tensors().next().is_none() {
+    if !select.is_empty() && tensors(snapshot) == 0 {
         let globs: Vec<&str> = select.iter().map(Glob::as_str).collect();
         eprintln!("warning: no tensor of {} matches --select {}", snapshot.id(), globs.join(","));
     }
@@ -39,6 +40,11 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) {
     }
 }
 
+/// How many tensors were received, wherever they are.
+fn tensors(snapshot: &Snapshot) -> usize {
+    snapshot.tensors().count() + snapshot.device_tensors().count()
+}
+
 fn as_object(snapshot: &Snapshot, saved: Option<&Path>) -> String {
     let (id, receipt) = (snapshot.id(), snapshot.receipt());
     let metadata: serde_json::Map<_, _> =
@@ -49,7 +55,7 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>) -> String {
         "epoch": id.epoch.to_string(),
         "version": id.version.0,
         "new_epoch": snapshot.is_new_epoch(),
-        "tensors": snapshot.tensors().count(),
+        "tensors": tensors(snapshot),
         "payload_bytes": snapshot.payload_bytes(),
         "wire_bytes": receipt.wire_bytes,
         "chunks": receipt.chunks,
@@ -57,6 +63,7 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>) -> String {
         "duration_s": receipt.duration.as_secs_f64(),
         "skipped": snapshot.skipped(),
         "metadata": metadata,
+        "device": snapshot.device().map_or("cpu", Device::name),
         "path": saved,
     });
     line.to_string()
@@ -68,11 +75,14 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>) -> String {
         "{} version {}: {}, {} in {} ({}), verified",
         id.topic,
         id.version,
-        units::count(snapshot.tensors().count(), "tensor"),
+        units::count(tensors(snapshot), "tensor"),
         units::bytes(payload_bytes),
         units::time(receipt.duration),
         units::rate(payload_bytes, receipt.duration),
     );
+    if let Some(device) = snapshot.device() {
+        line += &format!(", on {}", device.name());
+    }
     if snapshot.is_new_epoch() {
         line += ", of a new epoch";
     }

@@ -59,6 +59,11 @@ impl CudaEngine {
         self.counters.read()
     }
 
+    /// Why the device does nothing any more, once it failed: every copy is refused then, for the rest of the process.
+    pub fn failure(&self) -> Option<&CudaError> {
+        self.counters.failure.get()
+    }
+
     /// Makes a fence of the place where `stream` is now: passed when all has ended that is on it before this returns. The
     /// calling thread waits for no device.
     pub fn fence(&self, stream: StreamHandle) -> Result<Fence, CudaError> {

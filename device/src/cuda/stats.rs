@@ -1,4 +1,9 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
+
+use super::error::CudaError;
 
 /// What a [`CudaEngine`](super::CudaEngine) did so far, and what it holds now.
 ///
@@ -52,6 +57,8 @@ pub(super) struct Counters {
     pub(super) cached_bytes: Counter,
     pub(super) rings: Counter,
     pub(super) ends_found_by_asking: Counter,
+    /// Why the device does nothing any more, once it does not.
+    pub(super) failure: OnceLock<CudaError>,
 }
 
 impl Counters {

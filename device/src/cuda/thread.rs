@@ -208,6 +208,8 @@ impl Worker {
         if failed.is_none() {
             copies.start_waiting(now, gpu, setting);
             if let Err(error) = copies.look(now, gpu, setting) {
+                // Only here is it set.
+                let _ = setting.counters.failure.set(error.clone());
                 *failed = Some(error);
             }
         }

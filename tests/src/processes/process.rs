@@ -70,6 +70,11 @@ impl Process {
         self.end()
     }
 
+    /// The files that are mapped into its memory now: its libraries among them.
+    pub fn mapped_files(&self) -> String {
+        fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap()
+    }
+
     /// Whether it still runs.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()

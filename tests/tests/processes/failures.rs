@@ -5,7 +5,7 @@ use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt, path::Path, process:
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Signal};
 
 /// A ticket for a key that nobody has.
-fn ticket_of_nobody(address: &str) -> String {
+pub(crate) fn ticket_of_nobody(address: &str) -> String {
     format!("relay://{address}/w?key=sha256:{}", "ab".repeat(32))
 }
 

@@ -7,7 +7,7 @@ use crate::{
 };
 use serde_json::Value;
 use std::{fs, path::Path};
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
+use tensor_relay_tests::processes::{Home, ON_HOST, Process, Serving, Signal};
 use zip::CompressionMethod;
 
 const HOLDS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
@@ -67,7 +67,7 @@ fn arrays_arrive_as_they_are() {
     let server = home.serve(&["--topic=c=c.npz"]);
     receive(&home, &server, "c", "out");
     assert_eq!(content(&home, "out/c.npz"), content(&home, "b.npz"), "stored as the same arrays");
-    home.run(&["serve", "--listen=127.0.0.1:0", "--topic=c=c.npz", "--hold=borrow"])
+    home.run(&["serve", "--listen=127.0.0.1:0", "--topic=c=c.npz", "--hold=borrow", ON_HOST])
         .failed(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
 }
 

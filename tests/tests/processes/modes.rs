@@ -3,7 +3,7 @@
 use crate::files;
 use serde_json::{Value, json};
 use std::{fs, thread, time::Duration};
-use tensor_relay_tests::processes::{Ended, Home, Process, Serving, Signal};
+use tensor_relay_tests::processes::{Ended, Home, ON_HOST, Process, Serving, Signal};
 
 /// Goal: one subscriber follows all topics that match; what does not match is not received.
 /// Method: a glob with and without `--once`; and one that nothing matches.
@@ -188,7 +188,7 @@ fn memory_that_is_too_small() {
     let home = Home::new();
     files::noise(&home.path("w"), 8 << 20, 1);
     let server = home.serve(&["--topic=w=w"]);
-    let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB"];
+    let words = ["subscribe", server.ticket("w"), "--once", "--out=out", "--mem=4MiB", ON_HOST];
     home.run(&words)
         .failed(1, &["w version 1", "does not fit", "8388608", "4194304"]);
     assert!(home.files_in("out").is_empty());

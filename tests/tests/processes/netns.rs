@@ -10,7 +10,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, Signal, is_soak};
+use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving, Signal, device, is_soak};
 
 const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -21,6 +21,9 @@ const LOST_PER_KILL_BYTES: u64 = 8 * CHUNK_BYTES;
 /// How fast the slow link is: [`MODEL_BYTES`] take about five seconds.
 const MEGABITS: u32 = 100;
 const SENDING: Duration = Duration::from_millis(MODEL_BYTES * 8 / (MEGABITS as u64 * 1_000));
+
+/// How long a subscriber may take to open a GPU, if it has one, before it connects.
+const OPENING: Duration = Duration::from_secs(2);
 
 /// A model that is served on one host, for the other.
 struct Served {
@@ -52,7 +55,11 @@ impl Served {
     fn subscribe(&self) -> Process {
         let ticket = self.server.as_ref().unwrap().ticket("m");
         let words = ["subscribe", ticket, "--once", "--out=out", "--json"];
-        self.lan.start(Host::Client, &self.home, &words)
+        let subscriber = self.lan.start(Host::Client, &self.home, &words);
+        if device() != "cpu" {
+            thread::sleep(OPENING);
+        }
+        subscriber
     }
 
     fn kill_server(&mut self) {

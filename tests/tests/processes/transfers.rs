@@ -3,7 +3,7 @@
 use crate::files;
 use serde_json::{Value, json};
 use std::{fs, io::Write, os::unix::fs::PermissionsExt};
-use tensor_relay_tests::processes::{Home, Process, Signal};
+use tensor_relay_tests::processes::{Home, Process, Signal, device};
 
 /// Goal: whatever a safetensors file can hold arrives byte for byte, for who comes first and who comes late, and what
 /// is said of it on stdout is true.
@@ -46,6 +46,7 @@ fn check_committed(said: &Value, served: &Value) {
         "new_epoch": false,
         "resumed": 0,
         "metadata": {},
+        "device": device(),
         "path": "first/m.safetensors",
     });
     assert_eq!(Value::from(said), expected);
@@ -99,7 +100,13 @@ fn serve_says_what_it_serves() {
         "file": "w",
         "ticket": ticket,
     });
-    let expected = json!({ "event": "serving", "listen": server.listen(), "key": key, "topics": [topic] });
+    let expected = json!({
+        "event": "serving",
+        "listen": server.listen(),
+        "key": key,
+        "device": device(),
+        "topics": [topic],
+    });
     assert_eq!(server.said, expected);
     assert_eq!(key.len(), "sha256:".len() + 64);
     let mut people = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w"]);

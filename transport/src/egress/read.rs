@@ -8,7 +8,10 @@ use tensor_relay_device::{Source, SourceError};
 /// errors know more; shorter than what a subscriber is given before it counts as stalled, who is not to blame.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Reads `range` of `source`, and gives up after [`READ_TIMEOUT`].
+/// Reads `range` of `source`, once more where a device refused the copy or was late, and gives up after
+/// [`READ_TIMEOUT`].
+///
+/// Why once more: a version that cannot be read is lost to its subscriber, and where it is the last one, no other comes.
 ///
 /// Who waits for a slot waits for copies alone, and those have deadlines: a source on a device keeps a quarter of its slots
 /// from its readers. So this deadline passes only where a device hangs, or where its engine never saw the ends of so many
@@ -19,6 +22,58 @@ pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 pub async fn read(source: &dyn Source, range: Range<u64>) -> Result<Bytes, SourceError> {
     let asked_bytes = range.end.saturating_sub(range.start);
     let waited_ms = READ_TIMEOUT.as_millis() as u64;
-    let read = tokio::time::timeout(READ_TIMEOUT, source.read(range)).await;
+    let read = async {
+        match source.read(range.clone()).await {
+            Err(SourceError::Copy(error)) if !error.is_final() => source.read(range).await,
+            read => read,
+        }
+    };
+    let read = tokio::time::timeout(READ_TIMEOUT, read).await;
     read.unwrap_or(Err(SourceError::TimedOut { asked_bytes, waited_ms }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tensor_relay_device::{BoxFuture, CopyError};
+
+    /// A device that refuses its first copies.
+    struct Refusing {
+        refusals: usize,
+        reads: AtomicUsize,
+        error: fn() -> CopyError,
+    }
+
+    impl Source for Refusing {
+        fn len_bytes(&self) -> u64 {
+            8
+        }
+
+        fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+            let refused = self.reads.fetch_add(1, Ordering::Relaxed) < self.refusals;
+            Box::pin(async move {
+                match refused {
+                    true => Err((self.error)().into()),
+                    false => Ok(Bytes::from(vec![7; (range.end - range.start) as usize])),
+                }
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_is_refused_is_tried_once_more() {
+        let late = || CopyError::TimedOut { device: "test".into(), waited: READ_TIMEOUT };
+        let stopped = || CopyError::EngineStopped;
+        for (refusals, error, succeeds, reads) in [
+            (0, late as fn() -> CopyError, true, 1),
+            (1, late, true, 2),
+            (2, late, false, 2),
+            (1, stopped, false, 1),
+        ] {
+            let source = Refusing { refusals, reads: AtomicUsize::new(0), error };
+            let read = read(&source, 0..8).await;
+            assert_eq!((read.is_ok(), source.reads.into_inner()), (succeeds, reads));
+        }
+    }
 }

@@ -1,0 +1,107 @@
+//! The device that tensors are held on: what `--device` names, opened in one place.
+
+use crate::{
+    args::{DeviceArgs, DeviceName},
+    exit::UsageError,
+    units,
+};
+use anyhow::Context;
+use std::time::Duration;
+use tensor_relay_device::{
+    Capacity, CopyEngine, Device,
+    cuda::{self, CudaEngine, CudaOptions},
+};
+
+/// What memory comes in: a slot begins on a page.
+const PAGE_BYTES: u64 = 4096;
+
+/// The fewest slots that let anything overlap: one is copied while the other is sent or received.
+const SLOTS_MIN: u64 = 2;
+
+/// How often it is asked whether a GPU still works.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// How long the last copies may take at the end of the program. One takes milliseconds.
+const LAST_COPIES: Duration = Duration::from_secs(1);
+
+/// Opens what `args` name, with slots for chunks of `chunk_bytes`. `None` is this machine's memory: then nobody even
+/// looks for a GPU.
+pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<Option<Device>> {
+    let DeviceName::Cuda(ordinal) = args.device else { return Ok(None) };
+    let capacity = capacity(args.pinned_mem, chunk_bytes)?;
+    let options = CudaOptions { memory_limit_bytes: args.gpu_mem_limit, ..CudaOptions::default() };
+    // Making a context and page-locking memory take up to a second.
+    let open = move || open_cuda(ordinal, options, capacity);
+    let device = tokio::task::spawn_blocking(open).await??;
+    let Capacity { slots, slot_bytes } = device.slots().capacity();
+    tracing::info!("Opened {}, with {slots} page-locked slots of {slot_bytes} bytes.", device.name());
+    Ok(Some(device))
+}
+
+/// Waits until `device` has failed for good, and says why; forever where it does not, or is this machine.
+pub(crate) async fn failure(device: Option<&Device>) -> anyhow::Error {
+    let engine = device.and_then(|device| device.engine::<CudaEngine>());
+    let Some(engine) = engine else { return std::future::pending().await };
+    loop {
+        if let Some(error) = engine.failure() {
+            return anyhow::Error::new(error.clone()).context(format!("{} has failed", engine.name()));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Waits until GPUs that were opened are given back, at the end of the program: memory, context and all. What still uses
+/// one, such as a copy that hangs, is left to the driver.
+pub(crate) fn close_all() {
+    if !cuda::all_closed(LAST_COPIES) {
+        tracing::info!("A GPU was still in use at the end.");
+    }
+}
+
+fn open_cuda(ordinal: usize, options: CudaOptions, capacity: Capacity) -> anyhow::Result<Device> {
+    let engine = CudaEngine::open(ordinal, options).with_context(|| {
+        format!("--device cuda:{ordinal} cannot be used; everything works with --device cpu as well")
+    })?;
+    let pinned_bytes = (capacity.slots * capacity.slot_bytes) as u64;
+    let device = Device::new(engine, capacity).with_context(|| {
+        format!("cannot page-lock {}; --pinned-mem takes less", units::bytes(pinned_bytes))
+    })?;
+    Ok(device)
+}
+
+/// How many slots for a chunk each `pinned_bytes` are.
+fn capacity(pinned_bytes: u64, chunk_bytes: u32) -> Result<Capacity, UsageError> {
+    let stride_bytes = u64::from(chunk_bytes).next_multiple_of(PAGE_BYTES);
+    match pinned_bytes / stride_bytes {
+        slots @ SLOTS_MIN.. => Ok(Capacity { slots: slots as usize, slot_bytes: chunk_bytes as usize }),
+        _ => Err(UsageError(format!(
+            "--pinned-mem is {pinned_bytes} bytes, but must hold two chunks of {chunk_bytes} bytes, one to be copied \
+             while the other travels: give it {} or more",
+            units::bytes(SLOTS_MIN * stride_bytes),
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_memory_is_cut_into_slots() {
+        let slots =
+            |pinned_bytes, chunk_bytes| capacity(pinned_bytes, chunk_bytes).map(|capacity| capacity.slots);
+        assert_eq!(slots(256 << 20, 4 << 20).ok(), Some(64));
+        assert_eq!(slots(8 << 20, 4 << 20).ok(), Some(2));
+        assert_eq!(slots(1 << 20, 256).ok(), Some(256), "a slot begins on a page");
+        let refused = capacity((8 << 20) - 1, 4 << 20).unwrap_err();
+        for number in ["8388607 bytes", "4194304 bytes", "8.00 MiB"] {
+            assert!(refused.0.contains(number), "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn memory_of_this_machine_needs_no_device() {
+        let args = DeviceArgs { device: DeviceName::Cpu, gpu_mem_limit: Some(1), pinned_mem: 1 };
+        assert!(open(&args, 4 << 20).await.unwrap().is_none());
+    }
+}

@@ -1,0 +1,114 @@
+//! `tensor-relay devices`: the GPUs of this machine.
+
+use crate::{args::DevicesArgs, subscribe::print_line, units};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use tensor_relay_device::cuda::{self, CudaError, DeviceProcess, Survey, SurveyedGpu};
+
+pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
+    // The driver and NVML may take a second, and are asked off the executor.
+    let survey = tokio::task::spawn_blocking(cuda::survey).await?;
+    let reason = reason(&survey);
+    let gpus = survey.gpus.unwrap_or_default();
+    match args.json {
+        true => {
+            let gpus: Vec<Value> = gpus.iter().map(as_json).collect();
+            print_line(&json!({ "gpus": gpus, "reason": reason }).to_string());
+        }
+        false if gpus.is_empty() => {}
+        false => as_table(&gpus).iter().for_each(|line| print_line(line)),
+    }
+    if let Some(reason) = reason {
+        eprintln!("no GPU can be used here: {reason} Everything works with --device cpu.");
+    } else if let Err(absent) = survey.known_to_nvml {
+        tracing::info!("{absent}: it is not known who uses these GPUs.");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Why there is no GPU. Who gives a container the driver's tools and not the driver has both an error and GPUs.
+fn reason(survey: &Survey) -> Option<String> {
+    let error = survey.gpus.as_ref().err()?;
+    Some(match (error, &survey.known_to_nvml) {
+        (CudaError::NoLibrary { .. }, Ok(known)) if !known.is_empty() => format!(
+            "{error} NVIDIA's management library knows {} here ({}): a container lacks the driver capability `compute`.",
+            units::count(known.len(), "GPU"),
+            known.join(", "),
+        ),
+        _ => error.to_string(),
+    })
+}
+
+fn as_json(gpu: &SurveyedGpu) -> Value {
+    let process = |process: &DeviceProcess| json!({ "pid": process.pid, "used_bytes": process.used_bytes });
+    let processes: Option<Vec<Value>> = gpu.processes.as_ref().map(|all| all.iter().map(process).collect());
+    json!({
+        "device": name(gpu),
+        "name": gpu.info.name,
+        "pci": gpu.info.pci_bus_id,
+        "compute_capability": capability(gpu),
+        "cuda_version": gpu.cuda_version.to_string(),
+        "driver_version": gpu.driver_version,
+        "total_bytes": total_bytes(gpu),
+        "free_bytes": gpu.memory.map(|memory| memory.free_bytes),
+        "processes": processes,
+    })
+}
+
+const TITLES: [&str; 9] = ["DEVICE", "NAME", "PCI", "COMPUTE", "CUDA", "DRIVER", "MEMORY", "FREE", "USED BY"];
+
+fn as_table(gpus: &[SurveyedGpu]) -> Vec<String> {
+    let rows: Vec<_> = std::iter::once(TITLES.map(String::from)).chain(gpus.iter().map(row)).collect();
+    let widths: Vec<usize> = (0..TITLES.len())
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let line = |row: &[String; 9]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+fn row(gpu: &SurveyedGpu) -> [String; 9] {
+    [
+        name(gpu),
+        gpu.info.name.clone(),
+        gpu.info.pci_bus_id.clone(),
+        capability(gpu),
+        gpu.cuda_version.to_string(),
+        gpu.driver_version.clone().unwrap_or_else(unknown),
+        units::bytes(total_bytes(gpu)),
+        gpu.memory.map_or_else(unknown, |memory| units::bytes(memory.free_bytes)),
+        gpu.processes.as_deref().map_or_else(unknown, users),
+    ]
+}
+
+fn name(gpu: &SurveyedGpu) -> String {
+    format!("cuda:{}", gpu.info.ordinal)
+}
+
+/// As NVML counts it or, where it cannot be asked, the driver, which leaves a little out.
+fn total_bytes(gpu: &SurveyedGpu) -> u64 {
+    gpu.memory.map_or(gpu.info.total_bytes, |memory| memory.total_bytes)
+}
+
+fn capability(gpu: &SurveyedGpu) -> String {
+    let (major, minor) = gpu.info.compute_capability;
+    format!("{major}.{minor}")
+}
+
+/// The processes on a GPU, or `-` where there are none.
+fn users(processes: &[DeviceProcess]) -> String {
+    let user = |process: &DeviceProcess| match process.used_bytes {
+        Some(bytes) => format!("{} ({})", process.pid, units::bytes(bytes)),
+        None => process.pid.to_string(),
+    };
+    match processes {
+        [] => "-".into(),
+        _ => processes.iter().map(user).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn unknown() -> String {
+    "?".into()
+}

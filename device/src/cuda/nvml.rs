@@ -1,0 +1,149 @@
+//! What NVIDIA's management library (NVML) knows of the GPUs, and the CUDA driver does not: their memory without a
+//! context on them, and who uses it.
+//!
+//! It is asked when somebody wants to look, and nothing depends on it: in a container it is there only with the driver
+//! capability `utility`. Nothing here panics, whatever library is found under its name.
+
+use nvml_wrapper::{Device, Nvml, enums::device::UsedGpuMemory, error::NvmlError};
+
+use super::devices::DeviceMemory;
+
+/// A process that computes on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceProcess {
+    /// Its number on the machine. In a container it may mean nothing, or another process.
+    pub pid: u32,
+    /// How much of the GPU's memory it has taken, where the driver tells.
+    pub used_bytes: Option<u64>,
+}
+
+/// What NVML knows of the machine.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    /// Such as `550.163.01`.
+    pub(super) driver_version: Option<String>,
+    pub(super) boards: Vec<Board>,
+}
+
+/// One GPU on the bus.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Board {
+    pub(super) pci: PciAddress,
+    pub(super) name: Option<String>,
+    /// Total and free. Not told of a GPU that is divided (MIG): the driver counts its parts, NVML the whole.
+    pub(super) memory: Option<DeviceMemory>,
+    pub(super) processes: Option<Vec<DeviceProcess>>,
+}
+
+/// Where a GPU is on the bus. Driver and NVML count GPUs in different orders, and this is what both know them by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PciAddress {
+    domain: u32,
+    bus: u32,
+    device: u32,
+}
+
+impl PciAddress {
+    /// Reads `0000:19:00.0`, as the CUDA driver writes it, or `00000000:19:00.0`, as NVML does.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let number = |digits: &str| u32::from_str_radix(digits, 16).ok();
+        let (rest, _function) = text.split_once('.')?;
+        let mut parts = rest.splitn(3, ':').map(number);
+        let (domain, bus, device) = (parts.next()??, parts.next()??, parts.next()??);
+        Some(Self { domain, bus, device })
+    }
+}
+
+impl Facts {
+    /// Asks NVML. An error says why it cannot be asked, as half a sentence.
+    pub(super) fn read() -> Result<Self, String> {
+        let nvml = Nvml::init().map_err(|error| absence(&error))?;
+        if nvml.lib().nvmlShutdown.is_err() {
+            // Dropping it would panic.
+            std::mem::forget(nvml);
+            return Err("the library under NVML's name lacks nvmlShutdown".into());
+        }
+        let count = nvml.device_count().map_err(|error| absence(&error))?;
+        let boards = (0..count).filter_map(|index| board(&nvml.device_by_index(index).ok()?));
+        Ok(Self { driver_version: nvml.sys_driver_version().ok(), boards: boards.collect() })
+    }
+
+    /// The GPU at `pci`, written as the driver or NVML does.
+    pub(super) fn board_at(&self, pci: &str) -> Option<&Board> {
+        let pci = PciAddress::parse(pci)?;
+        self.boards.iter().find(|board| board.pci == pci)
+    }
+}
+
+/// What is known of a GPU; `None` where not even its place is.
+fn board(device: &Device<'_>) -> Option<Board> {
+    let pci = device.pci_info().ok()?;
+    let is_divided = device.mig_mode().is_ok_and(|mode| mode.current == 1);
+    let memory = device.memory_info().ok().filter(|_| !is_divided);
+    Some(Board {
+        pci: PciAddress { domain: pci.domain, bus: pci.bus, device: pci.device },
+        name: device.name().ok(),
+        memory: memory.map(|memory| DeviceMemory { total_bytes: memory.total, free_bytes: memory.free }),
+        processes: processes(device).ok(),
+    })
+}
+
+fn processes(device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
+    let found = device.running_compute_processes()?.into_iter().map(|process| DeviceProcess {
+        pid: process.pid,
+        used_bytes: match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        },
+    });
+    let mut processes: Vec<DeviceProcess> = found.collect();
+    processes.sort_by_key(|process| process.pid);
+    Ok(processes)
+}
+
+fn absence(error: &NvmlError) -> String {
+    match error {
+        NvmlError::LibloadingError(error) => {
+            format!("NVML is not there ({error}); containers have it with the driver capability `utility`")
+        }
+        error => format!("NVML cannot be asked: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_on_the_bus_is_one_however_it_is_written() {
+        let place = PciAddress { domain: 0, bus: 0x19, device: 0 };
+        for text in ["0000:19:00.0", "00000000:19:00.0", "0:19:0.0"] {
+            assert_eq!(PciAddress::parse(text), Some(place), "{text}");
+        }
+        assert_ne!(PciAddress::parse("0001:19:00.0"), Some(place));
+        for wrong in ["", "19:00.0", "0000:19:00", "0000:xx:00.0", ":::.0", "1:2:3:4.0"] {
+            assert_eq!(PciAddress::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_found_by_its_place() {
+        let board = |bus| Board {
+            pci: PciAddress { domain: 0, bus, device: 0 },
+            name: None,
+            memory: None,
+            processes: None,
+        };
+        let facts = Facts { driver_version: None, boards: vec![board(0x3b), board(0x19)] };
+        assert_eq!(facts.board_at("0000:19:00.0"), Some(&board(0x19)));
+        assert_eq!(facts.board_at("0000:86:00.0"), None);
+    }
+
+    #[test]
+    fn without_the_library_the_reason_is_told() {
+        // Where it is there, as on a machine with a GPU, whatever it says is as good.
+        if let Err(reason) = Facts::read() {
+            assert!(reason.starts_with("NVML"), "{reason}");
+        }
+    }
+}

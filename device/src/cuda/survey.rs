@@ -1,0 +1,105 @@
+use super::{
+    devices::{DeviceInfo, DeviceMemory, device_memory, devices},
+    error::CudaError,
+    nvml::{Board, Facts},
+    probe::probe,
+    version::Version,
+};
+
+pub use super::nvml::DeviceProcess;
+
+/// The GPUs of this machine, for people: what CUDA's driver and NVML know.
+#[derive(Debug)]
+pub struct Survey {
+    /// Those that this process may use, or why there is none.
+    pub gpus: Result<Vec<SurveyedGpu>, CudaError>,
+    /// The names of those that NVML knows, whether or not CUDA can use them; or why NVML cannot be asked, as half a
+    /// sentence.
+    pub known_to_nvml: Result<Vec<String>, String>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SurveyedGpu {
+    /// What the driver says of it.
+    pub info: DeviceInfo,
+    /// The newest CUDA that the driver supports.
+    pub cuda_version: Version,
+    /// The driver's own version, such as `550.163.01`, where there is NVML.
+    pub driver_version: Option<String>,
+    /// How much of its memory is free, where anybody tells.
+    pub memory: Option<DeviceMemory>,
+    /// Who computes on it, where there is NVML.
+    pub processes: Option<Vec<DeviceProcess>>,
+}
+
+/// Looks at all GPUs. Takes up to a second, and more where there is no NVML: then the driver is asked for free memory,
+/// which takes a context on each GPU for a moment. Blocks.
+pub fn survey() -> Survey {
+    let facts = Facts::read();
+    let gpus = probe().and_then(|driver| {
+        let facts = facts.as_ref().ok();
+        let join = |info| join(info, driver.version(), facts, |ordinal| device_memory(ordinal).ok());
+        Ok(devices()?.into_iter().map(join).collect())
+    });
+    let name = |board: Board| board.name.unwrap_or_else(|| "a GPU without a name".into());
+    let known_to_nvml = facts.map(|facts| facts.boards.into_iter().map(name).collect());
+    Survey { gpus, known_to_nvml }
+}
+
+/// What the driver says of a GPU, with what NVML says of the one in the same place. `measure` is asked for its memory
+/// where NVML does not tell.
+fn join(
+    info: DeviceInfo,
+    cuda_version: Version,
+    facts: Option<&Facts>,
+    measure: impl FnOnce(usize) -> Option<DeviceMemory>,
+) -> SurveyedGpu {
+    let board = facts.and_then(|facts| facts.board_at(&info.pci_bus_id));
+    let memory = board.and_then(|board| board.memory).or_else(|| measure(info.ordinal));
+    SurveyedGpu {
+        cuda_version,
+        driver_version: facts.and_then(|facts| facts.driver_version.clone()),
+        memory,
+        processes: board.and_then(|board| board.processes.clone()),
+        info,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(ordinal: usize, pci_bus_id: &str) -> DeviceInfo {
+        DeviceInfo {
+            ordinal,
+            name: "GPU".into(),
+            pci_bus_id: pci_bus_id.into(),
+            compute_capability: (9, 0),
+            total_bytes: 100,
+        }
+    }
+
+    #[test]
+    fn what_driver_and_nvml_know_is_joined_by_place() {
+        let measured = DeviceMemory { free_bytes: 1, total_bytes: 100 };
+        let told = DeviceMemory { free_bytes: 50, total_bytes: 101 };
+        let process = DeviceProcess { pid: 7, used_bytes: None };
+        let board = |place: &str, memory| Board {
+            pci: super::super::nvml::PciAddress::parse(place).unwrap(),
+            name: None,
+            memory,
+            processes: Some(vec![process.clone()]),
+        };
+        let boards = vec![board("00000000:3B:00.0", None), board("00000000:19:00.0", Some(told))];
+        let facts = Facts { driver_version: Some("550".into()), boards };
+        let join = |place: &str, facts| join(info(0, place), Version::OLDEST, facts, |_| Some(measured));
+        let both = join("0000:19:00.0", Some(&facts));
+        assert_eq!((both.memory, both.processes), (Some(told), Some(vec![process.clone()])));
+        let divided = join("0000:3b:00.0", Some(&facts));
+        assert_eq!((divided.memory, divided.driver_version.as_deref()), (Some(measured), Some("550")));
+        let unknown = join("0000:aa:00.0", Some(&facts));
+        assert_eq!((unknown.memory, unknown.processes), (Some(measured), None));
+        assert_eq!(join("0000:19:00.0", None).memory, Some(measured));
+    }
+}

@@ -1,0 +1,120 @@
+//! The GPUs that a test's processes find: those of the fake driver, or what else may lie where a driver should.
+
+use crate::fake_cuda::{Installed, Library, Live};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
+
+/// The memory of each fake GPU: some versions of the largest model of these tests.
+const MEMORY_BYTES: u64 = 4 << 30;
+
+/// How much page-locked memory each process takes, if a test does not say: little, since many run at once.
+const PINNED: &str = "64MiB";
+
+/// Where tensors of these tests are held if nobody says otherwise: `cpu`, or `cuda:0` where `TENSOR_RELAY_TEST_CUDA` is
+/// `fake`. Then all tests run on the fake driver.
+///
+/// # Panics
+/// When the variable says anything else.
+pub fn device() -> &'static str {
+    match std::env::var("TENSOR_RELAY_TEST_CUDA").as_deref() {
+        Err(_) | Ok("") => "cpu",
+        Ok("fake") => "cuda:0",
+        Ok(other) => panic!("TENSOR_RELAY_TEST_CUDA can be `fake`, and not {other:?}"),
+    }
+}
+
+/// What a test's processes find of CUDA. Dropping it looks at what they did with it.
+#[derive(Debug)]
+pub struct Gpu {
+    /// `None` is whatever the machine has.
+    installed: Option<Installed>,
+    variables: Vec<(&'static str, OsString)>,
+    may_leak: bool,
+}
+
+impl Gpu {
+    /// A machine with one fake GPU.
+    pub fn fake() -> Self {
+        Self::finding(Library::Fake).with("FAKE_CUDA_MEM", &MEMORY_BYTES.to_string())
+    }
+
+    /// A machine with `library` where the driver should be.
+    pub fn finding(library: Library) -> Self {
+        let installed = Installed::new(library);
+        let variables = installed.environment();
+        let gpu = Self { installed: Some(installed), variables, may_leak: false };
+        gpu.with("TENSOR_RELAY_PINNED_MEM", PINNED)
+    }
+
+    /// Nothing but what the machine itself has.
+    pub fn none() -> Self {
+        Self { installed: None, variables: vec![], may_leak: false }
+    }
+
+    /// What is kept for good when a device fails, is no leak.
+    pub fn that_may_leak(mut self) -> Self {
+        self.may_leak = true;
+        self
+    }
+
+    /// The GPU for tests that do not care, or none: see [`device`].
+    pub(super) fn of_all_tests() -> Option<Self> {
+        (device() != "cpu").then(|| Self::fake().with("TENSOR_RELAY_DEVICE", device()))
+    }
+
+    /// With a variable for all processes.
+    pub fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.variables.retain(|(known, _)| *known != name);
+        self.variables.push((name, value.into()));
+        self
+    }
+
+    /// Puts `library` where NVML is looked for.
+    pub fn with_nvml(self, library: &Path) -> Self {
+        let installed = self.installed.as_ref().expect("there is a folder for it");
+        std::os::unix::fs::symlink(library, installed.path().join("libnvidia-ml.so.1")).unwrap();
+        self
+    }
+
+    /// Lets `command` find it.
+    pub(super) fn show_to(&self, command: &mut Command) {
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+    }
+
+    /// Checks that no process did what no program may do, and that those that ended in order left nothing.
+    fn judge(&self) {
+        let Some(installed) = &self.installed else { return };
+        let report = installed.report();
+        assert!(report.violations.is_empty(), "{report:#?}");
+        let left = report.at_exit.iter().find(|live| **live != Live::default());
+        assert!(self.may_leak || left.is_none(), "a process ended and left something: {report:#?}");
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.judge();
+        }
+    }
+}
+
+/// The fake NVML, as [`Gpu::with_nvml`] takes it. It says what the variable `FAKE_NVML` says.
+///
+/// # Panics
+/// Where it is not built.
+pub fn fake_nvml() -> PathBuf {
+    let executable = std::env::current_exe().unwrap();
+    let mut places = executable
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("libfake_nvml.so"));
+    places
+        .find(|place| place.is_file())
+        .expect("there is no libfake_nvml.so: run tests/run, or cargo build first")
+}

@@ -1,0 +1,429 @@
+//! Tensors on GPUs, as people ask for them: `--device`, its budgets, its failures, and `tensor-relay devices`.
+//!
+//! All of it runs on the fake driver, whatever `TENSOR_RELAY_TEST_CUDA` says, and each test looks at the end whether any
+//! process did what none may do, or left something behind. That whole transfers of every kind pass on GPUs too is what
+//! the other tests say when that variable is `fake`.
+
+use crate::{failures::ticket_of_nobody, files};
+use serde_json::Value;
+use std::time::Duration;
+use tensor_relay_tests::{
+    fake_cuda::Library,
+    processes::{ANY_PORT, Ended, Gpu, Home, Process, Serving, Signal, Wire, fake_nvml},
+};
+
+const ON_GPU: &str = "--device=cuda:0";
+
+/// Copies of the fake driver are much faster: what takes longer has hung.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// A machine with `gpu`, and the model `w` of `bytes` on it.
+fn home(gpu: Gpu, bytes: usize) -> Home {
+    let home = Home::with_gpu(gpu);
+    files::noise(&home.path("w"), bytes, 1);
+    home
+}
+
+/// Serves `w` from the GPU.
+fn serve(home: &Home) -> Serving {
+    home.serve(&["--topic=w=w", ON_GPU])
+}
+
+/// Receives it once, into the GPU, and writes it.
+fn subscribe(home: &Home, server: &Serving, out: &str) -> Ended {
+    home.run(&["subscribe", server.ticket("w"), "--once", "--json", ON_GPU, "--out", out])
+}
+
+/// Checks that `out` holds the model.
+#[track_caller]
+fn came(home: &Home, out: &str) {
+    assert_eq!(home.files_in(out), ["w.safetensors"]);
+    files::assert_same(&home.path("w"), &home.path(out).join("w.safetensors"));
+}
+
+/// The program with variables of its own.
+fn start_with(home: &Home, variables: &[(&str, &str)], words: &[&str]) -> Process {
+    let mut command = home.program();
+    command.args(words).envs(variables.iter().copied());
+    Process::start(command)
+}
+
+/// A server of `w` whose driver fails as `fault` says.
+fn serve_failing(home: &Home, fault: &str) -> Serving {
+    let words = ["serve", "--json", ANY_PORT, "--topic=w=w", ON_GPU];
+    Serving::hear(start_with(home, &[("FAKE_CUDA_FAULTS", fault)], &words))
+}
+
+/// Goal: whatever files can hold arrives byte for byte when one end has it on a GPU, the other, or both; and each says
+/// where.
+/// Method: every dtype, scalars, empty and large tensors, and a sharded model, all four ways.
+#[test]
+fn every_file_arrives_from_and_on_a_gpu() {
+    let home = Home::with_gpu(Gpu::fake());
+    files::everything(&home.path("w"));
+    files::sharded(&home.path("model"), 1);
+    let devices = ["cpu", "cuda:0"];
+    for from in devices {
+        let words = ["--topic=w=w", "--topic=model=model", "--chunk-size=256KiB", "--device", from];
+        let server = home.serve(&words);
+        assert_eq!(server.said["device"], from);
+        for to in devices {
+            let out = format!("{from}-{to}");
+            let words = ["--once", "--json", "--device", to, "--out", &out];
+            for topic in ["w", "model"] {
+                let words = [&["subscribe", server.ticket(topic)], &words[..]].concat();
+                assert_eq!(home.run(&words).with(0).json()["device"], to);
+            }
+            files::assert_same(&home.path("w"), &home.path(&out).join("w.safetensors"));
+            files::assert_same_model(&home.path("model"), &home.path(&out).join("model"));
+        }
+        server.process.end_by(Signal::TERM).with(0);
+    }
+}
+
+/// Goal: people see where tensors are, and the command of `--exec` runs as ever.
+/// Method: a GPU on both sides, without `--json`.
+#[test]
+fn people_are_told_where_tensors_are() {
+    let home = home(Gpu::fake(), 3 << 20);
+    let mut server = home.start(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]);
+    let read = server.hear_err("w: 1 tensor");
+    assert!(read.contains("read in") && read.contains("uploaded to cuda:0 in"), "{read}");
+    let ticket = server.hear_out("relay://");
+    server.hear_err("serving from cuda:0 on UDP");
+    let exec = "--exec=echo $TENSOR_RELAY_VERSION > ran";
+    let told = home.run(&["subscribe", &ticket, "--once", ON_GPU, exec]).with(0);
+    assert!(told.out.starts_with("w version 1: 1 tensor,") && told.out.contains(", on cuda:0"), "{told:?}");
+    assert_eq!(std::fs::read_to_string(home.path("ran")).unwrap(), "1\n");
+    server.end_by(Signal::TERM).with(0);
+}
+
+/// Goal: a device may be named by the file and by a variable, as everything else.
+/// Method: each of them, and a flag over both.
+#[test]
+fn a_device_is_an_option_like_others() {
+    let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "3"), 1000);
+    std::fs::write(home.path("c.toml"), "[default]\ndevice = 'cuda:1'\n").unwrap();
+    let device = |variables: &[(&str, &str)], words: &[&str]| {
+        let all = ["serve", "--json", ANY_PORT, "--topic=w=w", "--config=c.toml"];
+        let server = Serving::hear(start_with(&home, variables, &[&all, words].concat()));
+        server.said["device"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(device(&[], &[]), "cuda:1");
+    let variable = [("TENSOR_RELAY_DEVICE", "cuda:2")];
+    assert_eq!(device(&variable, &[]), "cuda:2");
+    assert_eq!(device(&variable, &[ON_GPU]), "cuda:0");
+    assert_eq!(device(&variable, &["--device=cpu", "--hold=borrow"]), "cpu");
+}
+
+/// Goal: whoever does not ask for a GPU has nothing to do with CUDA.
+/// Method: look for the driver among the libraries of a server and of a subscriber on a machine with a GPU.
+#[test]
+fn the_host_needs_no_driver() {
+    let home = home(Gpu::fake(), 1000);
+    let server = home.serve(&["--topic=w=w"]);
+    let mut follower = home.start(&["subscribe", server.ticket("w")]);
+    follower.hear_out("w version 1");
+    for process in [&server.process, &follower] {
+        let files = process.mapped_files();
+        assert!(!files.contains("cuda") && !files.contains("nvidia"), "{files}");
+    }
+    let on_gpu = serve(&home);
+    assert!(on_gpu.process.mapped_files().contains("libfake_cuda.so"), "this test looks at the right place");
+}
+
+/// Goal: without CUDA, asking for it is one clear error that says what is missing and what to do; nothing is left.
+/// Method: every command that has `--device`, and `devices`. On a machine with a driver, the test says so and passes.
+#[test]
+fn no_cuda() {
+    let home = Home::with_gpu(Gpu::none());
+    files::noise(&home.path("w"), 1000, 1);
+    let listed = home.run(&["devices", "--json"]).with(0);
+    let reason = listed.json()["reason"].as_str().unwrap_or_default().to_owned();
+    if !reason.contains("libcuda.so.1") {
+        println!("skipped: this machine has a CUDA driver: {}", listed.out);
+        return;
+    }
+    assert_eq!(listed.json()["gpus"], Value::Array(vec![]));
+    let people = home.run(&["devices"]).with(0);
+    assert!(people.out.is_empty() && people.err.starts_with("no GPU can be used here: "), "{people:?}");
+    let causes = ["--device cuda:0 cannot be used", "libcuda.so.1", "--gpus all", "--device cpu"];
+    home.run(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]).failed(1, &causes);
+    home.run(&["subscribe", &ticket_of_nobody("127.0.0.1:1"), ON_GPU, "--out=out"])
+        .failed(1, &causes);
+    home.run(&["demo", "--size=1MiB", ON_GPU]).failed(1, &causes);
+    assert!(home.files_in("out").is_empty() && home.files_in("state").is_empty());
+}
+
+/// Goal: a library that is no driver, or one that is too old, is told from a missing one.
+/// Method: a linker's stub, libraries without symbols, a file that is no library, an old version, no device, and the
+/// fake driver where nobody allowed it.
+#[test]
+fn a_driver_that_is_none() {
+    let gpus = [
+        (Gpu::finding(Library::Stub), "stub"),
+        (Gpu::finding(Library::Empty), "has no function cu"),
+        (Gpu::finding(Library::TooOld), "has no function cu"),
+        (Gpu::finding(Library::Garbage), "could not be loaded"),
+        (Gpu::fake().with("FAKE_CUDA_VERSION", "11080"), "supports CUDA 11.8, and 12.0 is needed"),
+        (Gpu::fake().with("FAKE_CUDA_DEVICES", "0"), "no device that this process may use"),
+        (Gpu::fake().with("TENSOR_RELAY_FAKE_CUDA", "0"), "no device that this process may use"),
+    ];
+    for (gpu, cause) in gpus {
+        let home = home(gpu, 1000);
+        let refused = home.run(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]);
+        refused.failed(1, &["--device cuda:0 cannot be used", cause]);
+        let listed = home.run(&["devices", "--json"]).with(0).json();
+        assert!(listed["reason"].as_str().unwrap().contains(cause), "{listed}");
+        home.serve(&["--topic=w=w"]).process.end_by(Signal::TERM).with(0);
+    }
+}
+
+/// Goal: each process has the GPU that it asked for; one that is not there is told from those that are.
+/// Method: two GPUs, a server on one, a subscriber on the other, and a third number.
+#[test]
+fn two_gpus() {
+    let home = home(Gpu::fake().with("FAKE_CUDA_DEVICES", "2"), 5 << 20);
+    let server = home.serve(&["--topic=w=w", "--device=cuda:1"]);
+    subscribe(&home, &server, "out").with(0);
+    came(&home, "out");
+    let other = ["serve", ANY_PORT, "--topic=w=w", "--device=cuda:7"];
+    home.run(&other).failed(1, &["no device cuda:7", "sees 2, cuda:0 to cuda:1"]);
+    for word in ["cuda", "gpu", "cuda:x", "0"] {
+        home.run(&["serve", "--topic=w=w", "--device", word])
+            .failed(2, &["--device", "cuda:0"]);
+    }
+}
+
+/// Goal: what cannot go together is wrong usage, and says why.
+/// Method: borrowed files on a GPU; page-locked memory for less than two chunks.
+#[test]
+fn words_that_do_not_go_together() {
+    let home = home(Gpu::fake(), 1000);
+    let serve = ["serve", ANY_PORT, "--topic=w=w", ON_GPU];
+    let with = |more: &[&str]| home.run(&[&serve, more].concat());
+    with(&["--hold=borrow"]).failed(2, &["--hold borrow", "--device cuda:0", "only one of the two"]);
+    let numbers = ["--pinned-mem is 5242880 bytes", "two chunks of 4194304 bytes", "8.00 MiB or more"];
+    with(&["--pinned-mem=5MiB"]).failed(2, &numbers);
+    with(&["--pinned-mem=5MiB", "--chunk-size=8MiB"]).failed(2, &["8388608 bytes", "16.0 MiB or more"]);
+    let ticket = ticket_of_nobody("127.0.0.1:1");
+    home.run(&["subscribe", &ticket, ON_GPU, "--pinned-mem=4KiB"])
+        .failed(2, &["4096 bytes", "8.00 MiB"]);
+    home.run(&["demo", "--size=1MiB", "--pinned-mem=0"])
+        .failed(2, &["--pinned-mem"]);
+}
+
+/// Goal: the smallest page-locked memory that is allowed is enough.
+/// Method: two slots on each side, chunks of the server's that are larger than the client's slots.
+#[test]
+fn two_slots_are_enough() {
+    let home = home(Gpu::fake(), 40 << 20);
+    let server = home.serve(&["--topic=w=w", ON_GPU, "--chunk-size=16MiB", "--pinned-mem=32MiB"]);
+    let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--pinned-mem=8MiB", "--out=out"];
+    home.run(&words).with(0);
+    came(&home, "out");
+}
+
+/// Goal: GPU memory that does not suffice is refused with numbers, on either side, and the other side lives on.
+/// Method: limits, and GPUs, that are smaller than the model.
+#[test]
+fn out_of_gpu_memory() {
+    const BYTES: usize = 20 << 20;
+    let large = home(Gpu::fake(), BYTES);
+    let small = home(Gpu::fake().with("FAKE_CUDA_MEM", "16777216"), BYTES);
+    let limit = "--gpu-mem-limit=16MiB";
+    let server = serve(&large);
+    for (home, words, causes) in [
+        (&large, &[ON_GPU, limit][..], ["16777216 bytes", "20971", "--gpu-mem-limit"]),
+        (&small, &[ON_GPU], ["free", "16777216", "20971"]),
+    ] {
+        let refused = home.run(&[&["serve", ANY_PORT, "--topic=w=w"], words].concat());
+        refused.failed(1, &[&["cannot upload w to cuda:0"], &causes[..]].concat());
+        let receive = ["subscribe", server.ticket("w"), "--once", "--out=out"];
+        let refused = home.run(&[&receive, words].concat());
+        refused.failed(1, &causes);
+        assert!(home.files_in("out").is_empty());
+    }
+    subscribe(&large, &server, "whole").with(0);
+    came(&large, "whole");
+}
+
+/// Goal: a GPU that fails under a server in mid-transfer ends it with an error that says so, so that somebody may start it
+/// again; its subscriber keeps nothing half, and nobody hangs.
+/// Method: the third copy out breaks the device's context, as a kernel of somebody else in the process would.
+#[test]
+fn a_gpu_that_fails_under_a_server() {
+    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let server = serve_failing(&home, "@dtoh:3:700");
+    let ended = home.run(&["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out", "--reconnect=0"]);
+    assert!(ended.took < AT_ONCE, "{ended:?}");
+    ended.failed(3, &["the server is shutting down"]);
+    assert!(home.files_in("out").is_empty());
+    server
+        .process
+        .end()
+        .failed(1, &["cuda:0 has failed", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
+}
+
+/// Goal: a GPU that fails under a subscriber ends it with an error about this machine; the server serves others.
+/// Method: the third copy in breaks the device's context; then a subscriber whose GPU works.
+#[test]
+fn a_gpu_that_fails_under_a_subscriber() {
+    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let server = serve(&home);
+    let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
+    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:3:700")], &words).end();
+    assert!(ended.took < AT_ONCE, "{ended:?}");
+    ended.failed(1, &["cuda:0", "this machine", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
+    assert!(home.files_in("out").is_empty());
+    subscribe(&home, &server, "whole").with(0);
+    came(&home, "whole");
+}
+
+/// Goal: a call that the driver refuses once costs a server nothing, and a subscriber an error at most; nothing is torn,
+/// and nobody hangs.
+/// Method: refused copies and events on each side.
+#[test]
+fn a_call_that_fails_once() {
+    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let receive = |server: &Serving, fault, out: &str| {
+        let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out", out];
+        let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", fault)], &words).end();
+        assert!(ended.took < AT_ONCE, "{ended:?}");
+        ended
+    };
+    for (number, fault) in ["cuMemcpyDtoHAsync_v2:3:2", "cuEventRecord:17:2"].into_iter().enumerate() {
+        let (server, out) = (serve_failing(&home, fault), format!("server-{number}"));
+        receive(&server, "", &out).with(0);
+        came(&home, &out);
+        server.process.end_by(Signal::TERM).with(0);
+    }
+    let server = serve(&home);
+    for (number, fault) in ["cuMemcpyHtoDAsync_v2:3:2", "cuEventRecord:5:2"].into_iter().enumerate() {
+        let out = format!("client-{number}");
+        let ended = receive(&server, fault, &out);
+        match ended.code {
+            Some(0) => came(&home, &out),
+            _ => {
+                ended.failed(1, &["cuda:0", "this machine", "CUDA_ERROR_OUT_OF_MEMORY"]);
+                assert!(home.files_in(&out).is_empty());
+            }
+        }
+    }
+}
+
+/// Goal: a GPU that hangs stops nobody for good: the subscriber ends within the deadlines, and so does its server.
+/// Method: the second copy in never ends.
+#[test]
+fn a_gpu_that_hangs_under_a_subscriber() {
+    let home = home(Gpu::fake().that_may_leak(), 40 << 20);
+    let server = serve(&home);
+    let words = ["subscribe", server.ticket("w"), "--once", ON_GPU, "--out=out"];
+    let ended = start_with(&home, &[("FAKE_CUDA_FAULTS", "@htod:2:hang")], &words).end();
+    assert!(ended.took < Duration::from_secs(50), "{ended:?}");
+    ended.failed(1, &["cuda:0"]);
+    assert!(home.files_in("out").is_empty());
+    server.process.end_by(Signal::TERM).with(0);
+}
+
+/// Goal: kill -9 of either side in mid-transfer costs the other side nothing but time, and no version is torn.
+/// Method: held in the middle, kill the server and start it again, then the subscriber; each time it comes in the end.
+#[test]
+fn either_side_killed_with_a_gpu() {
+    let (home, mut wire) = (home(Gpu::fake(), 64 << 20), Wire::new());
+    let words = ["--topic=w=w", "--state-dir=keys", "--chunk-size=1MiB", ON_GPU, &wire.advertise()];
+    let server = home.serve(&words);
+    wire.lead_to(server.listen(), 16 << 20);
+    let (said, ticket) = (server.said.clone(), server.ticket("w").to_owned());
+    let receive = |out| home.start(&["subscribe", &ticket, "--once", ON_GPU, "--out", out]);
+    let subscriber = receive("first");
+    wire.wait_until_held();
+    server.process.end_by(Signal::KILL);
+    let server = home.serve_again(&said, &words);
+    wire.release();
+    subscriber.end().with(0);
+    came(&home, "first");
+    wire.hold_after(16 << 20);
+    let killed = receive("second");
+    wire.wait_until_held();
+    killed.end_by(Signal::KILL);
+    wire.release();
+    assert!(home.files_in("second").is_empty());
+    receive("second").end().with(0);
+    came(&home, "second");
+    server.process.end_by(Signal::TERM).with(0);
+}
+
+/// Goal: replaced files get to the GPU and on, and the memory of what was replaced is used again.
+/// Method: five versions through GPUs that have room for two.
+#[test]
+fn versions_follow_each_other_through_gpus() {
+    const BYTES: usize = 4 << 20;
+    let room = (BYTES * 5 / 2).to_string();
+    let home = home(Gpu::fake(), BYTES);
+    let limit = format!("--gpu-mem-limit={room}");
+    let server = home.serve(&["--topic=w=w", ON_GPU, &limit, "--watch", "--watch-interval=0.05"]);
+    let mut follower = home.start(&["subscribe", server.ticket("w"), ON_GPU, "--json", "--out=out"]);
+    follower.hear_out(r#""version":1,"#);
+    for version in 2..=5 {
+        files::replace(&home.path("w"), |path| files::noise(path, BYTES, version));
+        follower.hear_out(&format!(r#""version":{version},"#));
+        came(&home, "out");
+    }
+    server.process.end_by(Signal::TERM).with(0);
+    follower.end_by(Signal::TERM).with(143);
+}
+
+/// Goal: the demo proves GPUs too.
+/// Method: a small one, both ways.
+#[test]
+fn the_demo_on_a_gpu() {
+    let home = Home::with_gpu(Gpu::fake());
+    let words = ["demo", "--size=8MiB", "--versions=2", "--small=20", ON_GPU];
+    let told = home.run(&[&words[..], &["--json"]].concat()).with(0).json();
+    assert_eq!((&told["all_bytes_equal"], &told["device"]), (&true.into(), &"cuda:0".into()));
+    let people = home.run(&words).with(0);
+    for part in ["both with their tensors on cuda:0", "all equal", "out of cuda:0 and into it again"] {
+        assert!(people.out.contains(part), "{part:?}: {people:?}");
+    }
+}
+
+/// Goal: `devices` lists what the driver and NVML know, to people and to programs.
+/// Method: two GPUs; without NVML, with one that knows one of them and its processes, and with one that has no driver.
+#[test]
+fn gpus_are_listed() {
+    const MEMORY: u64 = 1 << 30;
+    let gpu = || {
+        Gpu::fake()
+            .with("FAKE_CUDA_DEVICES", "2")
+            .with("FAKE_CUDA_MEM", &MEMORY.to_string())
+    };
+    let without = Home::with_gpu(gpu()).run(&["devices", "--json"]).with(0).json();
+    assert_eq!(without["reason"], Value::Null);
+    let [first, second] = &without["gpus"].as_array().unwrap()[..] else { panic!("{without}") };
+    assert_eq!((&first["device"], &second["device"]), (&"cuda:0".into(), &"cuda:1".into()));
+    assert_eq!((&first["total_bytes"], &first["processes"]), (&MEMORY.into(), &Value::Null));
+    for key in ["name", "pci", "compute_capability", "cuda_version"] {
+        assert!(first[key].as_str().is_some_and(|said| !said.is_empty()), "{key}: {first}");
+    }
+    let pci = second["pci"].as_str().unwrap();
+    let nvml = format!("0000:fe:00.0,1,1;{pci},{MEMORY},{},77=?,42=268435456", MEMORY / 2);
+    let home = Home::with_gpu(gpu().with_nvml(&fake_nvml()).with("FAKE_NVML", &nvml));
+    let with = home.run(&["devices", "--json"]).with(0).json();
+    assert_eq!(with["gpus"][0]["processes"], Value::Null);
+    assert_eq!(with["gpus"][1]["free_bytes"], MEMORY / 2);
+    assert_eq!(with["gpus"][1]["driver_version"], "550.0.0-fake");
+    let processes =
+        serde_json::json!([{"pid": 42, "used_bytes": 256 << 20}, {"pid": 77, "used_bytes": null}]);
+    assert_eq!(with["gpus"][1]["processes"], processes);
+    let people = home.run(&["devices"]).with(0);
+    let lines: Vec<&str> = people.out.lines().collect();
+    assert_eq!((lines.len(), people.err.as_str()), (3, ""), "{people:?}");
+    assert!(lines[0].starts_with("DEVICE  NAME") && lines[2].contains("42 (256 MiB), 77"), "{people:?}");
+    let broken = Home::with_gpu(gpu().with_nvml(&fake_nvml()));
+    assert_eq!(
+        broken.run(&["devices", "--json"]).with(0).json(),
+        without,
+        "an NVML without a driver is none"
+    );
+}
