@@ -1,7 +1,7 @@
 //! The program as people run it, on this device.
 
 use super::Job;
-use crate::{gpu::place::Place, size};
+use crate::gpu::place::Place;
 use anyhow::{Context, Result};
 use std::{path::PathBuf, process::Stdio, time::Duration};
 use tokio::{process::Command, time::timeout};
