@@ -109,6 +109,7 @@ fn config(args: &ServeArgs) -> Config {
     Config {
         codec: args.codec.into(),
         chunk_bytes: args.chunk_size,
+        chunks_in_flight: args.chunks_in_flight as usize,
         sessions_max: args.sessions as usize,
         stall_timeout: args.stall_timeout,
         reader_linger: args.reader_linger,

@@ -76,6 +76,7 @@ fn config(args: &SubscribeArgs) -> Config {
         topic_timeout: args.wait,
         reconnect_timeout: args.reconnect,
         memory_bytes: args.mem.unwrap_or(u64::MAX),
+        credit_chunks: args.chunks_in_flight,
         ..Config::default()
     }
 }

@@ -304,8 +304,8 @@ pub(crate) enum TransferError {
     #[error("{}", chain(source))]
     Copy { device: Box<str>, source: Box<SinkError> },
     #[error(
-        "no copy has ended for {timeout_ms} ms, and no slot came free: the device hangs, or other work keeps it busy; \
-         later versions are tried"
+        "none of its slots came free for {timeout_ms} ms: it hangs, or has fewer slots than are in use at once; later \
+         versions are tried"
     )]
     DeviceStalled { device: Box<str>, timeout_ms: u128 },
     #[error(transparent)]

@@ -118,13 +118,10 @@ impl Landing {
         }
     }
 
-    /// The device that keeps this landing waiting, if one does: a copy to it is in flight, or all of its slots are.
+    /// The device that keeps this landing waiting, if one does: for a slot, or for an earlier copy.
     pub(crate) fn waits_for(&self) -> Option<&Device> {
         match self {
-            Self::Device { sink, payload } => {
-                let device = payload.device();
-                (sink.is_copying() || device.slots().available() == 0).then_some(device)
-            }
+            Self::Device { sink, payload } => sink.is_waited_for().then(|| payload.device()),
             Self::Memory(_) | Self::Buffers { .. } => None,
         }
     }

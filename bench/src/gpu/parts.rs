@@ -8,6 +8,7 @@ mod exact;
 mod fan_out;
 mod fault;
 mod null_network;
+mod program;
 mod quic;
 mod sessions;
 mod small;
@@ -46,6 +47,8 @@ pub enum Part {
     Exact,
     /// The device fails in mid-transfer.
     Fault,
+    /// The program itself.
+    Program,
 }
 
 impl Part {
@@ -62,6 +65,7 @@ impl Part {
             Self::FanOut => "fan-out",
             Self::Exact => "exact",
             Self::Fault => "fault",
+            Self::Program => "program",
         }
     }
 
@@ -78,6 +82,7 @@ impl Part {
             Self::FanOut => "Fan-out",
             Self::Exact => "Byte for byte",
             Self::Fault => "A device that fails",
+            Self::Program => "The program",
         }
     }
 
@@ -94,13 +99,14 @@ impl Part {
             Self::FanOut => fan_out::ABOUT,
             Self::Exact => exact::ABOUT,
             Self::Fault => fault::ABOUT,
+            Self::Program => program::ABOUT,
         }
     }
 
     /// How long it measures. All together with what comes before and after stay below nine minutes.
     pub(super) fn budget(self) -> Duration {
         Duration::from_secs(match self {
-            Self::Device | Self::Cases | Self::Exact => 0,
+            Self::Device | Self::Cases | Self::Exact | Self::Program => 0,
             Self::Fault => 60,
             Self::Bandwidth => 50,
             Self::NullNetwork => 80,
@@ -121,7 +127,7 @@ impl Part {
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
-            Self::Quic | Self::Sessions | Self::FanOut => 512 << 20,
+            Self::Quic | Self::Sessions | Self::FanOut | Self::Program => 512 << 20,
             Self::Bandwidth | Self::Fault => 1 << 30,
             Self::NullNetwork => 2 << 30,
         }
@@ -140,6 +146,7 @@ impl Part {
             Self::FanOut => fan_out::run(job).await,
             Self::Exact => exact::run(job).await,
             Self::Fault => fault::run(job).await,
+            Self::Program => program::run(job).await,
         }
     }
 }

@@ -72,7 +72,7 @@ impl Table {
             let setting = settings.iter().map(|name| row.setting.get(name).cloned().unwrap_or_default());
             let values = columns
                 .iter()
-                .map(|name| row.measured.get(name).map_or("–".into(), |value| cell(*value)));
+                .map(|name| row.measured.get(name).map_or_else(|| "–".into(), |value| cell(*value)));
             let cells: Vec<String> = setting.chain(values).collect();
             let _ = writeln!(text, "| {} | {} |", cells.join(" | "), row.samples);
         }

@@ -71,6 +71,11 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "CMD", help_heading = "Output")]
     pub(crate) exec: Option<String>,
 
+    /// How many chunks of a version may be on their way at once: two keep the network busy, the rest hides the time until
+    /// the server hears of a finished one. With a GPU, each holds a page-locked slot.
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Memory")]
+    pub(crate) chunks_in_flight: u32,
+
     /// How much memory versions may take; one that does not fit is an error. Default: no bound but the machine's.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) mem: Option<u64>,

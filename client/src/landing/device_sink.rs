@@ -4,7 +4,10 @@ use super::{Lodged, OnDevice};
 use std::{
     ops::Range,
     panic::resume_unwind,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 use tensor_relay_device::{BoxFuture, CopyError, PartsError, Sink, SinkError, Target};
@@ -25,18 +28,20 @@ pub(crate) struct DeviceSink {
     inner: Arc<dyn Sink>,
     payload: Arc<OnDevice>,
     copies: Arc<Copies>,
+    /// The chunks that have come so far that they need a slot, and have none.
+    waiting: AtomicUsize,
 }
 
 impl DeviceSink {
     /// A sink for `payload`, which is `len_bytes` long with all that goes nowhere.
     pub(super) fn new(payload: Arc<OnDevice>, len_bytes: u64) -> Result<Self, PartsError> {
         let inner = payload.sink(len_bytes)?;
-        Ok(Self { inner, payload, copies: Arc::default() })
+        Ok(Self { inner, payload, copies: Arc::default(), waiting: AtomicUsize::new(0) })
     }
 
-    /// Whether a copy is in flight.
-    pub(super) fn is_copying(&self) -> bool {
-        !self.copies.state().in_flight.is_empty()
+    /// Whether a chunk waits for a slot, or for an earlier copy to its place.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Ends the writing. Fails while a copy is in flight, or when one was lost sight of.
@@ -52,6 +57,7 @@ impl DeviceSink {
     }
 
     async fn lend(&self, range: Range<u64>) -> Result<Target, SinkError> {
+        let _waiting = Waiting::begin(&self.waiting);
         self.copies.clear_of(&range).await?;
         self.inner.open(range).await
     }
@@ -93,6 +99,23 @@ impl Sink for DeviceSink {
 
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>> {
         Box::pin(self.copy(target))
+    }
+}
+
+/// A chunk that waits. It does so no more when this is dropped.
+#[derive(Debug)]
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -236,7 +259,8 @@ mod tests {
         let payload = OnDevice::lent(parts, writing, &HostMemory::new(0)).unwrap();
         let (payload, gate) = (Arc::new(payload), Arc::new(Semaphore::new(0)));
         let inner = Gated { sink: payload.sink(30).unwrap(), gate: Arc::clone(&gate) };
-        let sink = DeviceSink { inner: Arc::new(inner), payload, copies: Arc::default() };
+        let copies = Arc::default();
+        let sink = DeviceSink { inner: Arc::new(inner), payload, copies, waiting: AtomicUsize::new(0) };
         Stage { sink, gate, home }
     }
 
@@ -244,7 +268,11 @@ mod tests {
     async fn abandon(sink: &DeviceSink, range: Range<u64>) {
         let target = sink.open(range).await.unwrap();
         assert!(timeout(Duration::from_millis(10), sink.write(target)).await.is_err());
-        assert!(sink.is_copying());
+        assert!(is_copying(sink));
+    }
+
+    fn is_copying(sink: &DeviceSink) -> bool {
+        !sink.copies.state().in_flight.is_empty()
     }
 
     #[tokio::test(start_paused = true)]
@@ -256,9 +284,12 @@ mod tests {
             assert!(timeout(Duration::from_secs(1), sink.open(range)).await.is_err());
         }
         assert!(matches!(sink.commit(), Err(SinkError::StillLent { lent_bytes: 10, len_bytes: 30 })));
-        let (opened, ()) = tokio::join!(sink.open(0..6), async { gate.add_permits(1) });
+        let (opened, ()) = tokio::join!(sink.open(0..6), async {
+            assert!(sink.is_waited_for());
+            gate.add_permits(1);
+        });
         drop(opened.unwrap());
-        assert!(!sink.is_copying());
+        assert!(!is_copying(&sink) && !sink.is_waited_for());
         sink.commit().unwrap();
         assert!(matches!(sink.open(0..1).await, Err(SinkError::Committed)));
     }
@@ -288,7 +319,7 @@ mod tests {
         let Stage { sink, gate, mut home } = stage();
         abandon(&sink, 12..14).await;
         gate.close();
-        while sink.is_copying() {
+        while is_copying(&sink) {
             tokio::task::yield_now().await;
         }
         assert!(matches!(sink.open(13..30).await, Err(SinkError::Busy { start: 13, end: 30 })));

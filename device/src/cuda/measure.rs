@@ -233,7 +233,7 @@ type Launch = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> Code;
-const _: unsafe fn(
+type Launching = unsafe fn(
     CUfunction,
     c_uint,
     c_uint,
@@ -245,7 +245,8 @@ const _: unsafe fn(
     CUstream,
     *mut *mut c_void,
     *mut *mut c_void,
-) -> CUresult = sys::cuLaunchKernel;
+) -> CUresult;
+const _: Launching = sys::cuLaunchKernel;
 
 const _: () = assert!(size_of::<CUdevice>() == size_of::<c_int>());
 

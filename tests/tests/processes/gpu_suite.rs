@@ -37,6 +37,7 @@ fn the_whole_suite_on_the_fake_driver() {
         "fan-out",
         "exact",
         "fault",
+        "program",
     ];
     assert_eq!(names, expected);
     for part in parts {

@@ -1,0 +1,55 @@
+//! The program as people run it, on this device.
+
+use super::Job;
+use crate::gpu::place::Place;
+use anyhow::{Context, Result};
+use std::{path::PathBuf, process::Stdio, time::Duration};
+use tokio::{process::Command, time::timeout};
+
+pub(super) const ABOUT: &str = "\
+`tensor-relay devices`, and `tensor-relay demo` from GPU to GPU in two processes, which checks every byte. It needs the \
+program beside `tensor-relay-bench`.";
+
+pub(super) async fn run(job: Job) -> Result<()> {
+    let Some(program) = beside_this()? else {
+        job.printer()
+            .note("The program tensor-relay is not beside this one, so it was not tried.");
+        return Ok(());
+    };
+    if job.device == Place::Host {
+        job.printer().note("The program knows no host engine, so it was not tried.");
+        return Ok(());
+    }
+    let (device, size) = (format!("--device={}", job.device), format!("--size={}B", job.bytes));
+    let demo = ["demo", &device, &size, "--versions=3", "--small=50"];
+    for arguments in [&["devices"][..], &demo] {
+        let outcome = told(&program, arguments).await;
+        job.printer().check(format!("tensor-relay {}", arguments[0]), outcome);
+    }
+    Ok(())
+}
+
+fn beside_this() -> Result<Option<PathBuf>> {
+    let this = std::env::current_exe().context("cannot find this program")?;
+    let program = this.with_file_name("tensor-relay");
+    Ok(program.is_file().then_some(program))
+}
+
+/// What the program says in the end, when it ends well in time; or all that it says.
+async fn told(program: &PathBuf, arguments: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+    let output = match timeout(PROGRAM_MAX, command.output()).await {
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => return Err(format!("it cannot be started: {error}")),
+        Err(_) => return Err(format!("it had not ended after {PROGRAM_MAX:?} and was killed")),
+    };
+    let said = String::from_utf8_lossy(&output.stdout).trim().replace('\n', " / ");
+    if output.status.success() {
+        return Ok(said);
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " / ");
+    Err(format!("{}: {complaint} / {said}", output.status))
+}
+
+const PROGRAM_MAX: Duration = Duration::from_secs(20);
