@@ -155,7 +155,10 @@ impl TestEngine {
             true => self.host.copy_out(stretches, slot),
             false => self.host.copy_in(slot, stretches),
         };
-        copying.now_or_never().expect("copies of the inline engine end at once")
+        // Without the task's budget, which may be used up: then even what has ended is not ready.
+        tokio::task::unconstrained(copying)
+            .now_or_never()
+            .expect("copies of the inline engine end at once")
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
