@@ -10,8 +10,11 @@ use tensor_relay_device::cuda::{CudaEngine, CudaStats};
 use tensor_relay_tests::fake_cuda::{Effect, Fault, Turn};
 use tokio::time::timeout;
 
-use crate::journey::{Failure, LEN, come_home, move_a_tensor, nothing_is_left, pattern};
-use crate::machine;
+use crate::{
+    journey::{CHUNK, Failure, LEN, come_home, move_a_tensor, nothing_is_left, pattern},
+    machine,
+    relay::{NothingCame, relay_a_tensor},
+};
 
 /// What a transfer may take when something goes wrong: the longest that it waits is a timeout of 0.4 s, a few times.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -22,6 +25,24 @@ const LAUNCH_FAILED: u32 = 719;
 
 /// What is executed behind the calls.
 const EXECUTIONS: [&str; 3] = ["@htod", "@dtoh", "@host"];
+
+/// Which transfer it is.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// From one engine to another, with streams of callers'.
+    Engines,
+    /// Through a server and a client.
+    Relay,
+}
+
+impl Way {
+    async fn go(self, engines: &mut Vec<Arc<CudaEngine>>) -> Result<Vec<u8>, Failure> {
+        match self {
+            Self::Engines => move_a_tensor(engines).await,
+            Self::Relay => relay_a_tensor(engines).await,
+        }
+    }
+}
 
 /// How a transfer with a fault ended.
 #[derive(Debug)]
@@ -35,12 +56,12 @@ enum End {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_fails_once() {
     let fake = machine();
-    let calls = calls_of_a_clean_transfer(&fake).await;
+    let calls = calls_of_a_clean_transfer(&fake, Way::Engines).await;
     let mut ends = BTreeMap::<&str, u32>::new();
     for (function, count) in &calls {
         for nth in 1..=*count {
             for code in [OUT_OF_MEMORY, LAUNCH_FAILED] {
-                let end = transfer(&fake, Fault::once(function, nth, Effect::Fail(code))).await;
+                let end = transfer(&fake, Fault::once(function, nth, Effect::Fail(code)), Way::Engines).await;
                 *ends.entry(kind(&end)).or_default() += 1;
             }
         }
@@ -48,12 +69,33 @@ async fn every_call_fails_once() {
     assert_eq!(ends.keys().copied().collect::<Vec<_>>(), ["failed", "right"], "{ends:?}");
 }
 
+/// The same on the whole way, from a producer's device to a consumer's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_of_a_relay_fail() {
+    let fake = machine();
+    let calls = calls_of_a_clean_transfer(&fake, Way::Relay).await;
+    // Above, every single call fails. Here, some of each function: at the beginning, on the way, and at the end.
+    let faults = calls.iter().flat_map(|(function, count)| {
+        let some = (1..=*count).step_by(count.div_ceil(3) as usize);
+        some.map(move |nth| Fault::once(function, nth, Effect::Fail(LAUNCH_FAILED)))
+    });
+    let executions = EXECUTIONS.iter().flat_map(|execution| {
+        (1..=6).map(move |nth| Fault::once(execution, nth, Effect::Fail(ILLEGAL_ADDRESS)))
+    });
+    let hangs = EXECUTIONS.map(|execution| Fault::once(execution, 3, Effect::Hang));
+    for fault in faults.chain(executions).chain(hangs) {
+        transfer(&fake, fault, Way::Relay).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_function_fails_from_some_call_on() {
     let fake = machine();
-    for (function, count) in calls_of_a_clean_transfer(&fake).await {
+    for (function, count) in calls_of_a_clean_transfer(&fake, Way::Engines).await {
         for nth in [1, count.div_ceil(2)] {
-            let end = transfer(&fake, Fault::from(&function, nth, Effect::Fail(ILLEGAL_ADDRESS))).await;
+            let end =
+                transfer(&fake, Fault::from(&function, nth, Effect::Fail(ILLEGAL_ADDRESS)), Way::Engines)
+                    .await;
             assert!(!matches!(end, End::GivenUp), "{function} from {nth} on");
         }
     }
@@ -63,8 +105,10 @@ async fn every_function_fails_from_some_call_on() {
 async fn every_execution_fails_once() {
     let fake = machine();
     for execution in EXECUTIONS {
-        for nth in 1..=LEN.div_ceil(crate::journey::CHUNK) as u64 * 2 {
-            let end = transfer(&fake, Fault::once(execution, nth, Effect::Fail(ILLEGAL_ADDRESS))).await;
+        for nth in 1..=LEN.div_ceil(CHUNK) as u64 * 2 {
+            let end =
+                transfer(&fake, Fault::once(execution, nth, Effect::Fail(ILLEGAL_ADDRESS)), Way::Engines)
+                    .await;
             // The last rings may be for nobody.
             let may_be_right = execution == "@host";
             assert!(may_be_right || matches!(end, End::Failed(_)), "{execution} {nth}: {end:?}");
@@ -76,7 +120,7 @@ async fn every_execution_fails_once() {
 async fn executions_hang() {
     let fake = machine();
     for (execution, nth) in EXECUTIONS.into_iter().flat_map(|execution| [(execution, 2), (execution, 8)]) {
-        let end = transfer(&fake, Fault::once(execution, nth, Effect::Hang)).await;
+        let end = transfer(&fake, Fault::once(execution, nth, Effect::Hang), Way::Engines).await;
         // A lost ring is no loss: the engine asks. A copy that does not end is an error in time.
         let right = matches!(end, End::Right);
         assert_eq!(right, execution == "@host", "{execution} {nth}: {end:?}");
@@ -87,11 +131,11 @@ async fn executions_hang() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_hang() {
     let fake = machine();
-    for function in calls_of_a_clean_transfer(&fake).await.into_keys() {
+    for function in calls_of_a_clean_transfer(&fake, Way::Engines).await.into_keys() {
         if asked_on_the_callers_thread(&function) {
             continue;
         }
-        transfer(&fake, Fault::once(&function, 2, Effect::Hang)).await;
+        transfer(&fake, Fault::once(&function, 2, Effect::Hang), Way::Engines).await;
     }
 }
 
@@ -101,10 +145,10 @@ fn asked_on_the_callers_thread(function: &str) -> bool {
 }
 
 /// Which functions a transfer calls when nothing fails, and how often.
-async fn calls_of_a_clean_transfer(fake: &Turn) -> BTreeMap<String, u64> {
+async fn calls_of_a_clean_transfer(fake: &Turn, way: Way) -> BTreeMap<String, u64> {
     fake.reset_with(2, 64 << 20);
     let mut engines = Vec::new();
-    let bytes = move_a_tensor(&mut engines).await.expect("nothing fails");
+    let bytes = way.go(&mut engines).await.expect("nothing fails");
     assert!(bytes == pattern(LEN));
     come_home(fake, &engines[0]).await;
     come_home(fake, &engines[1]).await;
@@ -115,17 +159,22 @@ async fn calls_of_a_clean_transfer(fake: &Turn) -> BTreeMap<String, u64> {
 }
 
 /// One transfer on a new machine with one fault, and everything that has to be so afterwards.
-async fn transfer(fake: &Turn, fault: Fault) -> End {
+async fn transfer(fake: &Turn, fault: Fault, way: Way) -> End {
     fake.reset_with(2, 64 << 20);
     fake.fault(&fault);
+    let _named = Named(&fault);
     let mut engines = Vec::new();
     let patience = if hangs_in_a_call(&fault) { Duration::from_secs(1) } else { DEADLINE };
-    let end = match timeout(patience, move_a_tensor(&mut engines)).await {
+    let end = match timeout(patience, way.go(&mut engines)).await {
         Ok(Ok(bytes)) => {
             assert!(bytes == pattern(LEN), "{fault}: what came is not what was sent");
             End::Right
         }
-        Ok(Err(failure)) => End::Failed(failure),
+        Ok(Err(failure)) => {
+            // Behind a copy that hangs, others wait, until the engine gives up the device.
+            assert!(fault.effect == Effect::Hang || !failure.is::<NothingCame>(), "{fault}: {failure}");
+            End::Failed(failure)
+        }
         Err(_) => End::GivenUp,
     };
     assert!(hangs_in_a_call(&fault) || !matches!(end, End::GivenUp), "{fault}: the transfer hangs");
@@ -139,6 +188,17 @@ async fn transfer(fake: &Turn, fault: Fault) -> End {
     }
     check_what_is_left(fake, &fault, engines, &last_words).await;
     end
+}
+
+/// Says which fault it was, if the test fails.
+struct Named<'a>(&'a Fault);
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the fault was {}", self.0);
+        }
+    }
 }
 
 fn hangs_in_a_call(fault: &Fault) -> bool {
