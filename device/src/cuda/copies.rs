@@ -26,6 +26,8 @@ pub(super) struct Copies {
     rung: [bool; 2],
     /// Callers' streams that are to wait for copies. Their threads wait for that to be arranged, which bounds them.
     orders: Vec<Order>,
+    /// Whether the driver refused something since the last look, so that the device itself is to be asked.
+    suspected: bool,
 }
 
 struct Waiting {
@@ -61,7 +63,13 @@ impl Copies {
     pub(super) fn new(options: &CudaOptions) -> Self {
         let late_after = options.copy_timeout;
         let timing = Timing { late_after, hung_after: late_after * HANG_FACTOR };
-        Self { waiting: Vec::new(), flights: Flights::new(timing), rung: [false; 2], orders: Vec::new() }
+        Self {
+            waiting: Vec::new(),
+            flights: Flights::new(timing),
+            rung: [false; 2],
+            orders: Vec::new(),
+            suspected: false,
+        }
     }
 
     /// Begins a copy, now or when the streams that use its memory are past their work.
@@ -85,6 +93,12 @@ impl Copies {
         self.rung[direction as usize] = true;
     }
 
+    /// The driver refused something, and nothing in flight may be there to tell whether the device failed: the next look
+    /// asks.
+    pub(super) fn suspect(&mut self) {
+        self.suspected = true;
+    }
+
     /// Begins the copies whose streams are past their work by now, and refuses those that have waited too long.
     pub(super) fn start_waiting(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) {
         if self.waiting.is_empty() {
@@ -106,6 +120,10 @@ impl Copies {
     /// Ends the copies that have ended, and tells those who wait too long. Fails where the device cannot tell whether a
     /// copy has ended, or hangs.
     pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
+        if std::mem::take(&mut self.suspected) {
+            // Either direction will do: what spoils a context spoils all of it. What the driver says twice holds.
+            gpu.is_idle(Direction::Out).or_else(|_| gpu.is_idle(Direction::Out))?;
+        }
         for direction in Direction::BOTH {
             let rung = std::mem::take(&mut self.rung[direction as usize]);
             let due = self.flights.is_due(direction, now);
@@ -128,10 +146,13 @@ impl Copies {
     }
 
     /// Gives up all copies: the device failed. Those of which it still says that they ended have ended; the others keep
-    /// their slots and memory for good.
+    /// their slots and memory for good. No stream can be made to wait for them any more.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.refuse(waiting.job, error, setting);
+        }
+        for order in std::mem::take(&mut self.orders) {
+            let _ = order.reply.send(Err(error.clone())); // Nobody waits any more: then nobody is told.
         }
         for direction in Direction::BOTH {
             while let Some((flight, late)) = self.flights.land(direction) {
@@ -174,7 +195,7 @@ impl Copies {
                 gpu.recycle(mark);
                 ordered
             });
-            let _ = order.reply.send(ordered); // Nobody waits any more: then the stream waits for nothing.
+            let _ = order.reply.send(ordered); // Nobody waits any more: the stream waits all the same.
         }
     }
 
@@ -196,7 +217,10 @@ impl Copies {
             flight.error = Some(error.into());
         }
         if flight.bytes == 0 {
-            // The device has nothing of it.
+            // The device has nothing of it. Where it was refused, that may be the first sign of a device that failed.
+            if flight.error.is_some() {
+                self.suspect();
+            }
             return flight.ended(setting);
         }
         setting.counters.copies_begun.add(1);

@@ -65,7 +65,8 @@ pub enum CudaError {
         /// What the system said.
         reason: String,
     },
-    /// The engine's thread did not answer in time: the driver holds it in a call.
+    /// The engine's thread did not answer in time: the driver holds it in a call. It comes to the question later: a
+    /// stream that was named in it must never be destroyed.
     #[error(
         "The engine of {device} did not answer within {waited:?}: the driver holds its thread in a call. The device hangs, \
          or another program keeps it busy; look at nvidia-smi and at the kernel's log for Xid messages."
@@ -128,7 +129,7 @@ impl DriverError {
             46 => "Another process has the device for itself: look at its compute mode with nvidia-smi.",
             201 | 709 => "Something in this process has reset the device or destroyed its primary context.",
             214 => "The device found an error in its memory: look at nvidia-smi -q -d ECC, and reset it.",
-            700..=720 => {
+            700 | 702 | 710 | 714..=719 => {
                 "A kernel or copy in this process broke the device's context: start the process again."
             }
             800 => "The system does not permit it: look at the container's device rules.",
@@ -184,6 +185,17 @@ mod tests {
             "The CUDA driver refused cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY (2): out of memory. Release memory of \
              the device, or set smaller budgets."
         );
+    }
+
+    #[test]
+    fn only_errors_that_break_a_context_ask_for_a_new_process() {
+        let breaks = |code: &u32| {
+            let error =
+                DriverError { call: "cuEventQuery", code: *code, name: String::new(), text: String::new() };
+            error.advice().is_some_and(|advice| advice.contains("start the process again"))
+        };
+        let breaking: Vec<u32> = (690..=730).filter(breaks).collect();
+        assert_eq!(breaking, [700, 702, 710, 714, 715, 716, 717, 718, 719]);
     }
 
     #[test]

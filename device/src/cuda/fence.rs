@@ -32,7 +32,8 @@ impl StreamHandle {
     /// # Safety
     ///
     /// The handle is a stream of the device's primary context, and it is not destroyed while this or a copy of it is
-    /// passed to a call.
+    /// passed to a call. After a call that ended with [`CudaError::NoAnswer`] the stream must never be destroyed: the
+    /// call gave up, and the engine's thread, which comes to it later, did not.
     pub unsafe fn from_raw(handle: *mut c_void) -> Result<Self, CudaError> {
         match handle.expose_provenance() {
             PER_THREAD => Err(CudaError::PerThreadStream),
@@ -74,14 +75,18 @@ impl Fence {
         self.shared.verdict.borrow().clone()
     }
 
-    /// Makes what is put on `stream` from now on wait for this fence. The calling thread waits for no device.
+    /// Makes what is put on `stream` from now on wait for this fence. The calling thread waits for no device. Fails when
+    /// the device did.
     pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        if let Some(verdict) = self.verdict() {
+            return verdict;
+        }
+        let id = self.shared.id;
+        self.shared.inbox.ask(|reply| Command::WaitFence(id, stream, reply))??;
+        // Where the fence failed meanwhile, the thread had nothing any more that the stream could wait for.
         match self.verdict() {
-            Some(verdict) => verdict,
-            None => {
-                let id = self.shared.id;
-                self.shared.inbox.ask(|reply| Command::WaitFence(id, stream, reply))?
-            }
+            Some(Err(error)) => Err(error),
+            _ => Ok(()),
         }
     }
 }

@@ -55,8 +55,9 @@ impl Fences {
         }
     }
 
-    /// Asks after those that are due, and tells who holds them.
-    pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu) {
+    /// Asks after those that are due, and tells who holds them. Says whether the driver refused to tell of one.
+    pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu) -> bool {
+        let mut refused = false;
         let due = self.open.extract_if(.., |_, watched| {
             if !watched.asking.is_due(now) {
                 return false;
@@ -66,11 +67,15 @@ impl Fences {
             match gpu.has_passed(&watched.mark).or_else(|_| gpu.has_passed(&watched.mark)) {
                 Ok(false) => false,
                 Ok(true) => watched.tell(Ok(())),
-                Err(error) => watched.tell(Err(error.into())),
+                Err(error) => {
+                    refused = true;
+                    watched.tell(Err(error.into()))
+                }
             }
         });
         let over: Vec<Mark> = due.map(|(_, watched)| watched.mark).collect();
         over.into_iter().for_each(|mark| gpu.recycle(mark));
+        refused
     }
 
     /// Tells all who wait that the device failed.

@@ -119,7 +119,8 @@ impl Gpu {
     /// Marks the place where a caller's stream is now.
     pub(super) fn mark_stream(&mut self, stream: StreamHandle) -> Result<Mark, CudaError> {
         self.refuse_capturing(stream)?;
-        // SAFETY: a living stream, says who made the handle (`StreamHandle::from_raw`) and waits for this call.
+        // SAFETY: a living stream: who made the handle promised to keep it until the call that names it has ended, and
+        // for good where that gave up waiting for this thread (`StreamHandle::from_raw`).
         Ok(unsafe { self.record(stream.raw()) }?)
     }
 
@@ -201,7 +202,8 @@ impl Gpu {
     }
 
     fn refuse_capturing(&self, stream: StreamHandle) -> Result<(), CudaError> {
-        // SAFETY: a living stream, says who made the handle (`StreamHandle::from_raw`) and waits for this call.
+        // SAFETY: a living stream: who made the handle promised to keep it until the call that names it has ended, and
+        // for good where that gave up waiting for this thread (`StreamHandle::from_raw`).
         match unsafe { self.driver.is_capturing(stream.raw()) }? {
             true => Err(CudaError::Capturing),
             false => Ok(()),

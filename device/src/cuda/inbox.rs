@@ -47,8 +47,9 @@ impl Inbox {
         self.sender.send(command).map_err(|mpsc::SendError(command)| command)
     }
 
-    /// Asks the thread, and waits for its answer up to a deadline. An answer that comes later is dropped by the thread,
-    /// and so is what it carries.
+    /// Asks the thread, and waits for its answer up to a deadline. The thread comes to the question all the same: an
+    /// answer after that is dropped by it, and so is what it carries. A stream in the question is used even then, which
+    /// is why `StreamHandle::from_raw` asks for it to be kept.
     pub(super) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
         let stopped = || CudaError::Stopped { device: self.device.to_string() };
         let (reply, answer) = mpsc::sync_channel(1); // One answer: sending it never waits.

@@ -46,7 +46,7 @@ impl CudaMemory {
     /// Makes what is put on `stream` from now on wait for all copies to and from this memory that were asked for before.
     ///
     /// Whoever awaited the copies need not: what the host has seen ended is seen by every stream. The calling thread
-    /// waits for no copy, but where one still waits for a fence, for that.
+    /// waits for no copy, but where one still waits for a fence, for that. Fails when the device did.
     pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
         self.inbox.ask(|reply| Command::WaitMemory(self.id, stream, reply))?
     }

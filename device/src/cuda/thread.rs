@@ -154,11 +154,10 @@ impl Worker {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        // Once the engine is gone, what only a caller's stream still uses has a deadline.
-        let last = self.closed.and_then(|closed| match self.fences.is_empty() {
-            true => self.holdings.wake_at(),
-            false => Some(closed + last_wait(&self.setting.options)),
-        });
+        // Once the engine is gone, what only a caller's stream still uses has a deadline. A look at it after that settles
+        // it, so this is in the future. Open fences have one too (`is_done`), and none here: once it is past it would keep
+        // this thread awake for as long as somebody has memory; and they are asked after all the time.
+        let last = self.closed.and_then(|_| self.holdings.wake_at());
         [self.copies.wake_at(), self.fences.wake_at(), last].into_iter().flatten().min()
     }
 
@@ -193,10 +192,19 @@ impl Worker {
                 let _ = reply.send(fence);
             }
             Command::WaitFence(id, stream, reply) => {
-                let _ = reply.send(fences.order(id, stream, gpu));
+                let ordered = match failed {
+                    Some(error) => Err(error.clone()),
+                    None => fences.order(id, stream, gpu),
+                };
+                let _ = reply.send(ordered);
             }
             Command::DropFence(id) => fences.drop_fence(id, gpu),
-            Command::WaitMemory(memory, stream, reply) => copies.order_later(memory, stream, reply),
+            Command::WaitMemory(memory, stream, reply) => match failed {
+                Some(error) => {
+                    let _ = reply.send(Err(error.clone()));
+                }
+                None => copies.order_later(memory, stream, reply),
+            },
             Command::Close => self.closed = Some(Instant::now()),
         }
     }
@@ -204,7 +212,9 @@ impl Worker {
     /// Does what is due, whether or not anything came.
     fn look(&mut self, now: Instant) {
         let Self { gpu, setting, copies, fences, holdings, failed, closed } = self;
-        fences.look(now, gpu);
+        if fences.look(now, gpu) {
+            copies.suspect();
+        }
         if failed.is_none() {
             copies.start_waiting(now, gpu, setting);
             if let Err(error) = copies.look(now, gpu, setting) {

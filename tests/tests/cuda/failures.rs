@@ -4,13 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use tensor_relay_device::{
     AllocError, CopyEngine, CopyError, Copying, Slot, Stretch,
-    cuda::{CudaEngine, CudaOptions},
+    cuda::{CudaEngine, CudaError, CudaOptions, StreamHandle},
 };
-use tensor_relay_tests::fake_cuda::{Direction, Effect, Fault, Live};
+use tensor_relay_tests::fake_cuda::{Direction, Effect, Fault, Live, Turn};
 use tokio::time::timeout;
 
-use crate::journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern};
-use crate::machine;
+use crate::{
+    calls::{Block, Current, stream},
+    journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern},
+    machine,
+    order::handle,
+};
 
 /// What a copy comes to, in time.
 async fn end_of(copying: Copying) -> Result<Slot, CopyError> {
@@ -50,6 +54,61 @@ async fn a_context_that_somebody_spoils_fails_everything_in_time() {
     // The other device does not care.
     other.fill(&pattern(LEN)).await.unwrap();
     assert!(other.read().await.unwrap() == pattern(LEN));
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// Waits until the engine says that its device failed, and checks that all that comes later is told the same.
+async fn is_given_up(fake: &Turn, end: &End) {
+    fake.until("the engine gives the device up", |_| end.engine.failure().is_some());
+    let failure = end.engine.failure().unwrap().to_string();
+    assert!(failure.contains("700"), "{failure}");
+    for _ in 0..6 {
+        assert!(matches!(end_of(read_a_chunk(end).await).await, Err(CopyError::DeviceFailed { .. })));
+    }
+    assert!(matches!(end.memory.wait_on(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
+    assert!(matches!(end.memory.in_use_until(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
+    assert_eq!(end.engine.stats().copies_kept, 0, "nothing was in flight");
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_the_next_copy() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&pattern(LEN)).await.unwrap();
+    assert_eq!(end.engine.stats().copies_in_flight, 0);
+    fake.fail_device(0, 700);
+    end_of(read_a_chunk(&end).await).await.unwrap_err();
+    is_given_up(&fake, &end).await;
+}
+
+#[tokio::test]
+async fn a_context_that_somebody_spoils_between_copies_is_noticed_by_a_fence() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    let current = Current::new(0);
+    let producer = stream();
+    let block = Block::in_stream(producer);
+    let fence = end.engine.fence(handle(producer)).unwrap();
+    fake.fail_device(0, 700);
+    let passed = timeout(Duration::from_secs(5), fence.passed()).await;
+    passed.expect("a fence ends, whatever its device does").unwrap_err();
+    is_given_up(&fake, &end).await;
+    assert!(matches!(fence.wait_on(StreamHandle::LEGACY), Err(CudaError::Driver(_))));
+    block.lift();
+    drop(current);
+}
+
+#[tokio::test]
+async fn a_copy_that_is_refused_once_says_nothing_of_its_device() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&pattern(LEN)).await.unwrap();
+    fake.fault(&Fault::once("cuMemcpyDtoHAsync_v2", 1, Effect::Fail(700)));
+    let failure = end_of(read_a_chunk(&end).await).await.unwrap_err();
+    assert!(matches!(failure, CopyError::Refused { .. }), "{failure:?}");
+    assert!(end.read().await.unwrap() == pattern(LEN));
+    assert_eq!(end.engine.failure(), None);
     assert_eq!(fake.violations(), [""; 0]);
 }
 

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The handle of a stream of this test's.
-fn handle(stream: CUstream) -> StreamHandle {
+pub(crate) fn handle(stream: CUstream) -> StreamHandle {
     // SAFETY: the test's streams live as long as the test.
     unsafe { StreamHandle::from_raw(stream.cast()) }.expect("it is no default stream")
 }
