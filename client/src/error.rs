@@ -2,7 +2,7 @@
 
 use crate::{device_snapshot::chain, link::LastWord};
 use std::{fmt, sync::Arc};
-use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
+use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError, cuda::CudaError};
 use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, EndReason, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES,
     Topic, Version, VersionDigest, VersionId,
@@ -246,11 +246,21 @@ pub enum SubscriptionError {
         /// What did not match.
         detail: String,
     },
-    /// There is no memory for a version.
+    /// There is no memory of the host for a version.
     #[error("{id} does not fit: {detail}; raise the memory budget or drop older snapshots")]
     OverBudget {
         /// Which version.
         id: VersionId,
+        /// The numbers.
+        detail: String,
+    },
+    /// There is no room for a version on the device that versions land on.
+    #[error("{id} does not fit: {detail}; raise the device's memory budget or drop older snapshots")]
+    NoRoomOnDevice {
+        /// Which version.
+        id: VersionId,
+        /// Which device.
+        device: Box<str>,
         /// The numbers.
         detail: String,
     },
@@ -299,13 +309,15 @@ pub(crate) enum TransferError {
     Memory(#[from] AllocError),
     #[error("there is no room on {device}: {source}")]
     DeviceMemory { device: Box<str>, source: AllocError },
+    #[error("{source}")]
+    DeviceRefused { device: Box<str>, source: AllocError },
     #[error("its memory does not fit: {0}")]
     Parts(#[from] PartsError),
     #[error("{}", chain(source))]
     Copy { device: Box<str>, source: Box<SinkError> },
     #[error(
-        "none of its slots came free for {timeout_ms} ms: it hangs, or has fewer slots than are in use at once; later \
-         versions are tried"
+        "no byte came for {timeout_ms} ms, while a copy to it was in flight or a chunk waited for one of its slots: it \
+         hangs, or has fewer slots than are in use at once; later versions are tried"
     )]
     DeviceStalled { device: Box<str>, timeout_ms: u128 },
     #[error(transparent)]
@@ -325,8 +337,13 @@ impl From<SinkError> for TransferError {
 }
 
 impl TransferError {
+    /// Why `device` gave no memory: it has no room, or it is in trouble.
     pub(crate) fn device_memory(device: &Device, source: AllocError) -> Self {
-        Self::DeviceMemory { device: device.name().into(), source }
+        let device: Box<str> = device.name().into();
+        match source {
+            AllocError::Device { .. } => Self::DeviceRefused { device, source },
+            _ => Self::DeviceMemory { device, source },
+        }
     }
 
     /// Why a chunk did not arrive that was on its way to `device`, if to any.
@@ -354,6 +371,10 @@ impl TransferError {
                 SinkError::Copy(error) => error.is_final() || is_our_mistake(error),
                 _ => false, // What an earlier copy may still write to is busy. The next version has other memory.
             },
+            // Its thread is held up, and may be free for the next version.
+            Self::DeviceRefused { source: AllocError::Device { source, .. }, .. } => {
+                !matches!(source, CudaError::NoAnswer { .. })
+            }
             Self::DeviceStalled { .. } => false,
             _ => true,
         }
@@ -364,7 +385,9 @@ impl TransferError {
         match self {
             _ if self.is_want_of_memory() => AbortReason::OverBudget,
             Self::Stalled(_) => AbortReason::Stalled,
-            Self::Copy { .. } | Self::DeviceStalled { .. } => AbortReason::DeviceFailed,
+            Self::Copy { .. } | Self::DeviceRefused { .. } | Self::DeviceStalled { .. } => {
+                AbortReason::DeviceFailed
+            }
             _ => AbortReason::Corrupt,
         }
     }
@@ -373,9 +396,14 @@ impl TransferError {
     pub(crate) fn for_user(&self, id: &VersionId) -> SubscriptionError {
         let (id, detail) = (id.clone(), self.to_string());
         match self {
+            Self::DeviceMemory { device, .. } => {
+                SubscriptionError::NoRoomOnDevice { id, device: device.clone(), detail }
+            }
             _ if self.is_want_of_memory() => SubscriptionError::OverBudget { id, detail },
             Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
-            Self::Copy { device, .. } | Self::DeviceStalled { device, .. } => {
+            Self::Copy { device, .. }
+            | Self::DeviceRefused { device, .. }
+            | Self::DeviceStalled { device, .. } => {
                 let (device, is_final) = (device.clone(), self.is_final());
                 SubscriptionError::Device { id, device, detail, is_final }
             }
@@ -459,5 +487,36 @@ impl From<SessionError> for ClientError {
             SessionError::Manifest(error) => Self::Message(MessageError::Malformed(error.to_string())),
             SessionError::ClosedHere => Self::Lane(LaneError::ClosedHere),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tensor_relay_device::{Capacity, HostEngine, HostMemory};
+    use tensor_relay_protocol::Epoch;
+
+    #[test]
+    fn a_device_in_trouble_is_not_one_without_room() {
+        let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
+        let device = Device::new(engine, Capacity { slots: 1, slot_bytes: 64 }).unwrap();
+        let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(1) };
+        let name = || "cuda:0".to_owned();
+        let no_answer = CudaError::NoAnswer { device: name(), waited: Duration::from_secs(60) };
+        for (source, expected) in [(no_answer, false), (CudaError::Stopped { device: name() }, true)] {
+            let error = TransferError::device_memory(&device, AllocError::Device { device: name(), source });
+            assert_eq!((error.is_final(), error.abort_reason()), (expected, AbortReason::DeviceFailed));
+            let told = error.for_user(&id);
+            assert!(
+                matches!(told, SubscriptionError::Device { .. }) && told.is_final() == expected,
+                "{told}"
+            );
+        }
+        let full = AllocError::DeviceFull { device: name(), asked_bytes: 3, free_bytes: 2, total_bytes: 4 };
+        let error = TransferError::device_memory(&device, full);
+        assert_eq!((error.is_final(), error.abort_reason()), (true, AbortReason::OverBudget));
+        let told = error.for_user(&id);
+        assert!(matches!(told, SubscriptionError::NoRoomOnDevice { .. }) && told.is_final(), "{told}");
     }
 }

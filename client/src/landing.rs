@@ -54,6 +54,11 @@ impl Landing {
         let len_bytes = selection.payload_bytes();
         match &ground.device {
             Some(device) => {
+                // This waits on the session's own executor, and all its subscriptions with it. On a GPU: a message there
+                // and back where memory is reused, milliseconds where it is fresh. It is longer while other memory has
+                // to be freed first, which may wait for all that the GPU does, or while another call of the driver holds
+                // up the engine's thread: a third of a second for each GiB of pages that is locked. If the driver hangs,
+                // it ends after the engine's answer_timeout, 60 s by default.
                 let payload = OnDevice::allocate(device, len_bytes, &ground.memory);
                 let payload = payload.map_err(|source| TransferError::device_memory(device, source))?;
                 Ok(Self::on_device(payload, len_bytes)?)
@@ -118,7 +123,7 @@ impl Landing {
         }
     }
 
-    /// The device that keeps this landing waiting, if one does: for a slot, or for an earlier copy.
+    /// The device that keeps this landing waiting, if one does: for a slot, or for a copy in flight.
     pub(crate) fn waits_for(&self) -> Option<&Device> {
         match self {
             Self::Device { sink, payload } => sink.is_waited_for().then(|| payload.device()),

@@ -36,8 +36,9 @@ pub(crate) struct Receiving {
     lent: Option<Lent>,
     /// Whether a manifest is on its way. There is never a second, so hostile ones cannot pile up.
     manifest_arriving: bool,
-    /// How often a manifest may still be out of place, because the server gave its version up: its stream may outlive
-    /// that word.
+    /// How often a manifest may still be out of place, because one end gave a version up on this connection: the stream
+    /// of its manifest may outlive that word, and the server sends the next version's though it may be known, so that
+    /// one may come after its version has begun, or even ended. It is only used for what would be misbehaviour.
     stale_manifests: u32,
     phase: Phase,
     /// The version that this end gave up last on this connection, and stayed subscribed.
@@ -254,7 +255,7 @@ impl Receiving {
         }
     }
 
-    /// Whether a manifest is one of a version that the server gave up, as far as that can be told.
+    /// Whether a manifest is late because a version was given up, as far as that can be told.
     fn pass_stale_manifest(&mut self) -> bool {
         let stale = self.stale_manifests > 0;
         self.stale_manifests = self.stale_manifests.saturating_sub(1);
@@ -375,7 +376,6 @@ impl Receiving {
     pub(crate) fn handle_abort(&mut self, of: (Epoch, Version), credit: u32) -> bool {
         match self.id() {
             Some(id) if (id.epoch, id.version) == of => {
-                self.stale_manifests += 2; // Its header may come, and its end.
                 self.forget(&id, credit);
                 true
             }
@@ -470,7 +470,9 @@ impl Receiving {
         Ok(chunks)
     }
 
+    /// Ends the version under way, which one end gave up.
     fn forget(&mut self, id: &VersionId, credit: u32) {
+        self.stale_manifests += 2; // The header of a late manifest may come, and its end.
         self.end_version(id);
         self.early.clear();
         self.credit = credit;

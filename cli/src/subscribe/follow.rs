@@ -47,7 +47,7 @@ impl Follow {
                     report::gap(self.args.json, &gap);
                     continue;
                 }
-                Err(error @ SubscriptionError::OverBudget { .. })
+                Err(error @ SubscriptionError::NoRoomOnDevice { .. })
                     if self.args.device.gpu_mem_limit.is_some() =>
                 {
                     let no_room = format!("no room{}", self.args.device.limit_hint());

@@ -13,9 +13,10 @@ use std::{
 use tensor_relay_device::{BoxFuture, CopyError, PartsError, Sink, SinkError, Target};
 use tokio::{sync::Notify, time::timeout};
 
-/// How long a chunk may take to be copied before its version is given up. Less than servers wait for a byte to move, so
-/// that the device is blamed and not this client; engines of devices that can hang have shorter deadlines of their own.
-const COPY_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a chunk may take to be copied before its version is given up. Less than both ends wait for a byte to move,
+/// 30 s, so that the device is blamed and not this client. More than a GPU's engine lets a copy wait for a caller's stream,
+/// 20 s by default, which begins later than this: then the engine says first that the stream was late.
+const COPY_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// A sink in device memory that knows every copy in flight, also one whose chunk was given up in the middle.
 ///
@@ -39,9 +40,13 @@ impl DeviceSink {
         Ok(Self { inner, payload, copies: Arc::default(), waiting: AtomicUsize::new(0) })
     }
 
-    /// Whether a chunk waits for a slot, or for an earlier copy to its place.
+    /// Whether a copy is in flight, or a chunk waits for a slot. A chunk that has its slot waits for the network.
     pub(super) fn is_waited_for(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
+        self.is_copying() || self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    fn is_copying(&self) -> bool {
+        !self.copies.state().in_flight.is_empty()
     }
 
     /// Ends the writing. Fails while a copy is in flight, or when one was lost sight of.
@@ -268,11 +273,7 @@ mod tests {
     async fn abandon(sink: &DeviceSink, range: Range<u64>) {
         let target = sink.open(range).await.unwrap();
         assert!(timeout(Duration::from_millis(10), sink.write(target)).await.is_err());
-        assert!(is_copying(sink));
-    }
-
-    fn is_copying(sink: &DeviceSink) -> bool {
-        !sink.copies.state().in_flight.is_empty()
+        assert!(sink.is_copying());
     }
 
     #[tokio::test(start_paused = true)]
@@ -289,7 +290,7 @@ mod tests {
             gate.add_permits(1);
         });
         drop(opened.unwrap());
-        assert!(!is_copying(&sink) && !sink.is_waited_for());
+        assert!(!sink.is_waited_for());
         sink.commit().unwrap();
         assert!(matches!(sink.open(0..1).await, Err(SinkError::Committed)));
     }
@@ -319,7 +320,7 @@ mod tests {
         let Stage { sink, gate, mut home } = stage();
         abandon(&sink, 12..14).await;
         gate.close();
-        while is_copying(&sink) {
+        while sink.is_copying() {
             tokio::task::yield_now().await;
         }
         assert!(matches!(sink.open(13..30).await, Err(SinkError::Busy { start: 13, end: 30 })));
