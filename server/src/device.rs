@@ -4,8 +4,8 @@ use crate::{Borrowed, Held, LendError, StageError, Staged, Staging, lend::parts}
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
-    AllocError, BoxFuture, Device, DeviceBuffer, HostSink, HostSource, Loan, Sink, SinkError, SlotPool,
-    Source, SourceError,
+    AllocError, BoxFuture, CopyError, Device, DeviceBuffer, HostSink, HostSource, Loan, Sink, SinkError,
+    SlotPool, Source, SourceError,
 };
 use tensor_relay_protocol::{ChunkHash, Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::{
@@ -108,7 +108,8 @@ impl Borrowed {
     /// The producer must not write to the memory before
     /// [`Publication::released`](crate::Publication::released) says so. That is when the version left retention
     /// (replaced, or [withdrawn](crate::Publication::withdraw)), no reader is at it any more, and the last copy out of it
-    /// has ended. What was copied out by then does not delay it.
+    /// has ended. What was copied out by then does not delay it. Where a copy hangs, or was given up because it was late,
+    /// it is never released: nobody hears when that copy has ended, and until then it reads the memory.
     ///
     /// # Errors
     /// [`LendError`]; nothing is kept then.
@@ -119,7 +120,7 @@ impl Borrowed {
     ) -> Result<Self, LendError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
         let (loan, returned) = Loan::new();
-        let source = Arc::new(LentSource { source, _loan: loan });
+        let source = Arc::new(LentSource { source, loan: Arc::new(loan) });
         Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: Some(returned) })
     }
 }
@@ -225,11 +226,27 @@ async fn copy_in(
 }
 
 /// A source on loan. Fields are dropped in order: the loan is over when the source is gone, and every read holds it to
-/// its end.
+/// its end. After a read whose copy may go on, because it was late or nobody waited for its end, the loan is never over.
 #[derive(Debug)]
 struct LentSource {
     source: Arc<dyn Source>,
-    _loan: Loan,
+    loan: Arc<Loan>,
+}
+
+/// A read of a source on loan, and whether a copy for it may go on when it is dropped.
+struct LentRead<'a> {
+    loan: &'a Arc<Loan>,
+    may_go_on: bool,
+}
+
+impl Drop for LentRead<'_> {
+    fn drop(&mut self) {
+        if self.may_go_on {
+            // Leaked, so that the producer never hears that its memory is its own again: the engine tells nobody when a
+            // copy ends that was given up, and the device may read that memory until then.
+            std::mem::forget(Arc::clone(self.loan));
+        }
+    }
 }
 
 impl Source for LentSource {
@@ -238,7 +255,12 @@ impl Source for LentSource {
     }
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
-        self.source.read(range)
+        Box::pin(async move {
+            let mut reading = LentRead { loan: &self.loan, may_go_on: true };
+            let read = self.source.read(range).await;
+            reading.may_go_on = matches!(read, Err(SourceError::Copy(CopyError::TimedOut { .. })));
+            read
+        })
     }
 
     fn slots(&self) -> Option<&SlotPool> {
@@ -255,6 +277,25 @@ mod tests {
     use tensor_relay_transport::egress::Encoder;
 
     const CHUNK_BYTES: u32 = 1024;
+
+    /// A device whose copies fail so, or never end.
+    #[derive(Debug)]
+    struct Failing(Option<fn() -> CopyError>);
+
+    impl Source for Failing {
+        fn len_bytes(&self) -> u64 {
+            8
+        }
+
+        fn read(&self, _: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+            Box::pin(async move {
+                match self.0 {
+                    Some(error) => Err::<Bytes, SourceError>(error().into()),
+                    None => std::future::pending().await,
+                }
+            })
+        }
+    }
 
     fn staging(budget_bytes: u64) -> Staging {
         Staging {
@@ -354,6 +395,25 @@ mod tests {
             let digest = staged.digest();
             assert_eq!(staged.onto(&device).await.unwrap().digest(), Some(digest));
             assert_eq!(Borrowed::from_device(&staging, tensors, vec![]).unwrap().digest(), Some(digest));
+        }
+    }
+
+    /// Goal: nobody hears that lent memory is free while a copy may still read it. Method: reads that fail before their copy
+    /// began, that are late, and that never end.
+    #[tokio::test(start_paused = true)]
+    async fn a_loan_is_never_over_where_a_copy_may_go_on() {
+        let fenced = || CopyError::FenceTimedOut { device: "test".into(), waited: READ_TIMEOUT };
+        let late = || CopyError::TimedOut { device: "test".into(), waited: READ_TIMEOUT };
+        for (copies, is_over) in [
+            (Some(fenced as fn() -> CopyError), true),
+            (Some(late as fn() -> CopyError), false),
+            (None, false),
+        ] {
+            let (loan, returned) = Loan::new();
+            let lent = LentSource { source: Arc::new(Failing(copies)), loan: Arc::new(loan) };
+            assert!(egress::read(&lent, 0..8).await.is_err());
+            drop(lent);
+            assert_eq!(returned.is_returned(), is_over);
         }
     }
 

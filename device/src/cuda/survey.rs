@@ -1,5 +1,5 @@
 use super::{
-    devices::{DeviceInfo, DeviceMemory, device_memory, devices},
+    devices::{DeviceInfo, DeviceMemory, ask_aside, device_memory, devices},
     error::CudaError,
     nvml::{Board, Facts},
     probe::probe,
@@ -34,9 +34,10 @@ pub struct SurveyedGpu {
 }
 
 /// Looks at all GPUs. Takes up to a second, and more where there is no NVML: then the driver is asked for free memory,
-/// which takes a context on each GPU for a moment. Blocks.
+/// which takes a context on each GPU for a moment. Blocks, but gives NVML and the driver up where they do not answer in
+/// time.
 pub fn survey() -> Survey {
-    let facts = Facts::read();
+    let facts = facts();
     let gpus = probe().and_then(|driver| {
         let facts = facts.as_ref().ok();
         let join = |info| join(info, driver.version(), facts, |ordinal| device_memory(ordinal).ok());
@@ -45,6 +46,17 @@ pub fn survey() -> Survey {
     let name = |board: Board| board.name.unwrap_or_else(|| "a GPU without a name".into());
     let known_to_nvml = facts.map(|facts| facts.boards.into_iter().map(name).collect());
     Survey { gpus, known_to_nvml }
+}
+
+/// Asks NVML aside, as the driver: it may wait for the kernel for ever as well.
+fn facts() -> Result<Facts, String> {
+    ask_aside("NVML", || Ok(Facts::read())).unwrap_or_else(|error| {
+        Err(match error {
+            CudaError::NoAnswer { waited, .. } => format!("NVML did not answer within {waited:?}"),
+            CudaError::NoThread { reason, .. } => format!("NVML cannot be asked without a thread: {reason}"),
+            _ => "NVML gave no answer".into(),
+        })
+    })
 }
 
 /// What the driver says of a GPU, with what NVML says of the one in the same place. `measure` is asked for its memory

@@ -2,20 +2,24 @@
 
 use bytes::Bytes;
 use std::{ops::Range, time::Duration};
-use tensor_relay_device::{Source, SourceError};
+use tensor_relay_device::{CopyError, Source, SourceError};
 
-/// How long a read of a device may take, the wait for a slot included. Longer than the deadlines of a copy engine, whose
-/// errors know more; shorter than what a subscriber is given before it counts as stalled, who is not to blame.
+/// How long a read of a device may take, the wait for a slot and a second try included. Longer than each deadline of a
+/// copy engine is by default, and than two copies that are late: its errors know more. Shorter than all of them together,
+/// and than what a subscriber is given before it counts as stalled, who is not to blame.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Reads `range` of `source`, once more where a device refused the copy or was late, and gives up after
 /// [`READ_TIMEOUT`].
 ///
 /// Why once more: a version that cannot be read is lost to its subscriber, and where it is the last one, no other comes.
+/// But not where the stream of its producer was late: a second wait for it would outlast [`READ_TIMEOUT`], which blames the
+/// device, and whoever operates this would not hear of the stream.
 ///
 /// Who waits for a slot waits for copies alone, and those have deadlines: a source on a device keeps a quarter of its slots
-/// from its readers. So this deadline passes only where a device hangs, or where its engine never saw the ends of so many
-/// copies that no slot is left.
+/// from its readers. So this deadline passes where a device hangs, where its engine never saw the ends of so many copies
+/// that no slot is left, or where several waits came together that were each in time: for a slot, for a stream, and for a
+/// copy. A copy that was begun may go on after that, and after an engine said that it is late.
 ///
 /// # Errors
 /// What the source says, and [`SourceError::TimedOut`].
@@ -24,7 +28,7 @@ pub async fn read(source: &dyn Source, range: Range<u64>) -> Result<Bytes, Sourc
     let waited_ms = READ_TIMEOUT.as_millis() as u64;
     let read = async {
         match source.read(range.clone()).await {
-            Err(SourceError::Copy(error)) if !error.is_final() => source.read(range).await,
+            Err(SourceError::Copy(error)) if is_worth_another_try(&error) => source.read(range).await,
             read => read,
         }
     };
@@ -32,11 +36,15 @@ pub async fn read(source: &dyn Source, range: Range<u64>) -> Result<Bytes, Sourc
     read.unwrap_or(Err(SourceError::TimedOut { asked_bytes, waited_ms }))
 }
 
+fn is_worth_another_try(error: &CopyError) -> bool {
+    !error.is_final() && !matches!(error, CopyError::FenceTimedOut { .. })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use tensor_relay_device::{BoxFuture, CopyError};
+    use tensor_relay_device::BoxFuture;
 
     /// A device that refuses its first copies.
     #[derive(Debug)]
@@ -65,11 +73,13 @@ mod tests {
     #[tokio::test]
     async fn a_copy_that_is_refused_is_tried_once_more() {
         let late = || CopyError::TimedOut { device: "test".into(), waited: READ_TIMEOUT };
+        let fenced = || CopyError::FenceTimedOut { device: "test".into(), waited: READ_TIMEOUT };
         let stopped = || CopyError::EngineStopped;
         for (refusals, error, succeeds, reads) in [
             (0, late as fn() -> CopyError, true, 1),
             (1, late, true, 2),
             (2, late, false, 2),
+            (1, fenced, false, 1),
             (1, stopped, false, 1),
         ] {
             let source = Refusing { refusals, reads: AtomicUsize::new(0), error };

@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use tensor_relay_device::{Capacity, SlotPool, Source, SourceError};
+use tensor_relay_device::{Capacity, CopyError, SlotPool, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId};
 use tokio::sync::watch;
 
@@ -36,7 +36,8 @@ type Answer = watch::Receiver<Option<Outcome>>;
 /// one subscriber has in flight, one subscriber pays no copy on the host.
 ///
 /// A read runs in a task of its own: it does not end with the subscription that asked first, so that others need not
-/// begin it again; and it holds its source until no copy is under way.
+/// begin it again; and it holds its source to its end. A copy may go on after that where a read is given up, because its
+/// device hangs: a source that was lent sees to that itself.
 #[derive(Debug)]
 pub(super) struct Reads {
     limit_bytes: Option<u64>,
@@ -69,15 +70,23 @@ struct Counters {
     repeated: AtomicU64,
 }
 
-/// One read under way.
+/// One read under way. Fields are dropped in order: nobody hears of its end before it lets its source go.
 struct Reading {
-    place: Place,
-    turn: Turn,
-    slots: SlotPool,
     source: Arc<dyn Source>,
     range: Range<u64>,
     hash: Option<ChunkHash>,
+    entry: Entry,
+}
+
+/// The place of a read on its shelf, and all who wait for it. Dropped without an outcome, because the read panicked or its
+/// runtime ends, it tells them that the read failed: nobody waits for ever, and who asks later begins anew.
+struct Entry {
+    reads: Arc<Reads>,
+    place: Place,
+    turn: Turn,
+    slots: SlotPool,
     answer: watch::Sender<Option<Outcome>>,
+    has_ended: bool,
 }
 
 impl Reads {
@@ -97,8 +106,7 @@ impl Reads {
         let mut answer = self.find_or_begin(payload, chunk, slots);
         let answered = answer.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
         let Ok(Some(outcome)) = answered else {
-            // Reads are never cancelled: they end with the runtime, and nothing that waits is polled again then.
-            return std::future::pending().await;
+            return Err(without_outcome()); // Its task ended without a word.
         };
         if let Ok(read) = &outcome {
             payload.set_hash(chunk, read.hash);
@@ -136,32 +144,25 @@ impl Reads {
             let bytes = (range.end - range.start).max(slots.slot_bytes() as u64);
             let turn = shelf.begin(place, bytes, waiting.clone());
             let (source, hash, slots) = (Arc::clone(payload.source()), payload.hash(chunk), slots.clone());
-            (Reading { place, turn, slots, source, range, hash, answer }, waiting)
+            let entry = Entry { reads: Arc::clone(self), place, turn, slots, answer, has_ended: false };
+            (Reading { source, range, hash, entry }, waiting)
         };
         payload.is_kept_in(self);
         self.counters.begun.fetch_add(1, Ordering::Relaxed);
         self.counters
             .repeated
             .fetch_add(payload.note_read(chunk).into(), Ordering::Relaxed);
-        tokio::spawn(Arc::clone(self).run(reading));
+        tokio::spawn(Self::run(reading));
         waiting
     }
 
-    async fn run(self: Arc<Self>, reading: Reading) {
-        let Reading { place, turn, slots, source, range, hash, answer } = reading;
-        let outcome = self.read(&*source, range, hash).await.map_err(Arc::new);
-        drop(source); // No copy is under way any more, and whoever waits for that may hear it first.
-        {
-            let mut devices = self.devices();
-            if let Some(device) = devices.iter_mut().find(|device| device.slots.is(&slots)) {
-                match &outcome {
-                    Ok(_) => device.shelf.handle_read(place, turn),
-                    Err(_) => device.shelf.handle_failed(place, turn),
-                }
-            }
-            devices.retain(|device| !device.shelf.is_empty());
-        }
-        answer.send_replace(Some(outcome));
+    async fn run(reading: Reading) {
+        let Reading { entry, source, range, hash } = reading;
+        let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
+        // The read has ended, and whoever waits for that may hear it first. Its copy has as well, or is late: then a loan
+        // goes on, whoever drops the source.
+        drop(source);
+        entry.end(outcome);
     }
 
     async fn read(
@@ -201,6 +202,40 @@ impl Reads {
     }
 }
 
+impl Entry {
+    fn end(mut self, outcome: Outcome) {
+        self.handle_end(outcome);
+    }
+
+    fn handle_end(&mut self, outcome: Outcome) {
+        self.has_ended = true;
+        {
+            let mut devices = self.reads.devices();
+            if let Some(device) = devices.iter_mut().find(|device| device.slots.is(&self.slots)) {
+                match &outcome {
+                    Ok(_) => device.shelf.handle_read(self.place, self.turn),
+                    Err(_) => device.shelf.handle_failed(self.place, self.turn),
+                }
+            }
+            devices.retain(|device| !device.shelf.is_empty());
+        }
+        self.answer.send_replace(Some(outcome));
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.handle_end(Err(without_outcome()));
+        }
+    }
+}
+
+/// What those hear who waited for a read that ended without an outcome.
+fn without_outcome() -> Arc<SourceError> {
+    Arc::new(SourceError::Copy(CopyError::EngineStopped))
+}
+
 fn half_of(slots: &SlotPool) -> u64 {
     let Capacity { slots, slot_bytes } = slots.capacity();
     slots as u64 / 2 * slot_bytes as u64
@@ -212,19 +247,20 @@ mod tests {
     use crate::egress::{Encoder, READ_TIMEOUT};
     use bytes::Bytes;
     use tensor_relay_device::{
-        BoxFuture, CopyEngine, CopyError, EngineSource, HostEngine, HostEngineMemory, HostMemory,
+        BoxFuture, CopyEngine, EngineSource, HostEngine, HostEngineMemory, HostMemory,
     };
     use tensor_relay_protocol::{Dtype, Limits, Manifest, RangeSet, Shape, TensorName, TensorSpec};
     use tokio::{sync::Semaphore, task::JoinSet};
 
     const CHUNK_BYTES: u32 = 1024;
 
-    /// A device whose reads wait for a permit each, and fail while it has failed.
+    /// A device whose reads wait for a permit each, fail while it has failed, and panic while it panics.
     #[derive(Debug)]
     struct Gated {
         source: EngineSource<HostEngine>,
         gate: Semaphore,
         has_failed: std::sync::atomic::AtomicBool,
+        panics: std::sync::atomic::AtomicBool,
     }
 
     impl Source for Gated {
@@ -235,6 +271,7 @@ mod tests {
         fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
             Box::pin(async {
                 self.gate.acquire().await.unwrap().forget();
+                assert!(!self.panics.load(Ordering::Relaxed), "as the test asks");
                 match self.has_failed.load(Ordering::Relaxed) {
                     true => Err(CopyError::EngineStopped.into()),
                     false => self.source.read(range).await,
@@ -253,7 +290,8 @@ mod tests {
         let memory: Arc<HostEngineMemory> = engine.allocate(chunks as usize * CHUNK_BYTES as usize).unwrap();
         let pool = engine.slots(Capacity { slots, slot_bytes: CHUNK_BYTES as usize }).unwrap();
         let source = EngineSource::new(engine, memory, pool.clone());
-        let gated = Arc::new(Gated { source, gate: Semaphore::new(reads), has_failed: false.into() });
+        let gate = Semaphore::new(reads);
+        let gated = Arc::new(Gated { source, gate, has_failed: false.into(), panics: false.into() });
         let shape = Shape::new(&[chunks * u64::from(CHUNK_BYTES)]).unwrap();
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
         let manifest = Manifest::layout(vec![spec], vec![], CHUNK_BYTES, &Limits::default()).unwrap();
@@ -328,6 +366,26 @@ mod tests {
             gated.gate.add_permits(1);
             assert!(asking.join_all().await.iter().all(Result::is_err));
             gated.has_failed.store(false, Ordering::Relaxed);
+            gated.gate.add_permits(1);
+            assert!(ask(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
+            assert_eq!(counted(&encoder), (6, 2, 1));
+        }
+    }
+
+    #[tokio::test]
+    async fn all_who_wait_hear_of_a_read_that_panics_and_others_try_again() {
+        for codec in [CodecId::Raw, CodecId::Zstd] {
+            let (payload, gated, _) = on_device(4, 8, 0);
+            let encoder = encoder(None);
+            gated.panics.store(true, Ordering::Relaxed);
+            let asking = ask(&encoder, &payload, codec, 5).await;
+            gated.gate.add_permits(1);
+            for outcome in asking.join_all().await {
+                let error = outcome.unwrap_err();
+                assert!(matches!(*error, SourceError::Copy(CopyError::EngineStopped)), "{error}");
+            }
+            assert_eq!(encoder.stats().source_kept_bytes, 0);
+            gated.panics.store(false, Ordering::Relaxed);
             gated.gate.add_permits(1);
             assert!(ask(&encoder, &payload, codec, 1).await.join_all().await[0].is_ok());
             assert_eq!(counted(&encoder), (6, 2, 1));
