@@ -90,7 +90,7 @@ fn a_device_is_read_once_for_all() {
             assert_eq!(staged_bytes, 0, "nothing of it is left in host memory");
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish_held(&mut publisher, held, 1).await;
-            let one = async |number| next(&mut subscribe(&sim, number).await).await;
+            let one = async |number| next(&mut *subscribe(&sim, number).await).await;
             tokio::join!(one(1), one(2), one(3), one(4));
             let encoder = server.stats().encoder;
             assert_eq!((encoder.source_reads, encoder.source_rereads), (40, 0), "{codec:?}");
@@ -117,7 +117,7 @@ fn a_late_subscriber() {
             let held = lent(&server, &device, chunks(40), 1).await;
             publish_held(&mut publisher, held, 1).await;
             for number in 1..3 {
-                next(&mut subscribe(&sim, number).await).await;
+                next(&mut *subscribe(&sim, number).await).await;
             }
             let encoder = server.stats().encoder;
             assert_eq!((encoder.source_reads, encoder.source_rereads), (40 + rereads, rereads));
@@ -221,7 +221,7 @@ fn a_staged_version_is_a_copy() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         let publication = publish_held(&mut publisher, staged, 1).await;
         assert!(publication.is_released());
-        next(&mut subscribe(&sim, 1).await).await;
+        next(&mut *subscribe(&sim, 1).await).await;
     });
 }
 
@@ -237,7 +237,7 @@ fn lent_memory_comes_back_after_the_last_copy() {
         let mut publisher = server.publisher(topic("t")).unwrap();
         let held = lent(&server, &device, chunks(20), 1).await;
         let publication = publish_held(&mut publisher, held, 1).await;
-        next(&mut subscribe(&sim, 1).await).await;
+        next(&mut *subscribe(&sim, 1).await).await;
         assert!(!publication.is_released(), "it is retained");
         assert!(server.stats().encoder.source_kept_bytes > 0);
 
@@ -299,7 +299,7 @@ fn reads_and_sends_overlap() {
             let held = lent(&server, &device, chunks(100), 1).await;
             engine.behave(Behaviour::Taking(Duration::from_millis(2)));
             publish_held(&mut publisher, held, 1).await;
-            next(&mut subscribe(&sim, 1).await).await;
+            next(&mut *subscribe(&sim, 1).await).await;
             let stages = server.stats().stages;
             assert_eq!((stages.begun(Stage::Read), stages.begun(Stage::Send)), (100, 100));
             assert_eq!((stages.under_way(Stage::Read), stages.under_way(Stage::Send)), (0, 0));
