@@ -233,6 +233,8 @@ impl<B> WayBack<B> {
     async fn wait(&mut self, deadline: Instant) -> Option<B> {
         match self {
             Self::Host(owner) => owner.wait().await,
+            // Its lender went without giving it back, and said so once already.
+            Self::Device(back) if back.is_terminated() => None,
             Self::Device(back) => timeout_at(deadline, back).await.ok()?.ok(),
         }
     }
