@@ -16,7 +16,7 @@ pub(crate) struct DeviceArgs {
     pub(crate) gpu_mem_limit: Option<u64>,
 
     /// With a GPU: how much page-locked memory of this machine chunks pass through. A chunk that is sent stays there
-    /// until it is acknowledged: 256MiB carry 50 Gbit/s over 40 ms. It is taken once, at the start.
+    /// until it is acknowledged, and half of it keeps chunks for further subscribers. It is taken once, at the start.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Device")]
     pub(crate) pinned_mem: u64,
 }

@@ -88,6 +88,8 @@ async fn watch(job: &Job, scenario: Scenario) {
         "--budget-ms=0".into(),
         format!("--scenario={}", scenario.name()).into(),
     ];
+    let quick = job.quick.then(|| "--quick".into());
+    let arguments = arguments.into_iter().chain(quick).collect();
     let said = child::run(arguments, SCENARIO_MAX).await;
     for line in said.lines {
         match line {
@@ -132,7 +134,7 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
         }
     };
     let seconds = ended.saturating_duration_since(broken).as_secs_f64();
-    judge(job.printer(), scenario, heard, seconds);
+    judge(job.printer(), scenario, job.quick, heard, seconds);
     ask_engine(job.printer(), scenario, &spare).await;
     ask_for_another(job.printer(), scenario, job.device);
     Ok(())
@@ -165,15 +167,15 @@ async fn break_in_the_middle(
 
 const MIDDLE_MAX: Duration = Duration::from_secs(10);
 
-fn judge(printer: Printer, scenario: Scenario, heard: Result<()>, seconds: f64) {
+fn judge(printer: Printer, scenario: Scenario, quick: bool, heard: Result<()>, seconds: f64) {
     let name = format!("{}: the client hears of it", scenario.name());
     printer.check(
         name,
         match heard {
             Err(error) => Ok(format!("after {seconds:.3} s: {error:#}")),
-            Ok(()) => {
-                Ok("the whole snapshot came, verified: the fault came too late or did not reach it".into())
-            }
+            // In a version as short as that of a quick run, the last copies may have been made before the fault.
+            Ok(()) if quick => Ok("the whole snapshot came, verified: the fault came too late".into()),
+            Ok(()) => Err("the whole snapshot came: the fault did not reach the transfer".into()),
         },
     );
 }

@@ -70,7 +70,10 @@ impl Pair {
         let ends = [engine.device(capacity)?, engine.device(capacity)?];
         // A server keeps chunks in slots for further readers: what it has are not all there are.
         let alone = engine.device(capacity)?;
-        let in_flight = Depth::of_slots(slots).sending.max(2);
+        // No deeper than the program is without options.
+        let in_flight = Depth::of_slots(slots)
+            .sending
+            .clamp(2, tensor_relay_server::Config::default().chunks_in_flight);
         let on_host = Setup { chunk_bytes, chunks_in_flight: in_flight, landing: None };
         let on_gpu = Setup { landing: Some(ends[1].clone()), ..on_host.clone() };
         let mut pair = Self {
