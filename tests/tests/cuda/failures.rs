@@ -60,7 +60,7 @@ async fn a_context_that_somebody_spoils_fails_everything_in_time() {
 /// Waits until the engine says that its device failed, and checks that all that comes later is told the same.
 async fn is_given_up(fake: &Turn, end: &End) {
     fake.until("the engine gives the device up", |_| end.engine.failure().is_some());
-    let failure = end.engine.failure().unwrap().to_string();
+    let failure = end.engine.failure().expect("the device failed").to_string();
     assert!(failure.contains("700"), "{failure}");
     for _ in 0..6 {
         assert!(matches!(end_of(read_a_chunk(end).await).await, Err(CopyError::DeviceFailed { .. })));
