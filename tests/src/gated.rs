@@ -112,6 +112,8 @@ impl GatedEngine {
 
 /// The end of a copy that was done in place.
 fn ended(copying: Copying) -> Result<Slot, CopyError> {
+    // Whatever the task has done before in its turn.
+    let copying = tokio::task::unconstrained(copying);
     futures_util::FutureExt::now_or_never(copying).expect("the engine copies in place")
 }
 

@@ -114,7 +114,8 @@ pub fn check(snapshot: &Snapshot) {
 /// When it cannot be copied, or not at once.
 pub fn on_host(snapshot: &Snapshot) -> Snapshot {
     const TURNS_MAX: usize = 100_000;
-    let mut copying = pin!(snapshot.to_host());
+    // It is polled without a turn of its runtime between, which would give it nothing more to do some time.
+    let mut copying = pin!(tokio::task::unconstrained(snapshot.to_host()));
     let mut context = Context::from_waker(Waker::noop());
     let turns = (0..TURNS_MAX).find_map(|_| match copying.as_mut().poll(&mut context) {
         Poll::Ready(copied) => Some(copied),
