@@ -4,7 +4,7 @@ use super::{Job, Part};
 use crate::gpu::{
     child,
     line::{Line, Printer},
-    loopback::{Loopback, Setup},
+    loopback::{Loopback, Receiving, Serving, Setup},
     payload,
     place::{Engine, Place},
     stream::pieces,
@@ -16,19 +16,22 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tensor_relay_client::Progress;
+use tensor_relay_client::{Progress, Snapshot, SubscriptionError};
 use tensor_relay_device::{
     Capacity, Source,
-    cuda::measure::{Break, break_context},
+    cuda::{
+        CudaError,
+        measure::{Break, break_context},
+    },
 };
 use tokio::time::{sleep, timeout};
 
 pub(super) const ABOUT: &str = "\
 In the middle of a transfer over QUIC the device's context is lost for the whole process: reset, as a library might do \
 that believes to be alone, or broken by a kernel that traps. The GPU is at the server or at the client, the other end in \
-host memory. Each case has a process of its own. It passes when the client hears of it with an error, and nothing hangs \
-or crashes; the time is from the fault to the error. Where the transfer was over before the fault, or the whole snapshot \
-came all the same, the case says so.";
+host memory. Each case has a process of its own. A server whose device failed gives the version up, and its subscriber \
+waits for the next one, which then comes from host memory; a client whose device failed ends the subscription with an \
+error. Nothing may hang or crash; times are from the fault. Where the whole version came all the same, the case says so.";
 
 pub(super) async fn run(job: Job) -> Result<()> {
     match (job.scenario, job.device) {
@@ -117,68 +120,127 @@ async fn play(job: &Job, scenario: Scenario, ordinal: usize) -> Result<()> {
     // A slot that nobody else can have when the engine is asked afterwards.
     let spare = engine.device(Capacity { slots: 1, slot_bytes: CHUNK_BYTES as usize })?;
     let spare = on_device.through(&engine, &spare)?.source()?;
-    let source = if scenario.is_at_server() { gpu_source } else { on_host };
+    let source = if scenario.is_at_server() { gpu_source } else { Arc::clone(&on_host) };
     let landing = (!scenario.is_at_server()).then(|| device.clone());
     let setup = Setup { chunk_bytes: CHUNK_BYTES, chunks_in_flight: 4, landing };
-    let mut service = Loopback::start(&setup, 1).await?;
-    let reader = service.readers.first().context("one reader was started")?;
-    let breaking = tokio::spawn(break_in_the_middle(reader.progress()?, ordinal, scenario.fault()));
-    let outcome = service.round(&source).await;
-    let (ended, heard) = (Instant::now(), outcome.map(drop));
-    let broken = match timeout(SCENARIO_MAX, breaking).await?? {
-        Ok(broken) => broken,
-        Err(error) => {
-            job.printer()
-                .note(format!("{}: not possible with this driver: {error:#}", scenario.name()));
+    let Loopback { mut serving, mut readers } = Loopback::start(&setup, 1).await?;
+    let reader = readers.first_mut().context("one reader was started")?;
+    let progress = reader.progress()?;
+    serving.publish(payload::tensors(1, job.bytes)?, source).await?;
+    wait_for_the_middle(progress).await?;
+    let broken = Instant::now();
+    let fault = scenario.fault();
+    match tokio::task::spawn_blocking(move || break_context(ordinal, fault)).await? {
+        Ok(()) => {}
+        Err(error @ CudaError::NoSymbol { .. }) => {
+            let note = format!("{}: not possible with this driver: {error}", scenario.name());
+            job.printer().note(note);
             return Ok(());
         }
-    };
-    let seconds = ended.saturating_duration_since(broken).as_secs_f64();
-    judge(job.printer(), scenario, job.quick, heard, seconds);
+        Err(error) => return Err(error).context("the context could not be broken"),
+    }
+    match scenario.is_at_server() {
+        true => {
+            let name = format!("{}: the server lets the version go, and serves the next", scenario.name());
+            let outcome = goes_on(&mut serving, reader, &on_host, broken).await;
+            job.printer().check(name, job.judge(outcome));
+        }
+        false => {
+            let name = format!("{}: the client says so", scenario.name());
+            job.printer().check(name, job.judge(says_so(reader.next().await, broken)));
+        }
+    }
     ask_engine(job.printer(), scenario, &spare).await;
     ask_for_another(job.printer(), scenario, job.device);
     Ok(())
 }
 
+/// The server gives the version up, and its subscriber waits for the next one: which comes from host memory.
+async fn goes_on(
+    serving: &mut Serving,
+    reader: &mut Receiving,
+    on_host: &Arc<dyn Source>,
+    broken: Instant,
+) -> Result<Struck, String> {
+    while serving.stats().transfers > 0 {
+        if broken.elapsed() > GIVE_UP_MAX {
+            return Err(format!("the server still sends the version {GIVE_UP_MAX:?} after the fault"));
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    let given_up_s = broken.elapsed().as_secs_f64();
+    let next = async {
+        let published = serving
+            .publish(payload::tensors(1, on_host.len_bytes())?, Arc::clone(on_host))
+            .await?;
+        let version = published.id().version;
+        let mut came_before = 0;
+        while reader.next().await?.id().version != version {
+            came_before += 1;
+        }
+        anyhow::Ok(came_before)
+    };
+    match next.await {
+        Ok(0) => Ok(Struck::After(format!("given up after {given_up_s:.3} s, and the next came"))),
+        Ok(_) => Ok(Struck::Not),
+        Err(error) => Err(format!("given up after {given_up_s:.3} s, but the next did not come: {error:#}")),
+    }
+}
+
+/// Longer than either end's stall deadline, after which a transfer ends whatever the device says.
+const GIVE_UP_MAX: Duration = Duration::from_secs(12);
+
+/// The subscription ends with an error of its own, and not by the deadline of this suite.
+fn says_so(next: Result<Snapshot>, broken: Instant) -> Result<Struck, String> {
+    let seconds = broken.elapsed().as_secs_f64();
+    match next {
+        Ok(_) => Ok(Struck::Not),
+        Err(error) if error.is::<SubscriptionError>() => {
+            Ok(Struck::After(format!("after {seconds:.3} s: {error:#}")))
+        }
+        Err(error) => Err(format!("nothing after {seconds:.3} s: {error:#}")),
+    }
+}
+
 /// Small, so that many are under way.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Breaks the context when a tenth of the version is there. Gives the moment before.
-async fn break_in_the_middle(
-    progress: Box<dyn Fn() -> Progress + Send>,
-    ordinal: usize,
-    fault: Break,
-) -> Result<Instant> {
+/// What a fault came to.
+enum Struck {
+    /// It was noticed, as told.
+    After(String),
+    /// The whole version came, verified.
+    Not,
+}
+
+impl Job {
+    /// A fault that did not strike shows nothing, but in a quick run, whose versions may be over before it.
+    fn judge(&self, outcome: Result<Struck, String>) -> Result<String, String> {
+        const WHOLE: &str = "the whole version came, verified: the fault came too late or did not reach it";
+        match outcome? {
+            Struck::After(told) => Ok(told),
+            Struck::Not if self.quick => Ok(WHOLE.into()),
+            Struck::Not => Err(WHOLE.into()),
+        }
+    }
+}
+
+/// Waits until a tenth of the version is there.
+async fn wait_for_the_middle(progress: Box<dyn Fn() -> Progress + Send>) -> Result<()> {
     let begun = Instant::now();
     loop {
         let Progress { payload_bytes, verified_bytes, .. } = progress();
         if payload_bytes > 0 && verified_bytes > payload_bytes / 10 {
-            break;
+            return Ok(());
         }
         if begun.elapsed() > MIDDLE_MAX {
             bail!("the transfer had not reached its middle within {MIDDLE_MAX:?}");
         }
         sleep(Duration::from_micros(200)).await;
     }
-    let broken = Instant::now();
-    tokio::task::spawn_blocking(move || break_context(ordinal, fault)).await??;
-    Ok(broken)
 }
 
 const MIDDLE_MAX: Duration = Duration::from_secs(10);
-
-fn judge(printer: Printer, scenario: Scenario, quick: bool, heard: Result<()>, seconds: f64) {
-    let name = format!("{}: the client hears of it", scenario.name());
-    printer.check(
-        name,
-        match heard {
-            Err(error) => Ok(format!("after {seconds:.3} s: {error:#}")),
-            // In a version as short as that of a quick run, the last copies may have been made before the fault.
-            Ok(()) if quick => Ok("the whole snapshot came, verified: the fault came too late".into()),
-            Ok(()) => Err("the whole snapshot came: the fault did not reach the transfer".into()),
-        },
-    );
-}
 
 /// What the engine says now, and that it says anything.
 async fn ask_engine(printer: Printer, scenario: Scenario, source: &Arc<dyn Source>) {
