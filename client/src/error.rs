@@ -2,7 +2,7 @@
 
 use crate::{device_snapshot::chain, link::LastWord};
 use std::{fmt, sync::Arc};
-use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError, cuda::CudaError};
+use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
 use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, EndReason, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES,
     Topic, Version, VersionDigest, VersionId,
@@ -372,9 +372,7 @@ impl TransferError {
                 _ => false, // What an earlier copy may still write to is busy. The next version has other memory.
             },
             // Its thread is held up, and may be free for the next version.
-            Self::DeviceRefused { source: AllocError::Device { source, .. }, .. } => {
-                !matches!(source, CudaError::NoAnswer { .. })
-            }
+            Self::DeviceRefused { source, .. } => !source.may_pass(),
             Self::DeviceStalled { .. } => false,
             _ => true,
         }
@@ -503,6 +501,7 @@ mod tests {
         let device = Device::new(engine, Capacity { slots: 1, slot_bytes: 64 }).unwrap();
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(1) };
         let name = || "cuda:0".to_owned();
+        use tensor_relay_device::cuda::CudaError;
         let no_answer = CudaError::NoAnswer { device: name(), waited: Duration::from_secs(60) };
         for (source, expected) in [(no_answer, false), (CudaError::Stopped { device: name() }, true)] {
             let error = TransferError::device_memory(&device, AllocError::Device { device: name(), source });

@@ -209,6 +209,13 @@ pub enum AllocError {
     },
 }
 
+impl AllocError {
+    /// Whether the same might be given a little later: a device that did not answer may have been held up.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Device { source: CudaError::NoAnswer { .. }, .. })
+    }
+}
+
 /// What all clones of a `HostMemory` share: the books, and the mappings that wait for reuse.
 struct Shelf {
     budget_bytes: u64,

@@ -271,7 +271,7 @@ impl Publication {
 
     /// Whether the producer may write to the tensors again: at once for staged versions; for borrowed ones when the
     /// version left retention (replaced, or [withdrawn](Self::withdraw)) and the last byte of it was sent; for those on
-    /// a device, when the last copy out of it has ended and no reader is at it.
+    /// a device, when the last copy out of it has ended and no reader is at it, so never where a copy hangs.
     pub fn is_released(&self) -> bool {
         self.returned.as_ref().is_none_or(Returned::is_returned)
     }
