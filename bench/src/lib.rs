@@ -14,9 +14,11 @@ pub mod contender;
 pub mod cpu;
 #[cfg(feature = "gpu")]
 pub mod gpu;
+mod network;
 mod noise;
 pub mod raw;
 pub mod relay;
+mod side;
 pub mod size;
 pub mod stats;
 pub mod stock_quinn;

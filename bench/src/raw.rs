@@ -4,18 +4,17 @@
 //! A B, because a machine's speed drifts over minutes by more than what is to be told apart: only neighbours are
 //! compared.
 
-mod network;
 mod report;
-mod side;
 
 use crate::{
     contender::{LOOPBACK_MTU, MTU_RANGE, Ready, Received, Sent},
-    cpu, size,
+    cpu,
+    network::Network,
+    side::Side,
+    size,
 };
 use anyhow::{Context, Result, ensure};
-use network::Network;
 use report::{Report, Round, Run};
-use side::Side;
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 /// What is compared, and how often.

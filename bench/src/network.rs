@@ -5,7 +5,7 @@ use std::{ffi::OsStr, net::Ipv4Addr};
 use tokio::process::Command;
 
 /// The way from the serving to the receiving side.
-pub(super) enum Network {
+pub(crate) enum Network {
     /// The loopback device, whose MTU is 65,536.
     Loopback,
     /// Two namespaces and a virtual cable.
@@ -14,12 +14,12 @@ pub(super) enum Network {
 
 impl Network {
     /// Prepares the network for UDP payloads of `mtu` bytes.
-    pub(super) fn new(namespaces: bool, mtu: u16) -> Result<Self> {
+    pub(crate) fn new(namespaces: bool, mtu: u16) -> Result<Self> {
         if namespaces { Cable::new(mtu).map(Self::Cable) } else { Ok(Self::Loopback) }
     }
 
     /// Where the serving side listens.
-    pub(super) fn server_ip(&self) -> Ipv4Addr {
+    pub(crate) fn server_ip(&self) -> Ipv4Addr {
         match self {
             Self::Loopback => Ipv4Addr::LOCALHOST,
             Self::Cable(_) => SERVER_IP,
@@ -27,7 +27,7 @@ impl Network {
     }
 
     /// A command that runs `program` where the serving side belongs.
-    pub(super) fn server_command(&self, program: impl AsRef<OsStr>) -> Command {
+    pub(crate) fn server_command(&self, program: impl AsRef<OsStr>) -> Command {
         match self {
             Self::Loopback => Command::new(program),
             Self::Cable(cable) => within(&cable.server, program),
@@ -35,7 +35,7 @@ impl Network {
     }
 
     /// A command that runs `program` where the receiving side belongs.
-    pub(super) fn client_command(&self, program: impl AsRef<OsStr>) -> Command {
+    pub(crate) fn client_command(&self, program: impl AsRef<OsStr>) -> Command {
         match self {
             Self::Loopback => Command::new(program),
             Self::Cable(cable) => within(&cable.client, program),
@@ -45,7 +45,7 @@ impl Network {
 
 /// Two network namespaces joined by a pair of virtual devices; dropping it removes them. Only a harness that is killed
 /// by SIGKILL leaves them behind, for `ip netns delete`.
-pub(super) struct Cable {
+pub(crate) struct Cable {
     server: String,
     client: String,
 }

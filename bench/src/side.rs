@@ -13,7 +13,7 @@ use tokio::{
 ///
 /// It is killed when this is dropped. If the harness is killed itself, nothing is dropped; but then the pipe to the
 /// process's standard input closes, and the process ends by itself, as it was told to ([`END_WITH_STDIN`]).
-pub(super) struct Side {
+pub(crate) struct Side {
     name: String,
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -21,7 +21,7 @@ pub(super) struct Side {
 
 impl Side {
     /// Starts `command` (which already names the program) with `role` and `options`; `name` is for messages.
-    pub(super) fn start(
+    pub(crate) fn start(
         name: String,
         mut command: Command,
         role: &[&str],
@@ -35,7 +35,7 @@ impl Side {
     }
 
     /// Reads the next line; kills the process when it does not come in time.
-    pub(super) async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T> {
+    pub(crate) async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T> {
         let name = &self.name;
         match timeout(deadline, self.lines.next_line()).await {
             Ok(Ok(Some(line))) => serde_json::from_str(&line).with_context(|| {
@@ -55,7 +55,7 @@ impl Side {
     }
 
     /// Kills the process, whose work is done, and waits until its memory is free for the next one.
-    pub(super) async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         if let Err(error) = self.process.kill().await {
             eprintln!("{} could not be ended: {error}", self.name);
         }
