@@ -15,7 +15,7 @@ use std::{
     task::Waker,
     time::Duration,
 };
-use tensor_relay_transport::{Network, Tuning};
+use tensor_relay_transport::{Batching, Network, Tuning};
 use tokio::time::Instant;
 
 /// What the way between two hosts does to datagrams.
@@ -98,6 +98,9 @@ struct Datagram {
     bytes: Vec<u8>,
 }
 
+/// The share of calls that find a socket's buffer full.
+const FULL: f64 = 1.0 / 64.0;
+
 /// The first port given to sockets that ask for any.
 const FIRST_FREE_PORT: u16 = 49_152;
 
@@ -173,7 +176,8 @@ impl Network for Host {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         state.inboxes.insert(address, Inbox::default());
-        Ok(Arc::new(Socket::new(self.net.clone(), address)))
+        let socket = Socket::new(self.net.clone(), address);
+        Ok(Arc::new(Batching::over(Arc::new(socket))))
     }
 
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {
@@ -193,6 +197,11 @@ impl State {
     fn free_port(&mut self) -> u16 {
         self.next_port += 1;
         self.next_port - 1
+    }
+
+    /// Whether a socket's buffer is full just now, so that the sender has to try again.
+    fn is_full(&mut self) -> bool {
+        self.dice.random_bool(FULL)
     }
 
     /// Lets the dice decide what becomes of one datagram.

@@ -26,6 +26,6 @@ pub use connector::{ConnectError, Connector};
 pub use identity::{Fingerprint, Identity, IdentityError};
 pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, Listener};
-pub use network::{Network, UdpNetwork};
+pub use network::{Batching, Network, UdpNetwork};
 pub use tuning::{Congestion, Tuning};
 pub use workers::Workers;

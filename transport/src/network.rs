@@ -1,5 +1,7 @@
 //! Where UDP sockets come from.
 
+mod batch;
+mod batching;
 mod socket;
 
 use crate::Tuning;
@@ -10,6 +12,8 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
 };
+
+pub use batching::Batching;
 
 /// The network that lanes run over: the machine's own, or a simulated one whose time, loss and order come from a seed.
 ///
@@ -36,7 +40,8 @@ pub struct UdpNetwork;
 
 impl Network for UdpNetwork {
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
-        Ok(Arc::new(Socket::bind(address, tuning.socket_buffer_bytes, tuning.payload_max())?))
+        let socket = Socket::bind(address, tuning.socket_buffer_bytes, tuning.payload_max())?;
+        Ok(Arc::new(Batching::over(Arc::new(socket))))
     }
 
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {

@@ -77,6 +77,9 @@ impl AsyncUdpSocket for Socket {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let mut state = self.net.state();
+        if state.is_full() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
         for bytes in transmit.contents.chunks(segment) {
             state.send(self.address, transmit.destination, bytes);
@@ -103,6 +106,10 @@ impl AsyncUdpSocket for Socket {
         Ok(self.address)
     }
 
+    fn max_transmit_segments(&self) -> usize {
+        SEGMENTS_MAX
+    }
+
     fn may_fragment(&self) -> bool {
         false
     }
@@ -120,7 +127,10 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// The network takes whatever is sent; what it cannot carry it drops.
+/// As many datagrams a call as Linux takes.
+const SEGMENTS_MAX: usize = 64;
+
+/// Whatever a socket refused, it may take when it is asked again.
 #[derive(Debug)]
 struct AlwaysWritable;
 

@@ -16,14 +16,10 @@ use std::{
 };
 use tokio::{io::Interest, net::UdpSocket};
 
-/// The most bytes one system call may send, whatever the number of segments: the largest UDP payload over IPv4.
-const BATCH_MAX_BYTES: usize = 65_507;
-
 /// A UDP socket with segmentation offload both ways.
 ///
-/// Beyond quinn's own socket it does two things. It never hands the kernel a batch above 65,507 bytes: quinn batches ten
-/// segments whatever their size, which from an MTU of 6,551 on fails with EMSGSIZE, is taken for loss, and drops the path
-/// to an MTU of 1,200. And it asks for buffers of a chosen size and says when it did not get them.
+/// Beyond quinn's own socket it asks for buffers of a chosen size and says when it did not get them. It needs batches that
+/// the kernel takes; [`Batching`](super::Batching) makes them.
 pub(super) struct Socket {
     io: UdpSocket,
     state: UdpSocketState,
@@ -43,11 +39,6 @@ impl Socket {
         let io = UdpSocket::from_std(socket.into())?;
         Ok(Self { state: UdpSocketState::new((&io).into())?, io, payload_max })
     }
-
-    fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.io
-            .try_io(Interest::WRITABLE, || self.state.send((&self.io).into(), transmit))
-    }
 }
 
 impl AsyncUdpSocket for Socket {
@@ -55,19 +46,9 @@ impl AsyncUdpSocket for Socket {
         Box::pin(Writable { socket: self, waiting: None })
     }
 
-    /// When the socket fills up between two parts of a batch, quinn sends the whole batch again later. The receiver then
-    /// has some packets twice, which QUIC drops by their number.
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        match transmit.segment_size {
-            Some(segment) if transmit.contents.len() > BATCH_MAX_BYTES => {
-                let batch = batch_bytes(transmit.contents.len(), segment);
-                transmit.contents.chunks(batch).try_for_each(|contents| {
-                    let segment_size = (contents.len() > segment).then_some(segment);
-                    self.send(&Transmit { contents, segment_size, ..*transmit })
-                })
-            }
-            _ => self.send(transmit),
-        }
+        self.io
+            .try_io(Interest::WRITABLE, || self.state.send((&self.io).into(), transmit))
     }
 
     fn poll_recv(
@@ -112,14 +93,6 @@ impl fmt::Debug for Socket {
             .field("local", &self.io.local_addr().ok())
             .finish_non_exhaustive()
     }
-}
-
-/// The size of the equal batches that `bytes` in segments of `segment` are sent in, each as large as the kernel takes.
-fn batch_bytes(bytes: usize, segment: usize) -> usize {
-    let segments = bytes.div_ceil(segment);
-    let per_batch = (BATCH_MAX_BYTES / segment).max(1);
-    let batches = segments.div_ceil(per_batch);
-    segments.div_ceil(batches) * segment
 }
 
 /// How many datagrams of `payload_max` together have room for every batch the kernel coalesces: 64 KiB, and one more for
@@ -177,18 +150,6 @@ impl fmt::Debug for Writable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Whatever quinn batches: every part is within the kernel's bound, made of whole segments, and nothing is lost.
-        #[test]
-        fn batches_fit_the_kernel(segment in 1_200usize..=65_000, segments in 1usize..=64, last in 1usize..=65_000) {
-            let bytes = (segments - 1) * segment + last.min(segment);
-            prop_assume!(bytes > BATCH_MAX_BYTES);
-            let batch = batch_bytes(bytes, segment);
-            prop_assert!(batch <= BATCH_MAX_BYTES && batch.is_multiple_of(segment) && batch > 0);
-        }
-    }
 
     /// A receive buffer shorter than a coalesced batch cuts it, and every datagram behind the cut is lost.
     #[test]
@@ -196,33 +157,5 @@ mod tests {
         for payload_max in [1_200, 1_452, 1_472, 8_972, 65_000] {
             assert!(segments_received(payload_max) * usize::from(payload_max) >= 65_536);
         }
-    }
-
-    #[tokio::test]
-    async fn a_jumbo_batch_arrives_whole() {
-        let bind = || Socket::bind("127.0.0.1:0".parse().unwrap(), 4 << 20, 65_000).unwrap();
-        let (a, b) = (bind(), bind());
-        let contents: Vec<u8> = (0..10 * 8_972).map(|i| (i / 8_972) as u8).collect();
-        let destination = b.local_addr().unwrap();
-        let transmit =
-            Transmit { destination, ecn: None, contents: &contents, segment_size: Some(8_972), src_ip: None };
-        a.io.writable().await.unwrap();
-        a.try_send(&transmit).unwrap();
-        let mut got = Vec::new();
-        while got.len() < contents.len() {
-            let mut buf = vec![0; 1 << 17];
-            let mut meta = [RecvMeta::default()];
-            let receive =
-                std::future::poll_fn(|cx| b.poll_recv(cx, &mut [IoSliceMut::new(&mut buf)], &mut meta));
-            assert_eq!(
-                tokio::time::timeout(std::time::Duration::from_secs(5), receive)
-                    .await
-                    .unwrap()
-                    .unwrap(),
-                1
-            );
-            got.extend_from_slice(&buf[..meta[0].len]);
-        }
-        assert_eq!(got, contents);
     }
 }

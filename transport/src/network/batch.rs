@@ -1,0 +1,240 @@
+//! What is held back for one destination, until it is worth a system call.
+
+use quinn::udp::{EcnCodepoint, Transmit};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+/// The most bytes one system call may send, whatever the number of segments: the largest UDP payload over IPv4.
+pub(super) const BATCH_MAX_BYTES: usize = 65_507;
+
+/// What quinn sends at once at most (its `MAX_TRANSMIT_SEGMENTS`). A transmit of fewer segments is the end of a burst, or
+/// a small message that nothing follows: it waits for nobody.
+const BURST_SEGMENTS: usize = 10;
+
+/// Datagrams for one destination that QUIC has sent and that the kernel has not got yet.
+///
+/// A system call costs as much as encrypting a dozen packets of 1,472 bytes. quinn hands ten at a time to its socket,
+/// and the kernel takes 44. So transmits of ten full segments are collected, in the hope of more. That hope grows
+/// with success: the first batch of a burst goes out after one transmit, the next after two, then four. Whatever is shorter
+/// than ten segments closes the batch and goes out at once, and costs what it costs without a batch.
+///
+/// It decides; `send` does. A `send` that fails with `WouldBlock` has taken nothing.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    kind: Option<Kind>,
+    /// Datagrams of `kind`, all full but perhaps the last. Those before `sent` are gone.
+    bytes: Vec<u8>,
+    sent: usize,
+    /// How many full batches left in a row.
+    streak: u32,
+    /// Rises with whatever is taken or sent, so that a look can tell whether anything happened since the last.
+    changes: u64,
+}
+
+/// What all datagrams of a system call have in common.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Kind {
+    destination: SocketAddr,
+    source: Option<IpAddr>,
+    ecn: Option<EcnCodepoint>,
+    segment: usize,
+}
+
+impl Batch {
+    /// Takes `transmit`: all of it is sent, held, or both. `segments_max` is what the kernel takes in a call.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing of it was taken, and the caller may offer it again.
+    pub(super) fn take(
+        &mut self,
+        transmit: &Transmit<'_>,
+        segments_max: usize,
+        mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.changes += 1;
+        if !self.is_empty() && !self.continues(transmit) {
+            self.flush(segments_max, &mut send)?;
+        }
+        match self.is_empty() && !is_worth_holding(transmit, segments_max) {
+            true => self.pass_through(transmit, segments_max, send),
+            false => self.append(transmit, segments_max, send),
+        }
+    }
+
+    /// Sends what is held, because nothing more came.
+    ///
+    /// # Errors
+    /// `WouldBlock`: the rest is still held.
+    pub(super) fn flush(
+        &mut self,
+        segments_max: usize,
+        mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.streak = 0;
+        let sent = self.send_all(segments_max, &mut send);
+        self.tidy();
+        sent
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// While something is held: a number that is the same as before when nothing was taken or sent since.
+    pub(super) fn look(&self) -> Option<u64> {
+        (!self.is_empty()).then_some(self.changes)
+    }
+
+    /// Whether `transmit` may go into one system call with what is held: alike, or one last datagram that is shorter; and
+    /// behind whole segments alone, because the kernel cuts by length.
+    fn continues(&self, transmit: &Transmit<'_>) -> bool {
+        let (Some(held), new) = (self.kind, Kind::of(transmit)) else { return false };
+        let is_open = self.bytes.len().is_multiple_of(held.segment);
+        let is_tail = transmit.segment_size.is_none() && new.segment <= held.segment;
+        is_open && (new == held || is_tail && new == Kind { segment: new.segment, ..held })
+    }
+
+    /// Sends `transmit` without copying it; of one that the socket takes in part, the rest is held.
+    fn pass_through(
+        &mut self,
+        transmit: &Transmit<'_>,
+        segments_max: usize,
+        mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let kind = Kind::of(transmit);
+        let equal = equal_batch_bytes(transmit.contents.len(), kind.segment, segments_max);
+        let mut sent = 0;
+        for contents in transmit.contents.chunks(equal) {
+            match send(&kind.transmit(contents)) {
+                Ok(()) => sent += contents.len(),
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        self.kind = Some(kind);
+        self.bytes.extend_from_slice(&transmit.contents[sent..]);
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        transmit: &Transmit<'_>,
+        segments_max: usize,
+        mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let held = self.bytes.len();
+        let kind = *match self.is_empty() {
+            true => self.kind.insert(Kind::of(transmit)),
+            false => self.kind.get_or_insert(Kind::of(transmit)),
+        };
+        self.bytes.extend_from_slice(transmit.contents);
+        let more_may_come = Kind::of(transmit) == kind && is_worth_holding(transmit, segments_max);
+        let sent = match more_may_come {
+            true => self.send_full_batches(segments_max, &mut send),
+            false => self.send_all(segments_max, &mut send),
+        };
+        // When a part of it is gone, it must not be offered again: then the rest is held.
+        let refused = sent.is_err() && self.sent <= held;
+        if refused {
+            self.bytes.truncate(held);
+        }
+        self.tidy();
+        if refused { sent } else { Ok(()) }
+    }
+
+    /// Sends as long as there is enough for a batch of the size that the streak hopes for.
+    fn send_full_batches(
+        &mut self,
+        segments_max: usize,
+        send: &mut impl FnMut(&Transmit<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        while let Some(kind) = self.kind {
+            let hoped = BURST_SEGMENTS << self.streak.min(3);
+            let batch = hoped.min(batch_segments(kind.segment, segments_max)) * kind.segment;
+            if self.bytes.len() - self.sent < batch {
+                break;
+            }
+            self.send_one(batch, kind, send)?;
+            self.streak += 1;
+        }
+        Ok(())
+    }
+
+    /// Sends everything, in batches as large as the kernel takes.
+    fn send_all(
+        &mut self,
+        segments_max: usize,
+        send: &mut impl FnMut(&Transmit<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        while let (Some(kind), true) = (self.kind, self.sent < self.bytes.len()) {
+            let batch = batch_segments(kind.segment, segments_max) * kind.segment;
+            self.send_one(batch.min(self.bytes.len() - self.sent), kind, send)?;
+        }
+        Ok(())
+    }
+
+    fn send_one(
+        &mut self,
+        size: usize,
+        kind: Kind,
+        send: &mut impl FnMut(&Transmit<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        send(&kind.transmit(&self.bytes[self.sent..self.sent + size]))?;
+        self.sent += size;
+        self.changes += 1;
+        Ok(())
+    }
+
+    /// Forgets what is gone. The rest, less than a batch mostly, moves to the front.
+    fn tidy(&mut self) {
+        self.bytes.drain(..self.sent);
+        self.sent = 0;
+    }
+}
+
+impl Kind {
+    fn of(transmit: &Transmit<'_>) -> Self {
+        Self {
+            destination: transmit.destination,
+            source: transmit.src_ip,
+            ecn: transmit.ecn,
+            segment: transmit.segment_size.unwrap_or(transmit.contents.len()).max(1),
+        }
+    }
+
+    fn transmit(self, contents: &[u8]) -> Transmit<'_> {
+        Transmit {
+            destination: self.destination,
+            ecn: self.ecn,
+            contents,
+            segment_size: (contents.len() > self.segment).then_some(self.segment),
+            src_ip: self.source,
+        }
+    }
+}
+
+/// Whether more like `transmit` is likely to follow, and would fit into the same system call. Of jumbo packets the kernel
+/// takes no more than quinn sends.
+fn is_worth_holding(transmit: &Transmit<'_>, segments_max: usize) -> bool {
+    let segment = Kind::of(transmit).segment;
+    transmit.contents.len() >= BURST_SEGMENTS * segment
+        && transmit.contents.len().is_multiple_of(segment)
+        && batch_segments(segment, segments_max) > BURST_SEGMENTS
+}
+
+/// How many segments go into one system call.
+fn batch_segments(segment: usize, segments_max: usize) -> usize {
+    (BATCH_MAX_BYTES / segment).clamp(1, segments_max.max(1))
+}
+
+/// The size of the equal batches that `bytes` in segments of `segment` are sent in.
+fn equal_batch_bytes(bytes: usize, segment: usize, segments_max: usize) -> usize {
+    let segments = bytes.div_ceil(segment).max(1);
+    let batches = segments.div_ceil(batch_segments(segment, segments_max));
+    segments.div_ceil(batches) * segment
+}
+
+#[cfg(test)]
+mod tests;

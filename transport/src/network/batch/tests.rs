@@ -1,0 +1,230 @@
+use super::*;
+use proptest::prelude::*;
+
+/// A socket that takes a number of calls, then says `WouldBlock` until it is given room again.
+#[derive(Debug, Default)]
+struct Wire {
+    room: usize,
+    calls: Vec<(Option<EcnCodepoint>, usize, Vec<u8>)>,
+}
+
+impl Wire {
+    fn with_room(room: usize) -> Self {
+        Self { room, calls: vec![] }
+    }
+
+    fn send(&mut self, transmit: &Transmit<'_>) -> io::Result<()> {
+        if self.room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.room -= 1;
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
+        self.calls.push((transmit.ecn, segment, transmit.contents.to_vec()));
+        Ok(())
+    }
+
+    /// The number in front of each datagram, as the kernel would cut them.
+    fn datagrams(&self) -> Vec<(u32, usize)> {
+        let cut = |(_, segment, bytes): &(_, usize, Vec<u8>)| -> Vec<(u32, usize)> {
+            bytes
+                .chunks(*segment)
+                .map(|datagram| (number(datagram), datagram.len()))
+                .collect()
+        };
+        self.calls.iter().flat_map(cut).collect()
+    }
+
+    fn segments(&self) -> Vec<usize> {
+        self.calls
+            .iter()
+            .map(|(_, segment, bytes)| bytes.len().div_ceil(*segment))
+            .collect()
+    }
+}
+
+fn number(datagram: &[u8]) -> u32 {
+    u32::from_le_bytes(datagram[..4].try_into().expect("each datagram begins with its number"))
+}
+
+/// `count` datagrams of `segment` bytes, numbered from `first`; the last one of `last` bytes.
+fn datagrams(first: u32, count: usize, segment: usize, last: usize) -> Vec<u8> {
+    let mut bytes = vec![0; (count - 1) * segment + last];
+    for (number, datagram) in (first..).zip(bytes.chunks_mut(segment)) {
+        datagram[..4].copy_from_slice(&number.to_le_bytes());
+    }
+    bytes
+}
+
+fn transmit(contents: &[u8], segment: usize) -> Transmit<'_> {
+    Transmit {
+        destination: ([10, 0, 0, 1], 4747).into(),
+        ecn: Some(EcnCodepoint::Ect0),
+        contents,
+        segment_size: (contents.len() > segment).then_some(segment),
+        src_ip: None,
+    }
+}
+
+const ETHERNET: usize = 1_472;
+const KERNEL_MAX: usize = 64;
+
+/// A stream of full bursts leaves in ever larger batches, up to what the kernel takes.
+#[test]
+fn batches_grow() {
+    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    for round in 0..20 {
+        let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
+        batch
+            .take(&transmit(&burst, ETHERNET), KERNEL_MAX, |t| wire.send(t))
+            .expect("there is room");
+    }
+    assert_eq!(wire.segments(), [10, 20, 40, 44, 44], "and 42 are held");
+    batch.flush(KERNEL_MAX, |t| wire.send(t)).expect("there is room");
+    assert_eq!(wire.datagrams().len(), 200);
+    let burst = datagrams(200, 10, ETHERNET, ETHERNET);
+    batch
+        .take(&transmit(&burst, ETHERNET), KERNEL_MAX, |t| wire.send(t))
+        .expect("there is room");
+    assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst waits for nobody");
+}
+
+/// What is shorter than a burst is sent by the call that brings it, with what is held in front of it.
+#[test]
+fn small_ones_wait_for_nobody() {
+    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let mut take = |first, count, last| {
+        let bytes = datagrams(first, count, ETHERNET, last);
+        batch
+            .take(&transmit(&bytes, ETHERNET), KERNEL_MAX, |t| wire.send(t))
+            .expect("there is room");
+        batch.is_empty()
+    };
+    assert!(take(0, 1, 60));
+    assert!(take(1, 9, ETHERNET));
+    assert!(take(10, 10, ETHERNET), "the first burst");
+    assert!(!take(20, 10, ETHERNET));
+    assert!(take(30, 1, 60), "one short datagram closes the batch");
+    assert!(!take(31, 10, ETHERNET));
+    assert!(take(41, 10, 700), "so does a burst whose last datagram is short");
+    assert_eq!(wire.segments(), [1, 9, 10, 11, 20]);
+}
+
+/// The kernel cuts by length, so nothing may come behind a short datagram; and calls have one mark and one segment size.
+#[test]
+fn unlike_ones_are_kept_apart() {
+    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    let bursts: Vec<_> = (0..4).map(|round| datagrams(round * 10, 10, 1_200, 1_200)).collect();
+    let mut take = |transmit: &Transmit<'_>| {
+        batch.take(transmit, KERNEL_MAX, |t| wire.send(t)).expect("there is room");
+    };
+    take(&transmit(&bursts[0], 1_200));
+    take(&transmit(&bursts[1], 1_200));
+    take(&Transmit { ecn: None, ..transmit(&bursts[2], 1_200) });
+    let larger = datagrams(30, 1, ETHERNET, ETHERNET);
+    take(&transmit(&larger, ETHERNET));
+    assert_eq!(wire.segments(), [10, 10, 10, 1]);
+    let marks: Vec<_> = wire.calls.iter().map(|call| call.0.is_some()).collect();
+    assert_eq!(marks, [true, true, false, true]);
+}
+
+/// quinn batches ten segments whatever their size. Jumbo ones are sent as equal batches below the kernel's bound.
+#[test]
+fn jumbo_bursts_are_split_and_not_held() {
+    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    for (segment, expected) in [(8_972, vec![5, 5]), (65_000, vec![1; 10])] {
+        let burst = datagrams(0, 10, segment, segment);
+        batch
+            .take(&transmit(&burst, segment), KERNEL_MAX, |t| wire.send(t))
+            .expect("there is room");
+        assert!(batch.is_empty());
+        assert_eq!(
+            std::mem::take(&mut wire.calls)
+                .iter()
+                .map(|c| c.2.len() / segment)
+                .collect::<Vec<_>>(),
+            expected
+        );
+    }
+}
+
+/// A kernel that cannot segment, or stops to: every datagram is a call.
+#[test]
+fn without_offload_nothing_is_held() {
+    let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
+    for round in 0..3 {
+        let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
+        let segments_max = if round == 2 { 1 } else { KERNEL_MAX };
+        batch
+            .take(&transmit(&burst, ETHERNET), segments_max, |t| wire.send(t))
+            .expect("there is room");
+    }
+    assert_eq!(wire.segments(), [vec![10], vec![1; 20]].concat());
+    assert!(batch.is_empty());
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// So many datagrams of one of three sizes, the last one shorter by so much.
+    Burst {
+        count: usize,
+        size: usize,
+        short: usize,
+        marked: bool,
+    },
+    Flush,
+    /// The socket takes so many calls more.
+    Room(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let burst = (1usize..=10, 0usize..3, 0usize..1_000, prop::bool::weighted(0.9));
+    let burst = burst.prop_map(|(count, size, short, marked)| Step::Burst { count, size, short, marked });
+    let full = Just(Step::Burst { count: 10, size: 0, short: 0, marked: true });
+    let step =
+        prop_oneof![6 => full, 3 => burst, 1 => Just(Step::Flush), 3 => (0usize..4).prop_map(Step::Room)];
+    prop::collection::vec(step, 1..80)
+}
+
+proptest! {
+    /// Whatever quinn sends and whenever the socket blocks: every datagram that was taken leaves once, in order and
+    /// whole; every call is within the kernel's bounds; and a transmit that was refused has not left in part.
+    #[test]
+    fn every_datagram_once_and_in_order(steps in steps(), segments_max in prop::sample::select(vec![1, 7, 16, 64])) {
+        let (mut batch, mut wire) = (Batch::default(), Wire::with_room(2));
+        let mut taken = Vec::new();
+        for step in steps {
+            match step {
+                Step::Room(more) => wire.room += more,
+                Step::Flush => drop(batch.flush(segments_max, |t| wire.send(t))),
+                Step::Burst { count, size, short, marked } => {
+                    let segment = [ETHERNET, 1_200, 8_972][size];
+                    let bytes = datagrams(taken.len() as u32, count, segment, segment - short);
+                    let ecn = marked.then_some(EcnCodepoint::Ect0);
+                    let transmit = Transmit { ecn, ..transmit(&bytes, segment) };
+                    let result = batch.take(&transmit, segments_max, |t| wire.send(t));
+                    if result.is_ok() {
+                        let lengths = bytes.chunks(segment).map(<[u8]>::len);
+                        taken.extend((taken.len() as u32..).zip(lengths));
+                    }
+                }
+            }
+            let left = wire.datagrams();
+            prop_assert_eq!(&left[..], &taken[..left.len()]);
+        }
+        wire.room = usize::MAX;
+        batch.flush(segments_max, |t| wire.send(t)).expect("there is room");
+        prop_assert_eq!(wire.datagrams(), taken);
+        prop_assert!(batch.is_empty());
+        for (_, segment, bytes) in &wire.calls {
+            prop_assert!(bytes.len() <= BATCH_MAX_BYTES && bytes.len().div_ceil(*segment) <= segments_max);
+        }
+    }
+
+    /// The parts of a batch that is too large are equal, whole and within the bound.
+    #[test]
+    fn equal_parts(segment in 1_200usize..=65_000, segments in 1usize..=64, last in 1usize..=65_000, max in 1usize..=64) {
+        let bytes = (segments - 1) * segment + last.min(segment);
+        let part = equal_batch_bytes(bytes, segment, max);
+        prop_assert!(part <= BATCH_MAX_BYTES && part.is_multiple_of(segment) && part > 0 && part / segment <= max);
+    }
+}

@@ -1,0 +1,242 @@
+use super::super::socket::Socket;
+use super::*;
+use std::time::Duration;
+use tokio::{task::yield_now, time::timeout};
+
+/// A socket that writes down what it is given, takes a number of calls, and then blocks until it is given room.
+#[derive(Debug)]
+struct Recorder {
+    state: Mutex<State>,
+    room: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct State {
+    room: usize,
+    calls: Vec<(u16, usize)>,
+}
+
+impl Recorder {
+    fn with_room(room: usize) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(State { room, calls: vec![] }), room: Arc::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_room(&self, calls: usize) {
+        self.state().room += calls;
+        self.room.notify_one();
+    }
+
+    /// The peer's port and the number of segments of each call so far.
+    fn calls(&self) -> Vec<(u16, usize)> {
+        self.state().calls.clone()
+    }
+}
+
+impl AsyncUdpSocket for Recorder {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(RoomPoller(self))
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let mut state = self.state();
+        if state.room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        state.room -= 1;
+        let segments = transmit.contents.len() / transmit.segment_size.unwrap_or(transmit.contents.len());
+        state.calls.push((transmit.destination.port(), segments));
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        _: &mut Context<'_>,
+        _: &mut [IoSliceMut<'_>],
+        _: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Pending
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(([127, 0, 0, 1], 1).into())
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        64
+    }
+}
+
+#[derive(Debug)]
+struct RoomPoller(Arc<Recorder>);
+
+impl UdpPoller for RoomPoller {
+    fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.0.state().room > 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let (waker, room) = (cx.waker().clone(), Arc::clone(&self.0.room));
+        tokio::spawn(async move {
+            room.notified().await;
+            waker.wake();
+        });
+        Poll::Pending
+    }
+}
+
+/// A burst as quinn hands it over: ten datagrams of an Ethernet.
+fn send_burst(socket: &Batching, port: u16) -> io::Result<()> {
+    socket.try_send(&Transmit {
+        destination: ([127, 0, 0, 1], port).into(),
+        ecn: None,
+        contents: &[0; 14_720],
+        segment_size: Some(1_472),
+        src_ip: None,
+    })
+}
+
+/// Lets every task that is ready run a few times.
+async fn let_others_run() {
+    for _ in 0..8 {
+        yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_leaves_when_nothing_follows() {
+    let recorder = Recorder::with_room(usize::MAX);
+    let socket = Batching::over(recorder.clone());
+    for _ in 0..2 {
+        send_burst(&socket, 7).expect("there is room");
+    }
+    assert_eq!(recorder.calls(), [(7, 10)], "the second is held");
+    let_others_run().await;
+    assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
+}
+
+/// A sender that has more to send at every turn is not cut short by the flush.
+#[tokio::test]
+async fn what_follows_at_once_joins_the_batch() {
+    let recorder = Recorder::with_room(usize::MAX);
+    let socket = Batching::over(recorder.clone());
+    for _ in 0..15 {
+        send_burst(&socket, 7).expect("there is room");
+        yield_now().await;
+    }
+    assert_eq!(recorder.calls(), [(7, 10), (7, 20), (7, 40), (7, 44)]);
+}
+
+#[tokio::test]
+async fn peers_do_not_mix() {
+    let recorder = Recorder::with_room(usize::MAX);
+    let socket = Batching::over(recorder.clone());
+    for _ in 0..3 {
+        send_burst(&socket, 7).expect("there is room");
+        send_burst(&socket, 8).expect("there is room");
+    }
+    assert_eq!(recorder.calls(), [(7, 10), (8, 10), (7, 20), (8, 20)]);
+}
+
+/// While the socket blocks, the flush waits for it; it neither spins nor forgets.
+#[tokio::test]
+async fn a_blocked_flush_goes_on_when_there_is_room() {
+    let recorder = Recorder::with_room(1);
+    let socket = Batching::over(recorder.clone());
+    for _ in 0..2 {
+        send_burst(&socket, 7).expect("held");
+    }
+    let_others_run().await;
+    assert_eq!(recorder.calls(), [(7, 10)]);
+    recorder.give_room(1);
+    let_others_run().await;
+    assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
+}
+
+/// What a full socket refuses is not held as well: quinn offers it again, and it must not leave twice.
+#[tokio::test]
+async fn what_is_refused_is_not_held() {
+    let recorder = Recorder::with_room(0);
+    let socket = Batching::over(recorder.clone());
+    let refused = send_burst(&socket, 7).expect_err("there is no room");
+    assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+    recorder.give_room(10);
+    let_others_run().await;
+    assert_eq!(recorder.calls(), []);
+}
+
+#[tokio::test]
+async fn dropping_the_socket_sends_what_is_held() {
+    let recorder = Recorder::with_room(usize::MAX);
+    let socket = Batching::over(recorder.clone());
+    for _ in 0..2 {
+        send_burst(&socket, 7).expect("there is room");
+    }
+    drop(socket);
+    assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
+    let_others_run().await;
+    assert_eq!(Arc::strong_count(&recorder), 1, "the task ended, and holds no socket");
+}
+
+/// A server has thousands of peers in its life. The memory of those that are quiet goes to those that are not.
+#[tokio::test]
+async fn lines_are_bounded() {
+    let recorder = Recorder::with_room(usize::MAX);
+    let socket = Batching::over(recorder.clone());
+    let ports = 1..=2 * LINES_MAX as u16;
+    for port in ports.clone() {
+        send_burst(&socket, port).expect("there is room");
+    }
+    let lines = || socket.lines.read().unwrap_or_else(PoisonError::into_inner).len();
+    assert_eq!(lines(), LINES_MAX);
+    assert_eq!(recorder.calls().len(), ports.len());
+}
+
+#[test]
+fn without_a_runtime_nothing_is_held() {
+    let recorder = Recorder::with_room(usize::MAX);
+    let socket = Batching::over(recorder.clone());
+    for _ in 0..2 {
+        send_burst(&socket, 7).expect("there is room");
+    }
+    assert_eq!(recorder.calls(), [(7, 10), (7, 10)]);
+}
+
+/// quinn's ten segments of a jumbo frame are more than the kernel takes at once.
+#[tokio::test]
+async fn a_jumbo_burst_arrives_whole() {
+    let bind = || {
+        let address = ([127, 0, 0, 1], 0).into();
+        Arc::new(Socket::bind(address, 4 << 20, 65_000).expect("loopback has ports left"))
+    };
+    let (sender, receiver) = (bind(), bind());
+    let contents: Vec<u8> = (0..10 * 8_972).map(|i| (i / 8_972) as u8).collect();
+    let transmit = Transmit {
+        destination: receiver.local_addr().expect("it is bound"),
+        ecn: None,
+        contents: &contents,
+        segment_size: Some(8_972),
+        src_ip: None,
+    };
+    let mut poller = Arc::clone(&sender).create_io_poller();
+    let writable = poll_fn(|cx| poller.as_mut().poll_writable(cx));
+    timeout(DEADLINE, writable)
+        .await
+        .expect("a new socket has room")
+        .expect("it is whole");
+    Batching::over(sender).try_send(&transmit).expect("the kernel takes each part");
+    let mut got = Vec::new();
+    while got.len() < contents.len() {
+        let mut buf = vec![0; 1 << 17];
+        let mut meta = [RecvMeta::default()];
+        let receive = poll_fn(|cx| receiver.poll_recv(cx, &mut [IoSliceMut::new(&mut buf)], &mut meta));
+        let received = timeout(DEADLINE, receive).await.expect("all of it arrives");
+        assert_eq!(received.expect("nothing fails"), 1);
+        got.extend_from_slice(&buf[..meta[0].len]);
+    }
+    assert_eq!(got, contents);
+}
+
+const DEADLINE: Duration = Duration::from_secs(5);
