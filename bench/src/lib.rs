@@ -4,18 +4,24 @@
 //! - [`cpu`] and [`stats`] measure and summarise.
 //! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`] and [`stock_quinn`] offer it.
 //! - [`raw`] is the harness that compares them, in pairs, in processes of their own.
+//! - [`command`] is all of it as subcommands: of `tensor-relay-bench`, and of `tensor-relay` below `bench`.
 //!
 //! Every command runs on one thread unless it says otherwise, because that is what the rival is fastest with and what
 //! makes CPU seconds comparable.
 
 #![forbid(unsafe_code)]
 
+pub mod command;
 pub mod contender;
 pub mod cpu;
+mod date;
 #[cfg(feature = "gpu")]
 pub mod gpu;
-mod network;
+mod machine;
+pub mod network;
 mod noise;
+pub mod origin;
+pub mod program;
 pub mod raw;
 pub mod relay;
 mod side;

@@ -7,9 +7,10 @@
 mod report;
 
 use crate::{
-    contender::{LOOPBACK_MTU, MTU_RANGE, Ready, Received, Sent},
+    contender::{Ready, Received, Sent},
     cpu,
-    network::Network,
+    network::{End, Network, NetworkArgs},
+    program::Program,
     side::Side,
     size,
 };
@@ -29,9 +30,9 @@ pub struct RawArgs {
     /// How many pairs of runs. From six on, the interval reaches 95 %.
     #[arg(long, default_value_t = 5)]
     pub pairs: u32,
-    /// The UDP payload of a full packet.
-    #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE))]
-    pub mtu: u16,
+    /// What lies between the sides.
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// The program that runs tensor-relay, if not this one: another build of it.
     #[arg(long)]
     pub relay: Option<PathBuf>,
@@ -41,21 +42,18 @@ pub struct RawArgs {
     /// Runs one contender alone.
     #[arg(long, value_parser = [RELAY, RIVAL, SMALL])]
     pub only: Option<String>,
-    /// Puts the two sides into network namespaces joined by a virtual cable of the right MTU. Needs root and `ip`.
-    #[arg(long)]
-    pub namespaces: bool,
     /// Also writes everything that was measured to this file.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
 
-/// Compares and prints a table.
+/// Compares and prints a table. `this` is the program that runs, to be started again for each side.
 ///
 /// # Errors
 /// When a side does not start, stops talking, or ends; it and all others are then killed.
-pub async fn run(args: RawArgs) -> Result<()> {
-    let contenders = contenders(&args)?;
-    let network = Network::new(args.namespaces, args.mtu)?;
+pub async fn run(args: RawArgs, this: &Program) -> Result<()> {
+    let contenders = contenders(&args, this);
+    let network = Network::new(&args.network)?;
     let mut report = Report::new(&args, contenders.iter().map(|c| c.name));
     for pair in 0..args.pairs {
         for (index, contender) in contenders.iter().enumerate() {
@@ -76,18 +74,18 @@ pub async fn run(args: RawArgs) -> Result<()> {
 /// [`contender`](crate::contender).
 struct Contender {
     name: &'static str,
-    program: PathBuf,
+    program: Program,
     serve: &'static [&'static str],
     receive: &'static [&'static str],
 }
 
 /// A, then B; or the one that was asked for.
-fn contenders(args: &RawArgs) -> Result<Vec<Contender>> {
-    let this = std::env::current_exe().context("cannot find this program to start it again")?;
+fn contenders(args: &RawArgs, this: &Program) -> Vec<Contender> {
+    let other_build = args.relay.as_ref().map(|executable| Program::new(executable, &[]));
     let all = [
         Contender {
             name: RELAY,
-            program: args.relay.clone().unwrap_or_else(|| this.clone()),
+            program: other_build.unwrap_or_else(|| this.clone()),
             serve: &["relay", "serve"],
             receive: &["relay", "receive"],
         },
@@ -99,7 +97,7 @@ fn contenders(args: &RawArgs) -> Result<Vec<Contender>> {
         },
         Contender {
             name: SMALL,
-            program: this,
+            program: this.clone(),
             serve: &["relay", "serve", "--tensors=10000"],
             receive: &["relay", "receive"],
         },
@@ -108,24 +106,26 @@ fn contenders(args: &RawArgs) -> Result<Vec<Contender>> {
         Some(only) => only == contender.name,
         None => [RELAY, args.rival.as_str()].contains(&contender.name),
     };
-    Ok(all.into_iter().filter(wanted).collect())
+    all.into_iter().filter(wanted).collect()
 }
 
 /// Runs both sides of `contender` for one warm-up and `args.rounds` more rounds.
 async fn measure(contender: &Contender, args: &RawArgs, network: &Network) -> Result<Run> {
     let name = |role| format!("{} {role}", contender.name);
-    let load = [option("bytes", args.size), option("mtu", args.mtu)];
+    let words = |role: &[&str], options: Vec<OsString>| {
+        let load = [option("bytes", args.size), option("mtu", args.network.mtu)];
+        role.iter().map(OsString::from).chain(load).chain(options).collect::<Vec<_>>()
+    };
 
     let listen = option("listen", format_args!("{}:0", network.server_ip()));
-    let serve = network.server_command(&contender.program);
-    let mut server = Side::start(name("serve"), serve, contender.serve, [&load[..], &[listen]].concat())?;
+    let serve = network.command(End::Serving, &contender.program);
+    let mut server = Side::start(name("serve"), serve, &words(contender.serve, vec![listen]))?;
     let ready: Ready = server.line(READY_DEADLINE).await?;
 
     let connect = option("connect", format_args!("{}:{}", network.server_ip(), ready.port));
     let rounds = option("rounds", args.rounds + 1);
-    let receive = network.client_command(&contender.program);
-    let options = [&load[..], &[connect, rounds]].concat();
-    let mut client = Side::start(name("receive"), receive, contender.receive, options)?;
+    let receive = network.command(End::Receiving, &contender.program);
+    let mut client = Side::start(name("receive"), receive, &words(contender.receive, vec![connect, rounds]))?;
 
     round(&mut client, &mut server).await?;
     let mut run = Run::default();

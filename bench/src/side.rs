@@ -1,5 +1,6 @@
 //! One process of a contender.
 
+use crate::command::END_WITH_STDIN;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use std::{ffi::OsString, process::Stdio, time::Duration};
@@ -20,14 +21,9 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Starts `command` (which already names the program) with `role` and `options`; `name` is for messages.
-    pub(crate) fn start(
-        name: String,
-        mut command: Command,
-        role: &[&str],
-        options: Vec<OsString>,
-    ) -> Result<Self> {
-        command.arg(END_WITH_STDIN).args(role).args(options);
+    /// Starts `command`, which names the program, with `words`: its role and its options. `name` is for messages.
+    pub(crate) fn start(name: String, mut command: Command, words: &[OsString]) -> Result<Self> {
+        command.arg(END_WITH_STDIN).args(words);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let stdout = process.stdout.take().expect("its standard output was piped above");
@@ -62,9 +58,6 @@ impl Side {
     }
 }
 
-/// The option that tells a side to end when its standard input closes.
-pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,7 +66,7 @@ mod tests {
     fn side(script: &str) -> Side {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
-        Side::start("test".into(), shell, &[], vec![]).unwrap()
+        Side::start("test".into(), shell, &[]).unwrap()
     }
 
     async fn failure(script: &str, deadline: Duration) -> String {

@@ -1,7 +1,10 @@
 //! What was measured, as a table and as JSON.
 
 use super::RawArgs;
-use crate::stats::{PairedRatio, Summary};
+use crate::{
+    network::NetworkArgs,
+    stats::{PairedRatio, Summary},
+};
 use serde::Serialize;
 use std::fmt;
 
@@ -41,12 +44,12 @@ pub(super) struct Report {
 }
 
 /// What the numbers depend on, beside the machine.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Setting {
     size_bytes: u64,
     rounds: u32,
-    mtu: u16,
-    namespaces: bool,
+    #[serde(flatten)]
+    network: NetworkArgs,
 }
 
 /// The file that `--json` writes.
@@ -73,12 +76,7 @@ impl Report {
     /// An empty report on contenders with these `names`, A first.
     pub(super) fn new(args: &RawArgs, names: impl Iterator<Item = &'static str>) -> Self {
         Self {
-            setting: Setting {
-                size_bytes: args.size,
-                rounds: args.rounds,
-                mtu: args.mtu,
-                namespaces: args.namespaces,
-            },
+            setting: Setting { size_bytes: args.size, rounds: args.rounds, network: args.network.clone() },
             contenders: names.map(|name| (name, vec![])).collect(),
         }
     }
@@ -98,7 +96,7 @@ impl Report {
             runs,
         });
         Summarised {
-            setting: self.setting,
+            setting: self.setting.clone(),
             contenders: contenders.collect(),
             speed_ratio: self.ratio(GB_PER_S),
             cpu_ratio: self.ratio(CPU_S_PER_GIB),
@@ -117,11 +115,10 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setting { size_bytes, rounds, mtu, namespaces } = self.setting;
-        let network = if namespaces { "a virtual cable" } else { "loopback" };
-        let mib = size_bytes as f64 / f64::from(1 << 20);
+        let Setting { size_bytes, rounds, network } = &self.setting;
+        let mib = *size_bytes as f64 / f64::from(1 << 20);
         let summarised = self.summarised();
-        writeln!(f, "{mib} MiB over {network}, {mtu} bytes a packet, median of {rounds} rounds a run")?;
+        writeln!(f, "{mib} MiB over {network}, median of {rounds} rounds a run")?;
         writeln!(f, "{:<14} {:<26} CPU s/GiB, both sides", "contender", "GB/s (min to max)")?;
         for contender in &summarised.contenders {
             let (speed, cpu) = (cell(contender.gb_per_s), cell(contender.cpu_s_per_gib));
