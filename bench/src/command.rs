@@ -1,10 +1,12 @@
 //! The subcommands, for `tensor-relay-bench` and for `tensor-relay bench`.
 
 use crate::{
+    compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
     program::Program,
-    raw, relay,
+    relay,
     stock_quinn::{self, Congestion},
+    tcp::{self, Encryption},
 };
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
@@ -24,14 +26,18 @@ pub struct BenchArgs {
 /// What the harness can do, and the roles that it starts itself for.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Compares raw speed, in pairs.
-    Raw(raw::RawArgs),
+    /// Moves the same bytes through tensor-relay and through others, in turn, and compares.
+    #[command(alias = "raw")]
+    Compare(CompareArgs),
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
     Relay(Relay),
     /// One side of bare quinn. It accepts any certificate: for test networks only.
     #[command(subcommand, hide = true)]
     StockQuinn(StockQuinn),
+    /// One side of plain TCP, or of TLS over it, which accepts any certificate: for test networks only.
+    #[command(subcommand, hide = true)]
+    Tcp(Tcp),
 }
 
 /// The sides of tensor-relay.
@@ -66,6 +72,29 @@ pub enum StockQuinn {
     Receive(ReceiveArgs),
 }
 
+/// The sides of TCP.
+#[derive(Debug, Subcommand)]
+pub enum Tcp {
+    /// Holds bytes and sends them.
+    Serve {
+        /// What every serving side is told.
+        #[command(flatten)]
+        args: ServeArgs,
+        /// Plain or not.
+        #[command(flatten)]
+        encryption: Encryption,
+    },
+    /// Receives them, several times.
+    Receive {
+        /// What every receiving side is told.
+        #[command(flatten)]
+        args: ReceiveArgs,
+        /// Plain or not; the same as the serving side's.
+        #[command(flatten)]
+        encryption: Encryption,
+    },
+}
+
 /// How long a process may live.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Lifetime {
@@ -81,13 +110,15 @@ pub struct Lifetime {
 pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     args.lifetime.begin();
     match args.command {
-        Command::Raw(args) => until_interrupted(raw::run(args, &this)).await,
+        Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
         Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
         Command::Relay(Relay::Receive(args)) => relay::receive(args).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await
         }
         Command::StockQuinn(StockQuinn::Receive(args)) => stock_quinn::receive(args).await,
+        Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
+        Command::Tcp(Tcp::Receive { args, encryption }) => tcp::receive(args, encryption).await,
     }
 }
 
