@@ -3,6 +3,10 @@
 //! `serve` holds bytes and sends them to whoever asks; `receive` asks, several rounds on one connection, and puts them
 //! into memory that it has touched before. Each prints JSON, one object a line, on its standard output, so that a
 //! harness (or a person with `jq`) can read along; whatever else they have to say goes to standard error.
+//!
+//! Before the rounds, a receiving side may be told to ask for small messages, one after the other. Their latency is the
+//! time from when the serving side begins to send until the receiving side has the whole message: both are on one
+//! machine, have one clock, and the message carries the time at which it was begun. What asks for it is not measured.
 
 use crate::{cpu::Usage, size};
 use serde::{Deserialize, Serialize};
@@ -37,6 +41,9 @@ pub struct ReceiveArgs {
     /// How often to receive everything.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
+    /// How many messages of 4 KiB to ask for before that, to measure their latency.
+    #[arg(long, default_value_t = 0)]
+    pub small: u32,
 }
 
 /// The first line of a serving side: it holds its bytes and listens.
@@ -55,6 +62,22 @@ pub struct Sent {
     pub bytes: u64,
     /// The CPU seconds that this took, from the request to the last acknowledgement.
     pub cpu_s: f64,
+}
+
+/// A receiving side's line on small messages, if it was told to ask for any. Times are microseconds from the beginning
+/// of sending to having it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Small {
+    /// How many there were.
+    pub small: u32,
+    /// What half of them took at most.
+    pub p50_us: f64,
+    /// What 99 of 100 took at most.
+    pub p99_us: f64,
+    /// What the fastest took.
+    pub min_us: f64,
+    /// What the slowest took.
+    pub max_us: f64,
 }
 
 /// A receiving side's line after each round.

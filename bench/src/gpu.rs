@@ -5,7 +5,6 @@
 //! anew after each part.
 
 mod child;
-mod date;
 mod document;
 mod line;
 mod loopback;
@@ -22,6 +21,7 @@ mod table;
 pub use parts::{Job, Part};
 pub use place::Place;
 
+use crate::date;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use document::{Document, Findings};

@@ -2,24 +2,34 @@
 //!
 //! - [`workload`] generates a model's tensors from a seed: what `tensor-relay demo` moves, and what benchmarks move.
 //! - [`cpu`] and [`stats`] measure and summarise.
-//! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`] and [`stock_quinn`] offer it.
-//! - [`raw`] is the harness that compares them, in pairs, in processes of their own.
+//! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`],
+//!   [`stock_quinn`] and [`tcp`] offer it.
+//! - [`compare`] is the harness that compares them, side by side, in processes of their own.
+//! - [`command`] is all of it as subcommands: of `tensor-relay-bench`, and of `tensor-relay` below `bench`.
 //!
 //! Every command runs on one thread unless it says otherwise, because that is what the rival is fastest with and what
 //! makes CPU seconds comparable.
 
 #![forbid(unsafe_code)]
 
+pub mod command;
+pub mod compare;
 pub mod contender;
 pub mod cpu;
+mod date;
 #[cfg(feature = "gpu")]
 pub mod gpu;
-mod network;
+mod latency;
+mod machine;
+pub mod network;
 mod noise;
-pub mod raw;
+pub mod origin;
+pub mod program;
 pub mod relay;
 mod side;
 pub mod size;
 pub mod stats;
 pub mod stock_quinn;
+pub mod tcp;
+mod tls;
 pub mod workload;

@@ -1,10 +1,33 @@
 //! What lies between the two sides.
 
+use crate::{
+    contender::{LOOPBACK_MTU, MTU_RANGE},
+    program::Program,
+};
 use anyhow::{Context, Result, bail};
-use std::{ffi::OsStr, net::Ipv4Addr};
+use serde::{Deserialize, Serialize};
+use std::{ffi::OsStr, fmt, net::Ipv4Addr};
 use tokio::process::Command;
 
-/// The way from the serving to the receiving side.
+/// The network that is asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, clap::Args)]
+pub struct NetworkArgs {
+    /// Puts the two ends into network namespaces joined by a virtual cable of the right MTU. Needs root and `ip`.
+    #[arg(long)]
+    pub namespaces: bool,
+    /// The UDP payload of a full packet: the link's MTU minus 28.
+    #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE))]
+    pub mtu: u16,
+}
+
+/// Which end of the network a process is at. Bytes go from the serving to the receiving end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Serving,
+    Receiving,
+}
+
+/// The way from the serving to the receiving end.
 pub(crate) enum Network {
     /// The loopback device, whose MTU is 65,536.
     Loopback,
@@ -13,12 +36,15 @@ pub(crate) enum Network {
 }
 
 impl Network {
-    /// Prepares the network for UDP payloads of `mtu` bytes.
-    pub(crate) fn new(namespaces: bool, mtu: u16) -> Result<Self> {
-        if namespaces { Cable::new(mtu).map(Self::Cable) } else { Ok(Self::Loopback) }
+    /// Prepares the network that `args` ask for.
+    ///
+    /// # Errors
+    /// When a tool is missing, or the right to make namespaces.
+    pub(crate) fn new(args: &NetworkArgs) -> Result<Self> {
+        if args.namespaces { Cable::new(args.mtu).map(Self::Cable) } else { Ok(Self::Loopback) }
     }
 
-    /// Where the serving side listens.
+    /// Where what is at the serving end listens.
     pub(crate) fn server_ip(&self) -> Ipv4Addr {
         match self {
             Self::Loopback => Ipv4Addr::LOCALHOST,
@@ -26,20 +52,24 @@ impl Network {
         }
     }
 
-    /// A command that runs `program` where the serving side belongs.
-    pub(crate) fn server_command(&self, program: impl AsRef<OsStr>) -> Command {
+    /// A command that runs `program` at `end`.
+    pub(crate) fn command(&self, end: End, program: &Program) -> Command {
+        let mut words = program.words();
         match self {
-            Self::Loopback => Command::new(program),
-            Self::Cable(cable) => within(&cable.server, program),
+            Self::Loopback => {
+                let mut command = Command::new(words.next().expect("a program is at least its executable"));
+                command.args(words);
+                command
+            }
+            Self::Cable(cable) => cable.command(end, words),
         }
     }
+}
 
-    /// A command that runs `program` where the receiving side belongs.
-    pub(crate) fn client_command(&self, program: impl AsRef<OsStr>) -> Command {
-        match self {
-            Self::Loopback => Command::new(program),
-            Self::Cable(cable) => within(&cable.client, program),
-        }
+impl fmt::Display for NetworkArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let network = if self.namespaces { "a virtual cable" } else { "loopback" };
+        write!(f, "{network}, {} bytes a packet", self.mtu)
     }
 }
 
@@ -65,6 +95,17 @@ impl Cable {
         }
         Ok(cable)
     }
+
+    /// A command of `words` inside of the namespace at `end`. `ip` becomes the program, so its handle kills it.
+    fn command<'a>(&self, end: End, words: impl Iterator<Item = &'a OsStr>) -> Command {
+        let namespace = match end {
+            End::Serving => &self.server,
+            End::Receiving => &self.client,
+        };
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace]).args(words);
+        command
+    }
 }
 
 impl Drop for Cable {
@@ -75,13 +116,6 @@ impl Drop for Cable {
             }
         }
     }
-}
-
-/// A command that runs `program` inside of `namespace`. `ip` becomes the program, so its handle kills it.
-fn within(namespace: &str, program: impl AsRef<OsStr>) -> Command {
-    let mut command = Command::new("ip");
-    command.args(["netns", "exec", namespace]).arg(program);
-    command
 }
 
 /// Runs `ip`, which takes milliseconds.

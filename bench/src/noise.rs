@@ -1,5 +1,15 @@
 //! Random numbers that are looked up instead of drawn.
 
+use bytes::Bytes;
+
+/// `count` bytes of noise: no layer below can compress or deduplicate it.
+pub(crate) fn bytes(count: u64) -> Bytes {
+    let words = (0..count.div_ceil(8)).map(|index| at(0, index).to_le_bytes());
+    let mut memory = Vec::with_capacity(count as usize + 8);
+    words.for_each(|word| memory.extend_from_slice(&word));
+    Bytes::from(memory).slice(..count as usize)
+}
+
 /// The number at `index` of the endless sequence that `key` names.
 ///
 /// This is wyrand with the state computed from the index, so any number costs one multiplication wherever it lies. It

@@ -3,11 +3,14 @@
 //! A round is a subscription: from the request to the verified commit of the whole payload, into memory that earlier
 //! rounds have used. Bytes are noise, encryption and hashes are on, nothing is compressed.
 
+mod small;
+
 use crate::{
     contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
     noise,
 };
 use anyhow::{Context, Result, ensure};
+use small::SmallPublisher;
 use std::{convert::Infallible, path::PathBuf, time::Duration};
 use tensor_relay_client::{Client, Connector, Ticket, Topic, Tuning};
 use tensor_relay_server::{
@@ -31,17 +34,26 @@ pub async fn serve(args: ServeArgs, tensors: u32) -> Result<()> {
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
     let mut publication = publish(&server, args.bytes, tensors).await?;
     std::fs::write(ticket_file(address.port()), ticket.to_string())?;
+    let smalls = SmallPublisher::new(&server).await?;
     print(&Ready { ready: true, port: address.port() })?;
+    tokio::select! {
+        ended = rounds(&mut publication, args.bytes) => ended,
+        ended = smalls.run() => ended,
+    }
+}
+
+/// Tells of each round, for ever.
+async fn rounds(publication: &mut Publication, bytes: u64) -> Result<()> {
     for round in 1.. {
         let begun = Begun::now();
         let committed = publication.committed(round, ROUND_MAX).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
-        print(&Sent::since(begun, args.bytes))?;
+        print(&Sent::since(begun, bytes))?;
     }
     Ok(())
 }
 
-/// Subscribes once per round, on one connection.
+/// Asks for `args.small` small tensors, then subscribes once per round, all on one connection.
 ///
 /// # Errors
 /// When the server cannot be reached or sends anything else than what was asked for.
@@ -53,6 +65,9 @@ pub async fn receive(args: ReceiveArgs) -> Result<()> {
     let ticket: Ticket = ticket.parse()?;
     let connector = Connector::new(tuning(args.mtu));
     let client = Client::connect_with(&connector, &ticket, tensor_relay_client::Config::default()).await?;
+    if args.small > 0 {
+        print(&small::receive(&client, args.connect, args.small).await?)?;
+    }
     for round in 0..args.rounds {
         let begun = Begun::now();
         let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;

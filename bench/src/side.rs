@@ -1,11 +1,13 @@
 //! One process of a contender.
 
+use crate::command::END_WITH_STDIN;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
-use std::{ffi::OsString, process::Stdio, time::Duration};
+use std::{collections::VecDeque, ffi::OsString, process::Stdio, time::Duration};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
-    process::{Child, ChildStdout, Command},
+    process::{Child, ChildStderr, ChildStdout, Command},
+    task::JoinHandle,
     time::timeout,
 };
 
@@ -17,21 +19,19 @@ pub(crate) struct Side {
     name: String,
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
+    last_words: JoinHandle<String>,
 }
 
 impl Side {
-    /// Starts `command` (which already names the program) with `role` and `options`; `name` is for messages.
-    pub(crate) fn start(
-        name: String,
-        mut command: Command,
-        role: &[&str],
-        options: Vec<OsString>,
-    ) -> Result<Self> {
-        command.arg(END_WITH_STDIN).args(role).args(options);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    /// Starts `command`, which names the program, with `words`: its role and its options. `name` is for messages.
+    pub(crate) fn start(name: String, mut command: Command, words: &[OsString]) -> Result<Self> {
+        command.arg(END_WITH_STDIN).args(words);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let stdout = process.stdout.take().expect("its standard output was piped above");
-        Ok(Self { name, process, lines: BufReader::new(stdout).lines() })
+        let stderr = process.stderr.take().expect("its standard error was piped above");
+        let last_words = tokio::spawn(pass_on(name.clone(), stderr));
+        Ok(Self { name, process, lines: BufReader::new(stdout).lines(), last_words })
     }
 
     /// Reads the next line; kills the process when it does not come in time.
@@ -44,7 +44,11 @@ impl Side {
             Ok(Ok(None)) => {
                 self.process.start_kill().ok();
                 let status = self.process.wait().await?;
-                bail!("{name} ended early, with {status}: its own message is above")
+                // A grandchild could keep the pipe open.
+                let words = timeout(END_MAX, &mut self.last_words).await;
+                let words = words.ok().and_then(Result::ok).filter(|words| !words.is_empty());
+                let words = words.map(|words| format!("; its last words: {words}")).unwrap_or_default();
+                bail!("{name} ended early, with {status}{words}")
             }
             Ok(Err(error)) => Err(error).with_context(|| format!("cannot read what {name} prints")),
             Err(_) => {
@@ -54,16 +58,40 @@ impl Side {
         }
     }
 
-    /// Kills the process, whose work is done, and waits until its memory is free for the next one.
+    /// Ends the process, whose work is done, and waits until its memory is free for the next one. It is told by the end
+    /// of its standard input, so that it can end what it started itself, and killed when it does not heed that.
     pub(crate) async fn end(mut self) {
-        if let Err(error) = self.process.kill().await {
+        // Waiting closes its standard input.
+        if timeout(END_MAX, self.process.wait()).await.is_err()
+            && let Err(error) = self.process.kill().await
+        {
             eprintln!("{} could not be ended: {error}", self.name);
         }
     }
 }
 
-/// The option that tells a side to end when its standard input closes.
-pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
+/// Passes on what a process called `name` complains, and returns the end of it.
+async fn pass_on(name: String, stderr: ChildStderr) -> String {
+    let mut lines = BufReader::new(stderr).lines();
+    let mut last = VecDeque::new();
+    while let Ok(Some(line)) = lines.next_line().await {
+        eprintln!("{name}: {line}");
+        if !line.trim().is_empty() {
+            last.push_back(line.trim().chars().take(LAST_LINE_CHARS).collect::<String>());
+        }
+        if last.len() > LAST_LINES {
+            last.pop_front();
+        }
+    }
+    Vec::from(last).join(" | ")
+}
+
+/// How long a process may take to end by itself.
+const END_MAX: Duration = Duration::from_secs(5);
+
+/// How much of what it complains is kept for a table.
+const LAST_LINES: usize = 3;
+const LAST_LINE_CHARS: usize = 300;
 
 #[cfg(test)]
 mod tests {
@@ -73,7 +101,7 @@ mod tests {
     fn side(script: &str) -> Side {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
-        Side::start("test".into(), shell, &[], vec![]).unwrap()
+        Side::start("test".into(), shell, &[]).unwrap()
     }
 
     async fn failure(script: &str, deadline: Duration) -> String {
@@ -92,8 +120,8 @@ mod tests {
     async fn failures_say_who_and_what() {
         let silent = failure("exec sleep 60", Duration::from_millis(20)).await;
         assert!(silent.contains("test printed nothing for 20ms and was killed"), "{silent}");
-        let ended = failure("exit 3", LONG).await;
-        assert!(ended.contains("test ended early, with exit status: 3"), "{ended}");
+        let ended = failure("echo no memory >&2; exit 3", LONG).await;
+        assert!(ended.contains("test ended early, with exit status: 3; its last words: no memory"), "{ended}");
         let garbage = failure("echo hello; exec sleep 60", LONG).await;
         assert!(garbage.contains("not \"hello\""), "{garbage}");
     }

@@ -1,9 +1,9 @@
 //! Numbers that stand for many.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The middle and the ends of a list of measurements.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The value in the middle; of an even number, the mean of the two in the middle.
     pub median: f64,
@@ -27,7 +27,7 @@ impl Summary {
 /// interval is made of order statistics: the median lies between the k-th smallest and the k-th largest ratio with a
 /// probability that follows from tosses of a coin, whatever the distribution. The narrowest interval of at least 95 %
 /// is taken; below six pairs there is none, and the whole range is given with the confidence that it really has.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PairedRatio {
     /// The median of A / B.
     pub median: f64,

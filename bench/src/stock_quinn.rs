@@ -10,11 +10,13 @@ mod client;
 mod server;
 mod settings;
 mod socket;
-mod tls;
 
 pub use settings::Congestion;
 
-use crate::contender::{self, Ready, ReceiveArgs, ServeArgs};
+use crate::{
+    contender::{self, Ready, ReceiveArgs, ServeArgs},
+    noise,
+};
 use anyhow::Result;
 use client::Client;
 use server::Server;
@@ -26,7 +28,7 @@ use settings::Settings;
 /// When it cannot listen, or when standard output is closed. A connection that fails is told on standard error.
 pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
     let settings = Settings::new(args.mtu, congestion);
-    let server = Server::bind(args.listen, server::random_memory(args.bytes), settings)?;
+    let server = Server::bind(args.listen, noise::bytes(args.bytes), settings)?;
     let port = server.local_addr()?.port();
     contender::print(&Ready { ready: true, port })?;
     while let Some(incoming) = server.next().await {
@@ -37,13 +39,16 @@ pub async fn serve(args: ServeArgs, congestion: Congestion) -> Result<()> {
     Ok(())
 }
 
-/// Receives `args.rounds` times.
+/// Receives `args.small` small messages, then everything `args.rounds` times.
 ///
 /// # Errors
 /// When the connection cannot be made or breaks, or when standard output is closed.
 pub async fn receive(args: ReceiveArgs) -> Result<()> {
     let settings = Settings::new(args.mtu, Congestion::default());
     let mut client = Client::connect(args.connect, args.bytes, settings).await?;
+    if args.small > 0 {
+        contender::print(&client.receive_small(args.small).await?)?;
+    }
     for round in 0..args.rounds {
         contender::print(&client.receive(round).await?)?;
     }
@@ -71,7 +76,7 @@ mod tests {
         {
             for bytes in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 5 * CHUNK_BYTES + 1] {
                 let settings = Settings::new(mtu, congestion);
-                transfer(server::random_memory(bytes), settings).await;
+                transfer(noise::bytes(bytes), settings).await;
             }
         }
     }

@@ -11,6 +11,7 @@ pub(crate) use subscribe::{OnGap, SubscribeArgs};
 use crate::units;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use std::{path::PathBuf, time::Duration};
+use tensor_relay_bench::command::BenchArgs;
 use tensor_relay_server::CodecId;
 
 /// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
@@ -90,6 +91,8 @@ pub(crate) enum Command {
     /// List the GPUs of this machine.
     #[command(after_help = DEVICES)]
     Devices(DevicesArgs),
+    /// Measure how fast tensors move, beside what others offer.
+    Bench(BenchArgs),
     /// Show what every option is, and whether a variable, the configuration file or its default says so.
     #[command(after_help = CONFIG)]
     Config(ConfigArgs),

@@ -8,6 +8,7 @@
 mod address;
 mod args;
 mod bar;
+mod bench;
 mod completions;
 mod config;
 mod demo;
@@ -55,6 +56,7 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
             Command::List(args) => list::run(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Devices(args) => devices::run(&args).await,
+            Command::Bench(args) => bench::run(args).await,
             Command::Config(args) => config::run(&args, layers),
             Command::Keys(command) => keys::run(command),
             Command::Completions(args) => completions::run(&args),

@@ -1,7 +1,11 @@
 //! The receiving side.
 
-use super::{CHUNK_BYTES, Settings, tls};
-use crate::contender::{Begun, Received};
+use super::{CHUNK_BYTES, Settings};
+use crate::{
+    contender::{Begun, Received, Small},
+    latency::{self, Latencies},
+    tls,
+};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
@@ -35,7 +39,7 @@ impl Client {
     /// When the connection breaks, or when the server sends more or less than expected.
     pub(super) async fn receive(&mut self, round: u32) -> Result<Received> {
         let begun = Begun::now();
-        let mut answer = self.ask().await?;
+        let mut answer = self.ask(Question::ALL).await?;
         // The server opens a stream for each chunk in order, and QUIC hands them over in that order.
         let mut streams = JoinSet::new();
         for (index, chunk) in self.chunks.iter_mut().enumerate() {
@@ -53,6 +57,19 @@ impl Client {
         Ok(received)
     }
 
+    /// Asks for `count` small messages, one after the other.
+    ///
+    /// # Errors
+    /// When the connection breaks, or something else comes.
+    pub(super) async fn receive_small(&self, count: u32) -> Result<Small> {
+        let mut latencies = Latencies::new(count);
+        for _ in 0..count {
+            let mut answer = self.ask(Question::SMALL).await?;
+            latencies.add(&answer.read_to_end(latency::MESSAGE_BYTES).await?)?;
+        }
+        Ok(latencies.summary())
+    }
+
     /// Every byte of the memory, in order.
     #[cfg(test)]
     pub(super) fn memory(&self) -> impl Iterator<Item = u8> {
@@ -65,10 +82,10 @@ impl Client {
         self.endpoint.wait_idle().await;
     }
 
-    /// Begins a round; the stream that is returned ends when the server has measured it.
-    async fn ask(&self) -> Result<RecvStream> {
+    /// Asks for `text`; the stream that is returned ends when the server has done it.
+    async fn ask(&self, text: &[u8]) -> Result<RecvStream> {
         let (mut question, answer): (SendStream, RecvStream) = self.connection.open_bi().await?;
-        question.write_all(QUESTION).await?;
+        question.write_all(text).await?;
         question.finish()?;
         Ok(answer)
     }
@@ -103,8 +120,17 @@ async fn read(mut stream: RecvStream, mut chunk: Box<[u8]>) -> Result<Box<[u8]>>
     Ok(chunk)
 }
 
-/// What is sent to ask for a round: something, because a stream exists only once it carries data.
-pub(super) const QUESTION: &[u8] = b"all";
+/// What can be asked for.
+pub(super) struct Question;
+
+impl Question {
+    /// Everything that the server holds.
+    pub(super) const ALL: &[u8] = b"all";
+    /// A small message with the time in it.
+    pub(super) const SMALL: &[u8] = b"small";
+    /// No question is longer.
+    pub(super) const MAX_BYTES: usize = 5;
+}
 
 /// How many packets are taken at a time: fewer wake-ups and locks than one by one.
 const PIECES: usize = 64;

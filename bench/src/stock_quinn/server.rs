@@ -1,13 +1,13 @@
 //! The serving side.
 
-use super::{CHUNK_BYTES, CHUNKS_IN_FLIGHT, Settings, client::QUESTION};
+use super::{CHUNK_BYTES, CHUNKS_IN_FLIGHT, Settings, client::Question};
 use crate::{
     contender::{Begun, Sent},
-    noise,
+    latency,
 };
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use quinn::{Connection, ConnectionError, Endpoint, Incoming, RecvStream, SendStream};
+use quinn::{Connection, ConnectionError, Endpoint, Incoming, SendStream};
 use std::net::SocketAddr;
 use tokio::task::JoinSet;
 
@@ -46,7 +46,8 @@ impl Server {
     /// Serves one client until it closes, and gives `report` a line after each round.
     ///
     /// A round is a bidirectional stream: the client opens it to ask, and the server closes it when all is
-    /// acknowledged, so that no round's work falls into the next one's measurement.
+    /// acknowledged, so that no round's work falls into the next one's measurement. A small message is such a stream
+    /// too, and comes on it.
     ///
     /// # Errors
     /// When the connection breaks, or when `report` fails.
@@ -57,18 +58,20 @@ impl Server {
     ) -> Result<()> {
         let connection = incoming.await?;
         loop {
-            let (mut answer, question) = match connection.accept_bi().await {
+            let (mut answer, mut question) = match connection.accept_bi().await {
                 Ok(streams) => streams,
                 Err(ConnectionError::ApplicationClosed(_)) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
-            report(self.serve_round(&connection, question).await?)?;
+            match &*question.read_to_end(Question::MAX_BYTES).await? {
+                Question::SMALL => answer.write_all(&latency::stamped()).await?,
+                _ => report(self.serve_round(&connection).await?)?,
+            }
             answer.finish()?;
         }
     }
 
-    async fn serve_round(&self, connection: &Connection, mut question: RecvStream) -> Result<Sent> {
-        question.read_to_end(QUESTION.len()).await?;
+    async fn serve_round(&self, connection: &Connection) -> Result<Sent> {
         let begun = Begun::now();
         let mut streams = JoinSet::new();
         for chunk in pieces(&self.memory, CHUNK_BYTES as usize) {
@@ -82,14 +85,6 @@ impl Server {
         }
         Ok(Sent::since(begun, self.memory.len() as u64))
     }
-}
-
-/// `bytes` of noise: no layer below can compress or deduplicate it.
-pub(super) fn random_memory(bytes: u64) -> Bytes {
-    let words = (0..bytes.div_ceil(8)).map(|index| noise::at(0, index).to_le_bytes());
-    let mut memory = Vec::with_capacity(bytes as usize + 8);
-    words.for_each(|word| memory.extend_from_slice(&word));
-    Bytes::from(memory).slice(..bytes as usize)
 }
 
 /// Cuts `memory`, without copying.

@@ -1,8 +1,10 @@
 //! The settings that measured fastest, and why.
 
-use super::{socket::CappedSocket, tls};
+use super::socket::CappedSocket;
+use crate::tls;
 use anyhow::Result;
 use quinn::{
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
     congestion::{BbrConfig, ControllerFactory, CubicConfig},
 };
@@ -33,14 +35,14 @@ impl Settings {
 
     /// An endpoint that listens on `address`.
     pub(super) fn server(self, address: SocketAddr) -> Result<Endpoint> {
-        let mut config = ServerConfig::with_crypto(Arc::new(tls::server()?));
+        let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls::server()?)?));
         config.transport_config(Arc::new(self.transport()));
         self.endpoint(address, Some(config))
     }
 
     /// An endpoint that can connect to `remote`.
     pub(super) fn client(self, remote: SocketAddr) -> Result<Endpoint> {
-        let mut config = ClientConfig::new(Arc::new(tls::client()?));
+        let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls::client()?)?));
         config.transport_config(Arc::new(self.transport()));
         let any_port = SocketAddr::new(unspecified(remote), 0);
         let mut endpoint = self.endpoint(any_port, None)?;

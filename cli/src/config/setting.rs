@@ -7,8 +7,8 @@ use clap::{
 };
 use std::error::Error;
 
-/// Commands about the program itself. Nothing in the file is for them.
-const ABOUT_ITSELF: [&str; 4] = ["config", "completions", "man", "help"];
+/// Commands about the program itself, and the one that measures it. Nothing in the file is for them.
+const WITHOUT_FILE: [&str; 5] = [super::variable::BENCH, "config", "completions", "man", "help"];
 
 /// The one option of the commands that [`Setting::check`] makes up.
 const PROBE: &str = "value";
@@ -31,7 +31,7 @@ pub(crate) fn all(command: &Command) -> Vec<Setting> {
 
 /// Whether the command called `name` heeds the file. Says yes to names that no command has.
 pub(crate) fn is_configurable(name: &str) -> bool {
-    !ABOUT_ITSELF.contains(&name)
+    !WITHOUT_FILE.contains(&name)
 }
 
 /// The key that an argument has in the file.

@@ -13,8 +13,11 @@ const PREFIX: &str = "TENSOR_RELAY_";
 /// Flags about a single run, which nobody would configure.
 const WITHOUT: [&str; 3] = ["help", "version", "verbose"];
 
+/// The command whose flags have no variables: what a measurement was must stand in its words, and nowhere else.
+pub(crate) const BENCH: &str = "bench";
+
 /// The words of `args.rs`, each flag with its variable, and `--config` for all commands. Hidden commands are spoken to
-/// by this program alone and have none.
+/// by this program alone and have none; nor has [`BENCH`].
 pub(crate) fn command() -> Command {
     with_variables(Args::command().arg(file_flag()))
 }
@@ -39,7 +42,7 @@ fn file_flag() -> Arg {
 }
 
 fn with_variables(command: Command) -> Command {
-    match command.is_hide_set() {
+    match command.is_hide_set() || command.get_name() == BENCH {
         true => command,
         false => command.mut_args(with_variable).mut_subcommands(with_variables),
     }
@@ -69,6 +72,7 @@ mod tests {
     fn all(command: &Command) -> Vec<(String, Arg)> {
         let own = command.get_arguments().map(|arg| (command.get_name().to_owned(), arg.clone()));
         let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let commands = commands.filter(|command| command.get_name() != BENCH);
         own.chain(commands.flat_map(all)).collect()
     }
 

@@ -1,10 +1,12 @@
 //! What the device is.
 
 use super::Job;
-use crate::gpu::{
-    line::Printer,
-    machine,
-    place::{Engine, Place},
+use crate::{
+    gpu::{
+        line::Printer,
+        place::{Engine, Place},
+    },
+    machine::line,
 };
 use anyhow::{Context, Result};
 use tensor_relay_device::cuda;
@@ -52,8 +54,8 @@ fn is_fake(name: &str) -> bool {
 
 /// What the kernel says of the driver and of the device's place. Containers often hide some of it.
 fn describe_bus(printer: Printer, pci_bus_id: &str) {
-    let of_device = |file: &str| machine::line(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
-    let driver = machine::line("/proc/driver/nvidia/version");
+    let of_device = |file: &str| line(&format!("/sys/bus/pci/devices/{pci_bus_id}/{file}"));
+    let driver = line("/proc/driver/nvidia/version");
     let driver = driver.and_then(|text| text.lines().next().map(|line| line.replace("NVRM version:", "")));
     let facts = [
         ("driver", driver.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))),

@@ -1,0 +1,153 @@
+//! The subcommands, for `tensor-relay-bench` and for `tensor-relay bench`.
+
+use crate::{
+    compare::{self, CompareArgs},
+    contender::{ReceiveArgs, ServeArgs},
+    program::Program,
+    relay,
+    stock_quinn::{self, Congestion},
+    tcp::{self, Encryption},
+};
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// All of them, and what holds for each.
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// How long to do it.
+    #[command(flatten)]
+    pub lifetime: Lifetime,
+}
+
+/// What the harness can do, and the roles that it starts itself for.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Moves the same bytes through tensor-relay and through others, in turn, and compares.
+    #[command(alias = "raw")]
+    Compare(CompareArgs),
+    /// One side of tensor-relay.
+    #[command(subcommand, hide = true)]
+    Relay(Relay),
+    /// One side of bare quinn. It accepts any certificate: for test networks only.
+    #[command(subcommand, hide = true)]
+    StockQuinn(StockQuinn),
+    /// One side of plain TCP, or of TLS over it, which accepts any certificate: for test networks only.
+    #[command(subcommand, hide = true)]
+    Tcp(Tcp),
+}
+
+/// The sides of tensor-relay.
+#[derive(Debug, Subcommand)]
+pub enum Relay {
+    /// Holds bytes and sends them.
+    Serve {
+        /// What every serving side is told.
+        #[command(flatten)]
+        args: ServeArgs,
+        /// How many tensors the bytes are.
+        #[arg(long, default_value_t = 1)]
+        tensors: u32,
+    },
+    /// Receives them, several times.
+    Receive(ReceiveArgs),
+}
+
+/// The sides of bare quinn.
+#[derive(Debug, Subcommand)]
+pub enum StockQuinn {
+    /// Holds bytes and sends them.
+    Serve {
+        /// What every serving side is told.
+        #[command(flatten)]
+        args: ServeArgs,
+        /// The congestion controller, which is the sender's to choose.
+        #[arg(long, value_enum, default_value_t)]
+        congestion: Congestion,
+    },
+    /// Receives them, several times.
+    Receive(ReceiveArgs),
+}
+
+/// The sides of TCP.
+#[derive(Debug, Subcommand)]
+pub enum Tcp {
+    /// Holds bytes and sends them.
+    Serve {
+        /// What every serving side is told.
+        #[command(flatten)]
+        args: ServeArgs,
+        /// Plain or not.
+        #[command(flatten)]
+        encryption: Encryption,
+    },
+    /// Receives them, several times.
+    Receive {
+        /// What every receiving side is told.
+        #[command(flatten)]
+        args: ReceiveArgs,
+        /// Plain or not; the same as the serving side's.
+        #[command(flatten)]
+        encryption: Encryption,
+    },
+}
+
+/// How long a process may live.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Lifetime {
+    /// Ends when standard input closes: how the harness's processes end with it.
+    #[arg(long, hide = true)]
+    end_with_stdin: bool,
+}
+
+/// Does what `args` say. `this` is the program that runs, to be started again for the sides.
+///
+/// # Errors
+/// What the command fails with, and when it is interrupted.
+pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
+    args.lifetime.begin();
+    match args.command {
+        Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
+        Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
+        Command::Relay(Relay::Receive(args)) => relay::receive(args).await,
+        Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
+            stock_quinn::serve(args, congestion).await
+        }
+        Command::StockQuinn(StockQuinn::Receive(args)) => stock_quinn::receive(args).await,
+        Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
+        Command::Tcp(Tcp::Receive { args, encryption }) => tcp::receive(args, encryption).await,
+    }
+}
+
+/// Does `work` until a signal says to stop, so that what the harness started is dropped and thereby ended.
+///
+/// # Errors
+/// What `work` fails with, and when it is interrupted.
+pub async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let context = "cannot listen for signals";
+    let mut interrupt = signal(SignalKind::interrupt()).context(context)?;
+    let mut terminate = signal(SignalKind::terminate()).context(context)?;
+    tokio::select! {
+        done = work => done,
+        _ = interrupt.recv() => bail!("interrupted"),
+        _ = terminate.recv() => bail!("interrupted"),
+    }
+}
+
+impl Lifetime {
+    /// Ends this process when its standard input closes, whatever it is doing, if it was told to.
+    pub fn begin(self) {
+        if self.end_with_stdin {
+            std::thread::spawn(|| {
+                let ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+                std::process::exit(i32::from(ended.is_err()));
+            });
+        }
+    }
+}
+
+/// The option behind [`Lifetime`].
+pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";

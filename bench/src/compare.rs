@@ -1,0 +1,120 @@
+//! The comparison: the same bytes through tensor-relay and through what others would use, side by side.
+//!
+//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. They alternate, A B C
+//! A B C, because a machine's speed drifts over minutes by more than what is to be told apart: only neighbours are
+//! compared, each with the first.
+
+mod measure;
+mod outcome;
+mod peers;
+mod roster;
+mod table;
+
+pub use outcome::{Comparison, Measured, Ratio, Round, Run};
+
+use crate::{
+    network::{Network, NetworkArgs},
+    program::Program,
+    size,
+};
+use anyhow::{Context, Result, bail};
+use measure::Load;
+use roster::{Contender, Roster};
+use std::path::PathBuf;
+
+/// What is compared, and how often.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CompareArgs {
+    /// Who is compared: the first with each of the others. `all` are tensor-relay, stock-quinn, tcp, tcp-tls and all
+    /// peers; there are also `10000-tensors`, which is tensor-relay with the bytes cut small, and `other-build`.
+    #[arg(value_name = "NAME", default_values = [roster::RELAY, roster::STOCK_QUINN])]
+    pub names: Vec<String>,
+    /// How much each round moves.
+    #[arg(long, default_value = "1GiB", value_parser = size::parse)]
+    pub size: u64,
+    /// How many rounds each run counts; one more comes first, to warm up.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// How many runs of each. From six on, the intervals reach 95 %.
+    #[arg(long, default_value_t = 5)]
+    pub pairs: u32,
+    /// How many messages of 4 KiB each run sends before that, to measure their latency.
+    #[arg(long, default_value_t = 0)]
+    pub small: u32,
+    /// What lies between the sides.
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Another build of tensor-relay-bench, whose tensor-relay is then the contender `other-build`.
+    #[arg(long, value_name = "PROGRAM")]
+    pub relay: Option<PathBuf>,
+    /// A file that says how to start what users would pick instead: bench/peers/peers.json.
+    #[arg(long, value_name = "FILE")]
+    pub peers: Option<PathBuf>,
+    /// Runs one of them alone.
+    #[arg(long, value_name = "NAME")]
+    pub only: Option<String>,
+    /// Also writes everything that was measured to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  compare tensor-relay tcp-tls --pairs 20
+  compare tensor-relay stock-quinn --namespaces --mtu 1472
+  compare tensor-relay other-build --relay old/tensor-relay-bench
+  compare all --peers bench/peers/peers.json --small 1000 --json all.json";
+
+/// Compares and prints a table. `this` is the program that runs, to be started again for each side.
+///
+/// Who fails is left out from then on, and told in the table.
+///
+/// # Errors
+/// When somebody is unknown, the network cannot be made, the file cannot be written, or a contender of this program's
+/// own failed. That a peer failed is a result.
+pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
+    let contenders = chosen(&args, this)?;
+    let network = Network::new(&args.network)?;
+    let load = Load { bytes: args.size, mtu: args.network.mtu, rounds: args.rounds, small: args.small };
+    let mut comparison = Comparison::new(&args, &contenders);
+    for pair in 0..args.pairs {
+        for contender in &contenders {
+            if !comparison.has_failed(&contender.name) {
+                let run = measure::run(contender, load, &network).await;
+                tell(pair, args.pairs, &contender.name, &run);
+                comparison.add(&contender.name, pair, run);
+            }
+        }
+    }
+    comparison.summarise();
+    print!("{comparison}");
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&comparison)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let failed = contenders.iter().find(|c| !c.is_peer && comparison.has_failed(&c.name));
+    match failed {
+        Some(contender) => bail!("{} failed: see the table above", contender.name),
+        None => Ok(()),
+    }
+}
+
+fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
+    let mut roster = Roster::of_this(this, args.relay.as_deref());
+    if let Some(path) = &args.peers {
+        roster.extend(peers::read(path)?)?;
+    }
+    match &args.only {
+        Some(only) => roster.pick(std::slice::from_ref(only)),
+        None => roster.pick(&args.names),
+    }
+}
+
+fn tell(pair: u32, pairs: u32, name: &str, run: &Result<Run>) {
+    let number = pair + 1;
+    match run {
+        Ok(run) => eprintln!("{number} of {pairs}: {name:<16} {run}"),
+        Err(error) => eprintln!("{number} of {pairs}: {name:<16} failed: {error:#}"),
+    }
+}

@@ -1,0 +1,116 @@
+//! One run of one contender: both sides, from start to end.
+
+use super::{
+    outcome::{Round, Run},
+    roster::Contender,
+};
+use crate::{
+    contender::{Ready, Received, Sent},
+    cpu,
+    network::{End, Network},
+    side::Side,
+};
+use anyhow::{Result, ensure};
+use std::{ffi::OsString, fmt::Display, time::Duration};
+
+/// What each run does.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    pub(super) bytes: u64,
+    pub(super) mtu: u16,
+    /// How many rounds count.
+    pub(super) rounds: u32,
+    /// How many small messages come before.
+    pub(super) small: u32,
+}
+
+/// Runs both sides of `contender`: small messages, one round to warm up, and those that count.
+///
+/// # Errors
+/// When a side does not start, stops talking, ends, or when they disagree. Both are ended in any case.
+pub(super) async fn run(contender: &Contender, load: Load, network: &Network) -> Result<Run> {
+    let mut server = start(contender, End::Serving, load, network, listening(network))?;
+    let run = with_server(contender, load, network, &mut server).await;
+    server.end().await;
+    run
+}
+
+async fn with_server(
+    contender: &Contender,
+    load: Load,
+    network: &Network,
+    server: &mut Side,
+) -> Result<Run> {
+    let ready: Ready = server.line(READY_DEADLINE).await?;
+    let mut client = start(contender, End::Receiving, load, network, connecting(network, ready.port, load))?;
+    let run = rounds(load, &mut client, server).await;
+    client.end().await;
+    run
+}
+
+async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run> {
+    let small = match load.small {
+        0 => None,
+        _ => Some(client.line(ROUND_DEADLINE).await?),
+    };
+    round(load, client, server).await?;
+    let mut run = Run { small, ..Run::default() };
+    for _ in 0..load.rounds {
+        run.rounds.push(round(load, client, server).await?);
+    }
+    Ok(run)
+}
+
+/// Waits for what both sides say of one round.
+async fn round(load: Load, client: &mut Side, server: &mut Side) -> Result<Round> {
+    let received: Received = client.line(ROUND_DEADLINE).await?;
+    let sent: Sent = server.line(ROUND_DEADLINE).await?;
+    for (what, bytes) in [("sent", sent.bytes), ("received", received.bytes)] {
+        ensure!(bytes == load.bytes, "{bytes} bytes were {what} where {} were asked for", load.bytes);
+    }
+    Ok(Round {
+        gb_per_s: received.gb_per_s,
+        cpu_s_per_gib: cpu::per_gib(received.cpu_s + sent.cpu_s, received.bytes),
+    })
+}
+
+fn start(
+    contender: &Contender,
+    end: End,
+    load: Load,
+    network: &Network,
+    options: Vec<OsString>,
+) -> Result<Side> {
+    let (side, role) = match end {
+        End::Serving => ("serve", &contender.serve),
+        End::Receiving => ("receive", &contender.receive),
+    };
+    let mut words = role.clone();
+    words.extend([option("bytes", load.bytes), option("mtu", load.mtu)]);
+    words.extend(options);
+    Side::start(format!("{} {side}", contender.name), network.command(end, &contender.program), &words)
+}
+
+fn listening(network: &Network) -> Vec<OsString> {
+    vec![option("listen", format_args!("{}:0", network.server_ip()))]
+}
+
+fn connecting(network: &Network, port: u16, load: Load) -> Vec<OsString> {
+    let connect = option("connect", format_args!("{}:{port}", network.server_ip()));
+    let mut options = vec![connect, option("rounds", load.rounds + 1)];
+    if load.small > 0 {
+        // Not said otherwise: builds from before this option can be compared too.
+        options.push(option("small", load.small));
+    }
+    options
+}
+
+fn option(name: &str, value: impl Display) -> OsString {
+    format!("--{name}={value}").into()
+}
+
+/// How long a serving side may take to fill its memory and listen; some peers load a gigabyte of libraries first.
+const READY_DEADLINE: Duration = Duration::from_secs(90);
+
+/// How long one round, or all small messages, may take: 1 GiB at a hundredth of the usual speed.
+const ROUND_DEADLINE: Duration = Duration::from_secs(120);

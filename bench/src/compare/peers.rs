@@ -1,0 +1,104 @@
+//! What users would pick instead: programs of others, started by commands that a file lists.
+
+use super::roster::Contender;
+use crate::program::Program;
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use std::path::Path;
+
+/// The file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    peers: Vec<Peer>,
+}
+
+/// One of them, which speaks the protocol of [`contender`](crate::contender).
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Peer {
+    name: String,
+    /// The program and its first words. What has a slash in it and is there beside the file is meant so.
+    program: Vec<String>,
+    encrypted: bool,
+    /// `reused` memory, or `fresh` memory in each round.
+    receives_into: String,
+    #[serde(default)]
+    note: String,
+}
+
+/// Reads the peers that the file at `path` lists.
+///
+/// # Errors
+/// When it cannot be read, or is no such file.
+pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    // Sides may run anywhere: their words must not depend on where this program was started.
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let folder = std::path::absolute(if folder == Path::new("") { Path::new(".") } else { folder })?;
+    parse(&text, &folder).with_context(|| format!("{} does not list peers", path.display()))
+}
+
+fn parse(text: &str, folder: &Path) -> Result<Vec<Contender>> {
+    let file: File = serde_json::from_str(text)?;
+    file.peers.into_iter().map(|peer| peer.contender(folder)).collect()
+}
+
+impl Peer {
+    fn contender(self, folder: &Path) -> Result<Contender> {
+        let words = self.program.iter().map(|word| beside(folder, word));
+        let words: Vec<String> = words.collect();
+        let (executable, lead) = words.split_first().with_context(|| format!("{:?} has no program", self.name))?;
+        let lead: Vec<&str> = lead.iter().map(String::as_str).collect();
+        Ok(Contender {
+            program: Program::new(executable, &lead),
+            name: self.name,
+            serve: vec!["serve".into()],
+            receive: vec!["receive".into()],
+            encrypted: self.encrypted,
+            receives_into: self.receives_into,
+            note: self.note,
+            is_peer: true,
+        })
+    }
+}
+
+/// `word` as it is, or as a path, if a file of this name lies in `folder`.
+fn beside(folder: &Path, word: &str) -> String {
+    let path = folder.join(word);
+    match path.exists() {
+        true => path.to_string_lossy().into_owned(),
+        false => word.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_lie_beside_the_list() {
+        let folder = std::env::temp_dir().join(format!("tensor-relay-bench-peers-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("zeromq.py"), "").unwrap();
+        let list = r#"{"peers":[{"name":"zeromq","program":["python3","zeromq.py","--fast"],
+            "encrypted":false,"receives_into":"reused","note":"1 MiB messages"}]}"#;
+        std::fs::write(folder.join("peers.json"), list).unwrap();
+        let peers = read(&folder.join("peers.json")).unwrap();
+        let script = folder.join("zeromq.py");
+        let words: Vec<_> = peers[0].program.words().map(|word| word.to_owned()).collect();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
+        assert!(peers[0].is_peer && !peers[0].encrypted);
+        assert_eq!(peers[0].serve, ["serve"]);
+    }
+
+    #[test]
+    fn what_lists_no_peers_is_told() {
+        for wrong in ["", "[]", r#"{"peers":[{"name":"x"}]}"#, r#"{"peers":[],"more":1}"#] {
+            assert!(parse(wrong, Path::new("/")).is_err(), "{wrong}");
+        }
+        let nothing = r#"{"peers":[{"name":"x","program":[],"encrypted":true,"receives_into":"fresh"}]}"#;
+        assert!(parse(nothing, Path::new("/")).unwrap_err().to_string().contains("\"x\" has no program"));
+    }
+}

@@ -1,0 +1,167 @@
+//! Who can be compared.
+
+use crate::program::Program;
+use anyhow::{Result, bail, ensure};
+use std::{ffi::OsString, path::Path};
+
+/// Something that can be compared: a program, and what to say to it before the options of
+/// [`contender`](crate::contender).
+#[derive(Debug, Clone)]
+pub(super) struct Contender {
+    pub(super) name: String,
+    pub(super) program: Program,
+    pub(super) serve: Vec<OsString>,
+    pub(super) receive: Vec<OsString>,
+    /// Whether bytes travel encrypted.
+    pub(super) encrypted: bool,
+    /// Whether the receiving side uses its memory again.
+    pub(super) receives_into: String,
+    /// What a reader of its numbers should know.
+    pub(super) note: String,
+    /// Whether it is somebody else's program, which may not be installed.
+    pub(super) is_peer: bool,
+}
+
+/// All that there are.
+#[derive(Debug)]
+pub(super) struct Roster {
+    contenders: Vec<Contender>,
+}
+
+impl Roster {
+    /// Those that `this` program is itself, and with `other_build` its tensor-relay too.
+    pub(super) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
+        let mut contenders = vec![
+            own(RELAY, this, "relay", &[], &[], true),
+            own(STOCK_QUINN, this, "stock-quinn", &[], &[], true),
+            own("tcp", this, "tcp", &[], &[], false),
+            own("tcp-tls", this, "tcp", &["--tls"], &["--tls"], true),
+            own(MANY_TENSORS, this, "relay", &["--tensors=10000"], &[], true),
+        ];
+        if let Some(executable) = other_build {
+            contenders.push(own(OTHER_BUILD, &Program::new(executable, &[]), "relay", &[], &[], true));
+        }
+        Self { contenders }
+    }
+
+    /// Adds `peers`.
+    ///
+    /// # Errors
+    /// When two have the same name.
+    pub(super) fn extend(&mut self, peers: Vec<Contender>) -> Result<()> {
+        for peer in peers {
+            let known = self.contenders.iter().any(|contender| contender.name == peer.name);
+            ensure!(!known && peer.name != ALL, "two contenders are called {:?}: rename the peer", peer.name);
+            self.contenders.push(peer);
+        }
+        Ok(())
+    }
+
+    /// Those that are called `names`, in this order, each once.
+    ///
+    /// # Errors
+    /// When there is nobody of a name.
+    pub(super) fn pick(&self, names: &[String]) -> Result<Vec<Contender>> {
+        let mut picked: Vec<Contender> = vec![];
+        for name in names {
+            let called = |contender: &&Contender| match name.as_str() {
+                ALL => ![MANY_TENSORS, OTHER_BUILD].contains(&contender.name.as_str()),
+                name => contender.name == name,
+            };
+            let mut found = self.contenders.iter().filter(called).peekable();
+            if found.peek().is_none() {
+                bail!("there is no contender called {name:?}, but {}", self.names());
+            }
+            for contender in found {
+                if !picked.iter().any(|known| known.name == contender.name) {
+                    picked.push(contender.clone());
+                }
+            }
+        }
+        Ok(picked)
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<&str> = self.contenders.iter().map(|contender| contender.name.as_str()).collect();
+        format!("{}, and {ALL}; --relay and --peers bring more", names.join(", "))
+    }
+}
+
+/// A role of ours, `role`, with more options for either side.
+fn own(
+    name: &str,
+    program: &Program,
+    role: &str,
+    serve: &[&str],
+    receive: &[&str],
+    encrypted: bool,
+) -> Contender {
+    let words = |side: &str, options: &[&str]| {
+        [role, side].iter().chain(options).map(OsString::from).collect()
+    };
+    Contender {
+        name: name.into(),
+        program: program.clone(),
+        serve: words("serve", serve),
+        receive: words("receive", receive),
+        encrypted,
+        receives_into: "reused".into(),
+        note: String::new(),
+        is_peer: false,
+    }
+}
+
+pub(super) const RELAY: &str = "tensor-relay";
+pub(super) const STOCK_QUINN: &str = "stock-quinn";
+const MANY_TENSORS: &str = "10000-tensors";
+const OTHER_BUILD: &str = "other-build";
+const ALL: &str = "all";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roster() -> Roster {
+        let this = Program::new("bench", &[]);
+        let mut roster = Roster::of_this(&this, Some(Path::new("old")));
+        let mut peer = own("zeromq", &this, "x", &[], &[], false);
+        peer.is_peer = true;
+        roster.extend(vec![peer]).unwrap();
+        roster
+    }
+
+    fn picked(names: &[&str]) -> Result<Vec<String>> {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        Ok(roster().pick(&names)?.into_iter().map(|contender| contender.name).collect())
+    }
+
+    #[test]
+    fn names_are_taken_in_order_and_once() {
+        assert_eq!(picked(&["tcp", "tensor-relay", "tcp"]).unwrap(), ["tcp", "tensor-relay"]);
+        assert_eq!(
+            picked(&["tcp-tls", "all"]).unwrap(),
+            ["tcp-tls", "tensor-relay", "stock-quinn", "tcp", "zeromq"],
+            "the first is what the others are compared with, wherever it stands among all"
+        );
+        assert_eq!(picked(&["other-build"]).unwrap(), ["other-build"]);
+    }
+
+    #[test]
+    fn nobody_is_told_with_everybody() {
+        let error = picked(&["tcp", "utp"]).unwrap_err().to_string();
+        assert!(error.contains("\"utp\"") && error.contains("tcp-tls") && error.contains("zeromq"), "{error}");
+    }
+
+    #[test]
+    fn a_name_belongs_to_one() {
+        let error = roster().extend(roster().contenders).unwrap_err().to_string();
+        assert!(error.contains("\"tensor-relay\""), "{error}");
+    }
+
+    #[test]
+    fn roles_come_before_options() {
+        let tls = roster().pick(&["tcp-tls".into()]).unwrap().remove(0);
+        assert_eq!(tls.serve, ["tcp", "serve", "--tls"]);
+        assert_eq!(tls.receive, ["tcp", "receive", "--tls"]);
+    }
+}

@@ -1,0 +1,57 @@
+//! What the kernel tells of the machine, in its small files.
+
+use std::fs;
+
+/// The name of the processor.
+pub(crate) fn cpu() -> Option<String> {
+    field(&fs::read_to_string("/proc/cpuinfo").ok()?, "model name")
+}
+
+/// How many processors this process may use.
+pub(crate) fn cores() -> Option<usize> {
+    std::thread::available_parallelism().ok().map(usize::from)
+}
+
+/// The kernel's version.
+pub(crate) fn kernel() -> Option<String> {
+    line("/proc/sys/kernel/osrelease")
+}
+
+/// A line of /proc/meminfo, in bytes.
+#[cfg(feature = "gpu")]
+pub(crate) fn memory_bytes(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let value = field(&text, name)?;
+    value.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The one line of a small file.
+pub(crate) fn line(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+/// What stands behind `name` and a colon, in the first line that begins so.
+fn field(text: &str, name: &str) -> Option<String> {
+    let value = |line: &str| {
+        line.strip_prefix(name)?
+            .trim_start()
+            .strip_prefix(':')
+            .map(|value| value.trim().to_owned())
+    };
+    text.lines().find_map(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_the_kernels_files() {
+        let text = "MemTotal:       24000000 kB\nmodel name\t: A CPU\n";
+        assert_eq!(field(text, "MemTotal").as_deref(), Some("24000000 kB"));
+        assert_eq!(field(text, "model name").as_deref(), Some("A CPU"));
+        assert_eq!(field(text, "Mem"), None, "the whole name");
+    }
+}

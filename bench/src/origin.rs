@@ -1,0 +1,37 @@
+//! Where numbers come from: what a result's file says of the day, the machine and the build.
+
+use crate::{date, machine};
+use serde::{Deserialize, Serialize};
+
+/// The head that all result files share, so that a number can be judged, and found again, years later. Nothing in it
+/// names the machine or its owner. What the system does not tell is `unknown`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The day in UTC: `2026-11-21`.
+    pub date: String,
+    /// The kernel's version.
+    pub kernel: String,
+    /// The name of the processor.
+    pub cpu: String,
+    /// How many processors could be used.
+    pub cores: usize,
+    /// What was built: `TENSOR_RELAY_COMMIT`, as it was set then, or as it is set now.
+    pub commit: String,
+}
+
+impl Origin {
+    /// This machine, today.
+    pub fn here() -> Self {
+        let unknown = || "unknown".to_owned();
+        let built = option_env!("TENSOR_RELAY_COMMIT").map(str::to_owned);
+        Self {
+            date: date::today(),
+            kernel: machine::kernel().unwrap_or_else(unknown),
+            cpu: machine::cpu().unwrap_or_else(unknown),
+            cores: machine::cores().unwrap_or(1),
+            commit: built
+                .or_else(|| std::env::var("TENSOR_RELAY_COMMIT").ok())
+                .unwrap_or_else(unknown),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Small tensors, published when they are asked for.
+//!
+//! The receiving side asks over a plain TCP connection to the serving side's port, a byte for each version. What is
+//! measured begins when the serving side begins to stage the tensor, covers publishing, and ends when the receiving
+//! side's program has the committed snapshot.
+
+use crate::{
+    contender::Small,
+    latency::{self, Latencies},
+};
+use anyhow::{Context, Result};
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
+use tensor_relay_client::{Client, Topic};
+use tensor_relay_server::{Dtype, Publisher, Server, Shape, Staged, Staging, TensorName, TensorSpec};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+const TOPIC: &str = "small";
+const TENSOR: &str = "message";
+
+/// How long one version may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Publishes versions of its topic when somebody asks.
+pub(super) struct SmallPublisher {
+    listener: TcpListener,
+    publisher: Publisher,
+    staging: Staging,
+}
+
+impl SmallPublisher {
+    /// Listens on the TCP port that has the number of `server`'s UDP port.
+    ///
+    /// # Errors
+    /// When that port is taken.
+    pub(super) async fn new(server: &Server) -> Result<Self> {
+        let address = server.local_address()?;
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("TCP port {address} is taken, over which small tensors are asked for"))?;
+        Ok(Self { listener, publisher: server.publisher(Topic::new(TOPIC)?)?, staging: server.staging() })
+    }
+
+    /// Serves one receiving side after the other, for ever.
+    ///
+    /// # Errors
+    /// When a version cannot be published. A connection that breaks is no error.
+    pub(super) async fn run(mut self) -> Result<()> {
+        loop {
+            let (mut asking, _) = self.listener.accept().await?;
+            asking.set_nodelay(true)?;
+            while let Ok(_word) = asking.read_u8().await {
+                self.publish().await?;
+            }
+        }
+    }
+
+    async fn publish(&mut self) -> Result<()> {
+        let shape = Shape::new(&[latency::MESSAGE_BYTES as u64])?;
+        let spec = TensorSpec::new(TensorName::new(TENSOR)?, Dtype::U8, shape);
+        let staged = Staged::new::<Infallible>(&self.staging, vec![spec], vec![], |_, out| {
+            latency::stamp(out);
+            Ok(())
+        })?;
+        self.publisher.publish(staged, vec![]).await?;
+        Ok(())
+    }
+}
+
+/// Asks the server at `remote`, which `client` is connected to, for `count` small tensors, one after the other.
+///
+/// # Errors
+/// When a version does not come in time, or is none of ours.
+pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> Result<Small> {
+    let mut asking = TcpStream::connect(remote).await.context("nobody listens for who asks for small tensors")?;
+    asking.set_nodelay(true)?;
+    let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
+    let mut latencies = Latencies::new(count);
+    for number in 0..count {
+        asking.write_u8(1).await?;
+        let snapshot = timeout(DEADLINE, subscription.next())
+            .await
+            .with_context(|| format!("small tensor {number} did not come within {DEADLINE:?}"))??;
+        let message = snapshot.tensor(TENSOR).context("a snapshot came without its tensor")?;
+        latencies.add(&message)?;
+    }
+    Ok(latencies.summary())
+}

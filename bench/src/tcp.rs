@@ -1,0 +1,119 @@
+//! The rival that everybody could write: one TCP connection, plain or with TLS, as fast as it can be made.
+//!
+//! One connection, written to and read from in large pieces on one thread, into memory that was touched before. With
+//! TLS it is TLS 1.3 by rustls with AES-128-GCM, whose certificate is made on the spot and never checked: this is for
+//! loopback and test networks only. The congestion control is CUBIC, because BBR, which some kernels prefer, halves the
+//! speed on a fast link and would flatter us.
+
+mod client;
+mod server;
+mod socket;
+mod stream;
+
+use crate::{
+    contender::{self, Ready, ReceiveArgs, ServeArgs},
+    noise,
+};
+use anyhow::Result;
+use client::Client;
+use server::Server;
+use tokio::task::spawn_blocking;
+
+/// Whether bytes are encrypted on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
+pub struct Encryption {
+    /// Encrypts with TLS 1.3. Any certificate is accepted: for test networks only.
+    #[arg(long)]
+    pub tls: bool,
+}
+
+/// Serves until it is killed. What `args` say of packets is the system's to decide.
+///
+/// # Errors
+/// When it cannot listen, or when standard output is closed. A connection that fails is told on standard error.
+pub async fn serve(args: ServeArgs, encryption: Encryption) -> Result<()> {
+    let serving = spawn_blocking(move || {
+        let server = Server::bind(args.listen, noise::bytes(args.bytes), encryption)?;
+        contender::print(&Ready { ready: true, port: server.local_addr()?.port() })?;
+        loop {
+            let accepted = server.accept()?;
+            if let Err(error) = server.serve(accepted, |sent| contender::print(&sent)) {
+                eprintln!("A connection ended with an error: {error:#}");
+            }
+        }
+    });
+    serving.await?
+}
+
+/// Receives `args.small` small messages, then everything `args.rounds` times.
+///
+/// # Errors
+/// When the connection cannot be made or breaks, or when standard output is closed.
+pub async fn receive(args: ReceiveArgs, encryption: Encryption) -> Result<()> {
+    let receiving = spawn_blocking(move || {
+        let mut client = Client::connect(args.connect, args.bytes, encryption)?;
+        if args.small > 0 {
+            contender::print(&client.receive_small(args.small)?)?;
+        }
+        for round in 0..args.rounds {
+            contender::print(&client.receive(round)?)?;
+        }
+        Ok(())
+    });
+    receiving.await?
+}
+
+/// How much is given to the system, or asked of it, at a time. From 256 KiB on there was no difference on most paths.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What a client says, a byte each.
+mod word {
+    /// Send everything.
+    pub(super) const ALL: u8 = b'a';
+    /// Send one small message.
+    pub(super) const SMALL: u8 = b's';
+    /// Everything has come.
+    pub(super) const THANKS: u8 = b't';
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// Goal: the rival moves the right bytes, to any length, plain and encrypted. Method: both ends in one process on
+    /// loopback, sizes around the edges of a piece, small messages, two rounds, and memory compared.
+    #[test]
+    fn what_is_sent_arrives() {
+        for tls in [false, true] {
+            for bytes in [0, 1, PIECE_BYTES as u64, 3 * PIECE_BYTES as u64 + 1] {
+                transfer(bytes, Encryption { tls });
+            }
+        }
+    }
+
+    fn transfer(bytes: u64, encryption: Encryption) {
+        let memory = noise::bytes(bytes);
+        let server = Server::bind("127.0.0.1:0".parse().unwrap(), memory.clone(), encryption).unwrap();
+        let address = server.local_addr().unwrap();
+        let serving = thread::spawn(move || {
+            let mut rounds = 0;
+            let accepted = server.accept().unwrap();
+            let count = |_| {
+                rounds += 1;
+                Ok(())
+            };
+            server.serve(accepted, count).unwrap();
+            rounds
+        });
+        let mut client = Client::connect(address, bytes, encryption).unwrap();
+        assert_eq!(client.receive_small(3).unwrap().small, 3);
+        for round in 0..2 {
+            let received = client.receive(round).unwrap();
+            assert_eq!((received.round, received.bytes), (round, bytes));
+            assert!(client.memory() == memory, "{bytes} bytes, {encryption:?}");
+        }
+        drop(client);
+        assert_eq!(serving.join().unwrap(), 2, "one line a round");
+    }
+}

@@ -1,0 +1,65 @@
+//! TCP sockets as this rival wants them.
+
+use anyhow::{Context, Result};
+use socket2::{Domain, Socket, Type};
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
+
+/// Listens on `address`.
+///
+/// # Errors
+/// When the address is taken.
+pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let socket = socket(address)?;
+    socket.bind(&address.into()).with_context(|| format!("cannot listen on {address}"))?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// The next connection to `listener`, which inherits its congestion control.
+///
+/// # Errors
+/// When the system is out of something.
+pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream> {
+    let (stream, _) = listener.accept()?;
+    prepare(&stream)?;
+    Ok(stream)
+}
+
+/// Connects to `remote`.
+///
+/// # Errors
+/// When nobody answers in time.
+pub(super) fn connect(remote: SocketAddr) -> Result<TcpStream> {
+    let socket = socket(remote)?;
+    socket
+        .connect_timeout(&remote.into(), CONNECT_MAX)
+        .with_context(|| format!("cannot connect to {remote}"))?;
+    let stream = socket.into();
+    prepare(&stream)?;
+    Ok(stream)
+}
+
+/// The system sizes the buffers better than we could: a fixed size was slower on every path.
+fn socket(address: SocketAddr) -> Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket
+        .set_tcp_congestion(b"cubic")
+        .context("cannot set the congestion control to cubic, which the comparison is about: load the kernel's tcp_cubic")?;
+    Ok(socket)
+}
+
+fn prepare(stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    Ok(())
+}
+
+const BACKLOG: i32 = 16;
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// How long nothing may move before the other end is taken for dead.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
