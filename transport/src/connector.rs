@@ -175,7 +175,7 @@ impl Connector {
             .connect_with(config, address, tls::SERVER_NAME)
             .map_err(|error| ConnectError::Tls(error.to_string()))?;
         match connecting.await {
-            Ok(connection) => Ok(Lane::new(connection, endpoint)),
+            Ok(connection) => Ok(Lane::new(connection, endpoint, self.tuning.send_window())),
             Err(error) => Err(refusal(address, error, keys, presented.get().copied())),
         }
     }

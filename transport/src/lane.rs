@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::{CloseCode, HEADER_BYTES, MessageError, StreamHeader};
 
-use crate::{control::Streams, tuning::WINDOW_RESERVE_BYTES};
+use crate::{control::Streams, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
 
 /// How much of a `Bytes` is handed to QUIC at once. Whatever is written counts against the send window until all of it
 /// is acknowledged, so pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle at every end.
@@ -29,6 +29,7 @@ const CLOSE_FLUSH: Duration = Duration::from_millis(500);
 pub struct Lane {
     connection: quinn::Connection,
     endpoint: quinn::Endpoint,
+    window: Arc<SendWindow>,
 }
 
 /// Why a lane ended. Everything on it ended with it.
@@ -102,8 +103,8 @@ pub struct LaneStats {
 }
 
 impl Lane {
-    pub(crate) fn new(connection: quinn::Connection, endpoint: quinn::Endpoint) -> Self {
-        Self { connection, endpoint }
+    pub(crate) fn new(connection: quinn::Connection, endpoint: quinn::Endpoint, window: SendWindow) -> Self {
+        Self { connection, endpoint, window: Arc::new(window) }
     }
 
     /// Where the other end is.
@@ -129,6 +130,9 @@ impl Lane {
     /// [`LaneError`] when the lane ended. Waits while the peer has as many streams open as it allows.
     pub async fn open_data(&self, priority: i32) -> Result<DataOut, LaneError> {
         let stream = self.connection.open_uni().await.map_err(|error| self.error(error))?;
+        if let Some(bytes) = self.window.handle_round_trip(self.connection.rtt()) {
+            self.connection.set_send_window(bytes);
+        }
         // Fails only for a stream that is closed already, which a new one is not.
         let _ = stream.set_priority(priority);
         Ok(DataOut { stream, lane: self.clone(), finished: false })

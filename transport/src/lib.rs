@@ -20,6 +20,7 @@ mod listener;
 mod network;
 mod tls;
 mod tuning;
+mod window;
 mod workers;
 
 pub use connector::{ConnectError, Connector};

@@ -1,6 +1,8 @@
 //! The server's door.
 
-use crate::{Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, tls};
+use crate::{
+    Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, tls, window::SendWindow,
+};
 use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::CloseCode;
@@ -108,7 +110,12 @@ impl Listener {
             }
             let path_payload = self.network.path_payload(incoming.remote_address());
             let config = server_config(&self.crypto, &self.tuning, path_payload);
-            return Some(Arrival { incoming, config: Arc::new(config), endpoint: self.endpoint.clone() });
+            return Some(Arrival {
+                incoming,
+                config: Arc::new(config),
+                endpoint: self.endpoint.clone(),
+                window: self.tuning.send_window(),
+            });
         }
     }
 
@@ -167,6 +174,7 @@ pub struct Arrival {
     incoming: quinn::Incoming,
     config: Arc<quinn::ServerConfig>,
     endpoint: quinn::Endpoint,
+    window: SendWindow,
 }
 
 impl Arrival {
@@ -186,7 +194,7 @@ impl Arrival {
             .accept_with(self.config)
             .map_err(|error| lane_error(peer, error))?;
         let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
-        Ok(Lane::new(connection, self.endpoint))
+        Ok(Lane::new(connection, self.endpoint, self.window))
     }
 
     /// Turns the client away; it learns so at once.

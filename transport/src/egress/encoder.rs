@@ -201,7 +201,7 @@ impl Encoder {
             None => {
                 let _hashing = self.stages.begin(Stage::Encode);
                 let raw = bytes.clone();
-                let hash = self.workers.run(move || ChunkHash::of(&raw)).await;
+                let hash = self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await;
                 payload.set_hash(chunk, hash);
                 hash
             }

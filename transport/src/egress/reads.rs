@@ -180,7 +180,7 @@ impl Reads {
             None => {
                 let _hashing = self.stages.begin(Stage::Encode);
                 let raw = bytes.clone();
-                self.workers.run(move || ChunkHash::of(&raw)).await
+                self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await
             }
         };
         Ok(Encoded { codec: CodecId::Raw, hash, bytes })
