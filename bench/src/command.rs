@@ -3,6 +3,7 @@
 use crate::{
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
+    network::delay::{self, DelayArgs},
     program::Program,
     relay,
     stock_quinn::{self, Congestion},
@@ -38,6 +39,9 @@ pub enum Command {
     /// One side of plain TCP, or of TLS over it, which accepts any certificate: for test networks only.
     #[command(subcommand, hide = true)]
     Tcp(Tcp),
+    /// What carries packets between two ends, and takes its time.
+    #[command(name = DELAY_BRIDGE, hide = true)]
+    DelayBridge(DelayArgs),
 }
 
 /// The sides of tensor-relay.
@@ -117,6 +121,7 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
             stock_quinn::serve(args, congestion).await
         }
         Command::StockQuinn(StockQuinn::Receive(args)) => stock_quinn::receive(args).await,
+        Command::DelayBridge(args) => delay::run(args).await,
         Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
         Command::Tcp(Tcp::Receive { args, encryption }) => tcp::receive(args, encryption).await,
     }
@@ -151,3 +156,6 @@ impl Lifetime {
 
 /// The option behind [`Lifetime`].
 pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
+
+/// The word behind [`Command::DelayBridge`].
+pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";

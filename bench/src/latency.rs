@@ -103,6 +103,12 @@ mod tests {
     fn what_is_no_message_is_no_latency() {
         let mut latencies = Latencies::new(2);
         assert!(latencies.add(&[0; 9]).is_err());
-        assert!(latencies.add(&[0xff; MESSAGE_BYTES]).unwrap_err().to_string().contains("another machine"));
+        assert!(
+            latencies
+                .add(&[0xff; MESSAGE_BYTES])
+                .unwrap_err()
+                .to_string()
+                .contains("another machine")
+        );
     }
 }

@@ -26,7 +26,11 @@ impl Side {
     /// Starts `command`, which names the program, with `words`: its role and its options. `name` is for messages.
     pub(crate) fn start(name: String, mut command: Command, words: &[OsString]) -> Result<Self> {
         command.arg(END_WITH_STDIN).args(words);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let stdout = process.stdout.take().expect("its standard output was piped above");
         let stderr = process.stderr.take().expect("its standard error was piped above");
@@ -121,7 +125,10 @@ mod tests {
         let silent = failure("exec sleep 60", Duration::from_millis(20)).await;
         assert!(silent.contains("test printed nothing for 20ms and was killed"), "{silent}");
         let ended = failure("echo no memory >&2; exit 3", LONG).await;
-        assert!(ended.contains("test ended early, with exit status: 3; its last words: no memory"), "{ended}");
+        assert!(
+            ended.contains("test ended early, with exit status: 3; its last words: no memory"),
+            "{ended}"
+        );
         let garbage = failure("echo hello; exec sleep 60", LONG).await;
         assert!(garbage.contains("not \"hello\""), "{garbage}");
     }

@@ -35,12 +35,7 @@ pub(super) async fn run(contender: &Contender, load: Load, network: &Network) ->
     run
 }
 
-async fn with_server(
-    contender: &Contender,
-    load: Load,
-    network: &Network,
-    server: &mut Side,
-) -> Result<Run> {
+async fn with_server(contender: &Contender, load: Load, network: &Network, server: &mut Side) -> Result<Run> {
     let ready: Ready = server.line(READY_DEADLINE).await?;
     let mut client = start(contender, End::Receiving, load, network, connecting(network, ready.port, load))?;
     let run = rounds(load, &mut client, server).await;

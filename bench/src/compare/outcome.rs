@@ -131,7 +131,9 @@ impl Comparison {
 
     /// Whether a run of the contender called `name` failed.
     pub(super) fn has_failed(&self, name: &str) -> bool {
-        self.contenders.iter().any(|contender| contender.name == name && contender.failure.is_some())
+        self.contenders
+            .iter()
+            .any(|contender| contender.name == name && contender.failure.is_some())
     }
 
     /// Makes medians and ratios of the runs.

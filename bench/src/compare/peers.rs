@@ -48,7 +48,8 @@ impl Peer {
     fn contender(self, folder: &Path) -> Result<Contender> {
         let words = self.program.iter().map(|word| beside(folder, word));
         let words: Vec<String> = words.collect();
-        let (executable, lead) = words.split_first().with_context(|| format!("{:?} has no program", self.name))?;
+        let (executable, lead) =
+            words.split_first().with_context(|| format!("{:?} has no program", self.name))?;
         let lead: Vec<&str> = lead.iter().map(String::as_str).collect();
         Ok(Contender {
             program: Program::new(executable, &lead),
@@ -99,6 +100,11 @@ mod tests {
             assert!(parse(wrong, Path::new("/")).is_err(), "{wrong}");
         }
         let nothing = r#"{"peers":[{"name":"x","program":[],"encrypted":true,"receives_into":"fresh"}]}"#;
-        assert!(parse(nothing, Path::new("/")).unwrap_err().to_string().contains("\"x\" has no program"));
+        assert!(
+            parse(nothing, Path::new("/"))
+                .unwrap_err()
+                .to_string()
+                .contains("\"x\" has no program")
+        );
     }
 }

@@ -96,9 +96,8 @@ fn own(
     receive: &[&str],
     encrypted: bool,
 ) -> Contender {
-    let words = |side: &str, options: &[&str]| {
-        [role, side].iter().chain(options).map(OsString::from).collect()
-    };
+    let words =
+        |side: &str, options: &[&str]| [role, side].iter().chain(options).map(OsString::from).collect();
     Contender {
         name: name.into(),
         program: program.clone(),
@@ -149,7 +148,10 @@ mod tests {
     #[test]
     fn nobody_is_told_with_everybody() {
         let error = picked(&["tcp", "utp"]).unwrap_err().to_string();
-        assert!(error.contains("\"utp\"") && error.contains("tcp-tls") && error.contains("zeromq"), "{error}");
+        assert!(
+            error.contains("\"utp\"") && error.contains("tcp-tls") && error.contains("zeromq"),
+            "{error}"
+        );
     }
 
     #[test]

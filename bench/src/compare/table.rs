@@ -24,7 +24,9 @@ impl fmt::Display for Comparison {
         }
         self.ratios.iter().try_for_each(|ratio| write!(f, "{ratio}"))?;
         let failed = self.contenders.iter().filter_map(|c| Some((&c.name, c.failure.as_ref()?)));
-        failed.into_iter().try_for_each(|(name, reason)| writeln!(f, "{name} failed: {reason}"))
+        failed
+            .into_iter()
+            .try_for_each(|(name, reason)| writeln!(f, "{name} failed: {reason}"))
     }
 }
 
@@ -64,7 +66,10 @@ mod tests {
         assert!(table.starts_with("64 MiB over loopback"), "{table}");
         assert!(table.contains("tensor-relay  yes        4.000 (4.000 to 4.000)"), "{table}");
         assert!(table.contains("100 (200)"), "{table}");
-        assert!(table.contains("tensor-relay / tcp, GB/s:  2.000 (2.000 to 2.000, 96.9 % of 6 pairs)"), "{table}");
+        assert!(
+            table.contains("tensor-relay / tcp, GB/s:  2.000 (2.000 to 2.000, 96.9 % of 6 pairs)"),
+            "{table}"
+        );
         assert!(table.ends_with("tcp-tls failed: it ended early\n"), "{table}");
     }
 }

@@ -38,9 +38,9 @@ impl SmallPublisher {
     /// When that port is taken.
     pub(super) async fn new(server: &Server) -> Result<Self> {
         let address = server.local_address()?;
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("TCP port {address} is taken, over which small tensors are asked for"))?;
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("TCP port {address} is taken, over which small tensors are asked for")
+        })?;
         Ok(Self { listener, publisher: server.publisher(Topic::new(TOPIC)?)?, staging: server.staging() })
     }
 
@@ -75,7 +75,9 @@ impl SmallPublisher {
 /// # Errors
 /// When a version does not come in time, or is none of ours.
 pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> Result<Small> {
-    let mut asking = TcpStream::connect(remote).await.context("nobody listens for who asks for small tensors")?;
+    let mut asking = TcpStream::connect(remote)
+        .await
+        .context("nobody listens for who asks for small tensors")?;
     asking.set_nodelay(true)?;
     let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
     let mut latencies = Latencies::new(count);

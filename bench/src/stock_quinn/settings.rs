@@ -4,9 +4,9 @@ use super::socket::CappedSocket;
 use crate::tls;
 use anyhow::Result;
 use quinn::{
-    crypto::rustls::{QuicClientConfig, QuicServerConfig},
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
     congestion::{BbrConfig, ControllerFactory, CubicConfig},
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use std::{net::SocketAddr, sync::Arc};
 

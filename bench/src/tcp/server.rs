@@ -49,11 +49,7 @@ impl Server {
     ///
     /// # Errors
     /// When the connection breaks, or when `report` fails.
-    pub(super) fn serve(
-        &self,
-        client: TcpStream,
-        mut report: impl FnMut(Sent) -> Result<()>,
-    ) -> Result<()> {
+    pub(super) fn serve(&self, client: TcpStream, mut report: impl FnMut(Sent) -> Result<()>) -> Result<()> {
         let mut stream = Stream::server(client, self.encryption)?;
         while let Some(asked) = next_word(&mut stream)? {
             match asked {

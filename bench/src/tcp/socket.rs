@@ -13,7 +13,9 @@ use std::{
 /// When the address is taken.
 pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
     let socket = socket(address)?;
-    socket.bind(&address.into()).with_context(|| format!("cannot listen on {address}"))?;
+    socket
+        .bind(&address.into())
+        .with_context(|| format!("cannot listen on {address}"))?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
