@@ -62,14 +62,15 @@ pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> 
 
 /// What holds packets back to the rate of the line, if it has one.
 ///
-/// The bucket must hold a whole batch, or the kernel cuts it before it is sent; when it shall be cut, the bucket is
-/// small. Neither is so small that a timer which is late by some microseconds costs part of the line.
+/// A batch that the bucket cannot hold is cut by it. When batches shall cross whole, the bucket holds them; when they
+/// shall be cut, it is small on slow lines, so that packets come apart from each other. It is never so small that a
+/// timer which is late costs part of the line.
 fn token_bucket(args: &NetworkArgs) -> Option<String> {
     let rate = args.rate?;
     let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);
     let burst = match args.segments {
-        true => rate.bytes_in_us(100).max(frames),
-        false => rate.bytes_in_us(250).max(BATCH_BYTES).max(frames),
+        true => rate.bytes_in_us(TIMER_US).max(frames),
+        false => rate.bytes_in_us(TIMER_US).max(BATCH_BYTES).max(frames),
     };
     // Like a switch with a few milliseconds of memory.
     let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
@@ -91,6 +92,9 @@ const HEADER_BYTES: u32 = 28;
 
 /// More than any batch, whose payload is at most 64 KiB, takes with the headers of its packets.
 const BATCH_BYTES: u64 = 128 << 10;
+
+/// How late a timer may be on a busy machine.
+const TIMER_US: u64 = 400;
 
 /// How long the bridge may take to make two devices.
 const BRIDGE_DEADLINE: Duration = Duration::from_secs(10);
@@ -114,8 +118,8 @@ mod tests {
     fn buckets_hold_whole_batches_unless_these_are_cut() {
         let rule = |rate, segments| token_bucket(&args(Some(rate), segments, None)).unwrap();
         assert_eq!(rule("1Gbit", false), "tbf rate 1000000000bit burst 131072 limit 1179648");
-        assert_eq!(rule("10Gbit", false), "tbf rate 10000000000bit burst 312500 limit 6562500");
-        assert_eq!(rule("1Gbit", true), "tbf rate 1000000000bit burst 12500 limit 1061076");
+        assert_eq!(rule("10Gbit", false), "tbf rate 10000000000bit burst 500000 limit 6750000");
+        assert_eq!(rule("1Gbit", true), "tbf rate 1000000000bit burst 50000 limit 1098576");
         assert_eq!(rule("100Mbit", true), "tbf rate 100000000bit burst 6056 limit 1054632");
         assert_eq!(token_bucket(&args(None, true, None)), None);
     }
