@@ -6,6 +6,7 @@ use crate::{
     network::delay::{self, DelayArgs},
     program::Program,
     relay,
+    report::{self, ReportArgs},
     stock_quinn::{self, Congestion},
     tcp::{self, Encryption},
 };
@@ -27,9 +28,11 @@ pub struct BenchArgs {
 /// What the harness can do, and the roles that it starts itself for.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Moves the same bytes through tensor-relay and through others, in turn, and compares.
+    /// Moves the same bytes through tensor-relay and through others, side by side, and compares.
     #[command(alias = "raw")]
     Compare(CompareArgs),
+    /// Makes a page with plots, and tables, of the files that the others write.
+    Report(ReportArgs),
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
     Relay(Relay),
@@ -121,6 +124,7 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
             stock_quinn::serve(args, congestion).await
         }
         Command::StockQuinn(StockQuinn::Receive(args)) => stock_quinn::receive(args).await,
+        Command::Report(args) => report::run(&args),
         Command::DelayBridge(args) => delay::run(args).await,
         Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
         Command::Tcp(Tcp::Receive { args, encryption }) => tcp::receive(args, encryption).await,

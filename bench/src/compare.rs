@@ -10,6 +10,8 @@ mod peers;
 mod roster;
 mod table;
 
+#[cfg(test)]
+pub(crate) use outcome::tests;
 pub use outcome::{Comparison, Measured, Ratio, Round, Run};
 
 use crate::{

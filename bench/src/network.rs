@@ -22,30 +22,29 @@ use tokio::process::Command;
 
 /// The network that is asked for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, clap::Args)]
-#[command(next_help_heading = "Network")]
 pub struct NetworkArgs {
     /// Puts the two ends into network namespaces joined by a virtual cable of the right MTU. Needs root and `ip`.
-    #[arg(long)]
+    #[arg(long, help_heading = "Network")]
     pub namespaces: bool,
     /// The UDP payload of a full packet: the link's MTU minus 28.
-    #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE))]
+    #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE), help_heading = "Network")]
     pub mtu: u16,
     /// How fast the cable is, e.g. 1Gbit or 10Gbit; without it, as fast as the machine. Needs `tc`.
-    #[arg(long, requires = "namespaces")]
+    #[arg(long, requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "rate_bits_per_s", default)]
     pub rate: Option<Rate>,
     /// Cuts batches into single packets before they are on the cable, as a network card does. Without it they cross it
     /// whole, are received whole, and are lost whole.
-    #[arg(long, requires = "namespaces")]
+    #[arg(long, requires = "namespaces", help_heading = "Network")]
     #[serde(default)]
     pub segments: bool,
     /// How many of 100 packets (without --segments, of 100 batches) with data are lost, e.g. 0.1. Needs `nft`.
-    #[arg(long, value_name = "PERCENT", requires = "namespaces")]
+    #[arg(long, value_name = "PERCENT", requires = "namespaces", help_heading = "Network")]
     #[serde(rename = "loss_percent", default)]
     pub loss: Option<Loss>,
     /// How many milliseconds a packet takes, either way: half of the round trip. It is carried by a process of this
     /// program then, which takes part of the machine. Needs /dev/net/tun.
-    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), requires = "namespaces")]
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), requires = "namespaces", help_heading = "Network")]
     #[serde(default)]
     pub delay_ms: u32,
 }
