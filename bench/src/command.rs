@@ -3,8 +3,10 @@
 use crate::{
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
+    network::delay::{self, DelayArgs},
     program::Program,
     relay,
+    report::{self, ReportArgs},
     stock_quinn::{self, Congestion},
     tcp::{self, Encryption},
 };
@@ -26,9 +28,11 @@ pub struct BenchArgs {
 /// What the harness can do, and the roles that it starts itself for.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Moves the same bytes through tensor-relay and through others, in turn, and compares.
+    /// Moves the same bytes through tensor-relay and through others, side by side, and compares.
     #[command(alias = "raw")]
     Compare(CompareArgs),
+    /// Makes a page with plots, and tables, of the files that the others write.
+    Report(ReportArgs),
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
     Relay(Relay),
@@ -38,6 +42,9 @@ pub enum Command {
     /// One side of plain TCP, or of TLS over it, which accepts any certificate: for test networks only.
     #[command(subcommand, hide = true)]
     Tcp(Tcp),
+    /// What carries packets between two ends, and takes its time.
+    #[command(name = DELAY_BRIDGE, hide = true)]
+    DelayBridge(DelayArgs),
 }
 
 /// The sides of tensor-relay.
@@ -117,6 +124,8 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
             stock_quinn::serve(args, congestion).await
         }
         Command::StockQuinn(StockQuinn::Receive(args)) => stock_quinn::receive(args).await,
+        Command::Report(args) => report::run(&args),
+        Command::DelayBridge(args) => delay::run(args).await,
         Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
         Command::Tcp(Tcp::Receive { args, encryption }) => tcp::receive(args, encryption).await,
     }
@@ -151,3 +160,6 @@ impl Lifetime {
 
 /// The option behind [`Lifetime`].
 pub(crate) const END_WITH_STDIN: &str = "--end-with-stdin";
+
+/// The word behind [`Command::DelayBridge`].
+pub(crate) const DELAY_BRIDGE: &str = "delay-bridge";

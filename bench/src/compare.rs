@@ -10,6 +10,8 @@ mod peers;
 mod roster;
 mod table;
 
+#[cfg(test)]
+pub(crate) use outcome::tests;
 pub use outcome::{Comparison, Measured, Ratio, Round, Run};
 
 use crate::{
@@ -75,7 +77,8 @@ Examples:
 /// own failed. That a peer failed is a result.
 pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = chosen(&args, this)?;
-    let network = Network::new(&args.network)?;
+    eprintln!("{}", args.network);
+    let network = Network::new(&args.network, this).await?;
     let load = Load { bytes: args.size, mtu: args.network.mtu, rounds: args.rounds, small: args.small };
     let mut comparison = Comparison::new(&args, &contenders);
     for pair in 0..args.pairs {

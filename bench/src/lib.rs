@@ -5,6 +5,7 @@
 //! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`],
 //!   [`stock_quinn`] and [`tcp`] offer it.
 //! - [`compare`] is the harness that compares them, side by side, in processes of their own.
+//! - [`report`] makes pages and tables of what was measured.
 //! - [`command`] is all of it as subcommands: of `tensor-relay-bench`, and of `tensor-relay` below `bench`.
 //!
 //! Every command runs on one thread unless it says otherwise, because that is what the rival is fastest with and what
@@ -26,6 +27,7 @@ mod noise;
 pub mod origin;
 pub mod program;
 pub mod relay;
+pub mod report;
 mod side;
 pub mod size;
 pub mod stats;

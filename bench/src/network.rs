@@ -1,10 +1,21 @@
 //! What lies between the two sides.
 
+pub mod delay;
+mod link;
+mod loss;
+mod namespaces;
+mod rate;
+
+pub use loss::Loss;
+pub use rate::Rate;
+
 use crate::{
     contender::{LOOPBACK_MTU, MTU_RANGE},
     program::Program,
+    side::Side,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+use namespaces::Namespaces;
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsStr, fmt, net::Ipv4Addr};
 use tokio::process::Command;
@@ -13,11 +24,29 @@ use tokio::process::Command;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, clap::Args)]
 pub struct NetworkArgs {
     /// Puts the two ends into network namespaces joined by a virtual cable of the right MTU. Needs root and `ip`.
-    #[arg(long)]
+    #[arg(long, help_heading = "Network")]
     pub namespaces: bool,
     /// The UDP payload of a full packet: the link's MTU minus 28.
-    #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE))]
+    #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE), help_heading = "Network")]
     pub mtu: u16,
+    /// How fast the cable is, e.g. 1Gbit or 10Gbit; without it, as fast as the machine. Needs `tc`.
+    #[arg(long, requires = "namespaces", help_heading = "Network")]
+    #[serde(rename = "rate_bits_per_s", default)]
+    pub rate: Option<Rate>,
+    /// Cuts batches into single packets before they are on the cable, as a network card does. Without it they cross it
+    /// whole, are received whole, and are lost whole.
+    #[arg(long, requires = "namespaces", help_heading = "Network")]
+    #[serde(default)]
+    pub segments: bool,
+    /// How many of 100 packets (without --segments, of 100 batches) with data are lost, e.g. 0.1. Needs `nft`.
+    #[arg(long, value_name = "PERCENT", requires = "namespaces", help_heading = "Network")]
+    #[serde(rename = "loss_percent", default)]
+    pub loss: Option<Loss>,
+    /// How many milliseconds a packet takes, either way: half of the round trip. It is carried by a process of this
+    /// program then, which takes part of the machine. Needs /dev/net/tun.
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000), requires = "namespaces", help_heading = "Network")]
+    #[serde(default)]
+    pub delay_ms: u32,
 }
 
 /// Which end of the network a process is at. Bytes go from the serving to the receiving end.
@@ -27,111 +56,124 @@ pub(crate) enum End {
     Receiving,
 }
 
-/// The way from the serving to the receiving end.
-pub(crate) enum Network {
-    /// The loopback device, whose MTU is 65,536.
-    Loopback,
-    /// Two namespaces and a virtual cable.
-    Cable(Cable),
+/// The way from the serving to the receiving end. Dropping it removes what was made for it. Only a harness that is
+/// killed by SIGKILL leaves namespaces behind, for `ip netns delete`.
+pub(crate) struct Network {
+    /// What carries packets when they are to take their time. Dropped before the namespaces that it is in.
+    _bridge: Option<Side>,
+    /// None on loopback, whose MTU is 65,536.
+    namespaces: Option<Namespaces>,
 }
 
 impl Network {
-    /// Prepares the network that `args` ask for.
+    /// Prepares the network that `args` ask for. `this` is the program that runs, to be started for what carries
+    /// packets.
     ///
     /// # Errors
-    /// When a tool is missing, or the right to make namespaces.
-    pub(crate) fn new(args: &NetworkArgs) -> Result<Self> {
-        if args.namespaces { Cable::new(args.mtu).map(Self::Cable) } else { Ok(Self::Loopback) }
+    /// When a tool is missing, or the right to use it.
+    pub(crate) async fn new(args: &NetworkArgs, this: &Program) -> Result<Self> {
+        if !args.namespaces {
+            return Ok(Self { _bridge: None, namespaces: None });
+        }
+        let namespaces = Namespaces::new()?;
+        let bridge = match args.delay_ms {
+            0 => {
+                link::cable(&namespaces)?;
+                None
+            }
+            delay_ms => Some(link::bridge(&namespaces, this, delay_ms).await?),
+        };
+        link::set_up(&namespaces, args)?;
+        Ok(Self { _bridge: bridge, namespaces: Some(namespaces) })
     }
 
     /// Where what is at the serving end listens.
     pub(crate) fn server_ip(&self) -> Ipv4Addr {
-        match self {
-            Self::Loopback => Ipv4Addr::LOCALHOST,
-            Self::Cable(_) => SERVER_IP,
+        match self.namespaces {
+            None => Ipv4Addr::LOCALHOST,
+            Some(_) => link::address(End::Serving),
         }
     }
 
     /// A command that runs `program` at `end`.
     pub(crate) fn command(&self, end: End, program: &Program) -> Command {
-        let mut words = program.words();
-        match self {
-            Self::Loopback => {
-                let mut command = Command::new(words.next().expect("a program is at least its executable"));
-                command.args(words);
-                command
-            }
-            Self::Cable(cable) => cable.command(end, words),
+        match &self.namespaces {
+            None => command(program.words()),
+            Some(namespaces) => namespaces.command(end, program),
         }
     }
+}
+
+/// A command of `words`, the program first.
+fn command<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Command {
+    let mut command = Command::new(words.next().expect("a program is at least its executable"));
+    command.args(words);
+    command
 }
 
 impl fmt::Display for NetworkArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let network = if self.namespaces { "a virtual cable" } else { "loopback" };
-        write!(f, "{network}, {} bytes a packet", self.mtu)
-    }
-}
-
-/// Two network namespaces joined by a pair of virtual devices; dropping it removes them. Only a harness that is killed
-/// by SIGKILL leaves them behind, for `ip netns delete`.
-pub(crate) struct Cable {
-    server: String,
-    client: String,
-}
-
-impl Cable {
-    fn new(mtu: u16) -> Result<Self> {
-        let name = |side| format!("relay-bench-{}-{side}", std::process::id());
-        let cable = Self { server: name("server"), client: name("client") };
-        let Self { server, client } = &cable;
-        ip(&format!("netns add {server}"))?;
-        ip(&format!("netns add {client}"))?;
-        ip(&format!("link add {DEVICE} netns {server} type veth peer name {DEVICE} netns {client}"))?;
-        for (namespace, address) in [(server, SERVER_IP), (client, CLIENT_IP)] {
-            let mtu = u32::from(mtu) + HEADER_BYTES;
-            ip(&format!("-n {namespace} addr add {address}/24 dev {DEVICE}"))?;
-            ip(&format!("-n {namespace} link set {DEVICE} mtu {mtu} up"))?;
+        let Self { namespaces, mtu, rate, segments, loss, delay_ms } = self;
+        let link = if *namespaces { "a virtual cable" } else { "loopback" };
+        write!(f, "{link}, {mtu} bytes a packet")?;
+        if let Some(rate) = rate {
+            write!(f, ", {rate}")?;
         }
-        Ok(cable)
-    }
-
-    /// A command of `words` inside of the namespace at `end`. `ip` becomes the program, so its handle kills it.
-    fn command<'a>(&self, end: End, words: impl Iterator<Item = &'a OsStr>) -> Command {
-        let namespace = match end {
-            End::Serving => &self.server,
-            End::Receiving => &self.client,
-        };
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace]).args(words);
-        command
-    }
-}
-
-impl Drop for Cable {
-    fn drop(&mut self) {
-        for namespace in [&self.server, &self.client] {
-            if let Err(error) = ip(&format!("netns delete {namespace}")) {
-                eprintln!("{error:#}");
-            }
+        if *segments {
+            write!(f, ", packets one by one")?;
+        }
+        if let Some(loss) = loss {
+            let what = if *segments { "packets" } else { "batches" };
+            write!(f, ", {loss} of {what} lost")?;
+        }
+        match delay_ms {
+            0 => Ok(()),
+            ms => write!(f, ", {ms} ms either way"),
         }
     }
 }
 
-/// Runs `ip`, which takes milliseconds.
-fn ip(arguments: &str) -> Result<()> {
-    let output = std::process::Command::new("ip").args(arguments.split(' ')).output();
-    let output = output.context("cannot run `ip`, which --namespaces needs: install iproute2")?;
-    if !output.status.success() {
-        let reason = String::from_utf8_lossy(&output.stderr);
-        bail!("`ip {arguments}` failed (--namespaces needs root): {}", reason.trim());
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: NetworkArgs,
     }
-    Ok(())
+
+    fn parsed(words: &str) -> Result<NetworkArgs, clap::Error> {
+        Cli::try_parse_from(words.split(' ')).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn a_network_says_what_it_is() {
+        let words = "x --namespaces --mtu=1472 --rate=5Gbit --segments --loss=0.1 --delay-ms=50";
+        let args = parsed(words).unwrap();
+        let said = "a virtual cable, 1472 bytes a packet, 5 Gbit/s, packets one by one, 0.1 % of packets lost, 50 ms either way";
+        assert_eq!(args.to_string(), said);
+        let json = serde_json::to_value(&args).unwrap();
+        assert_eq!(
+            (&json["rate_bits_per_s"], &json["loss_percent"]),
+            (&5_000_000_000u64.into(), &0.1.into())
+        );
+        assert_eq!(serde_json::from_value::<NetworkArgs>(json).unwrap(), args);
+        assert_eq!(parsed("x").unwrap().to_string(), "loopback, 65000 bytes a packet");
+    }
+
+    #[test]
+    fn loopback_cannot_be_shaped() {
+        for option in ["--rate=1Gbit", "--segments", "--loss=1", "--delay-ms=5"] {
+            assert!(parsed(&format!("x {option}")).is_err(), "{option}");
+        }
+    }
+
+    #[test]
+    fn files_from_before_these_options_are_read() {
+        let old = r#"{"namespaces":true,"mtu":1472}"#;
+        let args: NetworkArgs = serde_json::from_str(old).unwrap();
+        assert_eq!(args.to_string(), "a virtual cable, 1472 bytes a packet");
+    }
 }
-
-const DEVICE: &str = "relay0";
-const SERVER_IP: Ipv4Addr = Ipv4Addr::new(10, 213, 0, 1);
-const CLIENT_IP: Ipv4Addr = Ipv4Addr::new(10, 213, 0, 2);
-
-/// What IPv4 and UDP add to a payload.
-const HEADER_BYTES: u32 = 28;

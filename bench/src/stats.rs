@@ -95,6 +95,17 @@ fn median(sorted: &[f64]) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
+/// `value` with about three significant digits: more is noise.
+pub(crate) fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        large if large >= 100.0 => 0,
+        large if large >= 10.0 => 1,
+        small if small >= 1.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
 /// What an interval is meant to reach.
 const CONFIDENCE: f64 = 0.95;
 
@@ -131,6 +142,13 @@ mod tests {
         assert_eq!((ratio.median, ratio.low, ratio.high, ratio.pairs), (2.0, 2.0, 2.0, 3));
         assert_eq!(ratio.to_string(), "2.000 (2.000 to 2.000, 75.0 % of 3 pairs)");
         assert_eq!(PairedRatio::of(&[]), None);
+    }
+
+    #[test]
+    fn numbers_are_as_exact_as_measurements() {
+        for (value, text) in [(1234.5, "1234"), (12.345, "12.3"), (1.2345, "1.23"), (0.012345, "0.012")] {
+            assert_eq!(number(value), text);
+        }
     }
 
     proptest! {

@@ -1,6 +1,8 @@
 //! The program as a person runs it.
 
+use serde_json::Value;
 use std::{
+    fs,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -11,22 +13,55 @@ fn bench(arguments: &[&str]) -> Command {
     command
 }
 
-/// Goal: the harness starts both sides, follows their rounds, and reports. Method: the rival alone, small and on
-/// loopback.
-#[test]
-fn raw_measures_the_rival() {
-    let json = std::env::temp_dir().join(format!("tensor-relay-bench-{}.json", std::process::id()));
-    let json_option = format!("--json={}", json.display());
-    let small = ["raw", "--only=stock-quinn", "--size=9MiB", "--rounds=2", "--pairs=2", &json_option];
-    let output = bench(&small).output().unwrap();
-    let table = String::from_utf8_lossy(&output.stdout);
+/// What `command` prints, which must succeed.
+fn done(command: &mut Command) -> String {
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(table.contains("stock-quinn"), "{table}");
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
-    std::fs::remove_file(json).unwrap();
-    let rounds = report["contenders"][0]["runs"][1]["rounds"].as_array().unwrap();
-    assert_eq!(rounds.len(), 2, "the warm-up is not counted");
-    assert!(rounds[0]["gb_per_s"].as_f64().unwrap() > 0.0);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Goal: all contenders of this program are compared, and a peer that fails stops nobody; a page can be made of what was
+/// written. Method: little data over loopback, and a peer that only complains.
+#[test]
+fn contenders_are_compared_and_reported() {
+    let folder = std::env::temp_dir().join(format!("tensor-relay-bench-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let option = |name: &str, file: &str| format!("--{name}={}", folder.join(file).display());
+    let broken = r#"{"peers":[{"name":"broken","program":["sh","-c","echo no such module >&2; exit 3"],
+        "encrypted":false,"receives_into":"fresh","note":"never works"}]}"#;
+    fs::write(folder.join("peers.json"), broken).unwrap();
+
+    let options = [option("peers", "peers.json"), option("json", "result.json")];
+    let words = ["compare", "all", "--size=5MiB", "--rounds=2", "--pairs=2", "--small=20"];
+    let table = done(bench(&words).args(options));
+    assert!(table.contains("broken failed: broken serve ended early"), "{table}");
+    assert!(table.contains("no such module"), "{table}");
+    assert!(table.contains("tensor-relay / tcp-tls, 4 KiB:"), "{table}");
+
+    let result = folder.join("result.json");
+    let json: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
+    let names: Vec<_> = json["contenders"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
+    assert_eq!(names, ["tensor-relay", "stock-quinn", "tcp", "tcp-tls", "broken"]);
+    assert_eq!(json["runs"].as_array().unwrap().len(), 8, "two of each that works");
+    for run in json["runs"].as_array().unwrap() {
+        assert_eq!(run["rounds"].as_array().unwrap().len(), 2, "the warm-up is not counted");
+        assert_eq!(run["small"]["small"], 20);
+        assert!(run["rounds"][1]["gb_per_s"].as_f64().unwrap() > 0.0);
+    }
+
+    done(bench(&["report"]).arg(result).arg(option("html", "page.html")));
+    assert!(fs::read_to_string(folder.join("page.html")).unwrap().contains("<svg"));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Goal: what a script sees tells whether its own contenders worked. Method: a rival that cannot start.
+#[test]
+fn an_own_contender_that_fails_fails_the_command() {
+    let other = ["compare", "other-build", "--relay=/bin/false", "--size=1MiB", "--pairs=2"];
+    let output = bench(&other).output().unwrap();
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{table}");
+    assert!(table.contains("other-build failed:"), "{table}");
 }
 
 /// Goal: no side outlives the harness, even if the harness has no chance to say so. Method: close its standard input.

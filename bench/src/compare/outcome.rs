@@ -229,7 +229,7 @@ fn paired(runs: &[Run], a: &str, b: &str, value: Value) -> Option<PairedRatio> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{compare::roster::Roster, program::Program};
     use clap::Parser;
@@ -241,7 +241,7 @@ pub(super) mod tests {
     }
 
     /// Six pairs of `tensor-relay`, twice as fast, and `tcp`; `tcp-tls` fails after the first.
-    pub(in crate::compare) fn example() -> Comparison {
+    pub(crate) fn example() -> Comparison {
         let names = ["tensor-relay", "tcp", "tcp-tls"];
         let words = ["compare"].into_iter().chain(names).chain(["--size=64MiB"]);
         let Cli { args } = Cli::parse_from(words);

@@ -3,9 +3,9 @@
 use super::{
     line::{Cells, Check, Line},
     parts::Part,
-    table::{self, Table, number},
+    table::{self, Table},
 };
-use crate::size;
+use crate::{size, stats::number};
 use serde::Serialize;
 use std::fmt::Write;
 

@@ -1,7 +1,7 @@
 //! Samples become tables: one row for each setting, with medians and spreads.
 
 use super::line::{Cells, Sample};
-use crate::stats::Summary;
+use crate::stats::{Summary, number};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -107,17 +107,6 @@ fn cell(Summary { median, min, max }: Summary) -> String {
         true => number(median),
         false => format!("{} ({} to {})", number(median), number(min), number(max)),
     }
-}
-
-/// `value` with about three significant digits.
-pub(super) fn number(value: f64) -> String {
-    let digits = match value.abs() {
-        large if large >= 100.0 => 0,
-        large if large >= 10.0 => 1,
-        small if small >= 1.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.digits$}")
 }
 
 #[cfg(test)]

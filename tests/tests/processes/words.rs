@@ -7,7 +7,7 @@ use tensor_relay_tests::processes::Home;
 #[test]
 fn help_and_version() {
     let home = Home::new();
-    let expected: [(&[&str], &[&str]); 5] = [
+    let expected: [(&[&str], &[&str]); 6] = [
         (&["--help"], &["serve", "subscribe", "list", "demo", "Exit codes: 0 done", "Examples:"]),
         (
             &["serve", "--help"],
@@ -18,6 +18,7 @@ fn help_and_version() {
             &["Receive the versions of a topic", "<TICKET>", "--once", "--out <DIR>", "--mode <MODE>"],
         ),
         (&["list", "--help"], &["List the topics of a server", "<TICKET>", "--json"]),
+        (&["bench", "compare", "--help"], &["side by side", "--namespaces", "--peers <FILE>", "all --peers"]),
         (&["demo", "--help"], &["between two processes on this machine", "--size <SIZE>", "--versions <N>"]),
     ];
     for (words, parts) in expected {
@@ -54,4 +55,15 @@ fn the_demo() {
         assert!(people.out.contains(part), "{part:?}: {people:?}");
     }
     home.run(&["demo", "--size=1KiB"]).failed(2, &["at least 1MiB"]);
+}
+
+/// Goal: the harness of benchmarks finds itself behind the program's word for it, and keeps its own roles to itself.
+/// Method: one contender alone, which it starts as two processes; and the help.
+#[test]
+fn the_benchmark() {
+    let home = Home::new();
+    let compared = home.run(&["bench", "compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1"]).with(0);
+    assert!(compared.out.contains("1 MiB over loopback"), "{compared:?}");
+    let help = home.run(&["bench", "--help"]).with(0);
+    assert!(help.out.contains("compare") && !help.out.contains("stock-quinn"), "{help:?}");
 }

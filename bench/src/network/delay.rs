@@ -1,0 +1,213 @@
+//! A bridge between two devices that gives each packet its time, for kernels without netem.
+//!
+//! It is a process of its own. The two devices are of the TUN kind: what the system sends on one is read here, kept for
+//! the delay, and written to the other, in order. Batches pass as batches: the header that describes them is passed on
+//! as it came.
+
+use crate::{
+    command::DELAY_BRIDGE,
+    contender::{Ready, print},
+};
+use anyhow::{Context, Result};
+use std::{
+    ffi::OsString,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::task::spawn_blocking;
+use tun_rs::{DeviceBuilder, SyncDevice};
+
+/// What the bridge is told.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DelayArgs {
+    /// What the first device is called.
+    pub near: String,
+    /// What the second device is called.
+    pub far: String,
+    /// How long each packet takes.
+    #[arg(long)]
+    pub delay_ms: u32,
+}
+
+/// How the bridge is started.
+pub(super) fn words(near: &str, far: &str, delay_ms: u32) -> [OsString; 4] {
+    [DELAY_BRIDGE.into(), near.into(), far.into(), format!("--delay-ms={delay_ms}").into()]
+}
+
+/// Carries packets until it is killed.
+///
+/// # Errors
+/// When a device cannot be made, or is taken away.
+pub(crate) async fn run(args: DelayArgs) -> Result<()> {
+    let near = device(&args.near)?;
+    let far = device(&args.far)?;
+    let delay = Duration::from_millis(args.delay_ms.into());
+    print(&Ready { ready: true, port: 0 })?;
+    let there = {
+        let (near, far) = (near.clone(), far.clone());
+        spawn_blocking(move || carry(&near, &far, delay))
+    };
+    let back = spawn_blocking(move || carry(&far, &near, delay));
+    tokio::select! {
+        ended = there => ended?,
+        ended = back => ended?,
+    }
+}
+
+fn device(name: &str) -> Result<Arc<SyncDevice>> {
+    // Offload: batches come, and are taken, whole.
+    let device = DeviceBuilder::new()
+        .name(name)
+        .offload(true)
+        .inherit_enable_state()
+        .build_sync();
+    Ok(Arc::new(device.with_context(|| format!("cannot make the TUN device {name}"))?))
+}
+
+/// Carries packets from one device to the other.
+fn carry(from: &SyncDevice, to: &Arc<SyncDevice>, delay: Duration) -> Result<()> {
+    let to = Arc::clone(to);
+    // A device that is down, or out of memory, loses packets, as networks do.
+    forward(|buffer| from.recv(buffer), move |packet| drop(to.send(packet)), delay)
+}
+
+/// Gives what `receive` brings to `send`, in order and each `delay` later, until `receive` fails.
+fn forward(
+    mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    send: impl FnMut(&[u8]) + Send + 'static,
+    delay: Duration,
+) -> Result<()> {
+    let held = Arc::new(Held::default());
+    let (packets, due) = mpsc::channel();
+    let sender = thread::spawn({
+        let held = Arc::clone(&held);
+        move || send_when_due(&due, &held, send)
+    });
+    let error = receive_all(&mut receive, &packets, &held, delay);
+    // What is on its way still arrives.
+    drop(packets);
+    let _ = sender.join();
+    Err(error).context("cannot read packets from a device")
+}
+
+/// A packet, and when it arrives.
+struct Packet {
+    due: Instant,
+    bytes: Vec<u8>,
+}
+
+/// Takes in packets until that fails, and tells why. What finds no room is lost.
+fn receive_all(
+    receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
+    packets: &Sender<Packet>,
+    held: &Held,
+    delay: Duration,
+) -> io::Error {
+    let mut buffer = vec![0; PACKET_BYTES_MAX];
+    loop {
+        match receive(&mut buffer) {
+            Ok(length) if held.try_add(length) => {
+                let bytes = buffer[..length].to_vec();
+                if packets.send(Packet { due: Instant::now() + delay, bytes }).is_err() {
+                    return io::Error::other("what sends them is gone");
+                }
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return error,
+        }
+    }
+}
+
+/// Sends each packet when it is due. All take equally long, so the next one is the first that came.
+fn send_when_due(due: &Receiver<Packet>, held: &Held, mut send: impl FnMut(&[u8])) {
+    for packet in due {
+        thread::sleep(packet.due.saturating_duration_since(Instant::now()));
+        send(&packet.bytes);
+        held.remove(packet.bytes.len());
+    }
+}
+
+/// How many bytes are on their way in one direction: the bound of its queue.
+#[derive(Debug, Default)]
+struct Held(AtomicUsize);
+
+impl Held {
+    /// Makes room for a packet of `length` bytes, unless there is none.
+    fn try_add(&self, length: usize) -> bool {
+        let taken = self.0.fetch_add(length + PACKET_EXTRA_BYTES, Ordering::Relaxed);
+        let fits = taken + length + PACKET_EXTRA_BYTES <= HELD_BYTES_MAX;
+        if !fits {
+            self.remove(length);
+        }
+        fits
+    }
+
+    fn remove(&self, length: usize) {
+        self.0.fetch_sub(length + PACKET_EXTRA_BYTES, Ordering::Relaxed);
+    }
+}
+
+/// More than any batch with its headers.
+const PACKET_BYTES_MAX: usize = 1 << 17;
+
+/// 25 Gbit/s for 85 ms: more than a machine that has to do this as well can send, over the delays that matter.
+const HELD_BYTES_MAX: usize = 256 << 20;
+
+/// What a packet takes beside its bytes, at most.
+const PACKET_EXTRA_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::unix::net::UnixDatagram, sync::Mutex};
+
+    /// Goal: every packet arrives, in order, and none before its time. Method: packets over a local socket that is then
+    /// closed; the time between is compared with the delay.
+    #[test]
+    fn packets_take_their_time() {
+        let (inside, outside) = UnixDatagram::pair().unwrap();
+        let arrived = Arc::new(Mutex::new(vec![]));
+        let delay = Duration::from_millis(20);
+        let forwarding = thread::spawn({
+            let arrived = Arc::clone(&arrived);
+            let note = move |packet: &[u8]| arrived.lock().unwrap().push((packet.to_vec(), Instant::now()));
+            // A closed socket brings empty packets for ever; a device would fail.
+            let receive = move |buffer: &mut [u8]| match inside.recv(buffer)? {
+                0 => Err(io::ErrorKind::BrokenPipe.into()),
+                length => Ok(length),
+            };
+            move || forward(receive, note, delay)
+        });
+        let mut sent = vec![];
+        for number in 1..=50u8 {
+            sent.push(Instant::now());
+            outside.send(&[number; 9]).unwrap();
+        }
+        outside.send(&[]).unwrap();
+        assert!(forwarding.join().unwrap().is_err(), "the device is gone");
+        let arrived = arrived.lock().unwrap();
+        assert_eq!(arrived.len(), 50);
+        for (number, ((packet, at), sent)) in (1..).zip(arrived.iter().zip(sent)) {
+            assert_eq!(packet, &[number; 9]);
+            assert!(*at >= sent + delay, "packet {number} was early");
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_bounded() {
+        let held = Held::default();
+        let batch = 64 << 10;
+        let fitting = (0..).take_while(|_| held.try_add(batch)).count();
+        assert_eq!(fitting, HELD_BYTES_MAX / (batch + PACKET_EXTRA_BYTES));
+        assert!(!held.try_add(batch), "and stays so");
+        held.remove(batch);
+        assert!(held.try_add(batch) && !held.try_add(batch));
+    }
+}

@@ -1,0 +1,133 @@
+//! The link between two namespaces: how it is made, and what it does to packets.
+
+use super::{End, NetworkArgs, delay, namespaces::Namespaces};
+use crate::{contender::Ready, program::Program, side::Side};
+use anyhow::Result;
+use std::{net::Ipv4Addr, time::Duration};
+
+/// What the device is called, at either end.
+const DEVICE: &str = "relay0";
+
+/// The address of `end`.
+pub(super) fn address(end: End) -> Ipv4Addr {
+    match end {
+        End::Serving => Ipv4Addr::new(10, 213, 0, 1),
+        End::Receiving => Ipv4Addr::new(10, 213, 0, 2),
+    }
+}
+
+/// Joins `namespaces` by a pair of virtual devices.
+pub(super) fn cable(namespaces: &Namespaces) -> Result<()> {
+    let receiving = namespaces.name(End::Receiving);
+    namespaces.ip(End::Serving, &format!("link add {DEVICE} type veth peer name {DEVICE} netns {receiving}"))
+}
+
+/// Joins `namespaces` by a process of `this` program, which gives each packet its time.
+///
+/// It makes both devices where it runs and holds them; one is then moved to the other end.
+pub(super) async fn bridge(namespaces: &Namespaces, this: &Program, delay_ms: u32) -> Result<Side> {
+    let far = "relay1";
+    let command = namespaces.command(End::Serving, this);
+    let words = delay::words(DEVICE, far, delay_ms);
+    let mut bridge = Side::start("the bridge that delays".into(), command, &words)?;
+    let Ready { .. } = bridge.line(BRIDGE_DEADLINE).await?;
+    let receiving = namespaces.name(End::Receiving);
+    namespaces.ip(End::Serving, &format!("link set {far} netns {receiving} name {DEVICE}"))?;
+    for end in [End::Serving, End::Receiving] {
+        // Packets wait here for the bridge, which may not get a processor at once.
+        namespaces.ip(end, &format!("link set {DEVICE} txqueuelen 10000"))?;
+    }
+    Ok(bridge)
+}
+
+/// Gives both ends of the link addresses and the properties that `args` ask for.
+pub(super) fn set_up(namespaces: &Namespaces, args: &NetworkArgs) -> Result<()> {
+    let mtu = u32::from(args.mtu) + HEADER_BYTES;
+    for end in [End::Serving, End::Receiving] {
+        namespaces.ip(end, &format!("addr add {}/24 dev {DEVICE}", address(end)))?;
+        if args.segments {
+            // What may not be sent as a batch is cut just before it is sent.
+            namespaces.ip(end, &format!("link set {DEVICE} gso_max_segs 1"))?;
+        }
+        namespaces.ip(end, &format!("link set {DEVICE} mtu {mtu} up"))?;
+        if let Some(rule) = token_bucket(args) {
+            namespaces.tc(end, &format!("qdisc add dev {DEVICE} root {rule}"))?;
+        }
+    }
+    match losing(args) {
+        Some(rules) => namespaces.nft(End::Receiving, &rules),
+        None => Ok(()),
+    }
+}
+
+/// What holds packets back to the rate of the line, if it has one.
+///
+/// A batch that the bucket cannot hold is cut by it. When batches shall cross whole, the bucket holds them; when they
+/// shall be cut, it is small on slow lines, so that packets come apart from each other. It is never so small that a
+/// timer which is late costs part of the line.
+fn token_bucket(args: &NetworkArgs) -> Option<String> {
+    let rate = args.rate?;
+    let frames = 4 * (u64::from(args.mtu) + u64::from(HEADER_BYTES) + 14);
+    let burst = match args.segments {
+        true => rate.bytes_in_us(TIMER_US).max(frames),
+        false => rate.bytes_in_us(TIMER_US).max(BATCH_BYTES).max(frames),
+    };
+    // Like a switch with a few milliseconds of memory.
+    let limit = burst + rate.bytes_in_us(5000).max(1 << 20);
+    Some(format!("tbf rate {}bit burst {burst} limit {limit}", rate.bits_per_s()))
+}
+
+/// The rules that lose some of what comes from the serving end, if any shall be lost.
+fn losing(args: &NetworkArgs) -> Option<String> {
+    let of_million = args.loss?.of_million();
+    let from = address(End::Serving);
+    Some(format!(
+        "table ip relay {{ chain input {{ type filter hook input priority 0; \
+         ip saddr {from} numgen random mod 1000000 < {of_million} drop; }}; }}"
+    ))
+}
+
+/// What IPv4 and UDP add to a payload.
+const HEADER_BYTES: u32 = 28;
+
+/// More than any batch, whose payload is at most 64 KiB, takes with the headers of its packets.
+const BATCH_BYTES: u64 = 128 << 10;
+
+/// How late a timer may be on a busy machine.
+const TIMER_US: u64 = 400;
+
+/// How long the bridge may take to make two devices.
+const BRIDGE_DEADLINE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(rate: Option<&str>, segments: bool, loss: Option<&str>) -> NetworkArgs {
+        NetworkArgs {
+            namespaces: true,
+            mtu: 1472,
+            rate: rate.map(|rate| rate.parse().unwrap()),
+            segments,
+            loss: loss.map(|loss| loss.parse().unwrap()),
+            delay_ms: 0,
+        }
+    }
+
+    #[test]
+    fn buckets_hold_whole_batches_unless_these_are_cut() {
+        let rule = |rate, segments| token_bucket(&args(Some(rate), segments, None)).unwrap();
+        assert_eq!(rule("1Gbit", false), "tbf rate 1000000000bit burst 131072 limit 1179648");
+        assert_eq!(rule("10Gbit", false), "tbf rate 10000000000bit burst 500000 limit 6750000");
+        assert_eq!(rule("1Gbit", true), "tbf rate 1000000000bit burst 50000 limit 1098576");
+        assert_eq!(rule("100Mbit", true), "tbf rate 100000000bit burst 6056 limit 1054632");
+        assert_eq!(token_bucket(&args(None, true, None)), None);
+    }
+
+    #[test]
+    fn what_is_lost_is_data() {
+        let rules = losing(&args(None, false, Some("1"))).unwrap();
+        assert!(rules.contains("ip saddr 10.213.0.1 numgen random mod 1000000 < 10000 drop"), "{rules}");
+        assert_eq!(losing(&args(None, false, None)), None);
+    }
+}

@@ -1,0 +1,92 @@
+//! Two network namespaces, and the tools that work in them.
+
+use super::End;
+use crate::program::Program;
+use anyhow::{Context, Result, bail};
+use std::sync::atomic::{AtomicU32, Ordering};
+use tokio::process::Command;
+
+/// A network namespace for each end. Dropping it removes them, with all that is in them.
+pub(super) struct Namespaces {
+    serving: String,
+    receiving: String,
+}
+
+impl Namespaces {
+    /// Makes two, empty but for their loopback devices.
+    ///
+    /// # Errors
+    /// When `ip` is missing, or the right to use it.
+    pub(super) fn new() -> Result<Self> {
+        /// One process may have several networks.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = |side| format!("relay-bench-{}-{number}-{side}", std::process::id());
+        let namespaces = Self { serving: name("server"), receiving: name("client") };
+        for end in [End::Serving, End::Receiving] {
+            run("ip", &["netns", "add", namespaces.name(end)])?;
+            // A process may want to speak to itself.
+            namespaces.ip(end, "link set lo up")?;
+        }
+        Ok(namespaces)
+    }
+
+    /// What the namespace at `end` is called.
+    pub(super) fn name(&self, end: End) -> &str {
+        match end {
+            End::Serving => &self.serving,
+            End::Receiving => &self.receiving,
+        }
+    }
+
+    /// A command that runs `program` in the namespace at `end`. `ip` becomes the program, so its handle kills it.
+    pub(super) fn command(&self, end: End, program: &Program) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", self.name(end)]).args(program.words());
+        command
+    }
+
+    /// Runs `ip` with `words` in the namespace at `end`.
+    pub(super) fn ip(&self, end: End, words: &str) -> Result<()> {
+        run_in("ip", self.name(end), words)
+    }
+
+    /// Runs `tc` with `words` in the namespace at `end`.
+    pub(super) fn tc(&self, end: End, words: &str) -> Result<()> {
+        run_in("tc", self.name(end), words)
+    }
+
+    /// Gives `nft` the `rules` of the namespace at `end`.
+    pub(super) fn nft(&self, end: End, rules: &str) -> Result<()> {
+        run("ip", &["netns", "exec", self.name(end), "nft", rules])
+            .context("cannot lose packets: --loss needs nftables")
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for end in [End::Serving, End::Receiving] {
+            if let Err(error) = run("ip", &["netns", "delete", self.name(end)]) {
+                eprintln!("{error:#}");
+            }
+        }
+    }
+}
+
+/// Runs a tool of iproute2 with `words` in `namespace`.
+fn run_in(tool: &str, namespace: &str, words: &str) -> Result<()> {
+    let words: Vec<&str> = ["-n", namespace].into_iter().chain(words.split(' ')).collect();
+    run(tool, &words)
+}
+
+/// Runs `tool`, which takes milliseconds.
+fn run(tool: &str, words: &[&str]) -> Result<()> {
+    let output = std::process::Command::new(tool).args(words).output();
+    let output =
+        output.with_context(|| format!("cannot run `{tool}`, which --namespaces needs: install iproute2"))?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("`{tool} {}` failed (--namespaces needs root): {}", words.join(" "), reason.trim());
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! How fast a line is.
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// Bits per second, of whole Ethernet frames without their checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Rate(u64);
+
+impl Rate {
+    /// Bits per second.
+    pub fn bits_per_s(self) -> u64 {
+        self.0
+    }
+
+    /// Bytes in `us` microseconds.
+    pub(super) fn bytes_in_us(self, us: u64) -> u64 {
+        (u128::from(self.0) * u128::from(us) / 8_000_000) as u64
+    }
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    /// Reads `1Gbit`, `2.5 Gbit/s`, `100Mbit`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(number_end);
+        let unit = unit.trim();
+        let unit = unit.strip_suffix("/s").unwrap_or(unit);
+        let (_, scale) = UNITS
+            .into_iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(|| format!("{text:?} has no unit: write Kbit, Mbit or Gbit"))?;
+        let number: f64 = number.parse().map_err(|_| format!("{text:?} does not begin with a number"))?;
+        let bits_per_s = number * scale as f64;
+        if !(MIN..=MAX).contains(&bits_per_s) {
+            return Err(format!("{text} is no rate that can be kept: from 1Mbit to 1000Gbit"));
+        }
+        Ok(Self(bits_per_s.round() as u64))
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, scale) = UNITS.into_iter().find(|(_, scale)| self.0 >= *scale).unwrap_or(UNITS[2]);
+        write!(f, "{} {unit}/s", self.0 as f64 / scale as f64)
+    }
+}
+
+/// Powers of 1000, as networks count.
+const UNITS: [(&str, u64); 3] = [("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("Kbit", 1000)];
+
+const MIN: f64 = 1e6;
+const MAX: f64 = 1e12;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_people_write_them() {
+        for (text, bits_per_s, shown) in [
+            ("1Gbit", 1_000_000_000, "1 Gbit/s"),
+            ("2.5 Gbit/s", 2_500_000_000, "2.5 Gbit/s"),
+            ("100Mbit", 100_000_000, "100 Mbit/s"),
+            ("1500Kbit", 1_500_000, "1.5 Mbit/s"),
+        ] {
+            let rate: Rate = text.parse().unwrap();
+            assert_eq!((rate.bits_per_s(), rate.to_string().as_str()), (bits_per_s, shown));
+            assert_eq!(shown.parse(), Ok(rate));
+        }
+        for wrong in ["", "1", "Gbit", "1GB", "-1Gbit", "1Kbit", "9999999Gbit", "1..2Gbit", "infGbit"] {
+            assert!(wrong.parse::<Rate>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_gigabit_is_125_bytes_a_microsecond() {
+        assert_eq!("1Gbit".parse::<Rate>().unwrap().bytes_in_us(1000), 125_000);
+    }
+}

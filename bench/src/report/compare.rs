@@ -1,0 +1,127 @@
+//! A comparison as a sheet.
+
+use super::sheet::{Bar, Chart, Kind, NOTHING, Row, Sheet, Table, interval, spread};
+use crate::{
+    compare::{Comparison, Measured},
+    size,
+    stats::Summary,
+};
+
+/// What `comparison` says.
+pub(super) fn sheet(comparison: &Comparison) -> Sheet {
+    let first = comparison.contenders.first().map_or("", |contender| contender.name.as_str());
+    Sheet {
+        title: format!("{first} beside others, over {}", comparison.network),
+        setting: setting(comparison),
+        origin: comparison.origin.clone(),
+        table: table(comparison),
+        charts: charts(&comparison.contenders),
+        notes: notes(&comparison.contenders, first),
+    }
+}
+
+fn setting(comparison: &Comparison) -> String {
+    let runs = comparison.runs.iter().map(|run| run.pair + 1).max().unwrap_or(0);
+    let rounds = comparison.runs.first().map_or(0, |run| run.rounds.len());
+    format!(
+        "{} a round, from memory to memory, both sides on one machine; medians over {runs} alternating runs of medians \
+         over {rounds} rounds, least to most in brackets; CPU of both sides together; ratios of neighbouring runs with \
+         their interval.",
+        size::text(comparison.size_bytes)
+    )
+}
+
+fn table(comparison: &Comparison) -> Table {
+    let row = |contender: &Measured| {
+        let ratio = comparison.ratios.iter().find(|ratio| ratio.to == contender.name);
+        let ratio = |of: fn(&crate::compare::Ratio) -> _| match ratio {
+            Some(ratio) => interval(of(ratio)),
+            None => NOTHING.into(),
+        };
+        let encrypted = if contender.encrypted { "yes" } else { "no" };
+        Row {
+            is_ours: is_ours(contender),
+            cells: vec![
+                contender.name.clone(),
+                encrypted.into(),
+                contender.receives_into.clone(),
+                spread(contender.gb_per_s),
+                spread(contender.cpu_s_per_gib),
+                spread(contender.small_p50_us),
+                spread(contender.small_p99_us),
+                ratio(|ratio| ratio.gb_per_s),
+                ratio(|ratio| ratio.cpu_s_per_gib),
+            ],
+        }
+    };
+    Table { head: HEAD.to_vec(), rows: comparison.contenders.iter().map(row).collect() }
+}
+
+fn charts(contenders: &[Measured]) -> Vec<Chart> {
+    let chart = |title, value: fn(&Measured) -> Option<Summary>| Chart {
+        title,
+        bars: contenders.iter().filter_map(|c| Bar::of(&c.name, kind(c), value(c))).collect(),
+    };
+    let charts = [
+        chart("GB/s: more is better", |contender| contender.gb_per_s),
+        chart("CPU seconds for each GiB, both sides: less is better", |contender| contender.cpu_s_per_gib),
+        chart("4 KiB one way, microseconds, median: less is better", |contender| contender.small_p50_us),
+    ];
+    charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
+}
+
+fn notes(contenders: &[Measured], first: &str) -> Vec<String> {
+    let mut notes = vec![format!("The last two columns are {first}, divided by the row.")];
+    for contender in contenders {
+        if !contender.note.is_empty() {
+            notes.push(format!("{}: {}", contender.name, contender.note));
+        }
+        if let Some(reason) = &contender.failure {
+            notes.push(format!("{} failed: {reason}", contender.name));
+        }
+    }
+    notes
+}
+
+fn kind(contender: &Measured) -> Kind {
+    match contender.encrypted {
+        _ if is_ours(contender) => Kind::Ours,
+        true => Kind::Encrypted,
+        false => Kind::Plain,
+    }
+}
+
+fn is_ours(contender: &Measured) -> bool {
+    contender.name == "tensor-relay"
+}
+
+const HEAD: [&str; 9] = [
+    "contender",
+    "encrypted",
+    "memory",
+    "GB/s",
+    "CPU s/GiB",
+    "4 KiB, µs",
+    "99 %, µs",
+    "speed ratio",
+    "CPU ratio",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::tests::example;
+
+    #[test]
+    fn every_contender_has_a_row_and_bars() {
+        let sheet = sheet(&example());
+        assert_eq!(sheet.table.rows.len(), 3);
+        assert!(sheet.table.rows.iter().all(|row| row.cells.len() == HEAD.len()));
+        assert_eq!(sheet.table.rows[0].cells[7], NOTHING, "nobody is divided by himself");
+        assert_eq!(sheet.table.rows[1].cells[7], "2.00 (2.00 to 2.00)");
+        assert_eq!(sheet.charts.len(), 3);
+        let kinds: Vec<Kind> = sheet.charts[0].bars.iter().map(|bar| bar.kind).collect();
+        assert_eq!(kinds, [Kind::Ours, Kind::Plain, Kind::Encrypted]);
+        assert!(sheet.notes.contains(&"tcp-tls failed: it ended early".to_owned()));
+    }
+}

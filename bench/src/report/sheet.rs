@@ -1,0 +1,108 @@
+//! What a report says of one file, before it is drawn or written.
+
+use crate::{
+    origin::Origin,
+    stats::{PairedRatio, Summary, number},
+};
+
+/// One file.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Sheet {
+    pub(super) title: String,
+    /// What was done, and over what, in a sentence.
+    pub(super) setting: String,
+    pub(super) origin: Origin,
+    pub(super) table: Table,
+    pub(super) charts: Vec<Chart>,
+    /// What a reader must know beside the numbers.
+    pub(super) notes: Vec<String>,
+}
+
+/// Rows under a head; the first column names the row.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Table {
+    pub(super) head: Vec<&'static str>,
+    pub(super) rows: Vec<Row>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Row {
+    /// Whether it is ours, which stands out.
+    pub(super) is_ours: bool,
+    pub(super) cells: Vec<String>,
+}
+
+/// One measure of several, side by side.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Chart {
+    /// What is measured, its unit, and whether more is better.
+    pub(super) title: &'static str,
+    pub(super) bars: Vec<Bar>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Bar {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) value: f64,
+    /// Where the values begin and end that `value` is the middle of.
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+/// What a bar belongs to, which is its colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Ours,
+    Encrypted,
+    Plain,
+}
+
+impl Sheet {
+    /// Where the numbers come from, in a sentence.
+    pub(super) fn origin_text(&self) -> String {
+        let Origin { date, kernel, cpu, cores, commit } = &self.origin;
+        format!("{date}, {cpu}, {cores} cores, Linux {kernel}, commit {commit}")
+    }
+}
+
+impl Bar {
+    /// A bar with its spread; none of what was not measured.
+    pub(super) fn of(name: &str, kind: Kind, summary: Option<Summary>) -> Option<Self> {
+        let Summary { median, min, max } = summary?;
+        Some(Self { name: name.into(), kind, value: median, low: min, high: max })
+    }
+}
+
+/// The middle, and how far the others are from it.
+pub(super) fn spread(summary: Option<Summary>) -> String {
+    match summary {
+        Some(Summary { median, min, max }) if min < max => {
+            format!("{} ({} to {})", number(median), number(min), number(max))
+        }
+        Some(Summary { median, .. }) => number(median),
+        None => NOTHING.into(),
+    }
+}
+
+/// The middle, and the interval in which the true one is.
+pub(super) fn interval(ratio: Option<PairedRatio>) -> String {
+    let text = |r: PairedRatio| format!("{} ({} to {})", number(r.median), number(r.low), number(r.high));
+    ratio.map_or_else(|| NOTHING.into(), text)
+}
+
+/// What stands where nothing was measured.
+pub(super) const NOTHING: &str = "–";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_shown_where_there_is_one() {
+        let one = Summary { median: 1.0, min: 1.0, max: 1.0 };
+        assert_eq!(spread(Some(one)), "1.00");
+        assert_eq!(spread(Some(Summary { max: 2.0, ..one })), "1.00 (1.00 to 2.00)");
+        assert_eq!((spread(None), interval(None)), (NOTHING.to_owned(), NOTHING.to_owned()));
+    }
+}
