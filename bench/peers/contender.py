@@ -1,0 +1,277 @@
+"""The protocol of bench/src/contender.rs for peers: two commands, and the lines that they print.
+
+`serve` holds noise and sends it to whoever asks; `receive` asks, several rounds, and checks every byte. A peer is a
+`Source` and a `Sink`; all else is here, and so is the same for all: asking, timing, counting, verifying, printing.
+
+The two sides talk over one plain TCP connection to the port that `serve` was given. What a peer needs beyond it, such
+as ports, paths or certificates, its source chooses and names in its `hello`. The payload takes the peer's own way.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO
+
+import content
+import host
+from content import SMALL_BYTES, Bytes
+
+DEADLINE_S = 120
+"""How long either side waits for a word of the other: 1 GiB at a hundredth of the usual speed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a side runs, and what it was told."""
+
+    options: argparse.Namespace
+    """The peer's own options and those of the protocol."""
+    local_ip: str
+    """The address of this side."""
+    peer_ip: str
+    """The address of the other side; for the source, its own until the sink has come."""
+
+
+class Source(ABC):
+    """The serving side of a peer."""
+
+    hello: dict[str, Any]
+    """What the sink must know to connect."""
+
+    def accept(self) -> None:
+        """Waits for the sink, which was told `hello`, where that needs anything."""
+
+    def prepare(self, data: Bytes) -> None:
+        """Is told where the payload lies, before the first round: for those who register memory."""
+
+    @abstractmethod
+    def send(self, data: Bytes) -> None:
+        """Sends `data`, which keeps until the sink says that it has it."""
+
+    def release(self) -> None:
+        """Is told that the sink has it: what `send` left behind may go."""
+
+
+class Sink(ABC):
+    """The receiving side of a peer."""
+
+    receives_into: Literal["reused", "fresh"] = "reused"
+    """Whether `receive` fills what it is given, or gives an array of its own."""
+
+    def prepare(self, into: Bytes) -> None:
+        """Is told where the payload will go, before the first round: for those who register memory."""
+
+    def request(self) -> None:
+        """Asks for what comes next, where the peer's way is to ask. Small messages are asked for in advance."""
+
+    @abstractmethod
+    def receive(self, into: Bytes) -> Bytes:
+        """Waits for what was sent, and gives it: as a part of `into`, or as an array of its own."""
+
+
+def main(
+    source: Callable[[Setting], Source],
+    sink: Callable[[Setting, dict[str, Any]], Sink],
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> None:
+    """Runs the side that the command line asks for."""
+    out = _claim_stdout()
+    options = _parse(add_options)
+    if options.end_with_stdin:
+        host.end_with_stdin()
+    try:
+        if options.role == "serve":
+            _serve(options, source, out)
+        else:
+            _receive(options, sink, out)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _leave() -> None:
+    """Ends the process while the peer still lives: what its library would tear down keeps nobody waiting."""
+    os._exit(0)
+
+
+class Control:
+    """The connection over which the sides talk: JSON lines, each a command and what belongs to it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(DEADLINE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connection
+        self._lines = connection.makefile("rb")
+
+    def say(self, command: str, value: object = None) -> None:
+        self.socket.sendall(json.dumps([command, value]).encode() + b"\n")
+
+    def hear(self, *expected: str) -> tuple[str, Any]:
+        """Waits for a command, which must be one of `expected`. "end" is what a closed connection says."""
+        line = self._lines.readline()
+        command, value = json.loads(line) if line else ("end", None)
+        if command not in expected:
+            raise ConnectionError(f"the other side said {command!r} instead of {' or '.join(expected)}")
+        return command, value
+
+
+class Begun:
+    """The moment at which a round began, by both clocks."""
+
+    def __init__(self) -> None:
+        self._cpu_s = host.cpu_seconds()
+        self._clock_s = time.perf_counter()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._clock_s
+
+    def cpu_s(self) -> float:
+        return host.cpu_seconds() - self._cpu_s
+
+
+def _serve(options: argparse.Namespace, make: Callable[[Setting], Source], out: TextIO) -> None:
+    ip, port = _address(options.listen)
+    data = content.noise(options.bytes)
+    with socket.create_server((ip, port)) as listener:
+        source = make(Setting(options, local_ip=ip, peer_ip=ip))
+        _print(out, ready=True, port=listener.getsockname()[1])
+        control = Control(listener.accept()[0])
+    control.say("hello", source.hello)
+    source.accept()
+    source.prepare(data)
+    while (heard := control.hear("small", "prepare", "end"))[0] != "end":
+        command, number = heard
+        if command == "small":
+            _send_small(control, source, number)
+        else:
+            content.mark(data, number)
+            _print(out, bytes=options.bytes, cpu_s=_send(control, source, data))
+            source.release()
+    _leave()
+
+
+def _send(control: Control, source: Source, data: Bytes) -> float:
+    """Sends one round; gives the CPU seconds that it took, from the request until the sink had it."""
+    host.use_cubic()
+    control.say("prepared")
+    control.hear("go")
+    begun = Begun()
+    source.send(data)
+    control.hear("done")
+    return begun.cpu_s()
+
+
+def _send_small(control: Control, source: Source, number: int) -> None:
+    host.use_cubic()
+    message = content.small(number)
+    control.say("prepared")
+    control.hear("go")
+    message[:8].view(TIME)[0] = time.monotonic_ns()
+    source.send(message)
+    control.hear("done")
+    source.release()
+
+
+def _receive(
+    options: argparse.Namespace, make: Callable[[Setting, dict[str, Any]], Sink], out: TextIO
+) -> None:
+    control = Control(socket.create_connection(_address(options.connect), DEADLINE_S))
+    local_ip, peer_ip = control.socket.getsockname()[0], control.socket.getpeername()[0]
+    sink = make(Setting(options, local_ip, peer_ip), control.hear("hello")[1])
+    into = content.touched(options.bytes if sink.receives_into == "reused" else 0)
+    sink.prepare(into)
+    if options.small:
+        _print(out, small=options.small, **_latencies(control, sink, options.small))
+    for number in range(options.rounds):
+        _print(out, round=number, **_round(control, sink, into, options.bytes, number))
+    _leave()
+
+
+def _round(control: Control, sink: Sink, into: Bytes, size: int, number: int) -> dict[str, Any]:
+    """Receives and verifies one round. The clock runs from the request until the last byte is in its array."""
+    control.say("prepare", number)
+    control.hear("prepared")
+    host.use_cubic()
+    begun = Begun()
+    control.say("go")
+    sink.request()
+    received = sink.receive(into)
+    seconds, cpu_s = begun.seconds(), begun.cpu_s()
+    control.say("done")
+    content.verify(received, size, number)
+    return {"bytes": size, "seconds": seconds, "gb_per_s": size / seconds / 1e9, "cpu_s": cpu_s}
+
+
+def _latencies(control: Control, sink: Sink, count: int) -> dict[str, float]:
+    """Receives `count` small messages, one after the other; the first tenth more, which warms up, is not counted."""
+    warm_up = -(-count // 10)
+    took_us = [_small(control, sink, number) for number in range(warm_up + count)][warm_up:]
+    took_us.sort()
+    return {
+        "p50_us": took_us[count // 2],
+        "p99_us": took_us[min(count * 99 // 100, count - 1)],
+        "min_us": took_us[0],
+        "max_us": took_us[-1],
+    }
+
+
+def _small(control: Control, sink: Sink, number: int) -> float:
+    """Microseconds from before the source began to send until the sink has the message in an array.
+
+    Both processes of one machine share CLOCK_MONOTONIC, so the time stamp travels in the message itself.
+    """
+    control.say("small", number)
+    control.hear("prepared")
+    sink.request()
+    control.say("go")
+    received = sink.receive(_SMALL)
+    arrived = time.monotonic_ns()
+    control.say("done")
+    content.verify_small(received, number)
+    return (arrived - int(received.reshape(-1)[:8].view(TIME)[0])) / 1e3
+
+
+_SMALL = content.touched(SMALL_BYTES)
+
+TIME = "<u8"
+"""How a small message carries the time: nanoseconds, in its first word."""
+
+
+def _parse(add_options: Callable[[argparse.ArgumentParser], None]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--end-with-stdin", action="store_true", help="end when standard input closes")
+    add_options(parser)
+    load = argparse.ArgumentParser(add_help=False)
+    load.add_argument("--bytes", type=int, required=True, help="how much each round moves")
+    load.add_argument("--mtu", type=int, default=65_000, help="the UDP payload of a full packet of the path")
+    roles = parser.add_subparsers(dest="role", required=True)
+    serve = roles.add_parser("serve", parents=[load], help="hold bytes and send them")
+    serve.add_argument("--listen", default="127.0.0.1:0", metavar="IP:PORT", help="port 0: any")
+    receive = roles.add_parser("receive", parents=[load], help="receive them, several times")
+    receive.add_argument("--connect", required=True, metavar="IP:PORT")
+    receive.add_argument("--rounds", type=int, default=5)
+    receive.add_argument("--small", type=int, default=0, metavar="COUNT", help="first, messages of 4 KiB")
+    return parser.parse_args()
+
+
+def _address(text: str) -> tuple[str, int]:
+    ip, _, port = text.rpartition(":")
+    return ip.strip("[]"), int(port)
+
+
+def _claim_stdout() -> TextIO:
+    """Keeps standard output for the lines of the protocol; what libraries print there goes to standard error."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
+
+
+def _print(out: TextIO, **line: object) -> None:
+    print(json.dumps(line), file=out, flush=True)
