@@ -17,7 +17,8 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TextIO
+from types import TracebackType
+from typing import Any, ClassVar, TextIO
 
 import content
 import host
@@ -36,7 +37,9 @@ class Setting:
     local_ip: str
     """The address of this side."""
     peer_ip: str
-    """The address of the other side; for the source, its own until the sink has come."""
+    """The address of the other side; for the source, which does not know it yet, its own."""
+    memory: Bytes
+    """Where all lies that is sent or received, touched: the payload and, behind it, a small message."""
 
 
 class Source(ABC):
@@ -48,8 +51,8 @@ class Source(ABC):
     def accept(self) -> None:
         """Waits for the sink, which was told `hello`, where that needs anything."""
 
-    def prepare(self, data: Bytes) -> None:
-        """Is told where the payload lies, before the first round: for those who register memory."""
+    def meet(self, answer: dict[str, Any]) -> None:
+        """Is told what the sink, once connected, answered to `hello`."""
 
     @abstractmethod
     def send(self, data: Bytes) -> None:
@@ -62,11 +65,8 @@ class Source(ABC):
 class Sink(ABC):
     """The receiving side of a peer."""
 
-    receives_into: Literal["reused", "fresh"] = "reused"
-    """Whether `receive` fills what it is given, or gives an array of its own."""
-
-    def prepare(self, into: Bytes) -> None:
-        """Is told where the payload will go, before the first round: for those who register memory."""
+    answer: ClassVar[dict[str, Any]] = {}
+    """What the source must know of the sink, where it must."""
 
     def request(self) -> None:
         """Asks for what comes next, where the peer's way is to ask. Small messages are asked for in advance."""
@@ -82,23 +82,24 @@ def main(
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> None:
     """Runs the side that the command line asks for."""
+    sys.excepthook = _fail
     out = _claim_stdout()
     options = _parse(add_options)
     if options.end_with_stdin:
         host.end_with_stdin()
-    try:
-        if options.role == "serve":
-            _serve(options, source, out)
-        else:
-            _receive(options, sink, out)
-    except Exception:
-        traceback.print_exc()
-        os._exit(1)
+    if options.role == "serve":
+        _serve(options, source, out)
+    else:
+        _receive(options, sink, out)
 
 
-def _leave() -> None:
-    """Ends the process while the peer still lives: what its library would tear down keeps nobody waiting."""
-    os._exit(0)
+def wait_until(met: Callable[[], bool]) -> None:
+    """Looks again and again, a thousand times a second, before anything is timed."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not met():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the other side was not there within {DEADLINE_S} s")
+        time.sleep(0.001)
 
 
 class Control:
@@ -138,22 +139,24 @@ class Begun:
 
 def _serve(options: argparse.Namespace, make: Callable[[Setting], Source], out: TextIO) -> None:
     ip, port = _address(options.listen)
-    data = content.noise(options.bytes)
+    memory = content.touched(options.bytes + SMALL_BYTES)
+    data, small = memory[: options.bytes], memory[options.bytes :]
+    content.fill(data)
     with socket.create_server((ip, port)) as listener:
-        source = make(Setting(options, local_ip=ip, peer_ip=ip))
+        source = make(Setting(options, local_ip=ip, peer_ip=ip, memory=memory))
         _print(out, ready=True, port=listener.getsockname()[1])
         control = Control(listener.accept()[0])
     control.say("hello", source.hello)
     source.accept()
-    source.prepare(data)
+    source.meet(control.hear("answer")[1])
     while (heard := control.hear("small", "prepare", "end"))[0] != "end":
         command, number = heard
         if command == "small":
-            _send_small(control, source, number)
+            _send_small(control, source, small, number)
         else:
             content.mark(data, number)
             _print(out, bytes=options.bytes, cpu_s=_send(control, source, data))
-            source.release()
+        source.release()
     _leave()
 
 
@@ -168,15 +171,14 @@ def _send(control: Control, source: Source, data: Bytes) -> float:
     return begun.cpu_s()
 
 
-def _send_small(control: Control, source: Source, number: int) -> None:
+def _send_small(control: Control, source: Source, message: Bytes, number: int) -> None:
     host.use_cubic()
-    message = content.small(number)
+    message[:] = content.small(number)
     control.say("prepared")
     control.hear("go")
     message[:8].view(TIME)[0] = time.monotonic_ns()
     source.send(message)
     control.hear("done")
-    source.release()
 
 
 def _receive(
@@ -184,11 +186,12 @@ def _receive(
 ) -> None:
     control = Control(socket.create_connection(_address(options.connect), DEADLINE_S))
     local_ip, peer_ip = control.socket.getsockname()[0], control.socket.getpeername()[0]
-    sink = make(Setting(options, local_ip, peer_ip), control.hear("hello")[1])
-    into = content.touched(options.bytes if sink.receives_into == "reused" else 0)
-    sink.prepare(into)
+    memory = content.touched(options.bytes + SMALL_BYTES)
+    into, small = memory[: options.bytes], memory[options.bytes :]
+    sink = make(Setting(options, local_ip, peer_ip, memory), control.hear("hello")[1])
+    control.say("answer", sink.answer)
     if options.small:
-        _print(out, small=options.small, **_latencies(control, sink, options.small))
+        _print(out, small=options.small, **_latencies(control, sink, small, options.small))
     for number in range(options.rounds):
         _print(out, round=number, **_round(control, sink, into, options.bytes, number))
     _leave()
@@ -209,10 +212,10 @@ def _round(control: Control, sink: Sink, into: Bytes, size: int, number: int) ->
     return {"bytes": size, "seconds": seconds, "gb_per_s": size / seconds / 1e9, "cpu_s": cpu_s}
 
 
-def _latencies(control: Control, sink: Sink, count: int) -> dict[str, float]:
+def _latencies(control: Control, sink: Sink, into: Bytes, count: int) -> dict[str, float]:
     """Receives `count` small messages, one after the other; the first tenth more, which warms up, is not counted."""
     warm_up = -(-count // 10)
-    took_us = [_small(control, sink, number) for number in range(warm_up + count)][warm_up:]
+    took_us = [_small(control, sink, into, number) for number in range(warm_up + count)][warm_up:]
     took_us.sort()
     return {
         "p50_us": took_us[count // 2],
@@ -222,7 +225,7 @@ def _latencies(control: Control, sink: Sink, count: int) -> dict[str, float]:
     }
 
 
-def _small(control: Control, sink: Sink, number: int) -> float:
+def _small(control: Control, sink: Sink, into: Bytes, number: int) -> float:
     """Microseconds from before the source began to send until the sink has the message in an array.
 
     Both processes of one machine share CLOCK_MONOTONIC, so the time stamp travels in the message itself.
@@ -231,14 +234,12 @@ def _small(control: Control, sink: Sink, number: int) -> float:
     control.hear("prepared")
     sink.request()
     control.say("go")
-    received = sink.receive(_SMALL)
+    received = sink.receive(into)
     arrived = time.monotonic_ns()
     control.say("done")
     content.verify_small(received, number)
     return (arrived - int(received.reshape(-1)[:8].view(TIME)[0])) / 1e3
 
-
-_SMALL = content.touched(SMALL_BYTES)
 
 TIME = "<u8"
 """How a small message carries the time: nanoseconds, in its first word."""
@@ -275,3 +276,14 @@ def _claim_stdout() -> TextIO:
 
 def _print(out: TextIO, **line: object) -> None:
     print(json.dumps(line), file=out, flush=True)
+
+
+def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ends the process with a message, whatever threads a library has."""
+    traceback.print_exception(kind, error, trace)
+    os._exit(1)
+
+
+def _leave() -> None:
+    """Ends the process while the peer still lives: what its library would tear down keeps nobody waiting."""
+    os._exit(0)

@@ -27,13 +27,11 @@ def touched(size: int) -> Bytes:
     return array
 
 
-def noise(size: int) -> Bytes:
-    """The noise of round 0."""
-    content: Bytes = np.empty(size, np.uint8)
-    for start in range(0, size, BLOCK_BYTES):
+def fill(content: Bytes) -> None:
+    """Fills `content` with the noise that every round is made of."""
+    for start in range(0, len(content), BLOCK_BYTES):
         block = content[start : start + BLOCK_BYTES]
         block[:] = _block(start, len(block))
-    return content
 
 
 def mark(content: Bytes, number: int) -> None:

@@ -40,7 +40,6 @@ class FolderSink(contender.Sink):
     def __init__(self, setting: contender.Setting, hello: dict[str, Any]) -> None:
         self._names = _names(hello["prefix"])
         self._reuse = setting.options.reuse
-        self.receives_into = "reused" if self._reuse else "fresh"
 
     def receive(self, into: Bytes) -> Bytes:
         path = next(self._names)

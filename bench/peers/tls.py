@@ -37,7 +37,6 @@ def identity(ip: str) -> Identity:
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(ip))]), critical=False
         )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(
