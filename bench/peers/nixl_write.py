@@ -34,6 +34,7 @@ class NixlSource(contender.Source):
         handle = self._agent.initialize_xfer("WRITE", here, there, self._sink, ARRIVED)
         state = self._agent.transfer(handle)
         while state == "PROC":
+            os.sched_yield()
             state = self._agent.check_xfer_state(handle)
         self._agent.release_xfer_handle(handle)
         if state != "DONE":
@@ -51,14 +52,14 @@ class NixlSink(contender.Sink):
 
     def receive(self, into: Bytes) -> Bytes:
         while not self._agent.get_new_notifs():
-            pass
+            os.sched_yield()
         return into
 
 
 def _agent(name: str, setting: contender.Setting) -> nixl_agent:
     os.environ["UCX_TLS"] = "tcp"
     os.environ["UCX_NET_DEVICES"] = host.device_of(setting.local_ip)
-    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     agent.register_memory([(setting.memory.ctypes.data, setting.memory.nbytes, 0, "")], "DRAM")
     return agent
 
