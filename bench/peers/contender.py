@@ -81,16 +81,27 @@ def main(
     sink: Callable[[Setting, dict[str, Any]], Sink],
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> None:
-    """Runs the side that the command line asks for."""
+    """Runs the side of a peer that the command line asks for."""
+    run(
+        lambda options, out: _serve(options, source, out),
+        lambda options, out: _receive(options, sink, out),
+        add_options,
+    )
+
+
+def run(
+    serve: Callable[[argparse.Namespace, TextIO], None],
+    receive: Callable[[argparse.Namespace, TextIO], None],
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> None:
+    """Runs one of the two commands, with the options and the place for the lines of the protocol."""
     sys.excepthook = _fail
     out = _claim_stdout()
     options = _parse(add_options)
     if options.end_with_stdin:
         host.end_with_stdin()
-    if options.role == "serve":
-        _serve(options, source, out)
-    else:
-        _receive(options, sink, out)
+    command = serve if options.role == "serve" else receive
+    command(options, out)
 
 
 def wait_until(met: Callable[[], bool]) -> None:
@@ -100,6 +111,17 @@ def wait_until(met: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the other side was not there within {DEADLINE_S} s")
         time.sleep(0.001)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Reads IP:PORT."""
+    ip, _, port = text.rpartition(":")
+    return ip.strip("[]"), int(port)
+
+
+def emit(out: TextIO, **line: object) -> None:
+    """Prints a line of the protocol."""
+    print(json.dumps(line), file=out, flush=True)
 
 
 class Control:
@@ -138,13 +160,13 @@ class Begun:
 
 
 def _serve(options: argparse.Namespace, make: Callable[[Setting], Source], out: TextIO) -> None:
-    ip, port = _address(options.listen)
+    ip, port = address(options.listen)
     memory = content.touched(options.bytes + SMALL_BYTES)
     data, small = memory[: options.bytes], memory[options.bytes :]
     content.fill(data)
     with socket.create_server((ip, port)) as listener:
         source = make(Setting(options, local_ip=ip, peer_ip=ip, memory=memory))
-        _print(out, ready=True, port=listener.getsockname()[1])
+        emit(out, ready=True, port=listener.getsockname()[1])
         control = Control(listener.accept()[0])
     control.say("hello", source.hello)
     source.accept()
@@ -155,7 +177,7 @@ def _serve(options: argparse.Namespace, make: Callable[[Setting], Source], out: 
             _send_small(control, source, small, number)
         else:
             content.mark(data, number)
-            _print(out, bytes=options.bytes, cpu_s=_send(control, source, data))
+            emit(out, bytes=options.bytes, cpu_s=_send(control, source, data))
         source.release()
     _leave()
 
@@ -184,16 +206,16 @@ def _send_small(control: Control, source: Source, message: Bytes, number: int) -
 def _receive(
     options: argparse.Namespace, make: Callable[[Setting, dict[str, Any]], Sink], out: TextIO
 ) -> None:
-    control = Control(socket.create_connection(_address(options.connect), DEADLINE_S))
+    control = Control(socket.create_connection(address(options.connect), DEADLINE_S))
     local_ip, peer_ip = control.socket.getsockname()[0], control.socket.getpeername()[0]
     memory = content.touched(options.bytes + SMALL_BYTES)
     into, small = memory[: options.bytes], memory[options.bytes :]
     sink = make(Setting(options, local_ip, peer_ip, memory), control.hear("hello")[1])
     control.say("answer", sink.answer)
     if options.small:
-        _print(out, small=options.small, **_latencies(control, sink, small, options.small))
+        emit(out, small=options.small, **_latencies(control, sink, small, options.small))
     for number in range(options.rounds):
-        _print(out, round=number, **_round(control, sink, into, options.bytes, number))
+        emit(out, round=number, **_round(control, sink, into, options.bytes, number))
     _leave()
 
 
@@ -262,20 +284,11 @@ def _parse(add_options: Callable[[argparse.ArgumentParser], None]) -> argparse.N
     return parser.parse_args()
 
 
-def _address(text: str) -> tuple[str, int]:
-    ip, _, port = text.rpartition(":")
-    return ip.strip("[]"), int(port)
-
-
 def _claim_stdout() -> TextIO:
     """Keeps standard output for the lines of the protocol; what libraries print there goes to standard error."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return out
-
-
-def _print(out: TextIO, **line: object) -> None:
-    print(json.dumps(line), file=out, flush=True)
 
 
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

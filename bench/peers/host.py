@@ -27,6 +27,16 @@ def free_port(ip: str) -> int:
         return port
 
 
+def is_listening(port: int) -> bool:
+    """Whether anybody in this network namespace accepts TCP connections at `port`: asked of the kernel, not by trying."""
+    tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+    sockets = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()]
+    return any(fields[1].endswith(f":{port:04X}") and fields[3] == LISTEN for fields in sockets)
+
+
+LISTEN = "0A"
+
+
 def device_of(ip: str) -> str:
     """The network device that has the address `ip`, for libraries that want its name."""
     with socket.socket(type=socket.SOCK_DGRAM) as any_socket:
@@ -48,6 +58,11 @@ def use_cubic() -> None:
                 _set_cubic(int(entry))
         except OSError:
             continue  # It was closed meanwhile, or is not connected: then it carries nothing.
+
+
+def with_us(command: list[str]) -> list[str]:
+    """`command`, but so that the kernel ends it when the thread that starts it is gone, however it went."""
+    return ["setpriv", "--pdeathsig", "TERM", *command]
 
 
 def end_with_stdin() -> None:
