@@ -8,6 +8,7 @@ as ports, paths or certificates, its source chooses and names in its `hello`. Th
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ import host
 from content import SMALL_BYTES, Bytes
 
 DEADLINE_S = 120
-"""How long either side waits for a word of the other: 1 GiB at a hundredth of the usual speed."""
+"""How long anything may take between two words of the other side: 1 GiB at a hundredth of the usual speed."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ class Control:
     """The connection over which the sides talk: JSON lines, each a command and what belongs to it."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(DEADLINE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
         self._lines = connection.makefile("rb")
+        self._feed_watchdog()
 
     def say(self, command: str, value: object = None) -> None:
         self.socket.sendall(json.dumps([command, value]).encode() + b"\n")
@@ -139,10 +140,19 @@ class Control:
     def hear(self, *expected: str) -> tuple[str, Any]:
         """Waits for a command, which must be one of `expected`. "end" is what a closed connection says."""
         line = self._lines.readline()
+        self._feed_watchdog()
         command, value = json.loads(line) if line else ("end", None)
         if command not in expected:
             raise ConnectionError(f"the other side said {command!r} instead of {' or '.join(expected)}")
         return command, value
+
+    def _feed_watchdog(self) -> None:
+        """Lets this side end, and show where it was, if the other one then says nothing until the deadline.
+
+        Wherever it hangs, be it in a library: so no peer needs deadlines of its own, which would cost some of them a
+        system call for each piece.
+        """
+        faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
 
 
 class Begun:
@@ -206,7 +216,7 @@ def _send_small(control: Control, source: Source, message: Bytes, number: int) -
 def _receive(
     options: argparse.Namespace, make: Callable[[Setting, dict[str, Any]], Sink], out: TextIO
 ) -> None:
-    control = Control(socket.create_connection(address(options.connect), DEADLINE_S))
+    control = Control(socket.create_connection(address(options.connect)))
     local_ip, peer_ip = control.socket.getsockname()[0], control.socket.getpeername()[0]
     memory = content.touched(options.bytes + SMALL_BYTES)
     into, small = memory[: options.bytes], memory[options.bytes :]

@@ -6,10 +6,10 @@ Tuned: one connection kept open, a Content-Length instead of chunks, and reading
 
 import argparse
 import asyncio
-import http.client
 import queue
 import socket
 import threading
+from http.client import HTTPConnection, HTTPSConnection
 from typing import Any
 
 from aiohttp import web
@@ -62,14 +62,12 @@ class HttpSource(contender.Source):
 
 class HttpSink(contender.Sink):
     def __init__(self, setting: contender.Setting, hello: dict[str, Any]) -> None:
-        deadline = contender.DEADLINE_S
+        address = (setting.peer_ip, hello["port"])
         if "certificate" in hello:
             context = tls.client_context(hello["certificate"])
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                setting.peer_ip, hello["port"], context=context, timeout=deadline
-            )
+            self._connection: HTTPConnection = HTTPSConnection(*address, context=context)
         else:
-            self._connection = http.client.HTTPConnection(setting.peer_ip, hello["port"], timeout=deadline)
+            self._connection = HTTPConnection(*address)
         self._connection.connect()
 
     def request(self) -> None:

@@ -35,7 +35,6 @@ class HandOver:
         self.path = tempfile.mktemp(prefix="tensor-relay-peer-")
         self._listener.bind(self.path)
         self._listener.listen()
-        self._listener.settimeout(contender.DEADLINE_S)
 
     def give(self, descriptor: int) -> None:
         with self._listener, self._listener.accept()[0] as sink:
@@ -171,8 +170,8 @@ def _enlarge(pipe: Connection) -> None:
 
 
 KINDS = {
-    "queue": (QueueSource, QueueSink, 256 << 10),
-    "pipe": (PipeSource, PipeSink, 256 << 10),
+    "queue": (QueueSource, QueueSink, 1 << 20),
+    "pipe": (PipeSource, PipeSink, 1 << 20),
     "memory": (MemorySource, MemorySink, 16 << 20),
 }
 

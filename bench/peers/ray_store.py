@@ -72,9 +72,9 @@ class RaySink(contender.Sink):
         self._coming = self._mailbox.take.remote()
 
     def receive(self, into: Bytes) -> Bytes:
-        [sent] = ray.get(self._coming, timeout=contender.DEADLINE_S)
+        [sent] = ray.get(self._coming)
         if isinstance(sent, ray.ObjectRef):
-            sent = ray.get(sent, timeout=contender.DEADLINE_S)
+            sent = ray.get(sent)
         return np.asarray(sent)
 
 

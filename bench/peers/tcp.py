@@ -6,7 +6,6 @@ on loopback: pieces of 1 MiB 4.7 GB/s against 3.8 for the whole tensor in one ca
 
 import argparse
 import socket
-import struct
 from typing import Any
 
 import contender
@@ -56,11 +55,8 @@ class TcpSink(contender.Sink):
 
 
 def _tuned(connection: socket.socket) -> socket.socket:
-    """Small messages leave at once; the kernel keeps the deadlines, which costs nothing while data flows."""
+    """Lets small messages leave at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    deadline = struct.pack("ll", contender.DEADLINE_S, 0)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, deadline)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, deadline)
     return connection
 
 

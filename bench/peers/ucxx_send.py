@@ -22,9 +22,7 @@ class UcxxSource(contender.Source):
         self._loop.run_until_complete(self._listen(setting))
 
     def accept(self) -> None:
-        self._endpoint = self._loop.run_until_complete(
-            asyncio.wait_for(self._connected, contender.DEADLINE_S)
-        )
+        self._endpoint = self._loop.run_until_complete(self._connected)
 
     def send(self, data: Bytes) -> None:
         self._loop.run_until_complete(self._endpoint.send(data))

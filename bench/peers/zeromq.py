@@ -42,8 +42,6 @@ class ZeroMqSink(contender.Sink):
 def _socket(kind: int) -> zmq.Socket:
     socket = zmq.Context.instance().socket(kind)
     socket.set_hwm(0)
-    socket.setsockopt(zmq.RCVTIMEO, contender.DEADLINE_S * 1000)
-    socket.setsockopt(zmq.SNDTIMEO, contender.DEADLINE_S * 1000)
     return socket
 
 
