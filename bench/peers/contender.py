@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
 import content
 import host
@@ -66,8 +66,9 @@ class Source(ABC):
 class Sink(ABC):
     """The receiving side of a peer."""
 
-    answer: ClassVar[dict[str, Any]] = {}
-    """What the source must know of the sink, where it must."""
+    def answer(self) -> dict[str, Any]:
+        """What the source must know of the sink, where it must."""
+        return {}
 
     def request(self) -> None:
         """Asks for what comes next, where the peer's way is to ask. Small messages are asked for in advance."""
@@ -221,7 +222,7 @@ def _receive(
     memory = content.touched(options.bytes + SMALL_BYTES)
     into, small = memory[: options.bytes], memory[options.bytes :]
     sink = make(Setting(options, local_ip, peer_ip, memory), control.hear("hello")[1])
-    control.say("answer", sink.answer)
+    control.say("answer", sink.answer())
     if options.small:
         emit(out, small=options.small, **_latencies(control, sink, small, options.small))
     for number in range(options.rounds):

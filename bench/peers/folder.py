@@ -8,6 +8,7 @@ import argparse
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class FolderSink(contender.Sink):
             return into[: _fill(file, into[:size])]
 
 
-def _names(prefix: str) -> "itertools.Iterator[Path]":
+def _names(prefix: str) -> Iterator[Path]:
     """The names that both sides agree on."""
     return (Path(f"{prefix}-{number}.npy") for number in itertools.count())
 

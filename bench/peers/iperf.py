@@ -7,25 +7,25 @@ runs its server, `receive` asks that one to send (`-R`), and both translate what
 import json
 import subprocess
 from argparse import Namespace
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
 
 import contender
 import host
 
 
-def serve(options: Namespace, out: IO[str]) -> None:
+def serve(options: Namespace, out: TextIO) -> None:
     ip, port = contender.address(options.listen)
     port = port or host.free_port(ip)
     command = host.with_us(["iperf3", "-s", "-B", ip, "-p", str(port), "--json", "--forceflush"])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         contender.wait_until(lambda: host.is_listening(port))
         contender.emit(out, ready=True, port=port)
-        for report in _reports(server.stdout or iter(())):
+        for report in _reports(server.stdout or ()):
             contender.emit(out, bytes=options.bytes, cpu_s=_cpu_s(report, options.bytes))
 
 
-def receive(options: Namespace, out: IO[str]) -> None:
+def receive(options: Namespace, out: TextIO) -> None:
     if options.small:
         raise SystemExit("iperf3 sends no messages: leave out --small")
     ip, port = contender.address(options.connect)
@@ -68,7 +68,7 @@ def _run(command: list[str]) -> dict[str, Any]:
     return report
 
 
-def _reports(lines: Iterator[str] | IO[str]) -> Iterator[dict[str, Any]]:
+def _reports(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The server's reports, each of which ends with a bracket at the beginning of a line."""
     text = ""
     for line in lines:
@@ -82,8 +82,8 @@ def _cpu_s(report: dict[str, Any], size: int) -> float:
     """CPU seconds of this side for `size` bytes: it always moves a little more, or stops a little late."""
     end = report["end"]
     moved = end["sum_sent"] if end["sum_sent"]["bytes"] else end["sum_received"]
-    used = end["cpu_utilization_percent"]["host_total"] / 100 * moved["seconds"]
-    return used * size / moved["bytes"]
+    used: float = end["cpu_utilization_percent"]["host_total"] / 100 * moved["seconds"]
+    return used * size / float(moved["bytes"])
 
 
 if __name__ == "__main__":

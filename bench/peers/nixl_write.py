@@ -44,12 +44,12 @@ class NixlSource(contender.Source):
 
 class NixlSink(contender.Sink):
     def __init__(self, setting: contender.Setting, hello: dict[str, Any]) -> None:
+        self._memory = setting.memory
         self._agent = _agent("sink", setting)
         self._agent.add_remote_agent(bytes.fromhex(hello["metadata"]))
-        self.answer = {
-            "metadata": self._agent.get_agent_metadata().hex(),
-            "address": setting.memory.ctypes.data,
-        }
+
+    def answer(self) -> dict[str, Any]:
+        return {"metadata": self._agent.get_agent_metadata().hex(), "address": self._memory.ctypes.data}
 
     def receive(self, into: Bytes) -> Bytes:
         while not self._agent.get_new_notifs():
