@@ -1,10 +1,12 @@
 """The protocol of bench/src/contender.rs for peers: two commands, and the lines that they print.
 
-`serve` holds noise and sends it to whoever asks; `receive` asks, several rounds, and checks every byte. A peer is a
-`Source` and a `Sink`; all else is here, and so is the same for all: asking, timing, counting, verifying, printing.
+`serve` holds noise and sends it to whoever asks; `receive` asks, several rounds, and checks every byte. A
+peer is a `Source` and a `Sink`; all else is here, and so is the same for all: asking, timing, counting,
+verifying, printing.
 
-The two sides talk over one plain TCP connection to the port that `serve` was given. What a peer needs beyond it, such
-as ports, paths or certificates, its source chooses and names in its `hello`. The payload takes the peer's own way.
+The two sides talk over one plain TCP connection to the port that `serve` was given. What a peer needs beyond
+it, such as ports, paths or certificates, its source chooses and names in its `hello`. The payload takes the
+peer's own way.
 """
 
 import argparse
@@ -71,7 +73,7 @@ class Sink(ABC):
         return {}
 
     def request(self) -> None:
-        """Asks for what comes next, where the peer's way is to ask. Small messages are asked for in advance."""
+        """Asks for what comes next, where the peer's way is to ask; for small messages, in advance."""
 
     @abstractmethod
     def receive(self, into: Bytes) -> Bytes:
@@ -150,8 +152,8 @@ class Control:
     def _feed_watchdog(self) -> None:
         """Lets this side end, and show where it was, if the other one then says nothing until the deadline.
 
-        Wherever it hangs, be it in a library: so no peer needs deadlines of its own, which would cost some of them a
-        system call for each piece.
+        Wherever it hangs, be it in a library: so no peer needs deadlines of its own, which would cost some of
+        them a system call for each piece.
         """
         faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
 
@@ -231,7 +233,7 @@ def _receive(
 
 
 def _round(control: Control, sink: Sink, into: Bytes, size: int, number: int) -> dict[str, Any]:
-    """Receives and verifies one round. The clock runs from the request until the last byte is in its array."""
+    """Receives and verifies one round. The clock runs from the request until the last byte is in place."""
     control.say("prepare", number)
     control.hear("prepared")
     host.use_cubic()
@@ -246,7 +248,7 @@ def _round(control: Control, sink: Sink, into: Bytes, size: int, number: int) ->
 
 
 def _latencies(control: Control, sink: Sink, into: Bytes, count: int) -> dict[str, float]:
-    """Receives `count` small messages, one after the other; the first tenth more, which warms up, is not counted."""
+    """Receives `count` small messages, one by one, after a tenth as many that warm up and are not counted."""
     warm_up = -(-count // 10)
     took_us = [_small(control, sink, into, number) for number in range(warm_up + count)][warm_up:]
     took_us.sort()
@@ -296,7 +298,7 @@ def _parse(add_options: Callable[[argparse.ArgumentParser], None]) -> argparse.N
 
 
 def _claim_stdout() -> TextIO:
-    """Keeps standard output for the lines of the protocol; what libraries print there goes to standard error."""
+    """Keeps standard output for the protocol; what libraries print there goes to standard error."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return out

@@ -1,7 +1,7 @@
 """What travels: noise that both sides can make, and that is another one in each round.
 
-The sink makes the same noise again, block by block, and compares every byte. So nothing but the payload itself needs
-to cross, and what a receiver still holds from an earlier round is never taken for a new one.
+The sink makes the same noise again, block by block, and compares every byte. So nothing but the payload
+itself needs to cross, and what a receiver still holds from an earlier round is never taken for a new one.
 """
 
 from typing import Any, TypeAlias
@@ -35,7 +35,7 @@ def fill(content: Bytes) -> None:
 
 
 def mark(content: Bytes, number: int) -> None:
-    """Turns the noise of any round into that of round `number`: one word for each page, which is done in no time."""
+    """Turns the noise of any round into that of round `number`: one word for each page, done in no time."""
     _mark(content, 0, number)
 
 

@@ -1,7 +1,8 @@
 """Arrow Flight: one DoGet that stays open, whose record batches are slices of the tensor, plain or with TLS.
 
-Tuned: batches of 2 MiB copied into the reused array (research: 2.4 GB/s on loopback, 2.1 between veth devices; one batch
-of the whole tensor in fresh memory 1.2). The source's batches point into its array: nothing is copied there.
+Tuned: batches of 2 MiB copied into the reused array (research: 2.4 GB/s on loopback, 2.1 between veth
+devices; one batch of the whole tensor in fresh memory 1.2). The source's batches point into its array:
+nothing is copied there.
 """
 
 import argparse

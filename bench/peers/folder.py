@@ -1,7 +1,8 @@
 """A shared folder: np.save under another name, a rename, and np.load as soon as the file is seen.
 
-Tuned: the reader looks every 0.2 ms, which is as often as anybody would dare; `--reuse` reads into the reused array
-instead of np.load's new one. The file goes when the sink has it, outside of the time. Nothing is synced to the disk.
+Tuned: the reader looks every 0.2 ms, which is as often as anybody would dare; `--reuse` reads into the reused
+array instead of np.load's new one. The file goes when the sink has it, outside of the time. Nothing is synced
+to the disk.
 """
 
 import argparse

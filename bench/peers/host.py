@@ -28,7 +28,7 @@ def free_port(ip: str) -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Whether anybody in this network namespace accepts TCP connections at `port`: asked of the kernel, not by trying."""
+    """Whether anybody in this network namespace accepts TCP connections at `port`, by the kernel's word."""
     tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
     sockets = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()]
     return any(fields[1].endswith(f":{port:04X}") and fields[3] == LISTEN for fields in sockets)
@@ -49,8 +49,8 @@ def device_of(ip: str) -> str:
 def use_cubic() -> None:
     """Sets the congestion control of every TCP connection of this process, whoever opened it.
 
-    Some systems have BBR as their default, which paces: on a fast path it is slower. A library's sockets are found by
-    their file descriptors, and a duplicate of one reaches the same connection.
+    Some systems have BBR as their default, which paces: on a fast path it is slower. A library's sockets are
+    found by their file descriptors, and a duplicate of one reaches the same connection.
     """
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -108,8 +108,8 @@ def _descendants(pid: int) -> list[int]:
 
 def _running_cpu_seconds(pid: int) -> float:
     try:
-        # The name before the last ")" may contain anything; user and system ticks, and those of the children that
-        # ended, are the fields 14 to 17.
+        # The name before the last ")" may contain anything; user and system ticks, and those of the children
+        # that ended, are the fields 14 to 17.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0  # It has ended: what it used is counted with the ended ones.

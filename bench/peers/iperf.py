@@ -1,7 +1,7 @@
-"""iperf3: what TCP can do on this path when nobody looks at the bytes. The line that the others are held against.
+"""iperf3: what TCP can do on this path when nobody looks at the bytes: the line for all others.
 
-Nothing is verified, and there are no small messages. It is no Source and no Sink, since it keeps its own time: `serve`
-runs its server, `receive` asks that one to send (`-R`), and both translate what it reports.
+Nothing is verified, and there are no small messages. It is no Source and no Sink, since it keeps its own
+time: `serve` runs its server, `receive` asks that one to send (`-R`), and both translate what it reports.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Mooncake's transfer engine over TCP: the sink reads the source's memory, once it is told that the data is there.
+"""Mooncake's transfer engine over TCP: the sink reads the source's memory when told that data is there.
 
-Nothing to tune: one read for the whole tensor, into the reused and registered array (research: 2.4 GB/s on loopback, 1.7
-between veth devices). The word that data is there travels over a plain TCP connection, as Mooncake's users have it.
+Nothing to tune: one read for the whole tensor, into the reused and registered array (research: 2.4 GB/s on
+loopback, 1.7 between veth devices). The word that data is there travels over a plain TCP connection, as
+Mooncake's users have it.
 """
 
 import socket

@@ -1,8 +1,8 @@
 """MPI, by MPICH: Send and Recv over TCP, between two programs that met by a port.
 
-Tuned: libfabric's TCP provider, which costs half as much CPU as UCX's TCP here; the whole tensor in one call, received into
-the reused array. Each program must be started by an `mpiexec -n 1` of its own: two without one take each other for
-themselves ("Invalid communicator").
+Tuned: libfabric's TCP provider, which costs half as much CPU as UCX's TCP here; the whole tensor in one call,
+received into the reused array. Each program must be started by an `mpiexec -n 1` of its own: two without one
+take each other for themselves ("Invalid communicator").
 """
 
 import importlib

@@ -1,10 +1,11 @@
 """`multiprocessing` on one machine: a Queue of arrays, a Pipe of bytes, and shared memory.
 
-They join processes that one program started. Here the two are strangers, so the source hands its end over through a Unix
-socket; what then moves the bytes is the same. It never touches the network.
+They join processes that one program started. Here the two are strangers, so the source hands its end over
+through a Unix socket; what then moves the bytes is the same. It never touches the network.
 
-Tuned: pieces that stay in a cache, received into the reused array, instead of whole tensors (research: Queue 0.24 GB/s,
-Pipe 0.9); the pipe as large as the kernel allows; in shared memory copying out overlaps copying in.
+Tuned: pieces that stay in a cache, received into the reused array, instead of whole tensors (research: Queue
+0.24 GB/s, Pipe 0.9); the pipe as large as the kernel allows; in shared memory copying out overlaps copying
+in.
 """
 
 import argparse
@@ -131,7 +132,8 @@ class MemorySource(contender.Source):
         self._hand_over.give(self._reader.fileno())
         self._reader.close()
         self._writer.send_bytes(b"attach")
-        self._memory.unlink()  # The sink has opened it before it asked for the pipe: now nothing is left behind.
+        # The sink opened it before it asked for the pipe: from now on nothing is left behind.
+        self._memory.unlink()
 
     def send(self, data: Bytes) -> None:
         for start in range(0, len(data), self._piece):

@@ -1,8 +1,9 @@
 """Ray: ray.put at the source's node, ray.get at the sink's, and Ray's object store in between.
 
-Each side starts a Ray node of its own. The reference to the object travels through an actor at the sink's node, as it does
-between Ray's tasks; small arrays travel in its place. Nothing else to tune: the object manager moves the bytes, always into new shared memory (research on
-loopback: 1.4 GB/s). Its sockets belong to other processes, so here the system's default congestion control rules.
+Each side starts a Ray node of its own. The reference to the object travels through an actor at the sink's
+node, as it does between Ray's tasks; small arrays travel in its place. Nothing else to tune: the object
+manager moves the bytes, always into new shared memory (research on loopback: 1.4 GB/s). Its sockets belong to
+other processes, so here the system's default congestion control rules.
 """
 
 import asyncio
@@ -92,7 +93,7 @@ def _start_node(setting: contender.Setting, options: list[str]) -> None:
 
 
 def _node_ip(setting: contender.Setting) -> str:
-    """The address of this side's node. On loopback each gets one of its own, by which Ray tells the two apart."""
+    """The address of this side's node. On loopback each has its own, by which Ray tells the two apart."""
     if not setting.local_ip.startswith("127."):
         return setting.local_ip
     return {"serve": "127.0.0.2", "receive": "127.0.0.3"}[setting.options.role]

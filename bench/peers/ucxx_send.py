@@ -1,8 +1,9 @@
 """UCXX: RAPIDS' send and recv, over UCX's TCP.
 
-`TLS=tcp` keeps it from shared memory. Tuned: the whole tensor in one call, received into the reused array (research: 0.8
-GB/s on loopback, 1.6 between veth devices); polling, as threads that drive UCX cost half as much CPU again and wake up late;
-writes instead of reads of the other side's memory, in segments of 256 KiB instead of 8: a third less CPU than the defaults.
+`TLS=tcp` keeps it from shared memory. Tuned: the whole tensor in one call, received into the reused array
+(research: 0.8 GB/s on loopback, 1.6 between veth devices); polling, as threads that drive UCX cost half as
+much CPU again and wake up late; writes instead of reads of the other side's memory, in segments of 256 KiB
+instead of 8: a third less CPU than the defaults.
 """
 
 import argparse

@@ -1,9 +1,11 @@
 """Zenoh: put to a subscriber, over TCP, TLS or QUIC: the one peer that speaks QUIC.
 
-Its shared memory is off: by default payloads would go around the link, whatever that is, and a run would look like 8 GB/s.
+Its shared memory is off: by default payloads would go around the link, whatever that is, and a run would look
+like 8 GB/s.
 
-Tuned: messages of 1 MiB copied into the reused array (research on loopback: 0.80 GB/s, TLS 0.68, QUIC 0.38; one message of
-the whole tensor 0.56), sending waits for congestion instead of dropping, and no batching delay for small messages.
+Tuned: messages of 1 MiB copied into the reused array (research on loopback: 0.80 GB/s, TLS 0.68, QUIC 0.38;
+one message of the whole tensor 0.56), sending waits for congestion instead of dropping, and no batching delay
+for small messages.
 """
 
 import argparse
