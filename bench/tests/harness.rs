@@ -36,7 +36,7 @@ fn contenders_are_compared_and_reported() {
     let table = done(bench(&words).args(options));
     assert!(table.contains("broken failed: broken serve ended early"), "{table}");
     assert!(table.contains("no such module"), "{table}");
-    assert!(table.contains("tensor-relay / tcp-tls, 4 KiB:"), "{table}");
+    assert!(table.contains("ratios: tensor-relay / the row, of 2 neighbouring runs"), "{table}");
 
     let result = folder.join("result.json");
     let json: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();

@@ -29,6 +29,7 @@ pub(super) struct Load {
 /// # Errors
 /// When a side does not start, stops talking, ends, or when they disagree. Both are ended in any case.
 pub(super) async fn run(contender: &Contender, load: Load, network: &Network) -> Result<Run> {
+    let load = Load { small: if contender.has_small { load.small } else { 0 }, ..load };
     let mut server = start(contender, End::Serving, load, network, listening(network))?;
     let run = with_server(contender, load, network, &mut server).await;
     server.end().await;

@@ -8,14 +8,12 @@ use std::path::Path;
 
 /// The file.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct File {
     peers: Vec<Peer>,
 }
 
 /// One of them, which speaks the protocol of [`contender`](crate::contender).
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Peer {
     name: String,
     /// The program and its first words. What has a slash in it and is there beside the file is meant so.
@@ -25,6 +23,13 @@ struct Peer {
     receives_into: String,
     #[serde(default)]
     note: String,
+    /// Whether it can be asked for small messages.
+    #[serde(default = "yes")]
+    small: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Reads the peers that the file at `path` lists.
@@ -59,6 +64,7 @@ impl Peer {
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
+            has_small: self.small,
             is_peer: true,
         })
     }
@@ -83,20 +89,20 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("zeromq.py"), "").unwrap();
         let list = r#"{"peers":[{"name":"zeromq","program":["python3","zeromq.py","--fast"],
-            "encrypted":false,"receives_into":"reused","note":"1 MiB messages"}]}"#;
+            "encrypted":false,"receives_into":"reused","note":"1 MiB messages","small":false}]}"#;
         std::fs::write(folder.join("peers.json"), list).unwrap();
         let peers = read(&folder.join("peers.json")).unwrap();
         let script = folder.join("zeromq.py");
         let words: Vec<_> = peers[0].program.words().map(|word| word.to_owned()).collect();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
-        assert!(peers[0].is_peer && !peers[0].encrypted);
+        assert!(peers[0].is_peer && !peers[0].encrypted && !peers[0].has_small);
         assert_eq!(peers[0].serve, ["serve"]);
     }
 
     #[test]
     fn what_lists_no_peers_is_told() {
-        for wrong in ["", "[]", r#"{"peers":[{"name":"x"}]}"#, r#"{"peers":[],"more":1}"#] {
+        for wrong in ["", "[]", r#"{"peers":[{"name":"x"}]}"#] {
             assert!(parse(wrong, Path::new("/")).is_err(), "{wrong}");
         }
         let nothing = r#"{"peers":[{"name":"x","program":[],"encrypted":true,"receives_into":"fresh"}]}"#;

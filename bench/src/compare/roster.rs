@@ -18,6 +18,8 @@ pub(super) struct Contender {
     pub(super) receives_into: String,
     /// What a reader of its numbers should know.
     pub(super) note: String,
+    /// Whether it can be asked for small messages.
+    pub(super) has_small: bool,
     /// Whether it is somebody else's program, which may not be installed.
     pub(super) is_peer: bool,
 }
@@ -44,17 +46,23 @@ impl Roster {
         Self { contenders }
     }
 
-    /// Adds `peers`.
+    /// Adds `peers`. One whose name is taken is called `peers/NAME`.
     ///
     /// # Errors
-    /// When two have the same name.
+    /// When two peers have the same name.
     pub(super) fn extend(&mut self, peers: Vec<Contender>) -> Result<()> {
-        for peer in peers {
-            let known = self.contenders.iter().any(|contender| contender.name == peer.name);
-            ensure!(!known && peer.name != ALL, "two contenders are called {:?}: rename the peer", peer.name);
+        for mut peer in peers {
+            if self.has(&peer.name) || peer.name == ALL {
+                peer.name = format!("peers/{}", peer.name);
+            }
+            ensure!(!self.has(&peer.name), "two peers have one name: {}", peer.name);
             self.contenders.push(peer);
         }
         Ok(())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.contenders.iter().any(|contender| contender.name == name)
     }
 
     /// Those that are called `names`, in this order, each once.
@@ -106,6 +114,7 @@ fn own(
         encrypted,
         receives_into: "reused".into(),
         note: String::new(),
+        has_small: true,
         is_peer: false,
     }
 }
@@ -156,8 +165,11 @@ mod tests {
 
     #[test]
     fn a_name_belongs_to_one() {
-        let error = roster().extend(roster().contenders).unwrap_err().to_string();
-        assert!(error.contains("\"tensor-relay\""), "{error}");
+        let mut roster = roster();
+        let tcp = roster.pick(&["tcp".into()]).unwrap();
+        roster.extend(tcp.clone()).unwrap();
+        assert_eq!(roster.pick(&["peers/tcp".into()]).unwrap().len(), 1);
+        assert!(roster.extend(tcp).unwrap_err().to_string().contains("peers/tcp"));
     }
 
     #[test]
