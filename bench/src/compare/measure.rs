@@ -84,7 +84,9 @@ fn start(
     let mut words = role.clone();
     words.extend([option("bytes", load.bytes), option("mtu", load.mtu)]);
     words.extend(options);
-    Side::start(format!("{} {side}", contender.name), network.command(end, &contender.program), &words)
+    let mut command = network.command(end, &contender.program);
+    command.envs(contender.environment.iter().copied());
+    Side::start(format!("{} {side}", contender.name), command, &words)
 }
 
 fn listening(network: &Network) -> Vec<OsString> {

@@ -39,9 +39,9 @@ fn yes() -> bool {
 pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     // Sides may run anywhere: their words must not depend on where this program was started.
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let folder = std::path::absolute(if folder == Path::new("") { Path::new(".") } else { folder })?;
-    parse(&text, &folder).with_context(|| format!("{} does not list peers", path.display()))
+    let path = std::path::absolute(path)?;
+    let folder = path.parent().unwrap_or(&path);
+    parse(&text, folder).with_context(|| format!("{} does not list peers", path.display()))
 }
 
 fn parse(text: &str, folder: &Path) -> Result<Vec<Contender>> {
@@ -61,6 +61,7 @@ impl Peer {
             name: self.name,
             serve: vec!["serve".into()],
             receive: vec!["receive".into()],
+            environment: &[],
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
