@@ -22,7 +22,7 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use measure::Load;
 use roster::{Contender, Roster};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is compared, and how often.
 #[derive(Debug, Clone, clap::Args)]
@@ -50,7 +50,8 @@ pub struct CompareArgs {
     /// Another build of tensor-relay-bench, whose tensor-relay is then the contender `other-build`.
     #[arg(long, value_name = "PROGRAM")]
     pub relay: Option<PathBuf>,
-    /// A file that says how to start what users would pick instead: bench/peers/peers.json.
+    /// A file that says how to start what users would pick instead: bench/peers/peers.json. A peer whose name is taken,
+    /// such as `tcp`, is called `peers/tcp`.
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
     /// Runs one of them alone.
@@ -89,18 +90,23 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
                 comparison.add(&contender.name, pair, run);
             }
         }
+        comparison.summarise();
+        if let Some(path) = &args.json {
+            write(path, &comparison)?;
+        }
     }
-    comparison.summarise();
     print!("{comparison}");
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&comparison)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
     let failed = contenders.iter().find(|c| !c.is_peer && comparison.has_failed(&c.name));
     match failed {
         Some(contender) => bail!("{} failed: see the table above", contender.name),
         None => Ok(()),
     }
+}
+
+/// Written anew after each pair: a comparison of many takes hours, and may be interrupted.
+fn write(path: &Path, comparison: &Comparison) -> Result<()> {
+    let text = serde_json::to_string_pretty(comparison)?;
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {

@@ -21,6 +21,16 @@ impl Summary {
     }
 }
 
+impl std::fmt::Display for Summary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [median, min, max] = [self.median, self.min, self.max].map(number);
+        match self.min == self.max {
+            true => write!(f, "{median}"),
+            false => write!(f, "{median} ({min} to {max})"),
+        }
+    }
+}
+
 /// How much larger A is than B, when each was measured beside the other.
 ///
 /// Pairs share the minute in which they were measured, so what disturbs a machine for longer than that cancels out. The
@@ -119,6 +129,8 @@ mod tests {
         assert_eq!(Summary::of(&[]), None);
         let odd = Summary::of(&[3.0, 1.0, 2.0]).unwrap();
         assert_eq!((odd.median, odd.min, odd.max), (2.0, 1.0, 3.0));
+        assert_eq!(odd.to_string(), "2.00 (1.00 to 3.00)");
+        assert_eq!(Summary::of(&[50.0]).unwrap().to_string(), "50.0", "one value has no spread");
         assert_eq!(Summary::of(&[4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
     }
 

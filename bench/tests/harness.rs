@@ -1,5 +1,7 @@
 //! The program as a person runs it.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use serde_json::Value;
 use std::{
     fs,
@@ -36,7 +38,7 @@ fn contenders_are_compared_and_reported() {
     let table = done(bench(&words).args(options));
     assert!(table.contains("broken failed: broken serve ended early"), "{table}");
     assert!(table.contains("no such module"), "{table}");
-    assert!(table.contains("tensor-relay / tcp-tls, 4 KiB:"), "{table}");
+    assert!(table.contains("ratios: tensor-relay / the row, of 2 neighbouring runs"), "{table}");
 
     let result = folder.join("result.json");
     let json: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
@@ -52,6 +54,43 @@ fn contenders_are_compared_and_reported() {
     done(bench(&["report"]).arg(result).arg(option("html", "page.html")));
     assert!(fs::read_to_string(folder.join("page.html")).unwrap().contains("<svg"));
     fs::remove_dir_all(folder).unwrap();
+}
+
+/// Goal: a network has the rate and the delay that were asked for, and nothing of it is left behind. Method: TCP over a
+/// link with all properties at once; nothing is faster than the link allows. It takes root, `ip`, `tc`, `nft` and TUN
+/// devices; elsewhere it says why it is skipped, and passes.
+#[test]
+fn networks_are_made_and_removed() {
+    let json = std::env::temp_dir().join(format!("tensor-relay-bench-network-{}.json", std::process::id()));
+    let compare = ["compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1", "--small=5", "--namespaces"];
+    let network = ["--mtu=1472", "--rate=100Mbit", "--segments", "--loss=0.1", "--delay-ms=10"];
+    let mut command = bench(&[&compare[..], &network].concat());
+    command
+        .arg(format!("--json={}", json.display()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let harness = command.spawn().unwrap();
+    let namespaces = format!("relay-bench-{}-", harness.id());
+    let output = harness.wait_with_output().unwrap();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    if ["needs root", "cannot run `", "needs nftables", "TUN device"]
+        .iter()
+        .any(|part| complaints.contains(part))
+    {
+        println!("skipped: no network can be made here: {complaints}");
+        return;
+    }
+    assert!(output.status.success(), "{complaints}");
+
+    let said: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    fs::remove_file(json).unwrap();
+    assert_eq!(said["network"]["rate_bits_per_s"], 100_000_000);
+    let run = &said["runs"][0];
+    assert!(run["small"]["min_us"].as_f64().unwrap() >= 10_000.0, "{run}");
+    // What the token bucket holds, and no more, may come earlier.
+    assert!(run["rounds"][0]["gb_per_s"].as_f64().unwrap() < 0.0125 * 1.2, "{run}");
+    let left = done(Command::new("ip").args(["netns", "list"]));
+    assert!(!left.contains(&namespaces), "{left}");
 }
 
 /// Goal: what a script sees tells whether its own contenders worked. Method: a rival that cannot start.

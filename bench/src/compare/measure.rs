@@ -29,6 +29,7 @@ pub(super) struct Load {
 /// # Errors
 /// When a side does not start, stops talking, ends, or when they disagree. Both are ended in any case.
 pub(super) async fn run(contender: &Contender, load: Load, network: &Network) -> Result<Run> {
+    let load = Load { small: if contender.has_small { load.small } else { 0 }, ..load };
     let mut server = start(contender, End::Serving, load, network, listening(network))?;
     let run = with_server(contender, load, network, &mut server).await;
     server.end().await;
@@ -83,7 +84,9 @@ fn start(
     let mut words = role.clone();
     words.extend([option("bytes", load.bytes), option("mtu", load.mtu)]);
     words.extend(options);
-    Side::start(format!("{} {side}", contender.name), network.command(end, &contender.program), &words)
+    let mut command = network.command(end, &contender.program);
+    command.envs(contender.environment.iter().copied());
+    Side::start(format!("{} {side}", contender.name), command, &words)
 }
 
 fn listening(network: &Network) -> Vec<OsString> {

@@ -8,14 +8,12 @@ use std::path::Path;
 
 /// The file.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct File {
     peers: Vec<Peer>,
 }
 
 /// One of them, which speaks the protocol of [`contender`](crate::contender).
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Peer {
     name: String,
     /// The program and its first words. What has a slash in it and is there beside the file is meant so.
@@ -25,6 +23,13 @@ struct Peer {
     receives_into: String,
     #[serde(default)]
     note: String,
+    /// Whether it can be asked for small messages.
+    #[serde(default = "yes")]
+    small: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Reads the peers that the file at `path` lists.
@@ -34,9 +39,9 @@ struct Peer {
 pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     // Sides may run anywhere: their words must not depend on where this program was started.
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let folder = std::path::absolute(if folder == Path::new("") { Path::new(".") } else { folder })?;
-    parse(&text, &folder).with_context(|| format!("{} does not list peers", path.display()))
+    let path = std::path::absolute(path)?;
+    let folder = path.parent().unwrap_or(&path);
+    parse(&text, folder).with_context(|| format!("{} does not list peers", path.display()))
 }
 
 fn parse(text: &str, folder: &Path) -> Result<Vec<Contender>> {
@@ -56,9 +61,11 @@ impl Peer {
             name: self.name,
             serve: vec!["serve".into()],
             receive: vec!["receive".into()],
+            environment: &[],
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
+            has_small: self.small,
             is_peer: true,
         })
     }
@@ -83,20 +90,20 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("zeromq.py"), "").unwrap();
         let list = r#"{"peers":[{"name":"zeromq","program":["python3","zeromq.py","--fast"],
-            "encrypted":false,"receives_into":"reused","note":"1 MiB messages"}]}"#;
+            "encrypted":false,"receives_into":"reused","note":"1 MiB messages","small":false}]}"#;
         std::fs::write(folder.join("peers.json"), list).unwrap();
         let peers = read(&folder.join("peers.json")).unwrap();
         let script = folder.join("zeromq.py");
         let words: Vec<_> = peers[0].program.words().map(|word| word.to_owned()).collect();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
-        assert!(peers[0].is_peer && !peers[0].encrypted);
+        assert!(peers[0].is_peer && !peers[0].encrypted && !peers[0].has_small);
         assert_eq!(peers[0].serve, ["serve"]);
     }
 
     #[test]
     fn what_lists_no_peers_is_told() {
-        for wrong in ["", "[]", r#"{"peers":[{"name":"x"}]}"#, r#"{"peers":[],"more":1}"#] {
+        for wrong in ["", "[]", r#"{"peers":[{"name":"x"}]}"#] {
             assert!(parse(wrong, Path::new("/")).is_err(), "{wrong}");
         }
         let nothing = r#"{"peers":[{"name":"x","program":[],"encrypted":true,"receives_into":"fresh"}]}"#;

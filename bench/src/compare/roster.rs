@@ -12,12 +12,16 @@ pub(super) struct Contender {
     pub(super) program: Program,
     pub(super) serve: Vec<OsString>,
     pub(super) receive: Vec<OsString>,
+    /// What its processes find in their environment, beside what is there.
+    pub(super) environment: &'static [(&'static str, &'static str)],
     /// Whether bytes travel encrypted.
     pub(super) encrypted: bool,
     /// Whether the receiving side uses its memory again.
     pub(super) receives_into: String,
     /// What a reader of its numbers should know.
     pub(super) note: String,
+    /// Whether it can be asked for small messages.
+    pub(super) has_small: bool,
     /// Whether it is somebody else's program, which may not be installed.
     pub(super) is_peer: bool,
 }
@@ -35,7 +39,10 @@ impl Roster {
             own(RELAY, this, "relay", &[], &[], true),
             own(STOCK_QUINN, this, "stock-quinn", &[], &[], true),
             own("tcp", this, "tcp", &[], &[], false),
-            own("tcp-tls", this, "tcp", &["--tls"], &["--tls"], true),
+            Contender {
+                environment: &TLS_TUNING,
+                ..own("tcp-tls", this, "tcp", &["--tls"], &["--tls"], true)
+            },
             own(MANY_TENSORS, this, "relay", &["--tensors=10000"], &[], true),
         ];
         if let Some(executable) = other_build {
@@ -44,17 +51,23 @@ impl Roster {
         Self { contenders }
     }
 
-    /// Adds `peers`.
+    /// Adds `peers`. One whose name is taken is called `peers/NAME`.
     ///
     /// # Errors
-    /// When two have the same name.
+    /// When two peers have the same name.
     pub(super) fn extend(&mut self, peers: Vec<Contender>) -> Result<()> {
-        for peer in peers {
-            let known = self.contenders.iter().any(|contender| contender.name == peer.name);
-            ensure!(!known && peer.name != ALL, "two contenders are called {:?}: rename the peer", peer.name);
+        for mut peer in peers {
+            if self.has(&peer.name) || peer.name == ALL {
+                peer.name = format!("peers/{}", peer.name);
+            }
+            ensure!(!self.has(&peer.name), "two peers have one name: {}", peer.name);
             self.contenders.push(peer);
         }
         Ok(())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.contenders.iter().any(|contender| contender.name == name)
     }
 
     /// Those that are called `names`, in this order, each once.
@@ -103,12 +116,23 @@ fn own(
         program: program.clone(),
         serve: words("serve", serve),
         receive: words("receive", receive),
+        environment: &[],
         encrypted,
         receives_into: "reused".into(),
         note: String::new(),
+        has_small: true,
         is_peer: false,
     }
 }
+
+/// What rustls needs of the C library to be fast. It copies each record into memory that it allocates: on AMD processors
+/// glibc's `rep movsb` is several times slower when both ends lie alike in their pages, which nearly doubled the
+/// receiver's CPU time; and memory that is given back to the system after each piece, to be asked for again, more than
+/// doubled the sender's. Other C libraries pass over these variables.
+const TLS_TUNING: [(&str, &str); 2] = [
+    ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824"),
+    ("MALLOC_TRIM_THRESHOLD_", "67108864"),
+];
 
 pub(super) const RELAY: &str = "tensor-relay";
 pub(super) const STOCK_QUINN: &str = "stock-quinn";
@@ -156,8 +180,11 @@ mod tests {
 
     #[test]
     fn a_name_belongs_to_one() {
-        let error = roster().extend(roster().contenders).unwrap_err().to_string();
-        assert!(error.contains("\"tensor-relay\""), "{error}");
+        let mut roster = roster();
+        let tcp = roster.pick(&["tcp".into()]).unwrap();
+        roster.extend(tcp.clone()).unwrap();
+        assert_eq!(roster.pick(&["peers/tcp".into()]).unwrap().len(), 1);
+        assert!(roster.extend(tcp).unwrap_err().to_string().contains("peers/tcp"));
     }
 
     #[test]

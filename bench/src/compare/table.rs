@@ -3,7 +3,7 @@
 use super::outcome::{Comparison, Measured, Ratio};
 use crate::{
     size,
-    stats::{PairedRatio, Summary},
+    stats::{PairedRatio, Summary, number},
 };
 use std::fmt;
 
@@ -12,64 +12,117 @@ impl fmt::Display for Comparison {
         let rounds = self.runs.first().map_or(0, |run| run.rounds.len());
         writeln!(f, "{} over {}", size::text(self.size_bytes), self.network)?;
         writeln!(f, "medians over runs (least to most) of medians over {rounds} rounds; CPU of both sides")?;
-        let name = self.contenders.iter().map(|c| c.name.len()).max().unwrap_or(0).max(NAME.len());
-        let row = |f: &mut fmt::Formatter<'_>, [first, secure, speed, cpu, small]: [&str; 5]| {
-            writeln!(f, "{first:<name$}  {secure:<9}  {speed:<24}  {cpu:<24}  {small}")
-        };
-        row(f, [NAME, "encrypted", "GB/s", "CPU s/GiB", "4 KiB one way, us (99 %)"])?;
+        align(f, &self.rows())?;
+        self.explain_ratios(f)?;
         for contender in &self.contenders {
-            let secure = if contender.encrypted { "yes" } else { "no" };
-            let [speed, cpu] = [contender.gb_per_s, contender.cpu_s_per_gib].map(cell);
-            row(f, [&contender.name, secure, &speed, &cpu, &small(contender)])?;
+            if let Some(reason) = &contender.failure {
+                writeln!(f, "{} failed: {reason}", contender.name)?;
+            }
         }
-        self.ratios.iter().try_for_each(|ratio| write!(f, "{ratio}"))?;
-        let failed = self.contenders.iter().filter_map(|c| Some((&c.name, c.failure.as_ref()?)));
-        failed
-            .into_iter()
-            .try_for_each(|(name, reason)| writeln!(f, "{name} failed: {reason}"))
+        Ok(())
     }
 }
 
-impl fmt::Display for Ratio {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |f: &mut fmt::Formatter<'_>, of: &str, ratio: Option<PairedRatio>| match ratio {
-            Some(ratio) => writeln!(f, "{} / {}, {of} {ratio}", self.of, self.to),
-            None => Ok(()),
-        };
-        line(f, "GB/s: ", self.gb_per_s)?;
-        line(f, "CPU:  ", self.cpu_s_per_gib)?;
-        line(f, "4 KiB:", self.small_p50_us)
+impl Comparison {
+    fn rows(&self) -> Vec<[String; COLUMNS]> {
+        let row = |contender| self.row(contender);
+        std::iter::once(HEAD.map(str::to_owned))
+            .chain(self.contenders.iter().map(row))
+            .collect()
+    }
+
+    fn row(&self, contender: &Measured) -> [String; COLUMNS] {
+        let ratio = self.ratios.iter().find(|ratio| ratio.to == contender.name);
+        let of = |value: fn(&Ratio) -> Option<PairedRatio>| interval(ratio.and_then(value));
+        [
+            contender.name.clone(),
+            if contender.encrypted { "yes" } else { "no" }.into(),
+            spread(contender.gb_per_s),
+            spread(contender.cpu_s_per_gib),
+            latency(contender),
+            of(|ratio| ratio.gb_per_s),
+            of(|ratio| ratio.cpu_s_per_gib),
+            of(|ratio| ratio.small_p50_us),
+        ]
+    }
+
+    fn explain_ratios(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let most = self
+            .ratios
+            .iter()
+            .filter_map(|ratio| ratio.gb_per_s)
+            .max_by_key(|ratio| ratio.pairs);
+        let (Some(most), Some(first)) = (most, self.contenders.first()) else { return Ok(()) };
+        let percent = most.confidence * 100.0;
+        writeln!(
+            f,
+            "ratios: {} / the row, of {} neighbouring runs; in brackets, where their median is at {percent:.1} %",
+            first.name, most.pairs
+        )
     }
 }
 
-const NAME: &str = "contender";
+const COLUMNS: usize = 8;
 
-fn cell(summary: Option<Summary>) -> String {
-    let text = |Summary { median, min, max }| format!("{median:.3} ({min:.3} to {max:.3})");
-    summary.map_or_else(|| "–".into(), text)
+const HEAD: [&str; COLUMNS] = [
+    "contender",
+    "encrypted",
+    "GB/s",
+    "CPU s/GiB",
+    "4 KiB, us (99 %)",
+    "ratio of GB/s",
+    "ratio of CPU",
+    "ratio of 4 KiB",
+];
+
+/// Writes `rows` with each column as wide as its widest cell.
+fn align(f: &mut fmt::Formatter<'_>, rows: &[[String; COLUMNS]]) -> fmt::Result {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; COLUMNS] = std::array::from_fn(width);
+    for row in rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
 }
 
-fn small(contender: &Measured) -> String {
+fn spread(summary: Option<Summary>) -> String {
+    summary.map_or_else(|| NOTHING.into(), |summary| summary.to_string())
+}
+
+/// Ratios are what goals are about: with three digits behind the point.
+fn interval(ratio: Option<PairedRatio>) -> String {
+    let text = |PairedRatio { median, low, high, .. }| format!("{median:.3} ({low:.3} to {high:.3})");
+    ratio.map_or_else(|| NOTHING.into(), text)
+}
+
+fn latency(contender: &Measured) -> String {
     match (contender.small_p50_us, contender.small_p99_us) {
-        (Some(p50), Some(p99)) => format!("{:.0} ({:.0})", p50.median, p99.median),
-        _ => "–".into(),
+        (Some(p50), Some(p99)) => format!("{} ({})", number(p50.median), number(p99.median)),
+        _ => NOTHING.into(),
     }
 }
+
+const NOTHING: &str = "–";
 
 #[cfg(test)]
 mod tests {
     use crate::compare::outcome::tests::example;
 
     #[test]
-    fn a_row_for_each_and_a_line_for_each_ratio() {
+    fn a_row_for_each_with_its_ratios() {
         let table = example().to_string();
-        assert!(table.starts_with("64 MiB over loopback"), "{table}");
-        assert!(table.contains("tensor-relay  yes        4.000 (4.000 to 4.000)"), "{table}");
-        assert!(table.contains("100 (200)"), "{table}");
+        let lines: Vec<&str> = table.lines().collect();
+        assert!(lines[0].starts_with("64 MiB over loopback"), "{table}");
+        assert!(lines[3].starts_with("tensor-relay  yes        4.00 "), "{table}");
+        assert!(lines[3].contains("100 (200)") && lines[3].ends_with('–'), "{table}");
+        assert!(lines[4].starts_with("tcp           no "), "{table}");
         assert!(
-            table.contains("tensor-relay / tcp, GB/s:  2.000 (2.000 to 2.000, 96.9 % of 6 pairs)"),
+            lines[4].ends_with("2.000 (2.000 to 2.000)  0.500 (0.500 to 0.500)  2.000 (2.000 to 2.000)"),
             "{table}"
         );
+        assert!(table.contains("tensor-relay / the row, of 6 neighbouring runs"), "{table}");
+        assert!(table.contains("at 96.9 %"), "{table}");
         assert!(table.ends_with("tcp-tls failed: it ended early\n"), "{table}");
     }
 }

@@ -1,7 +1,7 @@
 //! Samples become tables: one row for each setting, with medians and spreads.
 
 use super::line::{Cells, Sample};
-use crate::stats::{Summary, number};
+use crate::stats::Summary;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -72,7 +72,7 @@ impl Table {
             let setting = settings.iter().map(|name| row.setting.get(name).cloned().unwrap_or_default());
             let values = columns
                 .iter()
-                .map(|name| row.measured.get(name).map_or_else(|| "–".into(), |value| cell(*value)));
+                .map(|name| row.measured.get(name).map_or_else(|| "–".into(), ToString::to_string));
             let cells: Vec<String> = setting.chain(values).collect();
             let _ = writeln!(text, "| {} | {} |", cells.join(" | "), row.samples);
         }
@@ -98,14 +98,6 @@ impl Row {
     fn summarise(&mut self) {
         let summary = |(name, values): &(String, Vec<f64>)| Some((name.clone(), Summary::of(values)?));
         self.measured = Cells(self.values.0.iter().filter_map(summary).collect());
-    }
-}
-
-/// Three significant digits are what such measurements have.
-fn cell(Summary { median, min, max }: Summary) -> String {
-    match min == max {
-        true => number(median),
-        false => format!("{} ({} to {})", number(median), number(min), number(max)),
     }
 }
 

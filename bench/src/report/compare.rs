@@ -57,15 +57,26 @@ fn table(comparison: &Comparison) -> Table {
     Table { head: HEAD.to_vec(), rows: comparison.contenders.iter().map(row).collect() }
 }
 
+/// The best first.
 fn charts(contenders: &[Measured]) -> Vec<Chart> {
-    let chart = |title, value: fn(&Measured) -> Option<Summary>| Chart {
-        title,
-        bars: contenders.iter().filter_map(|c| Bar::of(&c.name, kind(c), value(c))).collect(),
+    let bars = |value: fn(&Measured) -> Option<Summary>| {
+        let bars = contenders.iter().filter_map(|c| Bar::of(&c.name, kind(c), value(c)));
+        let mut bars: Vec<Bar> = bars.collect();
+        bars.sort_by(|a, b| a.value.total_cmp(&b.value));
+        bars
     };
+    let mut speed = bars(|contender| contender.gb_per_s);
+    speed.reverse();
     let charts = [
-        chart("GB/s: more is better", |contender| contender.gb_per_s),
-        chart("CPU seconds for each GiB, both sides: less is better", |contender| contender.cpu_s_per_gib),
-        chart("4 KiB one way, microseconds, median: less is better", |contender| contender.small_p50_us),
+        Chart { title: "GB/s: more is better", bars: speed },
+        Chart {
+            title: "CPU seconds for each GiB, both sides: less is better",
+            bars: bars(|contender| contender.cpu_s_per_gib),
+        },
+        Chart {
+            title: "4 KiB one way, microseconds, median: less is better",
+            bars: bars(|contender| contender.small_p50_us),
+        },
     ];
     charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
 }
@@ -120,6 +131,9 @@ mod tests {
         assert_eq!(sheet.table.rows[0].cells[7], NOTHING, "nobody is divided by himself");
         assert_eq!(sheet.table.rows[1].cells[7], "2.00 (2.00 to 2.00)");
         assert_eq!(sheet.charts.len(), 3);
+        let names = |chart: &Chart| chart.bars.iter().map(|bar| bar.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&sheet.charts[0]), ["tensor-relay", "tcp", "tcp-tls"], "the fastest first");
+        assert_eq!(names(&sheet.charts[2]), ["tcp", "tcp-tls", "tensor-relay"]);
         let kinds: Vec<Kind> = sheet.charts[0].bars.iter().map(|bar| bar.kind).collect();
         assert_eq!(kinds, [Kind::Ours, Kind::Plain, Kind::Encrypted]);
         assert!(sheet.notes.contains(&"tcp-tls failed: it ended early".to_owned()));

@@ -8,7 +8,7 @@ use crate::{
 };
 use serde::Deserialize;
 
-/// What [`Run::kind`] is.
+/// What the kind of such a file is called.
 pub(super) const KIND: &str = "run";
 
 /// Which version of the file is understood.

@@ -76,13 +76,7 @@ impl Bar {
 
 /// The middle, and how far the others are from it.
 pub(super) fn spread(summary: Option<Summary>) -> String {
-    match summary {
-        Some(Summary { median, min, max }) if min < max => {
-            format!("{} ({} to {})", number(median), number(min), number(max))
-        }
-        Some(Summary { median, .. }) => number(median),
-        None => NOTHING.into(),
-    }
+    summary.map_or_else(|| NOTHING.into(), |summary| summary.to_string())
 }
 
 /// The middle, and the interval in which the true one is.
@@ -93,16 +87,3 @@ pub(super) fn interval(ratio: Option<PairedRatio>) -> String {
 
 /// What stands where nothing was measured.
 pub(super) const NOTHING: &str = "–";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_spread_is_shown_where_there_is_one() {
-        let one = Summary { median: 1.0, min: 1.0, max: 1.0 };
-        assert_eq!(spread(Some(one)), "1.00");
-        assert_eq!(spread(Some(Summary { max: 2.0, ..one })), "1.00 (1.00 to 2.00)");
-        assert_eq!((spread(None), interval(None)), (NOTHING.to_owned(), NOTHING.to_owned()));
-    }
-}
