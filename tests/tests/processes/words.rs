@@ -62,7 +62,9 @@ fn the_demo() {
 #[test]
 fn the_benchmark() {
     let home = Home::new();
-    let compared = home.run(&["bench", "compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1"]).with(0);
+    let compared = home
+        .run(&["bench", "compare", "tcp", "--size=1MiB", "--rounds=1", "--pairs=1"])
+        .with(0);
     assert!(compared.out.contains("1 MiB over loopback"), "{compared:?}");
     let help = home.run(&["bench", "--help"]).with(0);
     assert!(help.out.contains("compare") && !help.out.contains("stock-quinn"), "{help:?}");
