@@ -3,9 +3,9 @@
 use super::{
     clock,
     desk::{Desk, say},
+    goods::STREAM_TENSOR,
     latency::Latencies,
     order::{Consumption, Order, Received, Report, Round, Traffic, Work},
-    producer::STREAM_TENSOR,
     proof::{self, Proof, Proving},
     windows::Windows,
 };
@@ -189,7 +189,7 @@ async fn receive_stream(
         let stamp = windows.read(&tensor)?;
         got.one_way.record(now_ns.saturating_sub(stamp.published_ns));
         got.versions += 1;
-        got.bytes += snapshot.payload_bytes();
+        got.bytes += tensor.len() as u64;
         got.chunks += u64::from(snapshot.receipt().chunks);
         streamed.store(got.bytes, Ordering::Relaxed);
         if stamp.index >= round.versions.saturating_sub(1) {
