@@ -4,6 +4,7 @@ use crate::{
     ClientError,
     backoff::Backoff,
     error::SessionError,
+    lanes::Roster,
     link::{Link, Way},
     session::{Command, Session},
 };
@@ -22,6 +23,8 @@ use tokio::{
 pub(crate) struct State {
     /// The connection of now, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
+    /// The further lanes of that connection.
+    pub(crate) roster: Arc<Roster>,
     /// The way in of all chunks.
     pub(crate) ingress: Ingress,
     /// How often a connection was made again.
