@@ -58,7 +58,13 @@ enum Relay {
         tensors: u32,
     },
     /// Receives them, several times.
-    Receive(ReceiveArgs),
+    Receive {
+        #[command(flatten)]
+        args: ReceiveArgs,
+        /// Over how many lanes.
+        #[arg(long, default_value_t = 1)]
+        lanes: u32,
+    },
 }
 
 #[derive(Subcommand)]
@@ -94,7 +100,7 @@ async fn main() -> Result<()> {
         #[cfg(feature = "gpu")]
         Command::GpuPart { part, job } => gpu::run_part(part, job).await,
         Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
-        Command::Relay(Relay::Receive(args)) => relay::receive(args).await,
+        Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await
         }

@@ -32,6 +32,9 @@ pub struct RawArgs {
     /// The UDP payload of a full packet.
     #[arg(long, default_value_t = LOOPBACK_MTU, value_parser = clap::value_parser!(u16).range(MTU_RANGE))]
     pub mtu: u16,
+    /// Over how many lanes tensor-relay receives.
+    #[arg(long, default_value_t = 1)]
+    pub lanes: u32,
     /// The program that runs tensor-relay, if not this one: another build of it.
     #[arg(long)]
     pub relay: Option<PathBuf>,
@@ -124,7 +127,8 @@ async fn measure(contender: &Contender, args: &RawArgs, network: &Network) -> Re
     let connect = option("connect", format_args!("{}:{}", network.server_ip(), ready.port));
     let rounds = option("rounds", args.rounds + 1);
     let receive = network.client_command(&contender.program);
-    let options = [&load[..], &[connect, rounds]].concat();
+    let lanes = (contender.name != RIVAL).then(|| option("lanes", args.lanes));
+    let options = [&load[..], &[connect, rounds], lanes.as_slice()].concat();
     let mut client = Side::start(name("receive"), receive, contender.receive, options)?;
 
     round(&mut client, &mut server).await?;

@@ -133,11 +133,13 @@ impl Client {
 
     /// What each lane of the connection of now has done so far, the first one first. Those that ended are not counted.
     pub fn lanes(&self) -> Vec<LaneStats> {
-        let first = self.state.lane.borrow().clone();
-        std::iter::once(first)
-            .chain(self.state.roster.lanes())
-            .map(|lane| lane.stats())
-            .collect()
+        self.state.lanes()
+    }
+
+    /// A reader of [`lanes`](Self::lanes) that outlives this.
+    pub fn lanes_reader(&self) -> impl Fn() -> Vec<LaneStats> + Send + Sync + 'static {
+        let state = Arc::clone(&self.state);
+        move || state.lanes()
     }
 
     /// How receiving overlapped with the copies to a device so far, in all subscriptions.

@@ -12,7 +12,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
-use tensor_relay_transport::{Lane, ingress::Ingress};
+use tensor_relay_transport::{Lane, LaneStats, ingress::Ingress};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -31,6 +31,17 @@ pub(crate) struct State {
     pub(crate) reconnects: AtomicU64,
     /// Why there will be none any more.
     pub(crate) ended: watch::Sender<Option<Arc<ClientError>>>,
+}
+
+impl State {
+    /// What each lane of now has done so far, the first one first.
+    pub(crate) fn lanes(&self) -> Vec<LaneStats> {
+        let first = self.lane.borrow().clone();
+        std::iter::once(first)
+            .chain(self.roster.lanes())
+            .map(|lane| lane.stats())
+            .collect()
+    }
 }
 
 /// A session, and the way to its server.
