@@ -71,7 +71,14 @@ pub enum Relay {
         tensors: u32,
     },
     /// Receives them, several times.
-    Receive(ReceiveArgs),
+    Receive {
+        /// What every receiving side is told.
+        #[command(flatten)]
+        args: ReceiveArgs,
+        /// Over how many lanes.
+        #[arg(long, default_value_t = 1)]
+        lanes: u32,
+    },
 }
 
 /// The sides of bare quinn.
@@ -133,7 +140,7 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
         Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
-        Command::Relay(Relay::Receive(args)) => relay::receive(args).await,
+        Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await
         }

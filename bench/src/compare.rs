@@ -29,7 +29,8 @@ use std::path::{Path, PathBuf};
 #[command(after_help = EXAMPLES)]
 pub struct CompareArgs {
     /// Who is compared: the first with each of the others. `all` are tensor-relay, stock-quinn, tcp, tcp-tls and all
-    /// peers; there are also `10000-tensors`, which is tensor-relay with the bytes cut small, and `other-build`.
+    /// peers; there are also `10000-tensors`, which is tensor-relay with the bytes cut small, `2-lanes`, `4-lanes`,
+    /// `8-lanes`, and `other-build`.
     #[arg(value_name = "NAME", default_values = [roster::RELAY, roster::STOCK_QUINN])]
     pub names: Vec<String>,
     /// How much each round moves.

@@ -12,7 +12,7 @@ use crate::{
 use anyhow::{Context, Result, ensure};
 use small::SmallPublisher;
 use std::{convert::Infallible, path::PathBuf, time::Duration};
-use tensor_relay_client::{Client, Connector, Ticket, Topic, Tuning};
+use tensor_relay_client::{Client, Connector, Lanes, Ticket, Topic, Tuning};
 use tensor_relay_server::{
     Config, Dtype, Identity, Listener, Publication, Server, Shape, Staged, TensorName, TensorSpec,
 };
@@ -53,18 +53,19 @@ async fn rounds(publication: &mut Publication, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Asks for `args.small` small tensors, then subscribes once per round, all on one connection.
+/// Asks for `args.small` small tensors, then subscribes once per round, all in one session of so many `lanes`.
 ///
 /// # Errors
 /// When the server cannot be reached or sends anything else than what was asked for.
-pub async fn receive(args: ReceiveArgs) -> Result<()> {
+pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     let path = ticket_file(args.connect.port());
     let ticket =
         std::fs::read_to_string(&path).with_context(|| format!("no server wrote {}", path.display()))?;
     std::fs::remove_file(&path)?;
     let ticket: Ticket = ticket.parse()?;
     let connector = Connector::new(tuning(args.mtu));
-    let client = Client::connect_with(&connector, &ticket, tensor_relay_client::Config::default()).await?;
+    let config = tensor_relay_client::Config { lanes: Lanes::Fixed(lanes), ..Default::default() };
+    let client = Client::connect_with(&connector, &ticket, config).await?;
     if args.small > 0 {
         print(&small::receive(&client, args.connect, args.small).await?)?;
     }

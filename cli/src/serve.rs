@@ -111,6 +111,7 @@ fn config(args: &ServeArgs) -> Config {
         chunk_bytes: args.chunk_size,
         chunks_in_flight: args.chunks_in_flight as usize,
         sessions_max: args.sessions as usize,
+        lanes_max: args.lanes_max,
         stall_timeout: args.stall_timeout,
         reader_linger: args.reader_linger,
         staged_bytes: args.staged_mem.unwrap_or(u64::MAX),

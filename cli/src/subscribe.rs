@@ -77,6 +77,8 @@ fn config(args: &SubscribeArgs) -> Config {
         reconnect_timeout: args.reconnect,
         memory_bytes: args.mem.unwrap_or(u64::MAX),
         credit_chunks: args.chunks_in_flight,
+        lanes: args.lanes,
+        lane_addresses: args.lane_address.clone(),
         ..Config::default()
     }
 }

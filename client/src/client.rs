@@ -55,15 +55,17 @@ impl Client {
     ) -> Result<Self, ClientError> {
         let config = config.within_reason();
         let way = Way {
-            connector: connector.clone(),
+            connector: connector.clone().at(&config.lane_addresses),
             hosts: ticket.addresses().to_vec(),
             keys: ticket.keys().iter().copied().map(Fingerprint).collect(),
+            roster: Arc::default(),
         };
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(commands.clone(), config.clone()).map_err(ClientError::Memory)?;
         let (link, server) = Link::open(&way, &config).await?;
         let state = Arc::new(State {
             lane: watch::Sender::new(link.lane().clone()),
+            roster: Arc::clone(&way.roster),
             ingress: session.ingress().clone(),
             reconnects: AtomicU64::new(0),
             ended: watch::Sender::new(None),
@@ -124,9 +126,20 @@ impl Client {
         }
     }
 
-    /// What the connection of now has done so far.
+    /// What the first lane of the connection of now has done so far.
     pub fn lane_stats(&self) -> LaneStats {
         self.state.lane.borrow().stats()
+    }
+
+    /// What each lane of the connection of now has done so far, the first one first. Those that ended are not counted.
+    pub fn lanes(&self) -> Vec<LaneStats> {
+        self.state.lanes()
+    }
+
+    /// A reader of [`lanes`](Self::lanes) that outlives this.
+    pub fn lanes_reader(&self) -> impl Fn() -> Vec<LaneStats> + Send + Sync + 'static {
+        let state = Arc::clone(&self.state);
+        move || state.lanes()
     }
 
     /// How receiving overlapped with the copies to a device so far, in all subscriptions.

@@ -1,9 +1,35 @@
 //! What a client allows, each with its reason.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecSet, Credit, Limits};
 use tensor_relay_transport::Workers;
+
+/// The most lanes that a session may have. Beyond them, a network card or memory is what transfers wait for.
+pub(crate) const LANES_MAX: u32 = 16;
+
+/// How many lanes a session has: connections to the server, each with a socket and a thread of its own. A server may allow
+/// fewer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Lanes {
+    /// One at first; while large versions are under way, twice as many as long as that makes them a tenth faster, and not
+    /// more than half as many as there are processors. With two processors, one.
+    #[default]
+    Auto,
+    /// So many, from 1 to 16.
+    Fixed(u32),
+}
+
+impl Lanes {
+    /// The most it comes to.
+    pub(crate) fn most(self) -> u32 {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        match self {
+            Self::Auto => u32::try_from(processors / 2).unwrap_or(LANES_MAX).clamp(1, LANES_MAX),
+            Self::Fixed(lanes) => lanes.clamp(1, LANES_MAX),
+        }
+    }
+}
 
 /// The bounds and choices of a client.
 #[derive(Debug, Clone)]
@@ -22,7 +48,12 @@ pub struct Config {
     /// `credit_chunks` for each subscription, as long as the chunks of the server (4 MiB by default). With fewer,
     /// subscriptions wait for each other; longer chunks are copied once more on the way.
     pub device: Option<Device>,
-    /// How many chunks of one subscription may be on their way at once. Default 4: QUIC needs two in flight, the rest
+    /// How many lanes the session has. Default: as many as are worth it.
+    pub lanes: Lanes,
+    /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used. Default:
+    /// the system chooses, and so one card.
+    pub lane_addresses: Vec<IpAddr>,
+    /// How many chunks of one subscription may be on their way at once for each lane. Default 4: QUIC needs two in flight, the rest
     /// covers the time until credit for a finished one reaches the server.
     pub credit_chunks: u32,
     /// How long a subscription waits for a topic that does not exist yet, from when the server was asked. Default 10 s.
@@ -51,6 +82,8 @@ impl Default for Config {
             codecs: CodecSet::all(),
             memory_bytes: u64::MAX,
             device: None,
+            lanes: Lanes::Auto,
+            lane_addresses: vec![],
             credit_chunks: 4,
             topic_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),

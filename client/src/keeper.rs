@@ -4,6 +4,7 @@ use crate::{
     ClientError,
     backoff::Backoff,
     error::SessionError,
+    lanes::Roster,
     link::{Link, Way},
     session::{Command, Session},
 };
@@ -11,7 +12,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
-use tensor_relay_transport::{Lane, ingress::Ingress};
+use tensor_relay_transport::{Lane, LaneStats, ingress::Ingress};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -22,12 +23,25 @@ use tokio::{
 pub(crate) struct State {
     /// The connection of now, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
+    /// The further lanes of that connection.
+    pub(crate) roster: Arc<Roster>,
     /// The way in of all chunks.
     pub(crate) ingress: Ingress,
     /// How often a connection was made again.
     pub(crate) reconnects: AtomicU64,
     /// Why there will be none any more.
     pub(crate) ended: watch::Sender<Option<Arc<ClientError>>>,
+}
+
+impl State {
+    /// What each lane of now has done so far, the first one first.
+    pub(crate) fn lanes(&self) -> Vec<LaneStats> {
+        let first = self.lane.borrow().clone();
+        std::iter::once(first)
+            .chain(self.roster.lanes())
+            .map(|lane| lane.stats())
+            .collect()
+    }
 }
 
 /// A session, and the way to its server.

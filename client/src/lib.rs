@@ -44,6 +44,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrivals;
 mod backoff;
 mod buffers;
 mod client;
@@ -56,6 +57,7 @@ mod history;
 mod holding;
 mod keeper;
 mod landing;
+mod lanes;
 mod link;
 mod mirror;
 mod progress;
@@ -71,7 +73,7 @@ mod watches;
 
 pub use buffers::Buffers;
 pub use client::Client;
-pub use config::Config;
+pub use config::{Config, Lanes};
 pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, Gap, SubscriptionError};
 pub use fill::{BufferError, FillCause, FillError, Filled};

@@ -1,6 +1,12 @@
 //! One connection to the server: greeted, and then a source of events. A session outlives it.
 
-use crate::{ClientError, Config, error::SessionError, progress::Counters, receiving::Ready};
+use crate::{
+    ClientError, Config,
+    error::SessionError,
+    lanes::{Further, Roster},
+    progress::Counters,
+    receiving::Ready,
+};
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     ChunkHeader, ClientMessage, CloseCode, Hello, Limits, Manifest, ManifestHeader, Misbehaved,
@@ -20,6 +26,7 @@ const FINISH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Link {
     lane: Lane,
+    further: Further,
     sender: control::Sender<ClientMessage>,
     receiver: control::Receiver<ServerMessage>,
     tasks: JoinSet<Event>,
@@ -39,7 +46,9 @@ pub(crate) enum Event {
     Chunk(ChunkHeader, u64, Result<Verified, ReceiveError>),
     /// A data stream has no header that this build can read.
     Unreadable(HeaderError),
-    /// Something ended with the version it belonged to.
+    /// A further lane joined the session.
+    Joined,
+    /// Something ended with the version or the further lane it belonged to.
     GivenUp,
 }
 
@@ -57,6 +66,8 @@ pub(crate) struct Way {
     pub(crate) connector: Connector,
     pub(crate) hosts: Vec<String>,
     pub(crate) keys: Vec<Fingerprint>,
+    /// Where the further lanes of the present connection are named.
+    pub(crate) roster: Arc<Roster>,
 }
 
 impl Link {
@@ -69,8 +80,9 @@ impl Link {
             greeting.unwrap_or_else(|_| Err(ClientError::NoWelcome { timeout_ms: timeout.as_millis() }));
         match greeting {
             Ok((sender, receiver, welcome)) => {
-                let header_timeout = config.stall_timeout;
-                Ok((Self { lane, sender, receiver, tasks: JoinSet::new(), header_timeout }, welcome))
+                let further = Further::begin(way, config, &welcome, &lane);
+                let (tasks, header_timeout) = (JoinSet::new(), config.stall_timeout);
+                Ok((Self { lane, further, sender, receiver, tasks, header_timeout }, welcome))
             }
             Err(error) => {
                 lane.close(error.close_code(), &error.to_string());
@@ -84,6 +96,28 @@ impl Link {
         &self.lane
     }
 
+    /// How many lanes there are.
+    pub(crate) fn lanes(&self) -> usize {
+        1 + self.further.lanes().len()
+    }
+
+    pub(crate) fn further(&self) -> &Further {
+        &self.further
+    }
+
+    /// Notes whether a large version is under way, where that helps to find out how many lanes are worth it.
+    pub(crate) fn note_bulky(&mut self, is_bulky: impl FnOnce() -> bool) {
+        if self.further.is_seeking() {
+            self.further.note_bulky(is_bulky());
+        }
+    }
+
+    /// Lets the server have `bytes` of payload on their way that this end has not read, over whichever lane.
+    pub(crate) fn allow_unread(&self, bytes: u64) {
+        self.lane.allow_unread(bytes);
+        self.further.lanes().for_each(|lane| lane.allow_unread(bytes));
+    }
+
     pub(crate) async fn send(&self, message: ClientMessage) -> Result<(), LaneError> {
         self.sender.send(message).await
     }
@@ -93,7 +127,10 @@ impl Link {
         loop {
             tokio::select! {
                 message = self.receiver.next() => return Ok(Event::Message(message?)),
-                stream = self.lane.accept_data() => self.read_header(stream?),
+                stream = self.lane.accept_data() => {
+                    self.tasks.spawn(read_header(stream?, self.header_timeout));
+                }
+                event = self.further.next() => return Ok(event),
                 Some(event) = self.tasks.join_next() => return Ok(event.unwrap_or_else(cut_off)),
             }
         }
@@ -121,12 +158,17 @@ impl Link {
         ingress: Ingress,
         counters: Arc<Counters>,
     ) -> AbortHandle {
-        let Ready { header, stream, place, generation } = ready;
-        self.tasks.spawn(async move {
+        let Ready { header, stream, place, generation, cut } = ready;
+        let lane = stream.lane().clone();
+        lane.spawn_in(&mut self.tasks, async move {
             let progress = |bytes| counters.add_wire(bytes);
-            let received = ingress
-                .receive_chunk(stream, &header, place.dtype, place.range, &*place.sink, &progress)
-                .await;
+            let receiving =
+                ingress.receive_chunk(stream, &header, place.dtype, place.range, &*place.sink, &progress);
+            let received = tokio::select! {
+                biased;
+                received = receiving => received,
+                () = cut.made() => Err(LaneError::StreamGivenUp.into()),
+            };
             Event::Chunk(header, generation, received)
         })
     }
@@ -134,6 +176,7 @@ impl Link {
     /// Gives a lost connection up, and waits for what has all its bytes. Nothing touches the memory of a version then.
     pub(crate) async fn give_up(mut self, last: LastWord) -> Vec<Event> {
         self.lane.close(last.code, &last.text);
+        self.further.close(last.code, &last.text);
         let mut events = vec![];
         let finish = async {
             while let Some(event) = self.tasks.join_next().await {
@@ -147,24 +190,24 @@ impl Link {
 
     /// Ends the connection. What this end said last is heard first, where the user ended it.
     pub(crate) async fn close(self, last: LastWord) {
-        let Self { lane, sender, receiver, .. } = self;
+        let Self { lane, mut further, sender, receiver, .. } = self;
         drop(sender);
         if last.by_user {
             receiver.flush().await;
         }
+        further.close(last.code, &last.text);
         lane.close(last.code, &last.text);
         lane.flush_close().await;
+        further.flush_close().await;
     }
+}
 
-    fn read_header(&mut self, mut stream: DataIn) {
-        let timeout = self.header_timeout;
-        self.tasks.spawn(async move {
-            match tokio::time::timeout(timeout, stream.read_header()).await {
-                Ok(Ok(header)) => Event::Opened(header, stream),
-                Ok(Err(HeaderError::Lane(LaneError::StreamGivenUp))) | Err(_) => Event::GivenUp,
-                Ok(Err(error)) => Event::Unreadable(error),
-            }
-        });
+/// Reads the header of a data stream, which is due within `timeout`.
+pub(crate) async fn read_header(mut stream: DataIn, timeout: Duration) -> Event {
+    match tokio::time::timeout(timeout, stream.read_header()).await {
+        Ok(Ok(header)) => Event::Opened(header, stream),
+        Ok(Err(HeaderError::Lane(LaneError::StreamGivenUp))) | Err(_) => Event::GivenUp,
+        Ok(Err(error)) => Event::Unreadable(error),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::{
     Request, Snapshot, SubscriptionError,
+    arrivals::{Arrivals, Cut},
     buffers::Lent,
     delivery::Delivery,
     error::TransferError,
@@ -17,11 +18,14 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    Announce, ChunkHeader, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe, SubscriptionId,
-    Topic, Verified, Version, VersionDigest, VersionId,
+    Announce, ChunkHeader, ChunkIndex, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe,
+    SubscriptionId, Topic, Verified, Version, VersionDigest, VersionId,
 };
 use tensor_relay_transport::{DataIn, LaneError};
 use tokio::{task::AbortHandle, time::Instant};
+
+/// From which size on a version takes long enough for its rate to be measured.
+const BULKY_BYTES: u64 = 64 << 20;
 
 /// The state of one subscription. It outlives connections.
 #[derive(Debug)]
@@ -43,16 +47,11 @@ pub(crate) struct Receiving {
     phase: Phase,
     /// The version that this end gave up last on this connection, and stayed subscribed.
     given_up: Option<(Epoch, Version)>,
-    /// Chunks whose version or manifest is not known yet. Credit bounds them.
-    early: Vec<(ChunkHeader, DataIn)>,
-    /// How many more chunks the server may begin.
-    credit: u32,
+    arrivals: Arrivals,
     pub(crate) history: History,
     /// Counts the versions that were begun, on each connection anew. What a chunk comes to counts only for the one it
     /// was begun for, whatever epochs and versions a server makes up.
     generation: u64,
-    /// The chunks of the version under way. They end with it, so that nothing holds its memory longer.
-    chunks: Vec<AbortOnDrop>,
     stall: Stall,
 }
 
@@ -75,16 +74,7 @@ pub(crate) struct Ready {
     pub(crate) stream: DataIn,
     pub(crate) place: Place,
     pub(crate) generation: u64,
-}
-
-/// A task that ends when this is dropped.
-#[derive(Debug)]
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    pub(crate) cut: Cut,
 }
 
 /// What became of a version, or why it cannot go on.
@@ -129,10 +119,8 @@ impl Receiving {
             stale_manifests: 0,
             phase: Phase::Idle,
             given_up: None,
-            early: Vec::new(),
-            credit,
+            arrivals: Arrivals::new(credit),
             generation: 0,
-            chunks: Vec::new(),
             stall: Stall::new(stall_timeout),
         }
     }
@@ -171,7 +159,7 @@ impl Receiving {
             preempt,
             partial,
             manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
-            ..Subscribe::latest(subscription, topic, self.credit)
+            ..Subscribe::latest(subscription, topic, self.arrivals.credit())
         }
     }
 
@@ -186,10 +174,8 @@ impl Receiving {
     /// session begins with.
     pub(crate) fn handle_detached(&mut self, credit: u32) {
         self.delivery.set_asked(None);
-        self.chunks.clear();
-        self.early.clear();
+        self.arrivals.forget(credit);
         (self.manifest_arriving, self.stale_manifests) = (false, 0);
-        self.credit = credit;
         self.given_up = None;
         self.history.handle_detached();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
@@ -300,11 +286,12 @@ impl Receiving {
         if self.history.is_past((header.epoch, header.version)) {
             return Ok(None);
         }
-        self.credit = self.credit.checked_sub(1).ok_or(Misbehaved::OverCredit)?;
         match &mut self.phase {
-            Phase::Running(transfer, id) => Ok(Some(ready(transfer, id, self.generation, (header, stream))?)),
+            Phase::Running(transfer, id) => {
+                self.arrivals.handle_header((header, stream), transfer, id, self.generation)
+            }
             Phase::Idle | Phase::Detached(..) | Phase::Announced { .. } => {
-                self.early.push((header, stream));
+                self.arrivals.handle_early(header, stream)?;
                 Ok(None)
             }
         }
@@ -312,10 +299,23 @@ impl Receiving {
 
     /// Takes the task that receives a chunk of the version under way.
     pub(crate) fn handle_begun(&mut self, chunk: AbortHandle) {
-        if self.chunks.len() == self.chunks.capacity() {
-            self.chunks.retain(|chunk| !chunk.0.is_finished()); // What has ended need not be ended.
+        self.arrivals.handle_begun(chunk);
+    }
+
+    /// Takes the news that the server was granted `chunks` more.
+    pub(crate) fn handle_granted(&mut self, chunks: u32) {
+        self.arrivals.grant(chunks);
+    }
+
+    /// Takes the news that a chunk was lost with its stream or lane; returns a later attempt at it that may be received
+    /// now.
+    pub(crate) fn handle_lost(&mut self, generation: u64, chunk: ChunkIndex) -> Option<Ready> {
+        match &mut self.phase {
+            Phase::Running(transfer, _) if generation == self.generation => {
+                self.arrivals.handle_lost(chunk, transfer, generation)
+            }
+            _ => None,
         }
-        self.chunks.push(AbortOnDrop(chunk));
     }
 
     /// Whether what was begun as `generation` is still under way.
@@ -327,8 +327,8 @@ impl Receiving {
     pub(crate) fn handle_verified(&mut self, generation: u64, verified: Verified) -> bool {
         match &mut self.phase {
             Phase::Running(transfer, _) if generation == self.generation => {
+                self.arrivals.handle_verified(verified.chunk());
                 transfer.handle_verified(verified);
-                self.credit += 1;
                 true
             }
             _ => false,
@@ -417,6 +417,12 @@ impl Receiving {
         }
     }
 
+    /// Whether a version is under way that is large enough to find out how many lanes are worth it.
+    pub(crate) fn is_bulky(&self) -> bool {
+        let bytes = self.selection.as_ref().map_or(0, |selection| selection.payload_bytes());
+        matches!(self.phase, Phase::Running(..)) && bytes >= BULKY_BYTES
+    }
+
     /// When to call [`handle_look`](Self::handle_look).
     pub(crate) fn look_at(&self) -> Option<Instant> {
         let is_busy = matches!(self.phase, Phase::Announced { .. } | Phase::Running(..));
@@ -463,9 +469,13 @@ impl Receiving {
 
     /// Receives what came before its time, and then what comes.
     fn run(&mut self, mut transfer: Transfer, id: VersionId) -> Result<Vec<Ready>, Failure> {
-        let early = std::mem::take(&mut self.early).into_iter();
-        let chunks = early.map(|chunk| ready(&mut transfer, &id, self.generation, chunk));
-        let chunks = chunks.collect::<Result<_, _>>()?;
+        let early = self.arrivals.take_early().into_iter();
+        let ready = |chunk| {
+            self.arrivals
+                .handle_header(chunk, &mut transfer, &id, self.generation)
+                .transpose()
+        };
+        let chunks = early.filter_map(ready).collect::<Result<_, _>>()?;
         self.phase = Phase::Running(transfer, id);
         Ok(chunks)
     }
@@ -474,26 +484,12 @@ impl Receiving {
     fn forget(&mut self, id: &VersionId, credit: u32) {
         self.stale_manifests += 2; // The header of a late manifest may come, and its end.
         self.end_version(id);
-        self.early.clear();
-        self.credit = credit;
+        self.arrivals.forget(credit);
     }
 
     fn end_version(&mut self, id: &VersionId) {
         self.history.handle_ended(id);
-        self.chunks.clear();
+        self.arrivals.end_version();
         self.phase = Phase::Idle;
     }
-}
-
-fn ready(
-    transfer: &mut Transfer,
-    id: &VersionId,
-    generation: u64,
-    (header, stream): (ChunkHeader, DataIn),
-) -> Result<Ready, Misbehaved> {
-    if (header.epoch, header.version) != (id.epoch, id.version) {
-        return Err(Misbehaved::WrongVersion { epoch: header.epoch, version: header.version });
-    }
-    let place = transfer.handle_header(&header)?;
-    Ok(Ready { header, stream, place, generation })
 }

@@ -20,8 +20,8 @@ use std::{
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader, SubscriptionId,
-    TopicEntry, Verified, Version, VersionId,
+    ChunkHeader, ClientMessage, Credit, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader,
+    SubscriptionId, TopicEntry, Verified, Version, VersionId,
 };
 use tensor_relay_transport::{
     DataIn, HeaderError, LaneError,
@@ -43,6 +43,8 @@ pub(crate) struct Session {
     /// For the subscriptions that this session hands out: dropping one is a command too.
     commands: mpsc::UnboundedSender<Command>,
     config: Config,
+    /// The credit of each subscription: that of one lane for each lane that there was on this connection.
+    credit: u32,
     ground: Ground,
     ingress: Ingress,
     next_id: u32,
@@ -59,13 +61,15 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let capacity = Capacity {
-            slots: config.credit_chunks.max(1) as usize, // As many encoded chunks as one subscription has credit for.
+            // As many encoded chunks as one subscription has credit for.
+            slots: (config.credit_chunks * config.lanes.most()).clamp(1, Credit::MAX) as usize,
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; only what is used takes memory.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
             ground: Ground { memory: HostMemory::new(config.memory_bytes), device: config.device.clone() },
             commands,
+            credit: config.credit_chunks,
             config,
             ingress,
             next_id: 1,
@@ -124,9 +128,10 @@ impl Session {
             }
         }
         self.outbox.clear();
+        self.credit = self.config.credit_chunks;
         self.lists.iter_mut().for_each(|(_, known)| known.clear());
         for receiving in self.receivings.values_mut() {
-            receiving.handle_detached(self.config.credit_chunks);
+            receiving.handle_detached(self.credit);
         }
     }
 
@@ -149,6 +154,7 @@ impl Session {
         if self.closing {
             return Err(SessionError::ClosedHere);
         }
+        link.note_bulky(|| self.receivings.values().any(Receiving::is_bulky));
         let look = self.receivings.values().filter_map(Receiving::look_at).min();
         let look_at = async {
             match look {
@@ -166,10 +172,9 @@ impl Session {
     /// Lets the server have all chunks on their way that credit was given for, and no more: then chunks that wait for
     /// memory can never block the control stream, and no subscription can starve another.
     fn allow_unread(&self, link: &Link) {
-        let credit = u64::from(self.config.credit_chunks);
+        let credit = u64::from(self.credit);
         let chunk_bytes = |r: &Receiving| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
-        link.lane()
-            .allow_unread(self.receivings.values().map(|r| credit * u64::from(chunk_bytes(r))).sum());
+        link.allow_unread(self.receivings.values().map(|r| credit * u64::from(chunk_bytes(r))).sum());
     }
 
     fn handle_event(&mut self, event: Event, link: &mut Link) -> Result<(), SessionError> {
@@ -198,7 +203,30 @@ impl Session {
                 self.allow_unread(link);
                 self.start(id, begun, link)
             }
-            Event::Chunk(header, generation, result) => self.handle_received(header, generation, result),
+            Event::Chunk(header, generation, result) => {
+                self.handle_received(header, generation, result, link)
+            }
+            Event::Joined => {
+                self.handle_joined(link);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives credit for a further lane, so that it is kept as busy as the first one, and takes it back no more: a lane that
+    /// goes leaves its credit to the others.
+    fn handle_joined(&mut self, link: &Link) {
+        let lanes = u32::try_from(link.lanes()).unwrap_or(u32::MAX);
+        let credit = self.config.credit_chunks.saturating_mul(lanes).min(Credit::MAX);
+        let chunks = credit.saturating_sub(self.credit);
+        self.credit += chunks;
+        self.allow_unread(link);
+        if chunks > 0 {
+            for (subscription, receiving) in &mut self.receivings {
+                receiving.handle_granted(chunks);
+                self.outbox
+                    .push_back(ClientMessage::Credit { subscription: *subscription, chunks });
+            }
         }
     }
 
@@ -223,7 +251,7 @@ impl Session {
                 self.poll(subscription)
             }
             ServerMessage::Abort { subscription, epoch, version, reason } => {
-                let credit = self.config.credit_chunks;
+                let credit = self.credit;
                 let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
                     return Ok(());
                 };
@@ -284,6 +312,12 @@ impl Session {
         if !self.config.codecs.contains(header.codec) {
             return Err(Misbehaved::CodecNotOffered(header.codec.name()).into());
         }
+        if header.attempt > 0 && !link.further().has_joined() {
+            let found = "a chunk for another time";
+            return Err(
+                Misbehaved::OutOfTurn { found, expected: "each once, on a session's only lane" }.into()
+            );
+        }
         let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else {
             return Ok(());
         };
@@ -298,6 +332,7 @@ impl Session {
         header: ChunkHeader,
         generation: u64,
         result: Result<Verified, ReceiveError>,
+        link: &mut Link,
     ) -> Result<(), SessionError> {
         let subscription = header.subscription;
         let Some(receiving) = self.receivings.get_mut(&subscription) else {
@@ -310,9 +345,16 @@ impl Session {
                 }
                 self.poll(subscription)
             }
-            // The server gave the version up; its word on that is on the way.
-            Err(ReceiveError::Lane(LaneError::StreamGivenUp)) => Ok(()),
-            Err(ReceiveError::Lane(error)) => Err(error.into()),
+            // The server gave the version up, and its word on that is on the way; or another lane has the chunk, or will.
+            Err(ReceiveError::Lane(error)) => match link.lane().ended() {
+                Some(_) if error != LaneError::StreamGivenUp => Err(error.into()),
+                _ => {
+                    if let Some(ready) = receiving.handle_lost(generation, header.chunk) {
+                        self.receive(subscription, ready, link);
+                    }
+                    Ok(())
+                }
+            },
             Err(error) => match receiving.id().filter(|_| receiving.is_under_way(generation)) {
                 Some(id) => {
                     let error = TransferError::chunk(error, receiving.landing().and_then(Landing::device));
@@ -401,7 +443,7 @@ impl Session {
 
     /// Gives up a version alone, and tells both ends; the subscription goes on with the next one.
     fn give_up(&mut self, subscription: SubscriptionId, id: &VersionId, error: &TransferError) {
-        let credit = self.config.credit_chunks;
+        let credit = self.credit;
         let Some(receiving) = self.receivings.get_mut(&subscription) else { return };
         tracing::warn!(%id, %error, "A version is given up.");
         receiving.give_up(id, credit);

@@ -7,11 +7,11 @@ use crate::{
     landing::{Ground, Landing},
     progress::Counters,
 };
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
-    Announce, Assembly, ChunkHeader, Dtype, Manifest, Misbehaved, Outcome, PARTIAL_RANGES_MAX, RangeSet,
-    Selection, Verified, VersionDigest,
+    Announce, Arrival, Assembly, ChunkHeader, ChunkIndex, Dtype, Manifest, Misbehaved, Outcome,
+    PARTIAL_RANGES_MAX, RangeSet, Selection, Verified, VersionDigest,
 };
 use tokio::time::Instant;
 
@@ -30,7 +30,7 @@ pub(crate) struct Transfer {
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) sink: Arc<dyn Sink>,
-    pub(crate) range: std::ops::Range<u64>,
+    pub(crate) range: Range<u64>,
     pub(crate) dtype: Dtype,
 }
 
@@ -61,11 +61,25 @@ impl Transfer {
         &self.landing
     }
 
-    /// Says where the chunk that begins to arrive belongs.
-    pub(crate) fn handle_header(&mut self, header: &ChunkHeader) -> Result<Place, Misbehaved> {
-        let range = self.assembly.handle_header(header)?;
-        let (_, dtype) = self.assembly.manifest().chunk(header.chunk);
-        Ok(Place { sink: self.landing.sink(&self.announce.id), range, dtype })
+    /// Says what to do with the chunk that begins to arrive, and where it belongs.
+    pub(crate) fn handle_header(&mut self, header: &ChunkHeader) -> Result<Arrival, Misbehaved> {
+        self.assembly.handle_header(header)
+    }
+
+    /// The place of `chunk`, which is `range` of what is received.
+    pub(crate) fn place(&self, chunk: ChunkIndex, range: Range<u64>) -> Place {
+        let (_, dtype) = self.assembly.manifest().chunk(chunk);
+        Place { sink: self.landing.sink(&self.announce.id), range, dtype }
+    }
+
+    /// The place of a chunk that is wanted.
+    pub(crate) fn place_of(&self, chunk: ChunkIndex) -> Option<Place> {
+        Some(self.place(chunk, self.assembly.selection().place(chunk)?))
+    }
+
+    /// Takes the news that a chunk's lane was lost under it: it is missing again.
+    pub(crate) fn handle_lost(&mut self, chunk: ChunkIndex) {
+        self.assembly.handle_lost(chunk);
     }
 
     pub(crate) fn handle_verified(&mut self, verified: Verified) {
@@ -82,7 +96,7 @@ impl Transfer {
     pub(crate) fn handle_detached(&mut self) {
         self.assembly.handle_detached();
         for chunk in self.assembly.forget_beyond(PARTIAL_RANGES_MAX).iter() {
-            let (range, _) = self.assembly.manifest().chunk(tensor_relay_protocol::ChunkIndex(chunk));
+            let (range, _) = self.assembly.manifest().chunk(ChunkIndex(chunk));
             self.counters.sub_verified(range.end - range.start);
         }
     }

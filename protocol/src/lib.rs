@@ -40,14 +40,14 @@ pub use integrity::{ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verifi
 pub use limits::Limits;
 pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
 pub use message::{
-    AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, GLOBS_MAX, Hello, Metadata, Mode,
-    PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, ServerMessage, Start, Subscribe, SubscriptionId,
-    TopicEntry, WATCHES_MAX, WatchId, Welcome, check_metadata, decode_frame_length, encode_client,
-    encode_server,
+    AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, GLOBS_MAX, Hello, LaneGrant, LaneOffer,
+    Metadata, Mode, PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, ServerMessage, Start, Subscribe,
+    SubscriptionId, TopicEntry, WATCHES_MAX, WatchId, Welcome, check_metadata, decode_frame_length,
+    encode_client, encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use ranges::RangeSet;
-pub use receive::{Assembly, Outcome};
+pub use receive::{Arrival, Assembly, Outcome};
 pub use selection::Selection;
 pub use send::{SendAction, SendPlan};
 pub use tensor::{Dtype, Shape, ShapeError, Shard};

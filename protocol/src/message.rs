@@ -5,12 +5,14 @@
 
 mod client;
 mod frame;
+mod lane;
 mod server;
 mod subscribe;
 pub(crate) mod wire;
 
 pub use client::{ClientMessage, Hello};
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
+pub use lane::{LaneGrant, LaneOffer};
 pub use server::{Announce, EndReason, ServerMessage, TopicEntry, Welcome};
 pub use subscribe::{GLOBS_MAX, Mode, PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, Start, Subscribe};
 

@@ -3,7 +3,7 @@
 use crate::{
     ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Selection, Verified, VersionDigest,
 };
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// What became of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,18 @@ pub enum Outcome {
     },
 }
 
+/// What to do with the stream of a chunk whose header came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Arrival {
+    /// The chunk is missing: receive it into this place.
+    Begin(Range<u64>),
+    /// An earlier attempt at the chunk is arriving, which its sender has given up: end that one, and receive this one
+    /// into this place instead.
+    Instead(Range<u64>),
+    /// The chunk is here, or a later attempt at it is arriving: the stream is of no use.
+    Late,
+}
+
 /// Assembles what is selected of one version from chunks that come in any order, over one connection or several.
 ///
 /// Pure: it holds no payload, only what is known about each chunk. It is the one place that decides that a version is
@@ -28,6 +40,8 @@ pub struct Assembly {
     selection: Arc<Selection>,
     hashes: Vec<Option<ChunkHash>>,
     arriving: RangeSet,
+    /// For chunks that were lost or begun again over another lane: the first attempt that is news. Few have one.
+    attempts: BTreeMap<u32, u16>,
     missing: u32,
     complete: Option<VersionDigest>,
 }
@@ -37,7 +51,14 @@ impl Assembly {
     pub fn new(selection: Arc<Selection>) -> Self {
         let chunks = selection.manifest().chunking().count() as usize;
         let missing = selection.chunks().len();
-        Self { selection, hashes: vec![None; chunks], arriving: RangeSet::new(), missing, complete: None }
+        Self {
+            selection,
+            hashes: vec![None; chunks],
+            arriving: RangeSet::new(),
+            attempts: BTreeMap::new(),
+            missing,
+            complete: None,
+        }
     }
 
     /// What the version holds.
@@ -51,11 +72,12 @@ impl Assembly {
     }
 
     /// Takes the header of a chunk that begins to arrive and says where its bytes belong
-    /// ([`Selection::place`]).
+    /// ([`Selection::place`]), if they are wanted.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the manifest has no such chunk, gives it another size, it was not selected, or it came before.
-    pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, Misbehaved> {
+    /// [`Misbehaved`] when the manifest has no such chunk, gives it another size, it was not selected, or the same attempt
+    /// at it came before.
+    pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Arrival, Misbehaved> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
         if chunk.0 >= count {
@@ -72,10 +94,29 @@ impl Assembly {
         if let Some(base) = header.base {
             return Err(Misbehaved::UnknownBase { chunk, base });
         }
-        if self.hashes[chunk.0 as usize].is_some() || !self.arriving.insert(chunk.0) {
-            return Err(Misbehaved::DuplicateChunk(chunk));
+        let (attempt, news) = (u16::from(header.attempt), self.next_attempt(chunk));
+        if attempt < news {
+            let twice = attempt + 1 == news;
+            return if twice { Err(Misbehaved::DuplicateChunk(chunk)) } else { Ok(Arrival::Late) };
         }
-        Ok(place)
+        if attempt > 0 {
+            self.attempts.insert(chunk.0, attempt + 1);
+        }
+        Ok(match self.is_here(chunk) {
+            true => Arrival::Late,
+            false if self.arriving.insert(chunk.0) => Arrival::Begin(place),
+            false => Arrival::Instead(place),
+        })
+    }
+
+    fn is_here(&self, chunk: ChunkIndex) -> bool {
+        self.hashes[chunk.0 as usize].is_some()
+    }
+
+    /// The first attempt at `chunk` that is news.
+    fn next_attempt(&self, chunk: ChunkIndex) -> u16 {
+        let came = self.is_here(chunk) || self.arriving.contains(chunk.0);
+        self.attempts.get(&chunk.0).copied().unwrap_or_else(|| came.into())
     }
 
     /// Takes the news that a chunk's bytes are in their place and verified.
@@ -87,9 +128,11 @@ impl Assembly {
         }
     }
 
-    /// Takes the news that a chunk's stream ended early: it is missing again.
+    /// Takes the news that a chunk's stream ended early: it is missing again, until a later attempt brings it.
     pub fn handle_lost(&mut self, chunk: ChunkIndex) {
-        self.arriving.remove(chunk.0);
+        if self.arriving.remove(chunk.0) {
+            self.attempts.entry(chunk.0).or_insert(1);
+        }
     }
 
     /// Takes the sender's word that every chunk is on its way.
@@ -103,6 +146,7 @@ impl Assembly {
     /// Whoever reads the lost streams must have stopped by now: their places may be written again.
     pub fn handle_detached(&mut self) {
         self.arriving = RangeSet::new();
+        self.attempts.clear();
         self.complete = None;
     }
 
@@ -113,6 +157,7 @@ impl Assembly {
         let forgotten: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
         for chunk in forgotten.iter() {
             self.hashes[chunk as usize] = None;
+            self.attempts.remove(&chunk);
         }
         self.missing += forgotten.len();
         forgotten
@@ -180,7 +225,12 @@ mod tests {
             encoded_bytes: CHUNK_BYTES,
             hash: hash(chunk),
             base: None,
+            attempt: 0,
         }
+    }
+
+    fn again(chunk: u32, attempt: u8) -> ChunkHeader {
+        ChunkHeader { attempt, ..header(chunk) }
     }
 
     fn hash(chunk: u32) -> ChunkHash {
@@ -215,7 +265,7 @@ mod tests {
         assert!(matches!(assembly.handle_header(&inflated), Err(Misbehaved::Inflated { .. })));
         let based = ChunkHeader { base: Some(Version(3)), ..header(0) };
         assert!(matches!(assembly.handle_header(&based), Err(Misbehaved::UnknownBase { .. })));
-        assert_eq!(assembly.handle_header(&header(1)), Ok(256..512));
+        assert_eq!(assembly.handle_header(&header(1)), Ok(Arrival::Begin(256..512)));
         assert_eq!(assembly.handle_header(&header(1)), Err(Misbehaved::DuplicateChunk(ChunkIndex(1))));
     }
 
@@ -224,9 +274,40 @@ mod tests {
     fn only_selected_chunks_are_taken() {
         let mut assembly = Assembly::new(select(manifest(4), &[1, 3]));
         assert_eq!(assembly.handle_header(&header(0)), Err(Misbehaved::NotSelected(ChunkIndex(0))));
-        assert_eq!(assembly.handle_header(&header(3)), Ok(256..512));
-        assert_eq!(assembly.handle_header(&header(1)), Ok(0..256));
+        assert_eq!(assembly.handle_header(&header(3)), Ok(Arrival::Begin(256..512)));
+        assert_eq!(assembly.handle_header(&header(1)), Ok(Arrival::Begin(0..256)));
         assert!(matches!(assembly.handle_header(&header(4)), Err(Misbehaved::NoSuchChunk { .. })));
+    }
+
+    /// PROTOCOL.md §6.8: of several attempts at a chunk, the latest counts, in whatever order they arrive.
+    #[test]
+    fn the_latest_attempt_counts() {
+        let mut assembly = all(2);
+        let late = Ok(Arrival::Late);
+        assert_eq!(assembly.handle_header(&header(0)), Ok(Arrival::Begin(0..256)));
+        assert_eq!(assembly.handle_header(&again(0, 2)), Ok(Arrival::Instead(0..256)));
+        assert_eq!(assembly.handle_header(&again(0, 1)), late, "it was given up before the second");
+        assert_eq!(assembly.handle_header(&again(0, 2)), Err(Misbehaved::DuplicateChunk(ChunkIndex(0))));
+        assembly.handle_lost(ChunkIndex(0));
+        assert_eq!(assembly.handle_header(&header(0)), late);
+        assert_eq!(assembly.handle_header(&again(0, 3)), Ok(Arrival::Begin(0..256)));
+        assembly.handle_verified(verified(0));
+        assert_eq!(assembly.handle_header(&again(0, 255)), late, "it is here");
+
+        assert_eq!(
+            assembly.handle_header(&again(1, 1)),
+            Ok(Arrival::Begin(256..512)),
+            "it overtook the first"
+        );
+        assert_eq!(assembly.handle_header(&header(1)), late);
+        assembly.handle_detached();
+        assert_eq!(
+            assembly.handle_header(&header(1)),
+            Ok(Arrival::Begin(256..512)),
+            "another session counts anew"
+        );
+        assembly.handle_lost(ChunkIndex(1));
+        assert_eq!(assembly.handle_header(&header(1)), Err(Misbehaved::DuplicateChunk(ChunkIndex(1))));
     }
 
     /// PROTOCOL.md §6.6: the sender's word on the whole is worth nothing once its connection is lost.
@@ -250,7 +331,7 @@ mod tests {
 
     #[derive(Debug, Clone, Copy)]
     enum Step {
-        Header(u32),
+        Header(u32, u8),
         Verified(u32),
         Lost(u32),
         Complete,
@@ -260,7 +341,7 @@ mod tests {
 
     fn any_step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            8 => (0u32..7).prop_map(Step::Header),
+            8 => (0u32..7, 0u8..3).prop_map(|(chunk, attempt)| Step::Header(chunk, attempt)),
             8 => (0u32..7).prop_map(Step::Verified),
             2 => (0u32..7).prop_map(Step::Lost),
             3 => Just(Step::Complete),
@@ -281,13 +362,23 @@ mod tests {
             let digest = VersionDigest::of(selection.manifest().digest(), wanted.iter().copied().map(hash));
             let mut assembly = Assembly::new(selection.clone());
             let (mut arriving, mut done, mut complete) = (RangeSet::new(), RangeSet::new(), false);
+            let mut came = [0u8; 7]; // Of each chunk, the first attempt that is news.
             for step in steps {
                 match step {
-                    Step::Header(c) => {
-                        let free = wanted.contains(&c) && !arriving.contains(c) && !done.contains(c);
-                        let place = assembly.handle_header(&header(c));
-                        prop_assert_eq!(place.ok(), selection.place(ChunkIndex(c)).filter(|_| free));
-                        if free { arriving.insert(c); }
+                    Step::Header(c, attempt) => {
+                        let place = selection.place(ChunkIndex(c));
+                        let news = attempt >= came[c as usize];
+                        let expected = place.and_then(|place| match () {
+                            () if attempt + 1 == came[c as usize] => None,
+                            () if !news || done.contains(c) => Some(Arrival::Late),
+                            () if arriving.contains(c) => Some(Arrival::Instead(place)),
+                            () => Some(Arrival::Begin(place)),
+                        });
+                        prop_assert_eq!(assembly.handle_header(&again(c, attempt)).ok(), expected);
+                        if news && wanted.contains(&c) {
+                            came[c as usize] = attempt + 1;
+                            if !done.contains(c) { arriving.insert(c); }
+                        }
                     }
                     Step::Verified(c) => {
                         assembly.handle_verified(verified(c));
@@ -295,10 +386,15 @@ mod tests {
                     }
                     Step::Lost(c) => { assembly.handle_lost(ChunkIndex(c)); arriving.remove(c); }
                     Step::Complete => { assembly.handle_complete(digest); complete = true; }
-                    Step::Detached => { assembly.handle_detached(); (arriving, complete) = (RangeSet::new(), false); }
+                    Step::Detached => {
+                        assembly.handle_detached();
+                        (arriving, complete) = (RangeSet::new(), false);
+                        came = std::array::from_fn(|c| done.contains(c as u32).into());
+                    }
                     Step::ForgetBeyond(ranges) => {
                         let kept: RangeSet = done.ranges().iter().take(ranges).cloned().collect();
                         prop_assert_eq!(assembly.forget_beyond(ranges), done.difference(&kept));
+                        (0..7).filter(|c| done.contains(*c) && !kept.contains(*c)).for_each(|c| came[c as usize] = 0);
                         done = kept;
                     }
                 }

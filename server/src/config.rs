@@ -11,6 +11,13 @@ pub struct Config {
     pub agent: String,
     /// How many sessions may be open at once. Default 1,024; one more is refused at once.
     pub sessions_max: usize,
+    /// How many lanes one session may have, the first included. Default 16: more than one client has cores and network
+    /// cards for. With 1 there are no further lanes.
+    pub lanes_max: u32,
+    /// How many threads the further lanes of all sessions are spread over. The first lane of each stays on the runtime that
+    /// runs the server. Default: as many as there are processors beside that one's, and one at least; 8 at most, which
+    /// fill 100 Gbit/s. They are started when they are needed.
+    pub lane_threads: usize,
     /// How many subscriptions one session may have. Default 1,024. Each costs a task and what its credit allows in flight.
     pub subscriptions_max: u32,
     /// How many chunks of one subscription are read, encoded or written at the same time. Default 4: one at each stage
@@ -46,6 +53,9 @@ impl Default for Config {
         Self {
             agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
             sessions_max: 1_024,
+            lanes_max: 16,
+            lane_threads: std::thread::available_parallelism()
+                .map_or(1, |cores| cores.get().saturating_sub(1).clamp(1, 8)),
             subscriptions_max: 1_024,
             chunks_in_flight: 4,
             chunk_bytes: 4 << 20,

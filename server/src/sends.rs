@@ -1,13 +1,16 @@
 //! The concurrent sends of one version: its manifest, a few chunks at a time, and the last word.
 
-use crate::{session::Shared, stall::Progress, topic::Retained};
+use crate::{
+    delivery::{Delivery, Unsettled},
+    lanes::Lanes,
+    session::Shared,
+    stall::Progress,
+    topic::Retained,
+};
 use std::sync::Arc;
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{ChunkHeader, ChunkIndex, CodecId, Selection, ServerMessage, SubscriptionId};
-use tensor_relay_transport::{
-    Lane, LaneError, control,
-    egress::{self, Stage},
-};
+use tensor_relay_protocol::{ChunkIndex, CodecId, Selection, ServerMessage, SubscriptionId};
+use tensor_relay_transport::{LaneError, control, egress};
 use tokio::task::{JoinError, JoinSet};
 
 /// What every send of one version to one subscription needs.
@@ -17,7 +20,7 @@ pub(crate) struct Outgoing {
     pub(crate) retained: Arc<Retained>,
     pub(crate) selection: Arc<Selection>,
     pub(crate) codec: CodecId,
-    pub(crate) lane: Lane,
+    pub(crate) lanes: Arc<Lanes>,
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) progress: Progress,
@@ -27,7 +30,8 @@ pub(crate) struct Outgoing {
 #[derive(Debug)]
 pub(crate) enum Sent {
     Manifest,
-    Chunk,
+    /// A chunk was written whole. What is named here has to arrive yet.
+    Chunk(Option<Box<Unsettled>>),
     Complete,
     /// One end gave the version up, and the stream with it.
     GivenUp,
@@ -38,6 +42,8 @@ pub(crate) enum Sent {
 pub(crate) enum SendError {
     /// The lane is gone, and everything with it.
     Lane(LaneError),
+    /// Lanes failed under one chunk as often as the wire can count.
+    LanesFail,
     /// The chunk cannot be read.
     Source(Arc<SourceError>),
 }
@@ -47,11 +53,13 @@ pub(crate) enum SendError {
 pub(crate) struct Sends {
     outgoing: Outgoing,
     running: JoinSet<Result<Sent, SendError>>,
+    /// Chunks that were written to further lanes and have not arrived.
+    settling: JoinSet<Result<(), SendError>>,
 }
 
 impl Sends {
     pub(crate) fn new(outgoing: Outgoing) -> Self {
-        Self { outgoing, running: JoinSet::new() }
+        Self { outgoing, running: JoinSet::new(), settling: JoinSet::new() }
     }
 
     /// How many are under way.
@@ -77,16 +85,36 @@ impl Sends {
     /// Cuts off what is under way.
     pub(crate) fn give_up(&mut self) {
         self.running.abort_all();
+        self.settling.abort_all();
     }
 
     /// Waits for one to end; `None` when none is under way. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Result<Sent, SendError>> {
-        let ended = self.running.join_next().await?;
+        loop {
+            tokio::select! {
+                Some(ended) = self.running.join_next() => return Some(self.handle_ended(ended)),
+                Some(settled) = self.settling.join_next() => {
+                    self.outgoing.progress.note(1);
+                    let settled = settled.map(|settled| settled.map(|()| Sent::GivenUp));
+                    if let Err(error) = settled.unwrap_or_else(cut_off) {
+                        return Some(Err(error));
+                    }
+                }
+                else => return None,
+            }
+        }
+    }
+
+    fn handle_ended(&mut self, ended: Result<Result<Sent, SendError>, JoinError>) -> Result<Sent, SendError> {
         self.outgoing.progress.note(1);
-        Some(match ended.unwrap_or_else(cut_off) {
+        match ended.unwrap_or_else(cut_off) {
+            Ok(Sent::Chunk(Some(unsettled))) => {
+                self.settling.spawn(unsettled.settle());
+                Ok(Sent::Chunk(None))
+            }
             Err(SendError::Lane(LaneError::StreamGivenUp)) => Ok(Sent::GivenUp),
             other => other,
-        })
+        }
     }
 }
 
@@ -102,8 +130,8 @@ impl Outgoing {
     async fn send_manifest(self) -> Result<Sent, SendError> {
         let manifest = self.retained.payload.manifest();
         let note = |bytes| self.progress.note(bytes);
-        let sent = egress::send_manifest(&self.lane, self.subscription, manifest, &note).await;
-        sent.map(|()| Sent::Manifest).map_err(SendError::Lane)
+        let sent = egress::send_manifest(self.lanes.first(), self.subscription, manifest, &note).await;
+        sent.map(|_| Sent::Manifest).map_err(SendError::Lane)
     }
 
     /// Reads, encodes and writes one chunk.
@@ -112,22 +140,7 @@ impl Outgoing {
         let encoded = self.shared.encoder.encode(payload, chunk, self.codec).await;
         let encoded = encoded.map_err(SendError::Source)?;
         self.progress.note(1); // From now on it is the subscriber who is waited for.
-        let _sending = self.shared.encoder.stages().begin(Stage::Send);
-        let (range, _) = payload.manifest().chunk(chunk);
-        let header = ChunkHeader {
-            subscription: self.subscription,
-            epoch: self.retained.id.epoch,
-            version: self.retained.id.version,
-            chunk,
-            codec: encoded.codec,
-            raw_bytes: (range.end - range.start) as u32,
-            encoded_bytes: encoded.bytes.len() as u32,
-            hash: encoded.hash,
-            base: None,
-        };
-        let note = |bytes| self.progress.note(bytes);
-        let sent = egress::send_chunk(&self.lane, header, &encoded, &note).await;
-        sent.map(|()| Sent::Chunk).map_err(SendError::Lane)
+        Delivery::new(self, chunk, encoded).send().await
     }
 
     /// Names the whole. Chunks that were not sent, because the client holds them since before a restart, may still have

@@ -155,7 +155,8 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     let mut sessions = JoinSet::new();
     while let Some(arrival) = listener.accept().await {
         while sessions.try_join_next().is_some() {}
-        let full = sessions.len() >= shared.config.sessions_max;
+        let further = shared.further_lanes.load(Ordering::Relaxed);
+        let full = sessions.len().saturating_sub(further) >= shared.config.sessions_max;
         if full {
             tracing::warn!(peer = %arrival.peer(), "A client was turned away: the server has as many sessions as it may.");
         }

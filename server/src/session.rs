@@ -4,6 +4,8 @@ use crate::{
     Config,
     catalogue::Catalogue,
     cursor::Cursor,
+    joining::{self, Joinable, Open},
+    lanes::Lanes,
     subscription::{Inbox, Subscription, Wanted, Word},
     traffic::Traffic,
     watching,
@@ -11,7 +13,10 @@ use crate::{
 use std::{
     collections::{HashMap, HashSet},
     convert::Infallible,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize},
+    },
     time::Duration,
 };
 use tensor_relay_protocol::{
@@ -19,7 +24,7 @@ use tensor_relay_protocol::{
     ServerMessage, Subscribe, SubscriptionId, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    Lane, LaneError,
+    Lane, LaneError, LaneThreads,
     control::{self, ControlError},
     egress::Encoder,
 };
@@ -40,6 +45,11 @@ pub(crate) struct Shared {
     pub(crate) sessions: watch::Sender<u64>,
     /// Versions that are being sent, each to one subscription.
     pub(crate) transfers: watch::Sender<u64>,
+    /// Where further lanes find their sessions.
+    pub(crate) joinable: Joinable,
+    /// The further lanes of all sessions.
+    pub(crate) further_lanes: AtomicUsize,
+    pub(crate) lane_threads: LaneThreads,
     /// Whether no new version is to be begun.
     pub(crate) draining: watch::Sender<bool>,
     /// Whether sessions are to end.
@@ -58,6 +68,9 @@ pub(crate) struct Counters {
 impl Shared {
     pub(crate) fn new(config: Config, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
         Self {
+            lane_threads: LaneThreads::new(config.lane_threads),
+            joinable: Joinable::default(),
+            further_lanes: AtomicUsize::new(0),
             config,
             catalogue,
             encoder,
@@ -103,23 +116,55 @@ impl SessionError {
     }
 }
 
-/// Serves one client until it leaves, breaks a rule, or dies.
+/// Serves one connection until it ends: a client until it leaves, breaks a rule, or dies, or a further lane of one.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
 pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Shared>) {
-    shared.sessions.send_modify(|open| *open += 1);
-    let counted = shared.traffic.count(&lane);
-    match tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await {
-        Ok(Ok((sender, mut receiver))) => {
-            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, control_timeout, &shared).await;
-            end(&lane, &error).await;
-            // The control stream ended with the lane and not before it: its end alone would tell the client nothing.
-            drop((sender, receiver));
+    let _traffic = shared.traffic.count(&lane);
+    let counted = Counted::begin(&shared);
+    let greeted = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
+    let (sender, mut receiver) = match greeted {
+        Ok(Ok(streams)) => streams,
+        Ok(Err(error)) => return end(&lane, &error.into()).await,
+        Err(_) => return end(&lane, &SessionError::NoHello).await,
+    };
+    let error = match first_message(&mut receiver, control_timeout).await {
+        Ok(ClientMessage::Join { session, grant }) => {
+            drop(counted);
+            return joining::serve(lane, sender, receiver, (session, grant), &shared).await;
         }
-        Ok(Err(error)) => end(&lane, &error.into()).await,
-        Err(_) => end(&lane, &SessionError::NoHello).await,
+        Ok(first) => {
+            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, first, &shared).await;
+            error
+        }
+        Err(error) => error,
+    };
+    end(&lane, &error).await;
+    // The control stream ended with the lane and not before it: its end alone would tell the client nothing.
+    drop((sender, receiver));
+}
+
+/// Counts a session for as long as it lives.
+struct Counted(Arc<Shared>);
+
+impl Counted {
+    fn begin(shared: &Arc<Shared>) -> Self {
+        shared.sessions.send_modify(|open| *open += 1);
+        Self(Arc::clone(shared))
     }
-    drop(counted);
-    shared.sessions.send_modify(|open| *open -= 1);
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.sessions.send_modify(|open| *open -= 1);
+    }
+}
+
+async fn first_message(
+    receiver: &mut control::Receiver<ClientMessage>,
+    control_timeout: Duration,
+) -> Result<ClientMessage, SessionError> {
+    let first = tokio::time::timeout(control_timeout, receiver.next()).await;
+    Ok(first.map_err(|_| SessionError::NoHello)??)
 }
 
 /// Closes the lane of a session that ended, and says why if that is news to the client.
@@ -144,24 +189,26 @@ async fn greet_and_run(
     lane: &Lane,
     sender: &control::Sender<ServerMessage>,
     receiver: &mut control::Receiver<ClientMessage>,
-    control_timeout: Duration,
+    first: ClientMessage,
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
-    let first = tokio::time::timeout(control_timeout, receiver.next()).await;
-    let ClientMessage::Hello(hello) = first.map_err(|_| SessionError::NoHello)?? else {
-        return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello" }.into());
+    let ClientMessage::Hello(hello) = first else {
+        return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello or Join" }.into());
     };
     let revision = common_revision(&hello)?;
     tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
+    let (number, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone())));
+    let (_open, offer) = Open::new(shared, number, &lanes);
     let welcome = Welcome {
         revision,
         agent: shared.config.agent.clone(),
-        session: rand::random(),
+        session: number,
         subscriptions_max: shared.config.subscriptions_max,
+        lanes: offer,
     };
     sender.send(ServerMessage::Welcome(welcome)).await?;
     let session = Session {
-        lane: lane.clone(),
+        lanes,
         sender: sender.clone(),
         codecs: hello.codecs,
         shared: Arc::clone(shared),
@@ -185,7 +232,7 @@ fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
 
 /// A greeted client's subscriptions.
 struct Session {
-    lane: Lane,
+    lanes: Arc<Lanes>,
     sender: control::Sender<ServerMessage>,
     codecs: CodecSet,
     shared: Arc<Shared>,
@@ -266,8 +313,9 @@ impl Session {
                     self.sender.send(part).await?;
                 }
             }
-            ClientMessage::Hello(_) | _ => {
-                return Err(Misbehaved::OutOfTurn { found: "Hello", expected: "a request" }.into());
+            ClientMessage::Hello(_) | ClientMessage::Join { .. } | _ => {
+                let found = "a second Hello or Join";
+                return Err(Misbehaved::OutOfTurn { found, expected: "a request" }.into());
             }
         }
         Ok(())
@@ -290,7 +338,7 @@ impl Session {
             credit: Credit::new(subscribe.credit)?,
             cursor: Cursor::new(follower.topic(), &subscribe),
             follower,
-            lane: self.lane.clone(),
+            lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             inbox,

@@ -3,6 +3,7 @@
 use crate::{
     catalogue::Follower,
     cursor::{Cursor, Step},
+    lanes::Lanes,
     sends::{Outgoing, SendError, Sends, Sent},
     session::Shared,
     stall::StallWatch,
@@ -17,7 +18,7 @@ use tensor_relay_protocol::{
     AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, Glob, ManifestDigest, Misbehaved,
     Partial, RangeSet, Selection, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
 };
-use tensor_relay_transport::{Lane, LaneError, Workers, control};
+use tensor_relay_transport::{LaneError, Workers, control};
 use tokio::{sync::mpsc, time::Instant};
 
 /// What a client says to one of its subscriptions.
@@ -56,7 +57,7 @@ pub(crate) struct Subscription {
     pub(crate) codecs: CodecSet,
     pub(crate) credit: Credit,
     pub(crate) follower: Follower,
-    pub(crate) lane: Lane,
+    pub(crate) lanes: Arc<Lanes>,
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
@@ -225,7 +226,7 @@ impl Subscription {
         let mut cut_at = retained.cut_at.subscribe();
         let mut given_up = false;
         loop {
-            while !given_up && sends.len() < self.shared.config.chunks_in_flight {
+            while !given_up && sends.len() < self.chunks_in_flight() {
                 match plan.poll(&mut self.credit) {
                     Some(SendAction::Manifest) => sends.begin_manifest(),
                     Some(SendAction::Chunk(chunk)) => sends.begin_chunk(chunk),
@@ -244,13 +245,14 @@ impl Subscription {
                     None
                 }
                 Some(sent) = sends.next() => match sent {
-                    Ok(Sent::Chunk) => {
+                    Ok(Sent::Chunk(_)) => {
                         plan.handle_sent();
                         None
                     }
                     // The client's word on a version that was given up is on the way.
                     Ok(Sent::Manifest | Sent::Complete | Sent::GivenUp) => None,
                     Err(SendError::Lane(error)) => return Err(error.into()),
+                    Err(SendError::LanesFail) => return Err(Ended::Told(EndReason::Evicted)),
                     Err(SendError::Source(_)) if given_up => None, // It was told with the first.
                     Err(SendError::Source(error)) => {
                         self.handle_source_lost(retained, &error);
@@ -291,6 +293,11 @@ impl Subscription {
         Ok((self.preempt && newer).then_some(AbortReason::Superseded))
     }
 
+    /// Each lane is kept as busy as one alone.
+    fn chunks_in_flight(&self) -> usize {
+        self.shared.config.chunks_in_flight * self.lanes.usable()
+    }
+
     fn outgoing(&self, retained: &Arc<Retained>, selection: Arc<Selection>, watch: &StallWatch) -> Outgoing {
         let wanted = self.shared.config.codec;
         Outgoing {
@@ -298,7 +305,7 @@ impl Subscription {
             retained: Arc::clone(retained),
             selection,
             codec: if self.codecs.contains(wanted) { wanted } else { CodecId::Raw },
-            lane: self.lane.clone(),
+            lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             progress: watch.progress().clone(),

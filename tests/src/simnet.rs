@@ -171,7 +171,8 @@ impl Network for Host {
             0 => state.free_port(),
             port => port,
         };
-        let address = SocketAddr::new(self.address, port);
+        let ip = if address.ip().is_unspecified() { self.address } else { address.ip() };
+        let address = SocketAddr::new(ip, port);
         if state.inboxes.contains_key(&address) {
             return Err(io::ErrorKind::AddrInUse.into());
         }

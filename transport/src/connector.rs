@@ -1,10 +1,10 @@
 //! The client's way in.
 
-use crate::{Fingerprint, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, tls};
+use crate::{Fingerprint, Lane, LaneError, LaneThread, Network, Tuning, UdpNetwork, lane::lane_error, tls};
 use quinn::crypto::rustls::QuicClientConfig;
 use std::{
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -21,6 +21,8 @@ const ADDRESSES_MAX: usize = 16;
 pub struct Connector {
     network: Arc<dyn Network>,
     tuning: Tuning,
+    /// The addresses of this machine that lanes begin at, in turn; any if there is none.
+    local: Arc<[IpAddr]>,
 }
 
 /// Why there is no lane.
@@ -107,7 +109,13 @@ impl Connector {
 
     /// Connects over `network`.
     pub fn over(network: Arc<dyn Network>, tuning: Tuning) -> Self {
-        Self { network, tuning }
+        Self { network, tuning, local: Arc::default() }
+    }
+
+    /// The same, whose lanes begin at these `addresses` of this machine, in turn: one for each network card that a session
+    /// is to use.
+    pub fn at(self, addresses: &[IpAddr]) -> Self {
+        Self { local: addresses.into(), ..self }
     }
 
     /// How its lanes use the network.
@@ -138,6 +146,47 @@ impl Connector {
         }
     }
 
+    /// Opens a further lane to `peer`, where a session's first one leads: lane `number`, counted from 0, on a thread of its
+    /// own where the network has threads. That thread ends with the lane.
+    ///
+    /// # Errors
+    /// [`ConnectError`], within the connect timeout.
+    pub async fn connect_further(
+        &self,
+        peer: SocketAddr,
+        keys: &[Fingerprint],
+        number: usize,
+    ) -> Result<Lane, ConnectError> {
+        let timeout = self.tuning.connect_timeout();
+        let (this, keys) = (self.clone(), keys.to_vec());
+        let connect = async move { this.connect_one(peer, &keys, number).await };
+        let thread = match self.network.has_threads() {
+            true => Some(Arc::new(LaneThread::start(&format!("lane-{number}"))?)),
+            false => None,
+        };
+        let connecting = async {
+            match &thread {
+                Some(thread) => {
+                    let mut connecting = JoinSet::new();
+                    connecting.spawn_on(connect, thread.handle());
+                    match connecting.join_next().await {
+                        Some(Ok(connected)) => connected,
+                        Some(Err(panic)) if panic.is_panic() => std::panic::resume_unwind(panic.into_panic()),
+                        _ => Err(LaneError::ClosedHere.into()),
+                    }
+                }
+                None => connect.await,
+            }
+        };
+        match tokio::time::timeout(timeout, connecting).await {
+            Ok(connected) => Ok(connected?.further(number, thread)),
+            Err(_) => {
+                let (addresses, timeout_ms) = (peer.to_string(), timeout.as_millis());
+                Err(ConnectError::Unreachable { addresses, timeout_ms })
+            }
+        }
+    }
+
     async fn race(&self, addresses: Vec<SocketAddr>, keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let mut waiting = addresses.into_iter();
         let mut attempts = JoinSet::new();
@@ -145,7 +194,7 @@ impl Connector {
         loop {
             if let Some(address) = waiting.next() {
                 let (this, keys) = (self.clone(), keys.to_vec());
-                attempts.spawn(async move { this.connect_one(address, &keys).await });
+                attempts.spawn(async move { this.connect_one(address, &keys, 0).await });
             }
             let next_address = async {
                 match waiting.len() {
@@ -167,10 +216,15 @@ impl Connector {
         }
     }
 
-    async fn connect_one(&self, address: SocketAddr, keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
+    async fn connect_one(
+        &self,
+        address: SocketAddr,
+        keys: &[Fingerprint],
+        number: usize,
+    ) -> Result<Lane, ConnectError> {
         let presented = Arc::new(OnceLock::new());
         let config = self.client_config(address, keys, Arc::clone(&presented))?;
-        let endpoint = self.endpoint_towards(address)?;
+        let endpoint = self.endpoint_towards(address, number)?;
         let connecting = endpoint
             .connect_with(config, address, tls::SERVER_NAME)
             .map_err(|error| ConnectError::Tls(error.to_string()))?;
@@ -181,12 +235,9 @@ impl Connector {
     }
 
     /// Each lane has a socket of its own, of its peer's address family.
-    fn endpoint_towards(&self, peer: SocketAddr) -> io::Result<quinn::Endpoint> {
-        let any: SocketAddr = match peer {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        let socket = self.network.bind(any, &self.tuning)?;
+    fn endpoint_towards(&self, peer: SocketAddr, number: usize) -> io::Result<quinn::Endpoint> {
+        let address = local_address(&self.local, peer, number)?;
+        let socket = self.network.bind(SocketAddr::new(address, 0), &self.tuning)?;
         let config = self.tuning.endpoint(self.network.rng_seed());
         quinn::Endpoint::new_with_abstract_socket(config, None, socket, self.network.runtime())
     }
@@ -202,6 +253,21 @@ impl Connector {
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
         config.transport_config(Arc::new(self.tuning.client(self.network.path_payload(address))));
         Ok(config)
+    }
+}
+
+/// Where lane `number` towards `peer` begins: at one of the `local` addresses of the peer's family, in turn, or anywhere.
+fn local_address(local: &[IpAddr], peer: SocketAddr, number: usize) -> io::Result<IpAddr> {
+    let fitting: Vec<IpAddr> = local.iter().copied().filter(|ip| ip.is_ipv4() == peer.is_ipv4()).collect();
+    match (fitting.is_empty(), local.is_empty(), peer) {
+        (false, ..) => Ok(fitting[number % fitting.len()]),
+        (true, true, SocketAddr::V4(_)) => Ok(Ipv4Addr::UNSPECIFIED.into()),
+        (true, true, SocketAddr::V6(_)) => Ok(Ipv6Addr::UNSPECIFIED.into()),
+        (true, false, _) => {
+            let wrong =
+                format!("none of the lane addresses {local:?} is of the family of {peer}: name one that is");
+            Err(io::Error::new(io::ErrorKind::AddrNotAvailable, wrong))
+        }
     }
 }
 
@@ -258,5 +324,24 @@ fn more_telling(first: Option<ConnectError>, second: ConnectError) -> ConnectErr
     match first {
         Some(first) if rank(&first) >= rank(&second) => first,
         _ => second,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_begin_at_the_addresses_of_the_right_family_in_turn() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let (v4, v6) = ("192.0.2.9:1".parse().unwrap(), "[2001:db8::9]:1".parse().unwrap());
+        let local = [ip("10.0.0.1"), ip("fd00::1"), ip("10.0.1.1")];
+        let of = |peer| [0, 1, 2, 3].map(|number| local_address(&local, peer, number).unwrap());
+        assert_eq!(of(v4), [local[0], local[2], local[0], local[2]]);
+        assert_eq!(of(v6), [local[1]; 4]);
+        assert_eq!(local_address(&[], v4, 1).unwrap(), ip("0.0.0.0"));
+        assert_eq!(local_address(&[], v6, 1).unwrap(), ip("::"));
+        let error = local_address(&local[..1], v6, 0).unwrap_err();
+        assert!(error.to_string().contains("10.0.0.1"), "{error}");
     }
 }

@@ -16,7 +16,7 @@ pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};
 pub use stages::{AtStage, Stage, StageStats, Stages};
 
-use crate::{Lane, LaneError};
+use crate::{Lane, LaneError, lane::Finished};
 use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};
 
 /// Manifests go before chunks: a receiver can place nothing without.
@@ -34,7 +34,7 @@ pub async fn send_manifest(
     subscription: SubscriptionId,
     manifest: &Manifest,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<(), LaneError> {
+) -> Result<Finished, LaneError> {
     let encoded = manifest.encoded();
     let header = ManifestHeader { subscription, bytes: encoded.len() as u32, digest: manifest.digest() };
     let mut stream = lane.open_data(MANIFEST_PRIORITY).await?;
@@ -53,7 +53,7 @@ pub async fn send_chunk(
     header: ChunkHeader,
     encoded: &Encoded,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<(), LaneError> {
+) -> Result<Finished, LaneError> {
     let mut stream = lane.open_data(CHUNK_PRIORITY).await?;
     stream.write_header(&StreamHeader::Chunk(header)).await?;
     stream.write(encoded.bytes.clone(), progress).await?;

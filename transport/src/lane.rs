@@ -4,8 +4,15 @@ use bytes::Bytes;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::{CloseCode, HEADER_BYTES, MessageError, StreamHeader};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-use crate::{control::Streams, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
+use crate::{
+    LaneThread, LaneThreads,
+    control::Streams,
+    network::{lane_threads, moving::Moving},
+    tuning::WINDOW_RESERVE_BYTES,
+    window::SendWindow,
+};
 
 /// How much of a `Bytes` is handed to QUIC at once. Whatever is written counts against the send window until all of it
 /// is acknowledged, so pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle at every end.
@@ -30,6 +37,12 @@ pub struct Lane {
     connection: quinn::Connection,
     endpoint: quinn::Endpoint,
     window: Arc<SendWindow>,
+    /// Its place among the lanes of a client's session; 0 is the first.
+    number: usize,
+    /// How its connection can be moved to another thread.
+    moving: Option<Moving>,
+    /// The thread that makes its packets, if that is one for lanes alone.
+    thread: Option<Arc<LaneThread>>,
 }
 
 /// Why a lane ended. Everything on it ended with it.
@@ -104,7 +117,62 @@ pub struct LaneStats {
 
 impl Lane {
     pub(crate) fn new(connection: quinn::Connection, endpoint: quinn::Endpoint, window: SendWindow) -> Self {
-        Self { connection, endpoint, window: Arc::new(window) }
+        Self { connection, endpoint, window: Arc::new(window), number: 0, moving: None, thread: None }
+    }
+
+    /// The same lane, whose connection `moving` moves.
+    pub(crate) fn movable(self, moving: Option<Moving>) -> Self {
+        Self { moving, ..self }
+    }
+
+    /// The same lane as a further one, which runs on `thread`.
+    pub(crate) fn further(self, number: usize, thread: Option<Arc<LaneThread>>) -> Self {
+        Self { number, thread, ..self }
+    }
+
+    /// Its place among the lanes of a client's session. 0 is the first, which control messages travel on.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The same lane on the least used of `threads`, if there are any and its network has threads. Nothing on it is
+    /// interrupted; clones that were made before run what they run where they were.
+    pub fn spread(mut self, threads: &LaneThreads) -> Self {
+        if let Some(moving) = self.moving.take() {
+            self.thread = lane_threads::settle(&moving, threads);
+        }
+        self
+    }
+
+    /// Runs `work` to its end where the lane's packets are made: on its thread, if it has one, and else right here. Dropped
+    /// early, it cuts the work off.
+    ///
+    /// # Errors
+    /// [`LaneError::ClosedHere`] when the thread ended first.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, LaneError> {
+        let Some(thread) = &self.thread else {
+            return Ok(work.await);
+        };
+        let mut running = CutOff(thread.handle().spawn(work));
+        (&mut running.0).await.map_err(|ended| match ended.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => LaneError::ClosedHere,
+        })
+    }
+
+    /// Spawns `work` in `tasks` where the lane's packets are made: on its thread, if it has one.
+    pub fn spawn_in<T: Send + 'static>(
+        &self,
+        tasks: &mut JoinSet<T>,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> AbortHandle {
+        match &self.thread {
+            Some(thread) => tasks.spawn_on(work, thread.handle()),
+            None => tasks.spawn(work),
+        }
     }
 
     /// Where the other end is.
@@ -166,6 +234,11 @@ impl Lane {
         let _ = tokio::time::timeout(CLOSE_FLUSH, self.endpoint.wait_idle()).await;
     }
 
+    /// Why the lane ended, if it has.
+    pub fn ended(&self) -> Option<LaneError> {
+        self.connection.close_reason().map(|error| self.error(error))
+    }
+
     /// Waits until the lane ended, and says why.
     pub async fn closed(&self) -> LaneError {
         let error = self.connection.closed().await;
@@ -218,6 +291,15 @@ pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError 
     }
 }
 
+/// A task on another thread that ends with who waits for it.
+struct CutOff<T>(JoinHandle<T>);
+
+impl<T> Drop for CutOff<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// The sending end of a data stream. Dropped before it was finished, it tells the receiver that the stream was given up.
 #[derive(Debug)]
 pub struct DataOut {
@@ -252,11 +334,11 @@ impl DataOut {
         Ok(())
     }
 
-    /// Ends the stream: what was written will arrive whole.
-    pub(crate) fn finish(mut self) -> Result<(), LaneError> {
+    /// Ends the stream: what was written will arrive whole, if the lane lives that long.
+    pub(crate) fn finish(mut self) -> Result<Finished, LaneError> {
         self.finished = self.stream.finish().is_ok();
         match self.finished {
-            true => Ok(()),
+            true => Ok(Finished(self)),
             false => Err(self.lane.stream_error(self.lane.connection.close_reason())),
         }
     }
@@ -267,6 +349,24 @@ impl Drop for DataOut {
         // quinn finishes dropped streams, which would make half a chunk look like a whole one.
         if !self.finished {
             let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
+        }
+    }
+}
+
+/// A data stream that was written to its end and may still be on its way. Dropping it changes nothing.
+#[derive(Debug)]
+#[must_use = "what is on its way is lost with its lane"]
+pub struct Finished(DataOut);
+
+impl Finished {
+    /// Waits until the other end has all of it, or does not want it.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane ended first.
+    pub async fn arrived(&self) -> Result<(), LaneError> {
+        match self.0.stream.stopped().await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.0.lane.stream_error(self.0.lane.connection.close_reason())),
         }
     }
 }
@@ -291,6 +391,11 @@ pub enum HeaderError {
 }
 
 impl DataIn {
+    /// The lane that it came on.
+    pub fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
     /// Reads the header, which is the first thing on every stream.
     ///
     /// # Errors

@@ -25,8 +25,11 @@ mod workers;
 
 pub use connector::{ConnectError, Connector};
 pub use identity::{Fingerprint, Identity, IdentityError};
-pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
+pub use lane::{DataIn, DataOut, Finished, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, Listener};
-pub use network::{Batching, Network, UdpNetwork};
+pub use network::{
+    Batching, Network, UdpNetwork,
+    lane_threads::{LaneThread, LaneThreads},
+};
 pub use tuning::{Congestion, Tuning};
 pub use workers::Workers;

@@ -1,7 +1,8 @@
 //! The server's door.
 
 use crate::{
-    Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, tls, window::SendWindow,
+    Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, network::moving::MovingRuntime,
+    tls, window::SendWindow,
 };
 use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -12,6 +13,8 @@ pub struct Listener {
     endpoint: quinn::Endpoint,
     crypto: Arc<QuicServerConfig>,
     network: Arc<dyn Network>,
+    /// Where its lanes run at first, if they can move.
+    moving: Option<Arc<MovingRuntime>>,
     tuning: Tuning,
 }
 
@@ -77,13 +80,15 @@ impl Listener {
         };
         let socket = network.bind(address, &tuning).map_err(failed)?;
         let config = server_config(&crypto, &tuning, None);
+        let moving = network.has_threads().then(|| Arc::new(MovingRuntime::over(network.runtime())));
+        let runtime = moving.clone().map_or_else(|| network.runtime(), |moving| moving);
         let endpoint = quinn::Endpoint::new_with_abstract_socket(
             remembering(tuning.endpoint(network.rng_seed()), identity),
             Some(config),
             socket,
-            network.runtime(),
+            runtime,
         );
-        Ok(Self { endpoint: endpoint.map_err(failed)?, crypto, network, tuning })
+        Ok(Self { endpoint: endpoint.map_err(failed)?, crypto, network, moving, tuning })
     }
 
     /// Where it listens.
@@ -115,6 +120,7 @@ impl Listener {
                 config: Arc::new(config),
                 endpoint: self.endpoint.clone(),
                 window: self.tuning.send_window(),
+                moving: self.moving.clone(),
             });
         }
     }
@@ -175,6 +181,7 @@ pub struct Arrival {
     config: Arc<quinn::ServerConfig>,
     endpoint: quinn::Endpoint,
     window: SendWindow,
+    moving: Option<Arc<MovingRuntime>>,
 }
 
 impl Arrival {
@@ -189,12 +196,14 @@ impl Arrival {
     /// [`LaneError`] when the handshake fails, as corrupted or hostile first packets make it do; others go on.
     pub async fn accept(self) -> Result<Lane, LaneError> {
         let peer = self.peer();
-        let connecting = self
-            .incoming
-            .accept_with(self.config)
-            .map_err(|error| lane_error(peer, error))?;
+        let accept = || self.incoming.accept_with(self.config);
+        let (connecting, moving) = match &self.moving {
+            Some(runtime) => runtime.accepting(accept),
+            None => (accept(), None),
+        };
+        let connecting = connecting.map_err(|error| lane_error(peer, error))?;
         let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
-        Ok(Lane::new(connection, self.endpoint, self.window))
+        Ok(Lane::new(connection, self.endpoint, self.window).movable(moving))
     }
 
     /// Turns the client away; it learns so at once.

@@ -2,6 +2,8 @@
 
 mod batch;
 mod batching;
+pub(crate) mod lane_threads;
+pub(crate) mod moving;
 mod socket;
 
 use crate::Tuning;
@@ -28,6 +30,11 @@ pub trait Network: Debug + Send + Sync + 'static {
     /// The largest UDP payload that the first hop towards `peer` carries, if it is known.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16>;
 
+    /// Whether lanes may have threads of their own. A simulation has one thread, which its clock belongs to.
+    fn has_threads(&self) -> bool {
+        false
+    }
+
     /// What quinn draws its random numbers from; `None` for the system's randomness.
     fn rng_seed(&self) -> Option<[u8; 32]> {
         None
@@ -46,6 +53,10 @@ impl Network for UdpNetwork {
 
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {
         Arc::new(quinn::TokioRuntime)
+    }
+
+    fn has_threads(&self) -> bool {
+        true
     }
 
     /// Asks the kernel: a UDP socket that is "connected" sends nothing, but knows its route and that route's MTU.

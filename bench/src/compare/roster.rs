@@ -45,6 +45,7 @@ impl Roster {
             },
             own(MANY_TENSORS, this, "relay", &["--tensors=10000"], &[], true),
         ];
+        contenders.extend(LANES.map(|(name, option)| own(name, this, "relay", &[], &[option], true)));
         if let Some(executable) = other_build {
             contenders.push(own(OTHER_BUILD, &Program::new(executable, &[]), "relay", &[], &[], true));
         }
@@ -78,7 +79,7 @@ impl Roster {
         let mut picked: Vec<Contender> = vec![];
         for name in names {
             let called = |contender: &&Contender| match name.as_str() {
-                ALL => ![MANY_TENSORS, OTHER_BUILD].contains(&contender.name.as_str()),
+                ALL => !is_ours_in_disguise(&contender.name),
                 name => contender.name == name,
             };
             let mut found = self.contenders.iter().filter(called).peekable();
@@ -98,6 +99,11 @@ impl Roster {
         let names: Vec<&str> = self.contenders.iter().map(|contender| contender.name.as_str()).collect();
         format!("{}, and {ALL}; --relay and --peers bring more", names.join(", "))
     }
+}
+
+/// Whether `name` is tensor-relay in other circumstances.
+fn is_ours_in_disguise(name: &str) -> bool {
+    [MANY_TENSORS, OTHER_BUILD].contains(&name) || LANES.iter().any(|(lanes, _)| *lanes == name)
 }
 
 /// A role of ours, `role`, with more options for either side.
@@ -139,6 +145,10 @@ pub(super) const STOCK_QUINN: &str = "stock-quinn";
 const MANY_TENSORS: &str = "10000-tensors";
 const OTHER_BUILD: &str = "other-build";
 const ALL: &str = "all";
+
+/// Sessions of several lanes, for machines with the cores for them.
+const LANES: [(&str, &str); 3] =
+    [("2-lanes", "--lanes=2"), ("4-lanes", "--lanes=4"), ("8-lanes", "--lanes=8")];
 
 #[cfg(test)]
 mod tests {

@@ -70,6 +70,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Network")]
     pub(crate) sessions: u32,
 
+    /// How many lanes one client may have at once: connections that share the work of its transfers. With 1, one each.
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Network")]
+    pub(crate) lanes_max: u32,
+
     /// How long a subscriber in mid-transfer may take no byte before it is evicted, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_seconds, help_heading = "Network")]
     pub(crate) stall_timeout: Duration,

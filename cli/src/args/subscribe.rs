@@ -3,8 +3,8 @@
 use super::{DeviceArgs, TicketArgs};
 use crate::units;
 use clap::ValueEnum;
-use std::{path::PathBuf, time::Duration};
-use tensor_relay_client::{Epoch, Glob, Mode, ReaderName, Start, Version};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+use tensor_relay_client::{Epoch, Glob, Lanes, Mode, ReaderName, Start, Version};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SubscribeArgs {
@@ -57,6 +57,16 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) reconnect: Duration,
 
+    /// How many lanes there are, each a connection with a socket and a thread of its own: `auto` adds some to large
+    /// transfers while that makes them faster, up to half as many as there are processors; or 1 to 16.
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
+    pub(crate) lanes: Lanes,
+
+    /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used; repeat it
+    /// or write `,` between them. Default: the system chooses.
+    #[arg(long, value_name = "IP", value_delimiter = ',', help_heading = "Connection")]
+    pub(crate) lane_address: Vec<IpAddr>,
+
     /// Write each version below DIR as what it was: DIR/TOPIC.safetensors, .npy, .npz or a folder DIR/TOPIC, replacing
     /// the one before in one step.
     #[arg(long, value_name = "DIR", help_heading = "Output")]
@@ -71,7 +81,7 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "CMD", help_heading = "Output")]
     pub(crate) exec: Option<String>,
 
-    /// How many chunks of a version may be on their way at once: two keep the network busy, the rest hides the time until
+    /// How many chunks of a version may be on their way at once on each lane: two keep the network busy, the rest hides the time until
     /// the server hears of a finished one. With a GPU, each holds a page-locked slot.
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Memory")]
     pub(crate) chunks_in_flight: u32,
@@ -119,6 +129,14 @@ impl From<Follow> for Mode {
     }
 }
 
+fn parse_lanes(text: &str) -> Result<Lanes, &'static str> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(Lanes::Auto),
+        (_, Ok(lanes @ 1..=16)) => Ok(Lanes::Fixed(lanes)),
+        _ => Err("write auto, or a number from 1 to 16"),
+    }
+}
+
 fn parse_start(text: &str) -> Result<Start, String> {
     let version = |text: &str| match text.parse() {
         Ok(version @ 1..) => Ok(Version(version)),
@@ -139,6 +157,14 @@ fn parse_start(text: &str) -> Result<Start, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lanes_are_a_number_or_sought() {
+        assert_eq!((parse_lanes("auto"), parse_lanes("16")), (Ok(Lanes::Auto), Ok(Lanes::Fixed(16))));
+        for wrong in ["", "0", "17", "-1", "two", "Auto"] {
+            assert!(parse_lanes(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_start_is_a_word_or_a_version() {

@@ -1,6 +1,9 @@
 //! One topic: each version received, written, told, and handed to a command.
 
-use super::{hook, report};
+use super::{
+    hook,
+    report::{self, LaneReport},
+};
 use crate::{
     args::{OnGap, SubscribeArgs},
     bar::{self, Bar},
@@ -19,6 +22,7 @@ pub(crate) struct Follow {
     subscription: Subscription,
     mirror: Option<Arc<Mirror>>,
     bar: Bar,
+    lanes: LaneReport,
 }
 
 impl Follow {
@@ -32,7 +36,8 @@ impl Follow {
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(alone && !args.quiet && !args.json);
-        Ok(Self { args: Arc::clone(args), subscription, mirror, bar })
+        let lanes = LaneReport::new(client);
+        Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes })
     }
 
     /// Runs until the topic ends, or something fails.
@@ -57,7 +62,8 @@ impl Follow {
             };
             received = true;
             let path = self.save(&snapshot).await?;
-            report::committed(self.args.json, &snapshot, path.as_deref());
+            let lanes = self.lanes.look(snapshot.receipt().duration);
+            report::committed(self.args.json, &snapshot, path.as_deref(), &lanes);
             report::selection(&self.args.select, &snapshot);
             if let Some(command) = &self.args.exec {
                 hook::run(command, snapshot.id(), path.as_deref()).await;

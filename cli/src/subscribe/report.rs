@@ -2,16 +2,48 @@
 
 use super::print_line;
 use crate::units;
-use serde_json::json;
-use std::path::Path;
-use tensor_relay_client::{Gap, Glob, Snapshot};
+use serde_json::{Value, json};
+use std::{path::Path, time::Duration};
+use tensor_relay_client::{Client, Gap, Glob, LaneStats, Snapshot};
 use tensor_relay_device::Device;
 
-/// Tells of a version that is there.
-pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>) {
+/// Watches the lanes of the session from one version to the next.
+pub(crate) struct LaneReport {
+    read: Box<dyn Fn() -> Vec<LaneStats> + Send + Sync>,
+    before: Vec<LaneStats>,
+}
+
+impl LaneReport {
+    pub(crate) fn new(client: &Client) -> Self {
+        let read = client.lanes_reader();
+        Self { before: read(), read: Box::new(read) }
+    }
+
+    /// What each lane is like, and what it carried since the version before, in the time that this one `took`. Several
+    /// topics share the lanes.
+    pub(crate) fn look(&mut self, took: Duration) -> Vec<Value> {
+        let lanes = (self.read)();
+        let before = std::mem::replace(&mut self.before, lanes);
+        let received = |at: usize| before.get(at).map_or(0, |lane| lane.received_bytes);
+        let lane = |(at, lane): (usize, &LaneStats)| {
+            let received_bytes = lane.received_bytes.saturating_sub(received(at));
+            json!({
+                "udp_payload_bytes": lane.udp_payload_bytes,
+                "rtt_s": lane.rtt.as_secs_f64(),
+                "received_bytes": received_bytes,
+                "bytes_per_s": received_bytes as f64 / took.as_secs_f64().max(1e-9),
+                "lost_packets": lane.lost_packets,
+            })
+        };
+        self.before.iter().enumerate().map(lane).collect()
+    }
+}
+
+/// Tells of a version that is there, and of the `lanes` that it came over.
+pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) {
     let line = match as_json {
-        true => as_object(snapshot, saved),
-        false => as_text(snapshot, saved),
+        true => as_object(snapshot, saved, lanes),
+        false => as_text(snapshot, saved, lanes.len()),
     };
     print_line(&line);
 }
@@ -45,7 +77,7 @@ fn tensors(snapshot: &Snapshot) -> usize {
     snapshot.tensors().count() + snapshot.device_tensors().count()
 }
 
-fn as_object(snapshot: &Snapshot, saved: Option<&Path>) -> String {
+fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> String {
     let (id, receipt) = (snapshot.id(), snapshot.receipt());
     let metadata: serde_json::Map<_, _> =
         snapshot.metadata().iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
@@ -65,11 +97,12 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>) -> String {
         "metadata": metadata,
         "device": snapshot.device().map_or("cpu", Device::name),
         "path": saved,
+        "lanes": lanes,
     });
     line.to_string()
 }
 
-fn as_text(snapshot: &Snapshot, saved: Option<&Path>) -> String {
+fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
     let (id, receipt, payload_bytes) = (snapshot.id(), snapshot.receipt(), snapshot.payload_bytes());
     let mut line = format!(
         "{} version {}: {}, {} in {} ({}), verified",
@@ -82,6 +115,9 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>) -> String {
     );
     if let Some(device) = snapshot.device() {
         line += &format!(", on {}", device.name());
+    }
+    if lanes > 1 {
+        line += &format!(", over {lanes} lanes");
     }
     if snapshot.is_new_epoch() {
         line += ", of a new epoch";

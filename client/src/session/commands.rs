@@ -105,7 +105,7 @@ impl Session {
     fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Subscription>) -> SubscriptionId {
         let id = SubscriptionId(self.next_id);
         self.next_id += 1;
-        let receiving = Receiving::new(request.clone(), self.config.credit_chunks, self.config.stall_timeout);
+        let receiving = Receiving::new(request.clone(), self.credit, self.config.stall_timeout);
         let patience = Patience {
             topic_timeout: self.config.topic_timeout,
             held_max: self.config.versions_held_max,

@@ -51,6 +51,8 @@ pub struct ChunkHeader {
     pub hash: ChunkHash,
     /// The version it is coded against, when the codec needs one.
     pub base: Option<Version>,
+    /// How often the chunk was begun before, on lanes that died or stood still; 0 for the first time.
+    pub attempt: u8,
 }
 
 impl StreamHeader {
@@ -67,6 +69,7 @@ impl StreamHeader {
             Self::Chunk(header) => {
                 out[0] = KIND_CHUNK;
                 out[1] = header.codec.code();
+                out[2] = header.attempt;
                 out[4..8].copy_from_slice(&header.subscription.0.to_le_bytes());
                 out[8..16].copy_from_slice(&header.epoch.0.to_le_bytes());
                 out[16..24].copy_from_slice(&header.version.0.to_le_bytes());
@@ -104,7 +107,7 @@ fn decode_manifest(bytes: &[u8; HEADER_BYTES]) -> Result<StreamHeader, MessageEr
 }
 
 fn decode_chunk(bytes: &[u8; HEADER_BYTES]) -> Result<StreamHeader, MessageError> {
-    expect_zero(&[&bytes[2..4], &bytes[44..48]])?;
+    expect_zero(&[&bytes[3..4], &bytes[44..48]])?;
     Ok(StreamHeader::Chunk(ChunkHeader {
         codec: CodecId::from_code(bytes[1]).ok_or(MessageError::UnknownCodec(bytes[1]))?,
         subscription: SubscriptionId(u32_at(bytes, 4)),
@@ -115,6 +118,7 @@ fn decode_chunk(bytes: &[u8; HEADER_BYTES]) -> Result<StreamHeader, MessageError
         raw_bytes: u32_at(bytes, 36),
         encoded_bytes: u32_at(bytes, 40),
         hash: ChunkHash(array_at(bytes, 48)),
+        attempt: bytes[2],
     }))
 }
 
@@ -155,6 +159,7 @@ mod tests {
             encoded_bytes: 0x5453_5251,
             hash: ChunkHash([0x61; 16]),
             base: Some(Version(0x7877_7675_7473_7271)),
+            attempt: 0,
         }
     }
 
@@ -179,10 +184,21 @@ mod tests {
         assert_eq!(hex(&bytes), golden.replace(' ', ""));
     }
 
+    /// PROTOCOL.md §6.1: a chunk that is sent again says so in one byte.
+    #[test]
+    fn an_attempt_is_one_byte() {
+        let again = ChunkHeader { attempt: 3, ..chunk_header() };
+        let (first, again) = (StreamHeader::Chunk(chunk_header()), StreamHeader::Chunk(again));
+        let mut expected = first.encode();
+        expected[2] = 3;
+        assert_eq!(again.encode(), expected);
+        assert_eq!(StreamHeader::decode(&expected), Ok(again));
+    }
+
     #[test]
     fn reserved_bytes_must_be_zero() {
         let good = StreamHeader::Chunk(chunk_header()).encode();
-        for at in [2, 3, 44, 47] {
+        for at in [3, 44, 47] {
             let mut bad = good;
             bad[at] = 1;
             assert_eq!(StreamHeader::decode(&bad), Err(MessageError::ReservedNotZero), "byte {at}");
@@ -198,7 +214,7 @@ mod tests {
             header[32..].copy_from_slice(&bytes);
             header[0] = kind;
             header[1] = codec;
-            header[2..4].fill(0);
+            header[3] = 0;
             header[44..48].fill(0);
             if let Ok(decoded) = StreamHeader::decode(&header) {
                 prop_assert_eq!(decoded.encode(), header);

@@ -1,6 +1,6 @@
 //! What a client says.
 
-use super::{AbortReason, Subscribe, SubscriptionId, WatchId, required, wire};
+use super::{AbortReason, LaneGrant, Subscribe, SubscriptionId, WatchId, exactly, required, wire};
 use crate::{CodecSet, Epoch, Glob, MessageError, Version};
 
 /// A control message from a client.
@@ -47,6 +47,13 @@ pub enum ClientMessage {
     },
     /// Asks for the topics on offer.
     List,
+    /// The first message of a further lane: which session it joins.
+    Join {
+        /// The session, by its number in `Welcome`.
+        session: u64,
+        /// What the server granted with it.
+        grant: LaneGrant,
+    },
     /// Says, in mode `every`, that the user is done with this version and all before it.
     Acknowledge {
         /// Of which subscription.
@@ -112,6 +119,9 @@ impl From<ClientMessage> for wire::FromClient {
                 Kind::Unsubscribe(wire::Unsubscribe { subscription: subscription.0, keep_place })
             }
             ClientMessage::List => Kind::List(wire::List {}),
+            ClientMessage::Join { session, grant } => {
+                Kind::Join(wire::Join { session, lane_grant: grant.bytes().to_vec() })
+            }
             ClientMessage::Acknowledge { subscription, epoch, version } => {
                 Kind::Acknowledge(wire::Acknowledge {
                     subscription: subscription.0,
@@ -161,6 +171,10 @@ impl TryFrom<wire::FromClient> for ClientMessage {
                 keep_place: unsubscribe.keep_place,
             },
             Kind::List(wire::List {}) => Self::List,
+            Kind::Join(join) => Self::Join {
+                session: join.session,
+                grant: LaneGrant::new(exactly("lane_grant", &join.lane_grant)?),
+            },
             Kind::Acknowledge(acknowledge) => Self::Acknowledge {
                 subscription: SubscriptionId(acknowledge.subscription),
                 epoch: Epoch(acknowledge.epoch),

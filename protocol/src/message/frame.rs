@@ -126,6 +126,7 @@ mod tests {
             ClientMessage::Abort { subscription, epoch, version, reason: AbortReason::Corrupt },
             ClientMessage::Unsubscribe { subscription, keep_place: true },
             ClientMessage::List,
+            ClientMessage::Join { session: 7, grant: LaneGrant::new([3; 32]) },
             ClientMessage::Acknowledge { subscription, epoch, version },
             ClientMessage::Watch { watch: WatchId(2), glob: Glob::new("kv/*").unwrap() },
             ClientMessage::Unwatch(WatchId(2)),
@@ -141,6 +142,7 @@ mod tests {
                 agent: "test/1".into(),
                 session: 7,
                 subscriptions_max: 64,
+                lanes: Some(LaneOffer { lanes_max: 16, grant: LaneGrant::new([3; 32]) }),
             }),
             ServerMessage::Announce(Announce {
                 subscription,
@@ -157,6 +159,7 @@ mod tests {
                 more: true,
             },
             ServerMessage::Found { watch: WatchId(2), topics: vec![topic("kv/req-17")] },
+            ServerMessage::Joined,
         ]
     }
 
@@ -182,6 +185,17 @@ mod tests {
         let server: Vec<String> =
             every_server_message().into_iter().map(|m| hex(&encode_server(m))).collect();
         assert_eq!(server, include_str!("../../vectors/server-messages.hex").lines().collect::<Vec<_>>());
+    }
+
+    /// A server that knows nothing of further lanes, as those before them.
+    #[test]
+    fn a_welcome_without_further_lanes() {
+        let bytes = b"\x0a\x15\x08\x01\x12\x06test/1\x19\x07\0\0\0\0\0\0\0\x20\x40";
+        let ServerMessage::Welcome(welcome) = ServerMessage::decode(bytes).unwrap() else {
+            panic!("it is a welcome")
+        };
+        assert_eq!((welcome.session, welcome.lanes), (7, None));
+        assert_eq!(encode_server(ServerMessage::Welcome(welcome))[4..], bytes[..]);
     }
 
     #[test]
@@ -221,6 +235,14 @@ mod tests {
         };
         assert!(matches!(ClientMessage::decode(&hostile.encode_to_vec()), Err(MessageError::Name(_))));
         assert_eq!(ClientMessage::decode(&[]), Err(MessageError::MissingField("kind")));
+        for grant in [vec![], vec![1; 31], vec![1; 33]] {
+            let join = wire::ClientKind::Join(wire::Join { session: 7, lane_grant: grant.clone() });
+            let join = wire::FromClient { kind: Some(join) }.encode_to_vec();
+            assert!(matches!(ClientMessage::decode(&join), Err(MessageError::WrongLength { .. })));
+            let welcome = wire::Welcome { lane_grant: Some(grant), ..wire::Welcome::default() };
+            let welcome = wire::FromServer { kind: Some(wire::ServerKind::Welcome(welcome)) }.encode_to_vec();
+            assert!(matches!(ServerMessage::decode(&welcome), Err(MessageError::WrongLength { .. })));
+        }
         let short = wire::FromServer { kind: Some(wire::ServerKind::Complete(wire::Complete::default())) };
         assert!(matches!(
             ServerMessage::decode(&short.encode_to_vec()),
@@ -236,10 +258,10 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_byte_is_survived(which in 0usize..17, at: prop::sample::Index, value: u8) {
+        fn a_changed_byte_is_survived(which in 0usize..19, at: prop::sample::Index, value: u8) {
             let mut frame = match which {
-                0..10 => encode_client(every_client_message().swap_remove(which)),
-                _ => encode_server(every_server_message().swap_remove(which - 10)),
+                0..11 => encode_client(every_client_message().swap_remove(which)),
+                _ => encode_server(every_server_message().swap_remove(which - 11)),
             };
             let at = at.index(frame.len());
             frame[at] = value;

@@ -1,6 +1,9 @@
 //! What a server says.
 
-use super::{AbortReason, Metadata, SubscriptionId, WatchId, check_metadata, exactly, required, wire};
+use super::{
+    AbortReason, LaneGrant, LaneOffer, Metadata, SubscriptionId, WatchId, check_metadata, exactly, required,
+    wire,
+};
 use crate::{Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
 use std::fmt;
 
@@ -55,6 +58,8 @@ pub enum ServerMessage {
         /// The topics.
         topics: Vec<Topic>,
     },
+    /// Accepts a further lane.
+    Joined,
 }
 
 /// What the server grants a client.
@@ -68,6 +73,8 @@ pub struct Welcome {
     pub session: u64,
     /// How many subscriptions this session may have at once.
     pub subscriptions_max: u32,
+    /// What further lanes it may have; none from a server that knows of one alone.
+    pub lanes: Option<LaneOffer>,
 }
 
 /// The beginning of a version.
@@ -130,6 +137,8 @@ impl From<ServerMessage> for wire::FromServer {
                 agent: welcome.agent,
                 session: welcome.session,
                 subscriptions_max: welcome.subscriptions_max,
+                lane_grant: welcome.lanes.map(|lanes| lanes.grant.bytes().to_vec()),
+                lanes_max: welcome.lanes.map_or(0, |lanes| lanes.lanes_max),
             }),
             ServerMessage::Announce(announce) => Kind::Announce(wire::Announce {
                 subscription: announce.subscription.0,
@@ -164,6 +173,7 @@ impl From<ServerMessage> for wire::FromServer {
                 let topics = topics.iter().map(|topic| topic.as_str().into()).collect();
                 Kind::Found(wire::Found { watch: watch.0, topics })
             }
+            ServerMessage::Joined => Kind::Joined(wire::Joined {}),
         };
         Self { kind: Some(kind) }
     }
@@ -175,12 +185,7 @@ impl TryFrom<wire::FromServer> for ServerMessage {
     fn try_from(message: wire::FromServer) -> Result<Self, MessageError> {
         use wire::ServerKind as Kind;
         Ok(match required("kind", message.kind)? {
-            Kind::Welcome(welcome) => Self::Welcome(Welcome {
-                revision: welcome.revision,
-                agent: welcome.agent,
-                session: welcome.session,
-                subscriptions_max: welcome.subscriptions_max,
-            }),
+            Kind::Welcome(welcome) => Self::Welcome(welcome.try_into()?),
             Kind::Announce(announce) => Self::Announce(announce.try_into()?),
             Kind::Complete(complete) => Self::Complete {
                 subscription: SubscriptionId(complete.subscription),
@@ -206,6 +211,22 @@ impl TryFrom<wire::FromServer> for ServerMessage {
                 let topics = topics.iter().map(|topic| Topic::new(topic)).collect::<Result<_, _>>()?;
                 Self::Found { watch: WatchId(watch), topics }
             }
+            Kind::Joined(wire::Joined {}) => Self::Joined,
+        })
+    }
+}
+
+impl TryFrom<wire::Welcome> for Welcome {
+    type Error = MessageError;
+
+    fn try_from(wire: wire::Welcome) -> Result<Self, MessageError> {
+        let grant = wire.lane_grant.map(|bytes| exactly("lane_grant", &bytes)).transpose()?;
+        Ok(Self {
+            revision: wire.revision,
+            agent: wire.agent,
+            session: wire.session,
+            subscriptions_max: wire.subscriptions_max,
+            lanes: grant.map(|bytes| LaneOffer { lanes_max: wire.lanes_max, grant: LaneGrant::new(bytes) }),
         })
     }
 }

@@ -5,7 +5,7 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromClient {
-    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 9, 10, 11")]
+    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub(crate) kind: Option<ClientKind>,
 }
 
@@ -25,6 +25,8 @@ pub(crate) enum ClientKind {
     Unsubscribe(Unsubscribe),
     #[prost(message, tag = "7")]
     List(List),
+    #[prost(message, tag = "8")]
+    Join(Join),
     #[prost(message, tag = "9")]
     Acknowledge(Acknowledge),
     #[prost(message, tag = "10")]
@@ -35,7 +37,7 @@ pub(crate) enum ClientKind {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromServer {
-    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 8")]
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 8, 9")]
     pub(crate) kind: Option<ServerKind>,
 }
 
@@ -55,6 +57,8 @@ pub(crate) enum ServerKind {
     Topics(Topics),
     #[prost(message, tag = "8")]
     Found(Found),
+    #[prost(message, tag = "9")]
+    Joined(Joined),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -81,6 +85,10 @@ pub(crate) struct Welcome {
     pub(crate) session: u64,
     #[prost(uint32, tag = "4")]
     pub(crate) subscriptions_max: u32,
+    #[prost(bytes = "vec", optional, tag = "5")]
+    pub(crate) lane_grant: Option<Vec<u8>>,
+    #[prost(uint32, tag = "6")]
+    pub(crate) lanes_max: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -187,6 +195,17 @@ pub(crate) struct Unsubscribe {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct List {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Join {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) session: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) lane_grant: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Joined {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Acknowledge {

@@ -70,7 +70,8 @@ impl Peer {
         let (control_out, control_in) = connection.accept_bi().await.unwrap();
         let mut peer = Self { connection, control_out, control_in, endpoint };
         assert!(matches!(peer.hear_client().await, ClientMessage::Hello(_)));
-        let welcome = Welcome { revision: 1, agent: "hostile".into(), session: 1, subscriptions_max: 64 };
+        let agent = "hostile".into();
+        let welcome = Welcome { revision: 1, agent, session: 1, subscriptions_max: 64, lanes: None };
         peer.say_to_client(ServerMessage::Welcome(welcome)).await;
         match peer.hear_client().await {
             ClientMessage::Subscribe(subscribe) => (peer, subscribe),

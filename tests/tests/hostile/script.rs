@@ -74,6 +74,7 @@ impl Script {
             encoded_bytes: CHUNK_BYTES,
             hash: ChunkHash::of(self.raw(chunk)),
             base: None,
+            attempt: 0,
         }
     }
 

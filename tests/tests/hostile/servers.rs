@@ -341,7 +341,7 @@ fn encodings_that_are_none() {
 /// Method: an unknown kind, an unknown codec, reserved bytes.
 #[test]
 fn streams_that_are_none() {
-    for (word, at, value) in [("kind 9", 0, 9), ("codec 77", 1, 77), ("reserved", 2, 1), ("reserved", 46, 1)]
+    for (word, at, value) in [("kind 9", 0, 9), ("codec 77", 1, 77), ("reserved", 3, 1), ("reserved", 46, 1)]
     {
         expect_closed(CloseCode::Malformed, word, async |script| {
             script.good_beginning().await;

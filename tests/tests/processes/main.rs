@@ -12,6 +12,7 @@ mod every;
 mod failures;
 mod files;
 mod gpu_suite;
+mod lanes;
 mod mirrors;
 mod modes;
 mod netns;

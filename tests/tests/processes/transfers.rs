@@ -34,6 +34,10 @@ fn check_committed(said: &Value, served: &Value) {
     let mut said = said.as_object().unwrap().clone();
     assert!(said.remove("duration_s").unwrap().as_f64().unwrap() > 0.0);
     assert!(said.remove("chunks").unwrap().as_u64().unwrap() >= 12, "3 MiB in chunks of 256 KiB");
+    let lanes = said.remove("lanes").unwrap();
+    assert_eq!(lanes.as_array().map(Vec::len), Some(1), "{lanes}");
+    let carried = lanes[0]["received_bytes"].as_u64();
+    assert!(carried > said["wire_bytes"].as_u64(), "packets have headers: {lanes}");
     let expected = json!({
         "event": "committed",
         "topic": "m",

@@ -11,6 +11,7 @@ mod ends;
 mod every;
 mod faults;
 mod files;
+mod lanes;
 mod readers;
 mod resume;
 mod snapshots;

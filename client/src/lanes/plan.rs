@@ -1,0 +1,204 @@
+//! How many lanes are worth it.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How much faster twice as many lanes must be, or they are given back: less may be chance, and each costs a thread.
+const WORTH: f64 = 1.1;
+
+/// How long a number of lanes is measured, in time in which a large version is under way.
+const MEASURE: Duration = Duration::from_secs(1);
+
+/// How long the lanes of a new number take to get up to speed, which is not measured.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// How long lanes are waited for that do not join, before those that there are must do.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Seeks the number of lanes for one link: begins with one, doubles it as long as that makes transfers at least a tenth
+/// faster, and stays with the best.
+///
+/// Pure: it takes samples, and says how many lanes it wants. Transfers that are over within two samples never count, so
+/// small ones never cost a lane.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    most: u32,
+    trying: u32,
+    best: Option<Best>,
+    settled: bool,
+    before: Option<(Instant, Sample)>,
+    warm_up: Duration,
+    waited: Duration,
+    measured: Duration,
+    bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Best {
+    lanes: u32,
+    bytes_per_s: f64,
+}
+
+/// What is seen at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// Which stretch of time with a large version under way it is in, if any.
+    pub(crate) stretch: Option<u64>,
+    /// How many lanes there are.
+    pub(crate) lanes: u32,
+    /// What they received so far.
+    pub(crate) received_bytes: u64,
+}
+
+impl Plan {
+    /// Seeks between one lane and `most`.
+    pub(crate) fn new(most: u32) -> Self {
+        Self {
+            most,
+            trying: 1,
+            best: None,
+            settled: most <= 1,
+            before: None,
+            warm_up: WARM_UP,
+            waited: Duration::ZERO,
+            measured: Duration::ZERO,
+            bytes: 0,
+        }
+    }
+
+    /// How many lanes it wants.
+    pub(crate) fn lanes(&self) -> u32 {
+        self.trying
+    }
+
+    /// Whether the number stays.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Takes a sample; returns whether it decided something.
+    pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) -> bool {
+        let before = self.before.replace((now, sample));
+        let Some((then, earlier)) = before.filter(|_| !self.settled) else {
+            return false;
+        };
+        if sample.stretch.is_none() || earlier.stretch != sample.stretch {
+            return false;
+        }
+        let passed = now.saturating_duration_since(then);
+        if (earlier.lanes, sample.lanes) != (self.trying, self.trying) {
+            self.waited += passed;
+            return self.waited >= PATIENCE && self.settle();
+        }
+        if !self.warm_up.is_zero() {
+            self.warm_up = self.warm_up.saturating_sub(passed);
+            return false;
+        }
+        self.measured += passed;
+        self.bytes += sample.received_bytes.saturating_sub(earlier.received_bytes);
+        self.measured >= MEASURE && self.decide(self.bytes as f64 / self.measured.as_secs_f64())
+    }
+
+    fn decide(&mut self, bytes_per_s: f64) -> bool {
+        if self.best.is_some_and(|best| bytes_per_s < best.bytes_per_s * WORTH) {
+            return self.settle();
+        }
+        self.best = Some(Best { lanes: self.trying, bytes_per_s });
+        self.settled = self.trying == self.most;
+        self.trying = (self.trying * 2).min(self.most);
+        (self.warm_up, self.waited) = (WARM_UP, Duration::ZERO);
+        (self.measured, self.bytes) = (Duration::ZERO, 0);
+        true
+    }
+
+    /// Stays with the best number so far.
+    fn settle(&mut self) -> bool {
+        self.trying = self.best.map_or(1, |best| best.lanes);
+        self.settled = true;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Runs a plan over transfers of `transfer` each with `pause` between, on a network that carries `rate(lanes)` bytes
+    /// per second and on which as many lanes join as are wanted, but no more than `joinable`.
+    fn run(
+        most: u32,
+        joinable: u32,
+        transfer: Duration,
+        pause: Duration,
+        rate: impl Fn(u32) -> u64,
+    ) -> (Plan, Vec<u32>) {
+        let (mut plan, mut tried) = (Plan::new(most), vec![]);
+        let (mut now, mut received_bytes) = (Instant::now(), 0);
+        let step = Duration::from_millis(100);
+        for tick in 0..6_000u32 {
+            let at = step * tick;
+            let (number, into) = (
+                at.as_millis() / (transfer + pause).as_millis(),
+                at.as_millis() % (transfer + pause).as_millis(),
+            );
+            let stretch = (into < transfer.as_millis()).then_some(number as u64);
+            let lanes = plan.lanes().min(joinable);
+            let _ = plan.handle_sample(now, Sample { stretch, lanes, received_bytes });
+            if tried.last() != Some(&plan.lanes()) {
+                tried.push(plan.lanes());
+            }
+            received_bytes += if stretch.is_some() { rate(lanes) / 10 } else { 0 };
+            now += step;
+        }
+        (plan, tried)
+    }
+
+    const LONG: Duration = Duration::from_secs(5);
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn it_grows_while_that_pays() {
+        let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(6)));
+        assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8], true), "6 is 1.5 times 4, so 8 stays");
+        let (plan, tried) = run(16, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes.min(4)));
+        assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 8, 4], true));
+        let (_, tried) = run(6, 16, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes));
+        assert_eq!(tried, [1, 2, 4, 6]);
+    }
+
+    #[test]
+    fn with_two_processors_it_stays_at_one() {
+        let plan = Plan::new(1);
+        assert_eq!((plan.lanes(), plan.is_settled()), (1, true));
+    }
+
+    #[test]
+    fn lanes_that_do_not_join_are_not_waited_for() {
+        let (plan, tried) = run(8, 2, LONG, PAUSE, |lanes| 1_000_000 * u64::from(lanes));
+        assert_eq!((tried, plan.is_settled()), (vec![1, 2, 4, 2], true));
+    }
+
+    proptest! {
+        /// However the rate depends on the number: never more than allowed, settled within as many numbers as doubling
+        /// takes and one step back, and with one that no smaller one it tried comes near.
+        #[test]
+        fn it_settles_with_the_best(most in 2u32..=16, rates in prop::collection::vec(1_000u64..1_000_000, 17)) {
+            let (plan, tried) = run(most, most, LONG, PAUSE, |lanes| rates[lanes as usize]);
+            prop_assert!(plan.is_settled() && tried.iter().all(|lanes| (1..=most).contains(lanes)));
+            prop_assert!(tried.len() <= 6, "{tried:?}");
+            let settled = rates[plan.lanes() as usize] as f64;
+            for lanes in tried.iter().filter(|lanes| **lanes < plan.lanes()) {
+                prop_assert!(settled >= rates[*lanes as usize] as f64 * 1.09, "{tried:?}");
+            }
+        }
+
+        /// However fast more lanes would be: what is over within two samples never gets one.
+        #[test]
+        fn small_transfers_stay_at_one(most in 2u32..=16, milliseconds in 1u64..100, pause in 100u64..1_000) {
+            let (transfer, pause) = (Duration::from_millis(milliseconds), Duration::from_millis(pause));
+            let (_, tried) = run(most, most, transfer, pause, |lanes| 1_000_000 * u64::from(lanes));
+            prop_assert_eq!(tried, [1]);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! How a session gets further lanes: what the server grants, and what a lane shows when it joins (PROTOCOL.md §3.10).
+
+use std::fmt;
+
+/// The secret with which a connection joins a session as a further lane. It is valid as long as the session.
+///
+/// Equality takes the same time whatever the bytes are, so that nobody finds a grant out by guessing it bit by bit; and
+/// it is never printed, because whoever reads a log must not be able to join.
+#[derive(Clone, Copy)]
+pub struct LaneGrant([u8; Self::BYTES]);
+
+impl LaneGrant {
+    /// How long a grant is.
+    pub const BYTES: usize = 32;
+
+    /// A grant of these bytes, which must be random and not be used for another session.
+    pub fn new(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8; Self::BYTES] {
+        &self.0
+    }
+}
+
+impl PartialEq for LaneGrant {
+    fn eq(&self, other: &Self) -> bool {
+        // blake3 compares hashes in constant time, whatever bytes they are made of.
+        blake3::Hash::from_bytes(self.0) == blake3::Hash::from_bytes(other.0)
+    }
+}
+
+impl Eq for LaneGrant {}
+
+impl fmt::Debug for LaneGrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LaneGrant(secret)")
+    }
+}
+
+/// What a server allows a session beyond its first lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneOffer {
+    /// How many lanes the session may have at once, the first included.
+    pub lanes_max: u32,
+    /// What a further lane shows.
+    pub grant: LaneGrant,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ServerMessage, Welcome};
+
+    #[test]
+    fn a_grant_is_equal_to_itself_alone_and_never_printed() {
+        let grant = LaneGrant::new([0x5a; 32]);
+        assert_eq!(grant, LaneGrant::new([0x5a; 32]));
+        for at in 0..32 {
+            let mut other = [0x5a; 32];
+            other[at] ^= 1;
+            assert_ne!(grant, LaneGrant::new(other), "byte {at}");
+        }
+        let lanes = Some(LaneOffer { lanes_max: 4, grant });
+        let welcome = Welcome { revision: 1, agent: "t".into(), session: 1, subscriptions_max: 1, lanes };
+        let printed = format!("{:?}", ServerMessage::Welcome(welcome));
+        assert!(!printed.contains("5a") && !printed.contains("90"), "{printed}");
+    }
+}

@@ -1,0 +1,155 @@
+//! One chunk on its way to one subscription: over the lane that is free, and over another one when that fails.
+
+use crate::{
+    lanes::Load,
+    sends::{Outgoing, SendError, Sent},
+};
+use std::sync::Arc;
+use tensor_relay_protocol::{ChunkHeader, ChunkIndex};
+use tensor_relay_transport::{
+    Finished, LaneError,
+    egress::{self, Encoded, Stage},
+};
+
+/// A chunk that is ready for the wire.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    outgoing: Outgoing,
+    chunk: ChunkIndex,
+    encoded: Encoded,
+    /// How often it was begun before.
+    attempt: u8,
+}
+
+/// A chunk that was written whole and has not arrived: a further lane may take it with it.
+#[derive(Debug)]
+pub(crate) struct Unsettled {
+    delivery: Delivery,
+    load: Load,
+    stream: Finished,
+}
+
+/// How one attempt ended.
+enum Attempt {
+    /// It was written whole.
+    Written(Load, Finished),
+    /// The receiver does not want it.
+    Stopped,
+    /// The lane is gone or silent: another one has to take it.
+    LaneLost,
+}
+
+impl Delivery {
+    pub(crate) fn new(outgoing: Outgoing, chunk: ChunkIndex, encoded: Encoded) -> Self {
+        Self { outgoing, chunk, encoded, attempt: 0 }
+    }
+
+    /// Writes the chunk to one lane after the other, until one took it whole.
+    ///
+    /// In a session of one lane that is all: what is lost with that, is lost with the session. Among several, the chunk has
+    /// to be [settled](Unsettled::settle).
+    pub(crate) async fn send(mut self) -> Result<Sent, SendError> {
+        let outgoing = self.outgoing.clone();
+        let _sending = outgoing.shared.encoder.stages().begin(Stage::Send);
+        loop {
+            match self.attempt().await? {
+                Attempt::Written(load, stream) => {
+                    let unsettled = load.is_among_several();
+                    let unsettled = unsettled.then(|| Box::new(Unsettled { delivery: self, load, stream }));
+                    return Ok(Sent::Chunk(unsettled));
+                }
+                // Of a chunk that was begun before, the receiver has all already; it still counts as sent.
+                Attempt::Stopped if self.attempt > 0 => return Ok(Sent::Chunk(None)),
+                Attempt::Stopped => return Ok(Sent::GivenUp),
+                Attempt::LaneLost => self.begin_again()?,
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<Attempt, SendError> {
+        let load = Arc::new(self.outgoing.lanes.assign(self.encoded.bytes.len() as u64));
+        let member = load.member();
+        let written = match member.is_first() {
+            true => self.write(&load).await,
+            false => {
+                let writing = self.clone_for_lane();
+                let taken = Arc::clone(&load);
+                tokio::select! {
+                    written = member.lane.run(async move { writing.write(&taken).await }) => written.and_then(|w| w),
+                    () = member.given_up() => return Ok(Attempt::LaneLost),
+                }
+            }
+        };
+        match (written, member.is_first()) {
+            (Ok(stream), _) => Ok(match Arc::into_inner(load) {
+                Some(load) => Attempt::Written(load, stream),
+                None => Attempt::LaneLost, // The lane's thread ended in the middle.
+            }),
+            (Err(LaneError::StreamGivenUp), _) => Ok(Attempt::Stopped),
+            (Err(error), true) => Err(SendError::Lane(error)),
+            (Err(_), false) => Ok(Attempt::LaneLost),
+        }
+    }
+
+    /// The same attempt, for a task on the lane's thread.
+    fn clone_for_lane(&self) -> Self {
+        let Self { outgoing, chunk, encoded, attempt } = self;
+        Self { outgoing: outgoing.clone(), chunk: *chunk, encoded: encoded.clone(), attempt: *attempt }
+    }
+
+    async fn write(&self, load: &Load) -> Result<Finished, LaneError> {
+        let note = |bytes| self.outgoing.progress.note(bytes);
+        egress::send_chunk(&load.member().lane, self.header(), &self.encoded, &note).await
+    }
+
+    fn header(&self) -> ChunkHeader {
+        let Outgoing { subscription, retained, .. } = &self.outgoing;
+        let (range, _) = retained.payload.manifest().chunk(self.chunk);
+        ChunkHeader {
+            subscription: *subscription,
+            epoch: retained.id.epoch,
+            version: retained.id.version,
+            chunk: self.chunk,
+            codec: self.encoded.codec,
+            raw_bytes: (range.end - range.start) as u32,
+            encoded_bytes: self.encoded.bytes.len() as u32,
+            hash: self.encoded.hash,
+            base: None,
+            attempt: self.attempt,
+        }
+    }
+
+    /// Counts another attempt. There are as many as the wire can count: a session whose lanes fail so often cannot go on.
+    fn begin_again(&mut self) -> Result<(), SendError> {
+        tracing::info!(subscription = %self.outgoing.subscription, chunk = %self.chunk, "A chunk goes over another lane.");
+        let next = self.attempt.checked_add(1);
+        self.attempt = next.ok_or(SendError::LanesFail)?;
+        Ok(())
+    }
+}
+
+impl Unsettled {
+    /// Waits until the chunk has arrived, and sends it over another lane when its own is lost before.
+    pub(crate) async fn settle(self: Box<Self>) -> Result<(), SendError> {
+        let mut next = Some(self);
+        while let Some(unsettled) = next.take() {
+            let Self { mut delivery, load, stream } = *unsettled;
+            let arrived = tokio::select! {
+                arrived = stream.arrived() => arrived,
+                () = load.member().given_up() => Err(LaneError::StreamGivenUp),
+            };
+            let is_first = load.member().is_first();
+            drop((load, stream));
+            if let Err(error) = arrived {
+                if is_first {
+                    return Err(SendError::Lane(error));
+                }
+                delivery.begin_again()?;
+                if let Sent::Chunk(again) = delivery.send().await? {
+                    next = again;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+//! Sessions of several lanes, as people ask for them: real sockets, and a thread for each further lane at both ends.
+
+use crate::files;
+use tensor_relay_tests::processes::{Home, Signal};
+
+/// Large enough that every lane gets some of its chunks.
+const MODEL_BYTES: usize = 64 << 20;
+
+/// Goal: with `--lanes 2` a version comes over two connections, is what was served, and is told so.
+/// Method: follow a watched file; when the second lane has joined, replace the file.
+#[test]
+fn a_model_over_two_lanes() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--watch", "--watch-interval=0.05", "--chunk-size=1MiB"]);
+    let cards = "--lane-address=127.0.0.1,127.0.0.2";
+    let words = ["subscribe", server.ticket("m"), "--out=out", "--json", "--lanes=2", cards, "-v"];
+    let mut follower = home.start(&words);
+    follower.hear_out(r#""version":1"#);
+    follower.hear_err("A further lane joined");
+    files::replace(&home.path("m"), |path| files::noise(path, MODEL_BYTES, 2));
+    follower.hear_out(r#""version":2"#);
+    files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));
+    let heard = follower.end_by(Signal::TERM).with(143).events();
+    let lanes = heard[1]["lanes"].as_array().unwrap().clone();
+    let carried: Vec<u64> = lanes.iter().map(|lane| lane["received_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(carried.len(), 2, "{lanes:?}");
+    assert!(carried.iter().all(|bytes| *bytes > 1 << 20), "each carried a chunk at least: {carried:?}");
+    assert!(lanes.iter().all(|lane| lane["udp_payload_bytes"].as_u64() >= Some(1_200)), "{lanes:?}");
+}
+
+/// Goal: a server that allows one lane is served with one, and a word that is no number of lanes is refused.
+/// Method: `--lanes-max 1` with `--lanes 4`; `--lanes 0` and `17`.
+#[test]
+fn lanes_that_may_not_be() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--lanes-max=1"]);
+    let one = home
+        .run(&["subscribe", server.ticket("m"), "--once", "--json", "--lanes=4"])
+        .with(0);
+    assert_eq!(one.json()["lanes"].as_array().map(Vec::len), Some(1));
+    for lanes in ["0", "17"] {
+        home.run(&["subscribe", server.ticket("m"), "--lanes", lanes])
+            .failed(2, &["--lanes", "1 to 16"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! Threads for lanes: a thread with a runtime of its own, several of them, and connections that move there.
+
+use crate::network::moving::Moving;
+use std::{
+    fmt, io,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+};
+
+/// A thread that runs nothing but lanes. It ends, and everything on it, when this is dropped.
+pub struct LaneThread {
+    handle: Handle,
+    /// Dropped with this, which is what the thread waits for.
+    _stop: oneshot::Sender<()>,
+}
+
+impl LaneThread {
+    /// Starts a thread called `name`.
+    ///
+    /// # Errors
+    /// What the system says when it gives no thread.
+    pub(crate) fn start(name: &str) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        thread::Builder::new().name(name.into()).spawn(move || {
+            // Ends with an error, because nothing is ever sent: the other end is dropped.
+            let _ = runtime.block_on(stopped);
+        })?;
+        Ok(Self { handle, _stop: stop })
+    }
+
+    /// Where its tasks are spawned.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl fmt::Debug for LaneThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaneThread")
+            .field("runtime", &self.handle.id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The threads over which a server spreads the further lanes of its sessions.
+///
+/// None runs before the first such lane, so a server whose sessions have one lane each has one thread, as ever. Those that
+/// were started stay: without lanes they sleep.
+#[derive(Debug)]
+pub struct LaneThreads {
+    max: usize,
+    threads: Mutex<Vec<Arc<LaneThread>>>,
+}
+
+impl LaneThreads {
+    /// At most `max` threads; with none, lanes stay on the runtime that accepts them.
+    pub fn new(max: usize) -> Self {
+        Self { max, threads: Mutex::default() }
+    }
+
+    /// The thread with the fewest lanes, or a new one while all have some and there may be more.
+    pub(crate) fn least_used(&self) -> Option<Arc<LaneThread>> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let lanes: Vec<usize> = threads.iter().map(|thread| Arc::strong_count(thread) - 1).collect();
+        match seat(&lanes, self.max) {
+            Seat::Nowhere => None,
+            Seat::At(index) => Some(Arc::clone(&threads[index])),
+            Seat::New => match LaneThread::start(&format!("lanes-{}", lanes.len() + 1)) {
+                Ok(thread) => {
+                    let thread = Arc::new(thread);
+                    threads.push(Arc::clone(&thread));
+                    Some(thread)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "No thread for a further lane; it runs beside the others.");
+                    threads.first().cloned()
+                }
+            },
+        }
+    }
+}
+
+/// Where the next lane goes.
+#[derive(Debug, PartialEq, Eq)]
+enum Seat {
+    /// To the thread with this index.
+    At(usize),
+    /// To one that is to be started.
+    New,
+    /// There may be no threads.
+    Nowhere,
+}
+
+/// Where the next lane goes, when there are threads with so many `lanes`, and may be `max`.
+fn seat(lanes: &[usize], max: usize) -> Seat {
+    let least = lanes.iter().copied().enumerate().min_by_key(|(_, lanes)| *lanes);
+    match least {
+        Some((index, 0)) => Seat::At(index),
+        _ if lanes.len() < max => Seat::New,
+        Some((index, _)) => Seat::At(index),
+        None => Seat::Nowhere,
+    }
+}
+
+/// Moves the connection whose task `moving` can move to the least used of `threads`; returns the thread that has it now.
+pub(crate) fn settle(moving: &Moving, threads: &LaneThreads) -> Option<Arc<LaneThread>> {
+    let thread = threads.least_used()?;
+    moving.to(thread.handle().clone());
+    Some(thread)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Lanes spread evenly: whatever came and went, no thread gets another while one has fewer or could be started.
+        #[test]
+        fn lanes_spread_evenly(lanes in prop::collection::vec(0usize..5, 0..9), max in 0usize..9) {
+            match seat(&lanes, max) {
+                Seat::At(index) => {
+                    prop_assert!(lanes.iter().all(|other| *other >= lanes[index]));
+                    prop_assert!(lanes[index] == 0 || lanes.len() >= max);
+                }
+                Seat::New => prop_assert!(lanes.len() < max && !lanes.contains(&0)),
+                Seat::Nowhere => prop_assert!(lanes.is_empty() && max == 0),
+            }
+        }
+    }
+
+    #[test]
+    fn threads_are_started_when_needed_and_shared_when_all_are_used() {
+        let threads = LaneThreads::new(2);
+        let id = |thread: &Arc<LaneThread>| thread.handle().id();
+        let (first, second) = (threads.least_used().unwrap(), threads.least_used().unwrap());
+        assert_ne!(id(&first), id(&second));
+        let third = threads.least_used().unwrap();
+        assert_eq!(id(&third), id(&first));
+        drop(second);
+        assert_ne!(id(&threads.least_used().unwrap()), id(&first), "the other one is free again");
+        assert!(LaneThreads::new(0).least_used().is_none());
+    }
+
+    /// A thread ends with its owner, and what ran on it is dropped there.
+    #[test]
+    fn a_thread_ends_with_its_owner() {
+        let thread = LaneThread::start("test").unwrap();
+        let (held, mut dropped) = oneshot::channel::<()>();
+        let (running, began) = std::sync::mpsc::channel();
+        thread.handle().spawn(async move {
+            running.send(thread::current().name().map(str::to_owned)).unwrap();
+            std::future::pending::<()>().await;
+            drop(held);
+        });
+        assert_eq!(began.recv().unwrap().as_deref(), Some("test"));
+        assert!(dropped.try_recv().is_err());
+        drop(thread);
+        assert!(dropped.blocking_recv().is_err());
+    }
+}

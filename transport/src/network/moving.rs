@@ -1,0 +1,209 @@
+//! Connections that move from the thread that accepted them to another one.
+//!
+//! Why: a server learns which session a connection belongs to when it has been greeted, and by then quinn has spawned the
+//! task that makes its packets. Spreading connections blindly would put one session's lanes on one thread, and would cost
+//! a session with a single lane a hop between threads for each chunk. So every connection begins where it is accepted,
+//! and only a lane that joins a session moves.
+
+use quinn::{AsyncTimer, AsyncUdpSocket, Runtime};
+use std::{
+    fmt, io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Instant,
+};
+use tokio::{
+    runtime::{self, Handle},
+    time::Sleep,
+};
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// quinn's runtime over another one, whose tasks can be told to move.
+#[derive(Debug)]
+pub(crate) struct MovingRuntime {
+    inner: Arc<dyn Runtime>,
+    /// Held while a connection is accepted, so that what is spawned meanwhile is its task.
+    accepting: Mutex<()>,
+    spawned: Mutex<Option<Moving>>,
+}
+
+impl MovingRuntime {
+    pub(crate) fn over(inner: Arc<dyn Runtime>) -> Self {
+        Self { inner, accepting: Mutex::default(), spawned: Mutex::default() }
+    }
+
+    /// Runs `accept`, which accepts one connection, and returns how to move the task that it spawned.
+    pub(crate) fn accepting<T>(&self, accept: impl FnOnce() -> T) -> (T, Option<Moving>) {
+        let _one_at_a_time = lock(&self.accepting);
+        lock(&self.spawned).take(); // That of the endpoint itself, which stays.
+        let accepted = accept();
+        (accepted, lock(&self.spawned).take())
+    }
+}
+
+impl Runtime for MovingRuntime {
+    fn new_timer(&self, at: Instant) -> Pin<Box<dyn AsyncTimer>> {
+        Box::pin(MovingTimer { sleep: sleep(at), at, runtime: Handle::current().id() })
+    }
+
+    fn spawn(&self, task: Task) {
+        let moving = Moving::default();
+        *lock(&self.spawned) = Some(moving.clone());
+        self.inner.spawn(Box::pin(MovingTask { task: Some(task), moving }));
+    }
+
+    fn wrap_udp_socket(&self, socket: std::net::UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
+        self.inner.wrap_udp_socket(socket)
+    }
+
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+/// Moves one task. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Moving(Arc<Mutex<Order>>);
+
+#[derive(Default)]
+struct Order {
+    to: Option<Handle>,
+    waker: Option<Waker>,
+}
+
+impl Moving {
+    /// Lets the task go on at `there`. It moves once: what is said after that has no effect.
+    pub(crate) fn to(&self, there: Handle) {
+        let waker = {
+            let mut order = lock(&self.0);
+            order.to = Some(there);
+            order.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Where the task is to go, if it was told; else `waker` is woken when it is.
+    fn poll(&self, waker: &Waker) -> Option<Handle> {
+        let mut order = lock(&self.0);
+        if order.to.is_none() && !order.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            order.waker = Some(waker.clone());
+        }
+        order.to.take()
+    }
+}
+
+impl fmt::Debug for Moving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Moving")
+    }
+}
+
+/// A task that moves when it is told: it ends here, and goes on there. Staying costs an uncontended lock for each poll.
+///
+/// Nothing is missed on the way: a task that was spawned is polled at least once, looks at everything it waits for, and
+/// is woken from then on where it is.
+struct MovingTask {
+    task: Option<Task>,
+    moving: Moving,
+}
+
+impl Future for MovingTask {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(there) = self.moving.poll(cx.waker()) {
+            self.task.take().map(|task| there.spawn(task));
+            return Poll::Ready(());
+        }
+        match &mut self.task {
+            Some(task) => task.as_mut().poll(cx),
+            None => Poll::Ready(()),
+        }
+    }
+}
+
+/// A timer that goes with its task: one that stayed behind would wake the thread that was left for every packet.
+struct MovingTimer {
+    sleep: Pin<Box<Sleep>>,
+    at: Instant,
+    runtime: runtime::Id,
+}
+
+impl AsyncTimer for MovingTimer {
+    fn reset(mut self: Pin<&mut Self>, at: Instant) {
+        self.at = at;
+        self.sleep.as_mut().reset(at.into());
+    }
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let here = Handle::current().id();
+        if here != self.runtime {
+            (self.runtime, self.sleep) = (here, sleep(self.at));
+        }
+        Future::poll(self.sleep.as_mut(), cx)
+    }
+}
+
+impl fmt::Debug for MovingTimer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MovingTimer").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+fn sleep(at: Instant) -> Pin<Box<Sleep>> {
+    Box::pin(tokio::time::sleep_until(at.into()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::lane_threads::LaneThread;
+    use std::{thread, time::Duration};
+    use tokio::sync::mpsc;
+
+    /// A task with a timer goes on where it is moved to, with that timer, and loses nothing that was sent to it.
+    #[tokio::test]
+    async fn a_task_moves_with_its_timer() {
+        let runtime = Arc::new(MovingRuntime::over(Arc::new(quinn::TokioRuntime)));
+        let thread = LaneThread::start("there").unwrap();
+        let (ask, mut asked) = mpsc::unbounded_channel::<u32>();
+        let (answer, mut answers) = mpsc::unbounded_channel();
+        let timers = Arc::clone(&runtime);
+        let task = async move {
+            let mut timer = timers.new_timer(Instant::now());
+            while let Some(question) = asked.recv().await {
+                timer.as_mut().reset(Instant::now() + Duration::from_millis(1));
+                std::future::poll_fn(|cx| timer.as_mut().poll(cx)).await;
+                let name = thread::current().name().map(str::to_owned);
+                answer.send((question, name)).unwrap();
+            }
+        };
+        let ((), moving) = runtime.accepting(|| runtime.spawn(Box::pin(task)));
+        let moving = moving.unwrap();
+        ask.send(1).unwrap();
+        let (first, here) = answers.recv().await.unwrap();
+        moving.to(thread.handle().clone());
+        ask.send(2).unwrap();
+        ask.send(3).unwrap();
+        let (second, there) = answers.recv().await.unwrap();
+        let (third, still_there) = answers.recv().await.unwrap();
+        assert_eq!((first, second, third), (1, 2, 3));
+        assert_ne!(here.as_deref(), Some("there"));
+        assert_eq!((there.as_deref(), still_there.as_deref()), (Some("there"), Some("there")));
+    }
+
+    #[tokio::test]
+    async fn what_accepts_nothing_moves_nothing() {
+        let runtime = MovingRuntime::over(Arc::new(quinn::TokioRuntime));
+        runtime.spawn(Box::pin(std::future::pending()));
+        assert!(runtime.accepting(|| ()).1.is_none());
+    }
+}
