@@ -14,7 +14,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
     task::{Context, Poll},
 };
-use tokio::{runtime::Handle, sync::Notify, task::yield_now};
+use tokio::{
+    runtime::{self, Handle},
+    sync::Notify,
+    task::yield_now,
+};
 
 /// How many peers have a batch at the same time. A batch costs up to 130 KB; peers beyond these send without.
 const LINES_MAX: usize = 64;
@@ -44,16 +48,13 @@ impl Batching {
         found.or_else(|| self.open_line(peer))
     }
 
-    /// Opens a line. Its task runs where the peer's connection does, because it is that one's turns that it waits for.
     fn open_line(&self, peer: SocketAddr) -> Option<Arc<Line>> {
-        let runtime = Handle::try_current().ok()?;
         let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
         if lines.len() >= LINES_MAX {
-            let idle = lines.iter().position(|line| line.batch().is_empty())?;
+            let idle = lines.iter().position(|line| line.outbox().batch.is_empty())?;
             lines.swap_remove(idle);
         }
         let line = Arc::new(Line::new(peer, Arc::clone(&self.socket)));
-        runtime.spawn(flush_when_quiet(Arc::downgrade(&line), Arc::clone(&line.held)));
         lines.push(Arc::clone(&line));
         Some(line)
     }
@@ -67,7 +68,9 @@ impl AsyncUdpSocket for Batching {
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         match self.line(transmit.destination) {
             Some(line) => line.take(transmit),
-            None => self.socket.try_send(transmit),
+            // All of it leaves at once; of a part that does not, QUIC finds out.
+            None => Batch::default()
+                .take(transmit, self.socket.max_transmit_segments(), |t| self.socket.try_send(t)),
         }
     }
 
@@ -107,34 +110,53 @@ impl fmt::Debug for Batching {
 struct Line {
     peer: SocketAddr,
     socket: Arc<dyn AsyncUdpSocket>,
-    batch: Mutex<Batch>,
-    /// Says to the line's task that something is held, or that the line is gone.
+    outbox: Mutex<Outbox>,
+}
+
+#[derive(Default)]
+struct Outbox {
+    batch: Batch,
+    /// The task that sends what is held. None was needed yet while there is none.
+    flush: Option<Flush>,
+}
+
+/// The task that sends what a line holds once nothing follows. It ends when this is dropped.
+struct Flush {
+    /// Where it runs: where the peer's connection does, because it is that one's turns that it waits for. A connection may
+    /// move to another thread.
+    runtime: runtime::Id,
     held: Arc<Notify>,
 }
 
 impl Line {
     fn new(peer: SocketAddr, socket: Arc<dyn AsyncUdpSocket>) -> Self {
-        Self { peer, socket, batch: Mutex::default(), held: Arc::default() }
+        Self { peer, socket, outbox: Mutex::default() }
     }
 
-    fn take(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let mut batch = self.batch();
-        let was_empty = batch.is_empty();
-        let taken = batch.take(transmit, self.socket.max_transmit_segments(), |t| self.socket.try_send(t));
-        if was_empty && !batch.is_empty() {
-            self.held.notify_one();
+    fn take(self: &Arc<Self>, transmit: &Transmit<'_>) -> io::Result<()> {
+        let mut outbox = self.outbox();
+        let taken = outbox.batch.take(transmit, self.segments_max(), |t| self.socket.try_send(t));
+        match Handle::try_current() {
+            Ok(runtime) if !outbox.batch.is_empty() => outbox.flush_on(&runtime, self),
+            Ok(_) => {}
+            // Nobody would send it later. What the socket refuses now goes with whatever is sent next.
+            Err(_) => drop(outbox.batch.flush(self.segments_max(), |t| self.socket.try_send(t))),
         }
         taken
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.batch()
-            .flush(self.socket.max_transmit_segments(), |t| self.socket.try_send(t))
+        self.outbox().batch.flush(self.segments_max(), |t| self.socket.try_send(t))
     }
 
-    /// See [`Batch::look`].
-    fn look(&self) -> Option<u64> {
-        self.batch().look()
+    fn segments_max(&self) -> usize {
+        self.socket.max_transmit_segments()
+    }
+
+    /// See [`Batch::look`]. `None` too when another task looks after this line.
+    fn look(&self, held: &Arc<Notify>) -> Option<u64> {
+        let outbox = self.outbox();
+        outbox.batch.look().filter(|_| outbox.is_flushed_by(held))
     }
 
     async fn writable(&self) -> io::Result<()> {
@@ -143,8 +165,22 @@ impl Line {
     }
 
     /// A batch is whole after every step, so a panic elsewhere says nothing about it.
-    fn batch(&self) -> MutexGuard<'_, Batch> {
-        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Outbox {
+    /// Lets what `line` holds be sent once nothing follows on `runtime`.
+    fn flush_on(&mut self, runtime: &Handle, line: &Arc<Line>) {
+        match &self.flush {
+            Some(flush) if flush.runtime == runtime.id() => flush.held.notify_one(),
+            _ => self.flush = Some(Flush::start(runtime, line)),
+        }
+    }
+
+    fn is_flushed_by(&self, held: &Arc<Notify>) -> bool {
+        self.flush.as_ref().is_some_and(|flush| Arc::ptr_eq(&flush.held, held))
     }
 }
 
@@ -152,18 +188,33 @@ impl Drop for Line {
     /// The last words of a connection may be held when its endpoint goes.
     fn drop(&mut self) {
         let _ = self.flush();
+    }
+}
+
+impl Flush {
+    /// Starts the task for `line`, which holds something.
+    fn start(runtime: &Handle, line: &Arc<Line>) -> Self {
+        let held = Arc::new(Notify::new());
+        held.notify_one();
+        runtime.spawn(flush_when_quiet(Arc::downgrade(line), Arc::clone(&held)));
+        Self { runtime: runtime.id(), held }
+    }
+}
+
+impl Drop for Flush {
+    fn drop(&mut self) {
         self.held.notify_one();
     }
 }
 
-/// Sends what a line holds once nothing follows. Ends with the line.
+/// Sends what a line holds once nothing follows. Ends when `held` is no more what it is told by.
 async fn flush_when_quiet(line: Weak<Line>, held: Arc<Notify>) {
     loop {
         held.notified().await;
-        let Some(line) = line.upgrade() else { return };
+        let Some(line) = line.upgrade().filter(|line| line.outbox().is_flushed_by(&held)) else { return };
         let mut last_look = None;
         // Between two looks, whatever is ready to send has its turn.
-        while let look @ Some(_) = line.look() {
+        while let look @ Some(_) = line.look(&held) {
             if look == last_look && line.flush().is_err() && line.writable().await.is_err() {
                 return;
             }

@@ -180,6 +180,28 @@ async fn dropping_the_socket_sends_what_is_held() {
     assert_eq!(Arc::strong_count(&recorder), 1, "the task ended, and holds no socket");
 }
 
+/// A connection that moves to another thread takes the task that flushes for it along: what waits for that thread's turns
+/// is sent by it.
+#[test]
+fn the_flush_moves_with_the_connection() {
+    let recorder = Recorder::with_room(usize::MAX);
+    let socket = Batching::over(recorder.clone());
+    let runtime = || runtime::Builder::new_current_thread().build().expect("it needs nothing");
+    let (here, there) = (runtime(), runtime());
+    let two_bursts = async || {
+        for _ in 0..2 {
+            send_burst(&socket, 7).expect("there is room");
+        }
+    };
+    here.block_on(two_bursts());
+    there.block_on(async {
+        two_bursts().await;
+        let_others_run().await;
+    });
+    let sent: usize = recorder.calls().iter().map(|(_, segments)| segments).sum();
+    assert_eq!(sent, 40, "though the first runtime never ran again");
+}
+
 /// A server has thousands of peers in its life. The memory of those that are quiet goes to those that are not.
 #[tokio::test]
 async fn lines_are_bounded() {
