@@ -1,7 +1,7 @@
 //! The report: result files as a page to look at, and as tables for a README.
 //!
 //! The page is one file of HTML without scripts, fonts or pictures from elsewhere; its bars are SVG. What a file says is
-//! made into a [`Sheet`] first, whatever kind of file it is, so that page and tables say the same.
+//! made into a `Sheet` first, whatever kind of file it is, so that page and tables say the same.
 
 mod compare;
 mod html;

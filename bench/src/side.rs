@@ -19,7 +19,8 @@ pub(crate) struct Side {
     name: String,
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    last_words: JoinHandle<String>,
+    /// Until they were told.
+    last_words: Option<JoinHandle<String>>,
 }
 
 impl Side {
@@ -34,7 +35,7 @@ impl Side {
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let stdout = process.stdout.take().expect("its standard output was piped above");
         let stderr = process.stderr.take().expect("its standard error was piped above");
-        let last_words = tokio::spawn(pass_on(name.clone(), stderr));
+        let last_words = Some(tokio::spawn(pass_on(name.clone(), stderr)));
         Ok(Self { name, process, lines: BufReader::new(stdout).lines(), last_words })
     }
 
@@ -48,10 +49,7 @@ impl Side {
             Ok(Ok(None)) => {
                 self.process.start_kill().ok();
                 let status = self.process.wait().await?;
-                // A grandchild could keep the pipe open.
-                let words = timeout(END_MAX, &mut self.last_words).await;
-                let words = words.ok().and_then(Result::ok).filter(|words| !words.is_empty());
-                let words = words.map(|words| format!("; its last words: {words}")).unwrap_or_default();
+                let words = told(self.last_words.take()).await;
                 bail!("{name} ended early, with {status}{words}")
             }
             Ok(Err(error)) => Err(error).with_context(|| format!("cannot read what {name} prints")),
@@ -71,6 +69,16 @@ impl Side {
         {
             eprintln!("{} could not be ended: {error}", self.name);
         }
+    }
+}
+
+/// The end of what a process complained, as part of a sentence; nothing, if there was nothing.
+async fn told(last_words: Option<JoinHandle<String>>) -> String {
+    let Some(words) = last_words else { return String::new() };
+    // A grandchild could keep the pipe open.
+    match timeout(END_MAX, words).await {
+        Ok(Ok(words)) if !words.is_empty() => format!("; its last words: {words}"),
+        _ => String::new(),
     }
 }
 
