@@ -4,9 +4,11 @@ use crate::{
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
     network::delay::{self, DelayArgs},
+    node::{self, NodeArgs, WorkerArgs},
     program::Program,
     relay,
     report::{self, ReportArgs},
+    run::{self as running, RunArgs},
     stock_quinn::{self, Congestion},
     tcp::{self, Encryption},
 };
@@ -33,6 +35,15 @@ pub enum Command {
     Compare(CompareArgs),
     /// Makes a page with plots, and tables, of the files that the others write.
     Report(ReportArgs),
+    /// Measures what users do with tensor-relay: on this machine, or across the nodes that it is given.
+    #[command(after_help = running::EXAMPLES)]
+    Run(Box<RunArgs>),
+    /// Waits for work as one end of a `run`. It keeps strangers out by a token, and encrypts no orders: for networks that
+    /// are trusted.
+    Node(NodeArgs),
+    /// The process that works for a `run`.
+    #[command(hide = true)]
+    Worker(WorkerArgs),
     /// One side of tensor-relay.
     #[command(subcommand, hide = true)]
     Relay(Relay),
@@ -118,6 +129,9 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     args.lifetime.begin();
     match args.command {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
+        Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
+        Command::Node(args) => until_interrupted(node::run(args, &this)).await,
+        Command::Worker(args) => node::worker::run(args).await,
         Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
         Command::Relay(Relay::Receive(args)) => relay::receive(args).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {

@@ -6,6 +6,7 @@
 //!   [`stock_quinn`] and [`tcp`] offer it.
 //! - [`compare`] is the harness that compares them, side by side, in processes of their own.
 //! - [`report`] makes pages and tables of what was measured.
+//! - [`run`] measures what users do, on one machine or across several; [`node`] is its end on another machine.
 //! - [`command`] is all of it as subcommands: of `tensor-relay-bench`, and of `tensor-relay` below `bench`.
 //!
 //! Every command runs on one thread unless it says otherwise, because that is what the rival is fastest with and what
@@ -23,11 +24,13 @@ pub mod gpu;
 mod latency;
 mod machine;
 pub mod network;
+pub mod node;
 mod noise;
 pub mod origin;
 pub mod program;
 pub mod relay;
 pub mod report;
+pub mod run;
 mod side;
 pub mod size;
 pub mod stats;

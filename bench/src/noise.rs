@@ -20,6 +20,13 @@ pub(crate) fn at(key: u64, index: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
+/// Fills `out` with the numbers of the sequence that `key` names, from its beginning.
+pub(crate) fn fill(key: u64, out: &mut [u8]) {
+    for (index, word) in (0..).zip(out.chunks_mut(8)) {
+        word.copy_from_slice(&at(key, index).to_le_bytes()[..word.len()]);
+    }
+}
+
 // The constants of wyhash 4.2: odd, and with as many ones as zeros in every byte.
 const STRIDE: u64 = 0x2d35_8dcc_aa6c_78a5;
 const SECRET: u64 = 0x8bb8_4b93_962e_acc9;

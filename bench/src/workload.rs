@@ -6,7 +6,12 @@ mod plan;
 
 use crate::noise;
 use content::Content;
-use tensor_relay_protocol::{TensorName, TensorSpec};
+use tensor_relay_protocol::{Dtype, TensorName, TensorSpec};
+
+/// Fills `out` with values of `dtype` as models have them; `key` sets them apart from those of other tensors.
+pub(crate) fn fill_with_weights(dtype: Dtype, key: u64, out: &mut [u8]) {
+    Content::new(dtype, key).fill(0, out);
+}
 
 /// The `state_dict` of a small transformer, of any size, made from a seed.
 ///
@@ -102,7 +107,6 @@ pub struct Difference {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tensor_relay_protocol::Dtype;
 
     fn whole(model: &StateDict, index: usize) -> Vec<u8> {
         let mut bytes = vec![0; model.byte_len(index) as usize];

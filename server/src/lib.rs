@@ -63,6 +63,7 @@ mod staged;
 mod stall;
 mod subscription;
 mod topic;
+mod traffic;
 mod watching;
 
 pub use borrowed::Borrowed;
@@ -86,3 +87,4 @@ pub use tensor_relay_transport::{
     egress::{EncoderStats, Stage, StageStats},
 };
 pub use topic::{TopicOptions, WhenFull};
+pub use traffic::TrafficStats;

@@ -1,7 +1,7 @@
 //! The server: accepts clients, keeps the catalogue, ends in order.
 
 use crate::{
-    Config, Publisher, Staging, TopicOptions, TopicTaken,
+    Config, Publisher, Staging, TopicOptions, TopicTaken, TrafficStats,
     catalogue::Catalogue,
     session::{self, Shared},
 };
@@ -44,6 +44,8 @@ pub struct ServerStats {
     pub evicted: u64,
     /// Bytes of staged versions, retained and in transfer.
     pub staged_bytes: u64,
+    /// What its lanes carried.
+    pub traffic: TrafficStats,
     /// What the encoder did.
     pub encoder: EncoderStats,
     /// How many chunks were read, encoded and sent, and what was under way meanwhile.
@@ -118,6 +120,7 @@ impl Server {
             committed: counters.committed.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
             staged_bytes: self.staging.memory.stats().in_use_bytes,
+            traffic: self.shared.traffic.stats(),
             encoder: self.shared.encoder.stats(),
             stages: self.shared.encoder.stages().stats(),
         }

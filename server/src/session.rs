@@ -5,6 +5,7 @@ use crate::{
     catalogue::Catalogue,
     cursor::Cursor,
     subscription::{Inbox, Subscription, Wanted, Word},
+    traffic::Traffic,
     watching,
 };
 use std::{
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) traffic: Traffic,
     /// Sessions that are open.
     pub(crate) sessions: watch::Sender<u64>,
     /// Versions that are being sent, each to one subscription.
@@ -60,6 +62,7 @@ impl Shared {
             catalogue,
             encoder,
             counters: Arc::default(),
+            traffic: Traffic::default(),
             sessions: watch::Sender::new(0),
             transfers: watch::Sender::new(0),
             draining: watch::Sender::new(false),
@@ -104,6 +107,7 @@ impl SessionError {
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
 pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Shared>) {
     shared.sessions.send_modify(|open| *open += 1);
+    let counted = shared.traffic.count(&lane);
     match tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await {
         Ok(Ok((sender, mut receiver))) => {
             let Err(error) = greet_and_run(&lane, &sender, &mut receiver, control_timeout, &shared).await;
@@ -114,6 +118,7 @@ pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Sha
         Ok(Err(error)) => end(&lane, &error.into()).await,
         Err(_) => end(&lane, &SessionError::NoHello).await,
     }
+    drop(counted);
     shared.sessions.send_modify(|open| *open -= 1);
 }
 

@@ -1,0 +1,150 @@
+//! One end of a benchmark, on a host of its own: `bench node` waits there until a driver, `bench run`, gives it work.
+//!
+//! A node is a door and nothing else: it lets in who knows its token, and hands the connection to a worker, a process of
+//! its own ([`worker`]). The driver starts the same workers by itself where both ends are on its own machine; it speaks to
+//! both alike, in lines of JSON ([`order`]).
+
+pub(crate) mod clock;
+mod consumer;
+mod desk;
+pub(crate) mod greeting;
+pub(crate) mod latency;
+pub(crate) mod load;
+mod memory;
+pub(crate) mod order;
+mod producer;
+mod proof;
+pub(crate) mod token;
+mod windows;
+pub(crate) mod wire;
+pub(crate) mod worker;
+
+pub use load::Model;
+pub use order::Hold;
+pub use token::{Token, TokenError};
+pub use worker::WorkerArgs;
+
+use crate::program::Program;
+use anyhow::{Context, Result};
+use socket2::{SockRef, TcpKeepalive};
+use std::{
+    io::Write,
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    process::Command,
+    task::JoinSet,
+};
+
+/// Where a node waits, and for whom.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NodeArgs {
+    /// Where to wait for a driver. A producer serves its tensors on the same address, by UDP.
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], PORT)))]
+    pub listen: SocketAddr,
+    /// The UDP port that a producer serves on; 0 lets the system choose. Give one where ports have to be published.
+    #[arg(long, default_value_t = 0)]
+    pub data_port: u16,
+    /// What a driver must know, of 8 characters or more. By default a random one is made and printed.
+    #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
+    pub token: Option<Token>,
+}
+
+/// The port that a node waits on, if nothing else is said.
+pub const PORT: u16 = 4748;
+
+/// Where `node` and `run` look for the token, if no flag has it. A command line is shown to all users of a machine.
+pub const TOKEN_VARIABLE: &str = "TENSOR_RELAY_BENCH_TOKEN";
+
+/// How many connections a node has at a time, workers included. One more is closed at once.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How soon a driver whose machine is gone is noticed: after this much silence it is asked, and so often again.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// How long to wait after the system could not accept a connection, for lack of something that comes back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// Waits for drivers and lets workers work for them, until a signal ends it.
+///
+/// Prints a line when it waits, which holds the token if it was made here.
+///
+/// # Errors
+/// When it cannot wait there. What goes wrong with a driver is told on standard error, and costs that driver alone.
+pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
+    let listener = TcpListener::bind(args.listen).await;
+    let listener = listener.with_context(|| format!("cannot listen on {} (TCP)", args.listen))?;
+    let made = args.token.is_none();
+    let door = Door {
+        token: args.token.unwrap_or_else(Token::random),
+        worker: this.clone(),
+        data: SocketAddr::new(args.listen.ip(), args.data_port),
+    };
+    let shown = if made { format!(", token {}", door.token.reveal()) } else { String::new() };
+    writeln!(std::io::stdout(), "tensor-relay bench node waits on {}{shown}", listener.local_addr()?)?;
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                eprintln!("cannot accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= CONNECTIONS_MAX {
+            eprintln!("{peer} was turned away: {CONNECTIONS_MAX} connections are open");
+            continue;
+        }
+        let door = door.clone();
+        connections.spawn(async move {
+            match door.serve(stream).await {
+                Ok(status) if status.success() => eprintln!("{peer}: done"),
+                Ok(status) => eprintln!("{peer}: the worker ended with {status}; its message is above"),
+                Err(error) => eprintln!("{peer} was turned away: {error:#}"),
+            }
+        });
+    }
+}
+
+/// What every connection needs.
+#[derive(Clone)]
+struct Door {
+    token: Token,
+    worker: Program,
+    data: SocketAddr,
+}
+
+impl Door {
+    /// Lets a driver in that knows the token, and a worker work for it to the end.
+    async fn serve(&self, mut stream: TcpStream) -> Result<ExitStatus> {
+        stream.set_nodelay(true)?;
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES))?;
+        let (mut reader, mut writer) = stream.split();
+        greeting::judge(&mut reader, &mut writer, &self.token).await?;
+        let mut worker = self.start_worker(stream).context("cannot start a worker")?;
+        Ok(worker.wait().await?)
+    }
+
+    /// The worker speaks to the driver itself: the connection is its standard input and output.
+    fn start_worker(&self, stream: TcpStream) -> Result<tokio::process::Child> {
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        let (input, output) = (OwnedFd::from(stream.try_clone()?), OwnedFd::from(stream));
+        let mut words = self.worker.words();
+        let mut command = Command::new(words.next().context("a program is at least its executable")?);
+        command.args(words).arg(WORKER).arg(format!("--data={}", self.data));
+        command.stdin(Stdio::from(input)).stdout(Stdio::from(output)).kill_on_drop(true);
+        Ok(command.spawn()?)
+    }
+}
+
+/// The subcommand of a worker.
+pub(crate) const WORKER: &str = "worker";

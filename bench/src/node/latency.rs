@@ -1,0 +1,126 @@
+//! How long things took, as a histogram.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// Durations in nanoseconds, each kept to within one percent, in some ten thousand counters whatever comes. Longer ones
+/// than a minute count as a minute.
+#[derive(Debug, Clone)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+/// The same as it travels, and as result files have it: how many durations were at most so many nanoseconds and more
+/// than those of the bucket before. Only buckets that are in use.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Buckets(Vec<(u64, u64)>);
+
+/// What a histogram comes down to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct LatencySummary {
+    /// How many were measured.
+    pub(crate) count: u64,
+    /// In microseconds, like all that follow.
+    pub(crate) min: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+    pub(crate) max: f64,
+    /// The whole histogram: the upper end of a bucket in microseconds, and how many fell into it.
+    pub(crate) buckets: Vec<(f64, u64)>,
+}
+
+const LONGEST_NS: u64 = 60_000_000_000;
+
+/// Significant decimal digits.
+const PRECISION: u8 = 2;
+
+impl Latencies {
+    pub(crate) fn new() -> Self {
+        Self(Histogram::new_with_bounds(1, LONGEST_NS, PRECISION).expect("these bounds are in order"))
+    }
+
+    /// Counts a duration.
+    pub(crate) fn record(&mut self, ns: u64) {
+        self.0.saturating_record(ns);
+    }
+
+    /// Counts all of somebody else's, who may say what it wants.
+    pub(crate) fn add(&mut self, buckets: &Buckets) {
+        for (ns, count) in &buckets.0 {
+            self.0.saturating_record_n(*ns, *count);
+        }
+    }
+
+    pub(crate) fn buckets(&self) -> Buckets {
+        let recorded = self.0.iter_recorded();
+        Buckets(
+            recorded
+                .map(|bucket| (bucket.value_iterated_to(), bucket.count_since_last_iteration()))
+                .collect(),
+        )
+    }
+
+    /// What they come down to; `None` when there are none.
+    pub(crate) fn summary(&self) -> Option<LatencySummary> {
+        let us = |ns: u64| ns as f64 / 1e3;
+        let at = |share| us(self.0.value_at_quantile(share));
+        let summary = || LatencySummary {
+            count: self.0.len(),
+            min: us(self.0.min()),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: us(self.0.max()),
+            buckets: self.buckets().0.into_iter().map(|(ns, count)| (us(ns), count)).collect(),
+        };
+        (!self.0.is_empty()).then(summary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::wire::LINE_MAX_BYTES;
+    use proptest::prelude::*;
+
+    #[test]
+    fn shares_are_where_they_should_be() {
+        let mut latencies = Latencies::new();
+        (1..=1000).for_each(|us| latencies.record(us * 1000));
+        let LatencySummary { count, min, p50, p99, max, .. } = latencies.summary().unwrap();
+        let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.011;
+        assert_eq!(count, 1000);
+        assert!(near(min, 1.0) && near(p50, 500.0) && near(p99, 990.0) && near(max, 1000.0));
+        assert_eq!(Latencies::new().summary(), None);
+    }
+
+    /// Goal: the longest report of a histogram fits a line. Method: a duration in every bucket there is.
+    #[test]
+    fn the_fullest_histogram_fits_a_line() {
+        let mut latencies = Latencies::new();
+        let mut ns = 1;
+        while ns < LONGEST_NS {
+            latencies.record(ns);
+            ns = latencies.0.next_non_equivalent(ns);
+        }
+        let mut full = latencies.buckets();
+        full.0.iter_mut().for_each(|(_, count)| *count = 1_000_000);
+        let bytes = serde_json::to_vec(&full).unwrap().len();
+        assert!(bytes < LINE_MAX_BYTES / 2, "{bytes} bytes");
+    }
+
+    proptest! {
+        /// What was sent over as buckets is what was recorded, and no liar makes it panic.
+        #[test]
+        fn buckets_hold_everything(values in prop::collection::vec(any::<u64>(), 0..200), lies in any::<Vec<(u64, u64)>>()) {
+            let mut latencies = Latencies::new();
+            values.iter().for_each(|ns| latencies.record(*ns));
+            let mut copy = Latencies::new();
+            copy.add(&latencies.buckets());
+            prop_assert_eq!(copy.buckets(), latencies.buckets());
+            copy.add(&Buckets(lies));
+            copy.summary();
+        }
+    }
+}

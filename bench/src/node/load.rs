@@ -1,0 +1,160 @@
+//! What a version holds: which tensors, and which bytes are in them.
+
+mod file;
+mod models;
+
+pub use models::Model;
+
+use crate::{noise, workload};
+use anyhow::{Context, Result, ensure};
+use file::TensorFile;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec};
+
+/// What a producer is to publish, in words that fit a line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Load {
+    pub(crate) form: Form,
+    pub(crate) content: Content,
+}
+
+/// Which tensors there are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Form {
+    /// One.
+    Bulk { bytes: u64 },
+    /// Many of one size.
+    Equal { count: u32, bytes: u64 },
+    /// Those of a transformer that is made up to have this size ([`workload::StateDict`]).
+    Generated { bytes: u64 },
+    /// Those of a known model.
+    Known { model: Model, scale: f64 },
+    /// Those of a safetensors file of the producer's machine, with its bytes.
+    File { path: PathBuf },
+}
+
+/// Which bytes are in generated tensors. Each round has other ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Content {
+    /// Noise, which no codec makes smaller.
+    Random,
+    /// Values with the statistics of weights.
+    Weights,
+}
+
+/// More tensors than any model has; each costs some hundred bytes.
+const TENSORS_MAX: u32 = 1_000_000;
+
+impl Load {
+    /// Plans the tensors, and opens the file if there is one.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or numbers make no sense.
+    pub(crate) fn open(&self) -> Result<Opened> {
+        let generated = |specs| Opened { specs, bytes: Bytes::Generated(self.content) };
+        Ok(match &self.form {
+            Form::Bulk { bytes } => generated(vec![tensor("bulk.weight", *bytes)?]),
+            Form::Equal { count, bytes } => {
+                ensure!(*count <= TENSORS_MAX, "{count} tensors are more than the {TENSORS_MAX} that may be");
+                let specs = (0..*count).map(|index| tensor(&format!("layers.{index}.weight"), *bytes));
+                generated(specs.collect::<Result<_>>()?)
+            }
+            Form::Generated { bytes } => generated(workload::StateDict::new(*bytes, 0).tensors().to_vec()),
+            Form::Known { model, scale } => generated(model.tensors(*scale)?),
+            Form::File { path } => {
+                let file =
+                    TensorFile::open(path).with_context(|| format!("cannot publish {}", path.display()))?;
+                Opened { specs: file.specs(), bytes: Bytes::Of(file) }
+            }
+        })
+    }
+}
+
+/// A load whose tensors are known.
+pub(crate) struct Opened {
+    specs: Vec<TensorSpec>,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Generated(Content),
+    Of(TensorFile),
+}
+
+impl Opened {
+    /// The tensors.
+    pub(crate) fn specs(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    /// Writes all bytes of the tensor at `index`, as they are in round `round`.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or has changed.
+    pub(crate) fn fill(&self, round: u32, index: usize, out: &mut [u8]) -> std::io::Result<()> {
+        let key = noise::at(u64::from(round) ^ SEED, index as u64);
+        match &self.bytes {
+            Bytes::Generated(Content::Weights) => {
+                workload::fill_with_weights(self.specs[index].dtype, key, out);
+                Ok(())
+            }
+            Bytes::Generated(Content::Random) => {
+                noise::fill(key, out);
+                Ok(())
+            }
+            Bytes::Of(file) => file.read(index, out),
+        }
+    }
+}
+
+/// Sets the bytes of this harness apart from those of others.
+const SEED: u64 = 0x7275_6e00_0000_0000;
+
+/// A vector of `bytes`: of bf16, or of bytes where their number is odd.
+fn tensor(name: &str, bytes: u64) -> Result<TensorSpec> {
+    let (dtype, elements) =
+        if bytes.is_multiple_of(2) { (Dtype::Bf16, bytes / 2) } else { (Dtype::U8, bytes) };
+    Ok(TensorSpec::new(TensorName::new(name)?, dtype, Shape::new(&[elements])?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(form: Form, content: Content) -> Opened {
+        Load { form, content }.open().unwrap()
+    }
+
+    fn filled(opened: &Opened, round: u32, index: usize) -> Vec<u8> {
+        let spec = &opened.specs()[index];
+        let mut out = vec![0; spec.shape.byte_len(spec.dtype).unwrap() as usize];
+        opened.fill(round, index, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn sizes_are_what_was_asked_for() {
+        for bytes in [0, 1, 4095, 4096] {
+            assert_eq!(filled(&load(Form::Bulk { bytes }, Content::Random), 0, 0).len() as u64, bytes);
+        }
+        let many = load(Form::Equal { count: 10, bytes: 4096 }, Content::Weights);
+        assert_eq!(many.specs().len(), 10);
+        assert_eq!(filled(&many, 0, 9).len(), 4096);
+        let refused = Load { form: Form::Equal { count: u32::MAX, bytes: 1 }, content: Content::Random };
+        assert!(refused.open().is_err());
+    }
+
+    /// A round's bytes left in memory must not pass for those of the next.
+    #[test]
+    fn rounds_and_tensors_differ() {
+        for content in [Content::Random, Content::Weights] {
+            let many = load(Form::Equal { count: 2, bytes: 4096 }, content);
+            assert_eq!(filled(&many, 1, 0), filled(&many, 1, 0));
+            assert_ne!(filled(&many, 1, 0), filled(&many, 2, 0));
+            assert_ne!(filled(&many, 1, 0), filled(&many, 1, 1));
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The worker that publishes.
+
+use super::{
+    clock,
+    desk::{Desk, say},
+    latency::Latencies,
+    load::Opened,
+    order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic, Work},
+    proof::{self, Proof, Proving},
+    windows::{Stamp, Windows},
+};
+use crate::cpu::Usage;
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tensor_relay_server::{
+    Borrowed, Config, Dtype, Held, Identity, Keep, Listener, Publication, Publisher, Server, Shape, Stage,
+    Staged, Staging, TensorName, TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
+};
+
+/// What all rounds publish to.
+const TOPIC: &str = "bench";
+
+/// The one tensor of a stream's versions.
+pub(super) const STREAM_TENSOR: &str = "stream.weight";
+
+/// How many versions of a stream are kept for readers in mode `every`.
+const KEEP_VERSIONS: u32 = 64;
+
+/// How long the bytes of the last round may take to be free for the next, once nobody is sent any of them.
+const FREE_MAX: Duration = Duration::from_secs(10);
+
+/// How often that is looked at.
+const FREE_LOOK: Duration = Duration::from_millis(5);
+
+/// How long the server may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Serves `job` at `listen`, round by round.
+///
+/// # Errors
+/// When nobody can be served there, the tensors cannot be had, or consumers do not commit in time.
+pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) -> Result<()> {
+    let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
+    let identity = Identity::ephemeral()?;
+    let listener = Listener::bind(listen, &identity, tuning)?;
+    let server = Server::start(listener, Config::default());
+    let address = server.local_address()?.to_string();
+    let topic = Topic::new(TOPIC)?;
+    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
+    let goods = Arc::new(Goods::open(&job.work)?);
+    let mut producer = Producer { server, topic, goods, hold: job.hold, every: job.every, ready: None };
+    say(&Report::Serving { ticket: ticket.to_string() })?;
+    loop {
+        match desk.next().await? {
+            Order::Prepare(round) => say(&Report::Prepared(producer.prepare(round).await?))?,
+            Order::Begin { round, patience_s } => {
+                let patience = Duration::from_secs(patience_s);
+                let sent = desk.until_stopped(producer.publish(round, patience), || 0).await?;
+                say(&Report::Sent(sent.context("the driver stopped the producer")?))?;
+            }
+            Order::End => break,
+            other => bail!("the driver said {other:?} to a producer"),
+        }
+    }
+    drop(producer.ready);
+    producer.server.shutdown(GRACE).await;
+    Ok(())
+}
+
+/// What is published, as its bytes are made.
+enum Goods {
+    Version(Opened),
+    Stream { windows: Windows, spec: TensorSpec, pace: Pace },
+}
+
+impl Goods {
+    fn open(work: &Work) -> Result<Self> {
+        Ok(match work {
+            Work::Version(load) => Self::Version(load.open()?),
+            Work::Stream { bytes, pace } => Self::Stream {
+                windows: Windows::new(*bytes)?,
+                spec: TensorSpec::new(TensorName::new(STREAM_TENSOR)?, Dtype::U8, Shape::new(&[*bytes])?),
+                pace: *pace,
+            },
+        })
+    }
+}
+
+struct Producer {
+    server: Server,
+    topic: Topic,
+    goods: Arc<Goods>,
+    hold: Hold,
+    every: bool,
+    ready: Option<Ready>,
+}
+
+/// A round that was prepared; after it, what keeps its last version on offer.
+struct Ready {
+    round: Round,
+    publisher: Publisher,
+    /// The version, if there is one that is made beforehand.
+    held: Option<Held>,
+}
+
+impl Producer {
+    /// Takes the last round's versions back, and makes those of `round`.
+    async fn prepare(&mut self, round: Round) -> Result<Prepared> {
+        if let Some(last) = self.ready.take() {
+            last.publisher.withdraw();
+            self.wait_until_free().await;
+        }
+        let publisher = self.server.publisher_with(self.topic.clone(), None, self.options())?;
+        let (goods, staging, hold) = (Arc::clone(&self.goods), self.server.staging(), self.hold);
+        // Off the executor: it takes seconds for gigabytes, in which no connection must die.
+        let made = tokio::task::spawn_blocking(move || make(&goods, &staging, hold, round.number));
+        let Made { held, prepared } = made.await??;
+        self.ready = Some(Ready { round, publisher, held });
+        Ok(prepared)
+    }
+
+    fn options(&self) -> TopicOptions {
+        match self.every {
+            true => TopicOptions {
+                keep: Keep { versions: KEEP_VERSIONS, ..Keep::default() },
+                when_full: WhenFull::Block,
+                ..TopicOptions::default()
+            },
+            false => TopicOptions::default(),
+        }
+    }
+
+    /// Lets the next round reuse memory, instead of asking for as much again. When readers are slow to let go, it asks.
+    async fn wait_until_free(&self) {
+        let free = async {
+            while self.server.stats().staged_bytes > 0 {
+                tokio::time::sleep(FREE_LOOK).await;
+            }
+        };
+        let _ = tokio::time::timeout(FREE_MAX, free).await;
+    }
+
+    /// Publishes what was prepared, and waits until all readers committed it.
+    async fn publish(&mut self, number: u32, patience: Duration) -> Result<Sent> {
+        let ready = self.ready.as_mut().filter(|ready| ready.round.number == number);
+        let Ready { round, publisher, held } =
+            ready.context("the driver began a round that it did not prepare")?;
+        let before = Books::of(&self.server);
+        let mut round_trips = Latencies::new();
+        let begun = Instant::now();
+        match &*self.goods {
+            Goods::Version(_) => {
+                let held = held.take().context("the driver began a round twice")?;
+                let publication = publisher.publish(held, vec![]).await?;
+                committed(publication, round.readers, patience).await?;
+            }
+            Goods::Stream { windows, spec, pace } => {
+                let mut stream = Stream { windows, spec, staging: self.server.staging(), publisher };
+                stream.publish_all(*round, *pace, patience, &mut round_trips).await?;
+            }
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let books = Books::of(&self.server);
+        Ok(Sent {
+            round: number,
+            versions: round.versions,
+            seconds,
+            cpu_s: books.usage.since(before.usage).total_s(),
+            traffic: books.traffic.since(before.traffic),
+            chunks_hashed: books.hashed - before.hashed,
+            round_trips: round_trips.buckets(),
+        })
+    }
+}
+
+/// What is counted at the beginning and at the end of a round.
+struct Books {
+    usage: Usage,
+    traffic: Traffic,
+    hashed: u64,
+}
+
+impl Books {
+    fn of(server: &Server) -> Self {
+        let stats = server.stats();
+        Self { usage: Usage::now(), traffic: stats.traffic.into(), hashed: stats.stages.begun(Stage::Encode) }
+    }
+}
+
+/// The versions of a round, as they are published.
+struct Stream<'a> {
+    windows: &'a Windows,
+    spec: &'a TensorSpec,
+    staging: Staging,
+    publisher: &'a mut Publisher,
+}
+
+impl Stream<'_> {
+    async fn publish_all(
+        &mut self,
+        round: Round,
+        pace: Pace,
+        patience: Duration,
+        round_trips: &mut Latencies,
+    ) -> Result<()> {
+        let begun = tokio::time::Instant::now();
+        let mut last = None;
+        for index in 0..round.versions {
+            if let Pace::PerSecond(rate) = pace {
+                // By a timetable that does not wait for who is late: who is, makes up for it.
+                let due = begun + Duration::from_secs_f64(index as f64 / f64::from(rate.max(1)));
+                tokio::time::sleep_until(due).await;
+            }
+            let published_ns = clock::monotonic_ns();
+            let publication = self.publish_one(Stamp { index, published_ns }).await?;
+            if pace == Pace::AfterCommit {
+                committed(publication, round.readers, patience).await?;
+                round_trips.record(clock::monotonic_ns() - published_ns);
+            } else {
+                last = Some(publication);
+            }
+        }
+        match last {
+            Some(publication) => committed(publication, round.readers, patience).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn publish_one(&mut self, stamp: Stamp) -> Result<Publication> {
+        let staged = Staged::new::<Infallible>(&self.staging, vec![self.spec.clone()], vec![], |_, out| {
+            self.windows.write(stamp, out);
+            Ok(())
+        })?;
+        Ok(self.publisher.publish(staged, vec![]).await?)
+    }
+}
+
+async fn committed(mut publication: Publication, readers: u32, patience: Duration) -> Result<()> {
+    let committed = publication.committed(readers.into(), patience).await;
+    ensure!(
+        committed,
+        "{} of {readers} consumers committed {} within {} s",
+        publication.committed_count(),
+        publication.id(),
+        patience.as_secs()
+    );
+    Ok(())
+}
+
+/// The version of a round, if it is made before.
+struct Made {
+    held: Option<Held>,
+    prepared: Prepared,
+}
+
+fn make(goods: &Goods, staging: &Staging, hold: Hold, round: u32) -> Result<Made> {
+    match goods {
+        Goods::Stream { spec, .. } => {
+            let payload_bytes = spec.shape.byte_len(spec.dtype)?;
+            Ok(Made { held: None, prepared: Prepared { round, tensors: 1, payload_bytes, proof: None } })
+        }
+        Goods::Version(opened) => {
+            let (held, proof) = match hold {
+                Hold::Stage => stage(opened, staging, round)?,
+                Hold::Borrow => borrow(opened, staging, round)?,
+            };
+            let payload_bytes = held.manifest().payload_bytes();
+            let tensors = opened.specs().len() as u64;
+            Ok(Made {
+                held: Some(held),
+                prepared: Prepared { round, tensors, payload_bytes, proof: Some(proof) },
+            })
+        }
+    }
+}
+
+/// Fills the server's memory right away.
+fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
+    let mut hashes = vec![proof::of_bytes(&[]); opened.specs().len()];
+    let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
+        opened.fill(round, index, out)?;
+        hashes[index] = proof::of_bytes(out);
+        Ok(())
+    })?;
+    Ok((staged.into(), proof_of(opened.specs(), &hashes)))
+}
+
+/// Fills memory of each tensor's own, and lends it.
+fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
+    let mut tensors = Vec::with_capacity(opened.specs().len());
+    let mut hashes = Vec::with_capacity(opened.specs().len());
+    for (index, spec) in opened.specs().iter().enumerate() {
+        let mut bytes = vec![0; usize::try_from(spec.shape.byte_len(spec.dtype)?)?];
+        opened.fill(round, index, &mut bytes)?;
+        hashes.push(proof::of_bytes(&bytes));
+        tensors.push((spec.clone(), Bytes::from(bytes)));
+    }
+    let borrowed = Borrowed::from_tensors(staging, tensors, vec![])?;
+    Ok((borrowed.into(), proof_of(opened.specs(), &hashes)))
+}
+
+fn proof_of(specs: &[TensorSpec], hashes: &[proof::BytesHash]) -> Proof {
+    let mut proving = Proving::new();
+    for (spec, bytes) in specs.iter().zip(hashes) {
+        proving.add(&spec.name, spec.dtype, &spec.shape, bytes);
+    }
+    proving.end()
+}

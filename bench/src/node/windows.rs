@@ -1,0 +1,113 @@
+//! The bytes of a stream of small versions: cheap to make, different in each, and known to both ends.
+
+use crate::noise;
+use anyhow::{Result, ensure};
+
+/// What a producer writes into the first bytes of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    /// Which version of the round it is, from 0.
+    pub(crate) index: u64,
+    /// When its publishing began, by the producer's [monotonic clock](super::clock::monotonic_ns).
+    pub(crate) published_ns: u64,
+}
+
+/// A piece of noise that both ends make before the clock runs. The tensor of version `i` is a stamp, and then what a window
+/// on the noise shows that slides with `i`. Making one costs a copy and checking one a comparison, at memory speed.
+pub(crate) struct Windows {
+    noise: Vec<u8>,
+    bytes: usize,
+}
+
+/// Smaller tensors have no room for a stamp.
+pub(crate) const STAMP_BYTES: usize = 16;
+
+/// How far the window slides from one version to the next, and how often before it begins again.
+const STEP_BYTES: usize = 64;
+const STEPS: u64 = 4096;
+
+impl Windows {
+    /// Prepares tensors of `bytes`.
+    ///
+    /// # Errors
+    /// When that is less than a stamp.
+    pub(crate) fn new(bytes: u64) -> Result<Self> {
+        let bytes = usize::try_from(bytes)?;
+        ensure!(
+            bytes >= STAMP_BYTES,
+            "a version of {bytes} bytes has no room for its time stamp of {STAMP_BYTES}"
+        );
+        let mut noise = vec![0; bytes + STEP_BYTES * STEPS as usize];
+        noise::fill(KEY, &mut noise);
+        Ok(Self { noise, bytes })
+    }
+
+    /// Writes the tensor that `stamp` belongs to into `out`, which has its size.
+    pub(crate) fn write(&self, stamp: Stamp, out: &mut [u8]) {
+        out.copy_from_slice(self.window(stamp.index));
+        out[..8].copy_from_slice(&stamp.index.to_le_bytes());
+        out[8..STAMP_BYTES].copy_from_slice(&stamp.published_ns.to_le_bytes());
+    }
+
+    /// Reads the stamp of a tensor, and checks every byte behind it.
+    ///
+    /// # Errors
+    /// When a byte is not what that version has there.
+    pub(crate) fn read(&self, tensor: &[u8]) -> Result<Stamp> {
+        ensure!(
+            tensor.len() == self.bytes,
+            "a version of {} bytes came, not of {}",
+            tensor.len(),
+            self.bytes
+        );
+        let word = |at: usize| {
+            let bytes = tensor[at..].first_chunk().expect("a tensor is at least a stamp, see new()");
+            u64::from_le_bytes(*bytes)
+        };
+        let stamp = Stamp { index: word(0), published_ns: word(8) };
+        let expected = self.window(stamp.index);
+        ensure!(
+            tensor[STAMP_BYTES..] == expected[STAMP_BYTES..],
+            "what came as version {} of the round has other bytes than were published",
+            stamp.index
+        );
+        Ok(stamp)
+    }
+
+    fn window(&self, index: u64) -> &[u8] {
+        let start = (index % STEPS) as usize * STEP_BYTES;
+        &self.noise[start..start + self.bytes]
+    }
+}
+
+/// Sets this noise apart from other noise.
+const KEY: u64 = 0x7769_6e64_6f77;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn too_small_is_refused() {
+        assert!(Windows::new(15).is_err());
+        assert!(Windows::new(16).is_ok());
+    }
+
+    proptest! {
+        /// Goal: no byte can be wrong and pass. Method: flip any bit behind the stamp, or take it for another version.
+        #[test]
+        fn every_bit_counts(index: u64, at in STAMP_BYTES..1000, bit in 0u8..8) {
+            let windows = Windows::new(1000).unwrap();
+            let stamp = Stamp { index, published_ns: 7 };
+            let mut tensor = vec![0; 1000];
+            windows.write(stamp, &mut tensor);
+            prop_assert_eq!(windows.read(&tensor).unwrap(), stamp);
+            tensor[at] ^= 1 << bit;
+            prop_assert!(windows.read(&tensor).is_err());
+            tensor[at] ^= 1 << bit;
+            tensor[..8].copy_from_slice(&index.wrapping_add(1).to_le_bytes());
+            prop_assert!(windows.read(&tensor).is_err());
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Lines of JSON between a driver and its workers: bounded in length, so that no peer can make the other collect memory.
+
+use serde::{Serialize, de::DeserializeOwned};
+use std::io;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// The longest line once both ends know each other. A histogram with every bucket used is the longest there is, and takes
+/// less than half of it.
+pub(crate) const LINE_MAX_BYTES: usize = 256 << 10;
+
+/// The longest line of somebody who has not shown that it knows the token.
+pub(crate) const GREETING_MAX_BYTES: usize = 1 << 10;
+
+/// How much of a line that makes no sense is shown.
+const SHOWN_MAX_CHARS: usize = 80;
+
+/// How much is read at once.
+const PIECE_BYTES: usize = 4 << 10;
+
+/// What is wrong with what the other end sends.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    #[error(
+        "it sent a line of more than {max_bytes} bytes: it is no part of this benchmark, or of another version"
+    )]
+    TooLong { max_bytes: usize },
+    #[error("it sent {line:?}, which is no line of this protocol: it is another program, or another version")]
+    Garbage { line: String, source: serde_json::Error },
+    #[error("it went away in the middle of a line")]
+    CutOff,
+    #[error("the connection to it failed: {0}")]
+    Failed(#[from] io::Error),
+}
+
+/// Reads values that come one a line.
+pub(crate) struct Lines<R> {
+    from: R,
+    max_bytes: usize,
+    /// What was read and not yet taken: less than a line and a piece.
+    buffer: Vec<u8>,
+    /// How much of that is known to hold no end of a line.
+    searched: usize,
+}
+
+impl<R: AsyncRead + Unpin> Lines<R> {
+    /// Reads lines of at most `max_bytes`.
+    pub(crate) fn new(from: R, max_bytes: usize) -> Self {
+        Self { from, max_bytes, buffer: Vec::new(), searched: 0 }
+    }
+
+    /// The next value; `None` when the other end is done. Waits as long as it takes, and is cancel safe: put a deadline
+    /// around it.
+    ///
+    /// # Errors
+    /// [`WireError`]; nothing sensible comes after one.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
+        loop {
+            if let Some(length) = self.whole_line()? {
+                let line = &self.buffer[..length];
+                let value = serde_json::from_slice(line).map_err(|source| garbage(line, source))?;
+                self.buffer.drain(..=length);
+                self.searched = 0;
+                return Ok(Some(value));
+            }
+            let mut piece = [0; PIECE_BYTES];
+            match self.from.read(&mut piece).await? {
+                0 if self.buffer.is_empty() => return Ok(None),
+                0 => return Err(WireError::CutOff),
+                read => self.buffer.extend_from_slice(&piece[..read]),
+            }
+        }
+    }
+
+    /// The length of the first line, if it is there.
+    fn whole_line(&mut self) -> Result<Option<usize>, WireError> {
+        let end = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
+        let end = end.map(|end| self.searched + end);
+        self.searched = self.buffer.len();
+        match end.unwrap_or(self.buffer.len()) > self.max_bytes {
+            true => Err(WireError::TooLong { max_bytes: self.max_bytes }),
+            false => Ok(end),
+        }
+    }
+}
+
+/// Sends `value` as a line.
+///
+/// # Errors
+/// When the other end is gone. Waits while it takes nothing: put a deadline around it.
+pub(crate) async fn send(to: &mut (impl AsyncWrite + Unpin), value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    to.write_all(&line).await?;
+    to.flush().await
+}
+
+fn garbage(line: &[u8], source: serde_json::Error) -> WireError {
+    let line = String::from_utf8_lossy(line).chars().take(SHOWN_MAX_CHARS).collect();
+    WireError::Garbage { line, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::io::AsyncWriteExt;
+
+    async fn read<T: DeserializeOwned>(bytes: &[u8], max_bytes: usize) -> Vec<Result<T, String>> {
+        let mut lines = Lines::new(bytes, max_bytes);
+        let mut all = Vec::new();
+        loop {
+            match lines.next::<T>().await {
+                Ok(Some(value)) => all.push(Ok(value)),
+                Ok(None) => return all,
+                Err(error) => {
+                    all.push(Err(error.to_string()));
+                    return all;
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_is_read() {
+        let mut wire = Vec::new();
+        send(&mut wire, &"a\nb").await.unwrap();
+        send(&mut wire, &"c").await.unwrap();
+        assert_eq!(read::<String>(&wire, 100).await, [Ok("a\nb".into()), Ok("c".into())]);
+    }
+
+    /// Goal: a peer that never ends its line costs a bounded amount of memory. Method: an endless one.
+    #[tokio::test]
+    async fn a_line_without_an_end_is_given_up() {
+        let (mut there, here) = tokio::io::duplex(1 << 10);
+        tokio::spawn(async move { while there.write_all(&[b'1'; 1 << 10]).await.is_ok() {} });
+        let mut lines = Lines::new(here, 10_000);
+        let error = lines.next::<u64>().await.unwrap_err();
+        assert!(matches!(error, WireError::TooLong { max_bytes: 10_000 }), "{error}");
+        assert!(lines.buffer.len() <= 10_000 + PIECE_BYTES, "{} bytes were kept", lines.buffer.len());
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_a_byte_too_long_is_refused_and_one_that_just_fits_is_not() {
+        assert_eq!(read::<u64>(b"1234\n", 4).await, [Ok(1234)]);
+        let refused = read::<u64>(b"12345\n", 4).await;
+        assert!(matches!(&refused[..], [Err(error)] if error.contains("more than 4 bytes")), "{refused:?}");
+    }
+
+    #[tokio::test]
+    async fn garbage_is_shown_in_part() {
+        let long = format!("\"{}\"\n", "é".repeat(1000));
+        let refused = read::<u64>(long.as_bytes(), 10_000).await;
+        let [Err(error)] = &refused[..] else { panic!("{refused:?}") };
+        assert!(error.contains("ééé") && error.len() < 400, "{error}");
+        let cut = read::<u64>(b"12", 100).await;
+        assert!(matches!(&cut[..], [Err(error)] if error.contains("in the middle")), "{cut:?}");
+    }
+
+    proptest! {
+        /// Whatever comes: values, then perhaps one error, and never a panic.
+        #[test]
+        fn any_bytes_end_well(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let all = runtime.block_on(read::<serde_json::Value>(&bytes, 64));
+            prop_assert!(all.iter().rev().skip(1).all(Result::is_ok));
+        }
+    }
+}

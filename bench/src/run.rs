@@ -1,0 +1,151 @@
+//! What users do with tensor-relay, measured: `bench run`, on one machine or across several.
+//!
+//! This process is the driver. It moves no tensors: a producer and its consumers are processes of their own, started here,
+//! or by [nodes](crate::node) on other machines. Every round is prepared, then all begin together, and every byte that
+//! arrived is compared with what was published, when the clock no longer runs.
+
+mod address;
+mod barrier;
+mod board;
+mod claims;
+mod crew;
+mod document;
+mod driver;
+mod peer;
+mod results;
+mod table;
+mod workload;
+
+pub use address::{NodeAddress, NodeAddressError};
+pub use workload::{ContentArg, Workload, WorkloadArgs};
+
+use crate::{
+    network::{End, Network, NetworkArgs},
+    node::{Hold, TOKEN_VARIABLE, Token, WORKER},
+    program::Program,
+};
+use anyhow::{Context, Result, ensure};
+use crew::Crew;
+use document::NetworkFacts;
+use driver::{Driver, Terms};
+use peer::Peer;
+use std::{path::PathBuf, time::Duration};
+
+/// What is measured, where, and how often.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RunArgs {
+    /// What is measured.
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// How many consumers there are on this machine. Default: 1; 4 for `fan-out`, 2 for `slow-reader`.
+    #[arg(long, conflicts_with = "consumer", value_parser = clap::value_parser!(u16).range(1..=CONSUMERS_MAX))]
+    pub consumers: Option<u16>,
+    /// How many rounds count. One more of each kind comes first, to warm up.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=ROUNDS_MAX))]
+    pub rounds: u32,
+    /// Where the tensors are while they are published.
+    #[arg(long, value_enum, default_value_t)]
+    pub hold: Hold,
+    /// The network on this machine.
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// The node that publishes, HOST or HOST:PORT; `bench node` runs there.
+    #[arg(long, value_name = "NODE", requires_all = ["consumer", "token"], conflicts_with = "namespaces")]
+    pub producer: Option<NodeAddress>,
+    /// The nodes that subscribe; one that is named twice has two consumers.
+    #[arg(long, value_name = "NODE", num_args = 1.., requires = "producer")]
+    pub consumer: Vec<NodeAddress>,
+    /// How consumers reach the producer, if not by the name that --producer has.
+    #[arg(long, value_name = "HOST", requires = "producer")]
+    pub serve_at: Option<NodeAddress>,
+    /// The token of the nodes: what `bench node` printed, or was given.
+    #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
+    pub token: Option<Token>,
+    /// How long any step may take, in seconds. Default: ten minutes to
+    /// prepare a round; a minute to move it, and what a very slow network needs for the size.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub deadline: Option<u64>,
+    /// Also writes everything that was measured to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// What the command's help ends with.
+pub const EXAMPLES: &str = "\
+Examples:
+  run --workload state-dict --model gpt2           a model on this machine's loopback
+  run --workload fan-out --namespaces --mtu 1472   one to four over an Ethernet made here; needs root
+  run --workload latency --json latency.json       the time from publish to commit of 4 KiB
+
+Across machines: `node` on each, with one token for all in TENSOR_RELAY_BENCH_TOKEN, and then
+  run --producer host-a --consumer host-b host-c";
+
+/// As many as one machine has use for.
+const CONSUMERS_MAX: i64 = 64;
+const ROUNDS_MAX: i64 = 10_000;
+
+/// Measures, and prints a table.
+///
+/// # Errors
+/// When the words do not go together; and when a worker dies, lies or is late, which is named. All others are then ended.
+pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
+    let consumers = match args.producer {
+        Some(_) => args.consumer.len(),
+        None => args.consumers.map_or(args.workload.workload.consumers(), usize::from),
+    };
+    ensure!(consumers <= CONSUMERS_MAX as usize, "{consumers} consumers are more than {CONSUMERS_MAX}");
+    let plan = args.workload.plan(consumers)?;
+    // Kept to the end: the namespaces go with it.
+    let (crew, network, _made) = match &args.producer {
+        Some(producer) => {
+            let network = NetworkFacts::Nodes { consumers };
+            (at_nodes(&args, producer).await?, network, None)
+        }
+        None => {
+            let made = Network::new(&args.network, this).await?;
+            (here(&made, this, consumers)?, NetworkFacts::Local(args.network.clone()), Some(made))
+        }
+    };
+    let terms = Terms {
+        name: args.workload.workload.name(),
+        plan,
+        rounds: args.rounds,
+        hold: args.hold,
+        udp_payload_max: args.network.mtu,
+        serve_at: args.serve_at.or(args.producer),
+        deadline: args.deadline.map(Duration::from_secs),
+    };
+    let document = Driver::new(crew, terms).measure(network).await?;
+    print!("{document}");
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&document)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Starts all workers on this machine: the producer, and then the consumers.
+fn here(network: &Network, this: &Program, consumers: usize) -> Result<Crew> {
+    let (tell, heard) = Crew::reports();
+    let mut producer = network.command(End::Serving, this);
+    producer.arg(WORKER).arg(format!("--data={}:0", network.server_ip()));
+    let mut peers = vec![Peer::start("producer".into(), producer, 0, tell.clone())?];
+    for number in 1..=consumers {
+        let mut consumer = network.command(End::Receiving, this);
+        consumer.arg(WORKER);
+        peers.push(Peer::start(format!("consumer {number}"), consumer, number, tell.clone())?);
+    }
+    Ok(Crew::new(peers, heard))
+}
+
+/// Finds all nodes, in the same order.
+async fn at_nodes(args: &RunArgs, producer: &NodeAddress) -> Result<Crew> {
+    let token = args.token.as_ref().context("nodes ask for a token: give --token")?;
+    let (tell, heard) = Crew::reports();
+    let mut peers = vec![Peer::connect("producer", producer, token, 0, tell.clone()).await?];
+    for (number, address) in (1..).zip(&args.consumer) {
+        let role = format!("consumer {number}");
+        peers.push(Peer::connect(&role, address, token, number, tell.clone()).await?);
+    }
+    Ok(Crew::new(peers, heard))
+}

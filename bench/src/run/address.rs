@@ -1,0 +1,92 @@
+//! Where a node is.
+
+use crate::node::PORT;
+use std::{fmt, net::Ipv6Addr, str::FromStr};
+
+/// `HOST[:PORT]` of a node: a name, an IPv4 address, or an IPv6 address, in brackets where a port follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeAddress {
+    host: String,
+    port: u16,
+}
+
+/// Why a text is no such place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not HOST or HOST:PORT")]
+pub struct NodeAddressError(String);
+
+impl NodeAddress {
+    /// The same host with another port.
+    pub(crate) fn with_port(&self, port: u16) -> Self {
+        Self { host: self.host.clone(), port }
+    }
+}
+
+impl fmt::Display for NodeAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl FromStr for NodeAddress {
+    type Err = NodeAddressError;
+
+    fn from_str(text: &str) -> Result<Self, NodeAddressError> {
+        let bad = || NodeAddressError(text.into());
+        if text.parse::<Ipv6Addr>().is_ok() {
+            return Ok(Self { host: text.into(), port: PORT });
+        }
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, after) = rest.split_once(']').ok_or_else(bad)?;
+                host.parse::<Ipv6Addr>().map_err(|_| bad())?;
+                (host, after)
+            }
+            None => text.split_at(text.find(':').unwrap_or(text.len())),
+        };
+        let is_known = |c: char| c.is_ascii_alphanumeric() || ".-_:".contains(c);
+        let port = match port {
+            "" => PORT,
+            port => port.strip_prefix(':').and_then(|port| port.parse().ok()).ok_or_else(bad)?,
+        };
+        match !host.is_empty() && host.chars().all(is_known) && port != 0 {
+            true => Ok(Self { host: host.into(), port }),
+            false => Err(bad()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_people_write_them() {
+        for (text, expected) in [
+            ("node-1", "node-1:4748"),
+            ("node-1.example:99", "node-1.example:99"),
+            ("10.0.0.7", "10.0.0.7:4748"),
+            ("10.0.0.7:1", "10.0.0.7:1"),
+            ("fe80::1", "[fe80::1]:4748"),
+            ("[fe80::1]", "[fe80::1]:4748"),
+            ("[fe80::1]:7", "[fe80::1]:7"),
+        ] {
+            let address: NodeAddress = text.parse().unwrap();
+            assert_eq!(address.to_string(), expected);
+            assert!(address.with_port(5).to_string().ends_with(":5"));
+        }
+    }
+
+    #[test]
+    fn as_nobody_should() {
+        for text in [
+            "", ":1", "a:", "a:b", "a:0", "a:70000", "a b", "a:1:2", "[::1", "[x]:1", "[::1]1", "r://a",
+            "a/b",
+        ] {
+            assert!(text.parse::<NodeAddress>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What is told while a run is under way: a line a second.
+
+use std::time::Duration;
+
+/// How far the consumers are, between one line and the next. Pure: it is told the time.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    title: String,
+    whole_bytes: u64,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug)]
+struct Row {
+    worker: usize,
+    name: String,
+    bytes: u64,
+    /// What the last line said.
+    told: u64,
+}
+
+impl Board {
+    /// A round called `title` begins, in which each of the consumers is to receive `whole_bytes`.
+    pub(crate) fn begin(
+        &mut self,
+        title: String,
+        whole_bytes: u64,
+        consumers: impl Iterator<Item = (usize, String)>,
+    ) {
+        let rows = consumers
+            .map(|(worker, name)| Row { worker, name, bytes: 0, told: 0 })
+            .collect();
+        *self = Self { title, whole_bytes, rows };
+    }
+
+    /// A consumer has received so much of the round.
+    pub(crate) fn moved(&mut self, worker: usize, bytes: u64) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.worker == worker) {
+            row.bytes = bytes;
+        }
+    }
+
+    /// The next line, `passed` after the one before; `None` when there is nothing new.
+    pub(crate) fn line(&mut self, passed: Duration) -> Option<String> {
+        if self.rows.iter().all(|row| row.bytes == row.told) {
+            return None;
+        }
+        let whole = self.whole_bytes.max(1) as f64;
+        let tell = |row: &mut Row| {
+            let rate = row.bytes.saturating_sub(row.told) as f64 / passed.as_secs_f64().max(1e-9) / 1e9;
+            row.told = row.bytes;
+            format!("{} {:.0} % at {rate:.2} GB/s", row.name, 100.0 * row.bytes as f64 / whole)
+        };
+        let rows: Vec<String> = self.rows.iter_mut().map(tell).collect();
+        Some(format!("{}: {}", self.title, rows.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_the_time_since_the_last_line() {
+        let mut board = Board::default();
+        assert_eq!(board.line(Duration::from_secs(1)), None, "nothing has begun");
+        board.begin("round 1".into(), 4_000_000_000, [(1, "a".into()), (2, "b".into())].into_iter());
+        assert_eq!(board.line(Duration::from_secs(1)), None, "nothing has moved");
+        board.moved(1, 1_000_000_000);
+        board.moved(9, 5);
+        let line = board.line(Duration::from_secs(2)).unwrap();
+        assert_eq!(line, "round 1: a 25 % at 0.50 GB/s, b 0 % at 0.00 GB/s");
+        board.moved(1, 3_000_000_000);
+        board.moved(2, 400_000_000);
+        let line = board.line(Duration::from_secs(1)).unwrap();
+        assert_eq!(line, "round 1: a 75 % at 2.00 GB/s, b 10 % at 0.40 GB/s");
+        board.begin("round 2".into(), 0, [(1, "a".into())].into_iter());
+        board.moved(1, 1);
+        assert!(board.line(Duration::ZERO).is_some(), "nothing is divided by zero");
+    }
+}

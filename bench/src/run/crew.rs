@@ -1,0 +1,213 @@
+//! All workers of a run.
+
+use super::{
+    barrier::Barrier,
+    board::Board,
+    peer::{Heard, Peer, Silence},
+};
+use crate::node::order::{Order, Report};
+use anyhow::{Result, anyhow, bail};
+use std::{collections::HashSet, time::Duration};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, Interval, interval, sleep_until},
+};
+
+/// How many reports may wait for the driver. Workers that say more than it reads wait for it.
+const REPORTS_MAX: usize = 64;
+
+/// How often the user hears how far it is.
+const TELL: Duration = Duration::from_secs(1);
+
+/// How much of what a worker gives as its reason is passed on.
+const REASON_MAX_CHARS: usize = 2_000;
+
+/// The workers, by number, and what comes from them. Whoever fails, lies, or is late is named.
+pub(crate) struct Crew {
+    peers: Vec<Peer>,
+    /// Who has said its last words: that it is silent then is no news.
+    done: HashSet<usize>,
+    heard: mpsc::Receiver<Heard>,
+    board: Board,
+    ticks: Interval,
+    told: Instant,
+}
+
+impl Crew {
+    /// Where workers report, and where the crew hears them.
+    pub(crate) fn reports() -> (mpsc::Sender<Heard>, mpsc::Receiver<Heard>) {
+        mpsc::channel(REPORTS_MAX)
+    }
+
+    /// The crew of `peers`, whose numbers are their places.
+    pub(crate) fn new(peers: Vec<Peer>, heard: mpsc::Receiver<Heard>) -> Self {
+        Self {
+            peers,
+            done: HashSet::new(),
+            heard,
+            board: Board::default(),
+            ticks: interval(TELL),
+            told: Instant::now(),
+        }
+    }
+
+    /// How many workers there are.
+    pub(crate) fn len(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(crate) fn name(&self, worker: usize) -> &str {
+        self.peers[worker].name()
+    }
+
+    /// Shows from now on how far `consumers` are in the round called `title`.
+    pub(crate) fn show(&mut self, title: String, whole_bytes: u64, consumers: &[usize]) {
+        let named = consumers.iter().map(|worker| (*worker, self.peers[*worker].name().to_owned()));
+        self.board.begin(title, whole_bytes, named);
+    }
+
+    /// Gives the same order to each of `workers`.
+    ///
+    /// # Errors
+    /// When one of them is gone.
+    pub(crate) async fn tell(&mut self, workers: &[usize], order: &Order) -> Result<()> {
+        for worker in workers {
+            self.peers[*worker].tell(order).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until each of `workers` has said what `wanted` picks out of its report; `step` is the name of that.
+    ///
+    /// # Errors
+    /// When one of the crew fails, goes away, says anything else, or when one of `workers` says nothing in time.
+    pub(crate) async fn gather<T>(
+        &mut self,
+        workers: &[usize],
+        step: &str,
+        deadline: Duration,
+        wanted: impl Fn(Report) -> Result<T, Report>,
+    ) -> Result<Vec<T>> {
+        let until = Instant::now() + deadline;
+        let mut barrier = Barrier::new(workers);
+        loop {
+            barrier = match barrier.open() {
+                Ok(all) => return Ok(all),
+                Err(barrier) => barrier,
+            };
+            tokio::select! {
+                Some((worker, said)) = self.heard.recv() => {
+                    let Some(report) = self.report(worker, said).await? else { continue };
+                    let what = wanted(report).map_err(|other| self.out_of_turn(worker, &other, step))?;
+                    let arrived = barrier.arrive(worker, what);
+                    arrived.map_err(|error| anyhow!("{} said `{step}`: {error}", self.name(worker)))?;
+                }
+                now = self.ticks.tick() => self.tell_progress(now),
+                () = sleep_until(until) => {
+                    let late: Vec<&str> = barrier.missing().map(|worker| self.name(worker)).collect();
+                    bail!("{} did not say `{step}` within {deadline:?}", late.join(" and "));
+                }
+            }
+        }
+    }
+
+    /// What `worker` said, if it is not only how far it is.
+    async fn report(&mut self, worker: usize, said: Result<Report, Silence>) -> Result<Option<Report>> {
+        match said {
+            Ok(Report::Moving { bytes }) => {
+                self.board.moved(worker, bytes);
+                Ok(None)
+            }
+            Ok(Report::Failed { reason }) => bail!("{} failed: {}", self.name(worker), printable(&reason)),
+            Ok(report) => {
+                if matches!(report, Report::Ended { .. }) {
+                    self.done.insert(worker);
+                }
+                Ok(Some(report))
+            }
+            Err(_) if self.done.contains(&worker) => Ok(None),
+            Err(Silence::Ended) => {
+                let obituary = self.peers[worker].obituary().await;
+                bail!("{} is gone: {obituary}", self.name(worker))
+            }
+            Err(silence) => Err(anyhow!(silence).context(format!("cannot hear {}", self.name(worker)))),
+        }
+    }
+
+    fn out_of_turn(&self, worker: usize, report: &Report, step: &str) -> anyhow::Error {
+        let (name, said) = (self.name(worker), report.name());
+        anyhow!("{name} said `{said}` when it was to say `{step}`: run the same build on all hosts")
+    }
+
+    fn tell_progress(&mut self, now: Instant) {
+        if let Some(line) = self.board.line(now - self.told) {
+            eprintln!("{line}");
+        }
+        self.told = now;
+    }
+}
+
+/// A stranger's text, as a terminal may show it.
+fn printable(text: &str) -> String {
+    let shown = text.chars().take(REASON_MAX_CHARS);
+    shown.map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::process::Command;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// A crew of one, which runs `script` in a shell.
+    fn crew(script: &str) -> Crew {
+        let (tell, heard) = Crew::reports();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]);
+        Crew::new(vec![Peer::start("consumer 1".into(), shell, 0, tell).unwrap()], heard)
+    }
+
+    fn connected(report: Report) -> Result<(), Report> {
+        match report {
+            Report::Connected => Ok(()),
+            other => Err(other),
+        }
+    }
+
+    async fn failure(script: &str, deadline: Duration) -> String {
+        let error = crew(script).gather(&[0], "connected", deadline, connected).await.unwrap_err();
+        format!("{error:#}")
+    }
+
+    #[tokio::test]
+    async fn who_says_what_is_waited_for_is_heard() {
+        let mut crew = crew(r#"echo '{"moving":{"bytes":1}}'; echo '"connected"'; exec sleep 60"#);
+        crew.gather(&[0], "connected", LONG, connected).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn whoever_fails_is_named() {
+        let late = failure("exec sleep 60", Duration::from_millis(20)).await;
+        assert_eq!(late, "consumer 1 did not say `connected` within 20ms");
+        let dead = failure("exit 3", LONG).await;
+        assert!(dead.starts_with("consumer 1 is gone: it ended early, with exit status: 3"), "{dead}");
+        let liar = failure(r#"echo '{"waiting":{"round":1}}'; exec sleep 60"#, LONG).await;
+        assert!(liar.starts_with("consumer 1 said `waiting` when it was to say `connected`"), "{liar}");
+        let garbage = failure("echo hello; exec sleep 60", LONG).await;
+        assert!(garbage.starts_with("cannot hear consumer 1: it sent \"hello\""), "{garbage}");
+        let endless = failure("yes | tr -d '\\n'", LONG).await;
+        assert!(endless.contains("a line of more than"), "{endless}");
+        let failed =
+            failure(r#"echo '{"failed":{"reason":"no\u001b[2Jmemory"}}'; exec sleep 60"#, LONG).await;
+        assert_eq!(failed, "consumer 1 failed: no [2Jmemory", "and does nothing to the terminal");
+    }
+
+    #[tokio::test]
+    async fn saying_it_again_is_out_of_turn() {
+        let mut crew = crew(r#"echo '"connected"'; echo '"connected"'; exec sleep 60"#);
+        crew.gather(&[0], "connected", LONG, connected).await.unwrap();
+        let error = crew.gather(&[0], "ended", LONG, Err::<(), _>).await.unwrap_err();
+        assert!(error.to_string().contains("said `connected` when it was to say `ended`"), "{error}");
+    }
+}

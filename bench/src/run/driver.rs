@@ -1,0 +1,327 @@
+//! Who leads the workers through the rounds.
+
+use super::{
+    address::NodeAddress,
+    claims,
+    crew::Crew,
+    document::{COPIES, Document, KIND, Machine, MemoryFacts, NetworkFacts, VERSION, WorkloadFacts},
+    results::{Sample, Scenario},
+    workload::{Plan, Scene},
+};
+use crate::{
+    node::{
+        Hold,
+        load::{Form, Load},
+        order::{
+            Consumption, Introduction, Order, Prepared, Production, Received, Report, Round, Sent, Work,
+        },
+    },
+    origin::Origin,
+};
+use anyhow::{Context, Result};
+use std::time::Duration;
+use tensor_relay_client::Ticket;
+
+/// What the driver was told.
+pub(super) struct Terms {
+    pub(super) name: &'static str,
+    pub(super) plan: Plan,
+    pub(super) rounds: u32,
+    pub(super) hold: Hold,
+    pub(super) udp_payload_max: u16,
+    /// Where consumers find the producer, if that is not what its ticket says.
+    pub(super) serve_at: Option<NodeAddress>,
+    /// How long any step may take, if the user said so.
+    pub(super) deadline: Option<Duration>,
+}
+
+/// How long starting, connecting and ending may take.
+const STEP_MAX: Duration = Duration::from_secs(60);
+
+/// How long making a version's bytes may take. A producer that died is noticed at once.
+const PREPARE_MAX: Duration = Duration::from_secs(600);
+
+/// How long a round may take beyond what its size and timetable need.
+const ROUND_MAX: Duration = Duration::from_secs(60);
+
+/// The slowest network that is waited for.
+const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
+
+/// The number of the one worker that publishes. Consumers follow.
+const PRODUCER: usize = 0;
+
+/// Leads a crew whose first worker is the producer.
+pub(super) struct Driver {
+    crew: Crew,
+    terms: Terms,
+    consumers: Vec<usize>,
+    /// The rounds that were begun so far.
+    begun: u32,
+}
+
+/// What the workers said of their machines.
+type Introductions = Vec<Introduction>;
+
+impl Driver {
+    pub(super) fn new(crew: Crew, terms: Terms) -> Self {
+        Self { consumers: (PRODUCER + 1..crew.len()).collect(), crew, terms, begun: 0 }
+    }
+
+    /// Does all rounds, one of each scene after the other, because a machine's speed drifts: only neighbours are compared.
+    ///
+    /// # Errors
+    /// When a worker fails, lies, goes away or is late; it is named.
+    pub(super) async fn measure(mut self, network: NetworkFacts) -> Result<Document> {
+        let here = self.meet().await?;
+        self.engage().await?;
+        let scenes = self.terms.plan.scenes.clone();
+        let mut scenarios: Vec<Scenario> = scenes.iter().map(|scene| self.scenario(scene, &here)).collect();
+        for scene in &scenes {
+            self.round(scene, &format!("warm-up, {}", scene.name), self.terms.plan.warm_up_versions())
+                .await?;
+        }
+        for number in 1..=self.terms.rounds {
+            for (scene, scenario) in scenes.iter().zip(&mut scenarios) {
+                let title = format!("round {number} of {}, {}", self.terms.rounds, scene.name);
+                let sample = self.round(scene, &title, self.terms.plan.versions).await?;
+                eprintln!("{title}: {:.3} GB/s", sample.gb_per_s());
+                scenario.samples.push(sample);
+            }
+        }
+        let memory = self.dismiss(&scenarios).await?;
+        Ok(self.document(network, &here, &scenarios, memory))
+    }
+
+    /// Waits until all workers run.
+    async fn meet(&mut self) -> Result<Introductions> {
+        let all: Vec<usize> = (0..self.crew.len()).collect();
+        let introduced = self.crew.gather(&all, "here", self.step(), |report| match report {
+            Report::Here(introduction) => Ok(introduction),
+            other => Err(other),
+        });
+        introduced.await
+    }
+
+    /// Gives everyone its job.
+    async fn engage(&mut self) -> Result<()> {
+        let Terms { plan, hold, udp_payload_max, .. } = &self.terms;
+        let (work, every, udp_payload_max) = (plan.work.clone(), plan.every, Some(*udp_payload_max));
+        let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
+        self.crew.tell(&[PRODUCER], &Order::Produce(job)).await?;
+        let tickets = self.crew.gather(&[PRODUCER], "serving", self.step(), |report| match report {
+            Report::Serving { ticket } => Ok(ticket),
+            other => Err(other),
+        });
+        let said = tickets.await?.concat();
+        let ticket = self
+            .ticket(&said)
+            .with_context(|| format!("{} gave a ticket that is none", self.crew.name(PRODUCER)))?;
+        for consumer in self.consumers.clone() {
+            let slow = self
+                .terms
+                .plan
+                .scenes
+                .iter()
+                .any(|scene| scene.slow.map(worker) == Some(consumer));
+            let ticket = ticket.to_string();
+            let job = Consumption { ticket, work: work.clone(), udp_payload_max, every, slow };
+            self.crew.tell(&[consumer], &Order::Consume(job)).await?;
+        }
+        let connected = self
+            .crew
+            .gather(&self.consumers, "connected", self.step(), |report| match report {
+                Report::Connected => Ok(()),
+                other => Err(other),
+            });
+        connected.await.map(|_| ())
+    }
+
+    /// The producer's ticket, with an address that consumers can reach.
+    fn ticket(&self, said: &str) -> Result<Ticket> {
+        let ticket: Ticket = said.parse()?;
+        let Some(host) = &self.terms.serve_at else { return Ok(ticket) };
+        let address = ticket.addresses().first().context("it names no address")?;
+        let port = address.rsplit_once(':').context("its address has no port")?.1.parse()?;
+        let address = host.with_port(port).to_string();
+        Ok(Ticket::new(vec![address], ticket.keys().to_vec(), ticket.topic().cloned())?)
+    }
+
+    /// One round, from preparing it to looking at what came of it.
+    async fn round(&mut self, scene: &Scene, title: &str, versions: u64) -> Result<Sample> {
+        let readers: Vec<usize> = scene.readers.iter().copied().map(worker).collect();
+        let slow: Vec<usize> = scene.slow.map(worker).into_iter().collect();
+        let consumers = [&readers[..], &slow].concat();
+        self.begun += 1;
+        let round = Round { number: self.begun, readers: readers.len() as u32, versions };
+        let prepared = self.prepare(round, &consumers).await?;
+
+        let patience = self.patience(&prepared, round);
+        self.crew
+            .show(title.into(), prepared.payload_bytes.saturating_mul(versions), &consumers);
+        let begin = Order::Begin { round: round.number, patience_s: patience.as_secs() };
+        // Consumers first, so that they wait when the producer publishes.
+        self.crew.tell(&consumers, &begin).await?;
+        self.crew.tell(&[PRODUCER], &begin).await?;
+        let (sent, received) = self.outcome(&readers, patience).await?;
+
+        let producer = self.crew.name(PRODUCER);
+        claims::check_sent(&sent, round).with_context(|| producer.to_owned())?;
+        for (reader, received) in readers.iter().zip(&received) {
+            let name = || self.crew.name(*reader).to_owned();
+            claims::check_received(received, &prepared, round).with_context(name)?;
+        }
+        self.stop(&slow, round).await?;
+        Ok(Sample { prepared, sent, received })
+    }
+
+    /// Lets the producer make the version, and then the consumers subscribe. When this returns all are ready.
+    async fn prepare(&mut self, round: Round, consumers: &[usize]) -> Result<Prepared> {
+        let deadline = self.terms.deadline.unwrap_or(PREPARE_MAX);
+        self.crew.tell(&[PRODUCER], &Order::Prepare(round)).await?;
+        let prepared = self.crew.gather(&[PRODUCER], "prepared", deadline, |report| match report {
+            Report::Prepared(prepared) => Ok(prepared),
+            other => Err(other),
+        });
+        let prepared = prepared.await?.pop().context("one was gathered")?;
+        claims::check_prepared(&prepared, round).with_context(|| self.crew.name(PRODUCER).to_owned())?;
+        self.crew.tell(consumers, &Order::Prepare(round)).await?;
+        let waiting = self.crew.gather(consumers, "waiting", self.step(), |report| match report {
+            Report::Waiting { round: number } if number == round.number => Ok(()),
+            other => Err(other),
+        });
+        waiting.await?;
+        Ok(prepared)
+    }
+
+    /// What the producer and the readers say at the end of a round, in whatever order they do.
+    async fn outcome(&mut self, readers: &[usize], patience: Duration) -> Result<(Sent, Vec<Received>)> {
+        enum Done {
+            Sent(Sent),
+            Received(Received),
+        }
+        let all = [&[PRODUCER], readers].concat();
+        // The producer gives up when patience ends, and knows better why.
+        let deadline = patience + STEP_MAX;
+        let done = self.crew.gather(&all, "sent or received", deadline, |report| match report {
+            Report::Sent(sent) => Ok(Done::Sent(sent)),
+            Report::Received(received) => Ok(Done::Received(received)),
+            other => Err(other),
+        });
+        let (mut sent, mut received) = (None, Vec::new());
+        for (who, done) in all.iter().zip(done.await?) {
+            match (*who, done) {
+                (PRODUCER, Done::Sent(said)) => sent = Some(said),
+                (PRODUCER, Done::Received(_)) => break,
+                (_, Done::Received(said)) => received.push(said),
+                (_, Done::Sent(_)) => break,
+            }
+        }
+        let whole = sent.filter(|_| received.len() == readers.len()).map(|sent| (sent, received));
+        whole.context("a consumer said that it published, or the producer that it received: run the same build on all hosts")
+    }
+
+    /// Ends the part of those who are only in the way.
+    async fn stop(&mut self, slow: &[usize], round: Round) -> Result<()> {
+        self.crew.tell(slow, &Order::Stop { round: round.number }).await?;
+        let stopped = self.crew.gather(slow, "stopped", self.step(), |report| match report {
+            Report::Stopped { round: number, .. } if number == round.number => Ok(()),
+            other => Err(other),
+        });
+        stopped.await.map(|_| ())
+    }
+
+    /// Ends all workers, the producer last, and asks what memory they took.
+    async fn dismiss(&mut self, scenarios: &[Scenario]) -> Result<Vec<MemoryFacts>> {
+        let mut memory = Vec::new();
+        for workers in [self.consumers.clone(), vec![PRODUCER]] {
+            self.crew.tell(&workers, &Order::End).await?;
+            let peaks = self.crew.gather(&workers, "ended", self.step(), |report| match report {
+                Report::Ended { peak_resident_bytes } => Ok(peak_resident_bytes),
+                other => Err(other),
+            });
+            let peaks = peaks.await?;
+            let facts =
+                |(worker, peak): (&usize, _)| MemoryFacts::new(self.crew.name(*worker), peak, scenarios);
+            memory.extend(workers.iter().zip(peaks).map(facts));
+        }
+        memory.rotate_right(1);
+        Ok(memory)
+    }
+
+    fn scenario(&self, scene: &Scene, here: &Introductions) -> Scenario {
+        let readers = || scene.readers.iter().copied().map(worker);
+        let is_near = |reader: usize| Machine::new("", &here[reader], &here[PRODUCER]).clock_of_producer;
+        Scenario {
+            name: scene.name.clone(),
+            readers: readers().map(|reader| self.crew.name(reader).into()).collect(),
+            one_clock: readers().all(is_near),
+            is_stream: matches!(self.terms.plan.work, Work::Stream { .. }),
+            samples: Vec::new(),
+        }
+    }
+
+    fn document(
+        &self,
+        network: NetworkFacts,
+        here: &Introductions,
+        scenarios: &[Scenario],
+        memory: Vec<MemoryFacts>,
+    ) -> Document {
+        let Terms { name, plan, rounds, hold, .. } = &self.terms;
+        let machines =
+            (0..self.crew.len()).map(|w| Machine::new(self.crew.name(w), &here[w], &here[PRODUCER]));
+        let results = scenarios
+            .iter()
+            .enumerate()
+            .map(|(index, scenario)| scenario.result(scenarios.first().filter(|_| index > 0)));
+        Document {
+            kind: KIND,
+            version: VERSION,
+            origin: Origin::here(),
+            network,
+            workload: WorkloadFacts {
+                name,
+                work: without_folders(&plan.work),
+                versions_per_round: plan.versions,
+                mode: if plan.every { "every" } else { "latest" },
+                hold: *hold,
+                rounds: *rounds,
+                warm_up_rounds: 1,
+            },
+            machines: machines.collect(),
+            results: results.collect(),
+            memory,
+            copies_per_byte: COPIES,
+        }
+    }
+
+    fn step(&self) -> Duration {
+        self.terms.deadline.unwrap_or(STEP_MAX)
+    }
+
+    /// How long the round may take, now that its size is known.
+    fn patience(&self, prepared: &Prepared, round: Round) -> Duration {
+        self.terms.deadline.unwrap_or_else(|| {
+            let bytes = prepared.payload_bytes.saturating_mul(round.versions);
+            let bytes = bytes.saturating_mul(round.readers.into());
+            let seconds = 2 * self.terms.plan.timetable_s() + bytes / SLOWEST_BYTES_PER_S;
+            ROUND_MAX + Duration::from_secs(seconds)
+        })
+    }
+}
+
+/// The worker's number of a consumer's.
+fn worker(consumer: usize) -> usize {
+    PRODUCER + 1 + consumer
+}
+
+/// The work as it is written down: where a file lay is nobody's business.
+fn without_folders(work: &Work) -> Work {
+    match work {
+        Work::Version(Load { form: Form::File { path }, content }) => {
+            let path = path.file_name().map(Into::into).unwrap_or_default();
+            Work::Version(Load { form: Form::File { path }, content: *content })
+        }
+        other => other.clone(),
+    }
+}

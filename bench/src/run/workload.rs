@@ -1,0 +1,350 @@
+//! What is measured: words become a plan.
+
+use crate::node::{
+    Model,
+    load::{Content, Form, Load},
+    order::{Pace, Work},
+};
+use anyhow::{Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::{convert::Infallible, path::PathBuf, str::FromStr};
+
+/// Something that users do with tensor-relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// One large tensor.
+    Bulk,
+    /// The tensors of a model.
+    StateDict,
+    /// Ten thousand tensors of 4 KiB in one version.
+    ManySmall,
+    /// A thousand versions of 64 KiB a second: how many arrive, how soon, and how many are missed.
+    Versions,
+    /// A version of 4 KiB, again and again, each when the one before was committed: how long it takes.
+    Latency,
+    /// One large tensor to one consumer, and to several: what each and all of them get.
+    FanOut,
+    /// One large tensor to a fast consumer, alone and beside one that hardly takes anything.
+    SlowReader,
+}
+
+/// What the tensors hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ContentArg {
+    /// Noise.
+    Random,
+    /// Values with the statistics of weights.
+    Weights,
+    /// The tensors of a safetensors file, which lies on the producer's machine.
+    File(PathBuf),
+}
+
+/// The words that say what is measured.
+#[derive(Debug, Clone, clap::Args)]
+pub struct WorkloadArgs {
+    /// What is measured.
+    #[arg(long, value_enum, default_value_t = Workload::Bulk)]
+    pub workload: Workload,
+    /// How large a version is, or each tensor of `many-small`, e.g. 256MiB. Default: 1GiB; 4KiB for `many-small` and
+    /// `latency`, 64KiB for `versions`.
+    #[arg(long, value_parser = crate::size::parse)]
+    pub size: Option<u64>,
+    /// What the tensors hold: `random`, `weights`, or a safetensors FILE of the producer's machine. Default: `weights`
+    /// for `state-dict`, else `random`.
+    #[arg(long, value_name = "random|weights|FILE")]
+    pub content: Option<ContentArg>,
+    /// For `state-dict`: a known model's names and shapes, instead of those of a transformer made up to --size.
+    #[arg(long, value_enum)]
+    pub model: Option<Model>,
+    /// For --model: how many rows its tensors have, as a share of the real ones.
+    #[arg(long, requires = "model")]
+    pub scale: Option<f64>,
+    /// How many tensors `many-small` has, or how many versions `latency`. Default 10000.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub count: Option<u32>,
+    /// For `versions`: how many are published a second. Default 1000.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub per_second: Option<u32>,
+    /// For `versions`: for how many seconds. Default 5.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: Option<u32>,
+    /// For `versions`: subscribes in mode `every`, so that the producer waits instead of versions being missed.
+    #[arg(long)]
+    pub every: bool,
+}
+
+/// What a run is to do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) work: Work,
+    /// How many versions a round has.
+    pub(crate) versions: u64,
+    pub(crate) every: bool,
+    /// What is done in turn, in each round.
+    pub(crate) scenes: Vec<Scene>,
+}
+
+/// Who takes part in a round. Consumers are counted from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Scene {
+    pub(crate) name: String,
+    /// Those who are measured, and whom the producer waits for.
+    pub(crate) readers: Vec<usize>,
+    /// One that is only in the way.
+    pub(crate) slow: Option<usize>,
+}
+
+const SIZE: u64 = 1 << 30;
+const SMALL_SIZE: u64 = 4 << 10;
+const VERSION_SIZE: u64 = 64 << 10;
+const COUNT: u32 = 10_000;
+const RATE: u32 = 1_000;
+const SECONDS: u32 = 5;
+
+/// What a warm-up has of a stream.
+const WARM_UP_SHARE: u64 = 10;
+
+/// More versions than a round can have an end.
+const VERSIONS_MAX: u64 = 100_000_000;
+
+impl Workload {
+    /// How many consumers there are, if nobody says.
+    pub(crate) fn consumers(self) -> usize {
+        match self {
+            Self::FanOut => 4,
+            Self::SlowReader => 2,
+            _ => 1,
+        }
+    }
+
+    /// Its name on the command line and in results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bulk => "bulk",
+            Self::StateDict => "state-dict",
+            Self::ManySmall => "many-small",
+            Self::Versions => "versions",
+            Self::Latency => "latency",
+            Self::FanOut => "fan-out",
+            Self::SlowReader => "slow-reader",
+        }
+    }
+
+    fn scenes(self, consumers: usize) -> Result<Vec<Scene>> {
+        let scene = |name: &str, readers| Scene { name: name.into(), readers, slow: None };
+        let all = || (0..consumers).collect();
+        match self {
+            Self::FanOut => {
+                ensure!(consumers >= 2, "`fan-out` compares one consumer with several: give it two or more");
+                Ok(vec![scene("one consumer", vec![0]), scene(&format!("{consumers} consumers"), all())])
+            }
+            Self::SlowReader => {
+                ensure!(consumers >= 2, "`slow-reader` needs two consumers or more: the last one is slow");
+                let fast: Vec<usize> = (0..consumers - 1).collect();
+                let beside = Scene { slow: Some(consumers - 1), ..scene("beside a slow one", fast.clone()) };
+                Ok(vec![scene("without the slow one", fast), beside])
+            }
+            _ => Ok(vec![scene(self.name(), all())]),
+        }
+    }
+}
+
+impl WorkloadArgs {
+    /// What this means for so many consumers.
+    ///
+    /// # Errors
+    /// When the words do not go together.
+    pub(crate) fn plan(&self, consumers: usize) -> Result<Plan> {
+        ensure!(consumers > 0, "at least one consumer is needed");
+        self.check()?;
+        let (work, versions) = match self.workload {
+            Workload::Versions => {
+                let versions = u64::from(self.per_second()) * u64::from(self.seconds.unwrap_or(SECONDS));
+                (self.stream(VERSION_SIZE, Pace::PerSecond(self.per_second())), versions)
+            }
+            Workload::Latency => (self.stream(SMALL_SIZE, Pace::AfterCommit), self.count().into()),
+            _ => (Work::Version(self.load()), 1),
+        };
+        ensure!(versions <= VERSIONS_MAX, "{versions} versions in a round are more than {VERSIONS_MAX}");
+        Ok(Plan { work, versions, every: self.every, scenes: self.workload.scenes(consumers)? })
+    }
+
+    /// Refuses words that would mean nothing here: a result must not look as if they had.
+    fn check(&self) -> Result<()> {
+        use Workload::{Bulk, FanOut, Latency, ManySmall, SlowReader, StateDict, Versions};
+        let is = |those: &[Workload]| those.contains(&self.workload);
+        let has_file = matches!(self.content, Some(ContentArg::File(_)));
+        let name = self.workload.name();
+        for (given, means_something, word) in [
+            (self.model.is_some(), is(&[StateDict]) && !has_file, "--model"),
+            (self.size.is_some(), self.model.is_none() && !has_file, "--size"),
+            (self.count.is_some(), is(&[ManySmall, Latency]), "--count"),
+            (self.per_second.is_some(), is(&[Versions]), "--per-second"),
+            (self.seconds.is_some(), is(&[Versions]), "--seconds"),
+            (self.every, is(&[Versions]), "--every"),
+            (has_file, is(&[Bulk, StateDict, FanOut, SlowReader]), "a file as --content"),
+            (self.content == Some(ContentArg::Weights), !is(&[Versions, Latency]), "--content weights"),
+        ] {
+            if given && !means_something {
+                bail!("{word} means nothing for `{name}` with these other words");
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self) -> Load {
+        let bytes = self.size.unwrap_or(SIZE);
+        let form = match (&self.content, self.workload) {
+            (Some(ContentArg::File(path)), _) => Form::File { path: path.clone() },
+            (_, Workload::ManySmall) => {
+                Form::Equal { count: self.count(), bytes: self.size.unwrap_or(SMALL_SIZE) }
+            }
+            (_, Workload::StateDict) => match self.model {
+                Some(model) => Form::Known { model, scale: self.scale.unwrap_or(1.0) },
+                None => Form::Generated { bytes },
+            },
+            _ => Form::Bulk { bytes },
+        };
+        let content = match (&self.content, self.workload) {
+            (Some(ContentArg::Weights), _) | (None, Workload::StateDict) => Content::Weights,
+            _ => Content::Random,
+        };
+        Load { form, content }
+    }
+
+    fn stream(&self, size: u64, pace: Pace) -> Work {
+        Work::Stream { bytes: self.size.unwrap_or(size), pace }
+    }
+
+    fn count(&self) -> u32 {
+        self.count.unwrap_or(COUNT)
+    }
+
+    fn per_second(&self) -> u32 {
+        self.per_second.unwrap_or(RATE)
+    }
+}
+
+impl Plan {
+    /// How many versions the round has that comes before those that count.
+    pub(crate) fn warm_up_versions(&self) -> u64 {
+        (self.versions / WARM_UP_SHARE).max(1)
+    }
+
+    /// How long a round's timetable is, where it has one.
+    pub(crate) fn timetable_s(&self) -> u64 {
+        match self.work {
+            Work::Stream { pace: Pace::PerSecond(rate), .. } => {
+                self.versions.div_ceil(u64::from(rate.max(1)))
+            }
+            _ => 0,
+        }
+    }
+}
+
+impl FromStr for ContentArg {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "random" => Self::Random,
+            "weights" => Self::Weights,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Parser, ValueEnum};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: WorkloadArgs,
+    }
+
+    fn plan(words: &str, consumers: usize) -> Result<Plan> {
+        Cli::try_parse_from(["run"].into_iter().chain(words.split_whitespace()))?
+            .args
+            .plan(consumers)
+    }
+
+    fn load(words: &str) -> Load {
+        match plan(words, 1).unwrap().work {
+            Work::Version(load) => load,
+            stream => panic!("{stream:?}"),
+        }
+    }
+
+    #[test]
+    fn without_further_words_a_workload_is_what_its_help_says() {
+        let bulk = Load { form: Form::Bulk { bytes: 1 << 30 }, content: Content::Random };
+        assert_eq!(load(""), bulk);
+        let small = Form::Equal { count: 10_000, bytes: 4096 };
+        assert_eq!(load("--workload many-small").form, small);
+        let dict = load("--workload state-dict --size 1MiB");
+        assert_eq!(dict, Load { form: Form::Generated { bytes: 1 << 20 }, content: Content::Weights });
+        let versions = plan("--workload versions", 1).unwrap();
+        assert_eq!(versions.work, Work::Stream { bytes: 65_536, pace: Pace::PerSecond(1000) });
+        assert_eq!((versions.versions, versions.timetable_s(), versions.warm_up_versions()), (5000, 5, 500));
+        let latency = plan("--workload latency", 1).unwrap();
+        assert_eq!(latency.work, Work::Stream { bytes: 4096, pace: Pace::AfterCommit });
+        assert_eq!((latency.versions, latency.timetable_s()), (10_000, 0));
+    }
+
+    #[test]
+    fn further_words_count() {
+        let model = load("--workload state-dict --model gpt2 --scale 0.5 --content random");
+        assert_eq!(model.form, Form::Known { model: Model::Gpt2, scale: 0.5 });
+        assert_eq!(model.content, Content::Random);
+        assert_eq!(load("--content a.safetensors").form, Form::File { path: "a.safetensors".into() });
+        let versions = plan("--workload versions --per-second 3 --seconds 7 --every", 1).unwrap();
+        assert_eq!((versions.versions, versions.every), (21, true));
+    }
+
+    #[test]
+    fn words_that_would_mean_nothing_are_refused() {
+        for words in [
+            "--model gpt2",
+            "--workload state-dict --scale 1",
+            "--workload state-dict --model gpt2 --size 1MiB",
+            "--workload state-dict --model gpt2 --content a.safetensors",
+            "--content a.safetensors --size 1MiB",
+            "--workload latency --content a.safetensors",
+            "--workload latency --content weights",
+            "--workload bulk --count 3",
+            "--workload latency --per-second 3",
+            "--workload bulk --seconds 3",
+            "--workload latency --every",
+        ] {
+            assert!(plan(words, 1).is_err(), "{words}");
+        }
+        assert!(plan("", 0).is_err());
+        assert!(plan("--workload versions --per-second 1000000 --seconds 3600", 1).is_err());
+    }
+
+    #[test]
+    fn every_workload_has_consumers_enough_and_names_its_own() {
+        for workload in Workload::value_variants() {
+            let plan = plan(&format!("--workload {}", workload.name()), workload.consumers()).unwrap();
+            let mut taking_part: Vec<usize> = plan
+                .scenes
+                .iter()
+                .flat_map(|s| s.readers.iter().chain(&s.slow))
+                .copied()
+                .collect();
+            taking_part.sort_unstable();
+            taking_part.dedup();
+            assert_eq!(taking_part, (0..workload.consumers()).collect::<Vec<_>>(), "{workload:?}");
+            assert_eq!(workload.to_possible_value().unwrap().get_name(), workload.name());
+        }
+        let scenes = |words, consumers| plan(words, consumers).map(|plan| plan.scenes);
+        let slow = scenes("--workload slow-reader", 3).unwrap();
+        assert_eq!((slow[0].slow, slow[1].slow, slow[1].readers.len()), (None, Some(2), 2));
+        assert!(scenes("--workload slow-reader", 1).is_err());
+        assert!(scenes("--workload fan-out", 1).is_err());
+    }
+}
