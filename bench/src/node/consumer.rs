@@ -150,7 +150,7 @@ impl Consumer {
                 let receipt = snapshot.receipt();
                 Ok(Got {
                     versions: 1,
-                    missed: snapshot.skipped(),
+                    missed: 0,
                     bytes: snapshot.payload_bytes(),
                     seconds: receipt.duration.as_secs_f64(),
                     chunks: receipt.chunks.into(),
@@ -189,11 +189,12 @@ async fn receive_stream(
         let stamp = windows.read(&tensor)?;
         got.one_way.record(now_ns.saturating_sub(stamp.published_ns));
         got.versions += 1;
-        got.missed += snapshot.skipped();
         got.bytes += snapshot.payload_bytes();
         got.chunks += u64::from(snapshot.receipt().chunks);
         streamed.store(got.bytes, Ordering::Relaxed);
         if stamp.index >= round.versions.saturating_sub(1) {
+            // Those before the first one included, of which no snapshot tells.
+            got.missed = round.versions.saturating_sub(got.versions);
             got.seconds = begun.elapsed().as_secs_f64();
             return Ok(got);
         }
