@@ -1,0 +1,242 @@
+//! `bench run` and `bench node` as a person uses them: each workload once, small, with real processes.
+
+use serde_json::Value;
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    process::{Child, ChildStderr, Command, Output, Stdio},
+    time::Duration,
+};
+
+fn bench(words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tensor-relay-bench"));
+    command.args(words.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+/// A file of this test's own, which is removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("tensor-relay-bench-{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Runs `run` with `words`; gives its table and its file.
+fn run(name: &str, words: &str) -> (String, Value) {
+    let json = Scratch::new(&format!("{name}.json"));
+    let output = bench(&format!("run {words} --json {}", json.0.display())).output().unwrap();
+    let table = succeeded(output);
+    let document: Value = serde_json::from_slice(&std::fs::read(&json.0).unwrap()).unwrap();
+    assert_eq!((&document["kind"], &document["version"]), (&"run".into(), &1.into()));
+    (table, document)
+}
+
+fn succeeded(output: Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// Goal: the numbers of a round are there and fit each other. Method: one tensor, in both ways to hold it.
+#[test]
+fn bulk() {
+    for hold in ["stage", "borrow"] {
+        let (table, document) = run(hold, &format!("--size 9MiB --rounds 2 --hold {hold}"));
+        assert!(table.contains("bulk: 1 tensor, 9 MiB a version"), "{table}");
+        let scene = &document["results"][0];
+        assert_eq!((&scene["payload_bytes"], &scene["rounds"]), (&(9 << 20).into(), &2.into()));
+        assert!(number(&scene["gb_per_s"]["low"]) > 0.0);
+        assert!(number(&scene["gb_per_s"]["low"]) <= number(&scene["gb_per_s"]["median"]));
+        assert!(number(&scene["producer"]["sent_bytes"]) > 18e6, "{}", scene["producer"]);
+        // Three chunks of 4 MiB or less, hashed once a round where they were not when they were staged.
+        let hashed = if hold == "borrow" { 6 } else { 0 };
+        assert_eq!(scene["producer"]["chunks_hashed"], hashed);
+        assert_eq!(scene["consumers"][0]["chunks"], 6);
+        assert_eq!(scene["consumers"][0]["udp_payload_bytes"], 65_000);
+        assert_eq!(scene["samples"].as_array().unwrap().len(), 2, "the warm-up does not count");
+        assert_eq!(document["memory"][0]["worker"], "producer");
+        assert!(number(&document["memory"][1]["peak_resident_bytes"]) > 9e6);
+    }
+}
+
+#[test]
+fn state_dicts() {
+    let (_, known) = run("known", "--workload state-dict --model resnet-50 --scale 0.01 --rounds 1");
+    assert_eq!(known["results"][0]["tensors"], 320);
+    let (_, generated) = run("generated", "--workload state-dict --size 1MiB --rounds 1");
+    assert!(number(&generated["results"][0]["tensors"]) > 100.0);
+    let (_, small) = run("small", "--workload many-small --count 300 --rounds 1");
+    assert_eq!(small["results"][0]["tensors"], 300);
+}
+
+/// Goal: a file's tensors travel as they are, and where it lies is not written down.
+#[test]
+fn a_file() {
+    let file = Scratch::new("model.safetensors");
+    let header = br#"{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]}}"#;
+    std::fs::write(&file.0, [&(header.len() as u64).to_le_bytes(), &header[..], b"12345"].concat()).unwrap();
+    let (_, document) = run("file", &format!("--content {} --rounds 1", file.0.display()));
+    assert_eq!(document["results"][0]["tensors"], 1);
+    let work = document["workload"]["work"].to_string();
+    assert!(work.contains("model.safetensors") && !work.contains('/'), "{work}");
+}
+
+/// Goal: each version of a stream is timed. Method: the histograms have as many entries as versions arrived.
+#[test]
+fn streams() {
+    let (table, latency) = run("latency", "--workload latency --count 50 --rounds 2");
+    let scene = &latency["results"][0];
+    assert_eq!(scene["latency_is"], "publish to commit", "both ends have one clock");
+    for histogram in ["latency_us", "round_trip_us"] {
+        assert_eq!(scene[histogram]["count"], 100, "two rounds of 50");
+        let buckets = scene[histogram]["buckets"].as_array().unwrap();
+        assert_eq!(buckets.iter().map(|bucket| number(&bucket[1])).sum::<f64>(), 100.0);
+        assert!(number(&scene[histogram]["p50"]) <= number(&scene[histogram]["max"]));
+    }
+    assert!(table.contains("publish to commit: p50"), "{table}");
+
+    let words = "--workload versions --size 1KiB --per-second 200 --seconds 1 --rounds 1";
+    let (_, latest) = run("latest", words);
+    let scene = &latest["results"][0];
+    assert_eq!(number(&scene["latency_us"]["count"]) + number(&scene["missed"]), 200.0);
+    let rate = number(&scene["versions_per_s"]["median"]);
+    assert!(rate <= 201.0, "{rate} a second are more than were asked for");
+
+    let (_, every) = run("every", &format!("{words} --every"));
+    let scene = &every["results"][0];
+    assert_eq!((&scene["missed"], &scene["latency_us"]["count"]), (&0.into(), &200.into()));
+}
+
+#[test]
+fn several_consumers() {
+    let (_, fan_out) = run("fan-out", "--workload fan-out --consumers 3 --size 5MiB --rounds 2");
+    let scenes = fan_out["results"].as_array().unwrap();
+    let consumers: Vec<usize> = scenes
+        .iter()
+        .map(|scene| scene["consumers"].as_array().unwrap().len())
+        .collect();
+    assert_eq!(consumers, [1, 3]);
+    assert_eq!(scenes[1]["speed_ratio"]["pairs"], 2);
+
+    // The slow one has no time for its part of a version, and is not waited for.
+    let (table, slow) = run("slow", "--workload slow-reader --size 5MiB --rounds 1");
+    let names: Vec<&Value> = slow["results"].as_array().unwrap().iter().map(|scene| &scene["name"]).collect();
+    assert_eq!(names, ["without the slow one", "beside a slow one"]);
+    assert_eq!(slow["results"][1]["consumers"].as_array().unwrap().len(), 1, "it is not measured");
+    assert!(table.contains("speed, against the first"), "{table}");
+}
+
+/// Goal: what `report` reads is what `run` writes.
+#[test]
+fn reports() {
+    let json = Scratch::new("reported.json");
+    let words = format!("run --workload latency --count 10 --rounds 1 --json {}", json.0.display());
+    succeeded(bench(&words).output().unwrap());
+    let page = Scratch::new("reported.md");
+    succeeded(
+        bench(&format!("report {} --markdown {}", json.0.display(), page.0.display()))
+            .output()
+            .unwrap(),
+    );
+    let text = std::fs::read_to_string(&page.0).unwrap();
+    assert!(text.contains("Workload latency, over loopback"), "{text}");
+}
+
+/// A node on loopback, with its address and its token; its messages are read to the end, so that it never waits.
+struct Node {
+    process: Child,
+    address: String,
+    token: String,
+}
+
+impl Node {
+    fn start(token: Option<&str>) -> Self {
+        let mut command = bench("node --listen 127.0.0.1:0");
+        command.envs(token.map(|token| ("TENSOR_RELAY_BENCH_TOKEN", token)));
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (address, made) = line.split_once(", token ").unwrap_or((&line, ""));
+        let address = address.rsplit(' ').next().unwrap().trim().to_owned();
+        let token = token.unwrap_or(made).trim().to_owned();
+        Self { process, address, token }
+    }
+
+    /// Ends it as an operator would.
+    fn terminate(&mut self) {
+        let pid = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn failure(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Goal: a run across hosts, of which one has two consumers. Method: two nodes on loopback; strangers call before.
+#[test]
+fn nodes() {
+    let a = Node::start(None);
+    let b = Node::start(Some(&a.token));
+    for stranger in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[b'x'; 5_000], b""] {
+        let mut stream = TcpStream::connect(&b.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let _ = stream.write_all(stranger);
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let _ = stream.read_to_end(&mut Vec::new()); // Until the node has had enough of it.
+    }
+    let at = format!("--producer {} --consumer {} {}", a.address, b.address, b.address);
+    let (table, document) = run("nodes", &format!("{at} --token {} --size 5MiB --rounds 1", a.token));
+    assert!(table.contains("between a node and 2 consumers"), "{table}");
+    assert_eq!(document["network"]["nodes"]["consumers"], 2);
+    assert_eq!(document["machines"][2]["worker"], format!("consumer 2 ({})", b.address));
+
+    let wrong = failure(&mut bench(&format!("run {at} --token wrong-token")));
+    assert!(wrong.contains(&format!("producer ({})", a.address)) && wrong.contains("wrong token"), "{wrong}");
+    let without = failure(&mut bench(&format!("run {at}")));
+    assert!(without.contains("--token"), "{without}");
+}
+
+/// Goal: a node that dies is named, and ends the run. Method: an endless run; the consumer's node ends when it moves.
+#[test]
+fn a_node_that_dies_is_named() {
+    let a = Node::start(None);
+    let mut b = Node::start(Some(&a.token));
+    let words = format!(
+        "run --workload latency --count 100000000 --producer {} --consumer {} --token {}",
+        a.address, b.address, a.token
+    );
+    let mut driver = bench(&words).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr: BufReader<ChildStderr> = BufReader::new(driver.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.starts_with("warm-up, latency: consumer 1"), "it tells how far it is: {line}");
+    b.terminate();
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(&format!("consumer 1 ({})", b.address)), "{rest}");
+    assert!(rest.contains("is gone"), "{rest}");
+    assert!(!driver.wait().unwrap().success());
+}
