@@ -7,6 +7,7 @@
 pub(crate) mod clock;
 mod consumer;
 mod desk;
+mod goods;
 pub(crate) mod greeting;
 pub(crate) mod latency;
 pub(crate) mod load;

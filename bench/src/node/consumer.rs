@@ -3,9 +3,9 @@
 use super::{
     clock,
     desk::{Desk, say},
+    goods::STREAM_TENSOR,
     latency::Latencies,
     order::{Consumption, Order, Received, Report, Round, Traffic, Work},
-    producer::STREAM_TENSOR,
     proof::{self, Proof, Proving},
     windows::Windows,
 };

@@ -3,32 +3,26 @@
 use super::{
     clock,
     desk::{Desk, say},
+    goods::{Goods, Made},
     latency::Latencies,
-    load::Opened,
-    order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic, Work},
-    proof::{self, Proof, Proving},
+    order::{Hold, Order, Pace, Prepared, Production, Report, Round, Sent, Traffic},
     windows::{Stamp, Windows},
 };
 use crate::cpu::Usage;
 use anyhow::{Context, Result, bail, ensure};
-use bytes::Bytes;
 use std::{
     convert::Infallible,
-    io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Borrowed, Config, Dtype, Held, Identity, Keep, Listener, Publication, Publisher, Server, Shape, Stage,
-    Staged, Staging, TensorName, TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
+    Config, Held, Identity, Keep, Listener, Publication, Publisher, Server, Stage, Staged, Staging,
+    TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
 };
 
 /// What all rounds publish to.
 const TOPIC: &str = "bench";
-
-/// The one tensor of a stream's versions.
-pub(super) const STREAM_TENSOR: &str = "stream.weight";
 
 /// How many versions of a stream are kept for readers in mode `every`.
 const KEEP_VERSIONS: u32 = 64;
@@ -74,25 +68,6 @@ pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) ->
     Ok(())
 }
 
-/// What is published, as its bytes are made.
-enum Goods {
-    Version(Opened),
-    Stream { windows: Windows, spec: TensorSpec, pace: Pace },
-}
-
-impl Goods {
-    fn open(work: &Work) -> Result<Self> {
-        Ok(match work {
-            Work::Version(load) => Self::Version(load.open()?),
-            Work::Stream { bytes, pace } => Self::Stream {
-                windows: Windows::new(*bytes)?,
-                spec: TensorSpec::new(TensorName::new(STREAM_TENSOR)?, Dtype::U8, Shape::new(&[*bytes])?),
-                pace: *pace,
-            },
-        })
-    }
-}
-
 struct Producer {
     server: Server,
     topic: Topic,
@@ -120,7 +95,7 @@ impl Producer {
         let publisher = self.server.publisher_with(self.topic.clone(), None, self.options())?;
         let (goods, staging, hold) = (Arc::clone(&self.goods), self.server.staging(), self.hold);
         // Off the executor: it takes seconds for gigabytes, in which no connection must die.
-        let made = tokio::task::spawn_blocking(move || make(&goods, &staging, hold, round.number));
+        let made = tokio::task::spawn_blocking(move || goods.make(&staging, hold, round.number));
         let Made { held, prepared } = made.await??;
         self.ready = Some(Ready { round, publisher, held });
         Ok(prepared)
@@ -252,64 +227,4 @@ async fn committed(mut publication: Publication, readers: u32, patience: Duratio
         patience.as_secs()
     );
     Ok(())
-}
-
-/// The version of a round, if it is made before.
-struct Made {
-    held: Option<Held>,
-    prepared: Prepared,
-}
-
-fn make(goods: &Goods, staging: &Staging, hold: Hold, round: u32) -> Result<Made> {
-    match goods {
-        Goods::Stream { spec, .. } => {
-            let payload_bytes = spec.shape.byte_len(spec.dtype)?;
-            Ok(Made { held: None, prepared: Prepared { round, tensors: 1, payload_bytes, proof: None } })
-        }
-        Goods::Version(opened) => {
-            let (held, proof) = match hold {
-                Hold::Stage => stage(opened, staging, round)?,
-                Hold::Borrow => borrow(opened, staging, round)?,
-            };
-            let payload_bytes = held.manifest().payload_bytes();
-            let tensors = opened.specs().len() as u64;
-            Ok(Made {
-                held: Some(held),
-                prepared: Prepared { round, tensors, payload_bytes, proof: Some(proof) },
-            })
-        }
-    }
-}
-
-/// Fills the server's memory right away.
-fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
-    let mut hashes = vec![proof::of_bytes(&[]); opened.specs().len()];
-    let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
-        opened.fill(round, index, out)?;
-        hashes[index] = proof::of_bytes(out);
-        Ok(())
-    })?;
-    Ok((staged.into(), proof_of(opened.specs(), &hashes)))
-}
-
-/// Fills memory of each tensor's own, and lends it.
-fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
-    let mut tensors = Vec::with_capacity(opened.specs().len());
-    let mut hashes = Vec::with_capacity(opened.specs().len());
-    for (index, spec) in opened.specs().iter().enumerate() {
-        let mut bytes = vec![0; usize::try_from(spec.shape.byte_len(spec.dtype)?)?];
-        opened.fill(round, index, &mut bytes)?;
-        hashes.push(proof::of_bytes(&bytes));
-        tensors.push((spec.clone(), Bytes::from(bytes)));
-    }
-    let borrowed = Borrowed::from_tensors(staging, tensors, vec![])?;
-    Ok((borrowed.into(), proof_of(opened.specs(), &hashes)))
-}
-
-fn proof_of(specs: &[TensorSpec], hashes: &[proof::BytesHash]) -> Proof {
-    let mut proving = Proving::new();
-    for (spec, bytes) in specs.iter().zip(hashes) {
-        proving.add(&spec.name, spec.dtype, &spec.shape, bytes);
-    }
-    proving.end()
 }

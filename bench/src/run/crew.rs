@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow, bail};
 use std::{collections::HashSet, time::Duration};
 use tokio::{
     sync::mpsc,
-    time::{Instant, Interval, interval, sleep_until},
+    time::{Instant, Interval, interval, sleep_until, timeout_at},
 };
 
 /// How many reports may wait for the driver. Workers that say more than it reads wait for it.
@@ -18,6 +18,9 @@ const REPORTS_MAX: usize = 64;
 
 /// How often the user hears how far it is.
 const TELL: Duration = Duration::from_secs(1);
+
+/// How long the reason why a worker takes no orders may take to arrive.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// How much of what a worker gives as its reason is passed on.
 const REASON_MAX_CHARS: usize = 2_000;
@@ -72,9 +75,22 @@ impl Crew {
     /// When one of them is gone.
     pub(crate) async fn tell(&mut self, workers: &[usize], order: &Order) -> Result<()> {
         for worker in workers {
-            self.peers[*worker].tell(order).await?;
+            if let Err(error) = self.peers[*worker].tell(order).await {
+                return Err(self.last_words().await.unwrap_or(error));
+            }
         }
         Ok(())
+    }
+
+    /// What has gone wrong, if a worker has said it and nobody has listened yet.
+    async fn last_words(&mut self) -> Option<anyhow::Error> {
+        let until = Instant::now() + LAST_WORDS_MAX;
+        while let Ok(Some((worker, said))) = timeout_at(until, self.heard.recv()).await {
+            if let Err(error) = self.report(worker, said).await {
+                return Some(error);
+            }
+        }
+        None
     }
 
     /// Waits until each of `workers` has said what `wanted` picks out of its report; `step` is the name of that.
@@ -201,6 +217,19 @@ mod tests {
         let failed =
             failure(r#"echo '{"failed":{"reason":"no\u001b[2Jmemory"}}'; exec sleep 60"#, LONG).await;
         assert_eq!(failed, "consumer 1 failed: no [2Jmemory", "and does nothing to the terminal");
+    }
+
+    /// Goal: who takes no orders any more has a reason, and the user hears it. Method: a worker that closes its ears.
+    #[tokio::test]
+    async fn last_words_are_heard() {
+        let mut crew = crew(r#"exec <&-; echo '{"failed":{"reason":"no memory"}}'; exec sleep 60"#);
+        let error = loop {
+            if let Err(error) = crew.tell(&[0], &Order::End).await {
+                break error;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        };
+        assert_eq!(error.to_string(), "consumer 1 failed: no memory");
     }
 
     #[tokio::test]

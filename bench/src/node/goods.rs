@@ -1,0 +1,103 @@
+//! What a producer publishes, as its bytes are made.
+
+use super::{
+    load::Opened,
+    order::{Hold, Pace, Prepared, Work},
+    proof::{self, Proof, Proving},
+    windows::Windows,
+};
+use anyhow::Result;
+use bytes::Bytes;
+use std::io;
+use tensor_relay_server::{Borrowed, Dtype, Held, Shape, Staged, Staging, TensorName, TensorSpec};
+
+/// The one tensor of a stream's versions.
+pub(super) const STREAM_TENSOR: &str = "stream.weight";
+
+/// One version a round, or a stream of them.
+pub(super) enum Goods {
+    Version(Opened),
+    Stream { windows: Windows, spec: TensorSpec, pace: Pace },
+}
+
+impl Goods {
+    /// What `work` asks for.
+    ///
+    /// # Errors
+    /// When its file cannot be read, or its numbers make no sense.
+    pub(super) fn open(work: &Work) -> Result<Self> {
+        Ok(match work {
+            Work::Version(load) => Self::Version(load.open()?),
+            Work::Stream { bytes, pace } => Self::Stream {
+                windows: Windows::new(*bytes)?,
+                spec: TensorSpec::new(TensorName::new(STREAM_TENSOR)?, Dtype::U8, Shape::new(&[*bytes])?),
+                pace: *pace,
+            },
+        })
+    }
+
+    /// Makes the version of `round`, if it has one that is made before it begins. Takes as long as it takes to fill its size:
+    /// call it off the executor.
+    ///
+    /// # Errors
+    /// When there is no memory for it, or its file cannot be read.
+    pub(super) fn make(&self, staging: &Staging, hold: Hold, round: u32) -> Result<Made> {
+        match self {
+            Self::Stream { spec, .. } => {
+                let payload_bytes = spec.shape.byte_len(spec.dtype)?;
+                Ok(Made { held: None, prepared: Prepared { round, tensors: 1, payload_bytes, proof: None } })
+            }
+            Self::Version(opened) => {
+                let (held, proof) = match hold {
+                    Hold::Stage => stage(opened, staging, round)?,
+                    Hold::Borrow => borrow(opened, staging, round)?,
+                };
+                let payload_bytes = held.manifest().payload_bytes();
+                let tensors = opened.specs().len() as u64;
+                Ok(Made {
+                    held: Some(held),
+                    prepared: Prepared { round, tensors, payload_bytes, proof: Some(proof) },
+                })
+            }
+        }
+    }
+}
+
+/// The version of a round, if it is made before.
+pub(super) struct Made {
+    pub(super) held: Option<Held>,
+    pub(super) prepared: Prepared,
+}
+
+/// Fills the server's memory right away.
+fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
+    let mut hashes = vec![proof::of_bytes(&[]); opened.specs().len()];
+    let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
+        opened.fill(round, index, out)?;
+        hashes[index] = proof::of_bytes(out);
+        Ok(())
+    })?;
+    Ok((staged.into(), proof_of(opened.specs(), &hashes)))
+}
+
+/// Fills memory of each tensor's own, and lends it.
+fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
+    let mut tensors = Vec::with_capacity(opened.specs().len());
+    let mut hashes = Vec::with_capacity(opened.specs().len());
+    for (index, spec) in opened.specs().iter().enumerate() {
+        let mut bytes = vec![0; usize::try_from(spec.shape.byte_len(spec.dtype)?)?];
+        opened.fill(round, index, &mut bytes)?;
+        hashes.push(proof::of_bytes(&bytes));
+        tensors.push((spec.clone(), Bytes::from(bytes)));
+    }
+    let borrowed = Borrowed::from_tensors(staging, tensors, vec![])?;
+    Ok((borrowed.into(), proof_of(opened.specs(), &hashes)))
+}
+
+fn proof_of(specs: &[TensorSpec], hashes: &[proof::BytesHash]) -> Proof {
+    let mut proving = Proving::new();
+    for (spec, bytes) in specs.iter().zip(hashes) {
+        proving.add(&spec.name, spec.dtype, &spec.shape, bytes);
+    }
+    proving.end()
+}
