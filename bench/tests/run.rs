@@ -107,7 +107,8 @@ fn streams() {
     }
     assert!(table.contains("publish to commit: p50"), "{table}");
 
-    let words = "--workload versions --size 1KiB --per-second 200 --seconds 1 --rounds 1";
+    // A size that is padded on its way.
+    let words = "--workload versions --size 1000B --per-second 200 --seconds 1 --rounds 1";
     let (_, latest) = run("latest", words);
     let scene = &latest["results"][0];
     assert_eq!(number(&scene["latency_us"]["count"]) + number(&scene["missed"]), 200.0);

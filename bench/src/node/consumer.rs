@@ -189,7 +189,7 @@ async fn receive_stream(
         let stamp = windows.read(&tensor)?;
         got.one_way.record(now_ns.saturating_sub(stamp.published_ns));
         got.versions += 1;
-        got.bytes += snapshot.payload_bytes();
+        got.bytes += tensor.len() as u64;
         got.chunks += u64::from(snapshot.receipt().chunks);
         streamed.store(got.bytes, Ordering::Relaxed);
         if stamp.index >= round.versions.saturating_sub(1) {

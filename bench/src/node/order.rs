@@ -147,7 +147,7 @@ pub(crate) struct Introduction {
 pub(crate) struct Prepared {
     pub(crate) round: u32,
     pub(crate) tensors: u64,
-    /// The size of one version as it travels, with the padding between its tensors.
+    /// The size of one version as it travels, with the padding between its tensors; of a stream without any.
     pub(crate) payload_bytes: u64,
     /// What consumers must find; of a stream they know it already.
     pub(crate) proof: Option<Proof>,
@@ -175,7 +175,7 @@ pub(crate) struct Received {
     pub(crate) versions: u64,
     /// Versions that were published and not delivered.
     pub(crate) missed: u64,
-    /// Payload bytes of all versions.
+    /// Payload bytes; of a stream, those of its tensor, without the padding behind it.
     pub(crate) bytes: u64,
     /// Of a version: from its announcement to its commit. Of a stream: from the first version to the last.
     pub(crate) seconds: f64,

@@ -69,6 +69,11 @@ impl Crew {
         self.board.begin(title, whole_bytes, named);
     }
 
+    /// Shows nothing, until there is something to show again.
+    pub(crate) fn show_nothing(&mut self) {
+        self.board = Board::default();
+    }
+
     /// Gives the same order to each of `workers`.
     ///
     /// # Errors

@@ -163,6 +163,7 @@ impl Driver {
         self.crew.tell(&consumers, &begin).await?;
         self.crew.tell(&[PRODUCER], &begin).await?;
         let (sent, received) = self.outcome(&readers, patience).await?;
+        self.crew.show_nothing();
 
         let producer = self.crew.name(PRODUCER);
         claims::check_sent(&sent, round).with_context(|| producer.to_owned())?;
