@@ -11,6 +11,10 @@ use tensor_relay_bench::{
     program::Program,
 };
 
+/// What `tensor-relay` has; its rivals have it as well here.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Measures tensor-relay beside its rivals.
 #[derive(Parser)]
 #[command(version)]

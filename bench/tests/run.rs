@@ -1,5 +1,7 @@
 //! `bench run` and `bench node` as a person uses them: each workload once, small, with real processes.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use serde_json::Value;
 use std::{
     io::{BufRead, BufReader, Read, Write},

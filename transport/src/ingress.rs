@@ -133,6 +133,10 @@ async fn receive_raw(
     Ok((hasher.verify(header.chunk, header.hash)?, target))
 }
 
+/// How much is copied before it is looked at: it stays in the first cache. Jumbo pieces are larger, and larger copies are
+/// slower where the C library makes one instruction of them (`rep movsb` on AMD processors).
+const COPY_BYTES: usize = 4 << 10;
+
 /// Fills `out` from `stream`, which must end right after; `seen` sees each piece once it is in place.
 async fn read_exactly(
     stream: &mut DataIn,
@@ -147,8 +151,10 @@ async fn read_exactly(
         let more = stream
             .read_pieces(|piece| {
                 if let Some(place) = out.get_mut(filled..filled + piece.len()) {
-                    place.copy_from_slice(piece);
-                    seen(place);
+                    for (place, piece) in place.chunks_mut(COPY_BYTES).zip(piece.chunks(COPY_BYTES)) {
+                        place.copy_from_slice(piece);
+                        seen(place);
+                    }
                 }
                 filled += piece.len();
             })

@@ -107,7 +107,7 @@ impl Crew {
         workers: &[usize],
         step: &str,
         deadline: Duration,
-        wanted: impl Fn(Report) -> Result<T, Report>,
+        wanted: impl Fn(Report) -> Option<T>,
     ) -> Result<Vec<T>> {
         let until = Instant::now() + deadline;
         let mut barrier = Barrier::new(workers);
@@ -119,7 +119,8 @@ impl Crew {
             tokio::select! {
                 Some((worker, said)) = self.heard.recv() => {
                     let Some(report) = self.report(worker, said).await? else { continue };
-                    let what = wanted(report).map_err(|other| self.out_of_turn(worker, &other, step))?;
+                    let name = report.name();
+                    let what = wanted(report).ok_or_else(|| self.out_of_turn(worker, name, step))?;
                     let arrived = barrier.arrive(worker, what);
                     arrived.map_err(|error| anyhow!("{} said `{step}`: {error}", self.name(worker)))?;
                 }
@@ -155,8 +156,8 @@ impl Crew {
         }
     }
 
-    fn out_of_turn(&self, worker: usize, report: &Report, step: &str) -> anyhow::Error {
-        let (name, said) = (self.name(worker), report.name());
+    fn out_of_turn(&self, worker: usize, said: &str, step: &str) -> anyhow::Error {
+        let name = self.name(worker);
         anyhow!("{name} said `{said}` when it was to say `{step}`: run the same build on all hosts")
     }
 
@@ -189,11 +190,8 @@ mod tests {
         Crew::new(vec![Peer::start("consumer 1".into(), shell, 0, tell).unwrap()], heard)
     }
 
-    fn connected(report: Report) -> Result<(), Report> {
-        match report {
-            Report::Connected => Ok(()),
-            other => Err(other),
-        }
+    fn connected(report: Report) -> Option<()> {
+        matches!(report, Report::Connected).then_some(())
     }
 
     async fn failure(script: &str, deadline: Duration) -> String {
@@ -241,7 +239,7 @@ mod tests {
     async fn saying_it_again_is_out_of_turn() {
         let mut crew = crew(r#"echo '"connected"'; echo '"connected"'; exec sleep 60"#);
         crew.gather(&[0], "connected", LONG, connected).await.unwrap();
-        let error = crew.gather(&[0], "ended", LONG, Err::<(), _>).await.unwrap_err();
+        let error = crew.gather(&[0], "ended", LONG, |_| None::<()>).await.unwrap_err();
         assert!(error.to_string().contains("said `connected` when it was to say `ended`"), "{error}");
     }
 }

@@ -96,8 +96,8 @@ impl Driver {
     async fn meet(&mut self) -> Result<Introductions> {
         let all: Vec<usize> = (0..self.crew.len()).collect();
         let introduced = self.crew.gather(&all, "here", self.step(), |report| match report {
-            Report::Here(introduction) => Ok(introduction),
-            other => Err(other),
+            Report::Here(introduction) => Some(introduction),
+            _ => None,
         });
         introduced.await
     }
@@ -109,8 +109,8 @@ impl Driver {
         let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
         self.crew.tell(&[PRODUCER], &Order::Produce(job)).await?;
         let tickets = self.crew.gather(&[PRODUCER], "serving", self.step(), |report| match report {
-            Report::Serving { ticket } => Ok(ticket),
-            other => Err(other),
+            Report::Serving { ticket } => Some(ticket),
+            _ => None,
         });
         let said = tickets.await?.concat();
         let ticket = self
@@ -130,8 +130,8 @@ impl Driver {
         let connected = self
             .crew
             .gather(&self.consumers, "connected", self.step(), |report| match report {
-                Report::Connected => Ok(()),
-                other => Err(other),
+                Report::Connected => Some(()),
+                _ => None,
             });
         connected.await.map(|_| ())
     }
@@ -180,15 +180,15 @@ impl Driver {
         let deadline = self.terms.deadline.unwrap_or(PREPARE_MAX);
         self.crew.tell(&[PRODUCER], &Order::Prepare(round)).await?;
         let prepared = self.crew.gather(&[PRODUCER], "prepared", deadline, |report| match report {
-            Report::Prepared(prepared) => Ok(prepared),
-            other => Err(other),
+            Report::Prepared(prepared) => Some(prepared),
+            _ => None,
         });
         let prepared = prepared.await?.pop().context("one was gathered")?;
         claims::check_prepared(&prepared, round).with_context(|| self.crew.name(PRODUCER).to_owned())?;
         self.crew.tell(consumers, &Order::Prepare(round)).await?;
         let waiting = self.crew.gather(consumers, "waiting", self.step(), |report| match report {
-            Report::Waiting { round: number } if number == round.number => Ok(()),
-            other => Err(other),
+            Report::Waiting { round: number } if number == round.number => Some(()),
+            _ => None,
         });
         waiting.await?;
         Ok(prepared)
@@ -204,9 +204,9 @@ impl Driver {
         // The producer gives up when patience ends, and knows better why.
         let deadline = patience + STEP_MAX;
         let done = self.crew.gather(&all, "sent or received", deadline, |report| match report {
-            Report::Sent(sent) => Ok(Done::Sent(sent)),
-            Report::Received(received) => Ok(Done::Received(received)),
-            other => Err(other),
+            Report::Sent(sent) => Some(Done::Sent(sent)),
+            Report::Received(received) => Some(Done::Received(received)),
+            _ => None,
         });
         let (mut sent, mut received) = (None, Vec::new());
         for (who, done) in all.iter().zip(done.await?) {
@@ -225,8 +225,8 @@ impl Driver {
     async fn stop(&mut self, slow: &[usize], round: Round) -> Result<()> {
         self.crew.tell(slow, &Order::Stop { round: round.number }).await?;
         let stopped = self.crew.gather(slow, "stopped", self.step(), |report| match report {
-            Report::Stopped { round: number, .. } if number == round.number => Ok(()),
-            other => Err(other),
+            Report::Stopped { round: number, .. } if number == round.number => Some(()),
+            _ => None,
         });
         stopped.await.map(|_| ())
     }
@@ -237,8 +237,8 @@ impl Driver {
         for workers in [self.consumers.clone(), vec![PRODUCER]] {
             self.crew.tell(&workers, &Order::End).await?;
             let peaks = self.crew.gather(&workers, "ended", self.step(), |report| match report {
-                Report::Ended { peak_resident_bytes } => Ok(peak_resident_bytes),
-                other => Err(other),
+                Report::Ended { peak_resident_bytes } => Some(peak_resident_bytes),
+                _ => None,
             });
             let peaks = peaks.await?;
             let facts =
