@@ -268,7 +268,8 @@ mod tests {
         let (payload, gate) = (Arc::new(payload), Arc::new(Semaphore::new(0)));
         let inner = Gated { sink: payload.sink(30).unwrap(), gate: Arc::clone(&gate) };
         let copies = Arc::default();
-        let sink = DeviceSink { inner: Arc::new(inner), payload, copies, waiting: AtomicUsize::new(0) };
+        let (inner, runtime) = (Arc::new(inner), Handle::current());
+        let sink = DeviceSink { inner, payload, copies, runtime, waiting: AtomicUsize::new(0) };
         Stage { sink, gate, home }
     }
 
