@@ -181,6 +181,7 @@ impl Further {
     /// Lets no lane join any more, and ends those that did.
     pub(crate) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
+        self.roster.clear();
         self.lanes.values().for_each(|lane| lane.close(code, text));
     }
 

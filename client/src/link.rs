@@ -160,6 +160,7 @@ impl Link {
     ) -> AbortHandle {
         let Ready { header, stream, place, generation, cut } = ready;
         let lane = stream.lane().clone();
+        let home = lane.clone(); // Its thread lives as long as something runs there.
         lane.spawn_in(&mut self.tasks, async move {
             let progress = |bytes| counters.add_wire(bytes);
             let receiving =
@@ -169,6 +170,7 @@ impl Link {
                 received = receiving => received,
                 () = cut.made() => Err(LaneError::StreamGivenUp.into()),
             };
+            drop(home);
             Event::Chunk(header, generation, received)
         })
     }

@@ -7,7 +7,7 @@ use crate::{
 use std::sync::Arc;
 use tensor_relay_protocol::{ChunkHeader, ChunkIndex};
 use tensor_relay_transport::{
-    Finished, LaneError,
+    Finished, Lane, LaneError,
     egress::{self, Encoded, Stage},
 };
 
@@ -49,8 +49,8 @@ impl Delivery {
     /// In a session of one lane that is all: what is lost with that, is lost with the session. Among several, the chunk has
     /// to be [settled](Unsettled::settle).
     pub(crate) async fn send(mut self) -> Result<Sent, SendError> {
-        let outgoing = self.outgoing.clone();
-        let _sending = outgoing.shared.encoder.stages().begin(Stage::Send);
+        let shared = Arc::clone(&self.outgoing.shared);
+        let _sending = shared.encoder.stages().begin(Stage::Send);
         loop {
             match self.attempt().await? {
                 Attempt::Written(load, stream) => {
@@ -67,24 +67,20 @@ impl Delivery {
     }
 
     async fn attempt(&self) -> Result<Attempt, SendError> {
-        let load = Arc::new(self.outgoing.lanes.assign(self.encoded.bytes.len() as u64));
+        let load = self.outgoing.lanes.assign(self.encoded.bytes.len() as u64);
         let member = load.member();
         let written = match member.is_first() {
-            true => self.write(&load).await,
+            true => self.write(&member.lane).await,
             false => {
-                let writing = self.clone_for_lane();
-                let taken = Arc::clone(&load);
+                let (writing, lane) = (self.clone_for_lane(), member.lane.clone());
                 tokio::select! {
-                    written = member.lane.run(async move { writing.write(&taken).await }) => written.and_then(|w| w),
+                    written = member.lane.run(async move { writing.write(&lane).await }) => written.and_then(|w| w),
                     () = member.given_up() => return Ok(Attempt::LaneLost),
                 }
             }
         };
         match (written, member.is_first()) {
-            (Ok(stream), _) => Ok(match Arc::into_inner(load) {
-                Some(load) => Attempt::Written(load, stream),
-                None => Attempt::LaneLost, // The lane's thread ended in the middle.
-            }),
+            (Ok(stream), _) => Ok(Attempt::Written(load, stream)),
             (Err(LaneError::StreamGivenUp), _) => Ok(Attempt::Stopped),
             (Err(error), true) => Err(SendError::Lane(error)),
             (Err(_), false) => Ok(Attempt::LaneLost),
@@ -97,9 +93,9 @@ impl Delivery {
         Self { outgoing: outgoing.clone(), chunk: *chunk, encoded: encoded.clone(), attempt: *attempt }
     }
 
-    async fn write(&self, load: &Load) -> Result<Finished, LaneError> {
+    async fn write(&self, lane: &Lane) -> Result<Finished, LaneError> {
         let note = |bytes| self.outgoing.progress.note(bytes);
-        egress::send_chunk(&load.member().lane, self.header(), &self.encoded, &note).await
+        egress::send_chunk(lane, self.header(), &self.encoded, &note).await
     }
 
     fn header(&self) -> ChunkHeader {

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tensor_relay_client::{Client, ClientError, Connector};
+use tensor_relay_client::{Client, ClientError, Connector, Lanes};
 use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
 use tensor_relay_protocol::{Limits, Ticket, Topic};
 use tensor_relay_server::{Identity, Keep, Listener, Publication, Publisher, Server, TopicOptions};
@@ -188,6 +188,7 @@ pub fn client_config() -> tensor_relay_client::Config {
     let on_device = std::env::var("TENSOR_RELAY_TEST_DEVICE").is_ok_and(|on| on == "1");
     tensor_relay_client::Config {
         device: on_device.then(|| device(u64::MAX)),
+        lanes: Lanes::Fixed(1),
         limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
         workers: Workers::Inline,
         reconnect_timeout: Duration::ZERO,

@@ -81,7 +81,10 @@ impl Listener {
         let socket = network.bind(address, &tuning).map_err(failed)?;
         let config = server_config(&crypto, &tuning, None);
         let moving = network.has_threads().then(|| Arc::new(MovingRuntime::over(network.runtime())));
-        let runtime = moving.clone().map_or_else(|| network.runtime(), |moving| moving);
+        let runtime: Arc<dyn quinn::Runtime> = match &moving {
+            Some(moving) => Arc::<MovingRuntime>::clone(moving),
+            None => network.runtime(),
+        };
         let endpoint = quinn::Endpoint::new_with_abstract_socket(
             remembering(tuning.endpoint(network.rng_seed()), identity),
             Some(config),

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_device::{BoxFuture, CopyError, PartsError, Sink, SinkError, Target};
-use tokio::{sync::Notify, time::timeout};
+use tokio::{runtime::Handle, sync::Notify, time::timeout};
 
 /// How long a chunk may take to be copied before its version is given up. Less than both ends wait for a byte to move,
 /// 30 s, so that the device is blamed and not this client. More than a GPU's engine lets a copy wait for a caller's stream,
@@ -29,6 +29,8 @@ pub(crate) struct DeviceSink {
     inner: Arc<dyn Sink>,
     payload: Arc<OnDevice>,
     copies: Arc<Copies>,
+    /// Where copies are waited for: where the session runs. A lane's thread ends with its lane, and they must not.
+    runtime: Handle,
     /// The chunks that have come so far that they need a slot, and have none.
     waiting: AtomicUsize,
 }
@@ -37,7 +39,8 @@ impl DeviceSink {
     /// A sink for `payload`, which is `len_bytes` long with all that goes nowhere.
     pub(super) fn new(payload: Arc<OnDevice>, len_bytes: u64) -> Result<Self, PartsError> {
         let inner = payload.sink(len_bytes)?;
-        Ok(Self { inner, payload, copies: Arc::default(), waiting: AtomicUsize::new(0) })
+        let runtime = Handle::current();
+        Ok(Self { inner, payload, copies: Arc::default(), runtime, waiting: AtomicUsize::new(0) })
     }
 
     /// Whether a copy is in flight, or a chunk waits for a slot. A chunk that has its slot waits for the network.
@@ -71,7 +74,7 @@ impl DeviceSink {
         let range = target.range();
         let copy = Copy::begin(&self.copies, range.clone(), self.payload.touched(&range))?;
         let inner = Arc::clone(&self.inner);
-        let copying = tokio::spawn(async move {
+        let copying = self.runtime.spawn(async move {
             let end = inner.write(target).await;
             match &end {
                 Err(SinkError::Copy(error)) if error.may_land_later() => drop(copy),
@@ -265,7 +268,8 @@ mod tests {
         let (payload, gate) = (Arc::new(payload), Arc::new(Semaphore::new(0)));
         let inner = Gated { sink: payload.sink(30).unwrap(), gate: Arc::clone(&gate) };
         let copies = Arc::default();
-        let sink = DeviceSink { inner: Arc::new(inner), payload, copies, waiting: AtomicUsize::new(0) };
+        let (inner, runtime) = (Arc::new(inner), Handle::current());
+        let sink = DeviceSink { inner, payload, copies, runtime, waiting: AtomicUsize::new(0) };
         Stage { sink, gate, home }
     }
 

@@ -159,6 +159,23 @@ fn too_many_lanes() {
     });
 }
 
+/// Goal: a lane that its client is done with ends in order, and makes room for another one.
+/// Method: finish the control stream of the one further lane that is allowed, and join again.
+#[test]
+fn a_lane_that_leaves() {
+    let config = tensor_relay_server::Config { lanes_max: 2, ..server_config() };
+    beside_a_good_client(config, async |sim, _| {
+        let holder = Holder::new(sim, 2).await;
+        for number in [3, 4, 5] {
+            let mut further = joined(sim, number, &holder).await;
+            further.finish();
+            let (code, text) = further.closed_because().await;
+            assert_eq!((code, text.as_str()), (Some(CloseCode::Done), ""));
+        }
+        Some(holder)
+    });
+}
+
 /// Goal: a server cannot make a client receive a chunk again where it has one lane.
 /// Method: a good version, but for one header that says it is the second attempt.
 #[test]

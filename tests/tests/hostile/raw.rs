@@ -79,6 +79,11 @@ impl Peer {
         }
     }
 
+    /// Says that it will say nothing more on the control stream.
+    pub(crate) fn finish(&mut self) {
+        self.control_out.finish().unwrap();
+    }
+
     /// Refuses to hear another word on the control stream.
     pub(crate) fn stop_hearing(&mut self) {
         self.control_in.stop(0u32.into()).unwrap();
