@@ -250,7 +250,8 @@ mod tests {
         fn chunks_spread_evenly(lanes in 1usize..17, chunks in 0usize..100) {
             let mut loads = vec![0u64; lanes];
             for _ in 0..chunks {
-                loads[least_loaded(loads.iter().copied())] += 1;
+                let chosen = least_loaded(loads.iter().copied());
+                loads[chosen] += 1;
             }
             prop_assert!(loads.iter().all(|load| *load as usize == chunks / lanes || *load as usize == chunks.div_ceil(lanes)));
         }
