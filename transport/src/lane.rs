@@ -198,7 +198,7 @@ impl Lane {
     /// [`LaneError`] when the lane ended. Waits while the peer has as many streams open as it allows.
     pub async fn open_data(&self, priority: i32) -> Result<DataOut, LaneError> {
         let stream = self.connection.open_uni().await.map_err(|error| self.error(error))?;
-        if let Some(bytes) = self.window.handle_round_trip(self.connection.rtt()) {
+        if let Some(bytes) = self.window.handle_round_trip(self.connection.stats().path.min_rtt) {
             self.connection.set_send_window(bytes);
         }
         // Fails only for a stream that is closed already, which a new one is not.

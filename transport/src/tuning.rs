@@ -27,8 +27,10 @@ pub struct Tuning {
     /// overflows and 10 to 30 % of the rate is lost to retransmission.
     pub window_bytes: u32,
     /// The same of a long path, whose window grows with its round trip time: to 2.5 MB for each millisecond. Default
-    /// 64 MiB, which a path of 100 ms fills at 5 Gbit/s. It costs no copy: what is sent is held where it comes from. A
-    /// subscriber's credit bounds it too.
+    /// 64 MiB. It costs no copy: what is sent is held where it comes from.
+    ///
+    /// What the subscriber gives credit for bounds it too, four chunks of 4 MiB a lane by default: 1.3 Gbit/s at 100 ms.
+    /// Long and fast paths want more chunks in flight, or more lanes.
     pub window_max_bytes: u32,
     /// The size asked for the send and receive buffers of the UDP socket. Default 4 MiB. The kernel clamps it to
     /// `net.core.rmem_max` and `wmem_max`; a clamped buffer is reported as a warning, once.

@@ -12,26 +12,25 @@ const RATE: u64 = 2_500;
 ///
 /// Too small, it leaves a long path idle; too large, it lets a burst overflow the receiver's socket buffer. What
 /// the path carries is the congestion controller's to find out; the window only has to be no obstacle. So it is what
-/// [`RATE`] fills in one round trip, within bounds: the least round trip seen counts, since a queue makes later ones longer.
+/// [`RATE`] fills in the least round trip of the path, within bounds: a queue makes others longer.
 #[derive(Debug)]
 pub(crate) struct SendWindow {
     least_bytes: u64,
     most_bytes: u64,
-    rtt_us: AtomicU64,
+    now_bytes: AtomicU64,
 }
 
 impl SendWindow {
-    /// A window of `least_bytes`, until a round trip was seen, to `most_bytes`.
+    /// A window of `least_bytes`, which the lane begins with, to `most_bytes`.
     pub(crate) fn new(least_bytes: u32, most_bytes: u32) -> Self {
         let (least_bytes, most_bytes) = (least_bytes.into(), most_bytes.max(least_bytes).into());
-        Self { least_bytes, most_bytes, rtt_us: AtomicU64::new(u64::MAX) }
+        Self { least_bytes, most_bytes, now_bytes: AtomicU64::new(least_bytes) }
     }
 
-    /// Takes a round trip time, and returns the window in bytes when that changes it.
-    pub(crate) fn handle_round_trip(&self, rtt: Duration) -> Option<u64> {
-        let rtt_us = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX);
-        let before_us = self.rtt_us.fetch_min(rtt_us, Ordering::Relaxed);
-        (rtt_us < before_us).then(|| self.bytes(rtt_us))
+    /// Takes the least round trip time of the path, and returns the window in bytes when that changes it.
+    pub(crate) fn handle_round_trip(&self, least: Duration) -> Option<u64> {
+        let bytes = self.bytes(u64::try_from(least.as_micros()).unwrap_or(u64::MAX));
+        (self.now_bytes.swap(bytes, Ordering::Relaxed) != bytes).then_some(bytes)
     }
 
     fn bytes(&self, rtt_us: u64) -> u64 {
@@ -46,21 +45,21 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn it_follows_the_least_round_trip() {
+    fn it_follows_the_round_trip() {
         let window = SendWindow::new(4 << 20, 64 << 20);
-        assert_eq!(window.handle_round_trip(Duration::from_millis(10)), Some(25_000_000));
-        assert_eq!(window.handle_round_trip(Duration::from_millis(50)), None, "a queue grew");
+        assert_eq!(window.handle_round_trip(Duration::from_micros(100)), None, "as it began");
+        assert_eq!(window.handle_round_trip(Duration::from_millis(10)), Some(25_000_000), "another path");
+        assert_eq!(window.handle_round_trip(Duration::from_millis(10)), None);
         assert_eq!(window.handle_round_trip(Duration::from_micros(100)), Some(4 * MIB));
-        assert_eq!(window.handle_round_trip(Duration::from_micros(100)), None);
     }
 
     #[test]
     fn it_stays_within_its_bounds() {
         let window = |rtt| SendWindow::new(4 << 20, 64 << 20).handle_round_trip(rtt);
-        assert_eq!(window(Duration::ZERO), Some(4 * MIB));
+        assert_eq!(window(Duration::ZERO), None);
         assert_eq!(window(Duration::from_secs(1)), Some(64 * MIB));
-        assert_eq!(window(Duration::MAX), None, "no clock measures that");
+        assert_eq!(window(Duration::MAX), Some(64 * MIB));
         let fixed = SendWindow::new(8 << 20, 4 << 20);
-        assert_eq!(fixed.handle_round_trip(Duration::from_secs(1)), Some(8 * MIB), "the least binds");
+        assert_eq!(fixed.handle_round_trip(Duration::from_secs(1)), None, "the least binds");
     }
 }

@@ -9,16 +9,25 @@ use std::{
 /// The most bytes one system call may send, whatever the number of segments: the largest UDP payload over IPv4.
 pub(super) const BATCH_MAX_BYTES: usize = 65_507;
 
-/// What quinn sends at once at most (its `MAX_TRANSMIT_SEGMENTS`). A transmit of fewer segments is the end of a burst, or
-/// a small message that nothing follows: it waits for nobody.
-const BURST_SEGMENTS: usize = 10;
+/// What quinn sends at once at most (its `MAX_TRANSMIT_SEGMENTS`).
+pub(super) const QUINN_SEGMENTS: usize = 10;
+
+/// How many segments are sent at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// By quinn, when it has more to send. A transmit of fewer is the end of a burst, or a small message that nothing
+    /// follows: it waits for nobody.
+    pub(super) burst: usize,
+    /// By the kernel.
+    pub(super) kernel: usize,
+}
 
 /// Datagrams for one destination that QUIC has sent and that the kernel has not got yet.
 ///
 /// A system call costs as much as encrypting a dozen packets of 1,472 bytes. quinn hands ten at a time to its socket,
 /// and the kernel takes 44. So transmits of ten full segments are collected, in the hope of more. That hope grows
 /// with success: the first batch of a burst goes out after one transmit, the next after two, then four. Whatever is shorter
-/// than ten segments closes the batch and goes out at once, and costs what it costs without a batch.
+/// than that closes the batch and goes out at once, and costs what it costs without a batch.
 ///
 /// It decides; `send` does. A `send` that fails with `WouldBlock` has taken nothing.
 #[derive(Debug, Default)]
@@ -43,23 +52,23 @@ struct Kind {
 }
 
 impl Batch {
-    /// Takes `transmit`: all of it is sent, held, or both. `segments_max` is what the kernel takes in a call.
+    /// Takes `transmit`: all of it is sent, held, or both.
     ///
     /// # Errors
     /// `WouldBlock`: nothing of it was taken, and the caller may offer it again.
     pub(super) fn take(
         &mut self,
         transmit: &Transmit<'_>,
-        segments_max: usize,
+        bounds: Bounds,
         mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         self.changes += 1;
         if !self.is_empty() && !self.continues(transmit) {
-            self.flush(segments_max, &mut send)?;
+            self.flush(bounds, &mut send)?;
         }
-        match self.is_empty() && !is_worth_holding(transmit, segments_max) {
-            true => self.pass_through(transmit, segments_max, send),
-            false => self.append(transmit, segments_max, send),
+        match self.is_empty() && !is_worth_holding(transmit, bounds) {
+            true => self.pass_through(transmit, bounds, send),
+            false => self.append(transmit, bounds, send),
         }
     }
 
@@ -69,12 +78,15 @@ impl Batch {
     /// `WouldBlock`: the rest is still held.
     pub(super) fn flush(
         &mut self,
-        segments_max: usize,
+        bounds: Bounds,
         mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         self.streak = 0;
-        let sent = self.send_all(segments_max, &mut send);
+        let sent = self.send_all(bounds, &mut send);
         self.tidy();
+        if self.is_empty() {
+            self.bytes = Vec::new(); // Who is quiet holds no memory.
+        }
         sent
     }
 
@@ -100,11 +112,11 @@ impl Batch {
     fn pass_through(
         &mut self,
         transmit: &Transmit<'_>,
-        segments_max: usize,
+        bounds: Bounds,
         mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         let kind = Kind::of(transmit);
-        let equal = equal_batch_bytes(transmit.contents.len(), kind.segment, segments_max);
+        let equal = equal_batch_bytes(transmit.contents.len(), kind.segment, bounds.kernel);
         let mut sent = 0;
         for contents in transmit.contents.chunks(equal) {
             match send(&kind.transmit(contents)) {
@@ -121,7 +133,7 @@ impl Batch {
     fn append(
         &mut self,
         transmit: &Transmit<'_>,
-        segments_max: usize,
+        bounds: Bounds,
         mut send: impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         let held = self.bytes.len();
@@ -130,10 +142,10 @@ impl Batch {
             false => self.kind.get_or_insert(Kind::of(transmit)),
         };
         self.bytes.extend_from_slice(transmit.contents);
-        let more_may_come = Kind::of(transmit) == kind && is_worth_holding(transmit, segments_max);
+        let more_may_come = Kind::of(transmit) == kind && is_worth_holding(transmit, bounds);
         let sent = match more_may_come {
-            true => self.send_full_batches(segments_max, &mut send),
-            false => self.send_all(segments_max, &mut send),
+            true => self.send_full_batches(bounds, &mut send),
+            false => self.send_all(bounds, &mut send),
         };
         // When a part of it is gone, it must not be offered again: then the rest is held.
         let refused = sent.is_err() && self.sent <= held;
@@ -147,12 +159,12 @@ impl Batch {
     /// Sends as long as there is enough for a batch of the size that the streak hopes for.
     fn send_full_batches(
         &mut self,
-        segments_max: usize,
+        bounds: Bounds,
         send: &mut impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         while let Some(kind) = self.kind {
-            let hoped = BURST_SEGMENTS << self.streak.min(3);
-            let batch = hoped.min(batch_segments(kind.segment, segments_max)) * kind.segment;
+            let hoped = bounds.burst << self.streak.min(3);
+            let batch = hoped.min(batch_segments(kind.segment, bounds.kernel)) * kind.segment;
             if self.bytes.len() - self.sent < batch {
                 break;
             }
@@ -165,11 +177,11 @@ impl Batch {
     /// Sends everything, in batches as large as the kernel takes.
     fn send_all(
         &mut self,
-        segments_max: usize,
+        bounds: Bounds,
         send: &mut impl FnMut(&Transmit<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         while let (Some(kind), true) = (self.kind, self.sent < self.bytes.len()) {
-            let batch = batch_segments(kind.segment, segments_max) * kind.segment;
+            let batch = batch_segments(kind.segment, bounds.kernel) * kind.segment;
             self.send_one(batch.min(self.bytes.len() - self.sent), kind, send)?;
         }
         Ok(())
@@ -217,12 +229,22 @@ impl Kind {
 
 /// Whether more like `transmit` is likely to follow, and would fit into the same system call. Of jumbo packets the kernel
 /// takes no more than quinn sends.
-fn is_worth_holding(transmit: &Transmit<'_>, segments_max: usize) -> bool {
+fn is_worth_holding(transmit: &Transmit<'_>, bounds: Bounds) -> bool {
     let segment = Kind::of(transmit).segment;
-    transmit.contents.len() >= BURST_SEGMENTS * segment
+    transmit.contents.len() >= bounds.burst * segment
         && transmit.contents.len().is_multiple_of(segment)
-        && batch_segments(segment, segments_max) > BURST_SEGMENTS
+        && batch_segments(segment, bounds.kernel) > bounds.burst
 }
+
+/// How many segments of such a size quinn should send at once, so that whole system calls come of it; `None` where that
+/// makes no difference. Seven jumbo ones are a call, ten are two of five.
+pub(super) fn burst_of(segment: usize) -> Option<usize> {
+    let fits = BATCH_MAX_BYTES / segment.max(1);
+    (BURST_MIN..QUINN_SEGMENTS).contains(&fits).then_some(fits)
+}
+
+/// The fewest segments that are asked of quinn at once: other peers of the socket have smaller ones.
+const BURST_MIN: usize = 5;
 
 /// How many segments go into one system call.
 fn batch_segments(segment: usize, segments_max: usize) -> usize {

@@ -1,17 +1,21 @@
 //! A socket that collects what QUIC sends into batches as large as the kernel takes.
 
-use super::batch::Batch;
+use super::batch::{Batch, Bounds, QUINN_SEGMENTS, burst_of};
 use quinn::{
     AsyncUdpSocket, UdpPoller,
     udp::{RecvMeta, Transmit},
 };
 use std::{
+    collections::HashMap,
     fmt,
     future::poll_fn,
     io::{self, IoSliceMut},
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
 };
 use tokio::{
@@ -20,30 +24,46 @@ use tokio::{
     task::yield_now,
 };
 
-/// How many peers have a batch at the same time. A batch costs up to 130 KB; peers beyond these send without.
-const LINES_MAX: usize = 64;
+/// How many peers have a line. One costs some hundred bytes, and memory for its batch while it is busy: a call or two, or
+/// ten jumbo datagrams. Peers beyond these take the place of one that is quiet.
+const LINES_MAX: usize = 4_096;
 
 /// A UDP socket over another one, with a [`Batch`] for each peer.
 ///
 /// What a batch holds is sent when it is full, when something short follows, or when nothing followed until the runtime
-/// has polled everything else that was ready: no timer is involved. So a burst is one system call, and the end of one
-/// waits for microseconds. Batches of several peers do not mix, since a system call has one destination.
+/// has polled everything else that was ready, twice: no timer is involved. So a burst is one system call, and the end of
+/// one waits for two turns of the runtime. Batches of several peers do not mix, since a system call has one destination.
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
-    lines: RwLock<Vec<Arc<Line>>>,
+    lines: RwLock<HashMap<SocketAddr, Arc<Line>>>,
+    /// How many segments quinn is to send at once. It asks without saying for whom, so this is what suits the largest that
+    /// were seen.
+    burst: AtomicUsize,
 }
 
 impl Batching {
     /// Collects what is sent to `socket`. Whoever sends has to do so from within a tokio runtime; what comes from elsewhere
     /// is sent as it comes.
     pub fn over(socket: Arc<dyn AsyncUdpSocket>) -> Self {
-        Self { socket, lines: RwLock::default() }
+        Self { socket, lines: RwLock::default(), burst: AtomicUsize::new(QUINN_SEGMENTS) }
+    }
+
+    fn bounds(&self) -> Bounds {
+        let burst = self.burst.load(Ordering::Relaxed);
+        Bounds { burst, kernel: self.socket.max_transmit_segments() }
+    }
+
+    /// Looks at how large the segments of a burst are. Single datagrams may be probes of a path that carries less.
+    fn note_segments(&self, transmit: &Transmit<'_>) {
+        if let Some(burst) = transmit.segment_size.and_then(burst_of) {
+            self.burst.fetch_min(burst, Ordering::Relaxed);
+        }
     }
 
     /// The line to `peer`, made when there is none, and room for one.
     fn line(&self, peer: SocketAddr) -> Option<Arc<Line>> {
         let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
-        let found = lines.iter().find(|line| line.peer == peer).cloned();
+        let found = lines.get(&peer).cloned();
         drop(lines);
         found.or_else(|| self.open_line(peer))
     }
@@ -51,12 +71,13 @@ impl Batching {
     fn open_line(&self, peer: SocketAddr) -> Option<Arc<Line>> {
         let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
         if lines.len() >= LINES_MAX {
-            let idle = lines.iter().position(|line| line.outbox().batch.is_empty())?;
-            lines.swap_remove(idle);
+            let quiet = *lines.iter().find(|(_, line)| line.is_quiet())?.0;
+            lines.remove(&quiet);
         }
-        let line = Arc::new(Line::new(peer, Arc::clone(&self.socket)));
-        lines.push(Arc::clone(&line));
-        Some(line)
+        let line = lines
+            .entry(peer)
+            .or_insert_with(|| Arc::new(Line::new(Arc::clone(&self.socket))));
+        Some(Arc::clone(line))
     }
 }
 
@@ -66,11 +87,11 @@ impl AsyncUdpSocket for Batching {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.note_segments(transmit);
         match self.line(transmit.destination) {
-            Some(line) => line.take(transmit),
+            Some(line) => line.take(transmit, self.bounds()),
             // All of it leaves at once; of a part that does not, QUIC finds out.
-            None => Batch::default()
-                .take(transmit, self.socket.max_transmit_segments(), |t| self.socket.try_send(t)),
+            None => Batch::default().take(transmit, self.bounds(), |t| self.socket.try_send(t)),
         }
     }
 
@@ -88,7 +109,8 @@ impl AsyncUdpSocket for Batching {
     }
 
     fn max_transmit_segments(&self) -> usize {
-        self.socket.max_transmit_segments()
+        let Bounds { burst, kernel } = self.bounds();
+        burst.min(kernel)
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -108,7 +130,6 @@ impl fmt::Debug for Batching {
 
 /// The way to one peer.
 struct Line {
-    peer: SocketAddr,
     socket: Arc<dyn AsyncUdpSocket>,
     outbox: Mutex<Outbox>,
 }
@@ -129,28 +150,30 @@ struct Flush {
 }
 
 impl Line {
-    fn new(peer: SocketAddr, socket: Arc<dyn AsyncUdpSocket>) -> Self {
-        Self { peer, socket, outbox: Mutex::default() }
+    fn new(socket: Arc<dyn AsyncUdpSocket>) -> Self {
+        Self { socket, outbox: Mutex::default() }
     }
 
-    fn take(self: &Arc<Self>, transmit: &Transmit<'_>) -> io::Result<()> {
+    fn take(self: &Arc<Self>, transmit: &Transmit<'_>, bounds: Bounds) -> io::Result<()> {
         let mut outbox = self.outbox();
-        let taken = outbox.batch.take(transmit, self.segments_max(), |t| self.socket.try_send(t));
+        let taken = outbox.batch.take(transmit, bounds, |t| self.socket.try_send(t));
         match Handle::try_current() {
             Ok(runtime) if !outbox.batch.is_empty() => outbox.flush_on(&runtime, self),
             Ok(_) => {}
             // Nobody would send it later. What the socket refuses now goes with whatever is sent next.
-            Err(_) => drop(outbox.batch.flush(self.segments_max(), |t| self.socket.try_send(t))),
+            Err(_) => drop(outbox.batch.flush(bounds, |t| self.socket.try_send(t))),
         }
         taken
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.outbox().batch.flush(self.segments_max(), |t| self.socket.try_send(t))
+        let bounds = Bounds { burst: QUINN_SEGMENTS, kernel: self.socket.max_transmit_segments() };
+        self.outbox().batch.flush(bounds, |t| self.socket.try_send(t))
     }
 
-    fn segments_max(&self) -> usize {
-        self.socket.max_transmit_segments()
+    /// Whether nothing is held and nobody is sending.
+    fn is_quiet(&self) -> bool {
+        self.outbox.try_lock().is_ok_and(|outbox| outbox.batch.is_empty())
     }
 
     /// See [`Batch::look`]. `None` too when another task looks after this line.

@@ -66,7 +66,7 @@ fn transmit(contents: &[u8], segment: usize) -> Transmit<'_> {
 }
 
 const ETHERNET: usize = 1_472;
-const KERNEL_MAX: usize = 64;
+const BOUNDS: Bounds = Bounds { burst: QUINN_SEGMENTS, kernel: 64 };
 
 /// A stream of full bursts leaves in ever larger batches, up to what the kernel takes.
 #[test]
@@ -75,15 +75,15 @@ fn batches_grow() {
     for round in 0..20 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
         batch
-            .take(&transmit(&burst, ETHERNET), KERNEL_MAX, |t| wire.send(t))
+            .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
             .expect("there is room");
     }
     assert_eq!(wire.segments(), [10, 20, 40, 44, 44], "and 42 are held");
-    batch.flush(KERNEL_MAX, |t| wire.send(t)).expect("there is room");
+    batch.flush(BOUNDS, |t| wire.send(t)).expect("there is room");
     assert_eq!(wire.datagrams().len(), 200);
     let burst = datagrams(200, 10, ETHERNET, ETHERNET);
     batch
-        .take(&transmit(&burst, ETHERNET), KERNEL_MAX, |t| wire.send(t))
+        .take(&transmit(&burst, ETHERNET), BOUNDS, |t| wire.send(t))
         .expect("there is room");
     assert_eq!(wire.segments()[5..], [42, 10], "after a pause the first burst waits for nobody");
 }
@@ -95,7 +95,7 @@ fn small_ones_wait_for_nobody() {
     let mut take = |first, count, last| {
         let bytes = datagrams(first, count, ETHERNET, last);
         batch
-            .take(&transmit(&bytes, ETHERNET), KERNEL_MAX, |t| wire.send(t))
+            .take(&transmit(&bytes, ETHERNET), BOUNDS, |t| wire.send(t))
             .expect("there is room");
         batch.is_empty()
     };
@@ -115,7 +115,7 @@ fn unlike_ones_are_kept_apart() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     let bursts: Vec<_> = (0..4).map(|round| datagrams(round * 10, 10, 1_200, 1_200)).collect();
     let mut take = |transmit: &Transmit<'_>| {
-        batch.take(transmit, KERNEL_MAX, |t| wire.send(t)).expect("there is room");
+        batch.take(transmit, BOUNDS, |t| wire.send(t)).expect("there is room");
     };
     take(&transmit(&bursts[0], 1_200));
     take(&transmit(&bursts[1], 1_200));
@@ -134,7 +134,7 @@ fn jumbo_bursts_are_split_and_not_held() {
     for (segment, expected) in [(8_972, vec![5, 5]), (65_000, vec![1; 10])] {
         let burst = datagrams(0, 10, segment, segment);
         batch
-            .take(&transmit(&burst, segment), KERNEL_MAX, |t| wire.send(t))
+            .take(&transmit(&burst, segment), BOUNDS, |t| wire.send(t))
             .expect("there is room");
         assert!(batch.is_empty());
         assert_eq!(
@@ -147,15 +147,24 @@ fn jumbo_bursts_are_split_and_not_held() {
     }
 }
 
+/// quinn is asked for bursts that are whole calls, as long as others can live with that.
+#[test]
+fn bursts_fit_calls() {
+    assert_eq!([1_200, 1_472, 6_550].map(burst_of), [None; 3], "ten are no more than a call");
+    assert_eq!([6_551, 8_972, 13_101].map(burst_of), [Some(9), Some(7), Some(5)]);
+    assert_eq!([16_000, 65_000].map(burst_of), [None; 2], "the smaller ones would suffer");
+}
+
 /// A kernel that cannot segment, or stops to: every datagram is a call.
 #[test]
 fn without_offload_nothing_is_held() {
     let (mut batch, mut wire) = (Batch::default(), Wire::with_room(usize::MAX));
     for round in 0..3 {
         let burst = datagrams(round * 10, 10, ETHERNET, ETHERNET);
-        let segments_max = if round == 2 { 1 } else { KERNEL_MAX };
+        let kernel = if round == 2 { 1 } else { 64 };
+        let bounds = Bounds { kernel, ..BOUNDS };
         batch
-            .take(&transmit(&burst, ETHERNET), segments_max, |t| wire.send(t))
+            .take(&transmit(&burst, ETHERNET), bounds, |t| wire.send(t))
             .expect("there is room");
     }
     assert_eq!(wire.segments(), [vec![10], vec![1; 20]].concat());
@@ -189,19 +198,24 @@ proptest! {
     /// Whatever quinn sends and whenever the socket blocks: every datagram that was taken leaves once, in order and
     /// whole; every call is within the kernel's bounds; and a transmit that was refused has not left in part.
     #[test]
-    fn every_datagram_once_and_in_order(steps in steps(), segments_max in prop::sample::select(vec![1, 7, 16, 64])) {
+    fn every_datagram_once_and_in_order(
+        steps in steps(),
+        kernel in prop::sample::select(vec![1, 7, 16, 64]),
+        burst in prop::sample::select(vec![5, 7, 10]),
+    ) {
+        let bounds = Bounds { burst, kernel };
         let (mut batch, mut wire) = (Batch::default(), Wire::with_room(2));
         let mut taken = Vec::new();
         for step in steps {
             match step {
                 Step::Room(more) => wire.room += more,
-                Step::Flush => drop(batch.flush(segments_max, |t| wire.send(t))),
+                Step::Flush => drop(batch.flush(bounds, |t| wire.send(t))),
                 Step::Burst { count, size, short, marked } => {
                     let segment = [ETHERNET, 1_200, 8_972][size];
                     let bytes = datagrams(taken.len() as u32, count, segment, segment - short);
                     let ecn = marked.then_some(EcnCodepoint::Ect0);
                     let transmit = Transmit { ecn, ..transmit(&bytes, segment) };
-                    let result = batch.take(&transmit, segments_max, |t| wire.send(t));
+                    let result = batch.take(&transmit, bounds, |t| wire.send(t));
                     if result.is_ok() {
                         let lengths = bytes.chunks(segment).map(<[u8]>::len);
                         taken.extend((taken.len() as u32..).zip(lengths));
@@ -212,11 +226,11 @@ proptest! {
             prop_assert_eq!(&left[..], &taken[..left.len()]);
         }
         wire.room = usize::MAX;
-        batch.flush(segments_max, |t| wire.send(t)).expect("there is room");
+        batch.flush(bounds, |t| wire.send(t)).expect("there is room");
         prop_assert_eq!(wire.datagrams(), taken);
         prop_assert!(batch.is_empty());
         for (_, segment, bytes) in &wire.calls {
-            prop_assert!(bytes.len() <= BATCH_MAX_BYTES && bytes.len().div_ceil(*segment) <= segments_max);
+            prop_assert!(bytes.len() <= BATCH_MAX_BYTES && bytes.len().div_ceil(*segment) <= kernel);
         }
     }
 
