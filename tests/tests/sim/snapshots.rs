@@ -1,5 +1,6 @@
 //! What arrives: everything that was published and nothing else, however it travelled.
 
+use std::time::Duration;
 use tensor_relay_client::{Dtype, Epoch, Shape, Snapshot};
 use tensor_relay_protocol::{CodecId, Shard, TensorSpec};
 use tensor_relay_server::{Server, Staged};
@@ -37,6 +38,26 @@ fn one_encoding_serves_all() {
         assert_eq!(encoder.incompressible, 2, "the two chunks of noise travelled raw");
         let sent = sim.net.sent_by(&sim.server_host()).bytes;
         assert!(sent < payload, "{sent} bytes were sent for three times {payload}");
+    });
+}
+
+/// Goal: a small version costs one packet: its announcement, its chunk and the last word on it leave together.
+/// Method: count the server's packets between the publishing of a second version and its commit.
+#[test]
+fn a_small_version_is_one_packet() {
+    simulate(6, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let client = sim.client(1, client_config()).await.unwrap();
+        let publish = |number| tensors::stage(&server, vec![noise("a", 700)], number);
+        publisher.publish(publish(1), tensors::metadata(1)).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        subscription.next().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await; // What is acknowledged late is acknowledged.
+        let before = sim.net.sent_by(&sim.server_host()).datagrams;
+        publisher.publish(publish(2), tensors::metadata(2)).await.unwrap();
+        tensors::check(&subscription.next().await.unwrap());
+        assert_eq!(sim.net.sent_by(&sim.server_host()).datagrams - before, 1);
     });
 }
 
@@ -172,6 +193,6 @@ async fn publish_and_receive(sim: &Sim, versions: &[Vec<TensorSpec>]) -> Vec<Sna
     client.close().await;
     drop(server);
     // The port is free again once the endpoint has said good-bye.
-    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     snapshots
 }
