@@ -290,6 +290,7 @@ fn reads_and_sends_overlap() {
     for in_flight in [4, 1] {
         simulate(8, async |mut sim| {
             sim.tuning.window_bytes = 2 * CHUNK_BYTES;
+            sim.tuning.window_max_bytes = sim.tuning.window_bytes;
             let engine = TestEngine::new(64 << 20);
             let device = engine.device(16, CHUNK);
             let delay = Duration::from_millis(3);
