@@ -44,7 +44,11 @@ fn contenders_are_compared_and_reported() {
     let json: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
     let names: Vec<_> = json["contenders"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
     assert_eq!(names, ["tensor-relay", "stock-quinn", "tcp", "tcp-tls", "broken"]);
-    assert_eq!(json["runs"].as_array().unwrap().len(), 8, "two of each that works");
+    assert_eq!(
+        json["runs"].as_array().unwrap().len(),
+        13,
+        "two of each that works, and of the first beside each"
+    );
     for run in json["runs"].as_array().unwrap() {
         assert_eq!(run["rounds"].as_array().unwrap().len(), 2, "the warm-up is not counted");
         assert_eq!(run["small"]["small"], 20);

@@ -21,12 +21,12 @@ pub(super) fn sheet(comparison: &Comparison) -> Sheet {
 }
 
 fn setting(comparison: &Comparison) -> String {
-    let runs = comparison.runs.iter().map(|run| run.pair + 1).max().unwrap_or(0);
+    let pairs = comparison.runs.iter().map(|run| run.pair + 1).max().unwrap_or(0);
     let rounds = comparison.runs.first().map_or(0, |run| run.rounds.len());
     format!(
-        "{} a round, from memory to memory, both sides on one machine; medians over {runs} alternating runs of medians \
-         over {rounds} rounds, least to most in brackets; CPU of both sides together; ratios of neighbouring runs with \
-         their interval.",
+        "{} a round, from memory to memory, both sides on one machine; medians over runs, {pairs} beside each other, of \
+         medians over {rounds} rounds, least to most in brackets; CPU of both sides together; ratios of neighbouring runs \
+         with their interval.",
         size::text(comparison.size_bytes)
     )
 }
