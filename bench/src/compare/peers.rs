@@ -61,11 +61,11 @@ impl Peer {
             name: self.name,
             serve: vec!["serve".into()],
             receive: vec!["receive".into()],
-            environment: &[],
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
             has_small: self.small,
+            is_ours: false,
             is_peer: true,
         })
     }
