@@ -142,6 +142,13 @@ impl Comparison {
             .any(|contender| contender.name == name && contender.failure.is_some())
     }
 
+    /// The ratio whose pairs and confidence are those of all; nothing where they differ.
+    pub(crate) fn common_ratio(&self) -> Option<PairedRatio> {
+        let mut all = self.ratios.iter().filter_map(|ratio| ratio.gb_per_s);
+        let first = all.next()?;
+        all.all(|other| other.pairs == first.pairs).then_some(first)
+    }
+
     /// Makes medians and ratios of the runs.
     pub(super) fn summarise(&mut self) {
         let Self { contenders, runs, ratios, .. } = self;
