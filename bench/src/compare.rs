@@ -84,7 +84,7 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = chosen(&args, this)?;
     eprintln!("{}", args.network);
     let network = Network::new(&args.network, this).await?;
-    let load = Load { bytes: args.size, mtu: args.network.mtu, rounds: args.rounds, small: args.small };
+    let load = Load::new(&args);
     let mut comparison = Comparison::new(&args, &contenders);
     for pair in 0..args.pairs {
         let turns = turns(pair, &contenders, |name| comparison.has_failed(name));
