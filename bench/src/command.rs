@@ -67,7 +67,7 @@ pub enum Relay {
         #[command(flatten)]
         args: ServeArgs,
         /// How many tensors the bytes are.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         tensors: u32,
     },
     /// Receives them, several times.

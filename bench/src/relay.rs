@@ -22,10 +22,10 @@ const TOPIC: &str = "bulk";
 /// How long a round may take before the serving side takes its receiver for dead.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 
-/// Publishes noise, cut into `tensors` tensors of one size, and sends it to whoever subscribes.
+/// Publishes noise, cut into so many `tensors`, and sends it to whoever subscribes.
 ///
 /// # Errors
-/// When the address is taken or there is no memory, or the bytes are not a multiple of the tensors.
+/// When the address is taken or there is no memory.
 pub async fn serve(args: ServeArgs, tensors: u32) -> Result<()> {
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
@@ -73,22 +73,22 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
         let begun = Begun::now();
         let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
         let snapshot = subscription.next().await?;
-        let received = snapshot.payload_bytes();
-        ensure!(received == args.bytes, "{received} bytes came where {} were asked for", args.bytes);
-        print(&Received::since(begun, round, received))?;
+        let received = Received::since(begun, round, args.bytes);
+        // The payload has padding besides.
+        let bytes: u64 = snapshot.tensors().map(|(_, bytes)| bytes.len() as u64).sum();
+        ensure!(bytes == args.bytes, "{bytes} bytes came where {} were asked for", args.bytes);
+        print(&received)?;
     }
     client.close().await;
     Ok(())
 }
 
 async fn publish(server: &Server, bytes: u64, tensors: u32) -> Result<Publication> {
-    ensure!(bytes.is_multiple_of(tensors.into()), "{bytes} bytes cannot be cut into {tensors} equal tensors");
-    let shape = Shape::new(&[bytes / u64::from(tensors)])?;
-    let spec = |number| -> Result<TensorSpec> {
+    let spec = |(number, bytes)| -> Result<TensorSpec> {
         let name = TensorName::new(&format!("model.layers.{number}.noise"))?;
-        Ok(TensorSpec::new(name, Dtype::U8, shape.clone()))
+        Ok(TensorSpec::new(name, Dtype::U8, Shape::new(&[bytes])?))
     };
-    let specs = (0..tensors).map(spec).collect::<Result<_>>()?;
+    let specs = (0..).zip(cut(bytes, tensors)).map(spec).collect::<Result<_>>()?;
     let staged = Staged::new::<Infallible>(&server.staging(), specs, vec![], |tensor, out| {
         for (index, word) in (0..).zip(out.chunks_mut(8)) {
             word.copy_from_slice(&noise::at(tensor as u64, index).to_le_bytes()[..word.len()]);
@@ -98,6 +98,13 @@ async fn publish(server: &Server, bytes: u64, tensors: u32) -> Result<Publicatio
     Ok(server.publisher(Topic::new(TOPIC)?)?.publish(staged, vec![]).await?)
 }
 
+/// The sizes of so many `tensors` that together have so many `bytes`: the first ones take what does not divide.
+fn cut(bytes: u64, tensors: u32) -> impl Iterator<Item = u64> {
+    let tensors = u64::from(tensors);
+    let (each, rest) = (bytes / tensors, bytes % tensors);
+    (0..tensors).map(move |number| each + u64::from(number < rest))
+}
+
 fn tuning(mtu: u16) -> Tuning {
     Tuning { udp_payload_max: Some(mtu), ..Tuning::default() }
 }
@@ -105,4 +112,16 @@ fn tuning(mtu: u16) -> Tuning {
 /// Where the serving side leaves its ticket for the receiving one; both are on one machine, and the rival needs none.
 fn ticket_file(port: u16) -> PathBuf {
     std::env::temp_dir().join(format!("tensor-relay-bench-{port}.ticket"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_size_can_be_cut() {
+        assert_eq!(cut(10, 4).collect::<Vec<_>>(), [3, 3, 2, 2]);
+        assert_eq!(cut(2, 3).collect::<Vec<_>>(), [1, 1, 0]);
+        assert_eq!(cut(1 << 30, 10_000).sum::<u64>(), 1 << 30);
+    }
 }

@@ -107,6 +107,14 @@ fn an_own_contender_that_fails_fails_the_command() {
     assert!(table.contains("other-build failed:"), "{table}");
 }
 
+/// Goal: bytes that cannot be cut evenly are cut all the same. Method: a size that is no multiple of the tensors.
+#[test]
+fn ten_thousand_tensors_of_any_size() {
+    let table = done(&mut bench(&["compare", "10000-tensors", "--size=5MiB", "--rounds=1", "--pairs=1"]));
+    assert!(table.contains("10000-tensors  yes"), "{table}");
+    assert!(!table.contains("failed"), "{table}");
+}
+
 /// Goal: no side outlives the harness, even if the harness has no chance to say so. Method: close its standard input.
 #[test]
 fn a_side_ends_with_its_standard_input() {
