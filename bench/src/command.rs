@@ -139,7 +139,9 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
-        Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
+        Command::Relay(Relay::Serve { args, tensors }) => {
+            until_interrupted(relay::serve(args, tensors)).await
+        }
         Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await

@@ -4,18 +4,20 @@
 //! rounds have used. Bytes are noise, encryption and hashes are on, nothing is compressed.
 
 mod small;
+mod ticket_file;
 
 use crate::{
     contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
     noise,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use small::SmallPublisher;
-use std::{convert::Infallible, path::PathBuf, time::Duration};
+use std::{convert::Infallible, time::Duration};
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Topic, Tuning};
 use tensor_relay_server::{
     Config, Dtype, Identity, Listener, Publication, Server, Shape, Staged, TensorName, TensorSpec,
 };
+use ticket_file::TicketFile;
 
 const TOPIC: &str = "bulk";
 
@@ -33,7 +35,7 @@ pub async fn serve(args: ServeArgs, tensors: u32) -> Result<()> {
     let address = server.local_address()?;
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
     let mut publication = publish(&server, args.bytes, tensors).await?;
-    std::fs::write(ticket_file(address.port()), ticket.to_string())?;
+    let _ticket = TicketFile::leave(address.port(), &ticket)?;
     let smalls = SmallPublisher::new(&server).await?;
     print(&Ready { ready: true, port: address.port() })?;
     tokio::select! {
@@ -58,11 +60,7 @@ async fn rounds(publication: &mut Publication, bytes: u64) -> Result<()> {
 /// # Errors
 /// When the server cannot be reached or sends anything else than what was asked for.
 pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
-    let path = ticket_file(args.connect.port());
-    let ticket =
-        std::fs::read_to_string(&path).with_context(|| format!("no server wrote {}", path.display()))?;
-    std::fs::remove_file(&path)?;
-    let ticket: Ticket = ticket.parse()?;
+    let ticket = ticket_file::take(args.connect.port())?;
     let connector = Connector::new(tuning(args.mtu));
     let config = tensor_relay_client::Config { lanes: Lanes::Fixed(lanes), ..Default::default() };
     let client = Client::connect_with(&connector, &ticket, config).await?;
@@ -84,7 +82,7 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
 }
 
 async fn publish(server: &Server, bytes: u64, tensors: u32) -> Result<Publication> {
-    let spec = |(number, bytes)| -> Result<TensorSpec> {
+    let spec = |(number, bytes): (u32, u64)| -> Result<TensorSpec> {
         let name = TensorName::new(&format!("model.layers.{number}.noise"))?;
         Ok(TensorSpec::new(name, Dtype::U8, Shape::new(&[bytes])?))
     };
@@ -107,11 +105,6 @@ fn cut(bytes: u64, tensors: u32) -> impl Iterator<Item = u64> {
 
 fn tuning(mtu: u16) -> Tuning {
     Tuning { udp_payload_max: Some(mtu), ..Tuning::default() }
-}
-
-/// Where the serving side leaves its ticket for the receiving one; both are on one machine, and the rival needs none.
-fn ticket_file(port: u16) -> PathBuf {
-    std::env::temp_dir().join(format!("tensor-relay-bench-{port}.ticket"))
 }
 
 #[cfg(test)]

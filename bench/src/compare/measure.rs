@@ -111,6 +111,9 @@ fn start(
     words.extend(options);
     let mut command = network.command(end, &contender.program);
     command.envs(environment(contender));
+    if let Some(folder) = &contender.folder {
+        command.current_dir(folder);
+    }
     Side::start(format!("{} {side}", contender.name), command, &words)
 }
 

@@ -2,7 +2,10 @@
 
 use crate::program::Program;
 use anyhow::{Result, bail, ensure};
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 /// Something that can be compared: a program, and what to say to it before the options of
 /// [`contender`](crate::contender).
@@ -10,6 +13,8 @@ use std::{ffi::OsString, path::Path};
 pub(super) struct Contender {
     pub(super) name: String,
     pub(super) program: Program,
+    /// Where its processes run, if not where this one does.
+    pub(super) folder: Option<PathBuf>,
     pub(super) serve: Vec<OsString>,
     pub(super) receive: Vec<OsString>,
     /// Whether bytes travel encrypted.
@@ -112,6 +117,7 @@ fn own(
     Contender {
         name: name.into(),
         program: program.clone(),
+        folder: None,
         serve: words("serve", serve),
         receive: words("receive", receive),
         encrypted,
