@@ -38,6 +38,9 @@ pub struct Comparison {
 pub struct Measured {
     /// Its name.
     pub name: String,
+    /// Whether it is tensor-relay, in whatever circumstances.
+    #[serde(default)]
+    pub is_ours: bool,
     /// Whether bytes travelled encrypted.
     pub encrypted: bool,
     /// Whether it received into `reused` or `fresh` memory.
@@ -179,6 +182,7 @@ impl Measured {
     fn nothing(contender: &Contender) -> Self {
         Self {
             name: contender.name.clone(),
+            is_ours: contender.is_ours,
             encrypted: contender.encrypted,
             receives_into: contender.receives_into.clone(),
             note: contender.note.clone(),

@@ -41,7 +41,7 @@ fn table(comparison: &Comparison) -> Table {
         };
         let encrypted = if contender.encrypted { "yes" } else { "no" };
         Row {
-            is_ours: is_ours(contender),
+            is_ours: contender.is_ours,
             cells: vec![
                 contender.name.clone(),
                 encrypted.into(),
@@ -106,14 +106,10 @@ fn notes(comparison: &Comparison, first: &str) -> Vec<String> {
 
 fn kind(contender: &Measured) -> Kind {
     match contender.encrypted {
-        _ if is_ours(contender) => Kind::Ours,
+        _ if contender.is_ours => Kind::Ours,
         true => Kind::Encrypted,
         false => Kind::Plain,
     }
-}
-
-fn is_ours(contender: &Measured) -> bool {
-    contender.name == "tensor-relay"
 }
 
 const HEAD: [&str; 9] = [
@@ -147,6 +143,7 @@ mod tests {
         assert_eq!(names(&sheet.charts[2]), ["tcp", "tcp-tls", "tensor-relay"]);
         let kinds: Vec<Kind> = sheet.charts[0].bars.iter().map(|bar| bar.kind).collect();
         assert_eq!(kinds, [Kind::Ours, Kind::Plain, Kind::Encrypted]);
+        assert_eq!(sheet.table.rows.iter().map(|row| row.is_ours).collect::<Vec<_>>(), [true, false, false]);
         assert!(sheet.notes.contains(&"tcp-tls failed: it ended early".to_owned()));
     }
 }
