@@ -17,6 +17,7 @@ mod table;
 mod workload;
 
 pub use address::{NodeAddress, NodeAddressError};
+pub(crate) use results::ONE_WAY;
 pub use workload::{ContentArg, Workload, WorkloadArgs};
 
 use crate::{

@@ -101,7 +101,7 @@ pub(super) struct ConsumerRound {
 }
 
 /// Publish until the consumer has it, by a clock that both share.
-const ONE_WAY: &str = "publish to commit";
+pub(crate) const ONE_WAY: &str = "publish to commit";
 
 /// Without such a clock: until the producer has heard of it.
 const ROUND_TRIP: &str = "publish to commit, and the way back of that news";
