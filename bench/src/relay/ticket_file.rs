@@ -21,9 +21,10 @@ impl TicketFile {
     pub(super) fn leave(port: u16, ticket: &Ticket) -> Result<Self> {
         let path = path(port);
         let context = || format!("cannot leave a ticket in {}", path.display());
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(context),
-            _ => {}
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != ErrorKind::NotFound
+        {
+            return Err(error).with_context(context);
         }
         // Never through a link that somebody else put there.
         let mut options = OpenOptions::new();
