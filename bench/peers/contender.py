@@ -252,9 +252,14 @@ def _latencies(control: Control, sink: Sink, into: Bytes, count: int) -> dict[st
     warm_up = -(-count // 10)
     took_us = [_small(control, sink, into, number) for number in range(warm_up + count)][warm_up:]
     took_us.sort()
+
+    def at_most(percent: int) -> float:
+        """The nearest rank, as in bench/src/latency.rs: the smallest value that so many are not above."""
+        return took_us[-(-count * percent // 100) - 1]
+
     return {
-        "p50_us": took_us[count // 2],
-        "p99_us": took_us[min(count * 99 // 100, count - 1)],
+        "p50_us": at_most(50),
+        "p99_us": at_most(99),
         "min_us": took_us[0],
         "max_us": took_us[-1],
     }

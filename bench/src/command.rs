@@ -67,7 +67,7 @@ pub enum Relay {
         #[command(flatten)]
         args: ServeArgs,
         /// How many tensors the bytes are.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         tensors: u32,
     },
     /// Receives them, several times.
@@ -139,7 +139,9 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
-        Command::Relay(Relay::Serve { args, tensors }) => relay::serve(args, tensors).await,
+        Command::Relay(Relay::Serve { args, tensors }) => {
+            until_interrupted(relay::serve(args, tensors)).await
+        }
         Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await

@@ -1,14 +1,15 @@
 //! The comparison: the same bytes through tensor-relay and through what others would use, side by side.
 //!
-//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. They alternate, A B C
-//! A B C, because a machine's speed drifts over minutes by more than what is to be told apart: only neighbours are
-//! compared, each with the first.
+//! Each contender runs as two processes of its own, a serving and a receiving one, on one machine. They alternate, A B
+//! A C and then B A C A, because a machine's speed drifts over minutes by more than what is to be told apart: only
+//! neighbours are compared, each with the first.
 
 mod measure;
 mod outcome;
 mod peers;
 mod roster;
 mod table;
+mod turns;
 
 #[cfg(test)]
 pub(crate) use outcome::tests;
@@ -23,6 +24,7 @@ use anyhow::{Context, Result, bail};
 use measure::Load;
 use roster::{Contender, Roster};
 use std::path::{Path, PathBuf};
+use turns::{Turn, turns};
 
 /// What is compared, and how often.
 #[derive(Debug, Clone, clap::Args)]
@@ -39,7 +41,8 @@ pub struct CompareArgs {
     /// How many rounds each run counts; one more comes first, to warm up.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// How many runs of each. From six on, the intervals reach 95 %.
+    /// How many runs of each; the first runs once beside each of the others. From six on, there are intervals, which
+    /// reach 95 %.
     #[arg(long, default_value_t = 5)]
     pub pairs: u32,
     /// How many messages of 4 KiB each run sends before that, to measure their latency.
@@ -81,14 +84,15 @@ pub async fn run(args: CompareArgs, this: &Program) -> Result<()> {
     let contenders = chosen(&args, this)?;
     eprintln!("{}", args.network);
     let network = Network::new(&args.network, this).await?;
-    let load = Load { bytes: args.size, mtu: args.network.mtu, rounds: args.rounds, small: args.small };
+    let load = Load::new(&args);
     let mut comparison = Comparison::new(&args, &contenders);
     for pair in 0..args.pairs {
-        for contender in &contenders {
+        let turns = turns(pair, &contenders, |name| comparison.has_failed(name));
+        for Turn { contender, beside } in turns {
             if !comparison.has_failed(&contender.name) {
                 let run = measure::run(contender, load, &network).await;
                 tell(pair, args.pairs, &contender.name, &run);
-                comparison.add(&contender.name, pair, run);
+                comparison.add(&contender.name, pair, beside, run);
             }
         }
         comparison.summarise();

@@ -4,9 +4,10 @@
 //! into memory that it has touched before. Each prints JSON, one object a line, on its standard output, so that a
 //! harness (or a person with `jq`) can read along; whatever else they have to say goes to standard error.
 //!
-//! Before the rounds, a receiving side may be told to ask for small messages, one after the other. Their latency is the
-//! time from when the serving side begins to send until the receiving side has the whole message: both are on one
-//! machine, have one clock, and the message carries the time at which it was begun. What asks for it is not measured.
+//! Before the rounds, a receiving side may be told to ask for small messages, one after the other, and before these for a
+//! tenth as many that do not count. Their latency is the time from when the serving side begins to send until the
+//! receiving side has the whole message: both are on one machine, have one clock, and the message carries the time at
+//! which it was begun. What asks for it is not measured.
 
 use crate::{cpu::Usage, size};
 use serde::{Deserialize, Serialize};

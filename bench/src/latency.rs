@@ -7,34 +7,56 @@ use nix::time::{ClockId, clock_gettime};
 /// How long a small message is.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 
+/// How many messages are sent so that `counted` of them count: a tenth as many come first, to warm up.
+pub(crate) fn messages(counted: u32) -> u32 {
+    counted.saturating_add(warm_up(counted))
+}
+
+fn warm_up(counted: u32) -> u32 {
+    counted.div_ceil(WARM_UP_SHARE)
+}
+
+/// The moment at which a message is begun.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stamp(u64);
+
+impl Stamp {
+    /// This moment.
+    pub(crate) fn now() -> Self {
+        Self(now_ns())
+    }
+
+    /// Writes it into the first bytes of `message`.
+    ///
+    /// # Panics
+    /// When there are fewer than eight.
+    pub(crate) fn write(self, message: &mut [u8]) {
+        message[..STAMP_BYTES].copy_from_slice(&self.0.to_le_bytes());
+    }
+}
+
 /// A message that is begun now.
 pub(crate) fn stamped() -> [u8; MESSAGE_BYTES] {
     let mut message = [0x5a; MESSAGE_BYTES];
-    stamp(&mut message);
+    Stamp::now().write(&mut message);
     message
-}
-
-/// Writes the time into the first bytes of `message`.
-///
-/// # Panics
-/// When there are fewer than eight.
-pub(crate) fn stamp(message: &mut [u8]) {
-    message[..STAMP_BYTES].copy_from_slice(&now_ns().to_le_bytes());
 }
 
 /// What the messages took that have come.
 #[derive(Debug)]
 pub(crate) struct Latencies {
+    /// How many are still to come that do not count.
+    warming_up: u32,
     ns: Vec<u64>,
 }
 
 impl Latencies {
-    /// None yet, and room for `expected`.
-    pub(crate) fn new(expected: u32) -> Self {
-        Self { ns: Vec::with_capacity(expected as usize) }
+    /// None yet; of [`messages`], `counted` will count.
+    pub(crate) fn new(counted: u32) -> Self {
+        Self { warming_up: warm_up(counted), ns: Vec::with_capacity(counted as usize) }
     }
 
-    /// Adds a message that has come just now.
+    /// Adds a message that has come just now. The first ones only warm up.
     ///
     /// # Errors
     /// When it is none of ours.
@@ -50,24 +72,27 @@ impl Latencies {
         let ns = now_ns
             .checked_sub(begun_ns)
             .context("a message was begun in the future: its sender is on another machine")?;
-        self.ns.push(ns);
+        match self.warming_up {
+            0 => self.ns.push(ns),
+            _ => self.warming_up -= 1,
+        }
         Ok(())
     }
 
     /// All of them, in a few numbers; zeros if there are none.
     pub(crate) fn summary(mut self) -> Small {
         self.ns.sort_unstable();
-        let at_most = |share: f64| {
-            // The smallest value that so many are not above.
-            let rank = (share * self.ns.len() as f64).ceil() as usize;
+        let at_most = |percent: usize| {
+            // The nearest rank, as in `bench/peers/contender.py`: the smallest value that so many are not above.
+            let rank = (percent * self.ns.len()).div_ceil(100);
             self.ns.get(rank.max(1) - 1).map_or(0.0, |ns| *ns as f64 / 1e3)
         };
         Small {
             small: self.ns.len() as u32,
-            p50_us: at_most(0.5),
-            p99_us: at_most(0.99),
-            min_us: at_most(0.0),
-            max_us: at_most(1.0),
+            p50_us: at_most(50),
+            p99_us: at_most(99),
+            min_us: at_most(0),
+            max_us: at_most(100),
         }
     }
 }
@@ -80,6 +105,9 @@ fn now_ns() -> u64 {
 
 const STAMP_BYTES: usize = 8;
 
+/// One in so many of those that count comes before them.
+const WARM_UP_SHARE: u32 = 10;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +115,7 @@ mod tests {
     #[test]
     fn ranks_are_those_of_the_sorted_list() {
         let ns = (1..=200).rev().map(|us| us * 1000).collect();
-        let small = Latencies { ns }.summary();
+        let small = Latencies { warming_up: 0, ns }.summary();
         assert_eq!(small, Small { small: 200, p50_us: 100.0, p99_us: 198.0, min_us: 1.0, max_us: 200.0 });
         assert_eq!(Latencies::new(9).summary().max_us, 0.0);
     }
@@ -95,8 +123,21 @@ mod tests {
     #[test]
     fn messages_tell_when_they_were_begun() {
         let mut latencies = Latencies::new(1);
-        latencies.add(&stamped()).unwrap();
-        assert!(latencies.summary().max_us < 1e9, "less than a quarter of an hour ago");
+        for _ in 0..messages(1) {
+            latencies.add(&stamped()).unwrap();
+        }
+        let small = latencies.summary();
+        assert!(small.small == 1 && small.max_us < 1e9, "less than a quarter of an hour ago: {small:?}");
+    }
+
+    #[test]
+    fn a_tenth_warms_up() {
+        assert_eq!([0, 1, 10, 11, 1000].map(messages), [0, 2, 11, 13, 1100]);
+        let mut latencies = Latencies::new(20);
+        for _ in 0..messages(20) {
+            latencies.add(&stamped()).unwrap();
+        }
+        assert_eq!(latencies.summary().small, 20);
     }
 
     #[test]

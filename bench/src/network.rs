@@ -134,7 +134,7 @@ impl fmt::Display for NetworkArgs {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use clap::Parser;
 
@@ -144,7 +144,7 @@ mod tests {
         args: NetworkArgs,
     }
 
-    fn parsed(words: &str) -> Result<NetworkArgs, clap::Error> {
+    pub(crate) fn parsed(words: &str) -> Result<NetworkArgs, clap::Error> {
         Cli::try_parse_from(words.split(' ')).map(|cli| cli.args)
     }
 

@@ -17,6 +17,7 @@ mod table;
 mod workload;
 
 pub use address::{NodeAddress, NodeAddressError};
+pub(crate) use results::ONE_WAY;
 pub use workload::{ContentArg, Workload, WorkloadArgs};
 
 use crate::{
@@ -43,6 +44,9 @@ pub struct RunArgs {
     /// How many rounds count. One more of each kind comes first, to warm up.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=ROUNDS_MAX))]
     pub rounds: u32,
+    /// Over how many lanes each consumer receives: more use more cores.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=LANES_MAX))]
+    pub lanes: u32,
     /// Where the tensors are while they are published.
     #[arg(long, value_enum, default_value_t)]
     pub hold: Hold,
@@ -83,6 +87,7 @@ Across machines: `node` on each, with one token for all in TENSOR_RELAY_BENCH_TO
 /// As many as one machine has use for.
 const CONSUMERS_MAX: i64 = 64;
 const ROUNDS_MAX: i64 = 10_000;
+const LANES_MAX: i64 = 16;
 
 /// Measures, and prints a table.
 ///
@@ -112,6 +117,7 @@ pub async fn run(args: RunArgs, this: &Program) -> Result<()> {
         rounds: args.rounds,
         hold: args.hold,
         udp_payload_max: args.network.mtu,
+        lanes: args.lanes,
         serve_at: args.serve_at.or(args.producer),
         deadline: args.deadline.map(Duration::from_secs),
     };

@@ -36,7 +36,7 @@ impl std::fmt::Display for Summary {
 /// Pairs share the minute in which they were measured, so what disturbs a machine for longer than that cancels out. The
 /// interval is made of order statistics: the median lies between the k-th smallest and the k-th largest ratio with a
 /// probability that follows from tosses of a coin, whatever the distribution. The narrowest interval of at least 95 %
-/// is taken; below six pairs there is none, and the whole range is given with the confidence that it really has.
+/// is taken; below six pairs there is none, and the fields hold the whole range and the confidence that it really has.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PairedRatio {
     /// The median of A / B.
@@ -65,14 +65,44 @@ impl PairedRatio {
             pairs: sorted.len(),
         })
     }
+
+    /// Where the interval begins and ends; nothing where the pairs are too few for one.
+    pub(crate) fn interval(&self) -> Option<(f64, f64)> {
+        (self.confidence >= CONFIDENCE).then_some((self.low, self.high))
+    }
+
+    /// The median as `number` writes it, and its interval in brackets.
+    pub(crate) fn text(&self, number: fn(f64) -> String) -> String {
+        format!("{} ({})", number(self.median), self.interval_text(number))
+    }
+
+    /// The same, and what the interval rests on.
+    pub(crate) fn full_text(&self, number: fn(f64) -> String) -> String {
+        let confidence = self.interval().map(|_| format!("{:.1} %, ", self.confidence * 100.0));
+        format!(
+            "{} ({}, {}pairs: {})",
+            number(self.median),
+            self.interval_text(number),
+            confidence.unwrap_or_default(),
+            self.pairs
+        )
+    }
+
+    fn interval_text(&self, number: fn(f64) -> String) -> String {
+        let text = |(low, high)| format!("{} to {}", number(low), number(high));
+        self.interval().map_or_else(|| "–".into(), text)
+    }
 }
 
 impl std::fmt::Display for PairedRatio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { median, low, high, .. } = self;
-        let percent = self.confidence * 100.0;
-        write!(f, "{median:.3} ({low:.3} to {high:.3}, {percent:.1} % of {} pairs)", self.pairs)
+        f.write_str(&self.full_text(exact))
     }
+}
+
+/// `value` with three digits behind the point, as goals are set.
+pub(crate) fn exact(value: f64) -> String {
+    format!("{value:.3}")
 }
 
 /// How many of `count` values to leave out at either end so that the median stays between the others with a probability
@@ -152,8 +182,11 @@ mod tests {
     fn twice_as_fast_is_two() {
         let ratio = PairedRatio::of(&[(2.0, 1.0), (4.0, 2.0), (6.0, 3.0)]).unwrap();
         assert_eq!((ratio.median, ratio.low, ratio.high, ratio.pairs), (2.0, 2.0, 2.0, 3));
-        assert_eq!(ratio.to_string(), "2.000 (2.000 to 2.000, 75.0 % of 3 pairs)");
+        assert_eq!(ratio.to_string(), "2.000 (–, pairs: 3)", "too few for an interval");
         assert_eq!(PairedRatio::of(&[]), None);
+        let six = PairedRatio::of(&[(2.0, 1.0); 6]).unwrap();
+        assert_eq!(six.to_string(), "2.000 (2.000 to 2.000, 96.9 %, pairs: 6)");
+        assert_eq!(six.text(number), "2.00 (2.00 to 2.00)");
     }
 
     #[test]
@@ -168,7 +201,7 @@ mod tests {
         fn everything_is_in_order(pairs in prop::collection::vec((0.1f64..9.0, 0.1f64..9.0), 1..60)) {
             let ratio = PairedRatio::of(&pairs).unwrap();
             prop_assert!(ratio.low <= ratio.median && ratio.median <= ratio.high);
-            prop_assert!(ratio.confidence >= CONFIDENCE || pairs.len() < 6);
+            prop_assert_eq!(ratio.interval().is_some(), pairs.len() >= 6);
             prop_assert!((0.0..=1.0).contains(&ratio.confidence));
         }
     }

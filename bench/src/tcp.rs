@@ -6,6 +6,7 @@
 //! speed on a fast link and would flatter us.
 
 mod client;
+mod roomy;
 mod server;
 mod socket;
 mod stream;

@@ -44,7 +44,11 @@ fn contenders_are_compared_and_reported() {
     let json: Value = serde_json::from_slice(&fs::read(&result).unwrap()).unwrap();
     let names: Vec<_> = json["contenders"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
     assert_eq!(names, ["tensor-relay", "stock-quinn", "tcp", "tcp-tls", "broken"]);
-    assert_eq!(json["runs"].as_array().unwrap().len(), 8, "two of each that works");
+    assert_eq!(
+        json["runs"].as_array().unwrap().len(),
+        13,
+        "two of each that works, and of the first beside each"
+    );
     for run in json["runs"].as_array().unwrap() {
         assert_eq!(run["rounds"].as_array().unwrap().len(), 2, "the warm-up is not counted");
         assert_eq!(run["small"]["small"], 20);
@@ -101,6 +105,14 @@ fn an_own_contender_that_fails_fails_the_command() {
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "{table}");
     assert!(table.contains("other-build failed:"), "{table}");
+}
+
+/// Goal: bytes that cannot be cut evenly are cut all the same. Method: a size that is no multiple of the tensors.
+#[test]
+fn ten_thousand_tensors_of_any_size() {
+    let table = done(&mut bench(&["compare", "10000-tensors", "--size=5MiB", "--rounds=1", "--pairs=1"]));
+    assert!(table.contains("10000-tensors  yes"), "{table}");
+    assert!(!table.contains("failed"), "{table}");
 }
 
 /// Goal: no side outlives the harness, even if the harness has no chance to say so. Method: close its standard input.

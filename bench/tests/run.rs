@@ -67,6 +67,7 @@ fn bulk() {
         assert_eq!(scene["producer"]["chunks_hashed"], hashed);
         assert_eq!(scene["consumers"][0]["chunks"], 6);
         assert_eq!(scene["consumers"][0]["udp_payload_bytes"], 65_000);
+        assert_eq!((&document["workload"]["lanes"], &scene["consumers"][0]["lanes"]), (&1.into(), &1.into()));
         assert_eq!(scene["samples"].as_array().unwrap().len(), 2, "the warm-up does not count");
         assert_eq!(document["memory"][0]["worker"], "producer");
         assert!(number(&document["memory"][1]["peak_resident_bytes"]) > 9e6);

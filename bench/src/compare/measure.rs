@@ -1,13 +1,14 @@
 //! One run of one contender: both sides, from start to end.
 
 use super::{
+    CompareArgs,
     outcome::{Round, Run},
     roster::Contender,
 };
 use crate::{
     contender::{Ready, Received, Sent},
-    cpu,
-    network::{End, Network},
+    cpu, latency,
+    network::{End, Network, NetworkArgs},
     side::Side,
 };
 use anyhow::{Result, ensure};
@@ -22,6 +23,30 @@ pub(super) struct Load {
     pub(super) rounds: u32,
     /// How many small messages come before.
     pub(super) small: u32,
+    /// How long one round, or all small messages, may take.
+    patience: Duration,
+}
+
+impl Load {
+    /// What `args` ask for.
+    pub(super) fn new(args: &CompareArgs) -> Self {
+        Self {
+            bytes: args.size,
+            mtu: args.network.mtu,
+            rounds: args.rounds,
+            small: args.small,
+            patience: patience(args.size, args.small, &args.network),
+        }
+    }
+}
+
+/// What `bytes` and so many small messages take on `network` itself, and what a busy machine may add.
+fn patience(bytes: u64, small: u32, network: &NetworkArgs) -> Duration {
+    let bits = bytes as f64 * 8.0;
+    let on_the_line_s = network.rate.map_or(0.0, |rate| bits / rate.bits_per_s() as f64);
+    let round_trip = Duration::from_millis(2 * u64::from(network.delay_ms));
+    let asking = round_trip * SMALL_ROUND_TRIPS * latency::messages(small);
+    ROUND_SLACK + Duration::from_secs_f64(LINE_SHARE * on_the_line_s) + asking
 }
 
 /// Runs both sides of `contender`: small messages, one round to warm up, and those that count.
@@ -47,7 +72,7 @@ async fn with_server(contender: &Contender, load: Load, network: &Network, serve
 async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run> {
     let small = match load.small {
         0 => None,
-        _ => Some(client.line(ROUND_DEADLINE).await?),
+        _ => Some(client.line(load.patience).await?),
     };
     round(load, client, server).await?;
     let mut run = Run { small, ..Run::default() };
@@ -59,8 +84,8 @@ async fn rounds(load: Load, client: &mut Side, server: &mut Side) -> Result<Run>
 
 /// Waits for what both sides say of one round.
 async fn round(load: Load, client: &mut Side, server: &mut Side) -> Result<Round> {
-    let received: Received = client.line(ROUND_DEADLINE).await?;
-    let sent: Sent = server.line(ROUND_DEADLINE).await?;
+    let received: Received = client.line(load.patience).await?;
+    let sent: Sent = server.line(load.patience).await?;
     for (what, bytes) in [("sent", sent.bytes), ("received", received.bytes)] {
         ensure!(bytes == load.bytes, "{bytes} bytes were {what} where {} were asked for", load.bytes);
     }
@@ -85,8 +110,19 @@ fn start(
     words.extend([option("bytes", load.bytes), option("mtu", load.mtu)]);
     words.extend(options);
     let mut command = network.command(end, &contender.program);
-    command.envs(contender.environment.iter().copied());
+    command.envs(environment(contender));
+    if let Some(folder) = &contender.folder {
+        command.current_dir(folder);
+    }
     Side::start(format!("{} {side}", contender.name), command, &words)
+}
+
+/// What a side finds in its environment, beside what is there: all others are made as fast as they can be, on either side,
+/// while tensor-relay runs as its users run it.
+fn environment(contender: &Contender) -> Vec<(&'static str, &'static str)> {
+    let copies = (!contender.is_ours).then_some(COPIES);
+    let memory = contender.is_peer.then_some(MEMORY);
+    copies.into_iter().chain(memory).collect()
 }
 
 fn listening(network: &Network) -> Vec<OsString> {
@@ -107,8 +143,49 @@ fn option(name: &str, value: impl Display) -> OsString {
     format!("--{name}={value}").into()
 }
 
+/// How glibc copies. On AMD processors its `rep movsb` is several times slower when both ends lie alike in their pages,
+/// which nearly doubled the CPU time of a receiver over TLS. Other C libraries pass over this.
+const COPIES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
+
+/// How much free memory glibc keeps. What is given back to the system after each piece, to be asked for again, more than
+/// doubled the CPU time of a sender over TLS. The contenders of this program do not need it: they allocate with mimalloc.
+const MEMORY: (&str, &str) = ("MALLOC_TRIM_THRESHOLD_", "67108864");
+
 /// How long a serving side may take to fill its memory and listen; some peers load a gigabyte of libraries first.
 const READY_DEADLINE: Duration = Duration::from_secs(90);
 
-/// How long one round, or all small messages, may take: 1 GiB at a hundredth of the usual speed.
-const ROUND_DEADLINE: Duration = Duration::from_secs(120);
+/// How long one round, or all small messages, may take beyond what the network asks for: 1 GiB at a hundredth of the usual
+/// speed.
+const ROUND_SLACK: Duration = Duration::from_secs(120);
+
+/// How much longer bytes may take than the line's rate says: they have headers, and are sent again where they are lost.
+const LINE_SHARE: f64 = 2.0;
+
+/// How many round trips a small message may take: peers ask, prepare, send and thank.
+const SMALL_ROUND_TRIPS: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::{super::roster::Roster, *};
+    use crate::{network::tests::parsed, program::Program};
+
+    #[test]
+    fn slow_networks_are_waited_for() {
+        let of = |words| patience(1 << 30, 100, &parsed(words).unwrap());
+        assert_eq!(of("x"), ROUND_SLACK);
+        let slow = of("x --namespaces --rate=1Mbit");
+        assert_eq!((slow - ROUND_SLACK).as_secs(), 17_179, "8.6 Gbit at 1 Mbit/s, twice");
+        let far = of("x --namespaces --delay-ms=50");
+        assert_eq!((far - ROUND_SLACK).as_secs(), 44, "110 messages, 4 times 0.1 s each");
+    }
+
+    #[test]
+    fn tensor_relay_alone_runs_as_its_users_run_it() {
+        let roster = Roster::of_this(&Program::new("bench", &[]), None);
+        let names = ["tensor-relay", "2-lanes", "stock-quinn", "tcp-tls"].map(str::to_owned);
+        let mut contenders = roster.pick(&names).unwrap();
+        contenders.push(Contender { is_peer: true, ..contenders[3].clone() });
+        let environments: Vec<_> = contenders.iter().map(environment).collect();
+        assert_eq!(environments, [vec![], vec![], vec![COPIES], vec![COPIES], vec![COPIES, MEMORY]]);
+    }
+}

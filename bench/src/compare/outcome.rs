@@ -38,6 +38,9 @@ pub struct Comparison {
 pub struct Measured {
     /// Its name.
     pub name: String,
+    /// Whether it is tensor-relay, in whatever circumstances.
+    #[serde(default)]
+    pub is_ours: bool,
     /// Whether bytes travelled encrypted.
     pub encrypted: bool,
     /// Whether it received into `reused` or `fresh` memory.
@@ -62,9 +65,12 @@ pub struct Run {
     /// Who they belonged to.
     #[serde(default)]
     pub contender: String,
-    /// Which of its runs it was, from 0: those of one number are neighbours.
+    /// The number of its pair, from 0.
     #[serde(default)]
     pub pair: u32,
+    /// Who ran right before or after it, to be compared with it.
+    #[serde(default)]
+    pub beside: Option<String>,
     /// Its small messages, if there were any.
     pub small: Option<Small>,
     /// The rounds that count.
@@ -116,10 +122,13 @@ impl Comparison {
         }
     }
 
-    /// Adds what came of the run of the contender called `name` that has the number `pair`.
-    pub(super) fn add(&mut self, name: &str, pair: u32, run: Result<Run>) {
+    /// Adds what came of the run of the contender called `name` in the pair of that number, `beside` another.
+    pub(super) fn add(&mut self, name: &str, pair: u32, beside: Option<&str>, run: Result<Run>) {
         match run {
-            Ok(run) => self.runs.push(Run { contender: name.into(), pair, ..run }),
+            Ok(run) => {
+                let beside = beside.map(str::to_owned);
+                self.runs.push(Run { contender: name.into(), pair, beside, ..run });
+            }
             Err(error) => {
                 let failed = self.contenders.iter_mut().find(|contender| contender.name == name);
                 if let Some(contender) = failed {
@@ -136,11 +145,19 @@ impl Comparison {
             .any(|contender| contender.name == name && contender.failure.is_some())
     }
 
+    /// The ratio whose pairs and confidence are those of all; nothing where they differ.
+    pub(crate) fn common_ratio(&self) -> Option<PairedRatio> {
+        let mut all = self.ratios.iter().filter_map(|ratio| ratio.gb_per_s);
+        let first = all.next()?;
+        all.all(|other| other.pairs == first.pairs).then_some(first)
+    }
+
     /// Makes medians and ratios of the runs.
     pub(super) fn summarise(&mut self) {
         let Self { contenders, runs, ratios, .. } = self;
         let summary = |name: &str, value: Value| {
-            Summary::of(&of(runs, name, value).map(|(_, value)| value).collect::<Vec<_>>())
+            let its = runs.iter().filter(|run| run.contender == name);
+            Summary::of(&its.filter_map(value).collect::<Vec<_>>())
         };
         for contender in &mut *contenders {
             let name = &contender.name;
@@ -165,6 +182,7 @@ impl Measured {
     fn nothing(contender: &Contender) -> Self {
         Self {
             name: contender.name.clone(),
+            is_ours: contender.is_ours,
             encrypted: contender.encrypted,
             receives_into: contender.receives_into.clone(),
             note: contender.note.clone(),
@@ -215,17 +233,19 @@ impl fmt::Display for Run {
 /// One number of a run, if it has it.
 type Value = fn(&Run) -> Option<f64>;
 
-/// That number of each run of the contender called `name`, with the run's.
-fn of(runs: &[Run], name: &str, value: Value) -> impl Iterator<Item = (u32, f64)> {
-    let its = runs.iter().filter(move |run| run.contender == name);
-    its.filter_map(move |run| Some((run.pair, value(run)?)))
-}
-
 /// A / B, of the runs that are neighbours.
 fn paired(runs: &[Run], a: &str, b: &str, value: Value) -> Option<PairedRatio> {
-    let beside = |pair| of(runs, b, value).find(|(other, _)| *other == pair);
-    let pairs = of(runs, a, value).filter_map(|(pair, a)| Some((a, beside(pair)?.1)));
-    PairedRatio::of(&pairs.collect::<Vec<_>>())
+    let pair = |run: &Run| {
+        let neighbour = beside(runs, b, a).find(|other| other.pair == run.pair)?;
+        Some((value(run)?, value(neighbour)?))
+    };
+    PairedRatio::of(&beside(runs, a, b).filter_map(pair).collect::<Vec<_>>())
+}
+
+/// The runs of `name` that were neighbours of runs of `other`.
+fn beside<'a>(runs: &'a [Run], name: &'a str, other: &'a str) -> impl Iterator<Item = &'a Run> {
+    let is_one = move |run: &&Run| run.contender == name && run.beside.as_deref() == Some(other);
+    runs.iter().filter(is_one)
 }
 
 #[cfg(test)]
@@ -240,7 +260,8 @@ pub(crate) mod tests {
         args: CompareArgs,
     }
 
-    /// Six pairs of `tensor-relay`, twice as fast, and `tcp`; `tcp-tls` fails after the first.
+    /// Six pairs of `tensor-relay`, twice as fast, and `tcp`; `tcp-tls` fails after the first, beside which `tensor-relay`
+    /// was slow.
     pub(crate) fn example() -> Comparison {
         let names = ["tensor-relay", "tcp", "tcp-tls"];
         let words = ["compare"].into_iter().chain(names).chain(["--size=64MiB"]);
@@ -248,13 +269,12 @@ pub(crate) mod tests {
         let roster = Roster::of_this(&Program::new("bench", &[]), None);
         let mut comparison = Comparison::new(&args, &roster.pick(&args.names).unwrap());
         for pair in 0..6 {
-            comparison.add("tensor-relay", pair, Ok(run([4.0, 1.0, 9.0], 100.0)));
-            comparison.add("tcp", pair, Ok(run([2.0, 2.0, 2.0], 50.0)));
-            if !comparison.has_failed("tcp-tls") {
-                let failure = Err(anyhow::anyhow!("it ended early"));
-                comparison.add("tcp-tls", pair, if pair == 0 { Ok(run([1.0; 3], 80.0)) } else { failure });
-            }
+            comparison.add("tensor-relay", pair, Some("tcp"), Ok(run([4.0, 1.0, 9.0], 100.0)));
+            comparison.add("tcp", pair, Some("tensor-relay"), Ok(run([2.0, 2.0, 2.0], 50.0)));
         }
+        comparison.add("tensor-relay", 0, Some("tcp-tls"), Ok(run([3.0; 3], 100.0)));
+        comparison.add("tcp-tls", 0, Some("tensor-relay"), Ok(run([1.0; 3], 80.0)));
+        comparison.add("tcp-tls", 1, Some("tensor-relay"), Err(anyhow::anyhow!("it ended early")));
         comparison.summarise();
         comparison
     }
@@ -273,7 +293,8 @@ pub(crate) mod tests {
         assert_eq!((speed.median, speed.pairs), (2.0, 6), "medians over rounds, then pairs");
         assert_eq!(tcp.cpu_s_per_gib.unwrap().median, 0.5);
         assert_eq!(tcp.small_p50_us.unwrap().median, 2.0);
-        assert_eq!(tls.gb_per_s.unwrap().pairs, 1, "only with its neighbour, before it failed");
+        let speed = tls.gb_per_s.unwrap();
+        assert_eq!((speed.median, speed.pairs), (3.0, 1), "only with its neighbour, before it failed");
         assert_eq!(comparison.contenders[2].failure.as_deref(), Some("it ended early"));
     }
 

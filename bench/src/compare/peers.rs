@@ -38,7 +38,7 @@ fn yes() -> bool {
 /// When it cannot be read, or is no such file.
 pub(super) fn read(path: &Path) -> Result<Vec<Contender>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    // Sides may run anywhere: their words must not depend on where this program was started.
+    // Sides run in its folder, wherever this program was started.
     let path = std::path::absolute(path)?;
     let folder = path.parent().unwrap_or(&path);
     parse(&text, folder).with_context(|| format!("{} does not list peers", path.display()))
@@ -58,14 +58,15 @@ impl Peer {
         let lead: Vec<&str> = lead.iter().map(String::as_str).collect();
         Ok(Contender {
             program: Program::new(executable, &lead),
+            folder: Some(folder.into()),
             name: self.name,
             serve: vec!["serve".into()],
             receive: vec!["receive".into()],
-            environment: &[],
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
             has_small: self.small,
+            is_ours: false,
             is_peer: true,
         })
     }
@@ -99,6 +100,7 @@ mod tests {
         assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
         assert!(peers[0].is_peer && !peers[0].encrypted && !peers[0].has_small);
         assert_eq!(peers[0].serve, ["serve"]);
+        assert_eq!(peers[0].folder.as_deref(), Some(folder.as_path()), "that is where it runs");
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use crate::program::Program;
 use anyhow::{Result, bail, ensure};
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 /// Something that can be compared: a program, and what to say to it before the options of
 /// [`contender`](crate::contender).
@@ -10,10 +13,10 @@ use std::{ffi::OsString, path::Path};
 pub(super) struct Contender {
     pub(super) name: String,
     pub(super) program: Program,
+    /// Where its processes run, if not where this one does.
+    pub(super) folder: Option<PathBuf>,
     pub(super) serve: Vec<OsString>,
     pub(super) receive: Vec<OsString>,
-    /// What its processes find in their environment, beside what is there.
-    pub(super) environment: &'static [(&'static str, &'static str)],
     /// Whether bytes travel encrypted.
     pub(super) encrypted: bool,
     /// Whether the receiving side uses its memory again.
@@ -22,6 +25,8 @@ pub(super) struct Contender {
     pub(super) note: String,
     /// Whether it can be asked for small messages.
     pub(super) has_small: bool,
+    /// Whether it is tensor-relay, in whatever circumstances.
+    pub(super) is_ours: bool,
     /// Whether it is somebody else's program, which may not be installed.
     pub(super) is_peer: bool,
 }
@@ -36,18 +41,15 @@ impl Roster {
     /// Those that `this` program is itself, and with `other_build` its tensor-relay too.
     pub(super) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
         let mut contenders = vec![
-            own(RELAY, this, "relay", &[], &[], true),
+            own(RELAY, this, ROLE, &[], &[], true),
             own(STOCK_QUINN, this, "stock-quinn", &[], &[], true),
             own("tcp", this, "tcp", &[], &[], false),
-            Contender {
-                environment: &TLS_TUNING,
-                ..own("tcp-tls", this, "tcp", &["--tls"], &["--tls"], true)
-            },
-            own(MANY_TENSORS, this, "relay", &["--tensors=10000"], &[], true),
+            own("tcp-tls", this, "tcp", &["--tls"], &["--tls"], true),
+            own(MANY_TENSORS, this, ROLE, &["--tensors=10000"], &[], true),
         ];
-        contenders.extend(LANES.map(|(name, option)| own(name, this, "relay", &[], &[option], true)));
+        contenders.extend(LANES.map(|(name, option)| own(name, this, ROLE, &[], &[option], true)));
         if let Some(executable) = other_build {
-            contenders.push(own(OTHER_BUILD, &Program::new(executable, &[]), "relay", &[], &[], true));
+            contenders.push(own(OTHER_BUILD, &Program::new(executable, &[]), ROLE, &[], &[], true));
         }
         Self { contenders }
     }
@@ -79,7 +81,7 @@ impl Roster {
         let mut picked: Vec<Contender> = vec![];
         for name in names {
             let called = |contender: &&Contender| match name.as_str() {
-                ALL => !is_ours_in_disguise(&contender.name),
+                ALL => contender.name == RELAY || !contender.is_ours,
                 name => contender.name == name,
             };
             let mut found = self.contenders.iter().filter(called).peekable();
@@ -101,11 +103,6 @@ impl Roster {
     }
 }
 
-/// Whether `name` is tensor-relay in other circumstances.
-fn is_ours_in_disguise(name: &str) -> bool {
-    [MANY_TENSORS, OTHER_BUILD].contains(&name) || LANES.iter().any(|(lanes, _)| *lanes == name)
-}
-
 /// A role of ours, `role`, with more options for either side.
 fn own(
     name: &str,
@@ -120,28 +117,22 @@ fn own(
     Contender {
         name: name.into(),
         program: program.clone(),
+        folder: None,
         serve: words("serve", serve),
         receive: words("receive", receive),
-        environment: &[],
         encrypted,
         receives_into: "reused".into(),
         note: String::new(),
         has_small: true,
+        is_ours: role == ROLE,
         is_peer: false,
     }
 }
 
-/// What rustls needs of the C library to be fast. It copies each record into memory that it allocates: on AMD processors
-/// glibc's `rep movsb` is several times slower when both ends lie alike in their pages, which nearly doubled the
-/// receiver's CPU time; and memory that is given back to the system after each piece, to be asked for again, more than
-/// doubled the sender's. Other C libraries pass over these variables.
-const TLS_TUNING: [(&str, &str); 2] = [
-    ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824"),
-    ("MALLOC_TRIM_THRESHOLD_", "67108864"),
-];
-
 pub(super) const RELAY: &str = "tensor-relay";
 pub(super) const STOCK_QUINN: &str = "stock-quinn";
+/// The role that is tensor-relay.
+const ROLE: &str = "relay";
 const MANY_TENSORS: &str = "10000-tensors";
 const OTHER_BUILD: &str = "other-build";
 const ALL: &str = "all";
@@ -177,6 +168,13 @@ mod tests {
             "the first is what the others are compared with, wherever it stands among all"
         );
         assert_eq!(picked(&["other-build"]).unwrap(), ["other-build"]);
+    }
+
+    #[test]
+    fn tensor_relay_is_ours_in_all_circumstances() {
+        let ours = roster().contenders.into_iter().filter(|contender| contender.is_ours);
+        let names: Vec<String> = ours.map(|contender| contender.name).collect();
+        assert_eq!(names, ["tensor-relay", "10000-tensors", "2-lanes", "4-lanes", "8-lanes", "other-build"]);
     }
 
     #[test]

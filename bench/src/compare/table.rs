@@ -3,7 +3,7 @@
 use super::outcome::{Comparison, Measured, Ratio};
 use crate::{
     size,
-    stats::{PairedRatio, Summary, number},
+    stats::{PairedRatio, Summary, exact, number},
 };
 use std::fmt;
 
@@ -33,7 +33,15 @@ impl Comparison {
 
     fn row(&self, contender: &Measured) -> [String; COLUMNS] {
         let ratio = self.ratios.iter().find(|ratio| ratio.to == contender.name);
-        let of = |value: fn(&Ratio) -> Option<PairedRatio>| interval(ratio.and_then(value));
+        let text = match self.common_ratio() {
+            Some(_) => PairedRatio::text,
+            None => PairedRatio::full_text,
+        };
+        let of = |value: fn(&Ratio) -> Option<PairedRatio>| match ratio.and_then(value) {
+            // Ratios are what goals are about.
+            Some(ratio) => text(&ratio, exact),
+            None => NOTHING.into(),
+        };
         [
             contender.name.clone(),
             if contender.encrypted { "yes" } else { "no" }.into(),
@@ -47,18 +55,29 @@ impl Comparison {
     }
 
     fn explain_ratios(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let most = self
-            .ratios
-            .iter()
-            .filter_map(|ratio| ratio.gb_per_s)
-            .max_by_key(|ratio| ratio.pairs);
-        let (Some(most), Some(first)) = (most, self.contenders.first()) else { return Ok(()) };
-        let percent = most.confidence * 100.0;
-        writeln!(
-            f,
-            "ratios: {} / the row, of {} neighbouring runs; in brackets, where their median is at {percent:.1} %",
-            first.name, most.pairs
-        )
+        if self.ratios.iter().all(|ratio| ratio.gb_per_s.is_none()) {
+            return Ok(());
+        }
+        let first = self.contenders.first().map_or("", |contender| contender.name.as_str());
+        write!(f, "ratios: {first} / the row, of ")?;
+        match self.common_ratio() {
+            Some(common) => {
+                write!(f, "{} neighbouring runs", common.pairs)?;
+                match common.interval() {
+                    Some(_) => {
+                        writeln!(
+                            f,
+                            "; in brackets, where their median is at {:.1} %",
+                            common.confidence * 100.0
+                        )
+                    }
+                    None => writeln!(f, ", too few for intervals"),
+                }
+            }
+            None => {
+                writeln!(f, "neighbouring runs; in brackets, where their median is, how surely, of how many")
+            }
+        }
     }
 }
 
@@ -90,12 +109,6 @@ fn spread(summary: Option<Summary>) -> String {
     summary.map_or_else(|| NOTHING.into(), |summary| summary.to_string())
 }
 
-/// Ratios are what goals are about: with three digits behind the point.
-fn interval(ratio: Option<PairedRatio>) -> String {
-    let text = |PairedRatio { median, low, high, .. }| format!("{median:.3} ({low:.3} to {high:.3})");
-    ratio.map_or_else(|| NOTHING.into(), text)
-}
-
 fn latency(contender: &Measured) -> String {
     match (contender.small_p50_us, contender.small_p99_us) {
         (Some(p50), Some(p99)) => format!("{} ({})", number(p50.median), number(p99.median)),
@@ -118,11 +131,28 @@ mod tests {
         assert!(lines[3].contains("100 (200)") && lines[3].ends_with('–'), "{table}");
         assert!(lines[4].starts_with("tcp           no "), "{table}");
         assert!(
-            lines[4].ends_with("2.000 (2.000 to 2.000)  0.500 (0.500 to 0.500)  2.000 (2.000 to 2.000)"),
+            lines[4].ends_with(
+                "0.500 (0.500 to 0.500, 96.9 %, pairs: 6)  2.000 (2.000 to 2.000, 96.9 %, pairs: 6)"
+            ),
             "{table}"
         );
-        assert!(table.contains("tensor-relay / the row, of 6 neighbouring runs"), "{table}");
-        assert!(table.contains("at 96.9 %"), "{table}");
+        assert!(lines[5].contains("3.000 (–, pairs: 1)"), "{table}");
+        assert!(table.contains("tensor-relay / the row, of neighbouring runs; in brackets"), "{table}");
         assert!(table.ends_with("tcp-tls failed: it ended early\n"), "{table}");
+    }
+
+    #[test]
+    fn what_all_ratios_share_is_told_once() {
+        let mut comparison = example();
+        comparison.ratios.truncate(1);
+        let table = comparison.to_string();
+        assert!(
+            table.contains("  2.000 (2.000 to 2.000)  0.500 (0.500 to 0.500)  2.000 (2.000 to 2.000)\n"),
+            "{table}"
+        );
+        assert!(
+            table.contains("of 6 neighbouring runs; in brackets, where their median is at 96.9 %"),
+            "{table}"
+        );
     }
 }

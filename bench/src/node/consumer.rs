@@ -5,7 +5,7 @@ use super::{
     desk::{Desk, say},
     goods::STREAM_TENSOR,
     latency::Latencies,
-    order::{Consumption, Order, Received, Report, Round, Traffic, Work},
+    order::{Consumption, Order, Path, Received, Report, Round, Traffic, Work},
     proof::{self, Proof, Proving},
     windows::Windows,
 };
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_client::{
-    Client, Config, Connector, Request, Snapshot, Subscription, Ticket, Topic, Tuning,
+    Client, Config, Connector, LaneStats, Lanes, Request, Snapshot, Subscription, Ticket, Topic, Tuning,
 };
 
 /// How long it waits for a topic: as long as preparing may take. The driver gives up earlier.
@@ -35,7 +35,8 @@ pub(super) async fn run(job: Consumption, desk: &mut Desk) -> Result<()> {
     let ticket: Ticket = job.ticket.parse()?;
     let topic = ticket.topic().context("the driver's ticket names no topic")?.clone();
     let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
-    let config = Config { topic_timeout: TOPIC_TIMEOUT, ..Config::default() };
+    let lanes = Lanes::Fixed(job.lanes);
+    let config = Config { topic_timeout: TOPIC_TIMEOUT, lanes, ..Config::default() };
     let client = Client::connect_with(&Connector::new(tuning), &ticket, config).await?;
     let windows = match &job.work {
         Work::Stream { bytes, .. } => Some(Windows::new(*bytes)?),
@@ -100,7 +101,7 @@ impl Consumer {
             round,
             subscription: self.client.subscribe_to(request).await?,
             usage: Usage::now(),
-            traffic: self.client.lane_stats().into(),
+            traffic: traffic_of(&self.client.lanes()),
         })
     }
 
@@ -120,7 +121,7 @@ impl Consumer {
         let Some(got) = desk.until_stopped(receive, progress).await? else {
             return say(&Report::Stopped { round: round.number, bytes: progress() });
         };
-        let stats = self.client.lane_stats();
+        let (first, lanes) = (self.client.lane_stats(), self.client.lanes());
         let cpu_s = Usage::now().since(usage).total_s();
         let proof = match got.snapshot {
             // Off the executor: it takes seconds for gigabytes, in which the connection must not die.
@@ -135,8 +136,8 @@ impl Consumer {
             seconds: got.seconds,
             cpu_s,
             chunks: got.chunks,
-            traffic: Traffic::from(stats).since(traffic),
-            path: stats.into(),
+            traffic: traffic_of(&lanes).since(traffic),
+            path: Path::of(first, lanes.len()),
             proof,
             one_way: got.one_way.buckets(),
         }))
@@ -219,6 +220,14 @@ async fn doze() -> Infallible {
         std::thread::sleep(ASLEEP);
         tokio::time::sleep(AWAKE).await;
     }
+}
+
+/// What all `lanes` carried so far. Of a lane that ended nobody knows.
+fn traffic_of(lanes: &[LaneStats]) -> Traffic {
+    lanes
+        .iter()
+        .map(|lane| Traffic::from(*lane))
+        .fold(Traffic::default(), Traffic::and)
 }
 
 fn proof_of(snapshot: &Snapshot) -> Proof {

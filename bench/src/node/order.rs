@@ -58,6 +58,8 @@ pub(crate) struct Consumption {
     pub(crate) ticket: String,
     pub(crate) work: Work,
     pub(crate) udp_payload_max: Option<u16>,
+    /// Over how many lanes.
+    pub(crate) lanes: u32,
     /// Whether to subscribe in mode `every`.
     pub(crate) every: bool,
     /// Whether to be a slow reader.
@@ -199,12 +201,14 @@ pub(crate) struct Traffic {
     pub(crate) received_bytes: u64,
 }
 
-/// What a consumer's lane found out of its path.
+/// What a consumer's first lane found out of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Path {
     /// The UDP payload in use.
     pub(crate) udp_payload_bytes: u16,
     pub(crate) round_trip_us: f64,
+    /// How many lanes there are.
+    pub(crate) lanes: u32,
 }
 
 impl Traffic {
@@ -247,9 +251,14 @@ impl From<TrafficStats> for Traffic {
     }
 }
 
-impl From<LaneStats> for Path {
-    fn from(stats: LaneStats) -> Self {
-        Self { udp_payload_bytes: stats.udp_payload_bytes, round_trip_us: stats.rtt.as_secs_f64() * 1e6 }
+impl Path {
+    /// The path of a session whose first lane is `first`, of so many `lanes`.
+    pub(crate) fn of(first: LaneStats, lanes: usize) -> Self {
+        Self {
+            udp_payload_bytes: first.udp_payload_bytes,
+            round_trip_us: first.rtt.as_secs_f64() * 1e6,
+            lanes: u32::try_from(lanes).unwrap_or(u32::MAX),
+        }
     }
 }
 

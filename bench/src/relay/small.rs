@@ -1,12 +1,12 @@
 //! Small tensors, published when they are asked for.
 //!
 //! The receiving side asks over a plain TCP connection to the serving side's port, a byte for each version. What is
-//! measured begins when the serving side begins to stage the tensor, covers publishing, and ends when the receiving
-//! side's program has the committed snapshot.
+//! measured begins before the serving side stages the tensor (the time is taken then, and written into the bytes while they
+//! are staged), covers publishing, and ends when the receiving side's program has the committed snapshot.
 
 use crate::{
     contender::Small,
-    latency::{self, Latencies},
+    latency::{self, Latencies, Stamp},
 };
 use anyhow::{Context, Result};
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
@@ -61,8 +61,9 @@ impl SmallPublisher {
     async fn publish(&mut self) -> Result<()> {
         let shape = Shape::new(&[latency::MESSAGE_BYTES as u64])?;
         let spec = TensorSpec::new(TensorName::new(TENSOR)?, Dtype::U8, shape);
+        let begun = Stamp::now();
         let staged = Staged::new::<Infallible>(&self.staging, vec![spec], vec![], |_, out| {
-            latency::stamp(out);
+            begun.write(out);
             Ok(())
         })?;
         self.publisher.publish(staged, vec![]).await?;
@@ -70,7 +71,8 @@ impl SmallPublisher {
     }
 }
 
-/// Asks the server at `remote`, which `client` is connected to, for `count` small tensors, one after the other.
+/// Asks the server at `remote`, which `client` is connected to, for small tensors, one after the other, until `count` of
+/// them count.
 ///
 /// # Errors
 /// When a version does not come in time, or is none of ours.
@@ -81,7 +83,7 @@ pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> 
     asking.set_nodelay(true)?;
     let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
     let mut latencies = Latencies::new(count);
-    for number in 0..count {
+    for number in 0..latency::messages(count) {
         asking.write_u8(1).await?;
         let snapshot = timeout(DEADLINE, subscription.next())
             .await

@@ -1,10 +1,10 @@
 //! A comparison as a sheet.
 
-use super::sheet::{Bar, Chart, Kind, NOTHING, Row, Sheet, Table, interval, spread};
+use super::sheet::{Bar, Chart, Kind, NOTHING, Row, Sheet, Table, ratio, spread};
 use crate::{
-    compare::{Comparison, Measured},
+    compare::{Comparison, Measured, Ratio},
     size,
-    stats::Summary,
+    stats::{PairedRatio, Summary, number},
 };
 
 /// What `comparison` says.
@@ -16,31 +16,32 @@ pub(super) fn sheet(comparison: &Comparison) -> Sheet {
         origin: comparison.origin.clone(),
         table: table(comparison),
         charts: charts(&comparison.contenders),
-        notes: notes(&comparison.contenders, first),
+        notes: notes(comparison, first),
     }
 }
 
 fn setting(comparison: &Comparison) -> String {
-    let runs = comparison.runs.iter().map(|run| run.pair + 1).max().unwrap_or(0);
+    let pairs = comparison.runs.iter().map(|run| run.pair + 1).max().unwrap_or(0);
     let rounds = comparison.runs.first().map_or(0, |run| run.rounds.len());
     format!(
-        "{} a round, from memory to memory, both sides on one machine; medians over {runs} alternating runs of medians \
-         over {rounds} rounds, least to most in brackets; CPU of both sides together; ratios of neighbouring runs with \
-         their interval.",
+        "{} a round, from memory to memory, both sides on one machine; medians over runs, {pairs} beside each other, of \
+         medians over {rounds} rounds, least to most in brackets; CPU of both sides together; ratios of neighbouring runs \
+         with their interval.",
         size::text(comparison.size_bytes)
     )
 }
 
 fn table(comparison: &Comparison) -> Table {
     let row = |contender: &Measured| {
-        let ratio = comparison.ratios.iter().find(|ratio| ratio.to == contender.name);
-        let ratio = |of: fn(&crate::compare::Ratio) -> _| match ratio {
-            Some(ratio) => interval(of(ratio)),
-            None => NOTHING.into(),
+        let its = comparison.ratios.iter().find(|ratio| ratio.to == contender.name);
+        let text = |of: fn(&Ratio) -> Option<PairedRatio>| match (its, comparison.common_ratio()) {
+            (Some(its), Some(_)) => of(its).map_or_else(|| NOTHING.into(), |ratio| ratio.text(number)),
+            (Some(its), None) => ratio(of(its)),
+            (None, _) => NOTHING.into(),
         };
         let encrypted = if contender.encrypted { "yes" } else { "no" };
         Row {
-            is_ours: is_ours(contender),
+            is_ours: contender.is_ours,
             cells: vec![
                 contender.name.clone(),
                 encrypted.into(),
@@ -49,8 +50,8 @@ fn table(comparison: &Comparison) -> Table {
                 spread(contender.cpu_s_per_gib),
                 spread(contender.small_p50_us),
                 spread(contender.small_p99_us),
-                ratio(|ratio| ratio.gb_per_s),
-                ratio(|ratio| ratio.cpu_s_per_gib),
+                text(|ratio| ratio.gb_per_s),
+                text(|ratio| ratio.cpu_s_per_gib),
             ],
         }
     };
@@ -81,9 +82,18 @@ fn charts(contenders: &[Measured]) -> Vec<Chart> {
     charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
 }
 
-fn notes(contenders: &[Measured], first: &str) -> Vec<String> {
-    let mut notes = vec![format!("The last two columns are {first}, divided by the row.")];
-    for contender in contenders {
+fn notes(comparison: &Comparison, first: &str) -> Vec<String> {
+    let brackets = match comparison.common_ratio() {
+        Some(common) => common.interval().map(|_| {
+            let percent = common.confidence * 100.0;
+            format!("the interval that holds the true median at {percent:.1} %, of {} pairs", common.pairs)
+        }),
+        None => Some("the interval that holds the true median, how surely, and of how many pairs".into()),
+    };
+    let brackets = brackets.unwrap_or_else(|| "no interval: below six pairs there is none".into());
+    let mut notes =
+        vec![format!("The last two columns are {first}, divided by the row; in brackets, {brackets}.")];
+    for contender in &comparison.contenders {
         if !contender.note.is_empty() {
             notes.push(format!("{}: {}", contender.name, contender.note));
         }
@@ -96,14 +106,10 @@ fn notes(contenders: &[Measured], first: &str) -> Vec<String> {
 
 fn kind(contender: &Measured) -> Kind {
     match contender.encrypted {
-        _ if is_ours(contender) => Kind::Ours,
+        _ if contender.is_ours => Kind::Ours,
         true => Kind::Encrypted,
         false => Kind::Plain,
     }
-}
-
-fn is_ours(contender: &Measured) -> bool {
-    contender.name == "tensor-relay"
 }
 
 const HEAD: [&str; 9] = [
@@ -129,13 +135,15 @@ mod tests {
         assert_eq!(sheet.table.rows.len(), 3);
         assert!(sheet.table.rows.iter().all(|row| row.cells.len() == HEAD.len()));
         assert_eq!(sheet.table.rows[0].cells[7], NOTHING, "nobody is divided by himself");
-        assert_eq!(sheet.table.rows[1].cells[7], "2.00 (2.00 to 2.00)");
+        assert_eq!(sheet.table.rows[1].cells[7], "2.00 (2.00 to 2.00, 96.9 %, pairs: 6)");
+        assert_eq!(sheet.table.rows[2].cells[7], "3.00 (–, pairs: 1)");
         assert_eq!(sheet.charts.len(), 3);
         let names = |chart: &Chart| chart.bars.iter().map(|bar| bar.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(&sheet.charts[0]), ["tensor-relay", "tcp", "tcp-tls"], "the fastest first");
         assert_eq!(names(&sheet.charts[2]), ["tcp", "tcp-tls", "tensor-relay"]);
         let kinds: Vec<Kind> = sheet.charts[0].bars.iter().map(|bar| bar.kind).collect();
         assert_eq!(kinds, [Kind::Ours, Kind::Plain, Kind::Encrypted]);
+        assert_eq!(sheet.table.rows.iter().map(|row| row.is_ours).collect::<Vec<_>>(), [true, false, false]);
         assert!(sheet.notes.contains(&"tcp-tls failed: it ended early".to_owned()));
     }
 }

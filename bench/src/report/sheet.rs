@@ -79,10 +79,9 @@ pub(super) fn spread(summary: Option<Summary>) -> String {
     summary.map_or_else(|| NOTHING.into(), |summary| summary.to_string())
 }
 
-/// The middle, and the interval in which the true one is.
-pub(super) fn interval(ratio: Option<PairedRatio>) -> String {
-    let text = |r: PairedRatio| format!("{} ({} to {})", number(r.median), number(r.low), number(r.high));
-    ratio.map_or_else(|| NOTHING.into(), text)
+/// The middle, the interval in which the true one is, how surely, and of how many pairs.
+pub(super) fn ratio(ratio: Option<PairedRatio>) -> String {
+    ratio.map_or_else(|| NOTHING.into(), |ratio| ratio.full_text(number))
 }
 
 /// What stands where nothing was measured.

@@ -98,7 +98,7 @@ pub(super) mod tests {
         let traffic = json!({"sent_packets": 7, "lost_packets": 0, "sent_bytes": 70, "received_bytes": 1000});
         serde_json::from_value(json!({
             "round": 3, "versions": 1, "missed": 0, "bytes": 1 << 30, "seconds": seconds, "cpu_s": 0.25,
-            "chunks": 256, "traffic": traffic, "path": {"udp_payload_bytes": 1472, "round_trip_us": 90.0},
+            "chunks": 256, "traffic": traffic, "path": {"udp_payload_bytes": 1472, "round_trip_us": 90.0, "lanes": 1},
             "proof": "aa", "one_way": [],
         }))
         .unwrap()

@@ -47,6 +47,8 @@ pub(super) struct WorkloadFacts {
     pub(super) versions_per_round: u64,
     pub(super) mode: &'static str,
     pub(super) hold: Hold,
+    /// How many each consumer asked for.
+    pub(super) lanes: u32,
     pub(super) rounds: u32,
     /// Rounds of each scene that came first and do not count.
     pub(super) warm_up_rounds: u32,

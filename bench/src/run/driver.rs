@@ -29,6 +29,8 @@ pub(super) struct Terms {
     pub(super) rounds: u32,
     pub(super) hold: Hold,
     pub(super) udp_payload_max: u16,
+    /// Over how many lanes each consumer receives.
+    pub(super) lanes: u32,
     /// Where consumers find the producer, if that is not what its ticket says.
     pub(super) serve_at: Option<NodeAddress>,
     /// How long any step may take, if the user said so.
@@ -104,8 +106,9 @@ impl Driver {
 
     /// Gives everyone its job.
     async fn engage(&mut self) -> Result<()> {
-        let Terms { plan, hold, udp_payload_max, .. } = &self.terms;
-        let (work, every, udp_payload_max) = (plan.work.clone(), plan.every, Some(*udp_payload_max));
+        let Terms { plan, hold, udp_payload_max, lanes, .. } = &self.terms;
+        let (work, every) = (plan.work.clone(), plan.every);
+        let (udp_payload_max, lanes) = (Some(*udp_payload_max), *lanes);
         let job = Production { work: work.clone(), hold: *hold, udp_payload_max, every };
         self.crew.tell(&[PRODUCER], &Order::Produce(job)).await?;
         let tickets = self.crew.gather(&[PRODUCER], "serving", self.step(), |report| match report {
@@ -124,7 +127,7 @@ impl Driver {
                 .iter()
                 .any(|scene| scene.slow.map(worker) == Some(consumer));
             let ticket = ticket.to_string();
-            let job = Consumption { ticket, work: work.clone(), udp_payload_max, every, slow };
+            let job = Consumption { ticket, work: work.clone(), udp_payload_max, lanes, every, slow };
             self.crew.tell(&[consumer], &Order::Consume(job)).await?;
         }
         let connected = self
@@ -268,7 +271,7 @@ impl Driver {
         scenarios: &[Scenario],
         memory: Vec<MemoryFacts>,
     ) -> Document {
-        let Terms { name, plan, rounds, hold, .. } = &self.terms;
+        let Terms { name, plan, rounds, hold, lanes, .. } = &self.terms;
         let machines =
             (0..self.crew.len()).map(|w| Machine::new(self.crew.name(w), &here[w], &here[PRODUCER]));
         let results = scenarios
@@ -286,6 +289,7 @@ impl Driver {
                 versions_per_round: plan.versions,
                 mode: if plan.every { "every" } else { "latest" },
                 hold: *hold,
+                lanes: *lanes,
                 rounds: *rounds,
                 warm_up_rounds: 1,
             },

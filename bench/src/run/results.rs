@@ -79,6 +79,7 @@ pub(super) struct ConsumerResult {
     pub(super) versions: u64,
     pub(super) missed: u64,
     pub(super) chunks: u64,
+    pub(super) lanes: u32,
     pub(super) udp_payload_bytes: u16,
     pub(super) round_trip_us: f64,
     #[serde(flatten)]
@@ -101,7 +102,7 @@ pub(super) struct ConsumerRound {
 }
 
 /// Publish until the consumer has it, by a clock that both share.
-const ONE_WAY: &str = "publish to commit";
+pub(crate) const ONE_WAY: &str = "publish to commit";
 
 /// Without such a clock: until the producer has heard of it.
 const ROUND_TRIP: &str = "publish to commit, and the way back of that news";
@@ -199,6 +200,7 @@ impl Scenario {
             versions: sum(|r| r.versions),
             missed: sum(|r| r.missed),
             chunks: sum(|r| r.chunks),
+            lanes: last.path.lanes,
             udp_payload_bytes: last.path.udp_payload_bytes,
             round_trip_us: last.path.round_trip_us,
             traffic: rounds.iter().map(|(_, r)| r.traffic).fold(Traffic::default(), Traffic::and),

@@ -57,13 +57,13 @@ impl Client {
         Ok(received)
     }
 
-    /// Asks for `count` small messages, one after the other.
+    /// Asks for small messages, one after the other, until `count` of them count.
     ///
     /// # Errors
     /// When the connection breaks, or something else comes.
     pub(super) async fn receive_small(&self, count: u32) -> Result<Small> {
         let mut latencies = Latencies::new(count);
-        for _ in 0..count {
+        for _ in 0..latency::messages(count) {
             let mut answer = self.ask(Question::SMALL).await?;
             latencies.add(&answer.read_to_end(latency::MESSAGE_BYTES).await?)?;
         }

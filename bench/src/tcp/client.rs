@@ -44,14 +44,14 @@ impl Client {
         Ok(received)
     }
 
-    /// Asks for `count` small messages, one after the other.
+    /// Asks for small messages, one after the other, until `count` of them count.
     ///
     /// # Errors
     /// When the connection breaks.
     pub(super) fn receive_small(&mut self, count: u32) -> Result<Small> {
         let mut latencies = Latencies::new(count);
         let mut message = [0; latency::MESSAGE_BYTES];
-        for _ in 0..count {
+        for _ in 0..latency::messages(count) {
             self.say(word::SMALL)?;
             self.stream.read_exact(&mut message)?;
             latencies.add(&message)?;

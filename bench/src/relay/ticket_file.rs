@@ -1,0 +1,85 @@
+//! The ticket, on its way from the serving side to the receiving one. Both are on one machine.
+
+use anyhow::{Context, Result};
+use std::{
+    fs::{self, OpenOptions},
+    io::{ErrorKind, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::PathBuf,
+};
+use tensor_relay_client::Ticket;
+
+/// The file that holds the ticket until a receiver takes it, or this is dropped.
+#[derive(Debug)]
+pub(super) struct TicketFile(PathBuf);
+
+impl TicketFile {
+    /// Leaves `ticket`, of the server at `port`, for processes of the same user. One that a killed server left is replaced.
+    ///
+    /// # Errors
+    /// When a file of this name belongs to somebody else, or cannot be written.
+    pub(super) fn leave(port: u16, ticket: &Ticket) -> Result<Self> {
+        let path = path(port);
+        let context = || format!("cannot leave a ticket in {}", path.display());
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != ErrorKind::NotFound
+        {
+            return Err(error).with_context(context);
+        }
+        // Never through a link that somebody else put there.
+        let mut options = OpenOptions::new();
+        let created = options.write(true).create_new(true).mode(OWNER_ONLY).open(&path);
+        let mut file = created.with_context(context)?;
+        file.write_all(ticket.to_string().as_bytes()).with_context(context)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for TicketFile {
+    fn drop(&mut self) {
+        // Usually a receiver has taken it.
+        fs::remove_file(&self.0).ok();
+    }
+}
+
+/// Takes the ticket of the server at `port`: nobody else finds it any more.
+///
+/// # Errors
+/// When no server left one, or it is none.
+pub(super) fn take(port: u16) -> Result<Ticket> {
+    let path = path(port);
+    let ticket = fs::read_to_string(&path).with_context(|| format!("no server wrote {}", path.display()))?;
+    fs::remove_file(&path)?;
+    Ok(ticket.parse()?)
+}
+
+fn path(port: u16) -> PathBuf {
+    std::env::temp_dir().join(format!("tensor-relay-bench-{port}.ticket"))
+}
+
+const OWNER_ONLY: u32 = 0o600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Goal: a ticket is its owner's, is taken once, and nothing is left of it. Method: ports on which nobody serves.
+    #[test]
+    fn a_ticket_is_taken_once() {
+        let ticket = Ticket::new(vec!["127.0.0.1:1".into()], vec![[7; 32]], None).unwrap();
+        let _replaced = TicketFile::leave(1, &ticket).unwrap();
+        let file = TicketFile::leave(1, &ticket).unwrap();
+        let mode = fs::metadata(&file.0).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, OWNER_ONLY);
+        assert_eq!(take(1).unwrap().to_string(), ticket.to_string());
+        assert!(take(1).is_err());
+    }
+
+    #[test]
+    fn a_ticket_goes_with_its_server() {
+        let ticket = Ticket::new(vec!["127.0.0.1:2".into()], vec![[7; 32]], None).unwrap();
+        drop(TicketFile::leave(2, &ticket).unwrap());
+        assert!(!path(2).exists());
+    }
+}
