@@ -16,8 +16,8 @@ use tensor_relay_transport::{
 };
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-/// How often a further lane is looked at. One that sent something and heard nothing since the last look loses its chunks
-/// to others: after one to two looks, where QUIC's idle timeout takes ten seconds. Longer than any round trip.
+/// How often a further lane is looked at. One that is [silent](Silence) for two looks loses its chunks to others: two to
+/// three seconds after it was heard last, where QUIC's idle timeout takes ten. Longer than any round trip.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The sessions that further lanes can join.

@@ -204,25 +204,32 @@ impl Drop for Load {
     }
 }
 
-/// Notices that a lane is silent: it sent, and heard nothing, not even an acknowledgement.
+/// Notices that a lane is silent: what it sent before the look before is still unanswered, without a single byte.
 ///
-/// A lane whose client does not read is not silent: what was sent is acknowledged, and no more is sent.
+/// What was sent just before a look may be answered right after it, so one look says nothing. A lane whose client does not
+/// read is not silent: what was sent is acknowledged, and no more is sent. Acknowledgements themselves get no answer.
 #[derive(Debug)]
 pub(crate) struct Silence {
-    sent_packets: u64,
+    eliciting_frames: u64,
     received_bytes: u64,
+    /// Whether something was sent before the last look, after which nothing was heard.
+    unanswered: bool,
 }
 
 impl Silence {
     pub(crate) fn new(stats: &LaneStats) -> Self {
-        Self { sent_packets: stats.sent_packets, received_bytes: stats.received_bytes }
+        let LaneStats { eliciting_frames, received_bytes, .. } = *stats;
+        Self { eliciting_frames, received_bytes, unanswered: false }
     }
 
     /// Looks at what the lane has done since the last look; returns what may be expected of it, or `None` if that gave no
     /// news.
     pub(crate) fn look(&mut self, stats: &LaneStats) -> Option<Standing> {
-        let before = std::mem::replace(self, Self::new(stats));
-        match (stats.received_bytes > before.received_bytes, stats.sent_packets > before.sent_packets) {
+        let heard = stats.received_bytes > self.received_bytes;
+        let asked = stats.eliciting_frames > self.eliciting_frames;
+        let was_unanswered = self.unanswered;
+        *self = Self { unanswered: !heard && (was_unanswered || asked), ..Self::new(stats) };
+        match (heard, was_unanswered) {
             (true, _) => Some(Standing::Good),
             (false, true) => Some(Standing::Silent),
             (false, false) => None,
@@ -258,20 +265,25 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_to_send_and_hear_nothing() {
-        let stats = |sent_packets, received_bytes| LaneStats {
+    fn silence_is_to_be_unanswered_for_two_looks() {
+        let stats = |eliciting_frames, received_bytes| LaneStats {
             udp_payload_bytes: 1_200,
             rtt: Duration::ZERO,
             sent_bytes: 0,
             received_bytes,
-            sent_packets,
+            sent_packets: 0,
             lost_packets: 0,
+            eliciting_frames,
         };
         let mut silence = Silence::new(&stats(5, 100));
         assert_eq!(silence.look(&stats(9, 180)), Some(Standing::Good));
         assert_eq!(silence.look(&stats(9, 180)), None, "it says nothing and need not be answered");
-        assert_eq!(silence.look(&stats(12, 180)), Some(Standing::Silent));
-        assert_eq!(silence.look(&stats(12, 180)), None);
-        assert_eq!(silence.look(&stats(13, 200)), Some(Standing::Good));
+        assert_eq!(silence.look(&stats(10, 180)), None, "it spoke just before the look");
+        assert_eq!(silence.look(&stats(10, 200)), Some(Standing::Good), "and was answered after it");
+        assert_eq!(silence.look(&stats(12, 200)), None);
+        assert_eq!(silence.look(&stats(12, 200)), Some(Standing::Silent));
+        assert_eq!(silence.look(&stats(13, 200)), Some(Standing::Silent), "until it is heard again");
+        assert_eq!(silence.look(&stats(13, 220)), Some(Standing::Good));
+        assert_eq!(silence.look(&stats(14, 220)), None, "what was before is forgotten");
     }
 }

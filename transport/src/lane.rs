@@ -113,6 +113,8 @@ pub struct LaneStats {
     pub sent_packets: u64,
     /// Packets sent and lost; each was sent again as another packet.
     pub lost_packets: u64,
+    /// Frames of data and pings sent, repetitions included: what the other end has to acknowledge.
+    pub eliciting_frames: u64,
 }
 
 impl Lane {
@@ -263,6 +265,7 @@ impl Lane {
             received_bytes: stats.udp_rx.bytes,
             sent_packets: stats.path.sent_packets,
             lost_packets: stats.path.lost_packets,
+            eliciting_frames: stats.frame_tx.stream + stats.frame_tx.ping,
         }
     }
 
