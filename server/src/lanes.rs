@@ -115,6 +115,11 @@ impl Lanes {
         Load::new(chosen, bytes, !further.members.is_empty())
     }
 
+    /// Gives a chunk of `bytes` to the first lane, whatever that has on its way.
+    pub(crate) fn assign_first(&self, bytes: u64) -> Load {
+        Load::new(&self.first, bytes, !self.further().members.is_empty())
+    }
+
     /// Nothing that holds this lock can panic in a way that leaves half a change.
     fn further(&self) -> MutexGuard<'_, Further> {
         self.further.lock().unwrap_or_else(PoisonError::into_inner)

@@ -372,6 +372,12 @@ impl Finished {
             Err(_) => Err(self.0.lane.stream_error(self.0.lane.connection.close_reason())),
         }
     }
+
+    /// Sends nothing more of it, and tells the other end so. Changes nothing once all of it has arrived.
+    pub fn give_up(mut self) {
+        // Fails only for a stream that is over: everything was acknowledged, or the other end stopped it.
+        let _ = self.0.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
+    }
 }
 
 /// The receiving end of a data stream. Dropped early, it tells the sender to stop.
