@@ -22,8 +22,17 @@ pub(crate) struct Lanes {
 #[derive(Debug, Default)]
 struct Further {
     members: Vec<Arc<Member>>,
+    /// How many lanes have a place: the members, and those that are about to be.
+    places: usize,
     /// Whether the session is over, so that nobody joins it any more.
     closed: bool,
+}
+
+/// A place among the further lanes of a session. Dropped, it is free again, and what its lane had goes to others.
+#[derive(Debug)]
+pub(crate) struct Place {
+    lanes: Arc<Lanes>,
+    member: Option<Arc<Member>>,
 }
 
 /// One lane of a session.
@@ -68,24 +77,17 @@ impl Lanes {
         &self.first.lane
     }
 
-    /// Adds a lane, while there are fewer than `max`.
-    pub(crate) fn join(&self, lane: Lane, max: usize) -> Result<Arc<Member>, NoPlace> {
+    /// Keeps a place for a lane, while fewer than `max` have one.
+    pub(crate) fn reserve(self: &Arc<Self>, max: usize) -> Result<Place, NoPlace> {
         let mut further = self.further();
         if further.closed {
             return Err(NoPlace::Over);
         }
-        if further.members.len() + 1 >= max {
+        if further.places + 1 >= max {
             return Err(NoPlace::Full);
         }
-        let member = Member::new(lane, false);
-        further.members.push(Arc::clone(&member));
-        Ok(member)
-    }
-
-    /// Forgets a lane that is gone; its chunks go to others.
-    pub(crate) fn leave(&self, member: &Arc<Member>) {
-        member.stand(Standing::Gone);
-        self.further().members.retain(|other| !Arc::ptr_eq(other, member));
+        further.places += 1;
+        Ok(Place { lanes: Arc::clone(self), member: None })
     }
 
     /// Ends every lane but the first, and lets none join any more.
@@ -129,6 +131,31 @@ impl Lanes {
 /// Which of the lanes with these `loads` in bytes has the smallest; the first of equals. 0 when there is none.
 fn least_loaded(loads: impl Iterator<Item = u64>) -> usize {
     loads.enumerate().min_by_key(|(_, bytes)| *bytes).map_or(0, |(index, _)| index)
+}
+
+impl Place {
+    /// Gives the place to `lane`, which takes chunks from now on; `None` when the session has ended meanwhile.
+    pub(crate) fn take(&mut self, lane: Lane) -> Option<Arc<Member>> {
+        let mut further = self.lanes.further();
+        if further.closed {
+            return None;
+        }
+        let member = Member::new(lane, false);
+        further.members.push(Arc::clone(&member));
+        self.member = Some(Arc::clone(&member));
+        Some(member)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut further = self.lanes.further();
+        further.places -= 1;
+        if let Some(member) = &self.member {
+            member.stand(Standing::Gone);
+            further.members.retain(|other| !Arc::ptr_eq(other, member));
+        }
+    }
 }
 
 impl Member {

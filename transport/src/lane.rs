@@ -9,7 +9,10 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use crate::{
     LaneThread, LaneThreads,
     control::Streams,
-    network::{lane_threads, moving::Moving},
+    network::{
+        lane_threads::{self, Seated},
+        moving::Moving,
+    },
     tuning::WINDOW_RESERVE_BYTES,
     window::SendWindow,
 };
@@ -42,7 +45,7 @@ pub struct Lane {
     /// How its connection can be moved to another thread.
     moving: Option<Moving>,
     /// The thread that makes its packets, if that is one for lanes alone.
-    thread: Option<Arc<LaneThread>>,
+    thread: Option<Arc<Seated>>,
 }
 
 /// Why a lane ended. Everything on it ended with it.
@@ -129,7 +132,7 @@ impl Lane {
 
     /// The same lane as a further one, which runs on `thread`.
     pub(crate) fn further(self, number: usize, thread: Option<Arc<LaneThread>>) -> Self {
-        Self { number, thread, ..self }
+        Self { number, thread: thread.map(Seated::new).map(Arc::new), ..self }
     }
 
     /// Its place among the lanes of a client's session. 0 is the first, which control messages travel on.
@@ -141,7 +144,7 @@ impl Lane {
     /// interrupted; clones that were made before run what they run where they were.
     pub fn spread(mut self, threads: &LaneThreads) -> Self {
         if let Some(moving) = self.moving.take() {
-            self.thread = lane_threads::settle(&moving, threads);
+            self.thread = lane_threads::settle(&moving, threads).map(Arc::new);
         }
         self
     }
