@@ -9,7 +9,7 @@ use tensor_relay_transport::Workers;
 pub struct Config {
     /// The name and version that clients are told. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
-    /// How many sessions may be open at once. Default 1,024; one more is refused at once.
+    /// How many sessions may be open at once. Default 1,024; one more is told so when it says hello.
     pub sessions_max: usize,
     /// How many lanes one session may have, the first included. Default 16: more than one client has cores and network
     /// cards for. With 1 there are no further lanes.

@@ -11,6 +11,9 @@ use tensor_relay_transport::{
     egress::{self, Encoded, Stage},
 };
 
+/// How often lanes may fail under one chunk before it takes the first one, with which alone it cannot be lost.
+const FURTHER_ATTEMPTS_MAX: u8 = 4;
+
 /// A chunk that is ready for the wire.
 #[derive(Debug)]
 pub(crate) struct Delivery {
@@ -21,18 +24,47 @@ pub(crate) struct Delivery {
     attempt: u8,
 }
 
-/// A chunk that was written whole and has not arrived: a further lane may take it with it.
+/// A chunk that was written whole and has not arrived: a further lane may take it with it. Dropped, it is given up.
 #[derive(Debug)]
 pub(crate) struct Unsettled {
     delivery: Delivery,
     load: Load,
-    stream: Finished,
+    stream: OnItsWay,
+}
+
+/// A stream that was written whole. Dropped before it has arrived, it is reset: nobody waits for the rest of it, which
+/// would take the way of what comes after.
+#[derive(Debug)]
+struct OnItsWay(Option<Finished>);
+
+impl OnItsWay {
+    /// Waits until the other end has it all. Cancel safe.
+    async fn arrived(&mut self) -> Result<(), LaneError> {
+        if let Some(stream) = &self.0 {
+            stream.arrived().await?;
+            self.0 = None;
+        }
+        Ok(())
+    }
+
+    /// Leaves it to its lane, to arrive or to be lost with that.
+    fn leave(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        if let Some(stream) = self.0.take() {
+            stream.give_up();
+        }
+    }
 }
 
 /// How one attempt ended.
 enum Attempt {
     /// It was written whole.
-    Written(Load, Finished),
+    Written(Load, OnItsWay),
     /// The receiver does not want it.
     Stopped,
     /// The lane is gone or silent: another one has to take it.
@@ -54,20 +86,26 @@ impl Delivery {
         loop {
             match self.attempt().await? {
                 Attempt::Written(load, stream) => {
-                    let unsettled = load.is_among_several();
-                    let unsettled = unsettled.then(|| Box::new(Unsettled { delivery: self, load, stream }));
-                    return Ok(Sent::Chunk(unsettled));
+                    if !load.is_among_several() {
+                        stream.leave();
+                        return Ok(Sent::Chunk(None));
+                    }
+                    return Ok(Sent::Chunk(Some(Box::new(Unsettled { delivery: self, load, stream }))));
                 }
                 // Of a chunk that was begun before, the receiver has all already; it still counts as sent.
                 Attempt::Stopped if self.attempt > 0 => return Ok(Sent::Chunk(None)),
                 Attempt::Stopped => return Ok(Sent::GivenUp),
-                Attempt::LaneLost => self.begin_again()?,
+                Attempt::LaneLost => self.begin_again(),
             }
         }
     }
 
     async fn attempt(&self) -> Result<Attempt, SendError> {
-        let load = self.outgoing.lanes.assign(self.encoded.bytes.len() as u64);
+        let (lanes, bytes) = (&self.outgoing.lanes, self.encoded.bytes.len() as u64);
+        let load = match self.attempt < FURTHER_ATTEMPTS_MAX {
+            true => lanes.assign(bytes),
+            false => lanes.assign_first(bytes),
+        };
         let member = load.member();
         let written = match member.is_first() {
             true => self.write(&member.lane).await,
@@ -93,9 +131,10 @@ impl Delivery {
         Self { outgoing: outgoing.clone(), chunk: *chunk, encoded: encoded.clone(), attempt: *attempt }
     }
 
-    async fn write(&self, lane: &Lane) -> Result<Finished, LaneError> {
+    async fn write(&self, lane: &Lane) -> Result<OnItsWay, LaneError> {
         let note = |bytes| self.outgoing.progress.note(bytes);
-        egress::send_chunk(lane, self.header(), &self.encoded, &note).await
+        let written = egress::send_chunk(lane, self.header(), &self.encoded, &note).await;
+        written.map(|stream| OnItsWay(Some(stream)))
     }
 
     fn header(&self) -> ChunkHeader {
@@ -115,12 +154,10 @@ impl Delivery {
         }
     }
 
-    /// Counts another attempt. There are as many as the wire can count: a session whose lanes fail so often cannot go on.
-    fn begin_again(&mut self) -> Result<(), SendError> {
+    /// Counts another attempt. Never more than [`FURTHER_ATTEMPTS_MAX`]: the last one goes over the first lane.
+    fn begin_again(&mut self) {
         tracing::info!(subscription = %self.outgoing.subscription, chunk = %self.chunk, "A chunk goes over another lane.");
-        let next = self.attempt.checked_add(1);
-        self.attempt = next.ok_or(SendError::LanesFail)?;
-        Ok(())
+        self.attempt = self.attempt.saturating_add(1);
     }
 }
 
@@ -129,18 +166,18 @@ impl Unsettled {
     pub(crate) async fn settle(self: Box<Self>) -> Result<(), SendError> {
         let mut next = Some(self);
         while let Some(unsettled) = next.take() {
-            let Self { mut delivery, load, stream } = *unsettled;
+            let Self { mut delivery, load, mut stream } = *unsettled;
             let arrived = tokio::select! {
                 arrived = stream.arrived() => arrived,
                 () = load.member().given_up() => Err(LaneError::StreamGivenUp),
             };
             let is_first = load.member().is_first();
-            drop((load, stream));
+            drop((stream, load));
             if let Err(error) = arrived {
                 if is_first {
                     return Err(SendError::Lane(error));
                 }
-                delivery.begin_again()?;
+                delivery.begin_again();
                 if let Sent::Chunk(again) = delivery.send().await? {
                     next = again;
                 }

@@ -1,7 +1,7 @@
 //! Further lanes: how they find their session, and what becomes of each.
 
 use crate::{
-    lanes::{Lanes, Member, NoPlace, Silence, Standing},
+    lanes::{Lanes, Member, NoPlace, Place, Silence, Standing},
     session::Shared,
 };
 use std::{
@@ -16,8 +16,8 @@ use tensor_relay_transport::{
 };
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-/// How often a further lane is looked at. One that sent something and heard nothing since the last look loses its chunks
-/// to others: after one to two looks, where QUIC's idle timeout takes ten seconds. Longer than any round trip.
+/// How often a further lane is looked at. One that is [silent](Silence) for two looks loses its chunks to others: two to
+/// three seconds after it was heard last, where QUIC's idle timeout takes ten. Longer than any round trip.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The sessions that further lanes can join.
@@ -78,6 +78,8 @@ enum JoinError {
     Spoke,
     #[error("its client is done with it")]
     Left,
+    #[error("its session is over")]
+    Over,
     #[error(transparent)]
     Control(#[from] ControlError),
     #[error(transparent)]
@@ -91,7 +93,7 @@ impl JoinError {
             Self::TooMany => CloseCode::TooBusy,
             Self::Spoke => CloseCode::Misbehaved,
             Self::Control(ControlError::Message(error)) => error.into(),
-            Self::Left | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => CloseCode::Done,
+            Self::Left | Self::Over | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => CloseCode::Done,
         }
     }
 
@@ -104,21 +106,39 @@ impl JoinError {
     }
 }
 
+/// A lane that joined, with what it has for as long as it stays.
+struct Joined {
+    member: Arc<Member>,
+    _place: Place,
+    _counted: Counted,
+}
+
+/// Counts a further lane for as long as it lives.
+struct Counted(Arc<Shared>);
+
+impl Counted {
+    fn begin(shared: &Arc<Shared>) -> Self {
+        shared.further_lanes.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.further_lanes.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Lets `lane` join the session that it names, and serves it until one of the two ends.
 pub(crate) async fn serve(
     lane: Lane,
     sender: control::Sender<ServerMessage>,
-    receiver: control::Receiver<ClientMessage>,
+    mut receiver: control::Receiver<ClientMessage>,
     (session, grant): (u64, LaneGrant),
     shared: &Arc<Shared>,
 ) {
-    shared.further_lanes.fetch_add(1, Ordering::Relaxed);
-    let error = match join(&lane, session, &grant, shared) {
-        Ok((lanes, member)) => {
-            let ended = run(&member, sender, receiver, shared.config.stall_timeout).await;
-            lanes.leave(&member);
-            ended
-        }
+    let error = match join(&lane, &sender, session, &grant, shared).await {
+        Ok(joined) => run(&joined.member, &mut receiver, shared.config.stall_timeout).await,
         Err(error) => {
             lane.settle().await; // What the client says is acknowledged before it hears that it was in vain.
             error
@@ -126,34 +146,36 @@ pub(crate) async fn serve(
     };
     tracing::info!(%error, "A further lane ended.");
     lane.close(error.close_code(), &error.close_text());
-    shared.further_lanes.fetch_sub(1, Ordering::Relaxed);
+    // The control stream ended with the lane and not before it.
+    drop((sender, receiver));
 }
 
-fn join(
+/// Finds the session, keeps a place there, tells the client, and only then lets chunks come: none goes out before the
+/// word that the lane has joined.
+async fn join(
     lane: &Lane,
+    sender: &control::Sender<ServerMessage>,
     session: u64,
     grant: &LaneGrant,
-    shared: &Shared,
-) -> Result<(Arc<Lanes>, Arc<Member>), JoinError> {
+    shared: &Arc<Shared>,
+) -> Result<Joined, JoinError> {
     let lanes = shared.joinable.find(session, grant).ok_or(JoinError::NoSuchSession)?;
+    let mut place = lanes.reserve(shared.config.lanes_max as usize).map_err(|error| match error {
+        NoPlace::Full => JoinError::TooMany,
+        NoPlace::Over => JoinError::NoSuchSession,
+    })?;
     let lane = lane.clone().spread(&shared.lane_threads);
-    match lanes.join(lane, shared.config.lanes_max as usize) {
-        Ok(member) => Ok((lanes, member)),
-        Err(NoPlace::Full) => Err(JoinError::TooMany),
-        Err(NoPlace::Over) => Err(JoinError::NoSuchSession),
-    }
+    sender.send(ServerMessage::Joined).await?;
+    let member = place.take(lane).ok_or(JoinError::Over)?;
+    Ok(Joined { member, _place: place, _counted: Counted::begin(shared) })
 }
 
 /// Looks after a lane until it is gone; its chunks are the subscriptions' affair.
 async fn run(
     member: &Member,
-    sender: control::Sender<ServerMessage>,
-    mut receiver: control::Receiver<ClientMessage>,
+    receiver: &mut control::Receiver<ClientMessage>,
     leave_timeout: Duration,
 ) -> JoinError {
-    if let Err(error) = sender.send(ServerMessage::Joined).await {
-        return error.into();
-    }
     tracing::debug!("A further lane joined.");
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);

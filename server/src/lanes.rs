@@ -22,8 +22,17 @@ pub(crate) struct Lanes {
 #[derive(Debug, Default)]
 struct Further {
     members: Vec<Arc<Member>>,
+    /// How many lanes have a place: the members, and those that are about to be.
+    places: usize,
     /// Whether the session is over, so that nobody joins it any more.
     closed: bool,
+}
+
+/// A place among the further lanes of a session. Dropped, it is free again, and what its lane had goes to others.
+#[derive(Debug)]
+pub(crate) struct Place {
+    lanes: Arc<Lanes>,
+    member: Option<Arc<Member>>,
 }
 
 /// One lane of a session.
@@ -68,24 +77,17 @@ impl Lanes {
         &self.first.lane
     }
 
-    /// Adds a lane, while there are fewer than `max`.
-    pub(crate) fn join(&self, lane: Lane, max: usize) -> Result<Arc<Member>, NoPlace> {
+    /// Keeps a place for a lane, while fewer than `max` have one.
+    pub(crate) fn reserve(self: &Arc<Self>, max: usize) -> Result<Place, NoPlace> {
         let mut further = self.further();
         if further.closed {
             return Err(NoPlace::Over);
         }
-        if further.members.len() + 1 >= max {
+        if further.places + 1 >= max {
             return Err(NoPlace::Full);
         }
-        let member = Member::new(lane, false);
-        further.members.push(Arc::clone(&member));
-        Ok(member)
-    }
-
-    /// Forgets a lane that is gone; its chunks go to others.
-    pub(crate) fn leave(&self, member: &Arc<Member>) {
-        member.stand(Standing::Gone);
-        self.further().members.retain(|other| !Arc::ptr_eq(other, member));
+        further.places += 1;
+        Ok(Place { lanes: Arc::clone(self), member: None })
     }
 
     /// Ends every lane but the first, and lets none join any more.
@@ -115,6 +117,11 @@ impl Lanes {
         Load::new(chosen, bytes, !further.members.is_empty())
     }
 
+    /// Gives a chunk of `bytes` to the first lane, whatever that has on its way.
+    pub(crate) fn assign_first(&self, bytes: u64) -> Load {
+        Load::new(&self.first, bytes, !self.further().members.is_empty())
+    }
+
     /// Nothing that holds this lock can panic in a way that leaves half a change.
     fn further(&self) -> MutexGuard<'_, Further> {
         self.further.lock().unwrap_or_else(PoisonError::into_inner)
@@ -124,6 +131,31 @@ impl Lanes {
 /// Which of the lanes with these `loads` in bytes has the smallest; the first of equals. 0 when there is none.
 fn least_loaded(loads: impl Iterator<Item = u64>) -> usize {
     loads.enumerate().min_by_key(|(_, bytes)| *bytes).map_or(0, |(index, _)| index)
+}
+
+impl Place {
+    /// Gives the place to `lane`, which takes chunks from now on; `None` when the session has ended meanwhile.
+    pub(crate) fn take(&mut self, lane: Lane) -> Option<Arc<Member>> {
+        let mut further = self.lanes.further();
+        if further.closed {
+            return None;
+        }
+        let member = Member::new(lane, false);
+        further.members.push(Arc::clone(&member));
+        self.member = Some(Arc::clone(&member));
+        Some(member)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut further = self.lanes.further();
+        further.places -= 1;
+        if let Some(member) = &self.member {
+            member.stand(Standing::Gone);
+            further.members.retain(|other| !Arc::ptr_eq(other, member));
+        }
+    }
 }
 
 impl Member {
@@ -204,25 +236,32 @@ impl Drop for Load {
     }
 }
 
-/// Notices that a lane is silent: it sent, and heard nothing, not even an acknowledgement.
+/// Notices that a lane is silent: what it sent before the look before is still unanswered, without a single byte.
 ///
-/// A lane whose client does not read is not silent: what was sent is acknowledged, and no more is sent.
+/// What was sent just before a look may be answered right after it, so one look says nothing. A lane whose client does not
+/// read is not silent: what was sent is acknowledged, and no more is sent. Acknowledgements themselves get no answer.
 #[derive(Debug)]
 pub(crate) struct Silence {
-    sent_packets: u64,
+    eliciting_frames: u64,
     received_bytes: u64,
+    /// Whether something was sent before the last look, after which nothing was heard.
+    unanswered: bool,
 }
 
 impl Silence {
     pub(crate) fn new(stats: &LaneStats) -> Self {
-        Self { sent_packets: stats.sent_packets, received_bytes: stats.received_bytes }
+        let LaneStats { eliciting_frames, received_bytes, .. } = *stats;
+        Self { eliciting_frames, received_bytes, unanswered: false }
     }
 
     /// Looks at what the lane has done since the last look; returns what may be expected of it, or `None` if that gave no
     /// news.
     pub(crate) fn look(&mut self, stats: &LaneStats) -> Option<Standing> {
-        let before = std::mem::replace(self, Self::new(stats));
-        match (stats.received_bytes > before.received_bytes, stats.sent_packets > before.sent_packets) {
+        let heard = stats.received_bytes > self.received_bytes;
+        let asked = stats.eliciting_frames > self.eliciting_frames;
+        let was_unanswered = self.unanswered;
+        *self = Self { unanswered: !heard && (was_unanswered || asked), ..Self::new(stats) };
+        match (heard, was_unanswered) {
             (true, _) => Some(Standing::Good),
             (false, true) => Some(Standing::Silent),
             (false, false) => None,
@@ -258,20 +297,25 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_to_send_and_hear_nothing() {
-        let stats = |sent_packets, received_bytes| LaneStats {
+    fn silence_is_to_be_unanswered_for_two_looks() {
+        let stats = |eliciting_frames, received_bytes| LaneStats {
             udp_payload_bytes: 1_200,
             rtt: Duration::ZERO,
             sent_bytes: 0,
             received_bytes,
-            sent_packets,
+            sent_packets: 0,
             lost_packets: 0,
+            eliciting_frames,
         };
         let mut silence = Silence::new(&stats(5, 100));
         assert_eq!(silence.look(&stats(9, 180)), Some(Standing::Good));
         assert_eq!(silence.look(&stats(9, 180)), None, "it says nothing and need not be answered");
-        assert_eq!(silence.look(&stats(12, 180)), Some(Standing::Silent));
-        assert_eq!(silence.look(&stats(12, 180)), None);
-        assert_eq!(silence.look(&stats(13, 200)), Some(Standing::Good));
+        assert_eq!(silence.look(&stats(10, 180)), None, "it spoke just before the look");
+        assert_eq!(silence.look(&stats(10, 200)), Some(Standing::Good), "and was answered after it");
+        assert_eq!(silence.look(&stats(12, 200)), None);
+        assert_eq!(silence.look(&stats(12, 200)), Some(Standing::Silent));
+        assert_eq!(silence.look(&stats(13, 200)), Some(Standing::Silent), "until it is heard again");
+        assert_eq!(silence.look(&stats(13, 220)), Some(Standing::Good));
+        assert_eq!(silence.look(&stats(14, 220)), None, "what was before is forgotten");
     }
 }

@@ -46,8 +46,6 @@ pub(crate) enum Sent {
 pub(crate) enum SendError {
     /// The lane is gone, and everything with it.
     Lane(LaneError),
-    /// Lanes failed under one chunk as often as the wire can count.
-    LanesFail,
     /// The chunk cannot be read.
     Source(Arc<SourceError>),
 }
@@ -61,11 +59,18 @@ pub(crate) struct Sends {
     running: JoinSet<Result<Sent, SendError>>,
     /// Chunks that were written to further lanes and have not arrived.
     settling: JoinSet<Result<(), SendError>>,
+    given_up: bool,
 }
 
 impl Sends {
     pub(crate) fn new(outgoing: Outgoing) -> Self {
-        Self { outgoing, ended: VecDeque::new(), running: JoinSet::new(), settling: JoinSet::new() }
+        Self {
+            outgoing,
+            ended: VecDeque::new(),
+            running: JoinSet::new(),
+            settling: JoinSet::new(),
+            given_up: false,
+        }
     }
 
     /// How many are under way.
@@ -99,8 +104,9 @@ impl Sends {
         }
     }
 
-    /// Cuts off what is under way.
+    /// Cuts off what is under way, what was written and has not arrived included.
     pub(crate) fn give_up(&mut self) {
+        self.given_up = true;
         self.running.abort_all();
         self.settling.abort_all();
     }
@@ -128,6 +134,8 @@ impl Sends {
     fn handle_ended(&mut self, ended: Result<Result<Sent, SendError>, JoinError>) -> Result<Sent, SendError> {
         self.outgoing.progress.note(1);
         match ended.unwrap_or_else(cut_off) {
+            // It was written just before the rest was cut off.
+            Ok(Sent::Chunk(Some(_))) if self.given_up => Ok(Sent::GivenUp),
             Ok(Sent::Chunk(Some(unsettled))) => {
                 self.settling.spawn(unsettled.settle());
                 Ok(Sent::Chunk(None))

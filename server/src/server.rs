@@ -22,6 +22,10 @@ use tokio::task::{JoinHandle, JoinSet};
 /// How long sessions may take to end, and after that the last packets of their lanes to leave.
 const FLUSH: Duration = Duration::from_secs(1);
 
+/// How many connections a server with all its sessions lets in beyond, to hear which of them are lanes of these. They have
+/// [`Tuning::control_timeout_ms`](tensor_relay_transport::Tuning::control_timeout_ms) to say so.
+const STRANGERS_MAX: usize = 64;
+
 /// A running server. Dropping it ends it at once; [`shutdown`](Self::shutdown) ends it in order.
 #[derive(Debug)]
 pub struct Server {
@@ -156,9 +160,10 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     while let Some(arrival) = listener.accept().await {
         while sessions.try_join_next().is_some() {}
         let further = shared.further_lanes.load(Ordering::Relaxed);
-        let full = sessions.len().saturating_sub(further) >= shared.config.sessions_max;
+        let sessions_and_strangers = sessions.len().saturating_sub(further);
+        let full = sessions_and_strangers >= shared.config.sessions_max.saturating_add(STRANGERS_MAX);
         if full {
-            tracing::warn!(peer = %arrival.peer(), "A client was turned away: the server has as many sessions as it may.");
+            tracing::warn!(peer = %arrival.peer(), "A client was turned away: too many have connected and not said why.");
         }
         if full || *shared.draining.borrow() {
             arrival.refuse();

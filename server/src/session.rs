@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) transfers: watch::Sender<u64>,
     /// Where further lanes find their sessions.
     pub(crate) joinable: Joinable,
-    /// The further lanes of all sessions.
+    /// The further lanes of all sessions, which joined.
     pub(crate) further_lanes: AtomicUsize,
     pub(crate) lane_threads: LaneThreads,
     /// Whether no new version is to be begun.
@@ -97,6 +97,8 @@ enum SessionError {
     NoHello,
     #[error("the server is shutting down")]
     ShuttingDown,
+    #[error("the server has as many sessions as it may")]
+    TooBusy,
     #[error("it speaks protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
     Incompatible(u32, u32),
 }
@@ -109,6 +111,7 @@ impl SessionError {
             Self::Misbehaved(error) => Some(error.into()),
             Self::NoHello => Some(CloseCode::TimedOut),
             Self::ShuttingDown => Some(CloseCode::ShuttingDown),
+            Self::TooBusy => Some(CloseCode::TooBusy),
             Self::Incompatible(..) => Some(CloseCode::Incompatible),
             Self::Control(ControlError::Lane(LaneError::StreamGivenUp)) => Some(CloseCode::Done),
             Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
@@ -120,36 +123,65 @@ impl SessionError {
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
 pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Shared>) {
     let _traffic = shared.traffic.count(&lane);
-    let counted = Counted::begin(&shared);
     let greeted = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
     let (sender, mut receiver) = match greeted {
         Ok(Ok(streams)) => streams,
         Ok(Err(error)) => return end(&lane, &error.into()).await,
         Err(_) => return end(&lane, &SessionError::NoHello).await,
     };
-    let error = match first_message(&mut receiver, control_timeout).await {
+    let admitted = match first_message(&mut receiver, control_timeout).await {
         Ok(ClientMessage::Join { session, grant }) => {
-            drop(counted);
             return joining::serve(lane, sender, receiver, (session, grant), &shared).await;
         }
-        Ok(first) => {
-            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, first, &shared).await;
-            error
+        Ok(first) => Guest::new(first, &shared),
+        Err(error) => Err(error),
+    };
+    let (error, guest) = match admitted {
+        Ok(guest) => {
+            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, &guest, &shared).await;
+            (error, Some(guest))
         }
-        Err(error) => error,
+        Err(error) => (error, None),
     };
     end(&lane, &error).await;
-    // The control stream ended with the lane and not before it: its end alone would tell the client nothing.
-    drop((sender, receiver));
+    // The session counts until its client was told. The control stream ended with the lane and not before it: its end
+    // alone would tell the client nothing.
+    drop((guest, sender, receiver));
+}
+
+/// A client that has said hello and has one of the places that there are for sessions.
+struct Guest {
+    hello: Hello,
+    revision: u32,
+    _counted: Counted,
+}
+
+impl Guest {
+    /// The client whose first words were these, if it may come in.
+    fn new(first: ClientMessage, shared: &Arc<Shared>) -> Result<Self, SessionError> {
+        let ClientMessage::Hello(hello) = first else {
+            return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello or Join" }.into());
+        };
+        let revision = common_revision(&hello)?;
+        let counted = Counted::begin(shared).ok_or(SessionError::TooBusy)?;
+        tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
+        Ok(Self { hello, revision, _counted: counted })
+    }
 }
 
 /// Counts a session for as long as it lives.
 struct Counted(Arc<Shared>);
 
 impl Counted {
-    fn begin(shared: &Arc<Shared>) -> Self {
-        shared.sessions.send_modify(|open| *open += 1);
-        Self(Arc::clone(shared))
+    /// `None` while there are as many sessions as there may be.
+    fn begin(shared: &Arc<Shared>) -> Option<Self> {
+        let max = shared.config.sessions_max as u64;
+        let begun = shared.sessions.send_if_modified(|open| {
+            let has_room = *open < max;
+            *open += u64::from(has_room);
+            has_room
+        });
+        begun.then(|| Self(Arc::clone(shared)))
     }
 }
 
@@ -189,18 +221,13 @@ async fn greet_and_run(
     lane: &Lane,
     sender: &control::Sender<ServerMessage>,
     receiver: &mut control::Receiver<ClientMessage>,
-    first: ClientMessage,
+    guest: &Guest,
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
-    let ClientMessage::Hello(hello) = first else {
-        return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello or Join" }.into());
-    };
-    let revision = common_revision(&hello)?;
-    tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
     let (number, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone())));
     let (_open, offer) = Open::new(shared, number, &lanes);
     let welcome = Welcome {
-        revision,
+        revision: guest.revision,
         agent: shared.config.agent.clone(),
         session: number,
         subscriptions_max: shared.config.subscriptions_max,
@@ -210,7 +237,7 @@ async fn greet_and_run(
     let session = Session {
         lanes,
         sender: sender.clone(),
-        codecs: hello.codecs,
+        codecs: guest.hello.codecs,
         shared: Arc::clone(shared),
         inboxes: HashMap::new(),
         used: HashSet::new(),

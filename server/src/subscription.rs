@@ -252,7 +252,6 @@ impl Subscription {
                     // The client's word on a version that was given up is on the way.
                     Ok(Sent::Manifest | Sent::Complete | Sent::GivenUp) => None,
                     Err(SendError::Lane(error)) => return Err(error.into()),
-                    Err(SendError::LanesFail) => return Err(Ended::Told(EndReason::Evicted)),
                     Err(SendError::Source(_)) if given_up => None, // It was told with the first.
                     Err(SendError::Source(error)) => {
                         self.handle_source_lost(retained, &error);

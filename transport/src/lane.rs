@@ -9,7 +9,10 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use crate::{
     LaneThread, LaneThreads,
     control::Streams,
-    network::{lane_threads, moving::Moving},
+    network::{
+        lane_threads::{self, Seated},
+        moving::Moving,
+    },
     tuning::WINDOW_RESERVE_BYTES,
     window::SendWindow,
 };
@@ -42,7 +45,7 @@ pub struct Lane {
     /// How its connection can be moved to another thread.
     moving: Option<Moving>,
     /// The thread that makes its packets, if that is one for lanes alone.
-    thread: Option<Arc<LaneThread>>,
+    thread: Option<Arc<Seated>>,
 }
 
 /// Why a lane ended. Everything on it ended with it.
@@ -113,6 +116,8 @@ pub struct LaneStats {
     pub sent_packets: u64,
     /// Packets sent and lost; each was sent again as another packet.
     pub lost_packets: u64,
+    /// Frames of data and pings sent, repetitions included: what the other end has to acknowledge.
+    pub eliciting_frames: u64,
 }
 
 impl Lane {
@@ -127,7 +132,7 @@ impl Lane {
 
     /// The same lane as a further one, which runs on `thread`.
     pub(crate) fn further(self, number: usize, thread: Option<Arc<LaneThread>>) -> Self {
-        Self { number, thread, ..self }
+        Self { number, thread: thread.map(Seated::new).map(Arc::new), ..self }
     }
 
     /// Its place among the lanes of a client's session. 0 is the first, which control messages travel on.
@@ -139,7 +144,7 @@ impl Lane {
     /// interrupted; clones that were made before run what they run where they were.
     pub fn spread(mut self, threads: &LaneThreads) -> Self {
         if let Some(moving) = self.moving.take() {
-            self.thread = lane_threads::settle(&moving, threads);
+            self.thread = lane_threads::settle(&moving, threads).map(Arc::new);
         }
         self
     }
@@ -263,6 +268,7 @@ impl Lane {
             received_bytes: stats.udp_rx.bytes,
             sent_packets: stats.path.sent_packets,
             lost_packets: stats.path.lost_packets,
+            eliciting_frames: stats.frame_tx.stream + stats.frame_tx.ping,
         }
     }
 
@@ -368,6 +374,12 @@ impl Finished {
             Ok(_) => Ok(()),
             Err(_) => Err(self.0.lane.stream_error(self.0.lane.connection.close_reason())),
         }
+    }
+
+    /// Sends nothing more of it, and tells the other end so. Changes nothing once all of it has arrived.
+    pub fn give_up(mut self) {
+        // Fails only for a stream that is over: everything was acknowledged, or the other end stopped it.
+        let _ = self.0.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
     }
 }
 

@@ -159,6 +159,23 @@ fn too_many_lanes() {
     });
 }
 
+/// Goal: a server with all its sessions still takes the lanes of these, and no other session.
+/// Method: with two sessions of two, join one; say hello as a third.
+#[test]
+fn lanes_of_a_full_server() {
+    let config = tensor_relay_server::Config { sessions_max: 2, ..server_config() };
+    beside_a_good_client(config, async |sim, server| {
+        let holder = Holder::new(sim, 2).await;
+        assert_eq!(server.stats().sessions, 2);
+        let _further = joined(sim, 3, &holder).await;
+        let (code, text) = lane(sim, 4, ClientMessage::Hello(hello())).await.closed_because().await;
+        assert_eq!((code, text.as_str()), (Some(CloseCode::TooBusy), ""));
+        let _another = joined(sim, 4, &holder).await;
+        assert_eq!(server.stats().sessions, 2);
+        Some(holder)
+    });
+}
+
 /// Goal: a lane that its client is done with ends in order, and makes room for another one.
 /// Method: finish the control stream of the one further lane that is allowed, and join again.
 #[test]

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 use tensor_relay_client::{Client, ClientError, ConnectError, Ticket};
-use tensor_relay_protocol::Blame;
+use tensor_relay_protocol::{Blame, CloseCode};
 use tensor_relay_server::Fingerprint;
 use tensor_relay_tests::{
     pair::{Sim, client_config, eventually, server_config, simulate},
     simnet::Path,
 };
+use tensor_relay_transport::LaneError;
 
 /// Goal: a server with another key than the ticket's is refused, by name, and learns nothing.
 /// Method: change the ticket's key.
@@ -73,7 +74,8 @@ fn a_full_server() {
         let _two = sim.client(2, client_config()).await.unwrap();
         let began = sim.elapsed();
         let error = sim.client(3, client_config()).await.unwrap_err();
-        assert!(matches!(error, ClientError::Connect(ConnectError::Refused { .. })), "{error}");
+        let ClientError::Refused(LaneError::ClosedByPeer { code, .. }) = &error else { panic!("{error}") };
+        assert_eq!(*code, Some(CloseCode::TooBusy));
         assert!(sim.elapsed() - began < Duration::from_secs(1));
         one.close().await;
         eventually("there is room", || server.stats().sessions == 1).await;

@@ -231,7 +231,7 @@ fn only_what_was_selected() {
                     assert!(sent < most * 11 / 10 + 20_000, "{globs:?}: {sent} for {most}");
                     drop(subscription);
                     // Until the server has heard that, the next version goes to this one as well.
-                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    sleep(Duration::from_millis(10)).await;
                 }
             }
         });

@@ -3,7 +3,10 @@
 use crate::network::moving::Moving;
 use std::{
     fmt, io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
 };
 use tokio::{
@@ -14,6 +17,8 @@ use tokio::{
 /// A thread that runs nothing but lanes. It ends, and everything on it, when this is dropped.
 pub struct LaneThread {
     handle: Handle,
+    /// The lanes that run on it.
+    lanes: AtomicUsize,
     /// Dropped with this, which is what the thread waits for.
     _stop: oneshot::Sender<()>,
 }
@@ -31,12 +36,34 @@ impl LaneThread {
             // Ends with an error, because nothing is ever sent: the other end is dropped.
             let _ = runtime.block_on(stopped);
         })?;
-        Ok(Self { handle, _stop: stop })
+        Ok(Self { handle, lanes: AtomicUsize::new(0), _stop: stop })
     }
 
     /// Where its tasks are spawned.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
+    }
+}
+
+/// One lane's place on a thread, which counts there until this is dropped. All clones of the lane share one.
+#[derive(Debug)]
+pub(crate) struct Seated(Arc<LaneThread>);
+
+impl Seated {
+    pub(crate) fn new(thread: Arc<LaneThread>) -> Self {
+        thread.lanes.fetch_add(1, Ordering::Relaxed);
+        Self(thread)
+    }
+
+    /// Where the lane's tasks are spawned.
+    pub(crate) fn handle(&self) -> &Handle {
+        self.0.handle()
+    }
+}
+
+impl Drop for Seated {
+    fn drop(&mut self) {
+        self.0.lanes.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -64,11 +91,11 @@ impl LaneThreads {
         Self { max, threads: Mutex::default() }
     }
 
-    /// The thread with the fewest lanes, or a new one while all have some and there may be more.
-    pub(crate) fn least_used(&self) -> Option<Arc<LaneThread>> {
+    /// A place on the thread with the fewest lanes, or on a new one while all have some and there may be more.
+    pub(crate) fn least_used(&self) -> Option<Seated> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        let lanes: Vec<usize> = threads.iter().map(|thread| Arc::strong_count(thread) - 1).collect();
-        match seat(&lanes, self.max) {
+        let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
+        let thread = match seat(&lanes, self.max) {
             Seat::Nowhere => None,
             Seat::At(index) => Some(Arc::clone(&threads[index])),
             Seat::New => match LaneThread::start(&format!("lanes-{}", lanes.len() + 1)) {
@@ -82,7 +109,9 @@ impl LaneThreads {
                     threads.first().cloned()
                 }
             },
-        }
+        };
+        // Counted before another lane can look.
+        thread.map(Seated::new)
     }
 }
 
@@ -108,11 +137,11 @@ fn seat(lanes: &[usize], max: usize) -> Seat {
     }
 }
 
-/// Moves the connection whose task `moving` can move to the least used of `threads`; returns the thread that has it now.
-pub(crate) fn settle(moving: &Moving, threads: &LaneThreads) -> Option<Arc<LaneThread>> {
-    let thread = threads.least_used()?;
-    moving.to(thread.handle().clone());
-    Some(thread)
+/// Moves the connection whose task `moving` can move to the least used of `threads`; returns its place there.
+pub(crate) fn settle(moving: &Moving, threads: &LaneThreads) -> Option<Seated> {
+    let seated = threads.least_used()?;
+    moving.to(seated.handle().clone());
+    Some(seated)
 }
 
 #[cfg(test)]
@@ -138,13 +167,15 @@ mod tests {
     #[test]
     fn threads_are_started_when_needed_and_shared_when_all_are_used() {
         let threads = LaneThreads::new(2);
-        let id = |thread: &Arc<LaneThread>| thread.handle().id();
+        let id = |seated: &Seated| seated.handle().id();
         let (first, second) = (threads.least_used().unwrap(), threads.least_used().unwrap());
         assert_ne!(id(&first), id(&second));
+        let also_second = Arc::clone(&second.0);
         let third = threads.least_used().unwrap();
         assert_eq!(id(&third), id(&first));
         drop(second);
         assert_ne!(id(&threads.least_used().unwrap()), id(&first), "the other one is free again");
+        drop(also_second);
         assert!(LaneThreads::new(0).least_used().is_none());
     }
 
