@@ -139,7 +139,7 @@ impl Batch {
         let held = self.bytes.len();
         let kind = *match self.is_empty() {
             true => self.kind.insert(Kind::of(transmit)),
-            false => self.kind.get_or_insert(Kind::of(transmit)),
+            false => self.kind.get_or_insert_with(|| Kind::of(transmit)),
         };
         self.bytes.extend_from_slice(transmit.contents);
         let more_may_come = Kind::of(transmit) == kind && is_worth_holding(transmit, bounds);
