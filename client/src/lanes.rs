@@ -14,7 +14,10 @@ use crate::{
 use plan::{Plan, Sample};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tensor_relay_protocol::{ClientMessage, CloseCode, LaneGrant, Misbehaved, ServerMessage, Welcome};
@@ -53,8 +56,8 @@ pub(crate) struct Further {
     /// Counts the stretches of time in which a large version is under way; `None` between them.
     bulky: watch::Sender<Option<u64>>,
     stretches: u64,
-    /// Whether any lane ever joined, so that chunks may come again over another one.
-    has_joined: bool,
+    /// Whether any lane ever asked to join.
+    has_asked: Arc<AtomicBool>,
 }
 
 /// What the task of a lane tells the link.
@@ -93,6 +96,7 @@ impl Further {
         way.roster.clear();
         let (tell, told) = mpsc::channel(EVENTS_MAX);
         let bulky = watch::Sender::new(None);
+        let has_asked = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         if let Some(offer) = welcome.lanes {
             let most = config.lanes.most().min(offer.lanes_max).min(LANES_MAX);
@@ -105,6 +109,7 @@ impl Further {
                     first: first.clone(),
                     session: welcome.session,
                     grant: offer.grant,
+                    has_asked: Arc::clone(&has_asked),
                     header_timeout: config.stall_timeout,
                     wanted: wanted.subscribe(),
                     tell: tell.clone(),
@@ -131,7 +136,7 @@ impl Further {
             tasks,
             bulky,
             stretches: 0,
-            has_joined: false,
+            has_asked,
         }
     }
 
@@ -140,7 +145,6 @@ impl Further {
         match self.told.recv().await {
             Some(Told::Joined(lane)) => {
                 tracing::info!(lane = lane.number(), peer = %lane.peer(), "A further lane joined the session.");
-                self.has_joined = true;
                 self.roster.join(&lane);
                 self.lanes.insert(lane.number(), lane);
                 Event::Joined
@@ -160,9 +164,10 @@ impl Further {
         self.lanes.values()
     }
 
-    /// Whether there ever was one.
-    pub(crate) fn has_joined(&self) -> bool {
-        self.has_joined
+    /// Whether the server may ever have had one, though this end may never have heard that it joined: from then on chunks
+    /// may come again over another lane.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Acquire)
     }
 
     /// Whether the number of lanes is being sought, so that [`note_bulky`](Self::note_bulky) is worth something.
@@ -230,6 +235,8 @@ struct Berth {
     first: Lane,
     session: u64,
     grant: LaneGrant,
+    /// Set before the first word: the server may use the lane from when it hears that.
+    has_asked: Arc<AtomicBool>,
     header_timeout: Duration,
     wanted: watch::Receiver<u32>,
     tell: mpsc::Sender<Told>,
@@ -286,6 +293,7 @@ impl Berth {
 
     async fn greet(&self, lane: &Lane, timeout: Duration) -> Result<Streams, ClientError> {
         let (sender, mut receiver) = control::open(lane, timeout).await?;
+        self.has_asked.store(true, Ordering::Release);
         sender
             .send(ClientMessage::Join { session: self.session, grant: self.grant })
             .await?;

@@ -312,7 +312,7 @@ impl Session {
         if !self.config.codecs.contains(header.codec) {
             return Err(Misbehaved::CodecNotOffered(header.codec.name()).into());
         }
-        if header.attempt > 0 && !link.further().has_joined() {
+        if header.attempt > 0 && !link.further().has_asked() {
             let found = "a chunk for another time";
             return Err(
                 Misbehaved::OutOfTurn { found, expected: "each once, on a session's only lane" }.into()
@@ -347,7 +347,8 @@ impl Session {
             }
             // The server gave the version up, and its word on that is on the way; or another lane has the chunk, or will.
             Err(ReceiveError::Lane(error)) => match link.lane().ended() {
-                Some(_) if error != LaneError::StreamGivenUp => Err(error.into()),
+                // With the first lane the session is lost, and its end is why, whichever lane this chunk came over.
+                Some(ended) if error != LaneError::StreamGivenUp => Err(ended.into()),
                 _ => {
                     if let Some(ready) = receiving.handle_lost(generation, header.chunk) {
                         self.receive(subscription, ready, link);
