@@ -253,7 +253,10 @@ impl Berth {
             let began = Instant::now();
             match self.join().await {
                 Ok((lane, streams)) => {
-                    self.use_up(&lane, streams).await;
+                    if let Err(broken) = self.use_up(&lane, streams).await {
+                        tracing::warn!(lane = self.number, %broken, "A further lane is given up for this session.");
+                        return;
+                    }
                     if began.elapsed() > LIVED {
                         backoff = Backoff::new();
                     }
@@ -308,9 +311,12 @@ impl Berth {
     }
 
     /// Hears a lane to its end, on its own thread. A link that is gone hears nothing any more.
-    async fn use_up(&self, lane: &Lane, streams: Streams) {
+    ///
+    /// # Errors
+    /// [`Misbehaved`] when its server broke a rule: one that does so on one lane does it on the next.
+    async fn use_up(&self, lane: &Lane, streams: Streams) -> Result<(), Misbehaved> {
         if self.tell.send(Told::Joined(lane.clone())).await.is_err() {
-            return;
+            return Ok(());
         }
         let hearing = Hearing {
             lane: lane.clone(),
@@ -319,10 +325,11 @@ impl Berth {
             wanted: self.wanted.clone(),
             tell: self.tell.clone(),
         };
-        let _ = lane.run(hearing.run(streams)).await;
+        let heard = lane.run(hearing.run(streams)).await;
         let why = lane.ended().map(|error| error.to_string());
         tracing::info!(lane = self.number, why, "A further lane ended.");
         let _ = self.tell.send(Told::Left(lane.clone())).await;
+        heard.unwrap_or(Ok(()))
     }
 }
 
@@ -338,7 +345,8 @@ struct Hearing {
 impl Hearing {
     /// Passes the lane's data streams on until it ends: when it is lost, when its server ends it, or some time after it is
     /// not wanted any more, with all that was on its way.
-    async fn run(mut self, (sender, mut receiver): Streams) {
+    async fn run(mut self, (sender, mut receiver): Streams) -> Result<(), Misbehaved> {
+        let mut broken = Ok(());
         let mut headers = JoinSet::new();
         let mut saying = Some(sender);
         let mut hearing = true;
@@ -356,6 +364,7 @@ impl Hearing {
                     hearing = false;
                     if said.is_ok() {
                         self.lane.close(CloseCode::Misbehaved, "a further lane hears Joined and nothing else");
+                        broken = Err(Misbehaved::OutOfTurn { found: "another message", expected: "nothing after Joined" });
                     }
                     continue;
                 }
@@ -366,12 +375,13 @@ impl Hearing {
                 }
             };
             if self.tell.send(Told::Heard(of_further(heard))).await.is_err() {
-                return;
+                return broken;
             }
         }
         while let Some(Ok(event)) = headers.join_next().await {
             let _ = self.tell.send(Told::Heard(of_further(event))).await;
         }
+        broken
     }
 }
 
