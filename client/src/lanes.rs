@@ -20,7 +20,7 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_protocol::{ClientMessage, CloseCode, LaneGrant, Misbehaved, ServerMessage, Welcome};
+use tensor_relay_protocol::{Blame, ClientMessage, CloseCode, LaneGrant, Misbehaved, ServerMessage, Welcome};
 use tensor_relay_transport::{
     HeaderError, Lane, LaneError,
     control::{self, ControlError},
@@ -249,6 +249,7 @@ impl Berth {
     /// Joins, again and again with growing waits, until the server says that it is no use.
     async fn keep(mut self) {
         let mut backoff = Backoff::new();
+        let mut has_warned = false;
         while self.wanted().await {
             let began = Instant::now();
             match self.join().await {
@@ -260,6 +261,10 @@ impl Berth {
                     if began.elapsed() > LIVED {
                         backoff = Backoff::new();
                     }
+                }
+                Err(error) if error.blame() == Blame::Local && error.is_worth_a_retry() && !has_warned => {
+                    has_warned = true; // Its user has to act, and is told once.
+                    tracing::warn!(lane = self.number, %error, "A further lane cannot be opened here; it is tried again.");
                 }
                 Err(error) if error.is_worth_a_retry() => {
                     tracing::debug!(lane = self.number, %error, "A further lane did not join; it is tried again.");
