@@ -36,7 +36,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Hears when the reception of a chunk is to end.
+/// Hears when the reception of a chunk is to end, if bytes of it are still missing.
 #[derive(Debug)]
 pub(crate) struct Cut(Option<oneshot::Receiver<()>>);
 

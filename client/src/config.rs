@@ -45,7 +45,7 @@ pub struct Config {
     /// [there](crate::Snapshot::is_on_device) then. Its memory bounds them, as `memory_bytes` does on the host.
     ///
     /// A chunk has one of the device's slots from its first byte until it is copied, so give it more slots than
-    /// `credit_chunks` for each subscription, as long as the chunks of the server (4 MiB by default). With fewer,
+    /// `credit_chunks` times lanes for each subscription, as long as the chunks of the server (4 MiB by default). With fewer,
     /// subscriptions wait for each other; longer chunks are copied once more on the way.
     pub device: Option<Device>,
     /// How many lanes the session has. Default: as many as are worth it.

@@ -116,11 +116,20 @@ impl ClientError {
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Connect(ConnectError::Socket(_) | ConnectError::Tls(_))
+            Self::Connect(
+                ConnectError::Socket(_)
+                | ConnectError::LaneAddress { .. }
+                | ConnectError::Thread { .. }
+                | ConnectError::Tls(_),
+            )
             | Self::Memory(_)
             | Self::TooManyWatches { .. }
             | Self::SelectionTooLarge { .. } => Blame::Local,
-            Self::Connect(ConnectError::Unreachable { .. } | ConnectError::Resolve { .. }) => Blame::Network,
+            Self::Connect(
+                ConnectError::Unreachable { .. }
+                | ConnectError::FurtherUnreachable { .. }
+                | ConnectError::Resolve { .. },
+            ) => Blame::Network,
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
             Self::NotReconnected { lost: error, .. } | Self::Ended(error) => error.blame(),
             _ => Blame::Peer,

@@ -6,6 +6,9 @@ use crate::{Gap, Request};
 use std::collections::VecDeque;
 use tensor_relay_protocol::{Epoch, Misbehaved, Mode, Start, Version, VersionId};
 
+/// How many ended epochs of a connection are known. Chunks come late by seconds; epochs take a restart of the publisher each.
+const EPOCHS_MAX: usize = 16;
+
 /// The versions of one subscription, as far as they are past.
 #[derive(Debug)]
 pub(crate) struct History {
@@ -14,6 +17,9 @@ pub(crate) struct History {
     window: u32,
     /// The version that ended last on this connection, however it did.
     last: Option<(Epoch, Version)>,
+    /// The last version of each epoch before that one, on this connection: chunks of it may still be on their way over a
+    /// slow lane. Of the last [`EPOCHS_MAX`] alone, so that a server cannot make it grow.
+    epochs: VecDeque<(Epoch, Version)>,
     /// The version that was committed last.
     committed: Option<VersionId>,
     /// The version that the user was done with last, in mode `every`.
@@ -32,6 +38,7 @@ impl History {
             start: request.start,
             window: request.window,
             last: None,
+            epochs: VecDeque::new(),
             committed: None,
             acknowledged: None,
             waiting: VecDeque::new(),
@@ -51,8 +58,10 @@ impl History {
 
     /// Whether this version, or a later one of its epoch, has ended.
     pub(crate) fn is_past(&self, (epoch, version): (Epoch, Version)) -> bool {
-        self.last
-            .is_some_and(|(last_epoch, last)| last_epoch == epoch && version <= last)
+        let ended = self.last.iter().chain(&self.epochs);
+        ended
+            .into_iter()
+            .any(|(ended_epoch, last)| *ended_epoch == epoch && version <= *last)
     }
 
     /// Whether this is the version that ended last.
@@ -66,7 +75,8 @@ impl History {
     /// [`Misbehaved`] when it does not rise, or lies far beyond the window. Up to twice the window is let pass, because
     /// acknowledgements of a subscription that this one took over from may still be heard.
     pub(crate) fn check_announced(&self, id: &VersionId) -> Result<(), Misbehaved> {
-        if let Some((_, after)) = self.last.filter(|_| self.is_past((id.epoch, id.version))) {
+        let rises = |(epoch, last): &(Epoch, Version)| *epoch != id.epoch || *last < id.version;
+        if let Some((_, after)) = self.last.filter(|last| !rises(last)) {
             return Err(Misbehaved::VersionNotRising { found: id.version, after });
         }
         match self.waiting.len() >= 2 * self.window as usize + self.carried {
@@ -77,7 +87,17 @@ impl History {
 
     /// Takes the end of a version, however it ended.
     pub(crate) fn handle_ended(&mut self, id: &VersionId) {
-        self.last = Some((id.epoch, id.version));
+        self.epochs.retain(|(epoch, _)| *epoch != id.epoch);
+        if let Some(before) = self
+            .last
+            .replace((id.epoch, id.version))
+            .filter(|(epoch, _)| *epoch != id.epoch)
+        {
+            self.epochs.push_back(before);
+        }
+        if self.epochs.len() > EPOCHS_MAX {
+            self.epochs.pop_front();
+        }
     }
 
     /// Takes the commit of a version; returns whether it is of another epoch than the one before.
@@ -101,6 +121,7 @@ impl History {
     /// after all.
     pub(crate) fn handle_detached(&mut self) {
         self.carried = self.waiting.len();
+        self.epochs.clear();
         self.last = self.committed.as_ref().map(|id| (id.epoch, id.version));
     }
 
@@ -179,6 +200,22 @@ mod tests {
             (history.have(), history.acknowledged()),
             (Some((Epoch(1), Version(4))), Some((Epoch(1), Version(3))))
         );
+    }
+
+    #[test]
+    fn what_comes_late_of_epochs_before_is_past() {
+        let mut history = history(Start::Oldest);
+        history.handle_ended(&id(1, 7));
+        history.handle_ended(&id(2, 3));
+        assert!(history.is_past((Epoch(1), Version(7))) && history.is_past((Epoch(2), Version(3))));
+        assert!(!history.is_past((Epoch(1), Version(8))) && !history.is_past((Epoch(3), Version(1))));
+        for epoch in 3..100 {
+            history.handle_ended(&id(epoch, 1));
+        }
+        assert!(history.is_past((Epoch(98), Version(1))) && !history.is_past((Epoch(1), Version(7))));
+        assert_eq!(history.epochs.len(), EPOCHS_MAX);
+        history.handle_detached();
+        assert!(!history.is_past((Epoch(98), Version(1))), "that was another connection");
     }
 
     #[test]

@@ -14,10 +14,13 @@ use crate::{
 use plan::{Plan, Sample};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
-use tensor_relay_protocol::{ClientMessage, CloseCode, LaneGrant, Misbehaved, ServerMessage, Welcome};
+use tensor_relay_protocol::{Blame, ClientMessage, CloseCode, LaneGrant, Misbehaved, ServerMessage, Welcome};
 use tensor_relay_transport::{
     HeaderError, Lane, LaneError,
     control::{self, ControlError},
@@ -53,8 +56,8 @@ pub(crate) struct Further {
     /// Counts the stretches of time in which a large version is under way; `None` between them.
     bulky: watch::Sender<Option<u64>>,
     stretches: u64,
-    /// Whether any lane ever joined, so that chunks may come again over another one.
-    has_joined: bool,
+    /// Whether any lane ever asked to join.
+    has_asked: Arc<AtomicBool>,
 }
 
 /// What the task of a lane tells the link.
@@ -93,6 +96,7 @@ impl Further {
         way.roster.clear();
         let (tell, told) = mpsc::channel(EVENTS_MAX);
         let bulky = watch::Sender::new(None);
+        let has_asked = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         if let Some(offer) = welcome.lanes {
             let most = config.lanes.most().min(offer.lanes_max).min(LANES_MAX);
@@ -105,6 +109,7 @@ impl Further {
                     first: first.clone(),
                     session: welcome.session,
                     grant: offer.grant,
+                    has_asked: Arc::clone(&has_asked),
                     header_timeout: config.stall_timeout,
                     wanted: wanted.subscribe(),
                     tell: tell.clone(),
@@ -131,7 +136,7 @@ impl Further {
             tasks,
             bulky,
             stretches: 0,
-            has_joined: false,
+            has_asked,
         }
     }
 
@@ -140,7 +145,6 @@ impl Further {
         match self.told.recv().await {
             Some(Told::Joined(lane)) => {
                 tracing::info!(lane = lane.number(), peer = %lane.peer(), "A further lane joined the session.");
-                self.has_joined = true;
                 self.roster.join(&lane);
                 self.lanes.insert(lane.number(), lane);
                 Event::Joined
@@ -160,9 +164,10 @@ impl Further {
         self.lanes.values()
     }
 
-    /// Whether there ever was one.
-    pub(crate) fn has_joined(&self) -> bool {
-        self.has_joined
+    /// Whether the server may ever have had one, though this end may never have heard that it joined: from then on chunks
+    /// may come again over another lane.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Acquire)
     }
 
     /// Whether the number of lanes is being sought, so that [`note_bulky`](Self::note_bulky) is worth something.
@@ -230,6 +235,8 @@ struct Berth {
     first: Lane,
     session: u64,
     grant: LaneGrant,
+    /// Set before the first word: the server may use the lane from when it hears that.
+    has_asked: Arc<AtomicBool>,
     header_timeout: Duration,
     wanted: watch::Receiver<u32>,
     tell: mpsc::Sender<Told>,
@@ -242,14 +249,22 @@ impl Berth {
     /// Joins, again and again with growing waits, until the server says that it is no use.
     async fn keep(mut self) {
         let mut backoff = Backoff::new();
+        let mut has_warned = false;
         while self.wanted().await {
             let began = Instant::now();
             match self.join().await {
                 Ok((lane, streams)) => {
-                    self.use_up(&lane, streams).await;
+                    if let Err(broken) = self.use_up(&lane, streams).await {
+                        tracing::warn!(lane = self.number, %broken, "A further lane is given up for this session.");
+                        return;
+                    }
                     if began.elapsed() > LIVED {
                         backoff = Backoff::new();
                     }
+                }
+                Err(error) if error.blame() == Blame::Local && error.is_worth_a_retry() && !has_warned => {
+                    has_warned = true; // Its user has to act, and is told once.
+                    tracing::warn!(lane = self.number, %error, "A further lane cannot be opened here; it is tried again.");
                 }
                 Err(error) if error.is_worth_a_retry() => {
                     tracing::debug!(lane = self.number, %error, "A further lane did not join; it is tried again.");
@@ -286,6 +301,7 @@ impl Berth {
 
     async fn greet(&self, lane: &Lane, timeout: Duration) -> Result<Streams, ClientError> {
         let (sender, mut receiver) = control::open(lane, timeout).await?;
+        self.has_asked.store(true, Ordering::Release);
         sender
             .send(ClientMessage::Join { session: self.session, grant: self.grant })
             .await?;
@@ -300,9 +316,12 @@ impl Berth {
     }
 
     /// Hears a lane to its end, on its own thread. A link that is gone hears nothing any more.
-    async fn use_up(&self, lane: &Lane, streams: Streams) {
+    ///
+    /// # Errors
+    /// [`Misbehaved`] when its server broke a rule: one that does so on one lane does it on the next.
+    async fn use_up(&self, lane: &Lane, streams: Streams) -> Result<(), Misbehaved> {
         if self.tell.send(Told::Joined(lane.clone())).await.is_err() {
-            return;
+            return Ok(());
         }
         let hearing = Hearing {
             lane: lane.clone(),
@@ -311,10 +330,11 @@ impl Berth {
             wanted: self.wanted.clone(),
             tell: self.tell.clone(),
         };
-        let _ = lane.run(hearing.run(streams)).await;
+        let heard = lane.run(hearing.run(streams)).await;
         let why = lane.ended().map(|error| error.to_string());
         tracing::info!(lane = self.number, why, "A further lane ended.");
         let _ = self.tell.send(Told::Left(lane.clone())).await;
+        heard.unwrap_or(Ok(()))
     }
 }
 
@@ -330,7 +350,8 @@ struct Hearing {
 impl Hearing {
     /// Passes the lane's data streams on until it ends: when it is lost, when its server ends it, or some time after it is
     /// not wanted any more, with all that was on its way.
-    async fn run(mut self, (sender, mut receiver): Streams) {
+    async fn run(mut self, (sender, mut receiver): Streams) -> Result<(), Misbehaved> {
+        let mut broken = Ok(());
         let mut headers = JoinSet::new();
         let mut saying = Some(sender);
         let mut hearing = true;
@@ -348,6 +369,7 @@ impl Hearing {
                     hearing = false;
                     if said.is_ok() {
                         self.lane.close(CloseCode::Misbehaved, "a further lane hears Joined and nothing else");
+                        broken = Err(Misbehaved::OutOfTurn { found: "another message", expected: "nothing after Joined" });
                     }
                     continue;
                 }
@@ -358,12 +380,13 @@ impl Hearing {
                 }
             };
             if self.tell.send(Told::Heard(of_further(heard))).await.is_err() {
-                return;
+                return broken;
             }
         }
         while let Some(Ok(event)) = headers.join_next().await {
             let _ = self.tell.send(Told::Heard(of_further(event))).await;
         }
+        broken
     }
 }
 

@@ -151,7 +151,8 @@ impl Link {
         });
     }
 
-    /// Begins to receive a chunk.
+    /// Begins to receive a chunk. A cut ends it only while bytes are missing: with all of them here it goes on, and a later
+    /// attempt comes late. So never do two attempts write to one place.
     pub(crate) fn receive_chunk(
         &mut self,
         ready: Ready,
@@ -163,12 +164,15 @@ impl Link {
         let home = lane.clone(); // Its thread lives as long as something runs there.
         lane.spawn_in(&mut self.tasks, async move {
             let progress = |bytes| counters.add_wire(bytes);
-            let receiving =
-                ingress.receive_chunk(stream, &header, place.dtype, place.range, &*place.sink, &progress);
-            let received = tokio::select! {
+            let gathering = ingress.gather_chunk(stream, &header, place.range, &*place.sink, &progress);
+            let gathered = tokio::select! {
                 biased;
-                received = receiving => received,
+                gathered = gathering => gathered,
                 () = cut.made() => Err(LaneError::StreamGivenUp.into()),
+            };
+            let received = match gathered {
+                Ok(gathered) => ingress.settle_chunk(gathered, place.dtype, &*place.sink).await,
+                Err(error) => Err(error),
             };
             drop(home);
             Event::Chunk(header, generation, received)

@@ -35,6 +35,12 @@ use tokio::{
 /// The size that chunks are taken to have until a manifest says otherwise: what servers use by default.
 const CHUNK_BYTES_USUAL: u32 = 4 << 20;
 
+/// The most encoded chunks that are planned to be decoded at once: each reserves address space for the largest chunk.
+const DECODING_MAX: usize = 16;
+
+/// How many chunks are gathered while as many as can be are decoded, so that no processor waits for bytes.
+const SLOTS_SPARE: usize = 4;
+
 /// The most topics kept of one answer to `List`. A server that offers more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
@@ -60,9 +66,9 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let capacity = Capacity {
-            // As many encoded chunks as one subscription has credit for.
-            slots: (config.credit_chunks * config.lanes.most()).clamp(1, Credit::MAX) as usize,
+            slots: slots(config.credit_chunks, config.lanes.most(), processors),
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; only what is used takes memory.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
@@ -181,6 +187,10 @@ impl Session {
         match event {
             Event::Message(message) => self.handle_message(message, link),
             Event::Opened(StreamHeader::Manifest(header), stream) => {
+                if stream.lane().number() != 0 {
+                    let found = "a manifest on a further lane";
+                    return Err(Misbehaved::OutOfTurn { found, expected: "it on the first one" }.into());
+                }
                 let id = header.subscription;
                 let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else { return Ok(()) };
                 receiving.handle_manifest_header(id)?;
@@ -312,7 +322,7 @@ impl Session {
         if !self.config.codecs.contains(header.codec) {
             return Err(Misbehaved::CodecNotOffered(header.codec.name()).into());
         }
-        if header.attempt > 0 && !link.further().has_joined() {
+        if header.attempt > 0 && !link.further().has_asked() {
             let found = "a chunk for another time";
             return Err(
                 Misbehaved::OutOfTurn { found, expected: "each once, on a session's only lane" }.into()
@@ -347,7 +357,8 @@ impl Session {
             }
             // The server gave the version up, and its word on that is on the way; or another lane has the chunk, or will.
             Err(ReceiveError::Lane(error)) => match link.lane().ended() {
-                Some(_) if error != LaneError::StreamGivenUp => Err(error.into()),
+                // With the first lane the session is lost, and its end is why, whichever lane this chunk came over.
+                Some(ended) if error != LaneError::StreamGivenUp => Err(ended.into()),
                 _ => {
                     if let Some(ready) = receiving.handle_lost(generation, header.chunk) {
                         self.receive(subscription, ready, link);
@@ -455,6 +466,13 @@ impl Session {
     }
 }
 
+/// How many encoded chunks are gathered and decoded at once: as many as there is credit for, but not many more than
+/// processors that decode, however many lanes there are. Whoever finds no slot waits in what the lanes may have unread.
+fn slots(credit: u32, lanes: u32, processors: usize) -> usize {
+    let wanted = credit.saturating_mul(lanes).clamp(1, Credit::MAX) as usize;
+    wanted.min((credit as usize).max(processors.min(DECODING_MAX) + SLOTS_SPARE))
+}
+
 /// The subscription called `id`; `None` when it has ended, which the server may not know yet.
 fn find(
     receivings: &mut HashMap<SubscriptionId, Receiving>,
@@ -464,5 +482,20 @@ fn find(
     match id.0 != 0 && id.0 < next_id {
         true => Ok(receivings.get_mut(&id)),
         false => Err(Misbehaved::UnknownSubscription(id)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_follow_processors_and_not_lanes() {
+        assert_eq!([slots(4, 1, 2), slots(4, 16, 2), slots(4, 16, 64)], [4, 6, 20]);
+        assert_eq!(
+            [slots(9, 16, 2), slots(1, 1, 64), slots(0, 1, 1)],
+            [9, 1, 1],
+            "one lane keeps its credit"
+        );
     }
 }

@@ -83,6 +83,42 @@ pub enum ConnectError {
     /// The connection failed after an answer.
     #[error(transparent)]
     Lane(#[from] LaneError),
+    /// A lane cannot begin at an address that was asked for.
+    #[error(
+        "cannot open a UDP socket at {address}, one of the lane addresses (`--lane-address`): {source}; name addresses that \
+         this machine has"
+    )]
+    LaneAddress {
+        /// Which address.
+        address: IpAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No thread could be started here.
+    #[error(
+        "cannot start a thread for lane {lane}: {source}; use fewer lanes, or allow this process more threads"
+    )]
+    Thread {
+        /// Which lane.
+        lane: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nothing answered a further lane, though the server answers the first one.
+    #[error(
+        "lane {lane} had no answer from {peer} within {timeout_ms} ms, though the session's first lane has: can {local} reach \
+         that address, and does a firewall between drop UDP?"
+    )]
+    FurtherUnreachable {
+        /// Which lane.
+        lane: usize,
+        /// The address of this machine that it begins at.
+        local: IpAddr,
+        /// The server.
+        peer: SocketAddr,
+        /// For how long it was tried.
+        timeout_ms: u128,
+    },
     /// No socket could be opened here.
     #[error("cannot open a UDP socket: {0}")]
     Socket(#[from] io::Error),
@@ -161,7 +197,10 @@ impl Connector {
         let (this, keys) = (self.clone(), keys.to_vec());
         let connect = async move { this.connect_one(peer, &keys, number).await };
         let thread = match self.network.has_threads() {
-            true => Some(Arc::new(LaneThread::start(&format!("lane-{number}"))?)),
+            true => {
+                let thread = LaneThread::start(&format!("lane-{number}"));
+                Some(Arc::new(thread.map_err(|source| ConnectError::Thread { lane: number, source })?))
+            }
             false => None,
         };
         let connecting = async {
@@ -179,11 +218,12 @@ impl Connector {
             }
         };
         match tokio::time::timeout(timeout, connecting).await {
-            Ok(connected) => Ok(connected?.further(number, thread)),
-            Err(_) => {
-                let (addresses, timeout_ms) = (peer.to_string(), timeout.as_millis());
-                Err(ConnectError::Unreachable { addresses, timeout_ms })
+            Ok(Err(ConnectError::Lane(LaneError::TimedOut { .. }))) | Err(_) => {
+                let local = local_address(&self.local, peer, number)?;
+                let timeout_ms = timeout.as_millis();
+                Err(ConnectError::FurtherUnreachable { lane: number, local, peer, timeout_ms })
             }
+            Ok(connected) => Ok(connected?.further(number, thread)),
         }
     }
 
@@ -235,11 +275,15 @@ impl Connector {
     }
 
     /// Each lane has a socket of its own, of its peer's address family.
-    fn endpoint_towards(&self, peer: SocketAddr, number: usize) -> io::Result<quinn::Endpoint> {
+    fn endpoint_towards(&self, peer: SocketAddr, number: usize) -> Result<quinn::Endpoint, ConnectError> {
         let address = local_address(&self.local, peer, number)?;
-        let socket = self.network.bind(SocketAddr::new(address, 0), &self.tuning)?;
+        let bound = self.network.bind(SocketAddr::new(address, 0), &self.tuning);
+        let socket = bound.map_err(|source| match self.local.is_empty() {
+            true => source.into(),
+            false => ConnectError::LaneAddress { address, source },
+        })?;
         let config = self.tuning.endpoint(self.network.rng_seed());
-        quinn::Endpoint::new_with_abstract_socket(config, None, socket, self.network.runtime())
+        Ok(quinn::Endpoint::new_with_abstract_socket(config, None, socket, self.network.runtime())?)
     }
 
     fn client_config(

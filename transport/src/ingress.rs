@@ -11,7 +11,7 @@ pub use overlap::OverlapStats;
 
 use crate::{DataIn, LaneError, Workers};
 use bytes::BytesMut;
-use overlap::Overlap;
+use overlap::{Overlap, Stage};
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{Sink, SinkError, Slot, SlotPool, Target};
 use tensor_relay_protocol::{
@@ -47,6 +47,21 @@ pub enum ReceiveError {
     Sink(#[from] SinkError),
 }
 
+/// A chunk of which every byte is here. It needs its lane no more.
+#[derive(Debug)]
+pub struct Gathered<'a> {
+    header: ChunkHeader,
+    bytes: Bytes,
+    receiving: Stage<'a>,
+}
+
+/// The bytes of a chunk, and the place that waits for them.
+#[derive(Debug)]
+enum Bytes {
+    Raw(Verified, Target),
+    Encoded(Slot, Target),
+}
+
 /// Takes chunks from data streams to a sink.
 #[derive(Debug, Clone)]
 pub struct Ingress {
@@ -67,45 +82,72 @@ impl Ingress {
         self.overlap.get()
     }
 
-    /// Receives the chunk that `header` announced into `range` of `sink`. `progress` is called with the encoded bytes of
-    /// each piece that came.
+    /// Gathers the bytes of the chunk that `header` announced, which go to `range` of `sink`. `progress` is called with the
+    /// encoded bytes of each piece that came. Cancel safe: when this is dropped, the range can be received again at once.
     ///
     /// # Errors
     /// [`ReceiveError`]. The bytes in `range` are then unspecified, and the range can be received again.
-    pub async fn receive_chunk(
+    pub async fn gather_chunk(
         &self,
         stream: DataIn,
         header: &ChunkHeader,
-        dtype: Dtype,
         range: Range<u64>,
         sink: &dyn Sink,
         progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Verified, ReceiveError> {
+    ) -> Result<Gathered<'_>, ReceiveError> {
         let target = sink.open(range).await?;
         let receiving = self.overlap.receive();
-        let (verified, target) = match header.codec {
+        let bytes = match header.codec {
             CodecId::Raw => receive_raw(stream, header, target, progress).await?,
-            _ => self.receive_encoded(stream, header, dtype, target, progress).await?,
+            _ => self.gather_encoded(stream, header, target, progress).await?,
+        };
+        Ok(Gathered { header: *header, bytes, receiving })
+    }
+
+    /// Decodes and verifies what was gathered of a chunk of `dtype`, and puts it into its place in `sink`. Wait for the end:
+    /// a worker or a copy goes on when this is dropped, and the range is [busy](SinkError::Busy) until it has ended.
+    ///
+    /// # Errors
+    /// [`ReceiveError`], but for lost lanes: nothing more is to come.
+    pub async fn settle_chunk(
+        &self,
+        gathered: Gathered<'_>,
+        dtype: Dtype,
+        sink: &dyn Sink,
+    ) -> Result<Verified, ReceiveError> {
+        let Gathered { header, bytes, receiving } = gathered;
+        let (verified, target) = match bytes {
+            Bytes::Raw(verified, target) => (verified, target),
+            Bytes::Encoded(slot, target) => self.decode(header, dtype, slot, target).await?,
         };
         let _writing = receiving.write();
         sink.write(target).await?;
         Ok(verified)
     }
 
-    async fn receive_encoded(
+    async fn gather_encoded(
         &self,
         mut stream: DataIn,
         header: &ChunkHeader,
-        dtype: Dtype,
-        mut target: Target,
+        target: Target,
         progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<(Verified, Target), ReceiveError> {
+    ) -> Result<Bytes, ReceiveError> {
         let mut slot: Slot = self.slots.acquire().await;
         let expected = header.encoded_bytes as usize;
         let room = slot.len();
         let encoded = slot.get_mut(..expected).ok_or_else(|| wrong_length(header, room))?;
         read_exactly(&mut stream, header, encoded, |_| (), progress).await?;
-        let header = *header;
+        Ok(Bytes::Encoded(slot, target))
+    }
+
+    async fn decode(
+        &self,
+        header: ChunkHeader,
+        dtype: Dtype,
+        slot: Slot,
+        mut target: Target,
+    ) -> Result<(Verified, Target), ReceiveError> {
+        let expected = header.encoded_bytes as usize;
         self.workers
             .run(move || {
                 let context = Context { dtype, base: None };
@@ -124,13 +166,13 @@ async fn receive_raw(
     header: &ChunkHeader,
     mut target: Target,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<(Verified, Target), ReceiveError> {
+) -> Result<Bytes, ReceiveError> {
     let mut hasher = ChunkHasher::new();
     if target.len() != header.encoded_bytes as usize {
         return Err(wrong_length(header, target.len()));
     }
     read_exactly(&mut stream, header, &mut target, |piece| hasher.update(piece), progress).await?;
-    Ok((hasher.verify(header.chunk, header.hash)?, target))
+    Ok(Bytes::Raw(hasher.verify(header.chunk, header.hash)?, target))
 }
 
 /// How much is copied before it is looked at: it stays in the first cache. Jumbo pieces are larger, and larger copies are

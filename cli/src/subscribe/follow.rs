@@ -33,10 +33,10 @@ impl Follow {
         topic: Topic,
         alone: bool,
     ) -> Result<Self, ClientError> {
+        let lanes = LaneReport::new(client); // Before the first byte may come.
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(alone && !args.quiet && !args.json);
-        let lanes = LaneReport::new(client);
         Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes })
     }
 
@@ -61,8 +61,8 @@ impl Follow {
                 other => other?,
             };
             received = true;
+            let lanes = self.lanes.look(); // Before saving, while which the next version may come.
             let path = self.save(&snapshot).await?;
-            let lanes = self.lanes.look(snapshot.receipt().duration);
             report::committed(self.args.json, &snapshot, path.as_deref(), &lanes);
             report::selection(&self.args.select, &snapshot);
             if let Some(command) = &self.args.exec {

@@ -3,9 +3,12 @@
 use super::print_line;
 use crate::units;
 use serde_json::{Value, json};
-use std::{path::Path, time::Duration};
+use std::path::Path;
 use tensor_relay_client::{Client, Gap, Glob, LaneStats, Snapshot};
 use tensor_relay_device::Device;
+
+/// What a lane receives that carries no chunks: a few packets for each version, and a probe of the path's MTU now and then.
+const IDLE_BYTES: u64 = 64 << 10;
 
 /// Watches the lanes of the session from one version to the next.
 pub(crate) struct LaneReport {
@@ -19,9 +22,8 @@ impl LaneReport {
         Self { before: read(), read: Box::new(read) }
     }
 
-    /// What each lane is like, and what it carried since the version before, in the time that this one `took`. Several
-    /// topics share the lanes.
-    pub(crate) fn look(&mut self, took: Duration) -> Vec<Value> {
+    /// What each lane is like, and what it carried since the version before. Several topics share the lanes.
+    pub(crate) fn look(&mut self) -> Vec<Value> {
         let lanes = (self.read)();
         let before = std::mem::replace(&mut self.before, lanes);
         let received = |at: usize| before.get(at).map_or(0, |lane| lane.received_bytes);
@@ -31,7 +33,6 @@ impl LaneReport {
                 "udp_payload_bytes": lane.udp_payload_bytes,
                 "rtt_s": lane.rtt.as_secs_f64(),
                 "received_bytes": received_bytes,
-                "bytes_per_s": received_bytes as f64 / took.as_secs_f64().max(1e-9),
                 "lost_packets": lane.lost_packets,
             })
         };
@@ -39,11 +40,16 @@ impl LaneReport {
     }
 }
 
+/// Whether a lane carried more than what keeps it alive: a chunk's share, and not some packets of acknowledgements.
+fn carried(lane: &Value) -> bool {
+    lane["received_bytes"].as_u64().is_some_and(|bytes| bytes > IDLE_BYTES)
+}
+
 /// Tells of a version that is there, and of the `lanes` that it came over.
 pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) {
     let line = match as_json {
         true => as_object(snapshot, saved, lanes),
-        false => as_text(snapshot, saved, lanes.len()),
+        false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried(lane)).count()),
     };
     print_line(&line);
 }

@@ -169,6 +169,35 @@ fn a_lane_that_stands_still() {
     }
 }
 
+/// Goal: a lane whose `Joined` never comes costs no session, though the server uses the lane: what it sent there comes again.
+/// Method: cut the second lane at each moment of its joining, while versions are published.
+#[test]
+fn a_lane_that_is_cut_off_while_it_joins() {
+    for millis in (0..160).step_by(10) {
+        simulate(millis, async |sim| {
+            let server = sim.server(server_config());
+            slow_path(&sim);
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let client = sim.client(1, several(1, 2, client_config())).await.unwrap();
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            sleep(Duration::from_millis(millis)).await;
+            cut(&sim, 1, 1);
+            for version in 1..=2 {
+                publish(&server, &mut publisher, version, 1 << 20).await;
+                let snapshot = subscription.next().await.unwrap();
+                tensors::check(&snapshot);
+                assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(version), 0));
+            }
+            mend(&sim, 1, 1);
+            sleep(Duration::from_secs(9)).await; // The longest idle timeout, before the lane is tried again.
+            eventually("the lane has joined", || client.lanes().len() == 2).await;
+            publish(&server, &mut publisher, 3, 1 << 20).await;
+            tensors::check(&subscription.next().await.unwrap());
+            assert_eq!((client.reconnects(), server.stats().sessions), (0, 1));
+        });
+    }
+}
+
 /// Goal: with the first lane the session is lost, and resumed with all its lanes; what came over any stays.
 /// Method: cut every lane, or the first one alone, in the middle of a version for longer than the idle timeout.
 #[test]

@@ -19,9 +19,8 @@ use tensor_relay_device::{Capacity, Device, Source};
 use tokio::task::JoinSet;
 
 pub(super) const ABOUT: &str = "\
-A session has one lane today, and a lane is one connection whose packets one thread handles. Several lanes in one session \
-are a later piece of work; what they could reach is shown here by so many sessions at once, each with a connection, a \
-client thread and a topic of its own, all from one GPU and to it. `own` servers: each session has a server of its own on a \
+What so many sessions reach at once, each with a connection, a client thread and a topic of its own, all from one GPU and \
+to it: an upper bound for as many lanes of one session, whose packets one thread each handles too. `own` servers: each session has a server of its own on a \
 thread of its own. `one` server: all sessions share a server, and its socket, on as many threads. The rate is of all \
 together.";
 
