@@ -268,7 +268,7 @@ impl Lane {
             received_bytes: stats.udp_rx.bytes,
             sent_packets: stats.path.sent_packets,
             lost_packets: stats.path.lost_packets,
-            eliciting_frames: stats.frame_tx.stream + stats.frame_tx.ping,
+            eliciting_frames: stats.frame_tx.stream + stats.frame_tx.ping + stats.frame_tx.immediate_ack,
         }
     }
 
