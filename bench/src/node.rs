@@ -1,8 +1,8 @@
 //! One end of a benchmark, on a host of its own: `bench node` waits there until a driver, `bench run`, gives it work.
 //!
 //! A node is a door and nothing else: it lets in who knows its token, and hands the connection to a worker, a process of
-//! its own ([`worker`]). The driver starts the same workers by itself where both ends are on its own machine; it speaks to
-//! both alike, in lines of JSON ([`order`]).
+//! its own (`worker`). The driver starts the same workers by itself where both ends are on its own machine; it speaks to
+//! both alike, in lines of JSON (`order`).
 
 pub(crate) mod clock;
 mod consumer;
