@@ -28,7 +28,7 @@ use tokio::{
 /// ten jumbo datagrams. Peers beyond these take the place of one that is quiet.
 const LINES_MAX: usize = 4_096;
 
-/// A UDP socket over another one, with a [`Batch`] for each peer.
+/// A UDP socket over another one, with a batch for each peer.
 ///
 /// What a batch holds is sent when it is full, when something short follows, or when nothing followed until the runtime
 /// has polled everything else that was ready, twice: no timer is involved. So a burst is one system call, and the end of
