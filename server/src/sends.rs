@@ -7,11 +7,7 @@ use crate::{
     stall::Progress,
     topic::Retained,
 };
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-};
+use std::sync::Arc;
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{ChunkIndex, CodecId, Selection, ServerMessage, SubscriptionId};
 use tensor_relay_transport::{LaneError, control, egress};
@@ -54,8 +50,6 @@ pub(crate) enum SendError {
 #[derive(Debug)]
 pub(crate) struct Sends {
     outgoing: Outgoing,
-    /// Those that ended where they began, and that nobody has heard of.
-    ended: VecDeque<Result<Sent, SendError>>,
     running: JoinSet<Result<Sent, SendError>>,
     /// Chunks that were written to further lanes and have not arrived.
     settling: JoinSet<Result<(), SendError>>,
@@ -64,44 +58,27 @@ pub(crate) struct Sends {
 
 impl Sends {
     pub(crate) fn new(outgoing: Outgoing) -> Self {
-        Self {
-            outgoing,
-            ended: VecDeque::new(),
-            running: JoinSet::new(),
-            settling: JoinSet::new(),
-            given_up: false,
-        }
+        Self { outgoing, running: JoinSet::new(), settling: JoinSet::new(), given_up: false }
     }
 
     /// How many are under way.
     pub(crate) fn len(&self) -> usize {
-        self.running.len() + self.ended.len()
+        self.running.len()
     }
 
     pub(crate) fn begin_manifest(&mut self) {
         let outgoing = self.outgoing.clone();
-        self.begin(outgoing.send_manifest());
+        self.running.spawn(outgoing.send_manifest());
     }
 
     pub(crate) fn begin_chunk(&mut self, chunk: ChunkIndex) {
         let outgoing = self.outgoing.clone();
-        self.begin(outgoing.send_chunk(chunk));
+        self.running.spawn(outgoing.send_chunk(chunk));
     }
 
     pub(crate) fn begin_complete(&mut self) {
         let outgoing = self.outgoing.clone();
-        self.begin(outgoing.send_complete());
-    }
-
-    /// Begins right here, and goes on in a task of its own unless that was all. So a small version is written in one go, and
-    /// leaves in one packet.
-    fn begin(&mut self, send: impl Future<Output = Result<Sent, SendError>> + Send + 'static) {
-        let mut send = Box::pin(send);
-        // Its task polls it again, with a waker that wakes.
-        match send.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(ended) => self.ended.push_back(ended),
-            Poll::Pending => drop(self.running.spawn(send)),
-        }
+        self.running.spawn(outgoing.send_complete());
     }
 
     /// Cuts off what is under way, what was written and has not arrived included.
@@ -113,9 +90,6 @@ impl Sends {
 
     /// Waits for one to end; `None` when none is under way. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Result<Sent, SendError>> {
-        if let Some(ended) = self.ended.pop_front() {
-            return Some(self.handle_ended(Ok(ended)));
-        }
         loop {
             tokio::select! {
                 Some(ended) = self.running.join_next() => return Some(self.handle_ended(ended)),

@@ -41,26 +41,6 @@ fn one_encoding_serves_all() {
     });
 }
 
-/// Goal: a small version costs one packet: its announcement, its chunk and the last word on it leave together.
-/// Method: count the server's packets between the publishing of a second version and its commit.
-#[test]
-fn a_small_version_is_one_packet() {
-    simulate(6, async |sim| {
-        let server = sim.server(server_config());
-        let mut publisher = server.publisher(topic("t")).unwrap();
-        let client = sim.client(1, client_config()).await.unwrap();
-        let publish = |number| tensors::stage(&server, vec![noise("a", 700)], number);
-        publisher.publish(publish(1), tensors::metadata(1)).await.unwrap();
-        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        subscription.next().await.unwrap();
-        tokio::time::sleep(Duration::from_secs(1)).await; // What is acknowledged late is acknowledged.
-        let before = sim.net.sent_by(&sim.server_host()).datagrams;
-        publisher.publish(publish(2), tensors::metadata(2)).await.unwrap();
-        tensors::check(&subscription.next().await.unwrap());
-        assert_eq!(sim.net.sent_by(&sim.server_host()).datagrams - before, 1);
-    });
-}
-
 /// Goal: a client that decodes nothing but raw bytes is served by a server that would rather encode.
 /// Method: say so in the Hello.
 #[test]
