@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod clients;
+mod granting;
 mod lanes;
 mod raw;
 mod resumed;
