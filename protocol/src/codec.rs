@@ -4,12 +4,13 @@
 //! chunk's header. Codecs are synchronous and burn CPU: call them on a worker thread, never on an async executor.
 
 mod histogram;
+mod planes;
 mod raw;
 mod segment;
 mod sparse;
 mod zstd;
 
-pub use self::{raw::Raw, sparse::Sparse, zstd::Zstd};
+pub use self::{planes::Planes, raw::Raw, sparse::Sparse, zstd::Zstd};
 
 use crate::Dtype;
 
@@ -47,7 +48,19 @@ pub fn codec(id: CodecId) -> &'static dyn Codec {
     match id {
         CodecId::Raw => &Raw,
         CodecId::Zstd => &Zstd,
+        CodecId::Planes => &Planes,
         CodecId::Sparse => &Sparse,
+    }
+}
+
+/// The bytes of the numbers that a chunk of `dtype` is made of: of elements, or of the two halves of complex ones. A byte
+/// where several elements share it.
+fn width(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::C32 => 2,
+        Dtype::C64 => 4,
+        Dtype::C128 => 8,
+        real => (real.bits() as usize / 8).max(1),
     }
 }
 
@@ -59,19 +72,22 @@ pub enum CodecId {
     Raw,
     /// One zstd frame (RFC 8878).
     Zstd,
+    /// Byte planes, each as short as Huffman's code makes it.
+    Planes,
     /// What changed since a base version.
     Sparse,
 }
 
 impl CodecId {
     /// Every codec of this build.
-    pub const ALL: &'static [Self] = &[Self::Raw, Self::Zstd, Self::Sparse];
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Zstd, Self::Planes, Self::Sparse];
 
     /// The codec's number in headers and messages.
     pub fn code(self) -> u8 {
         match self {
             Self::Raw => 0,
             Self::Zstd => 1,
+            Self::Planes => 3,
             Self::Sparse => 4,
         }
     }
@@ -86,6 +102,7 @@ impl CodecId {
         match self {
             Self::Raw => "raw",
             Self::Zstd => "zstd",
+            Self::Planes => "planes",
             Self::Sparse => "sparse",
         }
     }
