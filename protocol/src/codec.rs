@@ -74,6 +74,13 @@ impl CodecId {
         Self::ALL.iter().copied().find(|id| id.code() == code)
     }
 
+    /// Whether it codes changes, and so needs the same chunk of another version: its base.
+    pub fn needs_base(self) -> bool {
+        match self {
+            Self::Raw | Self::Zstd => false,
+        }
+    }
+
     /// The name used in messages and on the command line.
     pub fn name(self) -> &'static str {
         match self {
