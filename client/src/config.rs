@@ -41,6 +41,11 @@ pub struct Config {
     /// How much memory snapshots may take: those being received, those delivered and not dropped, and freed memory kept
     /// for reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
     pub memory_bytes: u64,
+    /// How much memory copies of versions may take that later ones are applied to as changes. Default 4 GiB, for all
+    /// subscriptions of a session together: as much as most models have. Each copy takes what its subscription selects, in
+    /// host memory wherever versions land, and costs a copy of each byte that is received. Versions of which there is no
+    /// copy come whole. 0: there are no copies.
+    pub base_bytes: u64,
     /// Where versions land: on this device, or, by default, in host memory. Snapshots are
     /// [there](crate::Snapshot::is_on_device) then. Its memory bounds them, as `memory_bytes` does on the host.
     ///
@@ -81,6 +86,7 @@ impl Default for Config {
             agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
             codecs: CodecSet::all(),
             memory_bytes: u64::MAX,
+            base_bytes: 4 << 30,
             device: None,
             lanes: Lanes::Auto,
             lane_addresses: vec![],

@@ -20,7 +20,7 @@ use std::{
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, Credit, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader,
+    ChunkHeader, ClientMessage, CodecId, Credit, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader,
     SubscriptionId, TopicEntry, Verified, Version, VersionId,
 };
 use tensor_relay_transport::{
@@ -52,6 +52,8 @@ pub(crate) struct Session {
     /// The credit of each subscription: that of one lane for each lane that there was on this connection.
     credit: u32,
     ground: Ground,
+    /// Where the bases of all subscriptions lie; `None` where there are to be none.
+    bases: Option<HostMemory>,
     ingress: Ingress,
     next_id: u32,
     receivings: HashMap<SubscriptionId, Receiving>,
@@ -74,6 +76,7 @@ impl Session {
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
             ground: Ground { memory: HostMemory::new(config.memory_bytes), device: config.device.clone() },
+            bases: keeps_bases(&config).then(|| HostMemory::new(config.base_bytes)),
             commands,
             credit: config.credit_chunks,
             config,
@@ -113,7 +116,7 @@ impl Session {
     /// Asks the server for everything that the user wants.
     fn attach(&mut self, link: &Link) {
         self.allow_unread(link);
-        let subscribe = self.receivings.iter().map(|(id, receiving)| receiving.subscribe(*id));
+        let subscribe = self.receivings.iter_mut().map(|(id, receiving)| receiving.subscribe(*id));
         self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
         let acknowledged = self.receivings.iter().filter_map(|(id, receiving)| {
             let (epoch, version) = receiving.history.acknowledged()?;
@@ -130,7 +133,7 @@ impl Session {
             if let Event::Chunk(header, generation, Ok(verified)) = event
                 && let Some(receiving) = self.receivings.get_mut(&header.subscription)
             {
-                receiving.handle_verified(generation, verified);
+                receiving.handle_verified(generation, &header, verified);
             }
         }
         self.outbox.clear();
@@ -350,7 +353,7 @@ impl Session {
         };
         match result {
             Ok(verified) => {
-                if receiving.handle_verified(generation, verified) {
+                if receiving.handle_verified(generation, &header, verified) {
                     self.outbox.push_back(ClientMessage::Credit { subscription, chunks: 1 });
                 }
                 self.poll(subscription)
@@ -396,7 +399,9 @@ impl Session {
 
     fn receive(&mut self, id: SubscriptionId, ready: Ready, link: &mut Link) {
         let Some(receiving) = self.receivings.get_mut(&id) else { return };
-        let task = link.receive_chunk(ready, self.ingress.clone(), Arc::clone(&receiving.counters));
+        let base = receiving.base.chunk(ready.header.chunk);
+        let counters = Arc::clone(&receiving.counters);
+        let task = link.receive_chunk(ready, base, self.ingress.clone(), counters);
         receiving.handle_begun(task);
     }
 
@@ -407,10 +412,11 @@ impl Session {
         };
         match receiving.poll() {
             Ok(None) => Ok(()),
-            Ok(Some(snapshot)) => {
+            Ok(Some((snapshot, kept))) => {
                 let (epoch, version): (Epoch, Version) = (snapshot.id().epoch, snapshot.id().version);
                 receiving.delivery.put(snapshot);
-                self.outbox.push_back(ClientMessage::Committed { subscription, epoch, version });
+                self.outbox
+                    .push_back(ClientMessage::Committed { subscription, epoch, version, kept });
                 Ok(())
             }
             Err(failure) => self.fail(subscription, failure),
@@ -464,6 +470,11 @@ impl Session {
             .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
         self.outbox.push_back(ClientMessage::Credit { subscription, chunks: credit });
     }
+}
+
+/// Whether there is a codec that bases are for, and memory for them.
+fn keeps_bases(config: &Config) -> bool {
+    config.base_bytes > 0 && config.codecs.iter().any(CodecId::needs_base)
 }
 
 /// How many encoded chunks are gathered and decoded at once: as many as there is credit for, but not many more than

@@ -2,6 +2,7 @@
 
 use crate::{
     Config, Publisher, Staging, TopicOptions, TopicTaken, TrafficStats,
+    bases::{BaseStats, Bases},
     catalogue::Catalogue,
     session::{self, Shared},
 };
@@ -48,6 +49,8 @@ pub struct ServerStats {
     pub evicted: u64,
     /// Bytes of staged versions, retained and in transfer.
     pub staged_bytes: u64,
+    /// Of versions that left retention, those that are kept to code later ones against.
+    pub bases: BaseStats,
     /// What its lanes carried.
     pub traffic: TrafficStats,
     /// What the encoder did.
@@ -68,7 +71,7 @@ impl Server {
             workers: config.workers,
         };
         let encoder = Encoder::new(config.encoded_cache_bytes, config.device_cache_bytes, config.workers);
-        let catalogue = Arc::new(Catalogue::new(config.reader_linger));
+        let catalogue = Arc::new(Catalogue::new(config.reader_linger, Arc::new(Bases::new(config.base_bytes))));
         let shared = Arc::new(Shared::new(config, catalogue, encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
@@ -124,6 +127,7 @@ impl Server {
             committed: counters.committed.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
             staged_bytes: self.staging.memory.stats().in_use_bytes,
+            bases: self.shared.catalogue.bases().stats(),
             traffic: self.shared.traffic.stats(),
             encoder: self.shared.encoder.stats(),
             stages: self.shared.encoder.stages().stats(),
