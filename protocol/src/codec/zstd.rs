@@ -1,7 +1,7 @@
 //! Zstandard (RFC 8878), for bytes that are not floats.
 
 use super::{Codec, CodecId, Context, DecodeError};
-use std::cell::RefCell;
+use std::{cell::RefCell, io};
 use zstd::bulk::{Compressor, Decompressor};
 
 /// One zstd frame per chunk, at level 1.
@@ -38,22 +38,24 @@ impl Codec for Zstd {
     /// Decodes into `raw` itself: the frame's own claim of its size is never used to allocate (a forged terabyte would
     /// abort the process), and a frame without one works as well.
     fn decode(&self, _: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
-        DECOMPRESSOR.with_borrow_mut(|slot| {
-            let decompressor = match slot {
-                Some(decompressor) => decompressor,
-                None => slot.insert(Decompressor::new().map_err(malformed)?),
-            };
-            let found = decompressor.decompress_to_buffer(encoded, raw).map_err(malformed)?;
-            match found == raw.len() {
-                true => Ok(()),
-                false => Err(DecodeError::WrongLength { expected: raw.len(), found }),
-            }
-        })
+        let found = decompress(encoded, raw);
+        let found = found.map_err(|error| DecodeError::malformed(CodecId::Zstd, error))?;
+        match found == raw.len() {
+            true => Ok(()),
+            false => Err(DecodeError::WrongLength { expected: raw.len(), found }),
+        }
     }
 }
 
-fn malformed(error: std::io::Error) -> DecodeError {
-    DecodeError::Malformed { codec: CodecId::Zstd.name(), detail: error.to_string() }
+/// Decompresses zstd frames into the front of `plain` and returns how many bytes came, with this thread's context.
+pub(super) fn decompress(frames: &[u8], plain: &mut [u8]) -> io::Result<usize> {
+    DECOMPRESSOR.with_borrow_mut(|slot| {
+        let decompressor = match slot {
+            Some(decompressor) => decompressor,
+            None => slot.insert(Decompressor::new()?),
+        };
+        decompressor.decompress_to_buffer(frames, plain)
+    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,69 @@
+//! How often each byte value occurs, and what an order-0 code could make of that.
+
+/// Counts of byte values.
+pub(super) struct Histogram([u32; 256]);
+
+/// A look at a long string takes this many slices, evenly spread: enough to notice that one of several tensors in a
+/// chunk is unlike the others.
+const SLICES: usize = 16;
+
+/// Bytes in a slice. 16 KiB in all predict the entropy of a byte plane within a few hundredths of a bit, in 10 µs.
+const SLICE_BYTES: usize = 1024;
+
+impl Histogram {
+    /// Counts all of `bytes`.
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let mut histogram = Self([0; 256]);
+        histogram.add(bytes);
+        histogram
+    }
+
+    /// Counts a sample of `bytes`, or all of them when there are few.
+    pub(super) fn sampled(bytes: &[u8]) -> Self {
+        if bytes.len() <= SLICES * SLICE_BYTES {
+            return Self::of(bytes);
+        }
+        let mut histogram = Self([0; 256]);
+        for slice in bytes.chunks_exact(bytes.len() / SLICES) {
+            histogram.add(&slice[..SLICE_BYTES]);
+        }
+        histogram
+    }
+
+    /// The bits that each counted byte carries, if bytes are independent of each other: 0 to 8. What Huffman's code
+    /// takes lies a little above.
+    pub(super) fn bits_per_byte(&self) -> f64 {
+        let total: f64 = self.0.iter().map(|count| f64::from(*count)).sum();
+        let shares = self.0.iter().filter(|count| **count > 0).map(|count| f64::from(*count) / total);
+        shares.map(|share| -share * share.log2()).sum()
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0[usize::from(*byte)] += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_of_what_is_known() {
+        assert_eq!(Histogram::of(&[]).bits_per_byte(), 0.0);
+        assert_eq!(Histogram::of(&[7; 100]).bits_per_byte(), 0.0);
+        assert_eq!(Histogram::of(&[0, 1, 2, 3]).bits_per_byte(), 2.0);
+        let all: Vec<u8> = (0..=255).collect();
+        assert_eq!(Histogram::of(&all).bits_per_byte(), 8.0);
+    }
+
+    /// A sample sees every part of a long string, not only its front.
+    #[test]
+    fn a_sample_is_spread() {
+        let mut bytes = vec![0; 1 << 20];
+        assert_eq!(Histogram::sampled(&bytes).bits_per_byte(), 0.0);
+        bytes[1 << 19..].fill(1);
+        assert_eq!(Histogram::sampled(&bytes).bits_per_byte(), 1.0);
+    }
+}

@@ -1,0 +1,135 @@
+//! Sparse updates: a chunk as what changed of it since a version that the receiver holds.
+
+mod changes;
+#[cfg(test)]
+mod tests;
+
+use self::changes::{Changes, apply};
+use super::{
+    Codec, CodecId, Context, DecodeError,
+    histogram::Histogram,
+    segment::{Segment, SegmentWriter, with_scratch},
+};
+use crate::Dtype;
+use std::cell::RefCell;
+
+/// The changed elements of a chunk against the same chunk of a base version: gaps between them, differences, and the
+/// values of those that changed by more than a byte can say (PROTOCOL.md §8.7).
+///
+/// Between two versions of bf16 weights under training 0.1 to 5 % of the elements change, most by one unit in the last
+/// place: the update is 20 to 800 times smaller than the weights. Of f32 weights nearly every element changes, which a
+/// look at a hundredth of the chunk shows: then there is no update, and the look is all that it cost.
+///
+/// Both ends keep memory for each worker thread: a decoder no more than the largest chunk has bytes, an encoder a few
+/// times that if everything changed, and a few hundredths of it otherwise.
+#[derive(Debug, Clone, Copy)]
+pub struct Sparse;
+
+/// How many places of a chunk are looked at before it is searched.
+const SLICES: usize = 16;
+
+/// Bytes at each of them.
+const SLICE_BYTES: usize = 2048;
+
+thread_local! {
+    static CHANGES: RefCell<Changes> = RefCell::default();
+}
+
+impl Codec for Sparse {
+    fn id(&self) -> CodecId {
+        CodecId::Sparse
+    }
+
+    /// `None` also without a base of the same length, and when the update would not be half as long as the chunk: what
+    /// changed that much is better encoded by itself.
+    fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
+        let base = context.base.filter(|base| base.len() == raw.len())?;
+        match width(context.dtype) {
+            8 => encode::<8>(base, raw, out),
+            4 => encode::<4>(base, raw, out),
+            2 => encode::<2>(base, raw, out),
+            _ => encode::<1>(base, raw, out),
+        }
+    }
+
+    /// Costs a copy of the base, and a few nanoseconds for each change.
+    fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
+        let base = context.base.filter(|base| base.len() == raw.len());
+        let base = base.ok_or(DecodeError::NoBase { expected: raw.len() })?;
+        match width(context.dtype) {
+            8 => decode::<8>(base, encoded, raw),
+            4 => decode::<4>(base, encoded, raw),
+            2 => decode::<2>(base, encoded, raw),
+            _ => decode::<1>(base, encoded, raw),
+        }
+    }
+}
+
+/// The bytes of what is compared: a number. Complex elements are two of them; of those below a byte, a byte has several.
+fn width(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::C32 => 2,
+        Dtype::C64 => 4,
+        Dtype::C128 => 8,
+        real => (real.bits() as usize / 8).max(1),
+    }
+}
+
+fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usize> {
+    let (raw, tail) = raw.split_at(raw.len() / W * W);
+    let base = &base[..raw.len()];
+    CHANGES.with_borrow_mut(|changes| {
+        let worth = out.len().min(raw.len() / 2);
+        if raw.len() > SLICES * SLICE_BYTES && outlook::<W>(changes, base, raw) > worth {
+            return None;
+        }
+        changes.clear();
+        changes.find::<W>(base, raw, raw.len())?;
+        let mut segments = SegmentWriter::new(&mut out[..worth]);
+        segments.push(&changes.gaps)?;
+        segments.push(&changes.differences)?;
+        segments.push(&changes.values)?;
+        segments.bytes(tail)?;
+        Some(segments.written())
+    })
+}
+
+/// About how long the update will be, by a look at some places.
+fn outlook<const W: usize>(changes: &mut Changes, base: &[u8], raw: &[u8]) -> usize {
+    changes.clear();
+    let stride = raw.len() / SLICES / W * W;
+    for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
+        // Without a bound: a change has at most 2 bytes and its value.
+        changes.find::<W>(&base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
+    }
+    let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;
+    let sample = entropy(&changes.gaps) + entropy(&changes.differences) + changes.values.len() as f64;
+    (sample * raw.len() as f64 / (SLICES * SLICE_BYTES) as f64) as usize
+}
+
+fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
+    let broken = |detail| DecodeError::malformed(CodecId::Sparse, detail);
+    let mut rest = encoded;
+    let gaps = Segment::read(CodecId::Sparse, &mut rest)?;
+    let differences = Segment::read(CodecId::Sparse, &mut rest)?;
+    let values = Segment::read(CodecId::Sparse, &mut rest)?;
+    let bytes = gaps.len() + differences.len() + values.len();
+    if bytes > raw.len() {
+        return Err(broken("the changes take more bytes than the chunk"));
+    }
+    let (elements, tail) = raw.split_at_mut(raw.len() / W * W);
+    if rest.len() != tail.len() {
+        return Err(broken("what follows the changes is not the rest of the chunk"));
+    }
+    tail.copy_from_slice(rest);
+    elements.copy_from_slice(&base[..elements.len()]);
+    with_scratch(bytes, |scratch| {
+        let (for_gaps, scratch) = scratch.split_at_mut(gaps.len());
+        let (for_differences, for_values) = scratch.split_at_mut(differences.len());
+        let gaps = gaps.unpack(for_gaps)?;
+        let differences = differences.unpack(for_differences)?;
+        let values = values.unpack(for_values)?;
+        apply::<W>(elements, gaps, differences, values)
+            .ok_or_else(|| broken("the changes do not fit the chunk or each other"))
+    })
+}

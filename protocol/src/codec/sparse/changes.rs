@@ -1,0 +1,187 @@
+//! What changed between two strings of elements: where, and by how much.
+
+/// The changed elements of a string against its base, as the three strings that travel (PROTOCOL.md §8.7).
+#[derive(Default)]
+pub(super) struct Changes {
+    /// For each change the unchanged elements in front of it. 255 is "255, and more follow".
+    pub(super) gaps: Vec<u8>,
+    /// For each change its zigzag difference, 1 to 255, or [`REPLACED`].
+    pub(super) differences: Vec<u8>,
+    /// The new elements of those that are replaced.
+    pub(super) values: Vec<u8>,
+    /// The element behind the last change.
+    next: usize,
+}
+
+/// The largest gap that fits one byte, and one more.
+const GAP_MAX: usize = 255;
+
+/// Stands for a difference that does not fit a byte. No change has a difference of 0.
+const REPLACED: u8 = 0;
+
+/// What is compared at once. Blocks that are equal, nearly all, cost a vector comparison and no branch.
+const BLOCK_BYTES: usize = 64;
+
+/// Blocks that are compared before the differing ones are looked at, so that finding them needs no branch either.
+const TILE_BLOCKS: usize = 256;
+
+const TILE_BYTES: usize = TILE_BLOCKS * BLOCK_BYTES;
+
+impl Changes {
+    /// Forgets all changes, and keeps the memory.
+    pub(super) fn clear(&mut self) {
+        self.gaps.clear();
+        self.differences.clear();
+        self.values.clear();
+        self.next = 0;
+    }
+
+    /// The bytes of all three strings.
+    pub(super) fn len(&self) -> usize {
+        self.gaps.len() + self.differences.len() + self.values.len()
+    }
+
+    /// Appends the changes from `base` to `raw`, two strings of whole elements of `W` bytes and of equal length. `None`
+    /// once there are more than `room` bytes of them; then what is noted is of no use.
+    pub(super) fn find<const W: usize>(&mut self, base: &[u8], raw: &[u8], room: usize) -> Option<()> {
+        let begin = self.next;
+        for (tile, (base, raw)) in base.chunks(TILE_BYTES).zip(raw.chunks(TILE_BYTES)).enumerate() {
+            self.find_in_tile::<W>(begin + tile * (TILE_BYTES / W), base, raw);
+            (self.len() <= room).then_some(())?;
+        }
+        Some(())
+    }
+
+    fn find_in_tile<const W: usize>(&mut self, first: usize, base: &[u8], raw: &[u8]) {
+        let (base_blocks, base_rest) = base.as_chunks::<BLOCK_BYTES>();
+        let (raw_blocks, raw_rest) = raw.as_chunks::<BLOCK_BYTES>();
+        let (differing, count) = differing_blocks(base_blocks, raw_blocks);
+        for block in differing[..count].iter().map(|block| usize::from(*block)) {
+            self.note_block::<W>(first + block * (BLOCK_BYTES / W), &base_blocks[block], &raw_blocks[block]);
+        }
+        if !raw_rest.is_empty() {
+            let first = first + raw_blocks.len() * (BLOCK_BYTES / W);
+            self.note_block::<W>(first, &padded(base_rest), &padded(raw_rest));
+        }
+    }
+
+    fn note_block<const W: usize>(
+        &mut self,
+        first: usize,
+        base: &[u8; BLOCK_BYTES],
+        raw: &[u8; BLOCK_BYTES],
+    ) {
+        let words = base.as_chunks::<8>().0.iter().zip(raw.as_chunks::<8>().0);
+        for (word, (base, raw)) in words.enumerate() {
+            let (base, raw) = (u64::from_le_bytes(*base), u64::from_le_bytes(*raw));
+            let mut differing = base ^ raw;
+            while differing != 0 {
+                let lane = differing.trailing_zeros() as usize / (8 * W);
+                let shift = lane * 8 * W;
+                differing &= !(lane_mask::<W>() << shift);
+                self.note::<W>(first + word * (8 / W) + lane, base >> shift, raw >> shift);
+            }
+        }
+    }
+
+    /// Notes that `element` changed. What lies above the low `W` bytes of `base` and `raw` is of no meaning.
+    fn note<const W: usize>(&mut self, element: usize, base: u64, raw: u64) {
+        let mut gap = element - self.next;
+        self.next = element + 1;
+        while gap >= GAP_MAX {
+            self.gaps.push(GAP_MAX as u8);
+            gap -= GAP_MAX;
+        }
+        self.gaps.push(gap as u8);
+        match u8::try_from(zigzag::<W>(raw.wrapping_sub(base))) {
+            Ok(difference) => self.differences.push(difference),
+            Err(_) => {
+                self.differences.push(REPLACED);
+                self.values.extend_from_slice(&raw.to_le_bytes()[..W]);
+            }
+        }
+    }
+}
+
+/// Which blocks differ, in the first so many entries of the list.
+fn differing_blocks(base: &[[u8; BLOCK_BYTES]], raw: &[[u8; BLOCK_BYTES]]) -> ([u8; TILE_BLOCKS], usize) {
+    let mut blocks = [0; TILE_BLOCKS];
+    let mut count = 0;
+    for (block, (base, raw)) in (0..=u8::MAX).zip(base.iter().zip(raw)) {
+        blocks[count] = block;
+        count += usize::from(differ(base, raw));
+    }
+    (blocks, count)
+}
+
+/// Written as an OR of differences because compilers make vector instructions of it.
+fn differ(base: &[u8; BLOCK_BYTES], raw: &[u8; BLOCK_BYTES]) -> bool {
+    let words = base.as_chunks::<8>().0.iter().zip(raw.as_chunks::<8>().0);
+    words.fold(0, |any, (base, raw)| any | (u64::from_le_bytes(*base) ^ u64::from_le_bytes(*raw))) != 0
+}
+
+fn padded(rest: &[u8]) -> [u8; BLOCK_BYTES] {
+    let mut block = [0; BLOCK_BYTES];
+    block[..rest.len()].copy_from_slice(rest);
+    block
+}
+
+const fn lane_mask<const W: usize>() -> u64 {
+    u64::MAX >> (64 - 8 * W)
+}
+
+/// Small differences of either sign as small numbers: 1, -1, 2, -2 become 2, 1, 4, 3. The difference is a two's
+/// complement number in the low `W` bytes.
+fn zigzag<const W: usize>(difference: u64) -> u64 {
+    let unused = 64 - 8 * W as u32;
+    let difference = ((difference << unused) as i64) >> unused;
+    ((difference << 1) ^ (difference >> 63)) as u64
+}
+
+fn unzigzag(zigzag: u8) -> u64 {
+    let zigzag = u64::from(zigzag);
+    (zigzag >> 1) ^ (zigzag & 1).wrapping_neg()
+}
+
+/// Applies changes to `raw`, which holds the base: whole elements of `W` bytes. `None`, with `raw` half changed, when
+/// the three strings do not fit each other or lead out of it.
+pub(super) fn apply<const W: usize>(
+    raw: &mut [u8],
+    gaps: &[u8],
+    differences: &[u8],
+    values: &[u8],
+) -> Option<()> {
+    let elements = raw.as_chunks_mut::<W>().0;
+    let mut gaps = gaps.iter();
+    let (values, cut) = values.as_chunks::<W>();
+    let mut values = values.iter();
+    let mut next = 0;
+    for difference in differences {
+        next += take_gap(&mut gaps)?;
+        let element = elements.get_mut(next)?;
+        match *difference {
+            REPLACED => *element = *values.next()?,
+            difference => add(element, unzigzag(difference)),
+        }
+        next += 1;
+    }
+    (gaps.len() == 0 && values.len() == 0 && cut.is_empty()).then_some(())
+}
+
+fn take_gap(gaps: &mut std::slice::Iter<'_, u8>) -> Option<usize> {
+    let mut gap = 0;
+    loop {
+        let byte = usize::from(*gaps.next()?);
+        gap += byte;
+        if byte < GAP_MAX {
+            return Some(gap);
+        }
+    }
+}
+
+fn add<const W: usize>(element: &mut [u8; W], difference: u64) {
+    let mut wide = [0; 8];
+    wide[..W].copy_from_slice(element);
+    let sum = u64::from_le_bytes(wide).wrapping_add(difference);
+    element.copy_from_slice(&sum.to_le_bytes()[..W]);
+}

@@ -1,0 +1,175 @@
+use super::*;
+use proptest::prelude::*;
+
+fn context(dtype: Dtype, base: &[u8]) -> Context<'_> {
+    Context { dtype, base: Some(base) }
+}
+
+fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
+    let mut out = vec![0xaa; raw.len()];
+    let bytes = Sparse.encode(context(dtype, base), raw, &mut out)?;
+    out.truncate(bytes);
+    Some(out)
+}
+
+fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeError> {
+    let mut raw = vec![0x55; base.len()];
+    Sparse.decode(context(dtype, base), encoded, &mut raw).map(|()| raw)
+}
+
+/// `len` bytes that look random, and are the same every time.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// PROTOCOL.md §8.7, the example.
+#[test]
+fn the_example_of_the_page() {
+    let base: Vec<u8> = (0..400u16).flat_map(|i| (0x3f80 + i).to_le_bytes()).chain([0xee]).collect();
+    let mut raw = base.clone();
+    for (element, value) in [(2, 0x3f83u16), (300, 0x3f80 + 299), (301, 0xbf80)] {
+        raw[2 * element..2 * element + 2].copy_from_slice(&value.to_le_bytes());
+    }
+    raw[800] = 0xef;
+    let expected = [
+        &[0, 4, 0, 0, 0, 2, 255, 42, 0][..], // gaps: 2; 255 + 42; 0
+        &[0, 3, 0, 0, 0, 2, 1, 0],           // differences: +1; -1; replaced
+        &[0, 2, 0, 0, 0, 0x80, 0xbf],        // the value
+        &[0xef],                             // what is no whole element
+    ]
+    .concat();
+    assert_eq!(encoded(Dtype::Bf16, &base, &raw).unwrap(), expected);
+    assert_eq!(decoded(Dtype::Bf16, &base, &expected).unwrap(), raw);
+}
+
+#[test]
+fn nothing_changed_costs_a_few_bytes() {
+    let base = noise(4 << 20);
+    assert_eq!(encoded(Dtype::F32, &base, &base).unwrap().len(), 15);
+}
+
+#[test]
+fn without_its_base_a_chunk_is_neither_encoded_nor_decoded() {
+    let base = noise(1000);
+    let update = encoded(Dtype::Bf16, &base, &base).unwrap();
+    for wrong in [None, Some(&base[1..])] {
+        let context = Context { dtype: Dtype::Bf16, base: wrong };
+        assert_eq!(Sparse.encode(context, &base, &mut [0; 1000]), None);
+        let error = Sparse.decode(context, &update, &mut [0; 1000]).unwrap_err();
+        assert_eq!(error, DecodeError::NoBase { expected: 1000 });
+    }
+}
+
+/// Weights of f32 under training: nearly every element changes. There is no update, and the search was never begun.
+#[test]
+fn what_changed_everywhere_is_given_up() {
+    let base = noise(4 << 20);
+    let raw: Vec<u8> = base.iter().map(|byte| byte.wrapping_add(1)).collect();
+    for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16] {
+        assert_eq!(encoded(dtype, &base, &raw), None);
+    }
+    CHANGES.with_borrow(|changes| assert!(changes.len() < 1 << 18, "only a sample was searched"));
+}
+
+/// Where a sample shows nothing but everything else changed, the search ends when it has found too much.
+#[test]
+fn a_sample_that_misleads_costs_bounded_memory() {
+    let base = noise(1 << 20);
+    let mut raw: Vec<u8> = base.iter().map(|byte| byte.wrapping_add(100)).collect();
+    for at in (0..base.len()).step_by(base.len() / SLICES) {
+        raw[at..at + SLICE_BYTES].copy_from_slice(&base[at..at + SLICE_BYTES]);
+    }
+    assert_eq!(encoded(Dtype::Bf16, &base, &raw), None);
+    CHANGES.with_borrow(|changes| assert!(changes.len() < (1 << 20) + (1 << 16)));
+}
+
+/// Claims of gigabytes, in the heads of segments of a few bytes, are refused before memory is taken.
+#[test]
+fn a_forged_size_is_refused() {
+    let huge = u32::MAX.to_le_bytes();
+    let constant = [&[1][..], &huge, &[7], &[0, 0, 0, 0, 0], &[0, 0, 0, 0, 0]].concat();
+    assert!(decoded(Dtype::U8, &[0; 100], &constant).is_err());
+    let zstd = [&[2][..], &huge, &[1, 0, 0, 0], &[0], &[0, 0, 0, 0, 0], &[0, 0, 0, 0, 0]].concat();
+    assert!(decoded(Dtype::U8, &[0; 100], &zstd).is_err());
+}
+
+#[test]
+fn what_leads_out_of_the_chunk_is_refused() {
+    let segment = |bytes: &[u8]| [&[0, bytes.len() as u8, 0, 0, 0], bytes].concat();
+    let update = |gaps: &[u8], differences: &[u8], values: &[u8]| {
+        decoded(Dtype::Bf16, &[0; 20], &[segment(gaps), segment(differences), segment(values)].concat())
+    };
+    assert!(update(&[9], &[2], &[]).is_ok(), "the last element");
+    assert!(update(&[10], &[2], &[]).is_err(), "the one behind it");
+    assert!(update(&[255, 255, 0], &[2], &[]).is_err(), "far behind it");
+    assert!(update(&[255], &[2], &[]).is_err(), "a gap that does not end");
+    assert!(update(&[1, 1], &[2], &[]).is_err(), "a gap without a change");
+    assert!(update(&[1], &[2, 2], &[]).is_err(), "a change without a gap");
+    assert!(update(&[1], &[0], &[]).is_err(), "a replaced element without its value");
+    assert!(update(&[1], &[0], &[1]).is_err(), "half a value");
+    assert!(update(&[1], &[2], &[1, 1]).is_err(), "a value that nobody takes");
+    assert!(update(&[1], &[0], &[1, 1, 1]).is_err(), "a value and a half");
+}
+
+/// A base and what became of it: some elements changed a little, some were replaced, in places or everywhere.
+fn versions() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
+    let change = (any::<prop::sample::Index>(), any::<u8>());
+    (0..Dtype::ALL.len(), 0usize..3000, prop::collection::vec(change, 0..60)).prop_map(
+        |(dtype, len, changes)| {
+            let base = noise(len);
+            let mut raw = base.clone();
+            for (at, byte) in changes.iter().filter(|_| len > 0) {
+                raw[at.index(len)] ^= byte;
+            }
+            (Dtype::ALL[dtype], base, raw)
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn round_trip((dtype, base, raw) in versions()) {
+        if let Some(update) = encoded(dtype, &base, &raw) {
+            prop_assert_eq!(decoded(dtype, &base, &update).unwrap(), raw);
+        } else {
+            prop_assert!(raw.len() < 1300, "60 changes of at most 10 bytes are at most half of that");
+        }
+    }
+
+    /// An update meets a base that it was not made for: an error, or other bytes, which their hash will tell.
+    #[test]
+    fn a_wrong_base_is_survived((dtype, base, raw) in versions(), other: u8) {
+        if let Some(update) = encoded(dtype, &base, &raw) {
+            let other = vec![other; base.len()];
+            let _ = decoded(dtype, &other, &update);
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_is_survived((dtype, base, raw) in versions(), at: prop::sample::Index, value: u8) {
+        if let Some(mut update) = encoded(dtype, &base, &raw) {
+            let at = at.index(update.len());
+            update[at] = value;
+            let _ = decoded(dtype, &base, &update);
+        }
+    }
+
+    #[test]
+    fn what_is_cut_is_refused((dtype, base, raw) in versions(), at: prop::sample::Index) {
+        if let Some(update) = encoded(dtype, &base, &raw) {
+            prop_assert!(decoded(dtype, &base, &update[..at.index(update.len())]).is_err());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_survived(update in prop::collection::vec(any::<u8>(), 0..300), len in 0usize..5000, dtype in 0..Dtype::ALL.len()) {
+        let _ = decoded(Dtype::ALL[dtype], &vec![0; len], &update);
+    }
+}
