@@ -109,6 +109,8 @@ impl Config {
     /// The same within what works: some credit and not more than servers take, and deadlines that a clock can hold.
     pub(crate) fn within_reason(self) -> Self {
         Self {
+            // Changes that cannot be applied are not to be sent.
+            codecs: if self.base_bytes == 0 { self.codecs.without_bases() } else { self.codecs },
             credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),
             topic_timeout: self.topic_timeout.min(DEADLINE_MAX),
             stall_timeout: self.stall_timeout.min(DEADLINE_MAX),

@@ -472,9 +472,9 @@ impl Session {
     }
 }
 
-/// Whether there is a codec that bases are for, and memory for them.
+/// Whether there is a codec that bases are for.
 fn keeps_bases(config: &Config) -> bool {
-    config.base_bytes > 0 && config.codecs.iter().any(CodecId::needs_base)
+    config.codecs.iter().any(CodecId::needs_base)
 }
 
 /// How many encoded chunks are gathered and decoded at once: as many as there is credit for, but not many more than

@@ -15,7 +15,6 @@ use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
-use tensor_relay_protocol::Version;
 
 /// What is kept to code later versions against, beside what is retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -144,7 +144,7 @@ impl Outgoing {
         let payload = &self.retained.payload;
         let base = self.base.as_ref().and_then(|base| base.retained.upgrade());
         let base = base.as_ref().map(|base| &base.payload);
-        let encoded = self.shared.encoder.encode(payload, chunk, self.codec, base).await;
+        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.codec).await;
         let encoded = encoded.map_err(SendError::Source)?;
         self.progress.note(1); // From now on it is the subscriber who is waited for.
         Delivery::new(self, chunk, encoded).send().await

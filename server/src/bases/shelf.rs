@@ -1,10 +1,10 @@
 //! Which versions are kept that left retention: those that are held, as far as there is room. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use tensor_relay_protocol::{Epoch, Version, VersionId};
 
 /// Names a version among those of all topics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) topic: u64,
     pub(super) epoch: Epoch,
@@ -22,7 +22,7 @@ impl Key {
 pub(super) struct Shelf<T> {
     budget_bytes: u64,
     bytes: u64,
-    entries: BTreeMap<Key, Entry<T>>,
+    entries: HashMap<Key, Entry<T>>,
     /// How many were ever kept: gives each its age.
     kept_ever: u64,
 }
@@ -46,7 +46,7 @@ struct Kept<T> {
 impl<T> Shelf<T> {
     /// A shelf for `budget_bytes` of items at most.
     pub(super) fn new(budget_bytes: u64) -> Self {
-        Self { budget_bytes, bytes: 0, entries: BTreeMap::new(), kept_ever: 0 }
+        Self { budget_bytes, bytes: 0, entries: HashMap::new(), kept_ever: 0 }
     }
 
     /// Counts one more who holds `key`.
@@ -151,6 +151,7 @@ impl<T> Shelf<T> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::HashSet;
 
     fn key(topic: u64, version: u64) -> Key {
         Key { topic, epoch: Epoch(1), version: Version(version) }
@@ -209,9 +210,9 @@ mod tests {
         #[test]
         fn what_is_held_is_kept_as_far_as_there_is_room(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
             let mut shelf = Shelf::new(budget);
-            let mut held: BTreeMap<Key, u32> = BTreeMap::new();
-            let mut left: std::collections::BTreeSet<Key> = Default::default();
-            let mut here: BTreeMap<Key, u64> = BTreeMap::new();
+            let mut held: HashMap<Key, u32> = HashMap::new();
+            let mut left: HashSet<Key> = HashSet::new();
+            let mut here: HashMap<Key, u64> = HashMap::new();
             for step in steps {
                 let before: Vec<Key> = shelf.kept_keys(None).collect();
                 let mut came = None;
@@ -254,8 +255,8 @@ mod tests {
                     prop_assert!(before.contains(&key) || came == Some(key));
                     prop_assert!(here.remove(&key).is_some());
                 }
-                let kept: Vec<Key> = shelf.kept_keys(None).collect();
-                prop_assert_eq!(&kept, &here.keys().copied().collect::<Vec<_>>());
+                let kept: HashSet<Key> = shelf.kept_keys(None).collect();
+                prop_assert_eq!(kept, here.keys().copied().collect::<HashSet<_>>());
                 let bytes: u64 = here.values().sum();
                 prop_assert_eq!(shelf.kept(), (here.len() as u64, bytes));
                 prop_assert!(bytes <= budget);
