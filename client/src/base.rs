@@ -107,7 +107,13 @@ impl Base {
         let (_, shared) = self.copy.as_ref()?;
         let under_way = self.under_way.as_ref()?;
         let UnderWay { of: becomes, keep, against } = *under_way;
-        (keep || against.is_some()).then(|| Chunk { shared: Arc::clone(shared), chunk, keep, against, becomes })
+        (keep || against.is_some()).then(|| Chunk {
+            shared: Arc::clone(shared),
+            chunk,
+            keep,
+            against,
+            becomes,
+        })
     }
 
     /// Takes the commit of the version under way; returns whether it is the base now.

@@ -44,7 +44,8 @@ pub(crate) struct Terms {
     most: u32,
 }
 
-/// A subscription's hold of one version. Dropped, it leaves the version where it is: its client may come back for it.
+/// A subscription's hold of one version. Where that is the client's base, dropping it leaves the version where it is: the
+/// client may come back for it.
 #[derive(Debug)]
 pub(crate) struct Hold {
     bases: Arc<Bases>,
@@ -69,11 +70,7 @@ impl Bases {
     /// its producer waits for its memory.
     pub(crate) fn terms(&self, bytes: u64, most: u32, retained: u32, is_lent: bool) -> Terms {
         let may_stay = most > 0 && !is_lent && bytes <= self.budget_bytes;
-        Terms {
-            may_be: most > 0 && bytes > 0 && (may_stay || retained > 1),
-            may_stay: may_stay.into(),
-            most,
-        }
+        Terms { may_be: most > 0 && bytes > 0 && (may_stay || retained > 1), may_stay: may_stay.into(), most }
     }
 
     /// Holds a version of topic number `topic` for a subscription. `is_retained` says whether retention keeps it.
@@ -88,7 +85,7 @@ impl Bases {
             }
         };
         drop(left); // Outside of the lock: it may be gigabytes.
-        Hold { bases: Arc::clone(self), key, retained: Arc::downgrade(retained), lingers: true }
+        Hold { bases: Arc::clone(self), key, retained: Arc::downgrade(retained), lingers: false }
     }
 
     /// A version that left retention, if it is here.
@@ -137,6 +134,12 @@ impl Hold {
     /// Which version.
     fn of(&self) -> Of {
         (self.key.epoch, self.key.version)
+    }
+
+    /// The client holds the version whole: it may come back for it.
+    fn linger(mut self) -> Self {
+        self.lingers = true;
+        self
     }
 
     /// Gives the version up for good: nobody will come back for it.

@@ -71,7 +71,8 @@ impl Server {
             workers: config.workers,
         };
         let encoder = Encoder::new(config.encoded_cache_bytes, config.device_cache_bytes, config.workers);
-        let catalogue = Arc::new(Catalogue::new(config.reader_linger, Arc::new(Bases::new(config.base_bytes))));
+        let catalogue =
+            Arc::new(Catalogue::new(config.reader_linger, Arc::new(Bases::new(config.base_bytes))));
         let shared = Arc::new(Shared::new(config, catalogue, encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));

@@ -26,11 +26,7 @@ use tokio::{sync::mpsc, time::Instant};
 #[derive(Debug)]
 pub(crate) enum Word {
     Credit(u32),
-    Committed {
-        epoch: Epoch,
-        version: Version,
-        kept: bool,
-    },
+    Committed { epoch: Epoch, version: Version, kept: bool },
     Abort(Epoch, Version, AbortReason),
     Acknowledge(Epoch, Version),
     Unsubscribe { keep_place: bool },

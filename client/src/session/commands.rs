@@ -2,8 +2,8 @@
 
 use super::Session;
 use crate::{
-    Request, Subscription, TopicWatch, base::Base, buffers::Lent, error::SessionError, link::Link, receiving::Receiving,
-    subscription::Patience,
+    Request, Subscription, TopicWatch, base::Base, buffers::Lent, error::SessionError, link::Link,
+    receiving::Receiving, subscription::Patience,
 };
 use std::sync::Arc;
 use tensor_relay_protocol::{ClientMessage, Epoch, Glob, SubscriptionId, TopicEntry, Version, WatchId};

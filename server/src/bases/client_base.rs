@@ -27,7 +27,7 @@ pub(crate) struct Against {
 impl ClientBase {
     /// The base that a client brings from an earlier connection, if that is still here.
     pub(crate) fn new(topic: &TopicState, base: Option<Of>) -> Self {
-        Self { base: base.and_then(|of| topic.hold_base(of)), coming: None }
+        Self { base: base.and_then(|of| topic.hold_base(of)).map(Hold::linger), coming: None }
     }
 
     /// Takes the beginning of a version, and says what its chunks may be coded against.
@@ -47,13 +47,14 @@ impl ClientBase {
         let coming = self.coming.take();
         self.let_go();
         match kept {
-            true => self.base = coming,
-            false => coming.into_iter().for_each(Hold::let_go),
+            true => self.base = coming.map(Hold::linger),
+            false => drop(coming),
         }
     }
 
     /// Lets everything go: the client holds nothing, or needs it no more.
     pub(crate) fn let_go(&mut self) {
-        self.base.take().into_iter().chain(self.coming.take()).for_each(Hold::let_go);
+        self.coming = None;
+        self.base.take().into_iter().for_each(Hold::let_go);
     }
 }

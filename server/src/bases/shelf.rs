@@ -180,7 +180,11 @@ mod tests {
         shelf.hold(key(0, 3), true);
         assert_eq!(shelf.leave(key(0, 3), Some(3), 20, 2), [1], "two of a topic, and nobody holds 1");
         shelf.hold(key(1, 1), true);
-        assert_eq!(shelf.leave(key(1, 1), Some(4), 41, 2), [2], "the budget, and 2 is the oldest that is held");
+        assert_eq!(
+            shelf.leave(key(1, 1), Some(4), 41, 2),
+            [2],
+            "the budget, and 2 is the oldest that is held"
+        );
         assert_eq!(shelf.kept(), (2, 61));
         assert_eq!(shelf.forget(0), [3]);
     }

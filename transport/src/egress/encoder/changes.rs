@@ -138,15 +138,25 @@ mod tests {
     async fn those_with_one_base_share_one_comparison() {
         let (before, mut after) = (noise(2 * CHUNK_BYTES), noise(2 * CHUNK_BYTES));
         after[100] ^= 1;
-        let (base, other, next) = (payload(before.clone()), payload(vec![9; 2 * CHUNK_BYTES]), payload(after.clone()));
+        let (base, other, next) =
+            (payload(before.clone()), payload(vec![9; 2 * CHUNK_BYTES]), payload(after.clone()));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for _ in 0..10 {
-            let changed = encoder.encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw).await.unwrap();
+            let changed = encoder
+                .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw)
+                .await
+                .unwrap();
             assert!(changed.codec.needs_base() && changed.bytes.len() < 32, "{changed:?}");
             assert_eq!(decode(&changed, &before[..CHUNK_BYTES]), after[..CHUNK_BYTES]);
-            let same = encoder.encode_update(&next, ChunkIndex(1), Some(&base), CodecId::Raw).await.unwrap();
+            let same = encoder
+                .encode_update(&next, ChunkIndex(1), Some(&base), CodecId::Raw)
+                .await
+                .unwrap();
             assert_eq!(decode(&same, &before[CHUNK_BYTES..]), after[CHUNK_BYTES..]);
-            let whole = encoder.encode_update(&next, ChunkIndex(0), Some(&other), CodecId::Raw).await.unwrap();
+            let whole = encoder
+                .encode_update(&next, ChunkIndex(0), Some(&other), CodecId::Raw)
+                .await
+                .unwrap();
             assert_eq!((whole.codec, &whole.bytes[..]), (CodecId::Raw, &after[..CHUNK_BYTES]));
         }
         let stats = encoder.stats();
@@ -174,12 +184,18 @@ mod tests {
         let next = payload(noise(CHUNK_BYTES));
         let base = Payload::new(manifest(CHUNK_BYTES), Arc::new(Gone(CHUNK_BYTES as u64)));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
-        let whole = encoder.encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw).await.unwrap();
+        let whole = encoder
+            .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw)
+            .await
+            .unwrap();
         assert_eq!((whole.codec, encoder.stats().compared), (CodecId::Raw, 0));
         // What is known to be the same need not be read.
         let hash = next.hash(ChunkIndex(0)).unwrap();
         base.set_hash(ChunkIndex(0), hash);
-        let same = encoder.encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw).await.unwrap();
+        let same = encoder
+            .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw)
+            .await
+            .unwrap();
         assert!(same.codec.needs_base());
     }
 }
