@@ -26,7 +26,7 @@ pub struct BaseStats {
 }
 
 /// The bases of all topics of a server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Bases {
     budget_bytes: u64,
     shelf: Mutex<Shelf<Arc<Retained>>>,
@@ -103,6 +103,12 @@ impl Bases {
     pub(crate) fn forget(&self, topic: u64) {
         let left = self.shelf().forget(topic);
         drop(left);
+    }
+
+    /// Lets everything go, for a version that has no room otherwise. Returns whether there was anything.
+    pub(crate) fn give_way(&self) -> bool {
+        let left = self.shelf().clear();
+        !left.is_empty()
     }
 
     /// What is kept now, beside what is retained.

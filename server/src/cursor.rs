@@ -295,6 +295,7 @@ mod tests {
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[8]).unwrap());
         let staging = Staging {
             memory: HostMemory::new(1 << 20),
+            bases: Arc::default(),
             chunk_bytes: 256,
             limits: Limits::default(),
             workers: tensor_relay_transport::Workers::Inline,

@@ -64,15 +64,16 @@ impl Server {
     /// else costs least: one lane is one task, and a second thread only adds hand-overs.
     pub fn start(listener: Listener, config: Config) -> Self {
         let config = config.within_reason();
+        let bases = Arc::new(Bases::new(config.base_bytes));
         let staging = Staging {
             memory: HostMemory::new(config.staged_bytes),
+            bases: Arc::clone(&bases),
             chunk_bytes: config.chunk_bytes,
             limits: config.limits,
             workers: config.workers,
         };
         let encoder = Encoder::new(config.encoded_cache_bytes, config.device_cache_bytes, config.workers);
-        let catalogue =
-            Arc::new(Catalogue::new(config.reader_linger, Arc::new(Bases::new(config.base_bytes))));
+        let catalogue = Arc::new(Catalogue::new(config.reader_linger, bases));
         let shared = Arc::new(Shared::new(config, catalogue, encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));

@@ -43,6 +43,13 @@ struct Kept<T> {
     age: u64,
 }
 
+impl<T> Default for Shelf<T> {
+    /// A shelf for nothing.
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
 impl<T> Shelf<T> {
     /// A shelf for `budget_bytes` of items at most.
     pub(super) fn new(budget_bytes: u64) -> Self {
@@ -96,6 +103,12 @@ impl<T> Shelf<T> {
         }
         self.entries.retain(|key, entry| key.topic != topic || entry.held > 0);
         left
+    }
+
+    /// Lets every item go.
+    pub(super) fn clear(&mut self) -> Vec<T> {
+        let keys: Vec<Key> = self.kept_keys(None).collect();
+        keys.into_iter().filter_map(|key| self.evict(key)).collect()
     }
 
     /// How many items are kept, and their bytes.

@@ -209,6 +209,29 @@ fn bases_that_nobody_needs_are_let_go() {
     });
 }
 
+/// Goal: bases never stand in the way of a version: they give way where staged memory is bounded.
+/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more comes.
+#[test]
+fn bases_give_way() {
+    simulate(8, async |sim| {
+        let config = tensor_relay_server::Config { staged_bytes: 3 * BYTES, ..server_config() };
+        let server = sim.server(config);
+        let mut publisher = open(&server, keeping(2));
+        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+        publish(&server, &mut publisher, 1).await;
+        next(&mut subscription, 1).await;
+        eventually("the server heard of it", || server.stats().committed == 1).await;
+        sim.cut(1);
+        for version in 2..=5 {
+            publish(&server, &mut publisher, version).await;
+            assert_eq!(server.stats().bases.versions, u64::from(version == 3), "after version {version}");
+            if version == 3 {
+                sleep(Duration::from_secs(15)).await; // Nobody is in the middle of version 2 any more.
+            }
+        }
+    });
+}
+
 /// Goal: a version that is given up ends the base, whoever does it; the one after it is whole, and then there are changes
 /// again.
 /// Method: withdraw in the middle; let a newer one preempt; each with changes under way.
