@@ -15,6 +15,7 @@ use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
+use tensor_relay_protocol::ManifestDigest;
 
 /// What is kept to code later versions against, beside what is retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -102,6 +103,13 @@ impl Bases {
     /// Lets all versions of a topic go: nothing will be coded against them.
     pub(crate) fn forget(&self, topic: u64) {
         let left = self.shelf().forget(topic);
+        drop(left);
+    }
+
+    /// Takes the news of a version with this manifest: who comes back has no use for one with another.
+    pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) {
+        let is_useful = |base: &Arc<Retained>| base.payload.manifest().digest() == manifest;
+        let left = self.shelf().tidy(topic, is_useful);
         drop(left);
     }
 

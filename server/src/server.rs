@@ -47,7 +47,7 @@ pub struct ServerStats {
     pub committed: u64,
     /// Subscriptions that were evicted: they took no byte within the deadline, or did not keep up with their publisher.
     pub evicted: u64,
-    /// Bytes of staged versions, retained and in transfer.
+    /// Bytes of staged versions: retained, in transfer, or kept to code later ones against.
     pub staged_bytes: u64,
     /// Of versions that left retention, those that are kept to code later ones against.
     pub bases: BaseStats,

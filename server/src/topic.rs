@@ -155,6 +155,7 @@ impl TopicState {
             state.retention.leave(reader);
         }
         state.retention.set_keep(keep);
+        let manifest = retained.payload.manifest().digest();
         let bytes = retained.payload.manifest().payload_bytes();
         let (id, is_first) = ((retained.id.epoch, retained.id.version), state.retention.newest().is_none());
         match state.retention.push(Arc::new(retained), bytes) {
@@ -167,6 +168,7 @@ impl TopicState {
                     retained.leave();
                     self.bases.handle_left(self.number, retained);
                 }
+                self.bases.handle_published(self.number, manifest);
                 drop(guard);
                 self.changed.send_replace(());
                 Ok(Pushed { seq, is_first })

@@ -105,6 +105,19 @@ impl<T> Shelf<T> {
         left
     }
 
+    /// Lets the items of `topic` go that nobody holds and that are of no use any more.
+    pub(super) fn tidy(&mut self, topic: u64, is_useful: impl Fn(&T) -> bool) -> Vec<T> {
+        let is_useless = |entry: &Entry<T>| {
+            entry.held == 0 && entry.kept.as_ref().is_some_and(|kept| !is_useful(&kept.item))
+        };
+        let useless = self
+            .entries
+            .iter()
+            .filter(|(key, entry)| key.topic == topic && is_useless(entry));
+        let useless: Vec<Key> = useless.map(|(key, _)| *key).collect();
+        useless.into_iter().filter_map(|key| self.evict(key)).collect()
+    }
+
     /// Lets every item go.
     pub(super) fn clear(&mut self) -> Vec<T> {
         let keys: Vec<Key> = self.kept_keys(None).collect();
@@ -199,6 +212,10 @@ mod tests {
             "the budget, and 2 is the oldest that is held"
         );
         assert_eq!(shelf.kept(), (2, 61));
+        shelf.release(key(1, 1), true);
+        assert!(shelf.tidy(0, |_| false).is_empty(), "3 is held");
+        assert!(shelf.tidy(1, |_| true).is_empty());
+        assert_eq!(shelf.tidy(1, |_| false), [4]);
         assert_eq!(shelf.forget(0), [3]);
     }
 
