@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 use tensor_relay_device::Device;
-use tensor_relay_protocol::{CodecSet, Credit, Limits};
+use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
 use tensor_relay_transport::Workers;
 
 /// The most lanes that a session may have. Beyond them, a network card or memory is what transfers wait for.
@@ -106,6 +106,11 @@ impl Default for Config {
 const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
+    /// Whether there is a codec that bases are for.
+    pub(crate) fn keeps_bases(&self) -> bool {
+        self.codecs.iter().any(CodecId::needs_base)
+    }
+
     /// The same within what works: some credit and not more than servers take, and deadlines that a clock can hold.
     pub(crate) fn within_reason(self) -> Self {
         Self {

@@ -1,11 +1,12 @@
 //! One connection to the server: greeted, and then a source of events. A session outlives it.
 
 use crate::{
-    ClientError, Config, base,
+    ClientError, Config,
+    arrivals::Ready,
+    base,
     error::SessionError,
     lanes::{Further, Roster},
     progress::Counters,
-    receiving::Ready,
     transfer::Place,
 };
 use std::{sync::Arc, time::Duration};

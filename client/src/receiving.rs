@@ -5,7 +5,7 @@
 
 use crate::{
     Request, Snapshot, SubscriptionError,
-    arrivals::{Arrivals, Cut},
+    arrivals::{Arrivals, Ready},
     base::Base,
     buffers::Lent,
     delivery::Delivery,
@@ -15,7 +15,7 @@ use crate::{
     landing::{Ground, Landing},
     progress::Counters,
     stall::Stall,
-    transfer::{Place, Transfer},
+    transfer::Transfer,
 };
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
@@ -68,16 +68,6 @@ enum Phase {
     Running(Transfer, VersionId),
     /// The connection is gone; what came of the version waits to be continued.
     Detached(Transfer, VersionId),
-}
-
-/// A chunk that may be received now.
-#[derive(Debug)]
-pub(crate) struct Ready {
-    pub(crate) header: ChunkHeader,
-    pub(crate) stream: DataIn,
-    pub(crate) place: Place,
-    pub(crate) generation: u64,
-    pub(crate) cut: Cut,
 }
 
 /// What became of a version, or why it cannot go on.

@@ -3,15 +3,17 @@
 //! A session outlives its connections: [`keeper`](crate::keeper) gives it one [`Link`] after another.
 
 mod commands;
+mod slots;
 
 pub(crate) use commands::Command;
 
 use crate::{
     ClientError, Config, SubscriptionError,
+    arrivals::Ready,
     error::{SessionError, TransferError},
     landing::{Ground, Landing},
     link::{Event, Link},
-    receiving::{Failure, Ready, Receiving},
+    receiving::{Failure, Receiving},
     watches::Watches,
 };
 use std::{
@@ -20,7 +22,7 @@ use std::{
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, CodecId, Credit, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader,
+    ChunkHeader, ClientMessage, Credit, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader,
     SubscriptionId, TopicEntry, Verified, Version, VersionId,
 };
 use tensor_relay_transport::{
@@ -34,12 +36,6 @@ use tokio::{
 
 /// The size that chunks are taken to have until a manifest says otherwise: what servers use by default.
 const CHUNK_BYTES_USUAL: u32 = 4 << 20;
-
-/// The most encoded chunks that are planned to be decoded at once: each reserves address space for the largest chunk.
-const DECODING_MAX: usize = 16;
-
-/// How many chunks are gathered while as many as can be are decoded, so that no processor waits for bytes.
-const SLOTS_SPARE: usize = 4;
 
 /// The most topics kept of one answer to `List`. A server that offers more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
@@ -70,13 +66,13 @@ impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let capacity = Capacity {
-            slots: slots(config.credit_chunks, config.lanes.most(), processors),
+            slots: slots::count(config.credit_chunks, config.lanes.most(), processors),
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; only what is used takes memory.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
             ground: Ground { memory: HostMemory::new(config.memory_bytes), device: config.device.clone() },
-            bases: keeps_bases(&config).then(|| HostMemory::new(config.base_bytes)),
+            bases: config.keeps_bases().then(|| HostMemory::new(config.base_bytes)),
             commands,
             credit: config.credit_chunks,
             config,
@@ -472,18 +468,6 @@ impl Session {
     }
 }
 
-/// Whether there is a codec that bases are for.
-fn keeps_bases(config: &Config) -> bool {
-    config.codecs.iter().any(CodecId::needs_base)
-}
-
-/// How many encoded chunks are gathered and decoded at once: as many as there is credit for, but not many more than
-/// processors that decode, however many lanes there are. Whoever finds no slot waits in what the lanes may have unread.
-fn slots(credit: u32, lanes: u32, processors: usize) -> usize {
-    let wanted = credit.saturating_mul(lanes).clamp(1, Credit::MAX) as usize;
-    wanted.min((credit as usize).max(processors.min(DECODING_MAX) + SLOTS_SPARE))
-}
-
 /// The subscription called `id`; `None` when it has ended, which the server may not know yet.
 fn find(
     receivings: &mut HashMap<SubscriptionId, Receiving>,
@@ -493,20 +477,5 @@ fn find(
     match id.0 != 0 && id.0 < next_id {
         true => Ok(receivings.get_mut(&id)),
         false => Err(Misbehaved::UnknownSubscription(id)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_follow_processors_and_not_lanes() {
-        assert_eq!([slots(4, 1, 2), slots(4, 16, 2), slots(4, 16, 64)], [4, 6, 20]);
-        assert_eq!(
-            [slots(9, 16, 2), slots(1, 1, 64), slots(0, 1, 1)],
-            [9, 1, 1],
-            "one lane keeps its credit"
-        );
     }
 }
