@@ -11,6 +11,7 @@ use crate::{
     run::{self as running, RunArgs},
     stock_quinn::{self, Congestion},
     tcp::{self, Encryption},
+    updates::{self, FollowArgs, PublishArgs, UpdatesArgs},
 };
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
@@ -33,6 +34,14 @@ pub enum Command {
     /// Moves the same bytes through tensor-relay and through others, side by side, and compares.
     #[command(alias = "raw")]
     Compare(CompareArgs),
+    /// Measures versions that differ a little, one after the other: as changes to the one before, and whole.
+    Updates(UpdatesArgs),
+    /// The end of `updates` that publishes.
+    #[command(hide = true)]
+    UpdatesPublish(PublishArgs),
+    /// The end of `updates` that follows.
+    #[command(hide = true)]
+    UpdatesFollow(FollowArgs),
     /// Makes a page with plots, and tables, of the files that the others write.
     Report(ReportArgs),
     /// Measures what users do with tensor-relay: on this machine, or across the nodes that it is given.
@@ -136,6 +145,9 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     args.lifetime.begin();
     match args.command {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
+        Command::Updates(args) => until_interrupted(updates::run(args, &this)).await,
+        Command::UpdatesPublish(args) => updates::publish(args).await,
+        Command::UpdatesFollow(args) => updates::follow(args).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,

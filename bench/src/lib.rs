@@ -5,6 +5,7 @@
 //! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`],
 //!   [`stock_quinn`] and [`tcp`] offer it.
 //! - [`compare`] is the harness that compares them, side by side, in processes of their own.
+//! - [`updates`] measures versions that differ a little, as changes and whole.
 //! - [`report`] makes pages and tables of what was measured.
 //! - [`run`] measures what users do, on one machine or across several; [`node`] is its end on another machine.
 //! - [`command`] is all of it as subcommands: of `tensor-relay-bench`, and of `tensor-relay` below `bench`.
@@ -37,4 +38,5 @@ pub mod stats;
 pub mod stock_quinn;
 pub mod tcp;
 mod tls;
+pub mod updates;
 pub mod workload;

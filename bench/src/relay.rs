@@ -16,6 +16,7 @@ use std::{convert::Infallible, time::Duration};
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Topic, Tuning};
 use tensor_relay_server::{
     Config, Dtype, Identity, Listener, Publication, Server, Shape, Staged, TensorName, TensorSpec,
+    TopicOptions,
 };
 use ticket_file::TicketFile;
 
@@ -93,7 +94,10 @@ async fn publish(server: &Server, bytes: u64, tensors: u32) -> Result<Publicatio
         }
         Ok(())
     })?;
-    Ok(server.publisher(Topic::new(TOPIC)?)?.publish(staged, vec![]).await?)
+    // There is one version, so that nobody needs a copy of it.
+    let options = TopicOptions { bases: 0, ..TopicOptions::default() };
+    let mut publisher = server.publisher_with(Topic::new(TOPIC)?, None, options)?;
+    Ok(publisher.publish(staged, vec![]).await?)
 }
 
 /// The sizes of so many `tensors` that together have so many `bytes`: the first ones take what does not divide.

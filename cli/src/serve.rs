@@ -116,6 +116,7 @@ fn config(args: &ServeArgs) -> Config {
         reader_linger: args.reader_linger,
         staged_bytes: args.staged_mem.unwrap_or(u64::MAX),
         encoded_cache_bytes: args.encoded_mem,
+        base_bytes: args.base_mem,
         ..Config::default()
     }
 }

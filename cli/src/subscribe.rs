@@ -76,6 +76,8 @@ fn config(args: &SubscribeArgs) -> Config {
         topic_timeout: args.wait,
         reconnect_timeout: args.reconnect,
         memory_bytes: args.mem.unwrap_or(u64::MAX),
+        // Who takes one version has no use for a copy of it.
+        base_bytes: if args.once { 0 } else { args.base_mem },
         credit_chunks: args.chunks_in_flight,
         lanes: args.lanes,
         lane_addresses: args.lane_address.clone(),

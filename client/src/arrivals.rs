@@ -1,10 +1,7 @@
 //! The chunks of one subscription that are arriving, or wait to: what credit they cost, and which of several attempts at
 //! one counts.
 
-use crate::{
-    receiving::Ready,
-    transfer::{Place, Transfer},
-};
+use crate::transfer::{Place, Transfer};
 use std::collections::HashMap;
 use tensor_relay_protocol::{Arrival, ChunkHeader, ChunkIndex, Misbehaved, VersionId};
 use tensor_relay_transport::DataIn;
@@ -24,6 +21,16 @@ pub(crate) struct Arrivals {
     cuts: HashMap<ChunkIndex, oneshot::Sender<()>>,
     /// Later attempts at chunks whose earlier ones are being ended.
     instead: HashMap<ChunkIndex, (ChunkHeader, DataIn)>,
+}
+
+/// A chunk that may be received now.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) header: ChunkHeader,
+    pub(crate) stream: DataIn,
+    pub(crate) place: Place,
+    pub(crate) generation: u64,
+    pub(crate) cut: Cut,
 }
 
 /// A task that ends when this is dropped.

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 use tensor_relay_device::Device;
-use tensor_relay_protocol::{CodecSet, Credit, Limits};
+use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
 use tensor_relay_transport::Workers;
 
 /// The most lanes that a session may have. Beyond them, a network card or memory is what transfers wait for.
@@ -41,6 +41,11 @@ pub struct Config {
     /// How much memory snapshots may take: those being received, those delivered and not dropped, and freed memory kept
     /// for reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
     pub memory_bytes: u64,
+    /// How much memory copies of versions may take that later ones are applied to as changes. Default 4 GiB, for all
+    /// subscriptions of a session together: as much as most models have. Each copy takes what its subscription selects, in
+    /// host memory wherever versions land, and costs a copy of each byte that is received. Versions of which there is no
+    /// copy come whole. 0: there are no copies.
+    pub base_bytes: u64,
     /// Where versions land: on this device, or, by default, in host memory. Snapshots are
     /// [there](crate::Snapshot::is_on_device) then. Its memory bounds them, as `memory_bytes` does on the host.
     ///
@@ -81,6 +86,7 @@ impl Default for Config {
             agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
             codecs: CodecSet::all(),
             memory_bytes: u64::MAX,
+            base_bytes: 4 << 30,
             device: None,
             lanes: Lanes::Auto,
             lane_addresses: vec![],
@@ -100,9 +106,16 @@ impl Default for Config {
 const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
+    /// Whether there is a codec that bases are for.
+    pub(crate) fn keeps_bases(&self) -> bool {
+        self.codecs.iter().any(CodecId::needs_base)
+    }
+
     /// The same within what works: some credit and not more than servers take, and deadlines that a clock can hold.
     pub(crate) fn within_reason(self) -> Self {
         Self {
+            // Changes that cannot be applied are not to be sent.
+            codecs: if self.base_bytes == 0 { self.codecs.without_bases() } else { self.codecs },
             credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),
             topic_timeout: self.topic_timeout.min(DEADLINE_MAX),
             stall_timeout: self.stall_timeout.min(DEADLINE_MAX),

@@ -46,6 +46,7 @@
 
 mod arrivals;
 mod backoff;
+mod base;
 mod buffers;
 mod client;
 mod config;
@@ -78,7 +79,7 @@ pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, Gap, SubscriptionError};
 pub use fill::{BufferError, FillCause, FillError, Filled};
 pub use mirror::{FilesError, Mirror};
-pub use progress::Progress;
+pub use progress::{Deltas, Progress};
 pub use request::Request;
 pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};

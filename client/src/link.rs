@@ -2,10 +2,12 @@
 
 use crate::{
     ClientError, Config,
+    arrivals::Ready,
+    base,
     error::SessionError,
     lanes::{Further, Roster},
     progress::Counters,
-    receiving::Ready,
+    transfer::Place,
 };
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
@@ -15,7 +17,7 @@ use tensor_relay_protocol::{
 use tensor_relay_transport::{
     Connector, DataIn, Fingerprint, HeaderError, Lane, LaneError, control,
     control::ControlError,
-    ingress::{Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
+    ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
 };
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
@@ -156,22 +158,24 @@ impl Link {
     pub(crate) fn receive_chunk(
         &mut self,
         ready: Ready,
+        base: Option<base::Chunk>,
         ingress: Ingress,
         counters: Arc<Counters>,
     ) -> AbortHandle {
         let Ready { header, stream, place, generation, cut } = ready;
+        let range = place.range.clone();
         let lane = stream.lane().clone();
         let home = lane.clone(); // Its thread lives as long as something runs there.
         lane.spawn_in(&mut self.tasks, async move {
             let progress = |bytes| counters.add_wire(bytes);
-            let gathering = ingress.gather_chunk(stream, &header, place.range, &*place.sink, &progress);
+            let gathering = ingress.gather_chunk(stream, &header, range, &*place.sink, &progress);
             let gathered = tokio::select! {
                 biased;
                 gathered = gathering => gathered,
                 () = cut.made() => Err(LaneError::StreamGivenUp.into()),
             };
             let received = match gathered {
-                Ok(gathered) => ingress.settle_chunk(gathered, place.dtype, &*place.sink).await,
+                Ok(gathered) => settle(&ingress, gathered, &header, &place, base).await,
                 Err(error) => Err(error),
             };
             drop(home);
@@ -206,6 +210,24 @@ impl Link {
         lane.flush_close().await;
         further.flush_close().await;
     }
+}
+
+/// Puts what was gathered of a chunk into its place, and into the base. Who has all its bytes is the only one who touches
+/// the base's chunk: it is taken here and not before, and what does not come back is lost to the base.
+async fn settle(
+    ingress: &Ingress,
+    gathered: Gathered<'_>,
+    header: &ChunkHeader,
+    place: &Place,
+    base: Option<base::Chunk>,
+) -> Result<Verified, ReceiveError> {
+    let taken = base.as_ref().and_then(|base| base.take(header.base.is_some()));
+    let settled = ingress.settle_chunk(gathered, place.dtype, &*place.sink, taken).await;
+    let (verified, taken) = settled?;
+    if let (Some(base), Some(taken)) = (base, taken) {
+        base.put(taken);
+    }
+    Ok(verified)
 }
 
 /// Reads the header of a data stream, which is due within `timeout`.

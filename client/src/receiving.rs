@@ -5,7 +5,8 @@
 
 use crate::{
     Request, Snapshot, SubscriptionError,
-    arrivals::{Arrivals, Cut},
+    arrivals::{Arrivals, Ready},
+    base::Base,
     buffers::Lent,
     delivery::Delivery,
     error::TransferError,
@@ -14,7 +15,7 @@ use crate::{
     landing::{Ground, Landing},
     progress::Counters,
     stall::Stall,
-    transfer::{Place, Transfer},
+    transfer::Transfer,
 };
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
@@ -45,6 +46,8 @@ pub(crate) struct Receiving {
     /// one may come after its version has begun, or even ended. It is only used for what would be misbehaviour.
     stale_manifests: u32,
     phase: Phase,
+    /// The copy that versions may be coded against.
+    pub(crate) base: Base,
     /// The version that this end gave up last on this connection, and stayed subscribed.
     given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
@@ -65,16 +68,6 @@ enum Phase {
     Running(Transfer, VersionId),
     /// The connection is gone; what came of the version waits to be continued.
     Detached(Transfer, VersionId),
-}
-
-/// A chunk that may be received now.
-#[derive(Debug)]
-pub(crate) struct Ready {
-    pub(crate) header: ChunkHeader,
-    pub(crate) stream: DataIn,
-    pub(crate) place: Place,
-    pub(crate) generation: u64,
-    pub(crate) cut: Cut,
 }
 
 /// What became of a version, or why it cannot go on.
@@ -106,7 +99,7 @@ impl From<Misbehaved> for Failure {
 }
 
 impl Receiving {
-    pub(crate) fn new(request: Request, credit: u32, stall_timeout: Duration) -> Self {
+    pub(crate) fn new(request: Request, credit: u32, stall_timeout: Duration, base: Base) -> Self {
         Self {
             delivery: Arc::new(Delivery::new(request.mode)),
             history: History::of(&request),
@@ -118,6 +111,7 @@ impl Receiving {
             manifest_arriving: false,
             stale_manifests: 0,
             phase: Phase::Idle,
+            base,
             given_up: None,
             arrivals: Arrivals::new(credit),
             generation: 0,
@@ -140,7 +134,7 @@ impl Receiving {
     }
 
     /// What to ask for on a new connection.
-    pub(crate) fn subscribe(&self, subscription: SubscriptionId) -> Subscribe {
+    pub(crate) fn subscribe(&mut self, subscription: SubscriptionId) -> Subscribe {
         self.delivery.set_asked(Some(Instant::now()));
         let Request { topic, mode, start, selection, window, reader, preempt, .. } = self.request.clone();
         let partial = match &self.phase {
@@ -157,6 +151,7 @@ impl Receiving {
             window,
             reader: (mode == Mode::Every).then_some(reader),
             preempt,
+            base: self.base.tell(partial.as_ref().map(|partial| &partial.chunks)),
             partial,
             manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
             ..Subscribe::latest(subscription, topic, self.arrivals.credit())
@@ -215,6 +210,7 @@ impl Receiving {
                 return self.resume(transfer, &announce);
             }
             tracing::warn!(given_up = %of, next = %announce.id, "What came of a version is thrown away: the server has another one.");
+            self.base.handle_given_up(); // A part of it is of that version.
         }
         self.counters.begin(announce.id.version.0);
         self.phase = Phase::Announced { announce, began, complete: None };
@@ -228,6 +224,7 @@ impl Receiving {
         }
         tracing::info!(version = %announce.id, "A version goes on where it was.");
         transfer.handle_resumed();
+        transfer.set_base(self.base.resume(announce));
         self.generation += 1;
         self.run(transfer, announce.id.clone())
     }
@@ -324,11 +321,16 @@ impl Receiving {
     }
 
     /// Takes a verified chunk; returns whether credit for it is to be given back.
-    pub(crate) fn handle_verified(&mut self, generation: u64, verified: Verified) -> bool {
+    pub(crate) fn handle_verified(
+        &mut self,
+        generation: u64,
+        header: &ChunkHeader,
+        verified: Verified,
+    ) -> bool {
         match &mut self.phase {
             Phase::Running(transfer, _) if generation == self.generation => {
                 self.arrivals.handle_verified(verified.chunk());
-                transfer.handle_verified(verified);
+                transfer.handle_verified(header, verified);
                 true
             }
             _ => false,
@@ -352,8 +354,8 @@ impl Receiving {
         Ok(())
     }
 
-    /// The snapshot, once the version is whole.
-    pub(crate) fn poll(&mut self) -> Result<Option<Snapshot>, Failure> {
+    /// The snapshot, once the version is whole, and whether a copy of it is kept as a base.
+    pub(crate) fn poll(&mut self) -> Result<Option<(Snapshot, bool)>, Failure> {
         let Phase::Running(transfer, id) = &self.phase else {
             return Ok(None);
         };
@@ -368,7 +370,7 @@ impl Receiving {
             self.delivery.put_gap(gap);
         }
         snapshot.new_epoch = self.history.handle_committed(id);
-        Ok(Some(snapshot))
+        Ok(Some((snapshot, self.base.handle_committed())))
     }
 
     /// Gives up the version `of` because the server does; returns false when it is not under way. Both ends forget what
@@ -458,8 +460,10 @@ impl Receiving {
         };
         let id = announce.id.clone();
         let counters = Arc::clone(&self.counters);
+        let announce = announce.clone();
         let begun = Transfer::begin(announce.clone(), selection, self.lent.take(), ground, counters, *began);
         let mut transfer = begun.map_err(|error| Failure::transfer(&id, error))?;
+        transfer.set_base(self.base.begin(&announce, transfer.selection()));
         self.generation += 1;
         if let Some(digest) = complete {
             transfer.handle_complete(*digest);
@@ -484,6 +488,7 @@ impl Receiving {
     fn forget(&mut self, id: &VersionId, credit: u32) {
         self.stale_manifests += 2; // The header of a late manifest may come, and its end.
         self.end_version(id);
+        self.base.handle_given_up();
         self.arrivals.forget(credit);
     }
 

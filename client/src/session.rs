@@ -3,15 +3,17 @@
 //! A session outlives its connections: [`keeper`](crate::keeper) gives it one [`Link`] after another.
 
 mod commands;
+mod slots;
 
 pub(crate) use commands::Command;
 
 use crate::{
     ClientError, Config, SubscriptionError,
+    arrivals::Ready,
     error::{SessionError, TransferError},
     landing::{Ground, Landing},
     link::{Event, Link},
-    receiving::{Failure, Ready, Receiving},
+    receiving::{Failure, Receiving},
     watches::Watches,
 };
 use std::{
@@ -35,12 +37,6 @@ use tokio::{
 /// The size that chunks are taken to have until a manifest says otherwise: what servers use by default.
 const CHUNK_BYTES_USUAL: u32 = 4 << 20;
 
-/// The most encoded chunks that are planned to be decoded at once: each reserves address space for the largest chunk.
-const DECODING_MAX: usize = 16;
-
-/// How many chunks are gathered while as many as can be are decoded, so that no processor waits for bytes.
-const SLOTS_SPARE: usize = 4;
-
 /// The most topics kept of one answer to `List`. A server that offers more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
@@ -52,6 +48,8 @@ pub(crate) struct Session {
     /// The credit of each subscription: that of one lane for each lane that there was on this connection.
     credit: u32,
     ground: Ground,
+    /// Where the bases of all subscriptions lie; `None` where there are to be none.
+    bases: Option<HostMemory>,
     ingress: Ingress,
     next_id: u32,
     receivings: HashMap<SubscriptionId, Receiving>,
@@ -68,12 +66,13 @@ impl Session {
     pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, config: Config) -> Result<Self, AllocError> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let capacity = Capacity {
-            slots: slots(config.credit_chunks, config.lanes.most(), processors),
+            slots: slots::count(config.credit_chunks, config.lanes.most(), processors),
             slot_bytes: config.limits.chunk_bytes as usize, // Address space; only what is used takes memory.
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
             ground: Ground { memory: HostMemory::new(config.memory_bytes), device: config.device.clone() },
+            bases: config.keeps_bases().then(|| HostMemory::new(config.base_bytes)),
             commands,
             credit: config.credit_chunks,
             config,
@@ -113,7 +112,7 @@ impl Session {
     /// Asks the server for everything that the user wants.
     fn attach(&mut self, link: &Link) {
         self.allow_unread(link);
-        let subscribe = self.receivings.iter().map(|(id, receiving)| receiving.subscribe(*id));
+        let subscribe = self.receivings.iter_mut().map(|(id, receiving)| receiving.subscribe(*id));
         self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
         let acknowledged = self.receivings.iter().filter_map(|(id, receiving)| {
             let (epoch, version) = receiving.history.acknowledged()?;
@@ -130,7 +129,7 @@ impl Session {
             if let Event::Chunk(header, generation, Ok(verified)) = event
                 && let Some(receiving) = self.receivings.get_mut(&header.subscription)
             {
-                receiving.handle_verified(generation, verified);
+                receiving.handle_verified(generation, &header, verified);
             }
         }
         self.outbox.clear();
@@ -350,7 +349,7 @@ impl Session {
         };
         match result {
             Ok(verified) => {
-                if receiving.handle_verified(generation, verified) {
+                if receiving.handle_verified(generation, &header, verified) {
                     self.outbox.push_back(ClientMessage::Credit { subscription, chunks: 1 });
                 }
                 self.poll(subscription)
@@ -396,7 +395,9 @@ impl Session {
 
     fn receive(&mut self, id: SubscriptionId, ready: Ready, link: &mut Link) {
         let Some(receiving) = self.receivings.get_mut(&id) else { return };
-        let task = link.receive_chunk(ready, self.ingress.clone(), Arc::clone(&receiving.counters));
+        let base = receiving.base.chunk(ready.header.chunk);
+        let counters = Arc::clone(&receiving.counters);
+        let task = link.receive_chunk(ready, base, self.ingress.clone(), counters);
         receiving.handle_begun(task);
     }
 
@@ -407,10 +408,11 @@ impl Session {
         };
         match receiving.poll() {
             Ok(None) => Ok(()),
-            Ok(Some(snapshot)) => {
+            Ok(Some((snapshot, kept))) => {
                 let (epoch, version): (Epoch, Version) = (snapshot.id().epoch, snapshot.id().version);
                 receiving.delivery.put(snapshot);
-                self.outbox.push_back(ClientMessage::Committed { subscription, epoch, version });
+                self.outbox
+                    .push_back(ClientMessage::Committed { subscription, epoch, version, kept });
                 Ok(())
             }
             Err(failure) => self.fail(subscription, failure),
@@ -466,13 +468,6 @@ impl Session {
     }
 }
 
-/// How many encoded chunks are gathered and decoded at once: as many as there is credit for, but not many more than
-/// processors that decode, however many lanes there are. Whoever finds no slot waits in what the lanes may have unread.
-fn slots(credit: u32, lanes: u32, processors: usize) -> usize {
-    let wanted = credit.saturating_mul(lanes).clamp(1, Credit::MAX) as usize;
-    wanted.min((credit as usize).max(processors.min(DECODING_MAX) + SLOTS_SPARE))
-}
-
 /// The subscription called `id`; `None` when it has ended, which the server may not know yet.
 fn find(
     receivings: &mut HashMap<SubscriptionId, Receiving>,
@@ -482,20 +477,5 @@ fn find(
     match id.0 != 0 && id.0 < next_id {
         true => Ok(receivings.get_mut(&id)),
         false => Err(Misbehaved::UnknownSubscription(id)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_follow_processors_and_not_lanes() {
-        assert_eq!([slots(4, 1, 2), slots(4, 16, 2), slots(4, 16, 64)], [4, 6, 20]);
-        assert_eq!(
-            [slots(9, 16, 2), slots(1, 1, 64), slots(0, 1, 1)],
-            [9, 1, 1],
-            "one lane keeps its credit"
-        );
     }
 }

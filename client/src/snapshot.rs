@@ -1,6 +1,6 @@
 //! What a subscriber gets: the tensors of one version, whole and verified.
 
-use crate::landing::Payload;
+use crate::{Deltas, landing::Payload};
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
@@ -29,6 +29,8 @@ pub struct Receipt {
     pub duration: Duration,
     /// The bytes that came over the network, as encoded, without headers and retransmissions.
     pub wire_bytes: u64,
+    /// Of these, what came as changes to an earlier version.
+    pub deltas: Deltas,
     /// The chunks that were verified.
     pub chunks: u32,
     /// How often it was continued on another connection after one was lost.
@@ -112,7 +114,13 @@ impl Snapshot {
             metadata: vec![],
             skipped: 0,
             new_epoch: false,
-            receipt: Receipt { duration: Duration::ZERO, wire_bytes: 0, chunks: 0, resumed: 0 },
+            receipt: Receipt {
+                duration: Duration::ZERO,
+                wire_bytes: 0,
+                deltas: Deltas::default(),
+                chunks: 0,
+                resumed: 0,
+            },
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{ops::Range, sync::Arc};
 use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
     Announce, Arrival, Assembly, ChunkHeader, ChunkIndex, Dtype, Manifest, Misbehaved, Outcome,
-    PARTIAL_RANGES_MAX, RangeSet, Selection, Verified, VersionDigest,
+    PARTIAL_RANGES_MAX, RangeSet, Selection, Verified, Version, VersionDigest,
 };
 use tokio::time::Instant;
 
@@ -57,8 +57,17 @@ impl Transfer {
         self.assembly.manifest()
     }
 
+    pub(crate) fn selection(&self) -> &Selection {
+        self.assembly.selection()
+    }
+
     pub(crate) fn landing(&self) -> &Landing {
         &self.landing
+    }
+
+    /// Lets chunks be coded against this version from now on.
+    pub(crate) fn set_base(&mut self, base: Option<Version>) {
+        self.assembly.set_base(base);
     }
 
     /// Says what to do with the chunk that begins to arrive, and where it belongs.
@@ -82,9 +91,13 @@ impl Transfer {
         self.assembly.handle_lost(chunk);
     }
 
-    pub(crate) fn handle_verified(&mut self, verified: Verified) {
+    /// Takes a chunk that is verified and in its place, which came as `header` said.
+    pub(crate) fn handle_verified(&mut self, header: &ChunkHeader, verified: Verified) {
         let (range, _) = self.assembly.manifest().chunk(verified.chunk());
         self.counters.add_verified(range.end - range.start);
+        if header.base.is_some() {
+            self.counters.add_delta(header.raw_bytes, header.encoded_bytes);
+        }
         self.assembly.handle_verified(verified);
     }
 
@@ -121,6 +134,7 @@ impl Transfer {
 
     fn commit(&self) -> Result<Snapshot, TransferError> {
         let payload = self.landing.commit()?;
+        let counted = self.counters.get();
         Ok(Snapshot {
             id: self.announce.id.clone(),
             selection: payload.narrow(self.assembly.selection()),
@@ -130,7 +144,8 @@ impl Transfer {
             new_epoch: false,
             receipt: Receipt {
                 duration: self.began.elapsed(),
-                wire_bytes: self.counters.get().wire_bytes,
+                wire_bytes: counted.wire_bytes,
+                deltas: counted.deltas,
                 chunks: self.assembly.verified_chunks(),
                 resumed: self.resumed,
             },

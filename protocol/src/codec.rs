@@ -104,6 +104,14 @@ impl CodecId {
         Self::ALL.iter().copied().find(|id| id.code() == code)
     }
 
+    /// Whether it codes changes, and so needs the same chunk of another version: its base.
+    pub fn needs_base(self) -> bool {
+        match self {
+            Self::Sparse => true,
+            Self::Raw | Self::Zstd => false,
+        }
+    }
+
     /// The name used in messages and on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -143,6 +151,13 @@ impl CodecSet {
     /// Whether `id` is in the set.
     pub fn contains(self, id: CodecId) -> bool {
         self.0 & Self::bit(id) != 0
+    }
+
+    /// Those that need no base.
+    #[must_use]
+    pub fn without_bases(self) -> Self {
+        let needing = CodecId::ALL.iter().filter(|id| id.needs_base());
+        needing.fold(self, |set, id| Self(set.0 & !Self::bit(*id)))
     }
 
     /// The codecs in the set.

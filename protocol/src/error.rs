@@ -158,6 +158,14 @@ pub enum Misbehaved {
         /// The base it named.
         base: Version,
     },
+    /// A codec of changes without a base, or a base beside another codec.
+    #[error("the peer sent chunk {chunk} in {codec}, which needs a base if and only if it codes changes")]
+    CodecAndBase {
+        /// Which chunk.
+        chunk: ChunkIndex,
+        /// Its codec.
+        codec: &'static str,
+    },
     /// A codec that this end knows and did not offer.
     #[error("the peer used codec {0}, which was not offered to it")]
     CodecNotOffered(&'static str),

@@ -1,7 +1,8 @@
 //! The receiver's side of one version: what came, what is missing, and when it may become visible (PROTOCOL.md §6.5).
 
 use crate::{
-    ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Selection, Verified, VersionDigest,
+    ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Selection, Verified, Version,
+    VersionDigest,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -44,6 +45,8 @@ pub struct Assembly {
     attempts: BTreeMap<u32, u16>,
     missing: u32,
     complete: Option<VersionDigest>,
+    /// The version that chunks may be coded against.
+    base: Option<Version>,
 }
 
 impl Assembly {
@@ -58,6 +61,7 @@ impl Assembly {
             attempts: BTreeMap::new(),
             missing,
             complete: None,
+            base: None,
         }
     }
 
@@ -71,12 +75,18 @@ impl Assembly {
         &self.selection
     }
 
+    /// Lets chunks that come from now on be coded against version `base` of the same epoch, which must have the same
+    /// manifest; against none at first, and when the connection is lost.
+    pub fn set_base(&mut self, base: Option<Version>) {
+        self.base = base;
+    }
+
     /// Takes the header of a chunk that begins to arrive and says where its bytes belong
     /// ([`Selection::place`]), if they are wanted.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the manifest has no such chunk, gives it another size, it was not selected, or the same attempt
-    /// at it came before.
+    /// [`Misbehaved`] when the manifest has no such chunk, gives it another size, it was not selected, it is coded against
+    /// another version than it may be, or the same attempt at it came before.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Arrival, Misbehaved> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
@@ -91,9 +101,7 @@ impl Assembly {
         if header.encoded_bytes > header.raw_bytes {
             return Err(Misbehaved::Inflated { chunk, encoded: header.encoded_bytes, raw: header.raw_bytes });
         }
-        if let Some(base) = header.base {
-            return Err(Misbehaved::UnknownBase { chunk, base });
-        }
+        self.check_base(header)?;
         let (attempt, news) = (u16::from(header.attempt), self.next_attempt(chunk));
         if attempt < news {
             let twice = attempt + 1 == news;
@@ -107,6 +115,17 @@ impl Assembly {
             false if self.arriving.insert(chunk.0) => Arrival::Begin(place),
             false => Arrival::Instead(place),
         })
+    }
+
+    fn check_base(&self, header: &ChunkHeader) -> Result<(), Misbehaved> {
+        let chunk = header.chunk;
+        match header.base {
+            Some(base) if self.base != Some(base) => Err(Misbehaved::UnknownBase { chunk, base }),
+            base if base.is_some() != header.codec.needs_base() => {
+                Err(Misbehaved::CodecAndBase { chunk, codec: header.codec.name() })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn is_here(&self, chunk: ChunkIndex) -> bool {
@@ -148,6 +167,7 @@ impl Assembly {
         self.arriving = RangeSet::new();
         self.attempts.clear();
         self.complete = None;
+        self.base = None;
     }
 
     /// Forgets all that is held but the first `ranges` runs of chunks, so that the word of what is held stays small.

@@ -87,6 +87,7 @@ mod tests {
     fn staging() -> Staging {
         Staging {
             memory: HostMemory::new(0),
+            bases: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,

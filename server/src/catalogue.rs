@@ -2,7 +2,10 @@
 //!
 //! Synchronous and small. What a topic is, is in [`topic`](crate::topic).
 
-use crate::topic::{Retained, TopicState};
+use crate::{
+    bases::Bases,
+    topic::{Retained, TopicState},
+};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,12 +23,13 @@ pub(crate) struct Catalogue {
     topics: Mutex<BTreeMap<Topic, Arc<TopicState>>>,
     appeared: broadcast::Sender<Topic>,
     linger: Duration,
+    bases: Arc<Bases>,
 }
 
 impl Catalogue {
-    /// A catalogue without topics. `linger` is how long the places of named readers are kept.
-    pub(crate) fn new(linger: Duration) -> Self {
-        Self { topics: Mutex::default(), appeared: broadcast::Sender::new(APPEARANCES), linger }
+    /// A catalogue without topics. `linger` is how long the places of named readers are kept, and bases that nobody follows.
+    pub(crate) fn new(linger: Duration, bases: Arc<Bases>) -> Self {
+        Self { topics: Mutex::default(), appeared: broadcast::Sender::new(APPEARANCES), linger, bases }
     }
 
     /// Registers a publisher of the topic called `name`; `None` when it has one already.
@@ -42,6 +46,11 @@ impl Catalogue {
         topic.follower_joins();
         let changes = topic.changes();
         Follower { catalogue: Arc::clone(self), topic, changes }
+    }
+
+    /// What versions are kept that left retention.
+    pub(crate) fn bases(&self) -> &Bases {
+        &self.bases
     }
 
     /// Tells watches that `name` has its first version.
@@ -97,7 +106,7 @@ impl Catalogue {
     }
 
     fn entry(&self, topics: &mut BTreeMap<Topic, Arc<TopicState>>, name: &Topic) -> Arc<TopicState> {
-        let new = || Arc::new(TopicState::new(name.clone(), self.linger));
+        let new = || Arc::new(TopicState::new(name.clone(), self.linger, Arc::clone(&self.bases)));
         Arc::clone(topics.entry(name.clone()).or_insert_with(new))
     }
 
@@ -149,7 +158,7 @@ mod tests {
     }
 
     fn catalogue() -> Arc<Catalogue> {
-        Arc::new(Catalogue::new(Duration::ZERO))
+        Arc::new(Catalogue::new(Duration::ZERO, Arc::new(Bases::new(0))))
     }
 
     #[test]

@@ -37,6 +37,10 @@ pub struct Config {
     pub device_cache_bytes: Option<u64>,
     /// How much memory staged versions may take, retained and in transfer. Default: no bound but the machine's.
     pub staged_bytes: u64,
+    /// How much memory versions may take that left retention and are kept to code later ones against, over all topics
+    /// ([`TopicOptions::bases`](crate::TopicOptions::bases)). It counts beside retention and within `staged_bytes`. Default
+    /// 4 GiB. What has no room is let go, those that nobody holds first, and subscribers get whole versions. 0: none are kept.
+    pub base_bytes: u64,
     /// After how long without a byte taken a subscriber in mid-transfer is evicted. Default 30 s.
     pub stall_timeout: Duration,
     /// How long the place of a named reader in mode `every` is kept when its connection is lost, so that it misses nothing.
@@ -63,6 +67,7 @@ impl Default for Config {
             encoded_cache_bytes: 256 << 20,
             device_cache_bytes: None,
             staged_bytes: u64::MAX,
+            base_bytes: 4 << 30,
             stall_timeout: Duration::from_secs(30),
             reader_linger: Duration::from_secs(30),
             limits: Limits::default(),

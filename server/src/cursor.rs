@@ -278,7 +278,7 @@ fn is_up_to(retained: &Retained, version: Option<(Epoch, Version)>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Staged, Staging, retention::Keep, topic::TopicState};
+    use crate::{Staged, Staging, bases::Bases, retention::Keep, topic::TopicState};
     use std::time::Duration;
     use tensor_relay_device::HostMemory;
     use tensor_relay_protocol::{
@@ -287,13 +287,15 @@ mod tests {
     use tokio::sync::watch;
 
     fn topic() -> Arc<TopicState> {
-        Arc::new(TopicState::new(Topic::new("t").unwrap(), Duration::from_secs(30)))
+        let bases = Arc::new(Bases::new(0));
+        Arc::new(TopicState::new(Topic::new("t").unwrap(), Duration::from_secs(30), bases))
     }
 
     fn retained(epoch: u64, version: u64) -> Retained {
         let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, Shape::new(&[8]).unwrap());
         let staging = Staging {
             memory: HostMemory::new(1 << 20),
+            bases: Arc::default(),
             chunk_bytes: 256,
             limits: Limits::default(),
             workers: tensor_relay_transport::Workers::Inline,
@@ -306,6 +308,7 @@ mod tests {
             committed: watch::Sender::new(0),
             release_timeout: Duration::ZERO,
             cut_at: watch::Sender::new(None),
+            base: Bases::new(0).terms(8, 0, 1, false),
         }
     }
 

@@ -138,7 +138,8 @@ impl Delivery {
     }
 
     fn header(&self) -> ChunkHeader {
-        let Outgoing { subscription, retained, .. } = &self.outgoing;
+        let Outgoing { subscription, retained, base, .. } = &self.outgoing;
+        let base = base.as_ref().filter(|_| self.encoded.codec.needs_base());
         let (range, _) = retained.payload.manifest().chunk(self.chunk);
         ChunkHeader {
             subscription: *subscription,
@@ -149,7 +150,7 @@ impl Delivery {
             raw_bytes: (range.end - range.start) as u32,
             encoded_bytes: self.encoded.bytes.len() as u32,
             hash: self.encoded.hash,
-            base: None,
+            base: base.map(|base| base.version),
             attempt: self.attempt,
         }
     }

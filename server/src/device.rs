@@ -65,9 +65,8 @@ impl Staged {
         metadata: Metadata,
     ) -> Result<Self, DeviceError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
-        let (memory, len, workers) =
-            (staging.memory.clone(), manifest.payload_bytes() as usize, staging.workers);
-        let region = workers.run(move || memory.allocate(len)).await?;
+        let (place, len, workers) = (staging.clone(), manifest.payload_bytes() as usize, staging.workers);
+        let region = workers.run(move || place.allocate(len)).await?;
         let sink = Arc::new(HostSink::new(region));
         let hashes =
             each_chunk(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
@@ -300,6 +299,7 @@ mod tests {
     fn staging(budget_bytes: u64) -> Staging {
         Staging {
             memory: HostMemory::new(budget_bytes),
+            bases: Arc::default(),
             chunk_bytes: CHUNK_BYTES,
             limits: Limits::default(),
             workers: Workers::Threads,

@@ -119,6 +119,7 @@ mod tests {
     fn staging() -> Staging {
         Staging {
             memory: HostMemory::new(0),
+            bases: Arc::default(),
             chunk_bytes: CHUNK_BYTES,
             limits: Limits::default(),
             workers: Workers::Inline,

@@ -45,6 +45,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bases;
 mod borrowed;
 mod catalogue;
 mod config;
@@ -69,6 +70,7 @@ mod topic;
 mod traffic;
 mod watching;
 
+pub use bases::BaseStats;
 pub use borrowed::Borrowed;
 pub use config::Config;
 pub use device::DeviceError;

@@ -128,6 +128,9 @@ impl Publisher {
         let id = VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next };
         let (committed, watch) = watch::channel(0);
         let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
+        let TopicOptions { bases, keep, .. } = &self.options;
+        let bytes = payload.manifest().payload_bytes();
+        let base = self.catalogue.bases().terms(bytes, *bases, keep.versions, returned.is_some());
         let retained = Retained {
             id: id.clone(),
             payload,
@@ -135,6 +138,7 @@ impl Publisher {
             committed,
             release_timeout: self.options.release_timeout.unwrap_or(default),
             cut_at: watch::Sender::new(None),
+            base,
         };
         let Pushed { seq, is_first } = self.push(retained).await?;
         self.next = self.next.next();

@@ -1,6 +1,7 @@
 //! The concurrent sends of one version: its manifest, a few chunks at a time, and the last word.
 
 use crate::{
+    bases::Against,
     delivery::{Delivery, Unsettled},
     lanes::Lanes,
     session::Shared,
@@ -20,6 +21,8 @@ pub(crate) struct Outgoing {
     pub(crate) retained: Arc<Retained>,
     pub(crate) selection: Arc<Selection>,
     pub(crate) codec: CodecId,
+    /// What the client holds that chunks may be coded against.
+    pub(crate) base: Option<Against>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
@@ -139,7 +142,9 @@ impl Outgoing {
     /// Reads, encodes and writes one chunk.
     async fn send_chunk(self, chunk: ChunkIndex) -> Result<Sent, SendError> {
         let payload = &self.retained.payload;
-        let encoded = self.shared.encoder.encode(payload, chunk, self.codec).await;
+        let base = self.base.as_ref().and_then(|base| base.retained.upgrade());
+        let base = base.as_ref().map(|base| &base.payload);
+        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.codec).await;
         let encoded = encoded.map_err(SendError::Source)?;
         self.progress.note(1); // From now on it is the subscriber who is waited for.
         Delivery::new(self, chunk, encoded).send().await

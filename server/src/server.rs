@@ -2,6 +2,7 @@
 
 use crate::{
     Config, Publisher, Staging, TopicOptions, TopicTaken, TrafficStats,
+    bases::{BaseStats, Bases},
     catalogue::Catalogue,
     session::{self, Shared},
 };
@@ -46,8 +47,10 @@ pub struct ServerStats {
     pub committed: u64,
     /// Subscriptions that were evicted: they took no byte within the deadline, or did not keep up with their publisher.
     pub evicted: u64,
-    /// Bytes of staged versions, retained and in transfer.
+    /// Bytes of staged versions: retained, in transfer, or kept to code later ones against.
     pub staged_bytes: u64,
+    /// Of versions that left retention, those that are kept to code later ones against.
+    pub bases: BaseStats,
     /// What its lanes carried.
     pub traffic: TrafficStats,
     /// What the encoder did.
@@ -61,14 +64,16 @@ impl Server {
     /// else costs least: one lane is one task, and a second thread only adds hand-overs.
     pub fn start(listener: Listener, config: Config) -> Self {
         let config = config.within_reason();
+        let bases = Arc::new(Bases::new(config.base_bytes));
         let staging = Staging {
             memory: HostMemory::new(config.staged_bytes),
+            bases: Arc::clone(&bases),
             chunk_bytes: config.chunk_bytes,
             limits: config.limits,
             workers: config.workers,
         };
         let encoder = Encoder::new(config.encoded_cache_bytes, config.device_cache_bytes, config.workers);
-        let catalogue = Arc::new(Catalogue::new(config.reader_linger));
+        let catalogue = Arc::new(Catalogue::new(config.reader_linger, bases));
         let shared = Arc::new(Shared::new(config, catalogue, encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
@@ -124,6 +129,7 @@ impl Server {
             committed: counters.committed.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
             staged_bytes: self.staging.memory.stats().in_use_bytes,
+            bases: self.shared.catalogue.bases().stats(),
             traffic: self.shared.traffic.stats(),
             encoder: self.shared.encoder.stats(),
             stages: self.shared.encoder.stages().stats(),

@@ -2,6 +2,7 @@
 
 use crate::{
     Config,
+    bases::ClientBase,
     catalogue::Catalogue,
     cursor::Cursor,
     joining::{self, Joinable, Open},
@@ -318,8 +319,8 @@ impl Session {
             ClientMessage::Credit { subscription, chunks } => {
                 self.pass_on(subscription, Word::Credit(chunks)).await?;
             }
-            ClientMessage::Committed { subscription, epoch, version } => {
-                self.pass_on(subscription, Word::Committed(epoch, version)).await?;
+            ClientMessage::Committed { subscription, epoch, version, kept } => {
+                self.pass_on(subscription, Word::Committed { epoch, version, kept }).await?;
             }
             ClientMessage::Abort { subscription, epoch, version, reason } => {
                 self.pass_on(subscription, Word::Abort(epoch, version, reason)).await?;
@@ -364,6 +365,7 @@ impl Session {
             codecs: self.codecs,
             credit: Credit::new(subscribe.credit)?,
             cursor: Cursor::new(follower.topic(), &subscribe),
+            base: ClientBase::new(follower.topic(), subscribe.base),
             follower,
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),

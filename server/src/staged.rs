@@ -1,8 +1,9 @@
 //! Staged versions: tensors copied to memory of the server's own, laid out and hashed, ready to be sent.
 
+use crate::bases::Bases;
 use bytes::Bytes;
 use std::{convert::Infallible, sync::Arc};
-use tensor_relay_device::{AllocError, HostMemory, HostSource};
+use tensor_relay_device::{AllocError, HostMemory, HostSource, Region};
 use tensor_relay_protocol::{ChunkHash, LayoutError, Limits, Manifest, Metadata, TensorSpec, VersionDigest};
 use tensor_relay_transport::{Workers, egress::Payload};
 
@@ -10,6 +11,8 @@ use tensor_relay_transport::{Workers, egress::Payload};
 #[derive(Debug, Clone)]
 pub struct Staging {
     pub(crate) memory: HostMemory,
+    /// What of that memory is kept to code versions against, and let go where a new version needs it.
+    pub(crate) bases: Arc<Bases>,
     pub(crate) chunk_bytes: u32,
     pub(crate) limits: Limits,
     pub(crate) workers: Workers,
@@ -58,6 +61,14 @@ impl Staging {
         self.memory.release_cached();
     }
 
+    /// Memory for a version of `len` bytes. Bases give way to it.
+    pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
+        match self.memory.allocate(len) {
+            Err(AllocError::OverBudget { .. }) if self.bases.give_way() => self.memory.allocate(len),
+            given => given,
+        }
+    }
+
     pub(crate) fn lay_out(
         &self,
         specs: Vec<TensorSpec>,
@@ -95,7 +106,7 @@ impl Staged {
     ) -> Result<Self, StageError<E>> {
         let stored: Vec<bool> = specs.iter().map(|spec| spec.alias_of.is_none()).collect();
         let manifest = staging.lay_out(specs, metadata)?;
-        let mut region = staging.memory.allocate(manifest.payload_bytes() as usize)?;
+        let mut region = staging.allocate(manifest.payload_bytes() as usize)?;
         let mut order: Vec<usize> = (0..stored.len()).filter(|i| stored[*i]).collect();
         order.sort_by_key(|i| manifest.tensors()[*i].range().start);
         let mut end = 0;
@@ -151,6 +162,7 @@ mod tests {
     fn stage(memory: &HostMemory, value: u8) -> Staged {
         let staging = Staging {
             memory: memory.clone(),
+            bases: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,
@@ -179,6 +191,7 @@ mod tests {
     fn what_does_not_fit_is_refused_with_numbers() {
         let staging = Staging {
             memory: HostMemory::new(1 << 12),
+            bases: Arc::default(),
             chunk_bytes: 1024,
             limits: Limits::default(),
             workers: Workers::Inline,

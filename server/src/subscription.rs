@@ -1,6 +1,7 @@
 //! One subscription: sends one version after the other, as its cursor says, until it ends.
 
 use crate::{
+    bases::ClientBase,
     catalogue::Follower,
     cursor::{Cursor, Step},
     lanes::Lanes,
@@ -25,7 +26,7 @@ use tokio::{sync::mpsc, time::Instant};
 #[derive(Debug)]
 pub(crate) enum Word {
     Credit(u32),
-    Committed(Epoch, Version),
+    Committed { epoch: Epoch, version: Version, kept: bool },
     Abort(Epoch, Version, AbortReason),
     Acknowledge(Epoch, Version),
     Unsubscribe { keep_place: bool },
@@ -63,6 +64,8 @@ pub(crate) struct Subscription {
     pub(crate) inbox: Inbox,
     pub(crate) cursor: Cursor,
     pub(crate) wanted: Wanted,
+    /// What the client holds a copy of.
+    pub(crate) base: ClientBase,
     /// Whether a version under way is given up for a newer one.
     pub(crate) preempt: bool,
 }
@@ -110,6 +113,13 @@ impl Wanted {
             .map_or_else(RangeSet::new, |partial| partial.chunks)
     }
 
+    /// Whether the client holds a part of another version than `retained`.
+    fn has_part_of_another(&self, retained: &Retained) -> bool {
+        let id = &retained.id;
+        let part = self.partial.as_ref();
+        part.is_some_and(|part| (part.epoch, part.version) != (id.epoch, id.version))
+    }
+
     fn needs_manifest(&self, retained: &Retained) -> bool {
         self.manifest != Some(retained.payload.manifest().digest())
     }
@@ -155,6 +165,7 @@ impl Subscription {
         let Err(ended) = self.send_versions().await;
         if !matches!(ended, Ended::Gone) {
             self.cursor.give_place_up();
+            self.base.let_go();
         }
         match ended {
             Ended::Gone | Ended::ByClient => Ok(()),
@@ -205,7 +216,7 @@ impl Subscription {
         match word {
             Word::Credit(chunks) => Ok(self.credit.grant(chunks)?),
             // A word about the version before, which the other end gave up at the same time as this one did.
-            Word::Abort(..) | Word::Committed(..) => Ok(()),
+            Word::Abort(..) | Word::Committed { .. } => Ok(()),
             Word::Acknowledge(epoch, version) => {
                 self.cursor.handle_acknowledged(epoch, version);
                 Ok(())
@@ -216,6 +227,9 @@ impl Subscription {
 
     /// Sends one version and waits for the client's last word on it: `Committed` or `Abort`.
     async fn send_version(&mut self, retained: &Arc<Retained>, skipped: u64) -> Result<(), Ended> {
+        if self.wanted.has_part_of_another(retained) {
+            self.base.let_go(); // It was of the rest of that one.
+        }
         self.announce(retained, skipped).await?;
         let selection = self.wanted.selection(retained, self.shared.config.workers).await;
         let held = self.wanted.take_held(retained);
@@ -297,9 +311,24 @@ impl Subscription {
         self.shared.config.chunks_in_flight * self.lanes.usable()
     }
 
-    fn outgoing(&self, retained: &Arc<Retained>, selection: Arc<Selection>, watch: &StallWatch) -> Outgoing {
+    /// Whether the client can decode changes.
+    fn takes_changes(&self) -> bool {
+        self.codecs.iter().any(CodecId::needs_base)
+    }
+
+    fn outgoing(
+        &mut self,
+        retained: &Arc<Retained>,
+        selection: Arc<Selection>,
+        watch: &StallWatch,
+    ) -> Outgoing {
         let wanted = self.shared.config.codec;
+        let base = match self.takes_changes() {
+            true => self.base.begin(self.follower.topic(), retained),
+            false => None,
+        };
         Outgoing {
+            base,
             subscription: self.id,
             retained: Arc::clone(retained),
             selection,
@@ -318,6 +347,7 @@ impl Subscription {
             manifest: retained.payload.manifest().digest(),
             skipped,
             metadata: retained.metadata.clone(),
+            may_be_base: retained.base.may_be && self.takes_changes(),
         };
         self.sender.send(ServerMessage::Announce(announce)).await
     }
@@ -343,20 +373,21 @@ impl Subscription {
                 Ok(false)
             }
             Word::Unsubscribe { keep_place } => Err(ended_by_client(keep_place)),
-            Word::Committed(epoch, version) | Word::Abort(epoch, version, _)
+            Word::Committed { epoch, version, .. } | Word::Abort(epoch, version, _)
                 if (epoch, version) != (id.epoch, id.version) =>
             {
                 Err(Misbehaved::WrongVersion { epoch, version }.into())
             }
-            Word::Committed(..) if !complete => {
+            Word::Committed { .. } if !complete => {
                 Err(Misbehaved::OutOfTurn { found: "Committed", expected: "Complete to be sent first" }
                     .into())
             }
-            Word::Committed(..) => {
+            Word::Committed { kept, .. } => {
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
                 self.cursor.handle_committed(retained);
                 self.wanted.handle_committed(retained);
+                self.base.handle_committed(kept);
                 Ok(true)
             }
             Word::Abort(_, _, reason) => {
@@ -366,6 +397,7 @@ impl Subscription {
                 self.credit = Credit::default();
                 self.cursor.handle_given_up(retained);
                 self.wanted.handle_given_up();
+                self.base.let_go();
                 Ok(true)
             }
         }

@@ -10,6 +10,7 @@ pub use options::{TopicOptions, WhenFull};
 pub(crate) use reader::{Reader, Standing};
 
 use crate::{
+    bases::{self, Bases, Hold},
     places::Places,
     retention::{Full, Keep, ReaderId, Retention, Seq},
 };
@@ -33,6 +34,8 @@ pub(crate) struct Retained {
     pub(crate) release_timeout: Duration,
     /// When those who are still at it are cut off.
     pub(crate) cut_at: watch::Sender<Option<Instant>>,
+    /// Whether, and for how long, later versions may be coded against it.
+    pub(crate) base: bases::Terms,
 }
 
 impl Retained {
@@ -52,6 +55,9 @@ pub(crate) struct TopicState {
     name: Topic,
     /// How long the place of a named reader is kept when its connection is lost.
     linger: Duration,
+    /// Where versions stay that left retention, and what this topic is called there.
+    bases: Arc<Bases>,
+    number: u64,
     state: Mutex<State>,
     /// For subscriptions: what they may have to send changed.
     changed: watch::Sender<()>,
@@ -67,6 +73,8 @@ struct State {
     publishers_ever: u64,
     ended: Option<EndReason>,
     followers: u64,
+    /// When the last follower left, if there is none.
+    left: Option<Instant>,
     published: Option<Instant>,
     /// What was published last, whether or not it is still retained.
     last: Option<(Epoch, Version)>,
@@ -90,10 +98,12 @@ pub(crate) struct InTheWay {
 }
 
 impl TopicState {
-    pub(crate) fn new(name: Topic, linger: Duration) -> Self {
+    pub(crate) fn new(name: Topic, linger: Duration, bases: Arc<Bases>) -> Self {
         Self {
             name,
             linger,
+            number: bases.number_topic(),
+            bases,
             state: Mutex::default(),
             changed: watch::Sender::default(),
             room: watch::Sender::default(),
@@ -145,12 +155,20 @@ impl TopicState {
             state.retention.leave(reader);
         }
         state.retention.set_keep(keep);
+        let manifest = retained.payload.manifest().digest();
         let bytes = retained.payload.manifest().payload_bytes();
         let (id, is_first) = ((retained.id.epoch, retained.id.version), state.retention.newest().is_none());
         match state.retention.push(Arc::new(retained), bytes) {
             Ok((seq, left)) => {
+                if state.last.is_some_and(|(epoch, _)| epoch != id.0) || state.is_forsaken(now, self.linger) {
+                    self.bases.forget(self.number);
+                }
                 (state.published, state.last) = (Some(now), Some(id));
-                left.iter().for_each(|retained| retained.leave());
+                for retained in &left {
+                    retained.leave();
+                    self.bases.handle_left(self.number, retained);
+                }
+                self.bases.handle_published(self.number, manifest);
                 drop(guard);
                 self.changed.send_replace(());
                 Ok(Pushed { seq, is_first })
@@ -182,7 +200,7 @@ impl TopicState {
     /// Takes one version back.
     pub(crate) fn withdraw(&self, seq: Seq) {
         if let Some(retained) = self.state().retention.withdraw(seq) {
-            retained.leave();
+            self.take_back(&retained);
         }
         self.changed.send_replace(());
         self.room.send_replace(());
@@ -201,11 +219,33 @@ impl TopicState {
             let mut state = self.state();
             state.ended.get_or_insert(reason);
             if reason != EndReason::TopicEnded {
-                state.retention.clear().iter().for_each(|retained| retained.leave());
+                state.retention.clear().iter().for_each(|retained| self.take_back(retained));
             }
         }
+        self.bases.forget(self.number);
         self.changed.send_replace(());
         self.room.send_replace(());
+    }
+
+    /// Lets a version go that its publisher wants back: it is no base any more either.
+    fn take_back(&self, retained: &Arc<Retained>) {
+        retained.leave();
+        retained.base.withdraw();
+        self.bases.handle_left(self.number, retained);
+    }
+
+    /// Holds a version as the base of a subscription, so that it stays when it leaves retention.
+    pub(crate) fn hold(&self, retained: &Arc<Retained>) -> Hold {
+        let state = self.state();
+        let is_retained = state.retention.iter().any(|(_, other)| Arc::ptr_eq(other, retained));
+        self.bases.hold(self.number, retained, is_retained)
+    }
+
+    /// The same for a version that a client brings along, if it is still here.
+    pub(crate) fn hold_base(&self, (epoch, version): bases::Of) -> Option<Hold> {
+        let retained = self.find(epoch, version).map(|(_, retained)| retained);
+        let found = retained.or_else(|| self.bases.find(self.number, (epoch, version)));
+        found.map(|retained| self.hold(&retained))
     }
 
     /// Whether nothing will follow, and why.
@@ -254,11 +294,15 @@ impl TopicState {
     }
 
     pub(crate) fn follower_joins(&self) {
-        self.state().followers += 1;
+        let mut state = self.state();
+        state.followers += 1;
+        state.left = None;
     }
 
     pub(crate) fn follower_leaves(&self) {
-        self.state().followers -= 1;
+        let mut state = self.state();
+        state.followers -= 1;
+        state.left = (state.followers == 0).then(Instant::now);
     }
 
     pub(crate) fn followers(&self) -> u64 {
@@ -274,6 +318,19 @@ impl TopicState {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether all who followed have been gone for so long that nobody will come back for a base.
+    fn is_forsaken(&self, now: Instant, linger: Duration) -> bool {
+        self.left.is_some_and(|left| now.duration_since(left) > linger)
+    }
+}
+
+impl Drop for TopicState {
+    fn drop(&mut self) {
+        self.bases.forget(self.number);
     }
 }
 

@@ -18,6 +18,12 @@ use tensor_relay_server::{Server, Staged};
 /// Names that begin so have content that compresses.
 const SMOOTH: &str = "smooth.";
 
+/// Names that begin so have content of which one word in [`PERIOD`] changes with each version.
+const STEADY: &str = "steady.";
+
+/// After how many versions every word of a steady tensor has changed.
+const PERIOD: u64 = 128;
+
 /// A `u8` tensor of `bytes` incompressible bytes.
 pub fn noise(name: &str, bytes: u64) -> TensorSpec {
     spec(name, Dtype::U8, bytes)
@@ -26,6 +32,11 @@ pub fn noise(name: &str, bytes: u64) -> TensorSpec {
 /// A `u8` tensor of `bytes` bytes that compress well.
 pub fn smooth(name: &str, bytes: u64) -> TensorSpec {
     spec(&format!("{SMOOTH}{name}"), Dtype::U8, bytes)
+}
+
+/// A `u8` tensor of `bytes` bytes that do not compress, and of which few change between a version and the next.
+pub fn steady(name: &str, bytes: u64) -> TensorSpec {
+    spec(&format!("{STEADY}{name}"), Dtype::U8, bytes)
 }
 
 /// A tensor of one dimension.
@@ -141,15 +152,21 @@ fn has_content(name: &str, version: u64, bytes: &[u8]) -> bool {
 struct Key {
     value: u64,
     run: usize,
+    /// The version, where words outlive it.
+    steady: Option<u64>,
 }
 
 fn name_key(name: &str, version: u64) -> Key {
-    let mixed = name.bytes().fold(version, |key, byte| scramble(key ^ u64::from(byte)));
-    Key { value: scramble(mixed), run: if name.starts_with(SMOOTH) { 64 } else { 1 } }
+    let steady = name.starts_with(STEADY).then_some(version);
+    let seed = if steady.is_some() { 0 } else { version };
+    let mixed = name.bytes().fold(seed, |key, byte| scramble(key ^ u64::from(byte)));
+    Key { value: scramble(mixed), run: if name.starts_with(SMOOTH) { 64 } else { 1 }, steady }
 }
 
 fn content(key: Key, index: usize) -> [u8; 8] {
-    scramble(key.value.wrapping_add((index / key.run) as u64)).to_le_bytes()
+    let word = key.value.wrapping_add((index / key.run) as u64);
+    let changes = key.steady.map_or(0, |version| (version + scramble(word) % PERIOD) / PERIOD);
+    scramble(word ^ changes.rotate_right(8)).to_le_bytes()
 }
 
 /// The finalizer of SplitMix64: every bit of the input changes half of the output.
@@ -163,6 +180,17 @@ fn scramble(input: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_words_of_a_steady_tensor_change() {
+        let mut versions = [vec![0; 80_000], vec![0; 80_000]];
+        for (version, bytes) in (7..).zip(&mut versions) {
+            write_content("steady.a", version, bytes);
+        }
+        let changed = versions[0].chunks(8).zip(versions[1].chunks(8)).filter(|(a, b)| a != b);
+        assert!((40..160).contains(&changed.count()), "one in 128 of 10,000");
+        assert!(has_content("steady.a", 8, &versions[1]) && !has_content("steady.a", 8, &versions[0]));
+    }
 
     /// A checker that accepts anything would let every scenario pass.
     #[test]

@@ -13,7 +13,7 @@ use crate::{DataIn, LaneError, Workers};
 use bytes::BytesMut;
 use overlap::{Overlap, Stage};
 use std::{ops::Range, sync::Arc};
-use tensor_relay_device::{Sink, SinkError, Slot, SlotPool, Target};
+use tensor_relay_device::{Region, Sink, SinkError, Slot, SlotPool, Target};
 use tensor_relay_protocol::{
     ChunkHasher, ChunkHeader, CodecId, Context, CorruptChunk, DecodeError, Dtype, Limits, Manifest,
     ManifestDigest, ManifestError, ManifestHeader, Verified, codec,
@@ -62,6 +62,24 @@ enum Bytes {
     Encoded(Slot, Target),
 }
 
+/// A receiver's own copy of the chunk that changes are coded against, of the chunk's length.
+#[derive(Debug)]
+pub struct Base {
+    /// The copy. Which version it is of is for the caller to know.
+    pub memory: Region,
+    /// Whether it becomes the chunk that is received: it is written once that is verified.
+    pub keep: bool,
+}
+
+impl Base {
+    /// Becomes a chunk that was verified, if it is to. Costs a copy of bytes that are in the cache.
+    fn update(&mut self, raw: &[u8]) {
+        if self.keep && self.memory.len() == raw.len() {
+            self.memory.copy_from_slice(raw);
+        }
+    }
+}
+
 /// Takes chunks from data streams to a sink.
 #[derive(Debug, Clone)]
 pub struct Ingress {
@@ -107,6 +125,9 @@ impl Ingress {
     /// Decodes and verifies what was gathered of a chunk of `dtype`, and puts it into its place in `sink`. Wait for the end:
     /// a worker or a copy goes on when this is dropped, and the range is [busy](SinkError::Busy) until it has ended.
     ///
+    /// A chunk whose header names a base is decoded against `base`, which is lost when this fails or is dropped. The caller
+    /// has checked that it is the right one; a wrong one gives other bytes, which do not verify.
+    ///
     /// # Errors
     /// [`ReceiveError`], but for lost lanes: nothing more is to come.
     pub async fn settle_chunk(
@@ -114,15 +135,29 @@ impl Ingress {
         gathered: Gathered<'_>,
         dtype: Dtype,
         sink: &dyn Sink,
-    ) -> Result<Verified, ReceiveError> {
+        base: Option<Base>,
+    ) -> Result<(Verified, Option<Base>), ReceiveError> {
         let Gathered { header, bytes, receiving } = gathered;
-        let (verified, target) = match bytes {
-            Bytes::Raw(verified, target) => (verified, target),
-            Bytes::Encoded(slot, target) => self.decode(header, dtype, slot, target).await?,
+        let (verified, target, base) = match bytes {
+            Bytes::Raw(verified, target) => {
+                let (target, base) = self.update(target, base).await;
+                (verified, target, base)
+            }
+            Bytes::Encoded(slot, target) => self.decode(header, dtype, slot, target, base).await?,
         };
         let _writing = receiving.write();
         sink.write(target).await?;
-        Ok(verified)
+        Ok((verified, base))
+    }
+
+    /// Lets `base` become a chunk that was verified on the way.
+    async fn update(&self, target: Target, base: Option<Base>) -> (Target, Option<Base>) {
+        let Some(mut base) = base else { return (target, None) };
+        let update = move || {
+            base.update(&target);
+            (target, Some(base))
+        };
+        self.workers.run(update).await
     }
 
     async fn gather_encoded(
@@ -146,15 +181,21 @@ impl Ingress {
         dtype: Dtype,
         slot: Slot,
         mut target: Target,
-    ) -> Result<(Verified, Target), ReceiveError> {
+        mut base: Option<Base>,
+    ) -> Result<(Verified, Target, Option<Base>), ReceiveError> {
         let expected = header.encoded_bytes as usize;
         self.workers
             .run(move || {
-                let context = Context { dtype, base: None };
+                let against = base.as_ref().filter(|_| header.base.is_some());
+                let context = Context { dtype, base: against.map(|base| &*base.memory) };
                 codec(header.codec).decode(context, &slot[..expected], &mut target)?;
                 let mut hasher = ChunkHasher::new();
                 hasher.update(&target);
-                Ok((hasher.verify(header.chunk, header.hash)?, target))
+                let verified = hasher.verify(header.chunk, header.hash)?;
+                if let Some(base) = &mut base {
+                    base.update(&target);
+                }
+                Ok((verified, target, base))
             })
             .await
     }

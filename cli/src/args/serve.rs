@@ -108,6 +108,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) encoded_mem: u64,
 
+    /// With --watch: how many versions of each topic that left retention are kept, while subscribers hold copies of them,
+    /// so that new ones can be sent to these as changes. With 0, every version is sent whole.
+    #[arg(long, value_name = "N", default_value = "2", help_heading = "Memory")]
+    pub(crate) bases: u32,
+
+    /// How much memory such versions may take, over all topics.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes, help_heading = "Memory")]
+    pub(crate) base_mem: u64,
+
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
@@ -149,6 +158,8 @@ impl ServeArgs {
             },
             publish_timeout: self.publish_timeout,
             release_timeout: Some(self.release_timeout),
+            // Of files that are not watched there is one version.
+            bases: if self.watch { self.bases } else { 0 },
             expire_after: None,
         }
     }

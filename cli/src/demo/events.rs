@@ -65,7 +65,7 @@ pub(crate) struct Smalls {
 
 impl From<Progress> for Moving {
     fn from(progress: Progress) -> Self {
-        let Progress { version, payload_bytes, verified_bytes, wire_bytes } = progress;
+        let Progress { version, payload_bytes, verified_bytes, wire_bytes, .. } = progress;
         Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }
@@ -73,7 +73,7 @@ impl From<Progress> for Moving {
 impl From<Moving> for Progress {
     fn from(moving: Moving) -> Self {
         let Moving { version, payload_bytes, verified_bytes, wire_bytes } = moving;
-        Self { version, payload_bytes, verified_bytes, wire_bytes }
+        Self { version, payload_bytes, verified_bytes, wire_bytes, ..Self::default() }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::Session;
 use crate::{
-    Request, Subscription, TopicWatch, buffers::Lent, error::SessionError, link::Link, receiving::Receiving,
-    subscription::Patience,
+    Request, Subscription, TopicWatch, base::Base, buffers::Lent, error::SessionError, link::Link,
+    receiving::Receiving, subscription::Patience,
 };
 use std::sync::Arc;
 use tensor_relay_protocol::{ClientMessage, Epoch, Glob, SubscriptionId, TopicEntry, Version, WatchId};
@@ -32,7 +32,7 @@ impl Session {
             Command::Subscribe(request, reply) => {
                 let id = self.subscribe(*request, reply);
                 self.allow_unread(link);
-                let subscribe = self.receivings.get(&id).map(|receiving| receiving.subscribe(id));
+                let subscribe = self.receivings.get_mut(&id).map(|receiving| receiving.subscribe(id));
                 self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
             }
             Command::Unsubscribe { id, keep_place } => {
@@ -105,7 +105,8 @@ impl Session {
     fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Subscription>) -> SubscriptionId {
         let id = SubscriptionId(self.next_id);
         self.next_id += 1;
-        let receiving = Receiving::new(request.clone(), self.credit, self.config.stall_timeout);
+        let base = Base::new(self.bases.clone());
+        let receiving = Receiving::new(request.clone(), self.credit, self.config.stall_timeout, base);
         let patience = Patience {
             topic_timeout: self.config.topic_timeout,
             held_max: self.config.versions_held_max,

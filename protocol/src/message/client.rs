@@ -26,6 +26,8 @@ pub enum ClientMessage {
         epoch: Epoch,
         /// Which publish.
         version: Version,
+        /// Whether the client keeps it as a base, against which chunks of the next version may be coded.
+        kept: bool,
     },
     /// Gives up a version.
     Abort {
@@ -104,11 +106,14 @@ impl From<ClientMessage> for wire::FromClient {
             ClientMessage::Credit { subscription, chunks } => {
                 Kind::Credit(wire::Credit { subscription: subscription.0, chunks })
             }
-            ClientMessage::Committed { subscription, epoch, version } => Kind::Committed(wire::Committed {
-                subscription: subscription.0,
-                epoch: epoch.0,
-                version: version.0,
-            }),
+            ClientMessage::Committed { subscription, epoch, version, kept } => {
+                Kind::Committed(wire::Committed {
+                    subscription: subscription.0,
+                    epoch: epoch.0,
+                    version: version.0,
+                    kept,
+                })
+            }
             ClientMessage::Abort { subscription, epoch, version, reason } => Kind::Abort(wire::Abort {
                 subscription: subscription.0,
                 epoch: epoch.0,
@@ -159,6 +164,7 @@ impl TryFrom<wire::FromClient> for ClientMessage {
                 subscription: SubscriptionId(committed.subscription),
                 epoch: Epoch(committed.epoch),
                 version: Version(committed.version),
+                kept: committed.kept,
             },
             Kind::Abort(abort) => Self::Abort {
                 subscription: SubscriptionId(abort.subscription),

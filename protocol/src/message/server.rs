@@ -91,6 +91,8 @@ pub struct Announce {
     pub skipped: u64,
     /// What the publisher said of this version.
     pub metadata: Metadata,
+    /// Whether later versions may be coded against this one, so that a copy of it is worth keeping.
+    pub may_be_base: bool,
 }
 
 /// Why a subscription ended.
@@ -148,6 +150,7 @@ impl From<ServerMessage> for wire::FromServer {
                 manifest_digest: announce.manifest.0.to_vec(),
                 skipped: announce.skipped,
                 metadata: announce.metadata.iter().map(Into::into).collect(),
+                may_be_base: announce.may_be_base,
             }),
             ServerMessage::Complete { subscription, epoch, version, digest } => {
                 Kind::Complete(wire::Complete {
@@ -247,6 +250,7 @@ impl TryFrom<wire::Announce> for Announce {
             manifest: ManifestDigest(exactly("manifest_digest", &wire.manifest_digest)?),
             skipped: wire.skipped,
             metadata,
+            may_be_base: wire.may_be_base,
         })
     }
 }

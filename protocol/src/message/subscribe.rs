@@ -40,6 +40,9 @@ pub struct Subscribe {
     pub partial: Option<Partial>,
     /// The manifest that the client holds, if any: it need not be sent again.
     pub manifest: Option<ManifestDigest>,
+    /// The version whose chunks the client holds as a base: those of the next version may be coded against them. Beside a
+    /// `partial`, it is the base of the rest of that part alone.
+    pub base: Option<(Epoch, Version)>,
 }
 
 impl Subscribe {
@@ -58,6 +61,7 @@ impl Subscribe {
             preempt: false,
             partial: None,
             manifest: None,
+            base: None,
         }
     }
 }
@@ -105,9 +109,7 @@ impl From<Subscribe> for wire::Subscribe {
             topic: subscribe.topic.as_str().into(),
             mode: subscribe.mode.code(),
             credit: subscribe.credit,
-            have: subscribe
-                .have
-                .map(|(epoch, version)| wire::Have { epoch: epoch.0, version: version.0 }),
+            have: subscribe.have.map(have),
             selection: subscribe.selection.iter().map(|glob| glob.as_str().to_owned()).collect(),
             start: Some(subscribe.start.into()),
             window: subscribe.window,
@@ -115,8 +117,13 @@ impl From<Subscribe> for wire::Subscribe {
             preempt: subscribe.preempt,
             partial: subscribe.partial.map(Into::into),
             manifest: subscribe.manifest.map(|digest| digest.0.to_vec()),
+            base: subscribe.base.map(have),
         }
     }
+}
+
+fn have((epoch, version): (Epoch, Version)) -> wire::Have {
+    wire::Have { epoch: epoch.0, version: version.0 }
 }
 
 impl TryFrom<wire::Subscribe> for Subscribe {
@@ -139,6 +146,7 @@ impl TryFrom<wire::Subscribe> for Subscribe {
                 .manifest
                 .map(|digest| exactly("manifest", &digest).map(ManifestDigest))
                 .transpose()?,
+            base: wire.base.map(|base| (Epoch(base.epoch), Version(base.version))),
         })
     }
 }

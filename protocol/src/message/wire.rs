@@ -117,6 +117,8 @@ pub(crate) struct Subscribe {
     pub(crate) partial: Option<Partial>,
     #[prost(bytes = "vec", optional, tag = "12")]
     pub(crate) manifest: Option<Vec<u8>>,
+    #[prost(message, optional, tag = "13")]
+    pub(crate) base: Option<Have>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -171,6 +173,8 @@ pub(crate) struct Committed {
     pub(crate) epoch: u64,
     #[prost(uint64, tag = "3")]
     pub(crate) version: u64,
+    #[prost(bool, tag = "4")]
+    pub(crate) kept: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -247,6 +251,8 @@ pub(crate) struct Announce {
     pub(crate) skipped: u64,
     #[prost(message, repeated, tag = "7")]
     pub(crate) metadata: Vec<Entry>,
+    #[prost(bool, tag = "8")]
+    pub(crate) may_be_base: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -16,6 +16,7 @@ use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 fn staging() -> Staging {
     Staging {
         memory: HostMemory::new(64 << 20),
+        bases: Arc::default(),
         chunk_bytes: 4096,
         limits: Limits::default(),
         workers: Workers::Inline,

@@ -15,6 +15,11 @@ pub struct TopicOptions {
     /// How long a version that left retention may be read by those who are at it; then they are cut off, and told.
     /// Default: ten minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
     pub release_timeout: Option<Duration>,
+    /// How many versions that left retention are kept at most, while subscribers hold copies of them: what is published then
+    /// travels as changes to these. Default 2: the version that most have, and the one that some are getting. Each takes its
+    /// payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). With 0, every version travels whole: for
+    /// topics of one version.
+    pub bases: u32,
     /// After how long without a publish the topic ends by itself. Default: never.
     pub expire_after: Option<Duration>,
 }
@@ -35,6 +40,7 @@ impl Default for TopicOptions {
             when_full: WhenFull::Evict,
             publish_timeout: Duration::from_secs(10),
             release_timeout: None,
+            bases: 2,
             expire_after: None,
         }
     }

@@ -151,6 +151,7 @@ fn commits_of_what_was_not_sent() {
         expect_closed(CloseCode::Misbehaved, word, async |sim| {
             let mut peer = announced(sim).await;
             peer.say_to_server(ClientMessage::Committed {
+                kept: false,
                 subscription: SubscriptionId(1),
                 epoch,
                 version: Version(version),

@@ -59,6 +59,7 @@ impl Script {
             manifest: self.manifest.digest(),
             skipped: 0,
             metadata: tensors::metadata(VERSION.0),
+            may_be_base: false,
         }
     }
 

@@ -65,6 +65,37 @@ fn a_replaced_file_is_the_next_version() {
     }
 }
 
+/// Goal: of a file that changed a little, little travels; whoever wants no copy of it gets it whole.
+/// Method: change one byte in a thousand, twice, under a subscriber with a copy and one without.
+#[test]
+fn what_changed_a_little_is_sent_as_changes() {
+    const BYTES: usize = 8 << 20;
+    let mut watched = Watched::new(BYTES, &[]);
+    let ticket = watched.server.ticket("w").to_owned();
+    let words = ["subscribe", &ticket, "--out=whole", "--json", "--base-mem=0"];
+    let mut whole = watched.home.start(&words);
+    whole.hear_out(r#""version":1"#);
+    for version in 2..=3 {
+        let path = watched.home.path("w");
+        let mut bytes = fs::read(&path).unwrap();
+        let (end, step) = (bytes.len(), 1000 + version);
+        for at in (end - BYTES..end).step_by(step) {
+            bytes[at] ^= 1;
+        }
+        files::replace(&path, |path| fs::write(path, &bytes).unwrap());
+        let line = watched.follower.hear_out(&format!(r#""version":{version}"#));
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let (wire, deltas) = (event["wire_bytes"].as_u64().unwrap(), &event["deltas"]);
+        assert!(wire < BYTES as u64 / 50 && deltas["wire_bytes"] == wire, "{line}");
+        assert_eq!(deltas["raw_bytes"], event["payload_bytes"], "{line}");
+        let line = whole.hear_out(&format!(r#""version":{version}"#));
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert!(event["deltas"]["chunks"] == 0 && event["wire_bytes"] == event["payload_bytes"], "{line}");
+    }
+    whole.end_by(Signal::TERM).with(143);
+    watched.end_after(3);
+}
+
 /// Goal: a file that somebody is still writing is not published, however long it takes.
 /// Method: write one in place, slowly, with pauses that are longer than several looks.
 #[test]

@@ -5,6 +5,7 @@
 mod buffers;
 mod connecting;
 mod contract;
+mod deltas;
 mod device_landing;
 mod device_serving;
 mod ends;

@@ -1,5 +1,7 @@
 //! Chunks become wire bytes here, once for all subscribers.
 
+mod changes;
+
 use super::{
     Payload, Stage, Stages,
     reads::{ReadStats, Reads},
@@ -32,7 +34,7 @@ pub struct Encoded {
     pub bytes: Bytes,
 }
 
-/// Reads, hashes and encodes chunks, each once per (payload, chunk, codec) however many subscribers want it, as long as
+/// Reads, hashes and encodes chunks, each once per (payload, chunk, codec, base) however many subscribers want it, as long as
 /// the result stays in a cache of bounded size. What was evicted is read and encoded again.
 ///
 /// Raw chunks are the source's own bytes and cost nothing to read again, but where the source is on a device: those are
@@ -59,6 +61,14 @@ pub struct EncoderStats {
     pub raw_bytes: u64,
     /// Bytes that came out.
     pub encoded_bytes: u64,
+    /// Chunks that were compared with the same ones of a base. `compared - updates` changed too much.
+    pub compared: u64,
+    /// Of those, chunks that became an update.
+    pub updates: u64,
+    /// Raw bytes of these chunks.
+    pub updated_bytes: u64,
+    /// Bytes of the updates.
+    pub update_bytes: u64,
     /// Chunks of sources on devices that were asked for. `source_asked - source_reads` were answered by a read for
     /// somebody else, which was under way or kept.
     pub source_asked: u64,
@@ -78,6 +88,10 @@ struct Counters {
     incompressible: AtomicU64,
     raw_bytes: AtomicU64,
     encoded_bytes: AtomicU64,
+    compared: AtomicU64,
+    updates: AtomicU64,
+    updated_bytes: AtomicU64,
+    update_bytes: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,6 +99,8 @@ struct Key {
     payload: u64,
     chunk: ChunkIndex,
     codec: CodecId,
+    /// The payload that it is coded against, if any.
+    base: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -129,7 +145,7 @@ impl Encoder {
             return self.raw(payload, chunk).await;
         }
         self.counters.requested.fetch_add(1, Ordering::Relaxed);
-        let key = Key { payload: payload.key(), chunk, codec: wanted };
+        let key = Key { payload: payload.key(), chunk, codec: wanted, base: None };
         if let Some(Some(encoded)) = self.cache.get(&key) {
             return Ok(encoded);
         }
@@ -168,7 +184,8 @@ impl Encoder {
 
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
-        let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes } = &self.counters;
+        let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes, .. } = &self.counters;
+        let Counters { compared, updates, updated_bytes, update_bytes, .. } = &self.counters;
         let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
         EncoderStats {
             requested: requested.load(Ordering::Relaxed),
@@ -176,6 +193,10 @@ impl Encoder {
             incompressible: incompressible.load(Ordering::Relaxed),
             raw_bytes: raw_bytes.load(Ordering::Relaxed),
             encoded_bytes: encoded_bytes.load(Ordering::Relaxed),
+            compared: compared.load(Ordering::Relaxed),
+            updates: updates.load(Ordering::Relaxed),
+            updated_bytes: updated_bytes.load(Ordering::Relaxed),
+            update_bytes: update_bytes.load(Ordering::Relaxed),
             source_asked: asked,
             source_reads: begun,
             source_rereads: repeated,

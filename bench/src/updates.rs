@@ -1,0 +1,210 @@
+//! Versions that differ a little, one after the other: what they cost as changes, beside what they cost whole.
+//!
+//! A producer publishes each version when the one before was committed; a subscriber in mode `every` takes it. Both ways are
+//! measured in turn, in processes of their own. The first version of each run comes whole in either, and does not count.
+
+mod ends;
+mod steps;
+
+pub use ends::{FollowArgs, PublishArgs, follow, publish};
+pub use steps::StepsArgs;
+
+use crate::{
+    network::{End, Network, NetworkArgs},
+    origin::Origin,
+    program::Program,
+    side::Side,
+    size,
+    stats::{PairedRatio, Summary},
+};
+use anyhow::{Context, Result};
+use ends::{Publishing, Update};
+use serde::Serialize;
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+/// What is published, and how often.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct UpdatesArgs {
+    /// What the versions are.
+    #[command(flatten)]
+    pub steps: StepsArgs,
+    /// How often both ways are measured.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub pairs: u32,
+    /// What lies between the two ends.
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Also writes everything that was measured to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  updates --namespaces --mtu 1472 --rate 1Gbit                  one element in a hundred changes
+  updates --size 1GiB --changed 0.1 --versions 20
+  updates --steps checkpoints/ --namespaces --rate 1Gbit        safetensors files, in order of their names";
+
+/// How long a version may take.
+const VERSION_MAX: Duration = Duration::from_secs(600);
+
+/// How versions travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Way {
+    Changes,
+    Whole,
+}
+
+/// The result file.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    bench: &'static str,
+    #[serde(flatten)]
+    origin: Origin,
+    network: &'a NetworkArgs,
+    steps: &'a StepsArgs,
+    runs: &'a [Run],
+}
+
+/// One run: every version but the first.
+#[derive(Debug, Serialize)]
+struct Run {
+    way: Way,
+    updates: Vec<Update>,
+}
+
+/// Measures both ways, and prints a table. `this` is the program that runs, to be started for each end.
+///
+/// # Errors
+/// When the network cannot be made, files cannot be read or written, or an end fails.
+pub async fn run(args: UpdatesArgs, this: &Program) -> Result<()> {
+    eprintln!("{}", args.network);
+    let network = Network::new(&args.network, this).await?;
+    let mut runs = Vec::new();
+    for pair in 0..args.pairs {
+        let order = if pair % 2 == 0 { [Way::Changes, Way::Whole] } else { [Way::Whole, Way::Changes] };
+        for way in order {
+            let run = measure(&args, way, this, &network).await?;
+            eprintln!("{} of {}: {}", pair + 1, args.pairs, run.line());
+            runs.push(run);
+        }
+    }
+    print!("{}", table(&runs));
+    if let Some(path) = &args.json {
+        let document = Document {
+            bench: "updates",
+            origin: Origin::here(),
+            network: &args.network,
+            steps: &args.steps,
+            runs: &runs,
+        };
+        let text = serde_json::to_string_pretty(&document)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Starts both ends, and hears of every version.
+async fn measure(args: &UpdatesArgs, way: Way, this: &Program, network: &Network) -> Result<Run> {
+    let words = |word: &str| vec![OsString::from(word), format!("--mtu={}", args.network.mtu).into()];
+    let mut publish = words("updates-publish");
+    publish.push(format!("--listen={}:0", network.server_ip()).into());
+    publish.extend(args.steps.words());
+    let mut producer = Side::start("the producer".into(), network.command(End::Serving, this), &publish)?;
+    let publishing: Publishing = producer.line(VERSION_MAX).await?;
+    let mut follow = words("updates-follow");
+    follow.push(format!("--ticket={}", publishing.ticket).into());
+    follow.push(format!("--versions={}", publishing.versions).into());
+    if way == Way::Whole {
+        follow.push("--whole".into());
+    }
+    let mut subscriber =
+        Side::start("the subscriber".into(), network.command(End::Receiving, this), &follow)?;
+    let mut updates = Vec::new();
+    for version in 1..=publishing.versions {
+        let update: Update = subscriber.line(VERSION_MAX).await?;
+        if version > 1 {
+            updates.push(update);
+        }
+    }
+    subscriber.end().await;
+    producer.end().await;
+    Ok(Run { way, updates })
+}
+
+impl Run {
+    /// The middle of what `value` says of its versions.
+    fn median(&self, value: impl Fn(&Update) -> f64) -> f64 {
+        let values: Vec<f64> = self.updates.iter().map(value).collect();
+        Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.median(|update| update.seconds)
+    }
+
+    /// How many times smaller a version is on the wire than its payload.
+    fn ratio(&self) -> f64 {
+        self.median(|update| update.payload_bytes as f64 / update.wire_bytes.max(1) as f64)
+    }
+
+    fn line(&self) -> String {
+        let Self { way, .. } = self;
+        let wire = self.median(|update| update.wire_bytes as f64);
+        let (wire, ms) = (size::text(wire as u64), self.seconds() * 1e3);
+        format!("{way:?}: {wire} a version, 1/{:.1} of it, committed after {ms:.1} ms", self.ratio())
+    }
+}
+
+/// What the runs come down to.
+fn table(runs: &[Run]) -> String {
+    let of = |way: Way| runs.iter().filter(move |run| run.way == way);
+    let mut text = String::from(
+        "| way | wire bytes of a version | smaller | publish to commit, ms |\n|---|---:|---:|---:|\n",
+    );
+    for way in [Way::Changes, Way::Whole] {
+        let each = |value: fn(&Run) -> f64| Summary::of(&of(way).map(value).collect::<Vec<_>>());
+        let wire = each(|run| run.median(|update| update.wire_bytes as f64));
+        let rows = (wire, each(Run::ratio), each(|run| run.seconds() * 1e3));
+        if let (Some(wire), Some(ratio), Some(ms)) = rows {
+            let name = if way == Way::Changes { "changes" } else { "whole" };
+            text += &format!("| {name} | {:.0} | {ratio} | {ms} |\n", wire.median);
+        }
+    }
+    let pairs: Vec<(f64, f64)> = of(Way::Whole)
+        .map(Run::seconds)
+        .zip(of(Way::Changes).map(Run::seconds))
+        .collect();
+    if let Some(PairedRatio { median, low, high, confidence, pairs }) = PairedRatio::of(&pairs) {
+        text += &format!(
+            "\nAs changes, versions are committed {median:.1} times sooner ({low:.1} to {high:.1} in {pairs} pairs, {:.0} %).\n",
+            confidence * 100.0
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(way: Way, wire_bytes: u64, seconds: f64) -> Run {
+        let update = Update { version: 2, payload_bytes: 1000, wire_bytes, delta_bytes: 0, seconds };
+        Run { way, updates: vec![update; 3] }
+    }
+
+    #[test]
+    fn neighbours_are_compared() {
+        let runs = [
+            run(Way::Changes, 10, 0.1),
+            run(Way::Whole, 1000, 2.0),
+            run(Way::Whole, 1000, 6.0),
+            run(Way::Changes, 10, 0.2),
+        ];
+        let table = table(&runs);
+        assert!(table.contains("| changes | 10 | 100 |"), "{table}");
+        assert!(table.contains("25.0 times sooner (20.0 to 30.0 in 2 pairs"), "{table}");
+    }
+}

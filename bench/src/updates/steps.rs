@@ -1,0 +1,162 @@
+//! What the versions are: files, or weights of which some change by one unit in the last place.
+
+use crate::{noise, size, workload};
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use std::{convert::Infallible, ffi::OsString, path::PathBuf};
+use tensor_relay_server::{Dtype, Shape, Staged, Staging, TensorFiles, TensorName, TensorSpec};
+
+/// What is published, one version after the other.
+#[derive(Debug, Clone, Serialize, clap::Args)]
+pub struct StepsArgs {
+    /// How large a version is: bf16 weights in tensors of 16 MiB.
+    #[arg(long, default_value = "256MiB", value_parser = size::parse)]
+    pub size: u64,
+    /// How many of 100 elements change from one version to the next, each by one unit in its last place.
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
+    pub changed: f64,
+    /// How many versions there are, the first included.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..))]
+    pub versions: u32,
+    /// Publishes the safetensors files of this folder instead, in order of their names.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["size", "changed", "versions"])]
+    pub steps: Option<PathBuf>,
+}
+
+/// The versions to come.
+pub(super) enum Steps {
+    Files(std::vec::IntoIter<PathBuf>),
+    Generated(Generated),
+}
+
+/// Weights, as they are after some steps.
+pub(super) struct Generated {
+    weights: Vec<u8>,
+    share: f64,
+    step: u64,
+    left: u32,
+}
+
+/// How large each generated tensor is.
+const TENSOR_BYTES: usize = 16 << 20;
+
+impl StepsArgs {
+    /// The same as words for another process.
+    pub(super) fn words(&self) -> Vec<OsString> {
+        match &self.steps {
+            Some(folder) => vec!["--steps".into(), folder.into()],
+            None => [
+                format!("--size={}", self.size),
+                format!("--changed={}", self.changed),
+                format!("--versions={}", self.versions),
+            ]
+            .map(OsString::from)
+            .to_vec(),
+        }
+    }
+
+    /// The versions.
+    ///
+    /// # Errors
+    /// When the folder cannot be read or has fewer than two files, or the numbers make no sense.
+    pub(super) fn open(&self) -> Result<Steps> {
+        let Some(folder) = &self.steps else {
+            ensure!((0.0..=100.0).contains(&self.changed), "--changed is between 0 and 100");
+            ensure!(self.size >= 2 && self.size.is_multiple_of(2), "bf16 weights have two bytes each");
+            let mut weights = vec![0; usize::try_from(self.size)?];
+            workload::fill_with_weights(Dtype::Bf16, 0, &mut weights);
+            let share = self.changed / 100.0;
+            return Ok(Steps::Generated(Generated { weights, share, step: 0, left: self.versions }));
+        };
+        let listed =
+            std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let paths = listed.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
+        let is_step = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
+        let mut paths: Vec<PathBuf> = paths.into_iter().filter(is_step).collect();
+        ensure!(paths.len() > 1, "{} has no two .safetensors files", folder.display());
+        paths.sort();
+        Ok(Steps::Files(paths.into_iter()))
+    }
+}
+
+impl Steps {
+    /// How many are to come.
+    pub(super) fn left(&self) -> u32 {
+        match self {
+            Self::Files(paths) => paths.len() as u32,
+            Self::Generated(generated) => generated.left,
+        }
+    }
+
+    /// Stages the next one, if there is one.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or there is no memory.
+    pub(super) fn next(&mut self, staging: &Staging) -> Result<Option<Staged>> {
+        match self {
+            Self::Files(paths) => {
+                let Some(path) = paths.next() else { return Ok(None) };
+                Ok(Some(TensorFiles::open(&path)?.stage(staging)?))
+            }
+            Self::Generated(generated) if generated.left == 0 => Ok(None),
+            Self::Generated(generated) => {
+                generated.left -= 1;
+                let staged = generated.stage(staging)?;
+                generated.step();
+                Ok(Some(staged))
+            }
+        }
+    }
+}
+
+impl Generated {
+    fn stage(&self, staging: &Staging) -> Result<Staged> {
+        let tensors: Vec<&[u8]> = self.weights.chunks(TENSOR_BYTES).collect();
+        let spec = |(number, bytes): (usize, &&[u8])| -> Result<TensorSpec> {
+            let name = TensorName::new(&format!("layers.{number}.weight"))?;
+            Ok(TensorSpec::new(name, Dtype::Bf16, Shape::new(&[bytes.len() as u64 / 2])?))
+        };
+        let specs = tensors.iter().enumerate().map(spec).collect::<Result<_>>()?;
+        Ok(Staged::new::<Infallible>(staging, specs, vec![], |index, out| {
+            out.copy_from_slice(tensors[index]);
+            Ok(())
+        })?)
+    }
+
+    /// Lets some elements go up or down by one unit in the last place.
+    fn step(&mut self) {
+        self.step += 1;
+        let below = (self.share * u64::MAX as f64) as u64;
+        let (elements, _) = self.weights.as_chunks_mut::<2>();
+        for (index, element) in (0..).zip(elements) {
+            let drawn = noise::at(self.step, index);
+            if drawn < below {
+                let bits = u16::from_le_bytes(*element);
+                let moved = if index % 2 == 0 { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+                *element = moved.to_le_bytes();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn about_so_many_elements_change() {
+        let args = StepsArgs { size: 200_000, changed: 1.0, versions: 3, steps: None };
+        let Steps::Generated(mut generated) = args.open().unwrap() else { panic!("they are generated") };
+        let before = generated.weights.clone();
+        generated.step();
+        let changed = before.chunks(2).zip(generated.weights.chunks(2)).filter(|(a, b)| a != b);
+        assert!((800..1200).contains(&changed.count()));
+    }
+
+    #[test]
+    fn an_empty_folder_is_refused() {
+        let folder = std::env::temp_dir();
+        let steps = Some(folder.join("no such folder"));
+        assert!(StepsArgs { size: 2, changed: 1.0, versions: 2, steps }.open().is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! The private copy of a version that later ones are coded against: one for each subscription.
+//!
+//! Never what a user got: that may be written by its user. The memory has a budget of its own, which all subscriptions of
+//! a session share.
+
+mod copy;
+
+pub(crate) use copy::Copy;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tensor_relay_device::{HostMemory, Region};
+use tensor_relay_protocol::{Announce, ChunkIndex, Epoch, ManifestDigest, RangeSet, Selection, Version};
+use tensor_relay_transport::ingress;
+
+/// Which version a chunk of a base is of.
+pub(crate) type Of = (Epoch, Version);
+
+/// The base of one subscription.
+///
+/// While a version comes, the base becomes that version chunk by chunk, on the worker that verifies each: its bytes are in
+/// the cache then. So there is one copy and not two, and no pass over it at the commit. Meanwhile it is neither the one
+/// version nor the other: what is verified will not be decoded again, and a version that is given up ends the base.
+#[derive(Debug)]
+pub(crate) struct Base {
+    /// Where copies lie; `None` when there are to be none.
+    memory: Option<HostMemory>,
+    copy: Option<(ManifestDigest, Arc<Shared>)>,
+    /// The version under way.
+    under_way: Option<UnderWay>,
+    /// What the server was told that it may code against, on this connection.
+    told: Option<Of>,
+    /// Whether the log knows that there is no memory.
+    complained: bool,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    of: Of,
+    /// Whether the copy becomes this version.
+    keep: bool,
+    /// Against what its chunks may be coded.
+    against: Option<Of>,
+}
+
+#[derive(Debug, Default)]
+struct Shared(Mutex<Copy<Region>>);
+
+impl Shared {
+    fn copy(&self) -> MutexGuard<'_, Copy<Region>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A chunk of the base, for who settles the same chunk of the version under way.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    shared: Arc<Shared>,
+    chunk: ChunkIndex,
+    keep: bool,
+    against: Option<Of>,
+    becomes: Of,
+}
+
+impl Base {
+    /// No base yet; one is kept in `memory`, if there is to be any.
+    pub(crate) fn new(memory: Option<HostMemory>) -> Self {
+        Self { memory, copy: None, under_way: None, told: None, complained: false }
+    }
+
+    /// What the server is told on a new connection: the version against which it may code what is not `held` of the version
+    /// that is to be continued, or all of the next one.
+    pub(crate) fn tell(&mut self, held: Option<&RangeSet>) -> Option<Of> {
+        let none = RangeSet::new();
+        let (_, shared) = self.copy.as_ref()?;
+        self.told = shared.copy().rest_of(held.unwrap_or(&none));
+        self.told
+    }
+
+    /// Takes the beginning of a version of which `selection` is wanted. Returns the version that its chunks may be coded
+    /// against.
+    pub(crate) fn begin(&mut self, announce: &Announce, selection: &Selection) -> Option<Version> {
+        let of = (announce.id.epoch, announce.id.version);
+        let fits = self.copy.as_ref().is_some_and(|(manifest, _)| *manifest == announce.manifest);
+        if !fits {
+            (self.copy, self.told) = (None, None); // Before the next one takes memory.
+        }
+        if announce.may_be_base && self.copy.is_none() {
+            self.copy = self.allocate(selection).map(|copy| (announce.manifest, copy));
+        }
+        self.run(of, announce.may_be_base)
+    }
+
+    /// Takes the news that the version under way goes on, over another connection. Returns what the rest of its chunks may
+    /// be coded against.
+    pub(crate) fn resume(&mut self, announce: &Announce) -> Option<Version> {
+        self.run((announce.id.epoch, announce.id.version), announce.may_be_base)
+    }
+
+    fn run(&mut self, of: Of, may_be_base: bool) -> Option<Version> {
+        let against = self.told.filter(|(epoch, version)| *epoch == of.0 && *version < of.1);
+        self.under_way = Some(UnderWay { of, keep: may_be_base && self.copy.is_some(), against });
+        against.map(|(_, version)| version)
+    }
+
+    /// What who settles `chunk` needs of the base: nothing, where there is none and will be none.
+    pub(crate) fn chunk(&self, chunk: ChunkIndex) -> Option<Chunk> {
+        let (_, shared) = self.copy.as_ref()?;
+        let under_way = self.under_way.as_ref()?;
+        let UnderWay { of: becomes, keep, against } = *under_way;
+        (keep || against.is_some()).then(|| Chunk {
+            shared: Arc::clone(shared),
+            chunk,
+            keep,
+            against,
+            becomes,
+        })
+    }
+
+    /// Takes the commit of the version under way; returns whether it is the base now.
+    pub(crate) fn handle_committed(&mut self) -> bool {
+        let of = self.under_way.take().map(|under_way| under_way.of);
+        let whole = self.copy.as_ref().and_then(|(_, shared)| shared.copy().whole());
+        self.told = whole.filter(|whole| Some(*whole) == of);
+        if self.told.is_none() {
+            self.copy = None;
+        }
+        self.told.is_some()
+    }
+
+    /// Takes the news that the version under way is given up, and the base with it. What still works on a chunk works on a
+    /// copy that nobody will look at.
+    pub(crate) fn handle_given_up(&mut self) {
+        (self.copy, self.under_way, self.told) = (None, None, None);
+    }
+
+    /// Memory for a copy of what is selected, within the budget.
+    fn allocate(&mut self, selection: &Selection) -> Option<Arc<Shared>> {
+        let memory = self.memory.as_ref()?;
+        let bytes = selection.payload_bytes();
+        match memory.allocate(usize::try_from(bytes).ok()?) {
+            Ok(mut region) => {
+                let chunks = selection.chunks().iter().map_while(|chunk| {
+                    let place = selection.place(ChunkIndex(chunk))?;
+                    Some((chunk, region.split_to((place.end - place.start) as usize)?))
+                });
+                Some(Arc::new(Shared(Mutex::new(chunks.collect()))))
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    tracing::info!(payload_bytes = bytes, %error, "Versions of a topic come whole: there is no memory for a copy to apply changes to.");
+                }
+                None
+            }
+        }
+    }
+}
+
+impl Chunk {
+    /// Takes the chunk's memory out of the copy, for a chunk of the version under way that is coded against a base, or not.
+    /// `None` where neither needs it, or where it was lost with an earlier worker. Until it is [put back](Self::put) the copy
+    /// is not whole.
+    pub(crate) fn take(&self, is_changes: bool) -> Option<ingress::Base> {
+        if !is_changes && !self.keep {
+            return None;
+        }
+        let (of, memory) = self.shared.copy().take(self.chunk)?;
+        (!is_changes || of == self.against).then_some(ingress::Base { memory, keep: self.keep })
+    }
+
+    /// Puts back what was taken. It is of the version under way now, if that is kept.
+    pub(crate) fn put(&self, base: ingress::Base) {
+        let of = if base.keep { Some(self.becomes) } else { self.against };
+        self.shared.copy().put(self.chunk, of, base.memory);
+    }
+}

@@ -1,0 +1,150 @@
+//! A copy of a version in pieces, each of which knows which version it is of. Pure.
+
+use super::Of;
+use std::collections::BTreeMap;
+use tensor_relay_protocol::{ChunkIndex, RangeSet};
+
+/// The memory of every chunk, `M`, and which version each is of.
+#[derive(Debug)]
+pub(crate) struct Copy<M> {
+    /// A chunk that is lent has no piece. One that is never put back has none for ever, and the copy is never whole again.
+    pieces: BTreeMap<u32, Option<Piece<M>>>,
+}
+
+#[derive(Debug)]
+struct Piece<M> {
+    /// `None` for memory that holds nothing yet.
+    of: Option<Of>,
+    memory: M,
+}
+
+impl<M> Default for Copy<M> {
+    fn default() -> Self {
+        Self { pieces: BTreeMap::new() }
+    }
+}
+
+impl<M> FromIterator<(u32, M)> for Copy<M> {
+    /// A copy of nothing yet, with memory for these chunks.
+    fn from_iter<I: IntoIterator<Item = (u32, M)>>(chunks: I) -> Self {
+        let piece = |(chunk, memory)| (chunk, Some(Piece { of: None, memory }));
+        Self { pieces: chunks.into_iter().map(piece).collect() }
+    }
+}
+
+impl<M> Copy<M> {
+    /// Lends the memory of `chunk`, and says of which version it is. `None` when it is lent, or there is no such chunk.
+    pub(crate) fn take(&mut self, chunk: ChunkIndex) -> Option<(Option<Of>, M)> {
+        let piece = self.pieces.get_mut(&chunk.0)?.take()?;
+        Some((piece.of, piece.memory))
+    }
+
+    /// Takes lent memory back, which is of version `of` now.
+    pub(crate) fn put(&mut self, chunk: ChunkIndex, of: Option<Of>, memory: M) {
+        if let Some(piece @ None) = self.pieces.get_mut(&chunk.0) {
+            *piece = Some(Piece { of, memory });
+        }
+    }
+
+    /// The version that every chunk is of.
+    pub(crate) fn whole(&self) -> Option<Of> {
+        self.rest_of(&RangeSet::new())
+    }
+
+    /// The version that every chunk is of which is not `held`, if there is one.
+    pub(crate) fn rest_of(&self, held: &RangeSet) -> Option<Of> {
+        let mut rest = self.pieces.iter().filter(|(chunk, _)| !held.contains(**chunk));
+        let of = |piece: &Option<Piece<M>>| piece.as_ref().and_then(|piece| piece.of);
+        let first = of(rest.next()?.1)?;
+        rest.all(|(_, piece)| of(piece) == Some(first)).then_some(first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tensor_relay_protocol::{Epoch, Version};
+
+    const CHUNKS: u32 = 5;
+
+    fn of(version: u64) -> Of {
+        (Epoch(1), Version(version))
+    }
+
+    fn chunks() -> impl Strategy<Value = RangeSet> {
+        prop::collection::btree_set(0..CHUNKS, 0..=CHUNKS as usize)
+            .prop_map(|chunks| chunks.into_iter().map(|chunk| chunk..chunk + 1).collect())
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// A worker takes a chunk.
+        Take(u32),
+        /// It puts it back, of the version under way or as it was.
+        Put { chunk: u32, keep: bool },
+        /// The next version begins.
+        Next,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0..CHUNKS + 1).prop_map(Step::Take),
+            4 => (0..CHUNKS + 1, prop::bool::weighted(0.8)).prop_map(|(chunk, keep)| Step::Put { chunk, keep }),
+            1 => Just(Step::Next),
+        ]
+    }
+
+    #[test]
+    fn a_copy_is_whole_when_every_chunk_is_of_one_version() {
+        let mut copy: Copy<u32> = (0..3).map(|chunk| (chunk, chunk)).collect();
+        assert_eq!(copy.whole(), None, "it holds nothing yet");
+        for chunk in 0..3 {
+            let (of_before, memory) = copy.take(ChunkIndex(chunk)).unwrap();
+            assert_eq!((of_before, memory), (None, chunk));
+            assert_eq!(copy.whole(), None);
+            copy.put(ChunkIndex(chunk), Some(of(1)), memory);
+        }
+        assert_eq!(copy.whole(), Some(of(1)));
+        let (_, memory) = copy.take(ChunkIndex(1)).unwrap();
+        assert_eq!(copy.take(ChunkIndex(1)), None, "it is lent once");
+        assert_eq!((copy.whole(), copy.rest_of(&RangeSet::from_range(1..2))), (None, Some(of(1))));
+        copy.put(ChunkIndex(1), Some(of(2)), memory);
+        assert_eq!((copy.whole(), copy.rest_of(&RangeSet::from_range(1..2))), (None, Some(of(1))));
+        assert_eq!(copy.rest_of(&RangeSet::from_range(0..3)), None, "there is no rest");
+    }
+
+    proptest! {
+        /// Whatever is taken, put back and forgotten: what the copy says is what the obvious model says, and no memory is
+        /// lent twice or lost.
+        #[test]
+        fn every_chunk_is_of_the_version_that_it_says(steps in prop::collection::vec(step(), 0..60), held in chunks()) {
+            let mut copy: Copy<u32> = (0..CHUNKS).map(|chunk| (chunk, chunk)).collect();
+            // Of each chunk: the version it is of, and whether it is lent.
+            let mut model = vec![(None, false); CHUNKS as usize];
+            let mut version = 1;
+            for step in steps {
+                match step {
+                    Step::Take(chunk) => {
+                        let taken = copy.take(ChunkIndex(chunk));
+                        let expected = model.get_mut(chunk as usize).filter(|(_, lent)| !lent);
+                        prop_assert_eq!(taken, expected.as_ref().map(|(of, _)| (*of, chunk)));
+                        if let Some((_, lent)) = expected { *lent = true; }
+                    }
+                    Step::Put { chunk, keep } => {
+                        let Some(known) = model.get_mut(chunk as usize).filter(|(_, lent)| *lent) else { continue };
+                        *known = (if keep { Some(of(version)) } else { known.0 }, false);
+                        copy.put(ChunkIndex(chunk), known.0, chunk);
+                    }
+                    Step::Next => version += 1,
+                }
+                for held in [RangeSet::new(), held.clone()] {
+                    let rest = (0..CHUNKS).filter(|chunk| !held.contains(*chunk)).map(|chunk| model[chunk as usize]);
+                    let rest: Vec<_> = rest.map(|(of, lent)| of.filter(|_| !lent)).collect();
+                    let same = rest.first().copied().flatten().filter(|of| rest.iter().all(|other| other == &Some(*of)));
+                    prop_assert_eq!(copy.rest_of(&held), same);
+                }
+            }
+        }
+    }
+}

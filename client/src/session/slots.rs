@@ -1,0 +1,31 @@
+//! How many slots there are for encoded chunks.
+
+use tensor_relay_protocol::Credit;
+
+/// The most encoded chunks that are planned to be decoded at once: each reserves address space for the largest chunk.
+const DECODING_MAX: usize = 16;
+
+/// How many chunks are gathered while as many as can be are decoded, so that no processor waits for bytes.
+const SLOTS_SPARE: usize = 4;
+
+/// How many encoded chunks are gathered and decoded at once: as many as there is credit for, but not many more than
+/// processors that decode, however many lanes there are. Whoever finds no slot waits in what the lanes may have unread.
+pub(super) fn count(credit: u32, lanes: u32, processors: usize) -> usize {
+    let wanted = credit.saturating_mul(lanes).clamp(1, Credit::MAX) as usize;
+    wanted.min((credit as usize).max(processors.min(DECODING_MAX) + SLOTS_SPARE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_follow_processors_and_not_lanes() {
+        assert_eq!([count(4, 1, 2), count(4, 16, 2), count(4, 16, 64)], [4, 6, 20]);
+        assert_eq!(
+            [count(9, 16, 2), count(1, 1, 64), count(0, 1, 1)],
+            [9, 1, 1],
+            "one lane keeps its credit"
+        );
+    }
+}

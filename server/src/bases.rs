@@ -1,0 +1,170 @@
+//! Versions that stay readable because subscribers hold copies of them, so that later ones can be sent to these as changes.
+//!
+//! What is retained can be read anyhow. What left retention stays on one shelf for all topics, within a budget, while a
+//! subscription holds it as its base, or did so when its connection was lost: it may come back within seconds. What is not
+//! there any more is no error: chunks go whole.
+
+mod client_base;
+mod shelf;
+
+pub(crate) use client_base::{Against, ClientBase, Of};
+
+use crate::topic::Retained;
+use shelf::{Key, Shelf};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+use tensor_relay_protocol::ManifestDigest;
+
+/// What is kept to code later versions against, beside what is retained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BaseStats {
+    /// Versions that left retention and are kept.
+    pub versions: u64,
+    /// Their payloads. Never more than [`Config::base_bytes`](crate::Config::base_bytes).
+    pub bytes: u64,
+}
+
+/// The bases of all topics of a server.
+#[derive(Debug, Default)]
+pub(crate) struct Bases {
+    budget_bytes: u64,
+    shelf: Mutex<Shelf<Arc<Retained>>>,
+    topics_ever: AtomicU64,
+}
+
+/// What may become of one version as a base.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// Whether later versions may be coded against it.
+    pub(crate) may_be: bool,
+    /// Whether it may stay when it has left retention: nobody waits for its memory, and it was not taken back.
+    may_stay: AtomicBool,
+    /// How many versions of its topic may stay so.
+    most: u32,
+}
+
+/// A subscription's hold of one version. Where that is the client's base, dropping it leaves the version where it is: the
+/// client may come back for it.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    bases: Arc<Bases>,
+    key: Key,
+    retained: Weak<Retained>,
+    /// Whether its client may come back for it.
+    lingers: bool,
+}
+
+impl Bases {
+    /// Keeps `budget_bytes` of payloads at most.
+    pub(crate) fn new(budget_bytes: u64) -> Self {
+        Self { budget_bytes, shelf: Mutex::new(Shelf::new(budget_bytes)), topics_ever: AtomicU64::new(0) }
+    }
+
+    /// A number for another topic.
+    pub(crate) fn number_topic(&self) -> u64 {
+        self.topics_ever.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What may become of a version of `bytes`, of a topic that keeps `most` and retains `retained`. `is_lent` says that
+    /// its producer waits for its memory.
+    pub(crate) fn terms(&self, bytes: u64, most: u32, retained: u32, is_lent: bool) -> Terms {
+        let may_stay = most > 0 && !is_lent && bytes <= self.budget_bytes;
+        Terms { may_be: most > 0 && bytes > 0 && (may_stay || retained > 1), may_stay: may_stay.into(), most }
+    }
+
+    /// Holds a version of topic number `topic` for a subscription. `is_retained` says whether retention keeps it.
+    pub(crate) fn hold(self: &Arc<Self>, topic: u64, retained: &Arc<Retained>, is_retained: bool) -> Hold {
+        let key = Key::new(topic, &retained.id);
+        let left = {
+            let mut shelf = self.shelf();
+            shelf.hold(key, is_retained);
+            match !is_retained && shelf.get(key).is_none() {
+                true => leave(&mut shelf, key, retained),
+                false => vec![],
+            }
+        };
+        drop(left); // Outside of the lock: it may be gigabytes.
+        Hold { bases: Arc::clone(self), key, retained: Arc::downgrade(retained), lingers: false }
+    }
+
+    /// A version that left retention, if it is here.
+    pub(crate) fn find(&self, topic: u64, (epoch, version): Of) -> Option<Arc<Retained>> {
+        self.shelf().get(Key { topic, epoch, version }).cloned()
+    }
+
+    /// Takes a version that leaves retention, if somebody holds it.
+    pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) {
+        let left = leave(&mut self.shelf(), Key::new(topic, &retained.id), retained);
+        drop(left);
+    }
+
+    /// Lets all versions of a topic go: nothing will be coded against them.
+    pub(crate) fn forget(&self, topic: u64) {
+        let left = self.shelf().forget(topic);
+        drop(left);
+    }
+
+    /// Takes the news of a version with this manifest: who comes back has no use for one with another.
+    pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) {
+        let is_useful = |base: &Arc<Retained>| base.payload.manifest().digest() == manifest;
+        let left = self.shelf().tidy(topic, is_useful);
+        drop(left);
+    }
+
+    /// Lets everything go, for a version that has no room otherwise. Returns whether there was anything.
+    pub(crate) fn give_way(&self) -> bool {
+        let left = self.shelf().clear();
+        !left.is_empty()
+    }
+
+    /// What is kept now, beside what is retained.
+    pub(crate) fn stats(&self) -> BaseStats {
+        let (versions, bytes) = self.shelf().kept();
+        BaseStats { versions, bytes }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf<Arc<Retained>>> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Puts a version that is not retained any more onto the shelf, if it may stay. Returns what leaves the shelf for it.
+fn leave(shelf: &mut Shelf<Arc<Retained>>, key: Key, retained: &Arc<Retained>) -> Vec<Arc<Retained>> {
+    let Terms { may_stay, most, .. } = &retained.base;
+    let item = may_stay.load(Ordering::Relaxed).then(|| Arc::clone(retained));
+    shelf.leave(key, item, retained.payload.manifest().payload_bytes(), *most)
+}
+
+impl Terms {
+    /// Takes the version back: nothing keeps it longer than who is at it.
+    pub(crate) fn withdraw(&self) {
+        self.may_stay.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Hold {
+    /// Which version.
+    fn of(&self) -> Of {
+        (self.key.epoch, self.key.version)
+    }
+
+    /// The client holds the version whole: it may come back for it.
+    fn linger(mut self) -> Self {
+        self.lingers = true;
+        self
+    }
+
+    /// Gives the version up for good: nobody will come back for it.
+    fn let_go(mut self) {
+        self.lingers = false;
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let left = self.bases.shelf().release(self.key, self.lingers);
+        drop(left);
+    }
+}

@@ -1,0 +1,60 @@
+//! What the client of one subscription holds, and so what it may be sent changes to.
+
+use super::Hold;
+use crate::topic::{Retained, TopicState};
+use std::sync::{Arc, Weak};
+use tensor_relay_protocol::{Epoch, Version};
+
+/// Names a version of a topic.
+pub(crate) type Of = (Epoch, Version);
+
+/// The base of one subscription (PROTOCOL.md §6.9).
+#[derive(Debug, Default)]
+pub(crate) struct ClientBase {
+    /// The version that the client holds whole, or what it lacks of the version that it continues.
+    base: Option<Hold>,
+    /// The version under way: its client will hold it next.
+    coming: Option<Hold>,
+}
+
+/// The version that chunks may be coded against. It may be gone at any time.
+#[derive(Debug, Clone)]
+pub(crate) struct Against {
+    pub(crate) version: Version,
+    pub(crate) retained: Weak<Retained>,
+}
+
+impl ClientBase {
+    /// The base that a client brings from an earlier connection, if that is still here.
+    pub(crate) fn new(topic: &TopicState, base: Option<Of>) -> Self {
+        Self { base: base.and_then(|of| topic.hold_base(of)).map(Hold::linger), coming: None }
+    }
+
+    /// Takes the beginning of a version, and says what its chunks may be coded against.
+    pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<Against> {
+        self.coming = retained.base.may_be.then(|| topic.hold(retained));
+        let base = self.base.as_ref()?;
+        let (epoch, version) = base.of();
+        let digest = |retained: &Retained| retained.payload.manifest().digest();
+        let is_like_it = epoch == retained.id.epoch
+            && version < retained.id.version
+            && base.retained.upgrade().is_some_and(|base| digest(&base) == digest(retained));
+        is_like_it.then(|| Against { version, retained: Weak::clone(&base.retained) })
+    }
+
+    /// Takes the client's word that it has the version under way, and whether it keeps a copy.
+    pub(crate) fn handle_committed(&mut self, kept: bool) {
+        let coming = self.coming.take();
+        self.let_go();
+        match kept {
+            true => self.base = coming.map(Hold::linger),
+            false => drop(coming),
+        }
+    }
+
+    /// Lets everything go: the client holds nothing, or needs it no more.
+    pub(crate) fn let_go(&mut self) {
+        self.coming = None;
+        self.base.take().into_iter().for_each(Hold::let_go);
+    }
+}

@@ -1,0 +1,307 @@
+//! Which versions are kept that left retention: those that are held, as far as there is room. Pure.
+
+use std::collections::HashMap;
+use tensor_relay_protocol::{Epoch, Version, VersionId};
+
+/// Names a version among those of all topics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) topic: u64,
+    pub(super) epoch: Epoch,
+    pub(super) version: Version,
+}
+
+impl Key {
+    pub(super) fn new(topic: u64, id: &VersionId) -> Self {
+        Self { topic, epoch: id.epoch, version: id.version }
+    }
+}
+
+/// The versions that somebody holds, and those that somebody who was lost held.
+#[derive(Debug)]
+pub(super) struct Shelf<T> {
+    budget_bytes: u64,
+    bytes: u64,
+    entries: HashMap<Key, Entry<T>>,
+    /// How many were ever kept: gives each its age.
+    kept_ever: u64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    /// By how many subscriptions. One that nobody holds stays only while it is kept or retained.
+    held: u32,
+    /// Whether retention keeps it, so that this need not.
+    is_retained: bool,
+    kept: Option<Kept<T>>,
+}
+
+#[derive(Debug)]
+struct Kept<T> {
+    item: T,
+    bytes: u64,
+    age: u64,
+}
+
+impl<T> Default for Shelf<T> {
+    /// A shelf for nothing.
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl<T> Shelf<T> {
+    /// A shelf for `budget_bytes` of items at most.
+    pub(super) fn new(budget_bytes: u64) -> Self {
+        Self { budget_bytes, bytes: 0, entries: HashMap::new(), kept_ever: 0 }
+    }
+
+    /// Counts one more who holds `key`.
+    pub(super) fn hold(&mut self, key: Key, is_retained: bool) {
+        let nobody = Entry { held: 0, is_retained, kept: None };
+        self.entries.entry(key).or_insert(nobody).held += 1;
+    }
+
+    /// Counts one less who holds `key`, and gives it back if it leaves with that: nobody else holds it and nobody may come
+    /// back for it, who `lingers`.
+    pub(super) fn release(&mut self, key: Key, lingers: bool) -> Option<T> {
+        let entry = self.entries.get_mut(&key)?;
+        entry.held = entry.held.saturating_sub(1);
+        let may_go = entry.held == 0 && (!lingers || entry.kept.is_none() && !entry.is_retained);
+        let entry = may_go.then(|| self.entries.remove(&key))??;
+        self.unkeep(entry.kept)
+    }
+
+    /// Takes the news that `key` is not retained any more. Its `item` of `bytes`, if it may stay, is kept where somebody
+    /// holds it and there is room: for `most` items of its topic, and for all within the budget. Returns what leaves, the
+    /// item itself perhaps.
+    pub(super) fn leave(&mut self, key: Key, item: Option<T>, bytes: u64, most: u32) -> Vec<T> {
+        let Some(entry) = self.entries.get_mut(&key) else { return item.into_iter().collect() };
+        entry.is_retained = false;
+        if let (Some(item), None) = (item, &entry.kept) {
+            entry.kept = Some(Kept { item, bytes, age: self.kept_ever });
+            self.kept_ever += 1;
+            self.bytes += bytes;
+        }
+        if entry.held == 0 && entry.kept.is_none() {
+            self.entries.remove(&key);
+        }
+        self.make_room(key.topic, most)
+    }
+
+    /// What is kept of `key`.
+    pub(super) fn get(&self, key: Key) -> Option<&T> {
+        Some(&self.entries.get(&key)?.kept.as_ref()?.item)
+    }
+
+    /// Lets all items of `topic` go.
+    pub(super) fn forget(&mut self, topic: u64) -> Vec<T> {
+        let keys: Vec<Key> = self.kept_keys(Some(topic)).collect();
+        let left = keys.into_iter().filter_map(|key| self.evict(key)).collect();
+        for (_, entry) in self.entries.iter_mut().filter(|(key, _)| key.topic == topic) {
+            entry.is_retained = false; // It matters no more.
+        }
+        self.entries.retain(|key, entry| key.topic != topic || entry.held > 0);
+        left
+    }
+
+    /// Lets the items of `topic` go that nobody holds and that are of no use any more.
+    pub(super) fn tidy(&mut self, topic: u64, is_useful: impl Fn(&T) -> bool) -> Vec<T> {
+        let is_useless = |entry: &Entry<T>| {
+            entry.held == 0 && entry.kept.as_ref().is_some_and(|kept| !is_useful(&kept.item))
+        };
+        let useless = self
+            .entries
+            .iter()
+            .filter(|(key, entry)| key.topic == topic && is_useless(entry));
+        let useless: Vec<Key> = useless.map(|(key, _)| *key).collect();
+        useless.into_iter().filter_map(|key| self.evict(key)).collect()
+    }
+
+    /// Lets every item go.
+    pub(super) fn clear(&mut self) -> Vec<T> {
+        let keys: Vec<Key> = self.kept_keys(None).collect();
+        keys.into_iter().filter_map(|key| self.evict(key)).collect()
+    }
+
+    /// How many items are kept, and their bytes.
+    pub(super) fn kept(&self) -> (u64, u64) {
+        (self.kept_keys(None).count() as u64, self.bytes)
+    }
+
+    fn make_room(&mut self, topic: u64, most: u32) -> Vec<T> {
+        let mut left = vec![];
+        while self.kept_keys(Some(topic)).count() > most as usize {
+            left.extend(self.evict_one_of(Some(topic)));
+        }
+        while self.bytes > self.budget_bytes {
+            left.extend(self.evict_one_of(None));
+        }
+        left
+    }
+
+    /// Lets one item go: one that nobody holds, before any that somebody does; the oldest of these.
+    fn evict_one_of(&mut self, topic: Option<u64>) -> Option<T> {
+        let rank = |key: &Key| {
+            let entry = self.entries.get(key)?;
+            Some((entry.held > 0, entry.kept.as_ref()?.age))
+        };
+        let next = self.kept_keys(topic).min_by_key(rank)?;
+        self.evict(next)
+    }
+
+    fn evict(&mut self, key: Key) -> Option<T> {
+        let entry = self.entries.get_mut(&key)?;
+        let kept = entry.kept.take();
+        if entry.held == 0 {
+            self.entries.remove(&key);
+        }
+        self.unkeep(kept)
+    }
+
+    fn unkeep(&mut self, kept: Option<Kept<T>>) -> Option<T> {
+        let kept = kept?;
+        self.bytes -= kept.bytes;
+        Some(kept.item)
+    }
+
+    fn kept_keys(&self, topic: Option<u64>) -> impl Iterator<Item = Key> {
+        let entries = self.entries.iter().filter(|(_, entry)| entry.kept.is_some());
+        entries
+            .map(|(key, _)| *key)
+            .filter(move |key| topic.is_none_or(|topic| key.topic == topic))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn key(topic: u64, version: u64) -> Key {
+        Key { topic, epoch: Epoch(1), version: Version(version) }
+    }
+
+    #[test]
+    fn what_nobody_holds_is_not_kept() {
+        let mut shelf = Shelf::new(100);
+        assert_eq!(shelf.leave(key(0, 1), Some(1), 10, 2), [1]);
+        shelf.hold(key(0, 2), true);
+        assert!(shelf.leave(key(0, 2), Some(2), 10, 2).is_empty());
+        assert_eq!((shelf.get(key(0, 2)), shelf.kept()), (Some(&2), (1, 10)));
+        assert_eq!(shelf.release(key(0, 2), false), Some(2), "nobody comes back");
+        assert_eq!((shelf.kept(), shelf.entries.len()), ((0, 0), 0));
+    }
+
+    #[test]
+    fn who_was_lost_finds_it_again_while_there_is_room() {
+        let mut shelf = Shelf::new(100);
+        shelf.hold(key(0, 1), true);
+        assert_eq!(shelf.release(key(0, 1), true), None, "it is retained, and waits");
+        assert!(shelf.leave(key(0, 1), Some(1), 40, 2).is_empty());
+        shelf.hold(key(0, 2), true);
+        assert!(shelf.leave(key(0, 2), Some(2), 40, 2).is_empty());
+        assert_eq!(shelf.get(key(0, 1)), Some(&1));
+        shelf.hold(key(0, 3), true);
+        assert_eq!(shelf.leave(key(0, 3), Some(3), 20, 2), [1], "two of a topic, and nobody holds 1");
+        shelf.hold(key(1, 1), true);
+        assert_eq!(
+            shelf.leave(key(1, 1), Some(4), 41, 2),
+            [2],
+            "the budget, and 2 is the oldest that is held"
+        );
+        assert_eq!(shelf.kept(), (2, 61));
+        shelf.release(key(1, 1), true);
+        assert!(shelf.tidy(0, |_| false).is_empty(), "3 is held");
+        assert!(shelf.tidy(1, |_| true).is_empty());
+        assert_eq!(shelf.tidy(1, |_| false), [4]);
+        assert_eq!(shelf.forget(0), [3]);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Hold(u64, u64),
+        Release { topic: u64, version: u64, lingers: bool },
+        Leave { topic: u64, version: u64, may_stay: bool, bytes: u64 },
+        Forget(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let of = || (0u64..2, 0u64..6);
+        prop_oneof![
+            5 => of().prop_map(|(topic, version)| Step::Hold(topic, version)),
+            4 => (of(), any::<bool>()).prop_map(|((topic, version), lingers)| Step::Release { topic, version, lingers }),
+            5 => (of(), prop::bool::weighted(0.9), 0u64..60)
+                .prop_map(|((topic, version), may_stay, bytes)| Step::Leave { topic, version, may_stay, bytes }),
+            1 => (0u64..2).prop_map(Step::Forget),
+        ]
+    }
+
+    proptest! {
+        /// Whatever is held, released, left and forgotten: nothing is kept beyond the bounds, nothing that is held leaves
+        /// before something that is not, every item that came is here or has left, once, and nothing stays without a cause.
+        #[test]
+        fn what_is_held_is_kept_as_far_as_there_is_room(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
+            let mut shelf = Shelf::new(budget);
+            let mut held: HashMap<Key, u32> = HashMap::new();
+            let mut left: HashSet<Key> = HashSet::new();
+            let mut here: HashMap<Key, u64> = HashMap::new();
+            for step in steps {
+                let before: Vec<Key> = shelf.kept_keys(None).collect();
+                let mut came = None;
+                let gone = match step {
+                    Step::Hold(topic, version) => {
+                        let key = key(topic, version);
+                        shelf.hold(key, !left.contains(&key));
+                        *held.entry(key).or_default() += 1;
+                        vec![]
+                    }
+                    Step::Release { topic, version, lingers } => {
+                        let key = key(topic, version);
+                        let Some(count) = held.get_mut(&key).filter(|count| **count > 0) else { continue };
+                        *count -= 1;
+                        let gone = shelf.release(key, lingers);
+                        prop_assert!(gone.is_none() || !lingers && *count == 0);
+                        gone.into_iter().collect()
+                    }
+                    Step::Leave { topic, version, may_stay, bytes } => {
+                        let key = key(topic, version);
+                        if !left.insert(key) { continue }
+                        came = may_stay.then_some(key);
+                        if may_stay { here.insert(key, bytes); }
+                        let gone = shelf.leave(key, may_stay.then_some(key), bytes, most);
+                        let is_held = |key: &Key| held.get(key).copied().unwrap_or(0) > 0;
+                        if let Some(worst) = gone.iter().find(|key| is_held(key)) {
+                            // The budget is for all topics, the number for each.
+                            let spared = shelf.kept_keys(None).filter(|key| !is_held(key));
+                            prop_assert_eq!(spared.filter(|key| key.topic == worst.topic).count(), 0);
+                        }
+                        gone
+                    }
+                    Step::Forget(topic) => {
+                        let gone = shelf.forget(topic);
+                        prop_assert_eq!(shelf.kept_keys(Some(topic)).count(), 0);
+                        gone
+                    }
+                };
+                for key in gone {
+                    prop_assert!(before.contains(&key) || came == Some(key));
+                    prop_assert!(here.remove(&key).is_some());
+                }
+                let kept: HashSet<Key> = shelf.kept_keys(None).collect();
+                prop_assert_eq!(kept, here.keys().copied().collect::<HashSet<_>>());
+                let bytes: u64 = here.values().sum();
+                prop_assert_eq!(shelf.kept(), (here.len() as u64, bytes));
+                prop_assert!(bytes <= budget);
+                for topic in 0..2 {
+                    prop_assert!(shelf.kept_keys(Some(topic)).count() <= most as usize);
+                }
+                for (key, entry) in &shelf.entries {
+                    prop_assert_eq!(entry.held, held.get(key).copied().unwrap_or(0));
+                    prop_assert!(entry.held > 0 || entry.kept.is_some() || entry.is_retained, "{:?} has no cause", key);
+                }
+            }
+        }
+    }
+}

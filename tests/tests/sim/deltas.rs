@@ -1,0 +1,498 @@
+//! Versions that travel as changes to the one before: byte for byte what was published, in few bytes, whatever is lost.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
+use tensor_relay_client::{
+    Client, ClientError, Config, Connector, EndReason, Lanes, Receipt, Request, Subscription,
+    SubscriptionError, Ticket,
+};
+use tensor_relay_protocol::{CodecId, Epoch, TensorSpec};
+use tensor_relay_server::{BaseStats, Publication, Publisher, Server, TopicOptions};
+use tensor_relay_tests::{
+    pair::{
+        CHUNK_BYTES, Sim, client_config, eventually, keeping, reconnecting, seeds, server_config, simulate,
+        topic,
+    },
+    simnet::Path,
+    tensors,
+};
+use tokio::{task::JoinSet, time::sleep};
+
+const EPOCH: Epoch = Epoch(5);
+
+/// Sixteen chunks.
+const BYTES: u64 = 1 << 20;
+
+const CHUNKS: u64 = BYTES / CHUNK_BYTES as u64;
+
+fn open(server: &Server, options: TopicOptions) -> Publisher {
+    server.publisher_with(topic("t"), Some(EPOCH), options).unwrap()
+}
+
+async fn publish(server: &Server, publisher: &mut Publisher, version: u64) -> Publication {
+    publish_of(server, publisher, version, vec![tensors::steady("weights", BYTES)]).await
+}
+
+async fn publish_of(
+    server: &Server,
+    publisher: &mut Publisher,
+    version: u64,
+    specs: Vec<TensorSpec>,
+) -> Publication {
+    let staged = tensors::stage(server, specs, version);
+    let publication = publisher.publish(staged, tensors::metadata(version)).await.unwrap();
+    assert_eq!(publication.id().version.0, version);
+    publication
+}
+
+/// A slow path, so that a transfer can be caught in the middle: four chunks for each round trip.
+fn slow_path(sim: &Sim) {
+    let delay = Duration::from_millis(20);
+    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+}
+
+async fn following(sim: &Sim, number: u8, config: Config) -> (Client, Subscription) {
+    let client = sim.client(number, config).await.unwrap();
+    let subscription = client.subscribe(&topic("t")).await.unwrap();
+    client.list().await.unwrap();
+    (client, subscription)
+}
+
+/// The next version, every byte of it checked.
+async fn next(subscription: &mut Subscription, version: u64) -> Receipt {
+    let snapshot = subscription.next().await.unwrap();
+    tensors::check(&snapshot);
+    assert_eq!(snapshot.id().version.0, version);
+    snapshot.receipt()
+}
+
+fn assert_whole(receipt: Receipt) {
+    assert_eq!((receipt.deltas.chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
+}
+
+fn assert_changes(receipt: Receipt) {
+    assert_eq!((receipt.deltas.chunks, receipt.deltas.raw_bytes), (CHUNKS, BYTES), "{receipt:?}");
+    assert_eq!(receipt.wire_bytes, receipt.deltas.wire_bytes);
+    assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
+}
+
+/// Goal: who follows gets changes, and only who follows: the first version comes whole, to a late joiner too. All with
+/// the same base share one comparison.
+/// Method: two subscribers, a third one later; in both modes; bytes and chunks are counted at both ends.
+#[test]
+fn who_follows_gets_changes() {
+    for request in [Request::latest, Request::every] {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, keeping(2));
+            let mut followers = Vec::new();
+            for number in 1..=2 {
+                let client = sim.client(number, client_config()).await.unwrap();
+                let subscription = client.subscribe_to(request(topic("t"))).await.unwrap();
+                followers.push((client, subscription));
+            }
+            for version in 1..=5 {
+                publish(&server, &mut publisher, version).await;
+                for (_, subscription) in &mut followers {
+                    let receipt = next(subscription, version).await;
+                    if version == 1 { assert_whole(receipt) } else { assert_changes(receipt) }
+                }
+            }
+            let stats = server.stats().encoder;
+            assert_eq!((stats.updates, stats.compared), (4 * CHUNKS, 4 * CHUNKS), "{stats:?}");
+            assert_eq!(stats.updated_bytes, 4 * BYTES);
+            let (_client, mut late) = following(&sim, 3, client_config()).await;
+            assert_whole(next(&mut late, 5).await);
+            publish(&server, &mut publisher, 6).await;
+            assert_changes(next(&mut late, 6).await);
+        });
+    }
+}
+
+/// Goal: nobody needs bases: a client without memory for them, and one with too little, get whole versions, and a server
+/// that keeps none sends them.
+/// Method: each of them, over three versions.
+#[test]
+fn without_bases_versions_come_whole() {
+    let too_little = Config { base_bytes: BYTES / 2, ..client_config() };
+    let none = Config { base_bytes: 0, ..client_config() };
+    let not_kept = TopicOptions { bases: 0, ..TopicOptions::default() };
+    for (config, options) in
+        [(too_little, TopicOptions::default()), (none, TopicOptions::default()), (client_config(), not_kept)]
+    {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, options.clone());
+            let (_client, mut subscription) = following(&sim, 1, config.clone()).await;
+            for version in 1..=3 {
+                publish(&server, &mut publisher, version).await;
+                assert_whole(next(&mut subscription, version).await);
+            }
+            assert_eq!(server.stats().encoder.compared, 0);
+            assert_eq!(server.stats().bases, BaseStats::default());
+        });
+    }
+}
+
+/// Goal: a version that left retention stays while somebody holds it as a base, within the bounds, and no longer.
+/// Method: a subscriber stops at a version while others follow; one base may be kept, and then none; who holds what is
+/// gone gets a whole version.
+#[test]
+fn bases_stay_while_they_are_held() {
+    for (base_bytes, stays) in [(BYTES, true), (BYTES - 1, false)] {
+        simulate(2, async |sim| {
+            let server = sim.server(tensor_relay_server::Config { base_bytes, ..server_config() });
+            let mut publisher = open(&server, TopicOptions { bases: 1, ..keeping(2) });
+            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+            publish(&server, &mut publisher, 1).await;
+            assert_whole(next(&mut subscription, 1).await);
+            eventually("the server heard of it", || server.stats().committed == 1).await;
+            sim.cut(1);
+            for version in 2..=4 {
+                publish(&server, &mut publisher, version).await;
+            }
+            let kept = if stays { BaseStats { versions: 1, bytes: BYTES } } else { BaseStats::default() };
+            assert_eq!(server.stats().bases, kept);
+            sleep(Duration::from_secs(15)).await;
+            sim.mend(1);
+            // Version 2 was announced before the way was cut, and left as well.
+            let receipt = next(&mut subscription, 4).await;
+            if stays {
+                assert_changes(receipt);
+            } else {
+                assert_whole(receipt);
+            }
+            eventually("nothing is held that is not retained", || server.stats().bases.versions == 0).await;
+            eventually("memory is back", || server.stats().staged_bytes == 2 * BYTES).await;
+        });
+    }
+}
+
+/// Goal: memory is given back when nobody needs it: not while somebody may come back, but soon.
+/// Method: the only subscriber goes away for good, or is lost; a topic that ends.
+#[test]
+fn bases_that_nobody_needs_are_let_go() {
+    simulate(3, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        slow_path(&sim);
+        let (client, mut subscription) = following(&sim, 1, client_config()).await;
+        publish(&server, &mut publisher, 1).await;
+        next(&mut subscription, 1).await;
+        publish(&server, &mut publisher, 2).await;
+        eventually("version 2 is under way", || subscription.progress().version == 2).await;
+        assert_eq!(server.stats().bases.versions, 1, "version 1");
+        drop(subscription);
+        eventually("it is let go", || server.stats().bases.versions == 0).await;
+
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        next(&mut subscription, 2).await;
+        client.list().await.unwrap();
+        sim.cut(1);
+        publish(&server, &mut publisher, 3).await;
+        eventually("version 2 left", || server.stats().bases.versions == 1).await;
+        eventually("the subscriber is lost", || server.stats().sessions == 0).await;
+        assert_eq!(server.stats().bases.versions, 1, "it may come back");
+        sleep(Duration::from_secs(31)).await;
+        publish(&server, &mut publisher, 4).await;
+        assert_eq!(server.stats().bases.versions, 0, "nobody will");
+        sim.mend(1);
+
+        let (_client, mut subscription) = following(&sim, 2, client_config()).await;
+        next(&mut subscription, 4).await;
+        publish(&server, &mut publisher, 5).await;
+        eventually("version 5 is under way", || subscription.progress().version == 5).await;
+        assert_eq!(server.stats().bases.versions, 1);
+        publisher.withdraw();
+        assert_eq!(server.stats().bases.versions, 0);
+    });
+}
+
+/// Goal: bases never stand in the way of a version: they give way where staged memory is bounded.
+/// Method: memory for three versions; one is the base of a subscriber that is away, two are retained, and one more comes.
+#[test]
+fn bases_give_way() {
+    simulate(8, async |sim| {
+        let config = tensor_relay_server::Config { staged_bytes: 3 * BYTES, ..server_config() };
+        let server = sim.server(config);
+        let mut publisher = open(&server, keeping(2));
+        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+        publish(&server, &mut publisher, 1).await;
+        next(&mut subscription, 1).await;
+        eventually("the server heard of it", || server.stats().committed == 1).await;
+        sim.cut(1);
+        for version in 2..=5 {
+            publish(&server, &mut publisher, version).await;
+            assert_eq!(server.stats().bases.versions, u64::from(version == 3), "after version {version}");
+            if version == 3 {
+                sleep(Duration::from_secs(15)).await; // Nobody is in the middle of version 2 any more.
+            }
+        }
+    });
+}
+
+/// Goal: a version that is given up ends the base, whoever does it; the one after it is whole, and then there are changes
+/// again.
+/// Method: withdraw in the middle; let a newer one preempt; each with changes under way.
+#[test]
+fn a_version_that_is_given_up_ends_the_base() {
+    for preempt in [false, true] {
+        simulate(4, async |sim| {
+            let server = sim.server(server_config());
+            let options = TopicOptions { release_timeout: Some(Duration::ZERO), ..TopicOptions::default() };
+            let mut publisher = open(&server, options);
+            slow_path(&sim);
+            let client = sim.client(1, client_config()).await.unwrap();
+            let request = Request::latest(topic("t")).preempt(preempt);
+            let mut subscription = client.subscribe_to(request).await.unwrap();
+            for version in 1..=2 {
+                publish(&server, &mut publisher, version).await;
+                next(&mut subscription, version).await;
+            }
+            let third = publish(&server, &mut publisher, 3).await;
+            let is_under_way = || {
+                let progress = subscription.progress();
+                progress.version == 3 && progress.deltas.chunks > 0
+            };
+            eventually("changes are under way", is_under_way).await;
+            if !preempt {
+                third.withdraw();
+            }
+            publish(&server, &mut publisher, 4).await;
+            assert_whole(next(&mut subscription, 4).await);
+            publish(&server, &mut publisher, 5).await;
+            assert_changes(next(&mut subscription, 5).await);
+        });
+    }
+}
+
+/// Goal: a version that is continued over another connection goes on as changes, and the next one too.
+/// Method: cut the way in the middle of changes, at random places, for longer than the idle timeout.
+#[test]
+fn a_part_goes_on_with_its_base() {
+    let mut continued = 0;
+    for seed in seeds(10) {
+        continued += simulate(seed, async |sim| {
+            let mut dice = ChaCha8Rng::seed_from_u64(sim.seed);
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, TopicOptions::default());
+            slow_path(&sim);
+            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+            publish(&server, &mut publisher, 1).await;
+            next(&mut subscription, 1).await;
+            publish(&server, &mut publisher, 2).await;
+            let part = dice.random_range(1..CHUNKS - 2);
+            let has_come = || {
+                let progress = subscription.progress();
+                progress.version == 2 && progress.deltas.chunks >= part
+            };
+            eventually("a part has come", has_come).await;
+            sim.cut(1);
+            sleep(Duration::from_secs(15)).await;
+            sim.mend(1);
+            let receipt = next(&mut subscription, 2).await;
+            assert_changes(receipt);
+            publish(&server, &mut publisher, 3).await;
+            assert_changes(next(&mut subscription, 3).await);
+            u64::from(receipt.resumed)
+        });
+    }
+    assert!(continued > 0);
+}
+
+/// Goal: a restart of the server costs a whole version at most, and never a byte that is wrong.
+/// Method: the same epoch goes on: with the version that the client holds, and without.
+#[test]
+fn a_server_that_is_started_again() {
+    for has_it in [true, false] {
+        simulate(6, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, keeping(2));
+            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+            publish(&server, &mut publisher, 1).await;
+            next(&mut subscription, 1).await;
+            drop((server, publisher));
+            let server = sim.server_again(server_config()).await;
+            let mut publisher = open(&server, keeping(2));
+            if has_it {
+                publish(&server, &mut publisher, 1).await;
+            } else {
+                publisher.continue_at(tensor_relay_client::Version(2));
+            }
+            publish(&server, &mut publisher, 2).await;
+            let receipt = next(&mut subscription, 2).await;
+            if has_it { assert_changes(receipt) } else { assert_whole(receipt) }
+        });
+    }
+}
+
+/// Goal: another manifest, and another epoch, have no base in the one before.
+/// Method: change the size of a tensor and back, then the epoch.
+#[test]
+fn what_is_laid_out_anew_comes_whole() {
+    simulate(7, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, keeping(3));
+        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+        for (version, bytes) in [(1, BYTES), (2, BYTES), (3, BYTES / 2), (4, BYTES)] {
+            let specs = vec![tensors::steady("weights", bytes)];
+            publish_of(&server, &mut publisher, version, specs).await;
+            let deltas = next(&mut subscription, version).await.deltas;
+            assert_eq!(deltas.chunks > 0, version == 2, "version {version}: {deltas:?}");
+        }
+        drop(publisher);
+        let mut publisher = server
+            .publisher_with(topic("t"), Some(Epoch(6)), TopicOptions::default())
+            .unwrap();
+        publisher.continue_at(tensor_relay_client::Version(5));
+        publish(&server, &mut publisher, 5).await;
+        assert_whole(next(&mut subscription, 5).await);
+    });
+}
+
+/// Goal: whatever happens, every byte is what was published, and in the end changes travel.
+/// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks, with
+/// partitions, clients and servers that start again, versions taken back and manifests that change.
+#[test]
+fn random_versions() {
+    let mut updates = 0;
+    for seed in seeds(40) {
+        updates += simulate(seed, publish_and_follow);
+    }
+    assert!(updates > 500, "{updates}");
+}
+
+/// How many chunks came as changes.
+async fn publish_and_follow(sim: Sim) -> u64 {
+    let mut dice = ChaCha8Rng::seed_from_u64(!sim.seed);
+    let config = tensor_relay_server::Config {
+        chunk_bytes: [16 << 10, 64 << 10][dice.random_range(0..2)],
+        codec: [CodecId::Raw, CodecId::Zstd][dice.random_range(0..2)],
+        base_bytes: [u64::MAX, 600 << 10][dice.random_range(0..2)],
+        ..server_config()
+    };
+    let options = TopicOptions { bases: dice.random_range(0..4), ..keeping(dice.random_range(1..4)) };
+    let mut server = sim.server(config.clone());
+    let mut publisher = open(&server, options.clone());
+    let fastest = Duration::from_millis(dice.random_range(1..20));
+    let path = Path {
+        delay: fastest..=fastest + Duration::from_millis(dice.random_range(0..5)),
+        loss: [0.0, 0.01, 0.02][dice.random_range(0..3)],
+        ..Path::default()
+    };
+    sim.net.set_path(path);
+    let versions = 50;
+    let mut followers = JoinSet::new();
+    for number in 1..=3 {
+        let follower = Follower {
+            config: Config {
+                base_bytes: [u64::MAX, u64::MAX, 300 << 10, 0][dice.random_range(0..4)],
+                lanes: Lanes::Fixed(dice.random_range(1..3)),
+                credit_chunks: dice.random_range(1..6),
+                ..reconnecting()
+            },
+            every: dice.random_bool(0.5),
+            restarts: [0.0, 0.1][dice.random_range(0..2)],
+            connector: sim.connector(number),
+            ticket: sim.ticket(),
+            last: versions,
+            dice: ChaCha8Rng::from_rng(&mut dice),
+        };
+        let joins = Duration::from_millis(dice.random_range(0..5_000));
+        followers.spawn(async move {
+            sleep(joins).await;
+            follower.run().await
+        });
+    }
+    let mut layout = 300 << 10;
+    for version in 1..=versions {
+        if dice.random_bool(0.05) {
+            layout = dice.random_range(100 << 10..400 << 10);
+        }
+        let specs = vec![tensors::steady("weights", layout), tensors::smooth("bias", 5_000)];
+        let publication = publish_of(&server, &mut publisher, version, specs).await;
+        match dice.random_range(0..30) {
+            0 if version < versions => publication.withdraw(),
+            1 => {
+                let number = dice.random_range(1..4);
+                sim.cut(number);
+                sleep(Duration::from_millis(dice.random_range(0..20_000))).await;
+                sim.mend(number);
+            }
+            2 if version < versions => {
+                drop((server, publisher));
+                server = sim.server_again(config.clone()).await;
+                publisher = open(&server, options.clone());
+                publisher.continue_at(tensor_relay_client::Version(version + 1));
+            }
+            _ => {}
+        }
+        let BaseStats { versions, bytes } = server.stats().bases;
+        assert!(versions <= options.bases.into() && bytes <= config.base_bytes);
+        sleep(Duration::from_millis(dice.random_range(0..400))).await;
+    }
+    let mut updates = 0;
+    while let Some(came) = followers.join_next().await {
+        updates += came.unwrap();
+    }
+    updates
+}
+
+/// A subscriber that checks every byte of what it gets, and begins anew now and then.
+struct Follower {
+    config: Config,
+    every: bool,
+    restarts: f64,
+    connector: Connector,
+    ticket: Ticket,
+    last: u64,
+    dice: ChaCha8Rng,
+}
+
+impl Follower {
+    /// Follows to the last version; returns how many chunks came as changes.
+    async fn run(mut self) -> u64 {
+        let mut updates = 0;
+        loop {
+            let client = self.connect().await;
+            let request = if self.every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
+            let mut subscription = client.subscribe_to(request).await.unwrap();
+            loop {
+                let taken = match subscription.next().await {
+                    Ok(snapshot) => snapshot,
+                    Err(SubscriptionError::Gap(_)) => continue,
+                    Err(SubscriptionError::Ended { reason: EndReason::TooSlow, .. }) => break,
+                    Err(error) => panic!("{error}"),
+                };
+                tensors::check(&taken);
+                let deltas = taken.receipt().deltas;
+                assert!(deltas.chunks == 0 || self.config.base_bytes > 0);
+                updates += deltas.chunks;
+                if taken.id().version.0 == self.last {
+                    return updates;
+                }
+                sleep(Duration::from_millis(self.dice.random_range(0..300))).await;
+                if self.dice.random_bool(self.restarts) {
+                    break;
+                }
+            }
+            drop(subscription);
+            client.close().await;
+        }
+    }
+
+    async fn connect(&self) -> Client {
+        for _ in 0..50 {
+            match Client::connect_with(&self.connector, &self.ticket, self.config.clone()).await {
+                Ok(client) => return client,
+                // The server is away, or the way to it is bad.
+                Err(ClientError::Connect(_) | ClientError::Lane(_) | ClientError::Refused(_)) => {}
+                Err(ClientError::NoWelcome { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        panic!("fifty attempts failed");
+    }
+}
