@@ -108,7 +108,7 @@ impl CodecId {
     pub fn needs_base(self) -> bool {
         match self {
             Self::Sparse => true,
-            Self::Raw | Self::Zstd => false,
+            Self::Raw | Self::Zstd | Self::BitPlanes | Self::Planes => false,
         }
     }
 
