@@ -199,3 +199,9 @@ pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -
         work(&mut scratch[..bytes])
     })
 }
+
+/// How much scratch memory this thread keeps, for tests of what may not be taken.
+#[cfg(test)]
+pub(super) fn scratch_bytes() -> usize {
+    SCRATCH.with_borrow(Vec::len)
+}
