@@ -9,7 +9,6 @@ const GUARD_BYTES: usize = 64;
 const GUARD: u8 = 0x5a;
 
 /// What a receiver has when a chunk came.
-#[derive(Debug)]
 pub(crate) struct Attempt<'a> {
     pub(crate) codec: CodecId,
     pub(crate) dtype: Dtype,
@@ -26,7 +25,7 @@ impl Attempt<'_> {
     /// when the outcome depends on what lies in memory behind the encoded bytes.
     pub(crate) fn run(&self) -> Result<Vec<u8>, DecodeError> {
         let (first, second) = (self.decode_over(0x00), self.decode_over(0xff));
-        assert_eq!(first, second, "the outcome depends on bytes that are not the decoder's, in {self:?}");
+        assert!(first == second, "the outcome depends on bytes that are not the decoder's: {}", self.name());
         first
     }
 
@@ -42,15 +41,21 @@ impl Attempt<'_> {
         let (before, after) = (&memory[..chunk.start], &memory[chunk.end..]);
         assert!(
             before.iter().chain(after).all(|byte| *byte == GUARD),
-            "written outside the chunk, in {self:?}"
+            "written outside the chunk: {}",
+            self.name()
         );
         outcome.map(|()| memory[chunk].to_vec())
+    }
+
+    fn name(&self) -> String {
+        let Self { codec, dtype, encoded, raw_bytes, .. } = self;
+        let base_bytes = self.base.map(<[u8]>::len);
+        format!("{codec:?}, {dtype}, {raw_bytes} bytes of {}, base of {base_bytes:?}", encoded.len())
     }
 }
 
 /// Makes an attempt of any bytes: the first four say the dtype, whether there is a base, and the length of the chunk; the
 /// others are the encoding. For fuzzers that look for bytes by themselves.
-#[allow(dead_code, reason = "of those who include this file, one uses it")]
 pub(crate) fn decode_any(codec: CodecId, data: &[u8]) {
     let Some(([dtype, base, low, high], encoded)) = data.split_first_chunk() else { return };
     let raw_bytes = usize::from(u16::from_le_bytes([*low, *high]));
