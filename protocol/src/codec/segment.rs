@@ -87,8 +87,9 @@ impl<'a> SegmentWriter<'a> {
     }
 }
 
+/// Whether each byte equals the next: a comparison of the string with itself, which the library does by vectors.
 fn is_constant(plain: &[u8]) -> bool {
-    plain.windows(2).all(|pair| pair[0] == pair[1])
+    plain.is_empty() || plain[1..] == plain[..plain.len() - 1]
 }
 
 thread_local! {
@@ -198,4 +199,10 @@ pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -
         }
         work(&mut scratch[..bytes])
     })
+}
+
+/// How much scratch memory this thread keeps, for tests of what may not be taken.
+#[cfg(test)]
+pub(super) fn scratch_bytes() -> usize {
+    SCRATCH.with_borrow(Vec::len)
 }

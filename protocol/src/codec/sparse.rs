@@ -103,7 +103,7 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
     let gaps = Segment::read(CodecId::Sparse, &mut rest)?;
     let differences = Segment::read(CodecId::Sparse, &mut rest)?;
     let values = Segment::read(CodecId::Sparse, &mut rest)?;
-    let bytes = gaps.len() + differences.len() + values.len();
+    let bytes = gaps.len().saturating_add(differences.len()).saturating_add(values.len());
     if bytes > raw.len() {
         return Err(broken("the changes take more bytes than the chunk"));
     }

@@ -1,7 +1,9 @@
 //! Elements cut into their bytes, all first bytes together, all second ones together, and so on.
 
+use std::array;
+
 /// An element as an unsigned number of its size.
-pub(super) trait Element: Copy + Default {
+pub(super) trait Element {
     /// The bytes of one, as many as there are planes.
     const BYTES: usize;
 
@@ -13,10 +15,8 @@ pub(super) trait Element: Copy + Default {
     fn merge<const ROTATION: u32>(planes: &[&[u8]], raw: &mut [u8]);
 }
 
-/// How many elements are worked on at once. They and their bytes stay in the first cache, over all planes.
-const BATCH: usize = 1024;
-
-/// The same for every width. Each loop does one thing to many elements, so that compilers make vector instructions of it.
+/// The same for every width. All planes are as long as there are elements and so known to be when a loop begins: then
+/// compilers drop the checks of bounds and make vector instructions of it.
 macro_rules! element {
     ($number:ty, $bytes:literal) => {
         impl Element for $number {
@@ -24,29 +24,23 @@ macro_rules! element {
 
             fn split<const ROTATION: u32>(raw: &[u8], planes: &mut [u8]) {
                 let elements = raw.as_chunks::<$bytes>().0;
-                for (batch, elements) in elements.chunks(BATCH).enumerate() {
-                    for (byte, plane) in planes.chunks_exact_mut(raw.len() / $bytes).enumerate() {
-                        let plane = &mut plane[batch * BATCH..][..elements.len()];
-                        for (out, element) in plane.iter_mut().zip(elements) {
-                            *out = (Self::from_le_bytes(*element).rotate_left(ROTATION) >> (8 * byte)) as u8;
-                        }
+                let mut rest = planes;
+                let mut planes: [&mut [u8]; $bytes] =
+                    array::from_fn(|_| rest.split_off_mut(..elements.len()).unwrap_or_default());
+                for (at, element) in elements.iter().enumerate() {
+                    let bytes = Self::from_le_bytes(*element).rotate_left(ROTATION).to_le_bytes();
+                    for (plane, byte) in planes.iter_mut().zip(bytes) {
+                        plane[at] = byte;
                     }
                 }
             }
 
             fn merge<const ROTATION: u32>(planes: &[&[u8]], raw: &mut [u8]) {
                 let elements = raw.as_chunks_mut::<$bytes>().0;
-                for (batch, elements) in elements.chunks_mut(BATCH).enumerate() {
-                    let mut numbers = [0; BATCH];
-                    for (byte, plane) in planes.iter().enumerate() {
-                        let plane = &plane[batch * BATCH..][..elements.len()];
-                        for (number, part) in numbers.iter_mut().zip(plane) {
-                            *number |= Self::from(*part) << (8 * byte);
-                        }
-                    }
-                    for (element, number) in elements.iter_mut().zip(numbers) {
-                        *element = number.rotate_right(ROTATION).to_le_bytes();
-                    }
+                let planes: [&[u8]; $bytes] = array::from_fn(|byte| &planes[byte][..elements.len()]);
+                for (at, element) in elements.iter_mut().enumerate() {
+                    let bytes = planes.map(|plane| plane[at]);
+                    *element = Self::from_le_bytes(bytes).rotate_right(ROTATION).to_le_bytes();
                 }
             }
         }

@@ -1,4 +1,4 @@
-use super::*;
+use super::{super::segment::scratch_bytes, *};
 use proptest::prelude::*;
 
 fn encoded(dtype: Dtype, raw: &[u8]) -> Vec<u8> {
@@ -64,6 +64,7 @@ fn a_forged_size_is_refused() {
     assert!(decoded(Dtype::U8, &[&[1][..], &huge, &[7]].concat(), 100).is_err());
     assert!(decoded(Dtype::U8, &[&[2][..], &huge, &[1, 0, 0, 0], &[0]].concat(), 100).is_err());
     assert!(decoded(Dtype::U8, &[&[0][..], &huge, &[0; 100]].concat(), 100).is_err());
+    assert!(scratch_bytes() <= 100);
 }
 
 /// Bytes of every dtype and length, of which some planes are constant, some of little variety and some random.

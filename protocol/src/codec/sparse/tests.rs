@@ -1,4 +1,4 @@
-use super::*;
+use super::{super::segment::scratch_bytes, *};
 use crate::Dtype;
 use proptest::prelude::*;
 
@@ -99,6 +99,7 @@ fn a_forged_size_is_refused() {
     assert!(decoded(Dtype::U8, &[0; 100], &constant).is_err());
     let zstd = [&[2][..], &huge, &[1, 0, 0, 0], &[0], &[0, 0, 0, 0, 0], &[0, 0, 0, 0, 0]].concat();
     assert!(decoded(Dtype::U8, &[0; 100], &zstd).is_err());
+    assert_eq!(scratch_bytes(), 0);
 }
 
 #[test]

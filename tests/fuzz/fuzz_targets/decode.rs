@@ -1,0 +1,27 @@
+//! Any bytes, decoded by the codec that the first of them names. To fuzz one codec alone, by its name:
+//! `TENSOR_RELAY_FUZZ_CODEC=sparse cargo +nightly fuzz run decode`.
+
+#![no_main]
+
+#[path = "../../tests/fuzz/decoder.rs"]
+mod decoder;
+
+use libfuzzer_sys::fuzz_target;
+use std::{env, sync::LazyLock};
+use tensor_relay_protocol::CodecId;
+
+static ONLY: LazyLock<Option<CodecId>> = LazyLock::new(|| {
+    let name = env::var("TENSOR_RELAY_FUZZ_CODEC").ok()?;
+    Some(
+        *CodecId::ALL
+            .iter()
+            .find(|id| id.name() == name)
+            .expect("TENSOR_RELAY_FUZZ_CODEC names a codec"),
+    )
+});
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, data)) = data.split_first() else { return };
+    let codec = ONLY.unwrap_or(CodecId::ALL[usize::from(*first) % CodecId::ALL.len()]);
+    decoder::decode_any(codec, data);
+});

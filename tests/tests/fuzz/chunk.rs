@@ -1,0 +1,65 @@
+//! Chunks as they may be: of every dtype and length, of all that codecs like and dislike.
+
+use rand::{Rng, RngExt};
+use tensor_relay_protocol::{CodecId, Context, Dtype, codec};
+
+/// The longest chunk. Encodings of more are of the same parts, and cost the time of many short ones.
+const BYTES_MAX: usize = 40_000;
+
+/// A chunk and the one that it may be coded against.
+pub(crate) struct Chunk {
+    pub(crate) dtype: Dtype,
+    pub(crate) base: Vec<u8>,
+    pub(crate) raw: Vec<u8>,
+}
+
+impl Chunk {
+    /// Any chunk: one in two is short, one in two has elements that no codec would choose to cut.
+    pub(crate) fn random(dice: &mut impl Rng) -> Self {
+        let dtype = Dtype::ALL[dice.random_range(0..Dtype::ALL.len())];
+        let len =
+            if dice.random_bool(0.5) { dice.random_range(0..200) } else { dice.random_range(0..BYTES_MAX) };
+        let raw = content(dice, len);
+        let base = base_of(dice, &raw);
+        Self { dtype, base, raw }
+    }
+
+    /// What `id` makes of it, unless it makes nothing.
+    pub(crate) fn encode(&self, id: CodecId) -> Option<Vec<u8>> {
+        let mut out = vec![0; self.raw.len() + 1000];
+        let context = Context { dtype: self.dtype, base: Some(&self.base) };
+        let bytes = codec(id).encode(context, &self.raw, &mut out)?;
+        out.truncate(bytes);
+        Some(out)
+    }
+}
+
+fn content(dice: &mut impl Rng, len: usize) -> Vec<u8> {
+    match dice.random_range(0..5) {
+        0 => vec![dice.random(); len],
+        1 => (0..len).map(|_| dice.random()).collect(),
+        2 => (0..len).map(|_| dice.random_range(0..4)).collect(),
+        3 => (0..len)
+            .map(|at| if at % 2 == 0 { dice.random() } else { 0x3b + dice.random_range(0..3u8) })
+            .collect(),
+        _ => weights(dice, len),
+    }
+}
+
+/// Numbers around 0, as `f32`, whose upper halves are `bf16`.
+fn weights(dice: &mut impl Rng, len: usize) -> Vec<u8> {
+    let mut weight = || (0..6).map(|_| dice.random_range(-0.05..0.05f32)).sum::<f32>();
+    (0..len.div_ceil(4)).flat_map(|_| weight().to_le_bytes()).take(len).collect()
+}
+
+/// A base from which `raw` may have come: with few changes, with many, or with nothing in common.
+fn base_of(dice: &mut impl Rng, raw: &[u8]) -> Vec<u8> {
+    let mut base = raw.to_vec();
+    let one_in = [8, 100, 3000][dice.random_range(0..3)];
+    for byte in &mut base {
+        if dice.random_ratio(1, one_in) {
+            *byte ^= 1 << [0, 0, 0, 0, 1, 7][dice.random_range(0..6)];
+        }
+    }
+    base
+}

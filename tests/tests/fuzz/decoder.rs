@@ -1,0 +1,66 @@
+//! One attempt to decode bytes, and what must be true of it whatever the bytes are.
+//!
+//! `tests/fuzz` includes this file, so that it uses nothing but the protocol.
+
+use tensor_relay_protocol::{Codec, CodecId, Context, DecodeError, Dtype, codec};
+
+/// The bytes on both sides of a chunk that is decoded, which must stay as they are.
+const GUARD_BYTES: usize = 64;
+const GUARD: u8 = 0x5a;
+
+/// What a receiver has when a chunk came.
+pub(crate) struct Attempt<'a> {
+    pub(crate) codec: CodecId,
+    pub(crate) dtype: Dtype,
+    pub(crate) base: Option<&'a [u8]>,
+    pub(crate) encoded: &'a [u8],
+    pub(crate) raw_bytes: usize,
+}
+
+impl Attempt<'_> {
+    /// Decodes twice, into memory and beside bytes of different content, and holds both against each other.
+    ///
+    /// # Panics
+    /// When a byte outside the chunk was written, when one inside was not though the decoder said that all is well, and
+    /// when the outcome depends on what lies in memory behind the encoded bytes.
+    pub(crate) fn run(&self) -> Result<Vec<u8>, DecodeError> {
+        let (first, second) = (self.decode_over(0x00), self.decode_over(0xff));
+        assert!(first == second, "the outcome depends on bytes that are not the decoder's: {}", self.name());
+        first
+    }
+
+    /// Decodes where everything that the decoder has to write, and what lies behind its input, is `fill`.
+    fn decode_over(&self, fill: u8) -> Result<Vec<u8>, DecodeError> {
+        let input = [self.encoded, &[fill; GUARD_BYTES]].concat();
+        let mut memory = vec![GUARD; self.raw_bytes + 2 * GUARD_BYTES];
+        let chunk = GUARD_BYTES..GUARD_BYTES + self.raw_bytes;
+        memory[chunk.clone()].fill(fill);
+        let context = Context { dtype: self.dtype, base: self.base };
+        let decoder: &dyn Codec = codec(self.codec);
+        let outcome = decoder.decode(context, &input[..self.encoded.len()], &mut memory[chunk.clone()]);
+        let (before, after) = (&memory[..chunk.start], &memory[chunk.end..]);
+        assert!(
+            before.iter().chain(after).all(|byte| *byte == GUARD),
+            "written outside the chunk: {}",
+            self.name()
+        );
+        outcome.map(|()| memory[chunk].to_vec())
+    }
+
+    fn name(&self) -> String {
+        let Self { codec, dtype, encoded, raw_bytes, .. } = self;
+        let base_bytes = self.base.map(<[u8]>::len);
+        format!("{codec:?}, {dtype}, {raw_bytes} bytes of {}, base of {base_bytes:?}", encoded.len())
+    }
+}
+
+/// Makes an attempt of any bytes: the first four say the dtype, whether there is a base, and the length of the chunk; the
+/// others are the encoding. For fuzzers that look for bytes by themselves.
+pub(crate) fn decode_any(codec: CodecId, data: &[u8]) {
+    let Some(([dtype, base, low, high], encoded)) = data.split_first_chunk() else { return };
+    let raw_bytes = usize::from(u16::from_le_bytes([*low, *high]));
+    let dtype = Dtype::ALL[usize::from(*dtype) % Dtype::ALL.len()];
+    let content: Vec<u8> = (0..raw_bytes).map(|at| (at / 2) as u8 ^ base).collect();
+    let base = (base % 4 != 0).then_some(&content[..]);
+    let _ = Attempt { codec, dtype, base, encoded, raw_bytes }.run();
+}

@@ -1,0 +1,125 @@
+//! Goal: whatever bytes come as a chunk, a decoder gives the chunk or an error. It neither panics nor writes outside the
+//! chunk, says that all is well only if it wrote every byte, and takes no memory by what the bytes claim.
+//!
+//! Method: encodings of random chunks, by every codec that there is, are changed as a hostile sender may change them
+//! ([`mutation`]) and decoded with guards around ([`decoder`]). All of it follows from a seed and the number of the case.
+//!
+//! A run is short unless told otherwise: `TENSOR_RELAY_FUZZ_SECONDS=600` spends so much time on each decoder, in new
+//! cases if `TENSOR_RELAY_FUZZ_SEED` is new. A failure prints both numbers; `TENSOR_RELAY_FUZZ_CASE` begins there.
+//! `tests/fuzz` has the same checks for `cargo fuzz`, which sees what code its bytes reach, and needs a nightly Rust.
+
+mod chunk;
+mod decoder;
+mod memory;
+mod mutation;
+
+use self::{
+    chunk::Chunk,
+    decoder::{Attempt, decode_any},
+    mutation::mutate,
+};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::{
+    env,
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::{Duration, Instant},
+};
+use tensor_relay_protocol::{CodecId, DecodeError};
+
+/// The cases of a short run, for each decoder: a few seconds in a debug build.
+const CASES: u64 = 1000;
+
+/// The attempts with one chunk.
+const ATTEMPTS: usize = 32;
+
+/// What a whole run may take more than before it. Chunks are short, and what a decoder keeps is about as long as one.
+const MEMORY_BYTES_MAX: u64 = 64 << 20;
+
+/// Each decoder on a thread of its own, all at once.
+#[test]
+fn decoders_survive_any_bytes() {
+    let before = memory::peak_bytes();
+    let fuzzers = CodecId::ALL.iter().map(|id| (*id, thread::spawn(|| fuzz(*id))));
+    for (id, fuzzer) in fuzzers.collect::<Vec<_>>() {
+        let tally = fuzzer.join().unwrap();
+        println!("{}: {tally:?}", id.name());
+        assert!(tally.decoded > 0 && tally.refused > 0, "{}: some are whole, and some are broken", id.name());
+    }
+    let taken = memory::peak_bytes().saturating_sub(before);
+    assert!(taken < MEMORY_BYTES_MAX, "{taken} bytes were taken, for chunks of a few thousand");
+}
+
+/// How attempts ended.
+#[derive(Debug, Default)]
+struct Tally {
+    cases: u64,
+    decoded: u64,
+    refused: u64,
+}
+
+fn fuzz(id: CodecId) -> Tally {
+    let seconds: Option<u64> = setting("TENSOR_RELAY_FUZZ_SECONDS");
+    let seed = setting("TENSOR_RELAY_FUZZ_SEED").unwrap_or(1);
+    let first = setting("TENSOR_RELAY_FUZZ_CASE").unwrap_or(0);
+    let begun = Instant::now();
+    let spent = |cases| match seconds {
+        Some(seconds) => begun.elapsed() >= Duration::from_secs(seconds),
+        None => cases >= CASES,
+    };
+    let mut tally = Tally::default();
+    while !spent(tally.cases) {
+        let case = first + tally.cases;
+        let name = id.name();
+        catch_unwind(AssertUnwindSafe(|| run_case(id, seed, case, &mut tally))).unwrap_or_else(|_| {
+            panic!("{name}: run it again with TENSOR_RELAY_FUZZ_SEED={seed} TENSOR_RELAY_FUZZ_CASE={case}")
+        });
+        tally.cases += 1;
+    }
+    tally
+}
+
+fn setting(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|value| value.parse().expect(name))
+}
+
+fn run_case(id: CodecId, seed: u64, case: u64, tally: &mut Tally) {
+    let mut dice = ChaCha8Rng::seed_from_u64(seed ^ (case << 16) ^ (u64::from(id.code()) << 8));
+    decode_any(id, &(0..dice.random_range(0..300)).map(|_| dice.random()).collect::<Vec<u8>>());
+    let chunk = Chunk::random(&mut dice);
+    let Some(encoded) = chunk.encode(id) else { return };
+    let donor = Chunk::random(&mut dice).encode(id).unwrap_or_default();
+    let whole = Attempt {
+        codec: id,
+        dtype: chunk.dtype,
+        base: Some(&chunk.base),
+        encoded: &encoded,
+        raw_bytes: chunk.raw.len(),
+    };
+    assert!(whole.run().as_ref() == Ok(&chunk.raw), "a whole encoding gives the chunk");
+    for _ in 0..ATTEMPTS {
+        let mut bytes = encoded.clone();
+        mutate(&mut dice, &mut bytes, &donor);
+        match attempt_otherwise(&mut dice, &whole, &bytes) {
+            Ok(_) => tally.decoded += 1,
+            Err(_) => tally.refused += 1,
+        }
+    }
+}
+
+/// Decodes `encoded` like `whole`; one time in ten each the chunk has another length, or the base is missing or short.
+fn attempt_otherwise(
+    dice: &mut impl Rng,
+    whole: &Attempt<'_>,
+    encoded: &[u8],
+) -> Result<Vec<u8>, DecodeError> {
+    let mut attempt = Attempt { encoded, ..*whole };
+    match dice.random_range(0..10) {
+        0 => attempt.raw_bytes = dice.random_range(0..2 * whole.raw_bytes + 2),
+        1 => attempt.base = None,
+        2 => attempt.base = whole.base.map(|base| &base[base.len() / 2..]),
+        _ => {}
+    }
+    attempt.run()
+}
