@@ -121,11 +121,12 @@ mod tests {
         let content = Content::read(&written("a.npy", &file), None, 256).unwrap();
         assert_eq!(content.dtypes(), [Dtype::I16]);
         let chunks = content.chunks(Dtype::I16);
-        assert_eq!(chunks.iter().map(|chunk| chunk.len()).collect::<Vec<_>>(), [256, 256, 88]);
+        assert_eq!(chunks, [[7; 256], [7; 256], std::array::from_fn(|at| if at < 88 { 7 } else { 0 })]);
 
         let path = written("a.bin", &[9; 7]);
         let content = Content::read(&path, Some(Dtype::Bf16), 256).unwrap();
-        assert_eq!(content.chunks(Dtype::Bf16), [[9; 6]], "whole elements only");
+        let padded: [u8; 256] = std::array::from_fn(|at| if at < 6 { 9 } else { 0 });
+        assert_eq!(content.chunks(Dtype::Bf16), [padded], "whole elements only, and the payload's padding");
         let error = Content::read(&path, None, 256).err().unwrap();
         assert!(error.to_string().contains("--dtype"));
     }
