@@ -1,6 +1,7 @@
 //! The subcommands, for `tensor-relay-bench` and for `tensor-relay bench`.
 
 use crate::{
+    codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
     network::delay::{self, DelayArgs},
@@ -44,6 +45,9 @@ pub enum Command {
     UpdatesFollow(FollowArgs),
     /// Makes a page with plots, and tables, of the files that the others write.
     Report(ReportArgs),
+    /// Measures what each codec makes of your own tensors, and how fast.
+    #[command(after_help = codecs::EXAMPLES)]
+    Codecs(CodecsArgs),
     /// Measures what users do with tensor-relay: on this machine, or across the nodes that it is given.
     #[command(after_help = running::EXAMPLES)]
     Run(Box<RunArgs>),
@@ -160,6 +164,7 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         }
         Command::StockQuinn(StockQuinn::Receive(args)) => stock_quinn::receive(args).await,
         Command::Report(args) => report::run(&args),
+        Command::Codecs(args) => codecs::run(&args),
         Command::DelayBridge(args) => delay::run(args).await,
         Command::Tcp(Tcp::Serve { args, encryption }) => tcp::serve(args, encryption).await,
         Command::Tcp(Tcp::Receive { args, encryption }) => tcp::receive(args, encryption).await,

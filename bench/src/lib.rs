@@ -8,6 +8,7 @@
 //! - [`updates`] measures versions that differ a little, as changes and whole.
 //! - [`report`] makes pages and tables of what was measured.
 //! - [`run`] measures what users do, on one machine or across several; [`node`] is its end on another machine.
+//! - [`codecs`] measures codecs on a user's own tensors.
 //! - [`command`] is all of it as subcommands: of `tensor-relay-bench`, and of `tensor-relay` below `bench`.
 //!
 //! Every command runs on one thread unless it says otherwise, because that is what the rival is fastest with and what
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod codecs;
 pub mod command;
 pub mod compare;
 pub mod contender;

@@ -23,7 +23,11 @@ use std::cell::RefCell;
 /// Trained weights, gradients, activations and caches use a dozen exponents, three of them for three elements in four.
 /// Two bits name those three; the fourth value says that the symbol is among the few that follow. Comparing, gathering
 /// and scattering by masks is what vector instructions do at 64 symbols a time, so this runs at a share of memcpy where
-/// entropy coders run at a hundredth.
+/// entropy coders run at a thirtieth.
+///
+/// Measured on one core beside memcpy of the same bytes (bf16 weights in chunks of 4 MiB, `bench codecs`): 1.44 to 1.49
+/// times smaller; encoding at 0.8 and decoding at 0.8 of memcpy's 7 to 9 GB/s with AVX-512, at 0.6 and 0.5 with AVX2,
+/// and at 1.6 and 2.6 GB/s in plain Rust. Where all lies in the caches: 15, 25; 8, 10; and 2.4, 4 GB/s.
 ///
 /// Memory: 50 KiB per thread that has used it.
 #[derive(Debug, Clone, Copy)]

@@ -48,9 +48,9 @@ pub(super) fn groups(symbols: usize) -> usize {
     symbols.div_ceil(64)
 }
 
-/// Symbols of a block, or escapes of one of its levels, with room for one group more: groups are read and written whole,
-/// wherever the last one begins.
-pub(super) type Symbols = [u8; BLOCK_WORDS + 64];
+/// Symbols of a block, or escapes of one of its levels. Behind them is room for two groups more, since groups are read and
+/// written whole, wherever they begin.
+pub(super) type Symbols = [u8; BLOCK_WORDS + 128];
 
 /// Memory of one thread, kept from block to block and from chunk to chunk.
 pub(super) struct Scratch {
@@ -63,7 +63,7 @@ pub(super) struct Scratch {
 impl Scratch {
     /// New memory, of 50 KiB.
     pub(super) fn new() -> Box<Self> {
-        let empty = [0; BLOCK_WORDS + 64];
+        let empty = [0; BLOCK_WORDS + 128];
         Box::new(Self { upper: empty, escapes: [empty; 2] })
     }
 }

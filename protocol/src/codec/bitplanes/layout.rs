@@ -82,7 +82,7 @@ impl Layout {
     pub(super) fn symbol(self, last: u8, before: u8) -> u8 {
         let upper = match self.words {
             Words::Unsigned8 => last,
-            Words::Signed8 => last << 1 | last >> 7,
+            Words::Signed8 => last.rotate_left(1),
             Words::Signed16 | Words::Signed32 | Words::Signed64 => last << 1 | before >> 7,
         };
         upper >> self.low_bits.count()

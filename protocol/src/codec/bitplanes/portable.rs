@@ -5,7 +5,7 @@ use super::layout::{LowBits, Words};
 /// Codes one level: for each group of 64 symbols two masks, and the symbols that this level cannot name, one behind the
 /// other. Returns how many those are.
 ///
-/// `escapes` has room for 64 more than there are symbols.
+/// `escapes` has room for 128 more than there are symbols.
 pub(super) fn encode_level(
     symbols: [u8; 3],
     plain: &[[u8; 64]],
@@ -38,7 +38,7 @@ pub(super) fn encode_level(
 }
 
 /// The inverse of [`encode_level`]. Returns how many escapes the masks ask for; whether that many are there is the
-/// caller's to check. `escapes` is at least 64 longer than `plain`.
+/// caller's to check. `escapes` is at least 128 longer than `plain`.
 pub(super) fn decode_level(
     symbols: [u8; 3],
     masks: &[[u8; 16]],
@@ -270,7 +270,7 @@ static SPREAD: [u64; 256] = {
     while bits < 256 {
         let mut bit = 0;
         while bit < 8 {
-            table[bits] |= ((bits as u64 >> bit) & 1) * 0xff << (8 * bit);
+            table[bits] |= (((bits as u64 >> bit) & 1) * 0xff) << (8 * bit);
             bit += 1;
         }
         bits += 1;

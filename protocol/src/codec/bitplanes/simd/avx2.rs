@@ -24,15 +24,13 @@ pub(super) fn encode_level(
             symbols.map(|symbol| join(_mm256_cmpeq_epi8(lower, symbol), _mm256_cmpeq_epi8(upper, symbol)));
         let escaped = !(is0 | is1 | is2);
         *mask = join_masks(is1 | escaped, is2 | escaped);
-        let room: &mut [u8; 64] = escapes[count..].first_chunk_mut().expect(ROOM);
-        let mut written = 0;
-        for (eight, which) in group.as_chunks::<8>().0.iter().zip(escaped.to_le_bytes()) {
-            // At most 8 times 7 were written before the last eight.
-            let room = room[written..].first_chunk_mut().expect("eight symbols, eight places");
+        let room: &mut [u8; 72] = escapes[count..].first_chunk_mut().expect(ROOM);
+        let eights = group.as_chunks::<8>().0.iter().zip(escaped.to_le_bytes());
+        for ((eight, which), at) in eights.zip(places(escaped)) {
+            let room = room[usize::from(at & 63)..].first_chunk_mut().expect("63 and 8 are below 72");
             store8(room, _mm_shuffle_epi8(load8(eight), load8(&TOGETHER[usize::from(which)])));
-            written += which.count_ones() as usize;
         }
-        count += written;
+        count += escaped.count_ones() as usize;
     }
     count
 }
@@ -48,34 +46,38 @@ pub(super) fn decode_level(
     let mut count = 0;
     for (group, mask) in plain.iter_mut().zip(masks) {
         let (bit0, bit1) = split_masks(mask);
-        let escaped = (bit0 & bit1).to_le_bytes();
-        let given: &[u8; 64] = escapes[count..].first_chunk().expect(ROOM);
-        let mut read = 0;
-        let halves = group.as_chunks_mut::<32>().0.iter_mut();
-        for (half, escaped) in halves
-            .zip(escaped.as_chunks::<4>().0)
-            .enumerate()
-            .map(|(i, (h, e))| ((i, h), e))
-        {
-            let (i, half) = half;
+        let escaped = bit0 & bit1;
+        let given: &[u8; 72] = escapes[count..].first_chunk().expect(ROOM);
+        let mut moved = escaped.to_le_bytes().into_iter().zip(places(escaped)).map(|(which, at)| {
+            let from = given[usize::from(at & 63)..].first_chunk().expect("63 and 8 are below 72");
+            _mm_shuffle_epi8(load8(from), load8(&APART[usize::from(which)]))
+        });
+        let mut next_eight = || moved.next().expect("eight eights");
+        for (i, half) in group.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (is1, is2) = (spread((bit0 >> (32 * i)) as u32), spread((bit1 >> (32 * i)) as u32));
             let named = _mm256_blendv_epi8(_mm256_blendv_epi8(symbol0, symbol1, is1), symbol2, is2);
             let named = _mm256_andnot_si256(_mm256_and_si256(is1, is2), named);
-            let [a, b, c, d] = escaped.map(|which| {
-                let from = given[read..].first_chunk().expect("no more escapes than symbols");
-                read += which.count_ones() as usize;
-                _mm_shuffle_epi8(load8(from), load8(&APART[usize::from(which)]))
-            });
+            let [a, b, c, d] = [next_eight(), next_eight(), next_eight(), next_eight()];
             let moved = _mm256_set_m128i(_mm_unpacklo_epi64(c, d), _mm_unpacklo_epi64(a, b));
             store(half, _mm256_or_si256(named, moved));
         }
-        count += read;
+        count += escaped.count_ones() as usize;
     }
     count
 }
 
-/// Why there always is a whole group of room: there are 64 more escapes than symbols.
-const ROOM: &str = "no more escapes than symbols, and room for 64 more";
+/// Why there always is room for a group, and for the seven more that its last escape may be the first of.
+const ROOM: &str = "no more escapes than symbols, and room for 128 more";
+
+/// For each eight of a group, how many escapes come before it. Found for all at once, so that no eight waits for the one
+/// before.
+fn places(escaped: u64) -> [u8; 8] {
+    let twos = escaped - ((escaped >> 1) & 0x5555_5555_5555_5555);
+    let fours = (twos & 0x3333_3333_3333_3333) + ((twos >> 2) & 0x3333_3333_3333_3333);
+    let eights = (fours + (fours >> 4)) & 0x0f0f_0f0f_0f0f_0f0f;
+    // The product adds to each byte all those below it; the last sum is at most 56.
+    (eights << 8).wrapping_mul(0x0101_0101_0101_0101).to_le_bytes()
+}
 
 #[target_feature(enable = "avx2,bmi2,popcnt")]
 pub(super) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]) {

@@ -51,8 +51,8 @@ pub(super) fn decode_level(
     count
 }
 
-/// Why there always is a whole group of room: there are 64 more escapes than symbols.
-const ROOM: &str = "no more escapes than symbols, and room for 64 more";
+/// Why there always is room for a group.
+const ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 pub(super) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]) {

@@ -1,0 +1,98 @@
+//! `bench codecs`: what each codec makes of a user's own tensors, and how fast.
+
+mod content;
+mod document;
+mod measure;
+mod table;
+
+use crate::size;
+use anyhow::{Context, Result, bail};
+use content::Content;
+use document::{Document, FileResult};
+use measure::{Job, Subject, measure};
+use std::path::{Path, PathBuf};
+use tensor_relay_protocol::Dtype;
+
+/// What is measured, and how.
+#[derive(Debug, clap::Args)]
+pub struct CodecsArgs {
+    /// The tensors: safetensors files, NumPy arrays (`.npy`), or with --dtype files of nothing but elements. They are read
+    /// into memory whole.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// What the elements of files are that do not say it themselves.
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    dtype: Option<Dtype>,
+    /// A file with the same tensors of another version, for codecs that send changes.
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
+    /// The size of a chunk, as a server cuts it.
+    #[arg(long, default_value = "4MiB", value_parser = size::parse, value_name = "SIZE")]
+    chunk_size: u64,
+    /// How often each codec goes through each file, in turn with the others. Of each chunk the fastest time counts: what
+    /// else the machine does makes the others slower.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Also measures each path of `bitplanes` that this processor has.
+    #[arg(long)]
+    paths: bool,
+    /// Also writes everything that was measured to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  codecs model.safetensors
+  codecs model.safetensors --base yesterday.safetensors
+  codecs cache.bin --dtype bf16 --paths --json codecs.json";
+
+/// Measures on this thread and prints a table for each file and dtype.
+///
+/// # Errors
+/// When a file cannot be read, does not say what its elements are, or has other tensors than its base; when a codec does
+/// not give back what it was given; when the result file cannot be written.
+pub fn run(args: &CodecsArgs) -> Result<()> {
+    let chunk_bytes = u32::try_from(args.chunk_size).context("--chunk-size is too large")?;
+    let read = |path: &Path| Content::read(path, args.dtype, chunk_bytes);
+    let subjects = subjects(args.paths);
+    let mut document = Document::new(chunk_bytes, args.rounds);
+    for path in &args.files {
+        let content = read(path)?;
+        let base = args.base.as_deref().map(read).transpose()?;
+        if base.as_ref().is_some_and(|base| !base.fits(&content)) {
+            bail!(
+                "the base has other tensors than {}: names, dtypes and shapes must be the same",
+                path.display()
+            );
+        }
+        for dtype in content.dtypes() {
+            let job = Job::new(&content, base.as_ref(), dtype);
+            let codecs = measure(&job, &subjects, args.rounds)
+                .with_context(|| format!("{dtype} of {}", path.display()))?;
+            let result = FileResult::new(path, &job, codecs);
+            print!("{result}");
+            document.results.push(result);
+        }
+    }
+    match &args.json {
+        Some(path) => std::fs::write(path, serde_json::to_string_pretty(&document)?)
+            .with_context(|| format!("cannot write {}", path.display())),
+        None => Ok(()),
+    }
+}
+
+/// Who is measured: all codecs, the one that only copies first, since the others are compared with it.
+fn subjects(paths: bool) -> Vec<Subject> {
+    let mut subjects = Subject::codecs();
+    if paths {
+        subjects.extend(Subject::paths());
+    }
+    subjects
+}
+
+fn dtype(text: &str) -> Result<Dtype, String> {
+    let names = || Dtype::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ");
+    let known = Dtype::ALL.iter().copied().find(|dtype| dtype.name() == text);
+    known.ok_or_else(|| format!("{text:?} is no dtype: write one of {}", names()))
+}

@@ -1,0 +1,144 @@
+//! Files as a server would send them: laid out, and cut into chunks of one dtype.
+
+use anyhow::{Context, Result, bail};
+use std::{fs, ops::Range, path::Path};
+use tensor_relay_protocol::{
+    Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, npy,
+    safetensors::{self, PREFIX_BYTES},
+};
+
+/// The tensors of one file, in memory.
+pub(super) struct Content {
+    manifest: Manifest,
+    payload: Vec<u8>,
+}
+
+/// A tensor, and where it lies in its file.
+type Found = (TensorSpec, Range<u64>);
+
+impl Content {
+    /// Reads a file; `dtype` is what its elements are where it does not say so.
+    pub(super) fn read(path: &Path, dtype: Option<Dtype>, chunk_bytes: u32) -> Result<Self> {
+        let about = || format!("cannot use {}", path.display());
+        let file = fs::read(path).with_context(about)?;
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        let found = match (extension, dtype) {
+            ("safetensors", _) => find_safetensors(&file),
+            ("npy", _) => find_npy(&file),
+            (_, Some(dtype)) => find_elements(&file, dtype),
+            _ => bail!("{} does not say what its elements are: say it with --dtype", path.display()),
+        };
+        Self::lay_out(&file, found.with_context(about)?, chunk_bytes).with_context(about)
+    }
+
+    fn lay_out(file: &[u8], found: Vec<Found>, chunk_bytes: u32) -> Result<Self> {
+        let (specs, ranges): (Vec<TensorSpec>, Vec<Range<u64>>) = found.into_iter().unzip();
+        let manifest = Manifest::layout(specs, vec![], chunk_bytes, &Limits::default())?;
+        let mut payload = vec![0; manifest.payload_bytes() as usize];
+        for (tensor, range) in manifest.tensors().iter().zip(ranges) {
+            payload[in_memory(tensor.range())].copy_from_slice(&file[in_memory(range)]);
+        }
+        Ok(Self { manifest, payload })
+    }
+
+    /// Whether the two have the same tensors in the same places, so that one can be the base of the other.
+    pub(super) fn fits(&self, other: &Self) -> bool {
+        self.manifest.tensors() == other.manifest.tensors()
+    }
+
+    /// The dtypes that occur, in the order of the payload.
+    pub(super) fn dtypes(&self) -> Vec<Dtype> {
+        let mut dtypes: Vec<Dtype> = Vec::new();
+        for (chunk, _) in self.manifest.chunking().iter() {
+            let (_, dtype) = self.manifest.chunk(chunk);
+            if !dtypes.contains(&dtype) {
+                dtypes.push(dtype);
+            }
+        }
+        dtypes
+    }
+
+    /// The chunks of one dtype.
+    pub(super) fn chunks(&self, dtype: Dtype) -> Vec<&[u8]> {
+        let chunks = self.manifest.chunking().iter().map(|(chunk, _)| self.manifest.chunk(chunk));
+        let of_dtype = chunks.filter(|(_, of)| *of == dtype);
+        of_dtype.map(|(range, _)| &self.payload[in_memory(range)]).collect()
+    }
+}
+
+fn find_safetensors(file: &[u8]) -> Result<Vec<Found>> {
+    let (prefix, rest) = file.split_first_chunk::<PREFIX_BYTES>().context("it is too short")?;
+    let header_bytes = safetensors::header_length(*prefix, file.len() as u64)?;
+    let header = safetensors::parse_header(&rest[..header_bytes], file.len() as u64)?;
+    Ok(header.tensors.into_iter().map(|tensor| (tensor.spec, tensor.range)).collect())
+}
+
+/// The elements in the order in which they lie in the file, whether that is C's or Fortran's.
+fn find_npy(file: &[u8]) -> Result<Vec<Found>> {
+    let end = npy::header_end(file, file.len() as u64)?;
+    let header = npy::parse_header(&file[..end], file.len() as u64)?;
+    let spec = TensorSpec::new(TensorName::new("array")?, header.dtype, header.shape);
+    Ok(vec![(spec, header.data_start..file.len() as u64)])
+}
+
+/// As many whole elements as there are.
+fn find_elements(file: &[u8], dtype: Dtype) -> Result<Vec<Found>> {
+    let elements = file.len() as u64 * 8 / u64::from(dtype.bits());
+    let shape = Shape::new(&[elements])?;
+    let bytes = shape.byte_len(dtype)?;
+    Ok(vec![(TensorSpec::new(TensorName::new("elements")?, dtype, shape), 0..bytes)])
+}
+
+fn in_memory(range: Range<u64>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(name: &str, bytes: &[u8]) -> std::path::PathBuf {
+        let folder = std::env::temp_dir().join(format!("tensor-relay-codecs-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn files_of_every_kind_become_chunks_of_one_dtype() {
+        let header = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]}}"#;
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(header);
+        file.extend_from_slice(b"01234567abc");
+        let content = Content::read(&written("a.safetensors", &file), None, 4 << 20).unwrap();
+        assert_eq!(content.dtypes().len(), 2);
+        assert!(content.chunks(Dtype::F32)[0].starts_with(b"01234567"));
+        assert!(content.chunks(Dtype::U8)[0].starts_with(b"abc"));
+
+        let mut file = npy::file_head(Dtype::I16, &Shape::new(&[300]).unwrap()).unwrap();
+        file.extend_from_slice(&[7; 600]);
+        let content = Content::read(&written("a.npy", &file), None, 256).unwrap();
+        assert_eq!(content.dtypes(), [Dtype::I16]);
+        let chunks = content.chunks(Dtype::I16);
+        assert_eq!(chunks, [[7; 256], [7; 256], std::array::from_fn(|at| if at < 88 { 7 } else { 0 })]);
+
+        let path = written("a.bin", &[9; 7]);
+        let content = Content::read(&path, Some(Dtype::Bf16), 256).unwrap();
+        let padded: [u8; 256] = std::array::from_fn(|at| if at < 6 { 9 } else { 0 });
+        assert_eq!(content.chunks(Dtype::Bf16), [padded], "whole elements only, and the payload's padding");
+        let error = Content::read(&path, None, 256).err().unwrap();
+        assert!(error.to_string().contains("--dtype"));
+    }
+
+    #[test]
+    fn a_base_has_the_same_tensors() {
+        let read = |bytes, dtype| {
+            let path = written(&format!("{bytes}.bin"), &vec![1; bytes]);
+            Content::read(&path, Some(dtype), 256).unwrap()
+        };
+        assert!(read(10, Dtype::U8).fits(&read(10, Dtype::U8)));
+        assert!(!read(10, Dtype::U8).fits(&read(12, Dtype::U8)));
+        assert!(!read(12, Dtype::U8).fits(&read(12, Dtype::F16)));
+    }
+}

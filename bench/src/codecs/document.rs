@@ -1,0 +1,48 @@
+//! The result file; `bench/README.md` says what each number means.
+
+use super::measure::{CodecResult, Job};
+use crate::origin::Origin;
+use serde::Serialize;
+use std::path::Path;
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Document {
+    kind: &'static str,
+    version: u32,
+    #[serde(flatten)]
+    origin: Origin,
+    chunk_bytes: u32,
+    rounds: u32,
+    pub(super) results: Vec<FileResult>,
+}
+
+/// The tensors of one dtype in one file.
+#[derive(Debug, Serialize)]
+pub(super) struct FileResult {
+    pub(super) file: String,
+    pub(super) dtype: &'static str,
+    pub(super) raw_bytes: u64,
+    pub(super) chunks: usize,
+    pub(super) codecs: Vec<CodecResult>,
+}
+
+impl Document {
+    pub(super) fn new(chunk_bytes: u32, rounds: u32) -> Self {
+        let origin = Origin::here();
+        Self { kind: "codecs", version: 1, origin, chunk_bytes, rounds, results: vec![] }
+    }
+}
+
+impl FileResult {
+    /// Of the file's path only its name is kept: where it lay is nobody's business.
+    pub(super) fn new(path: &Path, job: &Job<'_>, codecs: Vec<CodecResult>) -> Self {
+        Self {
+            file: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            dtype: job.dtype.name(),
+            raw_bytes: job.bytes(),
+            chunks: job.chunks(),
+            codecs,
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The stopwatch: every codec over every chunk, in turn.
+
+use super::content::Content;
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+use tensor_relay_protocol::{BitPlanesOn, BitPlanesPath, Codec, CodecId, Context, DecodeError, Dtype, codec};
+
+/// The chunks of one dtype, and what they may be coded against.
+pub(super) struct Job<'a> {
+    pub(super) dtype: Dtype,
+    chunks: Vec<&'a [u8]>,
+    bases: Option<Vec<&'a [u8]>>,
+}
+
+/// What is measured.
+pub(super) struct Subject {
+    name: String,
+    codec: Box<dyn Codec>,
+}
+
+/// What a codec did with all chunks of a job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct CodecResult {
+    pub(super) codec: String,
+    pub(super) encoded_bytes: u64,
+    /// Chunks that it could not make smaller by 3 %, which travel raw.
+    pub(super) chunks_raw: usize,
+    pub(super) ratio: f64,
+    pub(super) encode_gb_per_s: f64,
+    pub(super) decode_gb_per_s: f64,
+    /// The same as shares of what copying did in the same run.
+    pub(super) encode_of_memcpy: f64,
+    pub(super) decode_of_memcpy: f64,
+}
+
+/// A sender wants this much gain, or sends raw.
+const GAIN_MIN_PER_CENT: usize = 3;
+
+impl<'a> Job<'a> {
+    pub(super) fn new(content: &'a Content, base: Option<&'a Content>, dtype: Dtype) -> Self {
+        Self { dtype, chunks: content.chunks(dtype), bases: base.map(|base| base.chunks(dtype)) }
+    }
+
+    /// How many chunks there are.
+    pub(super) fn chunks(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// All raw bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
+    }
+
+    fn context(&self, chunk: usize) -> Context<'_> {
+        Context { dtype: self.dtype, base: self.bases.as_ref().map(|bases| bases[chunk]) }
+    }
+}
+
+impl Subject {
+    /// Every codec of this build, raw first.
+    pub(super) fn codecs() -> Vec<Self> {
+        let subject = |id: &CodecId| Self { name: id.name().into(), codec: Box::new(Known(*id)) };
+        CodecId::ALL.iter().map(subject).collect()
+    }
+
+    /// `bitplanes` on each path that this processor can take.
+    pub(super) fn paths() -> impl Iterator<Item = Self> {
+        BitPlanesPath::all().map(|path| Self {
+            name: format!("bitplanes on {}", path.name()),
+            codec: Box::new(BitPlanesOn(path)),
+        })
+    }
+}
+
+/// A codec by its name: the ones that the library has are not ours to own.
+struct Known(CodecId);
+
+impl Codec for Known {
+    fn id(&self) -> CodecId {
+        self.0
+    }
+
+    fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
+        codec(self.0).encode(context, raw, out)
+    }
+
+    fn decode(&self, context: Context<'_>, encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
+        codec(self.0).decode(context, encoded, raw)
+    }
+}
+
+/// Measures all `subjects` in turn, `rounds` times. The first of them is what the others are compared with.
+///
+/// # Errors
+/// When a codec does not give back what it was given.
+pub(super) fn measure(job: &Job<'_>, subjects: &[Subject], rounds: u32) -> Result<Vec<CodecResult>> {
+    let mut bench = Bench::new(job);
+    let mut laps: Vec<Laps> = subjects.iter().map(|_| Laps::new(job.chunks())).collect();
+    for _ in 0..rounds {
+        for (subject, laps) in subjects.iter().zip(&mut laps) {
+            bench.go_through(job, subject, laps)?;
+        }
+    }
+    let copying = laps.first().map(Laps::speed_times);
+    let results = subjects
+        .iter()
+        .zip(&laps)
+        .map(|(subject, laps)| laps.result(subject, job, copying));
+    Ok(results.collect())
+}
+
+/// The memory that all codecs work in.
+struct Bench {
+    /// An encoding of each chunk.
+    encoded: Vec<Vec<u8>>,
+    /// What comes back.
+    decoded: Vec<u8>,
+}
+
+impl Bench {
+    fn new(job: &Job<'_>) -> Self {
+        let longest = job.chunks.iter().map(|chunk| chunk.len()).max().unwrap_or(0);
+        // Ones, so that the memory is there before the first time is taken.
+        let encoded = job.chunks.iter().map(|chunk| vec![1; chunk.len()]).collect();
+        Self { encoded, decoded: vec![1; longest] }
+    }
+
+    /// Encodes all chunks, then decodes all, as a sender and a receiver do: what is worked on next is not in the caches.
+    fn go_through(&mut self, job: &Job<'_>, subject: &Subject, laps: &mut Laps) -> Result<()> {
+        for (at, (raw, out)) in job.chunks.iter().zip(&mut self.encoded).enumerate() {
+            let room = room(subject.codec.id(), raw.len());
+            let begin = Instant::now();
+            let bytes = subject.codec.encode(job.context(at), raw, &mut out[..room]);
+            laps.chunks[at].encode.take(begin.elapsed());
+            laps.chunks[at].encoded_bytes = bytes;
+            if bytes.is_none() {
+                out.copy_from_slice(raw);
+            }
+        }
+        for (at, (raw, encoded)) in job.chunks.iter().zip(&self.encoded).enumerate() {
+            let back = &mut self.decoded[..raw.len()];
+            let begin = Instant::now();
+            match laps.chunks[at].encoded_bytes {
+                Some(bytes) => subject.codec.decode(job.context(at), &encoded[..bytes], back)?,
+                None => back.copy_from_slice(encoded),
+            }
+            laps.chunks[at].decode.take(begin.elapsed());
+            ensure!(back == *raw, "{} did not give back chunk {at}", subject.name);
+        }
+        Ok(())
+    }
+}
+
+/// What an encoding may take.
+fn room(id: CodecId, raw_bytes: usize) -> usize {
+    match id {
+        CodecId::Raw => raw_bytes,
+        _ => raw_bytes - raw_bytes * GAIN_MIN_PER_CENT / 100,
+    }
+}
+
+/// What one codec has done so far.
+struct Laps {
+    chunks: Vec<Lap>,
+}
+
+/// What it has done with one chunk.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lap {
+    encode: Best,
+    decode: Best,
+    encoded_bytes: Option<usize>,
+}
+
+/// The shortest of some times.
+#[derive(Debug, Clone, Copy, Default)]
+struct Best(Option<Duration>);
+
+impl Best {
+    fn take(&mut self, time: Duration) {
+        self.0 = Some(self.0.map_or(time, |best| best.min(time)));
+    }
+
+    fn seconds(self) -> f64 {
+        self.0.unwrap_or_default().as_secs_f64()
+    }
+}
+
+impl Laps {
+    fn new(chunks: usize) -> Self {
+        Self { chunks: vec![Lap::default(); chunks] }
+    }
+
+    /// The seconds that encoding and decoding take.
+    fn speed_times(&self) -> (f64, f64) {
+        let sum = |of: fn(&Lap) -> Best| self.chunks.iter().map(|lap| of(lap).seconds()).sum();
+        (sum(|lap| lap.encode), sum(|lap| lap.decode))
+    }
+
+    fn result(&self, subject: &Subject, job: &Job<'_>, copying: Option<(f64, f64)>) -> CodecResult {
+        let (encode, decode) = self.speed_times();
+        let (copied, copied_back) = copying.unwrap_or_default();
+        let gigabytes = job.bytes() as f64 / 1e9;
+        let sizes = self.chunks.iter().zip(&job.chunks);
+        let encoded_bytes: usize = sizes.map(|(lap, raw)| lap.encoded_bytes.unwrap_or(raw.len())).sum();
+        CodecResult {
+            codec: subject.name.clone(),
+            encoded_bytes: encoded_bytes as u64,
+            chunks_raw: self.chunks.iter().filter(|lap| lap.encoded_bytes.is_none()).count(),
+            ratio: job.bytes() as f64 / encoded_bytes as f64,
+            encode_gb_per_s: gigabytes / encode,
+            decode_gb_per_s: gigabytes / decode,
+            encode_of_memcpy: copied / encode,
+            decode_of_memcpy: copied_back / decode,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Loses the last byte.
+    struct Forgetful;
+
+    impl Codec for Forgetful {
+        fn id(&self) -> CodecId {
+            CodecId::Zstd
+        }
+
+        fn encode(&self, _: Context<'_>, _: &[u8], out: &mut [u8]) -> Option<usize> {
+            out.first().map(|_| 1)
+        }
+
+        fn decode(&self, _: Context<'_>, _: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
+            raw.fill(5);
+            raw.last_mut().into_iter().for_each(|byte| *byte = 0);
+            Ok(())
+        }
+    }
+
+    fn job<'a>(chunks: Vec<&'a [u8]>, dtype: Dtype) -> Job<'a> {
+        Job { dtype, chunks, bases: None }
+    }
+
+    #[test]
+    fn every_codec_is_measured_and_sizes_are_exact() {
+        let (zeros, noise) = ([0; 5000], blake3::hash(b"noise"));
+        let noise: Vec<u8> = noise.as_bytes().iter().copied().cycle().take(32).collect();
+        let job = job(vec![&zeros, &noise], Dtype::Bf16);
+        let mut subjects = Subject::codecs();
+        subjects.extend(Subject::paths());
+        let results = measure(&job, &subjects, 2).unwrap();
+        assert_eq!(results.len(), CodecId::ALL.len() + BitPlanesPath::all().count());
+        assert_eq!((results[0].codec.as_str(), results[0].encoded_bytes), ("raw", 5032));
+        assert_eq!((results[0].ratio, results[0].encode_of_memcpy), (1.0, 1.0));
+        let zstd = results.iter().find(|result| result.codec == "zstd").unwrap();
+        assert_eq!(zstd.chunks_raw, 1, "noise travels raw");
+        assert!((32..100).contains(&zstd.encoded_bytes));
+        for result in results {
+            assert!(result.encode_gb_per_s > 0.0 && result.decode_gb_per_s > 0.0, "{result:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_come_back_is_an_error() {
+        let subject = Subject { name: "forgetful".into(), codec: Box::new(Forgetful) };
+        let chunk = [5; 100];
+        let error = measure(&job(vec![&chunk], Dtype::U8), &[subject], 1).err().unwrap();
+        assert!(error.to_string().contains("forgetful did not give back chunk 0"));
+    }
+}
