@@ -83,10 +83,7 @@ impl CodecId {
 
     /// Whether it codes changes, and so needs the same chunk of another version: its base.
     pub fn needs_base(self) -> bool {
-        match self {
-            Self::Sparse => true,
-            Self::Raw | Self::Zstd => false,
-        }
+        matches!(self, Self::Sparse)
     }
 
     /// The name used in messages and on the command line.
