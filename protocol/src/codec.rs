@@ -3,13 +3,17 @@
 //! All codecs are lossless. A receiver says which it can decode; the sender chooses one per chunk and names it in the
 //! chunk's header. Codecs are synchronous and burn CPU: call them on a worker thread, never on an async executor.
 
+mod bitplanes;
 mod histogram;
+mod planes;
 mod raw;
 mod segment;
 mod sparse;
 mod zstd;
 
-pub use self::{raw::Raw, sparse::Sparse, zstd::Zstd};
+#[doc(hidden)]
+pub use self::bitplanes::{BitPlanesOn, Path as BitPlanesPath};
+pub use self::{bitplanes::BitPlanes, planes::Planes, raw::Raw, sparse::Sparse, zstd::Zstd};
 
 use crate::Dtype;
 
@@ -47,7 +51,20 @@ pub fn codec(id: CodecId) -> &'static dyn Codec {
     match id {
         CodecId::Raw => &Raw,
         CodecId::Zstd => &Zstd,
+        CodecId::BitPlanes => &BitPlanes,
+        CodecId::Planes => &Planes,
         CodecId::Sparse => &Sparse,
+    }
+}
+
+/// The bytes of the numbers that a chunk of `dtype` is made of: of elements, or of the two halves of complex ones. A byte
+/// where several elements share it.
+fn width(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::C32 => 2,
+        Dtype::C64 => 4,
+        Dtype::C128 => 8,
+        real => (real.bits() as usize / 8).max(1),
     }
 }
 
@@ -59,19 +76,25 @@ pub enum CodecId {
     Raw,
     /// One zstd frame (RFC 8878).
     Zstd,
+    /// The exponents of floats as bit planes.
+    BitPlanes,
+    /// Byte planes, each as short as Huffman's code makes it.
+    Planes,
     /// What changed since a base version.
     Sparse,
 }
 
 impl CodecId {
     /// Every codec of this build.
-    pub const ALL: &'static [Self] = &[Self::Raw, Self::Zstd, Self::Sparse];
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Zstd, Self::BitPlanes, Self::Planes, Self::Sparse];
 
     /// The codec's number in headers and messages.
     pub fn code(self) -> u8 {
         match self {
             Self::Raw => 0,
             Self::Zstd => 1,
+            Self::BitPlanes => 2,
+            Self::Planes => 3,
             Self::Sparse => 4,
         }
     }
@@ -91,6 +114,8 @@ impl CodecId {
         match self {
             Self::Raw => "raw",
             Self::Zstd => "zstd",
+            Self::BitPlanes => "bitplanes",
+            Self::Planes => "planes",
             Self::Sparse => "sparse",
         }
     }
@@ -198,10 +223,8 @@ mod tests {
     #[test]
     fn sets_hold_raw_and_pass_over_the_unknown() {
         assert_eq!(CodecSet::from_codes(&[]).iter().collect::<Vec<_>>(), [CodecId::Raw]);
-        assert_eq!(
-            CodecSet::from_codes(&[1, 77, u32::MAX]).iter().collect::<Vec<_>>(),
-            [CodecId::Raw, CodecId::Zstd]
-        );
+        let some = CodecSet::from_codes(&[1, 77, u32::MAX]);
+        assert_eq!(some.iter().collect::<Vec<_>>(), [CodecId::Raw, CodecId::Zstd]);
     }
 
     proptest! {

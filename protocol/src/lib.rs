@@ -32,7 +32,11 @@ mod ticket;
 mod version;
 
 pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, StreamHeader};
-pub use codec::{Codec, CodecId, CodecSet, Context, DecodeError, Raw, Sparse, Zstd, codec};
+pub use codec::{
+    BitPlanes, Codec, CodecId, CodecSet, Context, DecodeError, Planes, Raw, Sparse, Zstd, codec,
+};
+#[doc(hidden)]
+pub use codec::{BitPlanesOn, BitPlanesPath};
 pub use credit::Credit;
 pub use error::{Blame, CloseCode, MessageError, Misbehaved};
 pub use glob::{Glob, GlobError};

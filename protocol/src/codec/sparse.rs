@@ -9,8 +9,8 @@ use super::{
     Codec, CodecId, Context, DecodeError,
     histogram::Histogram,
     segment::{Segment, SegmentWriter, with_scratch},
+    width,
 };
-use crate::Dtype;
 use std::cell::RefCell;
 
 /// The changed elements of a chunk against the same chunk of a base version: gaps between them, differences, and the
@@ -65,16 +65,6 @@ impl Codec for Sparse {
     }
 }
 
-/// The bytes of what is compared: a number. Complex elements are two of them; of those below a byte, a byte has several.
-fn width(dtype: Dtype) -> usize {
-    match dtype {
-        Dtype::C32 => 2,
-        Dtype::C64 => 4,
-        Dtype::C128 => 8,
-        real => (real.bits() as usize / 8).max(1),
-    }
-}
-
 fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usize> {
     let (raw, tail) = raw.split_at(raw.len() / W * W);
     let base = &base[..raw.len()];
@@ -122,14 +112,13 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
         return Err(broken("what follows the changes is not the rest of the chunk"));
     }
     tail.copy_from_slice(rest);
-    elements.copy_from_slice(&base[..elements.len()]);
     with_scratch(bytes, |scratch| {
         let (for_gaps, scratch) = scratch.split_at_mut(gaps.len());
         let (for_differences, for_values) = scratch.split_at_mut(differences.len());
         let gaps = gaps.unpack(for_gaps)?;
         let differences = differences.unpack(for_differences)?;
         let values = values.unpack(for_values)?;
-        apply::<W>(elements, gaps, differences, values)
+        apply::<W>(&base[..elements.len()], elements, gaps, differences, values)
             .ok_or_else(|| broken("the changes do not fit the chunk or each other"))
     })
 }

@@ -12,8 +12,8 @@ use std::{
     sync::Arc,
 };
 use tensor_relay_protocol::{
-    ALPN, ClientMessage, CloseCode, CodecSet, Hello, ServerMessage, Subscribe, SubscriptionId, Welcome,
-    decode_frame_length, encode_client, encode_server,
+    ALPN, ClientMessage, CloseCode, CodecSet, Hello, LaneOffer, ServerMessage, Subscribe, SubscriptionId,
+    Welcome, decode_frame_length, encode_client, encode_server,
 };
 use tensor_relay_tests::{
     pair::{Sim, topic},
@@ -55,23 +55,37 @@ impl Peer {
 
     /// A server whose first client has been greeted and has subscribed.
     pub(crate) async fn server(sim: &Sim) -> (Self, Subscribe) {
+        Self::server_of_lanes(sim, None).await
+    }
+
+    /// The same, which makes its client this offer of lanes.
+    pub(crate) async fn server_of_lanes(sim: &Sim, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
         let (host, port) = (sim.server_host(), sim.server_address().port());
-        Self::accept(endpoint(&host, port, Some(server_config(sim)))).await
+        Self::accept(endpoint(&host, port, Some(server_config(sim))), lanes).await
+    }
+
+    /// The next lane that its client opens, with its first word.
+    pub(crate) async fn further(&self) -> (Self, ClientMessage) {
+        let connection = self.endpoint.accept().await.unwrap().await.unwrap();
+        let (control_out, control_in) = connection.accept_bi().await.unwrap();
+        let mut lane = Self { connection, control_out, control_in, endpoint: self.endpoint.clone() };
+        let word = lane.hear_client().await;
+        (lane, word)
     }
 
     /// Gives this connection up, as a server does that is started again, and greets the client when it is back.
     pub(crate) async fn again(self) -> (Self, Subscribe) {
         self.connection.close(CloseCode::ShuttingDown.code().into(), b"");
-        Self::accept(self.endpoint).await
+        Self::accept(self.endpoint, None).await
     }
 
-    async fn accept(endpoint: quinn::Endpoint) -> (Self, Subscribe) {
+    async fn accept(endpoint: quinn::Endpoint, lanes: Option<LaneOffer>) -> (Self, Subscribe) {
         let connection = endpoint.accept().await.unwrap().await.unwrap();
         let (control_out, control_in) = connection.accept_bi().await.unwrap();
         let mut peer = Self { connection, control_out, control_in, endpoint };
         assert!(matches!(peer.hear_client().await, ClientMessage::Hello(_)));
         let agent = "hostile".into();
-        let welcome = Welcome { revision: 1, agent, session: 1, subscriptions_max: 64, lanes: None };
+        let welcome = Welcome { revision: 1, agent, session: 1, subscriptions_max: 64, lanes };
         peer.say_to_client(ServerMessage::Welcome(welcome)).await;
         match peer.hear_client().await {
             ClientMessage::Subscribe(subscribe) => (peer, subscribe),

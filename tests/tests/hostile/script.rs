@@ -28,7 +28,11 @@ pub(crate) struct Script {
 impl Script {
     /// Waits for the client to subscribe.
     pub(crate) async fn begin(sim: &Sim) -> Self {
-        let (peer, subscribe) = Peer::server(sim).await;
+        Self::with(Peer::server(sim).await)
+    }
+
+    /// The script of a server whose client has subscribed.
+    pub(crate) fn with((peer, subscribe): (Peer, Subscribe)) -> Self {
         let bytes = u64::from(CHUNKS * CHUNK_BYTES);
         let specs = vec![tensors::noise("noise", bytes)];
         let mut payload = vec![0; bytes as usize];
@@ -89,8 +93,12 @@ impl Script {
     }
 
     pub(crate) async fn manifest(&self, digest: ManifestDigest, encoded: &[u8]) {
+        self.manifest_over(&self.peer, digest, encoded).await;
+    }
+
+    pub(crate) async fn manifest_over(&self, lane: &Peer, digest: ManifestDigest, encoded: &[u8]) {
         let header = ManifestHeader { subscription: self.subscription, bytes: encoded.len() as u32, digest };
-        self.peer.stream(&[&StreamHeader::Manifest(header).encode(), encoded]).await;
+        lane.stream(&[&StreamHeader::Manifest(header).encode(), encoded]).await;
     }
 
     pub(crate) async fn chunk(&self, header: ChunkHeader, encoded: &[u8]) {

@@ -22,10 +22,13 @@ const REPLACED: u8 = 0;
 /// What is compared at once. Blocks that are equal, nearly all, cost a vector comparison and no branch.
 const BLOCK_BYTES: usize = 64;
 
-/// Blocks that are compared before the differing ones are looked at, so that finding them needs no branch either.
+/// Blocks that are compared before the differing ones are looked at.
 const TILE_BLOCKS: usize = 256;
 
 const TILE_BYTES: usize = TILE_BLOCKS * BLOCK_BYTES;
+
+/// The bytes of a word, in which elements are told apart.
+const WORD_BYTES: usize = 8;
 
 impl Changes {
     /// Forgets all changes, and keeps the memory.
@@ -45,42 +48,41 @@ impl Changes {
     /// once there are more than `room` bytes of them; then what is noted is of no use.
     pub(super) fn find<const W: usize>(&mut self, base: &[u8], raw: &[u8], room: usize) -> Option<()> {
         let begin = self.next;
-        for (tile, (base, raw)) in base.chunks(TILE_BYTES).zip(raw.chunks(TILE_BYTES)).enumerate() {
-            self.find_in_tile::<W>(begin + tile * (TILE_BYTES / W), base, raw);
+        let mut differing = Differing::new();
+        let whole = raw.len() / BLOCK_BYTES * BLOCK_BYTES;
+        let tiles = base[..whole].chunks(TILE_BYTES).zip(raw[..whole].chunks(TILE_BYTES));
+        for (tile, (base, raw)) in tiles.enumerate() {
+            self.find_in_tile::<W>(begin + tile * (TILE_BYTES / W), base, raw, &mut differing);
             (self.len() <= room).then_some(())?;
         }
-        Some(())
+        let (base, raw) = (padded(&base[whole..]), padded(&raw[whole..]));
+        self.find_in_tile::<W>(begin + whole / W, &base, &raw, &mut differing);
+        (self.len() <= room).then_some(())
     }
 
-    fn find_in_tile<const W: usize>(&mut self, first: usize, base: &[u8], raw: &[u8]) {
-        let (base_blocks, base_rest) = base.as_chunks::<BLOCK_BYTES>();
-        let (raw_blocks, raw_rest) = raw.as_chunks::<BLOCK_BYTES>();
-        let (differing, count) = differing_blocks(base_blocks, raw_blocks);
-        for block in differing[..count].iter().map(|block| usize::from(*block)) {
-            self.note_block::<W>(first + block * (BLOCK_BYTES / W), &base_blocks[block], &raw_blocks[block]);
-        }
-        if !raw_rest.is_empty() {
-            let first = first + raw_blocks.len() * (BLOCK_BYTES / W);
-            self.note_block::<W>(first, &padded(base_rest), &padded(raw_rest));
-        }
-    }
-
-    fn note_block<const W: usize>(
+    /// Appends the changes of at most a tile, of whole blocks, that begins with the element `first`.
+    fn find_in_tile<const W: usize>(
         &mut self,
         first: usize,
-        base: &[u8; BLOCK_BYTES],
-        raw: &[u8; BLOCK_BYTES],
+        base: &[u8],
+        raw: &[u8],
+        differing: &mut Differing,
     ) {
-        let words = base.as_chunks::<8>().0.iter().zip(raw.as_chunks::<8>().0);
-        for (word, (base, raw)) in words.enumerate() {
-            let (base, raw) = (u64::from_le_bytes(*base), u64::from_le_bytes(*raw));
-            let mut differing = base ^ raw;
-            while differing != 0 {
-                let lane = differing.trailing_zeros() as usize / (8 * W);
-                let shift = lane * 8 * W;
-                differing &= !(lane_mask::<W>() << shift);
-                self.note::<W>(first + word * (8 / W) + lane, base >> shift, raw >> shift);
-            }
+        let (base_words, raw_words) = (base.as_chunks().0, raw.as_chunks().0);
+        for word in differing.words(base, raw) {
+            let word = usize::from(*word);
+            self.note_word::<W>(first + word * (WORD_BYTES / W), base_words[word], raw_words[word]);
+        }
+    }
+
+    fn note_word<const W: usize>(&mut self, first: usize, base: [u8; WORD_BYTES], raw: [u8; WORD_BYTES]) {
+        let (base, raw) = (u64::from_le_bytes(base), u64::from_le_bytes(raw));
+        let mut differing = base ^ raw;
+        while differing != 0 {
+            let lane = differing.trailing_zeros() as usize / (8 * W);
+            let shift = lane * 8 * W;
+            differing &= !(lane_mask::<W>() << shift);
+            self.note::<W>(first + lane, base >> shift, raw >> shift);
         }
     }
 
@@ -103,23 +105,57 @@ impl Changes {
     }
 }
 
-/// Which blocks differ, in the first so many entries of the list.
-fn differing_blocks(base: &[[u8; BLOCK_BYTES]], raw: &[[u8; BLOCK_BYTES]]) -> ([u8; TILE_BLOCKS], usize) {
-    let mut blocks = [0; TILE_BLOCKS];
-    let mut count = 0;
-    for (block, (base, raw)) in (0..=u8::MAX).zip(base.iter().zip(raw)) {
-        blocks[count] = block;
-        count += usize::from(differ(base, raw));
+/// Finds the words of a tile that differ: blocks first, then words of those that do. Each is written down whether it
+/// differs or not, and counts if it does, since a branch that cannot be foretold costs more than all the rest.
+struct Differing {
+    blocks: [u8; TILE_BLOCKS],
+    words: [u16; TILE_BYTES / WORD_BYTES],
+}
+
+impl Differing {
+    fn new() -> Self {
+        Self { blocks: [0; TILE_BLOCKS], words: [0; TILE_BYTES / WORD_BYTES] }
     }
-    (blocks, count)
+
+    /// The numbers of the words that differ, in order, of at most a tile of whole blocks.
+    fn words(&mut self, base: &[u8], raw: &[u8]) -> &[u16] {
+        let (base, raw) = (base.as_chunks().0, raw.as_chunks().0);
+        let blocks = self.note_blocks(base, raw);
+        let words = self.note_words(blocks, base, raw);
+        &self.words[..words]
+    }
+
+    fn note_blocks(&mut self, base: &[[u8; BLOCK_BYTES]], raw: &[[u8; BLOCK_BYTES]]) -> usize {
+        let mut count = 0;
+        for (block, (base, raw)) in (0..=u8::MAX).zip(base.iter().zip(raw)) {
+            self.blocks[count] = block;
+            count += usize::from(differ(base, raw));
+        }
+        count
+    }
+
+    fn note_words(&mut self, blocks: usize, base: &[[u8; BLOCK_BYTES]], raw: &[[u8; BLOCK_BYTES]]) -> usize {
+        let mut count = 0;
+        for block in &self.blocks[..blocks] {
+            let (base, raw) = (&base[usize::from(*block)], &raw[usize::from(*block)]);
+            let pairs = base.as_chunks::<WORD_BYTES>().0.iter().zip(raw.as_chunks().0);
+            let first = u16::from(*block) * (BLOCK_BYTES / WORD_BYTES) as u16;
+            for (word, (base, raw)) in (first..).zip(pairs) {
+                self.words[count] = word;
+                count += usize::from(base != raw);
+            }
+        }
+        count
+    }
 }
 
 /// Written as an OR of differences because compilers make vector instructions of it.
 fn differ(base: &[u8; BLOCK_BYTES], raw: &[u8; BLOCK_BYTES]) -> bool {
-    let words = base.as_chunks::<8>().0.iter().zip(raw.as_chunks::<8>().0);
+    let words = base.as_chunks::<WORD_BYTES>().0.iter().zip(raw.as_chunks().0);
     words.fold(0, |any, (base, raw)| any | (u64::from_le_bytes(*base) ^ u64::from_le_bytes(*raw))) != 0
 }
 
+/// The end of a string, as a block whose rest does not differ.
 fn padded(rest: &[u8]) -> [u8; BLOCK_BYTES] {
     let mut block = [0; BLOCK_BYTES];
     block[..rest.len()].copy_from_slice(rest);
@@ -143,28 +179,36 @@ fn unzigzag(zigzag: u8) -> u64 {
     (zigzag >> 1) ^ (zigzag & 1).wrapping_neg()
 }
 
-/// Applies changes to `raw`, which holds the base: whole elements of `W` bytes. `None`, with `raw` half changed, when
-/// the three strings do not fit each other or lead out of it.
+/// Makes `raw` of `base` and what changed; both are whole elements of `W` bytes, as many. `None`, with `raw` half done,
+/// when the three strings do not fit each other or lead out of it.
+///
+/// The base is copied a little ahead of the changes, so that these find it in the cache.
 pub(super) fn apply<const W: usize>(
+    base: &[u8],
     raw: &mut [u8],
     gaps: &[u8],
     differences: &[u8],
     values: &[u8],
 ) -> Option<()> {
-    let elements = raw.as_chunks_mut::<W>().0;
-    let mut gaps = gaps.iter();
+    let (base, raw) = (base.as_chunks::<W>().0, raw.as_chunks_mut::<W>().0);
     let (values, cut) = values.as_chunks::<W>();
-    let mut values = values.iter();
-    let mut next = 0;
+    let (mut gaps, mut values) = (gaps.iter(), values.iter());
+    let (mut next, mut copied) = (0, 0);
     for difference in differences {
         next += take_gap(&mut gaps)?;
-        let element = elements.get_mut(next)?;
+        if next >= copied {
+            let end = raw.len().min(next + TILE_BYTES / W);
+            raw[copied..end].copy_from_slice(&base[copied..end]);
+            copied = end;
+        }
+        let element = raw.get_mut(next)?;
         match *difference {
             REPLACED => *element = *values.next()?,
             difference => add(element, unzigzag(difference)),
         }
         next += 1;
     }
+    raw[copied..].copy_from_slice(&base[copied..]);
     (gaps.len() == 0 && values.len() == 0 && cut.is_empty()).then_some(())
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Dtype;
 use proptest::prelude::*;
 
 fn context(dtype: Dtype, base: &[u8]) -> Context<'_> {
@@ -118,19 +119,33 @@ fn what_leads_out_of_the_chunk_is_refused() {
     assert!(update(&[1], &[0], &[1, 1, 1]).is_err(), "a value and a half");
 }
 
+/// Every third element changed, over many tiles: the strings repeat one byte.
+#[test]
+fn dense_changes_over_many_tiles() {
+    for (dtype, width) in [(Dtype::I8, 1), (Dtype::F16, 2), (Dtype::C64, 4), (Dtype::F64, 8)] {
+        let base = noise(100_000);
+        let mut raw = base.clone();
+        for element in raw.chunks_exact_mut(width).skip(2).step_by(3) {
+            element[0] ^= 1;
+        }
+        let update = encoded(dtype, &base, &raw).unwrap();
+        assert_eq!(decoded(dtype, &base, &update).unwrap(), raw);
+        assert_eq!(update[..6], [&[1][..], &(100_000 / width as u32 / 3).to_le_bytes(), &[2]].concat());
+    }
+}
+
 /// A base and what became of it: some elements changed a little, some were replaced, in places or everywhere.
 fn versions() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
     let change = (any::<prop::sample::Index>(), any::<u8>());
-    (0..Dtype::ALL.len(), 0usize..3000, prop::collection::vec(change, 0..60)).prop_map(
-        |(dtype, len, changes)| {
-            let base = noise(len);
-            let mut raw = base.clone();
-            for (at, byte) in changes.iter().filter(|_| len > 0) {
-                raw[at.index(len)] ^= byte;
-            }
-            (Dtype::ALL[dtype], base, raw)
-        },
-    )
+    let len = prop_oneof![0usize..3000, 0usize..100_000];
+    (0..Dtype::ALL.len(), len, prop::collection::vec(change, 0..60)).prop_map(|(dtype, len, changes)| {
+        let base = noise(len);
+        let mut raw = base.clone();
+        for (at, byte) in changes.iter().filter(|_| len > 0) {
+            raw[at.index(len)] ^= byte;
+        }
+        (Dtype::ALL[dtype], base, raw)
+    })
 }
 
 proptest! {

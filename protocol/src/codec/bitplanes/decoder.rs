@@ -1,0 +1,134 @@
+//! Blocks to words.
+
+use super::{
+    block::{BLOCK_WORDS, Form, Scratch, groups},
+    layout::Layout,
+    simd::Path,
+    table::{LEVEL_SYMBOLS, LEVELS_MAX, Table},
+};
+
+/// Decodes the words of one chunk.
+pub(super) struct Decoder<'a> {
+    layout: Layout,
+    path: Path,
+    scratch: &'a mut Scratch,
+    /// The last table that came.
+    known: Option<Table>,
+}
+
+/// One level, before its escapes are known.
+#[derive(Debug, Clone, Copy, Default)]
+struct Level<'a> {
+    masks: &'a [[u8; 16]],
+    symbols: [u8; LEVEL_SYMBOLS],
+    escapes: usize,
+}
+
+/// What was found where something else was expected.
+pub(super) type Complaint = &'static str;
+
+impl<'a> Decoder<'a> {
+    /// A decoder for a chunk of words of this layout.
+    pub(super) fn new(layout: Layout, path: Path, scratch: &'a mut Scratch) -> Self {
+        Self { layout, path, scratch, known: None }
+    }
+
+    /// Decodes from the front of `encoded`, which it shortens, until `words` is full.
+    pub(super) fn decode(&mut self, encoded: &mut &[u8], words: &mut [u8]) -> Result<(), Complaint> {
+        for block in words.chunks_mut(BLOCK_WORDS * self.layout.word_bytes()) {
+            let code = *encoded.split_off_first().ok_or(SHORT)?;
+            match Form::from_code(code).ok_or("a block has an unknown form")? {
+                Form::Raw => block.copy_from_slice(take(encoded, block.len())?),
+                Form::Levels { levels, known } => {
+                    self.coded_block(block, encoded, |this, words, encoded| {
+                        let table = this.table(levels, known, encoded)?;
+                        this.decode_symbols(table, words, encoded)
+                    })?;
+                }
+                Form::Constant => self.coded_block(block, encoded, |this, words, encoded| {
+                    let symbol = *encoded.split_off_first().ok_or(SHORT)?;
+                    this.scratch.upper[..words].fill(symbol);
+                    Ok(())
+                })?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes rest and low bits, has `symbols` put the symbols into the scratch, and merges the three.
+    fn coded_block(
+        &mut self,
+        block: &mut [u8],
+        encoded: &mut &[u8],
+        symbols: impl FnOnce(&mut Self, usize, &mut &[u8]) -> Result<(), Complaint>,
+    ) -> Result<(), Complaint> {
+        let words = block.len() / self.layout.word_bytes();
+        let rest = take(encoded, words * self.layout.rest_bytes())?;
+        let low = take(encoded, groups(words) * self.layout.low_bits.group_bytes())?;
+        symbols(self, words, encoded)?;
+        let upper = &mut self.scratch.upper;
+        let whole_groups = &mut upper.as_chunks_mut::<64>().0[..groups(words)];
+        self.path.merge_low_bits(self.layout.low_bits, low, whole_groups);
+        self.path.merge_words(self.layout.words, &upper[..words], rest, block);
+        Ok(())
+    }
+
+    /// The table of a block: the one that it brings, or the one that came before.
+    fn table(&mut self, levels: usize, known: bool, encoded: &mut &[u8]) -> Result<Table, Complaint> {
+        if !known {
+            self.known = Table::from_bytes(take(encoded, LEVEL_SYMBOLS * levels)?);
+        }
+        let table = self.known.filter(|table| table.levels().len() == levels);
+        table.ok_or("a block refers to a table that did not come")
+    }
+
+    /// Decodes the symbols of `words` words into `scratch.upper`, from the last level to the first.
+    fn decode_symbols(&mut self, table: Table, words: usize, encoded: &mut &[u8]) -> Result<(), Complaint> {
+        let mut levels = [Level::default(); LEVELS_MAX];
+        let levels = &mut levels[..table.levels().len()];
+        let tail = read_levels(&table, words, encoded, levels)?;
+
+        let Scratch { upper, escapes: [first, second] } = &mut *self.scratch;
+        let (mut escapes, mut spare) = (first, second);
+        escapes[..tail.len()].copy_from_slice(tail);
+        for (above, level) in levels.iter().enumerate().rev() {
+            let plain = if above == 0 { &mut *upper } else { &mut *spare };
+            let groups = &mut plain.as_chunks_mut::<64>().0[..level.masks.len()];
+            let found = self.path.decode_level(level.symbols, level.masks, escapes, groups);
+            if found != level.escapes {
+                return Err("a block's masks have another number of escapes than it says");
+            }
+            (escapes, spare) = (spare, escapes);
+        }
+        Ok(())
+    }
+}
+
+/// Finds the masks of each level, and the symbols that no level named.
+fn read_levels<'a>(
+    table: &Table,
+    words: usize,
+    encoded: &mut &'a [u8],
+    levels: &mut [Level<'a>],
+) -> Result<&'a [u8], Complaint> {
+    let counts = take(encoded, 2 * levels.len())?.as_chunks::<2>().0;
+    let mut left = words;
+    for ((level, symbols), count) in levels.iter_mut().zip(table.levels()).zip(counts) {
+        let escapes = usize::from(u16::from_le_bytes(*count));
+        if escapes > left {
+            return Err("a level has more escapes than symbols");
+        }
+        let masks = take(encoded, 16 * groups(left))?.as_chunks().0;
+        *level = Level { masks, symbols: *symbols, escapes };
+        left = escapes;
+    }
+    take(encoded, left)
+}
+
+/// The next bytes.
+fn take<'a>(encoded: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], Complaint> {
+    encoded.split_off(..bytes).ok_or(SHORT)
+}
+
+/// Said where bytes are missing.
+pub(super) const SHORT: Complaint = "it ends too early";

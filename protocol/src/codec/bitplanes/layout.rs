@@ -1,0 +1,106 @@
+//! Which bits of an element are its symbol, and where the others go.
+
+use crate::Dtype;
+
+/// How the elements of a dtype are taken apart (PROTOCOL.md §8.4, table).
+///
+/// Each element, rotated left by one bit so that the sign is at the bottom, is its *symbol*, the topmost bits, which
+/// hold the exponent; below it up to four *low bits* in the same byte; and the bytes below that, the *rest*.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// What an element is, as far as taking it apart goes.
+    pub(super) words: Words,
+    /// The bits of the upper byte that are no symbol: 0, 3 or 4.
+    pub(super) low_bits: LowBits,
+}
+
+/// The elements as words. A complex number is two of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Words {
+    /// Bytes without a sign: the exponent alone.
+    Unsigned8,
+    /// Bytes with a sign.
+    Signed8,
+    /// Two bytes: the rest is one.
+    Signed16,
+    /// Four bytes: the rest is three.
+    Signed32,
+    /// Eight bytes: the rest is seven.
+    Signed64,
+}
+
+/// How many bits of the upper byte travel as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LowBits {
+    /// None: the byte is the symbol.
+    None,
+    /// Three, as masks.
+    Three,
+    /// Four, two elements in a byte.
+    Four,
+}
+
+impl Layout {
+    /// The layout of `dtype`, or `None` where there is no exponent to find.
+    pub(super) fn of(dtype: Dtype) -> Option<Self> {
+        let (words, low_bits) = match dtype {
+            Dtype::F8E8M0 => (Words::Unsigned8, LowBits::None),
+            Dtype::F8E5M2 | Dtype::F8E5M2Fnuz => (Words::Signed8, LowBits::Three),
+            Dtype::F8E3M4 | Dtype::F8E4M3 | Dtype::F8E4M3Fn | Dtype::F8E4M3Fnuz | Dtype::F8E4M3B11Fnuz => {
+                (Words::Signed8, LowBits::Four)
+            }
+            Dtype::F16 | Dtype::C32 => (Words::Signed16, LowBits::Three),
+            Dtype::Bf16 => (Words::Signed16, LowBits::None),
+            Dtype::F32 | Dtype::C64 => (Words::Signed32, LowBits::None),
+            Dtype::F64 | Dtype::C128 => (Words::Signed64, LowBits::None),
+            _ => return None,
+        };
+        Some(Self { words, low_bits })
+    }
+
+    /// The size of a word.
+    pub(super) fn word_bytes(self) -> usize {
+        match self.words {
+            Words::Unsigned8 | Words::Signed8 => 1,
+            Words::Signed16 => 2,
+            Words::Signed32 => 4,
+            Words::Signed64 => 8,
+        }
+    }
+
+    /// What of each word is neither symbol nor low bits.
+    pub(super) fn rest_bytes(self) -> usize {
+        self.word_bytes() - 1
+    }
+
+    /// The size of a symbol.
+    pub(super) fn symbol_bits(self) -> u32 {
+        8 - self.low_bits.count()
+    }
+
+    /// The symbol of the word whose last byte is `last`, and the one before it `before`.
+    pub(super) fn symbol(self, last: u8, before: u8) -> u8 {
+        let upper = match self.words {
+            Words::Unsigned8 => last,
+            Words::Signed8 => last << 1 | last >> 7,
+            Words::Signed16 | Words::Signed32 | Words::Signed64 => last << 1 | before >> 7,
+        };
+        upper >> self.low_bits.count()
+    }
+}
+
+impl LowBits {
+    /// How many.
+    pub(super) fn count(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Three => 3,
+            Self::Four => 4,
+        }
+    }
+
+    /// What they take for 64 words.
+    pub(super) fn group_bytes(self) -> usize {
+        8 * self.count() as usize
+    }
+}
