@@ -153,11 +153,12 @@ impl Ingress {
     /// Lets `base` become a chunk that was verified on the way.
     async fn update(&self, target: Target, base: Option<Base>) -> (Target, Option<Base>) {
         let Some(mut base) = base else { return (target, None) };
+        let bytes = target.len();
         let update = move || {
             base.update(&target);
             (target, Some(base))
         };
-        self.workers.run(update).await
+        self.workers.run_over(bytes, update).await
     }
 
     async fn gather_encoded(
