@@ -160,6 +160,7 @@ impl Link {
         counters: Arc<Counters>,
     ) -> AbortHandle {
         let Ready { header, stream, place, generation, cut } = ready;
+        let ingress = ingress.counting(&place.tally);
         let lane = stream.lane().clone();
         let home = lane.clone(); // Its thread lives as long as something runs there.
         lane.spawn_in(&mut self.tasks, async move {

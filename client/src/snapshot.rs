@@ -4,6 +4,7 @@ use crate::landing::Payload;
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
+use tensor_relay_transport::CodecStats;
 
 /// The tensors of one committed version.
 ///
@@ -33,6 +34,9 @@ pub struct Receipt {
     pub chunks: u32,
     /// How often it was continued on another connection after one was lost.
     pub resumed: u32,
+    /// What came in which codec, and how long decoding took. Chunks that had to come again after a lost
+    /// connection count again.
+    pub codecs: CodecStats,
 }
 
 impl Snapshot {
@@ -112,7 +116,13 @@ impl Snapshot {
             metadata: vec![],
             skipped: 0,
             new_epoch: false,
-            receipt: Receipt { duration: Duration::ZERO, wire_bytes: 0, chunks: 0, resumed: 0 },
+            receipt: Receipt {
+                duration: Duration::ZERO,
+                wire_bytes: 0,
+                chunks: 0,
+                resumed: 0,
+                codecs: CodecStats::default(),
+            },
         }
     }
 }

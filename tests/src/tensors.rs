@@ -18,6 +18,9 @@ use tensor_relay_server::{Server, Staged};
 /// Names that begin so have content that compresses.
 const SMOOTH: &str = "smooth.";
 
+/// Names that begin so have the content of weights.
+const WEIGHTS: &str = "weights.";
+
 /// A `u8` tensor of `bytes` incompressible bytes.
 pub fn noise(name: &str, bytes: u64) -> TensorSpec {
     spec(name, Dtype::U8, bytes)
@@ -26,6 +29,11 @@ pub fn noise(name: &str, bytes: u64) -> TensorSpec {
 /// A `u8` tensor of `bytes` bytes that compress well.
 pub fn smooth(name: &str, bytes: u64) -> TensorSpec {
     spec(&format!("{SMOOTH}{name}"), Dtype::U8, bytes)
+}
+
+/// A tensor of `elements` numbers in bf16 whose exponents are few, as those of weights are.
+pub fn weights(name: &str, elements: u64) -> TensorSpec {
+    spec(&format!("{WEIGHTS}{name}"), Dtype::Bf16, elements)
 }
 
 /// A tensor of one dimension.
@@ -136,20 +144,34 @@ fn has_content(name: &str, version: u64, bytes: &[u8]) -> bool {
     words.all(|(index, word)| word == &content(key, index)[..word.len()])
 }
 
-/// What the words of a tensor are made from, and after how many of them the word changes.
+/// What the words of a tensor are made from.
 #[derive(Clone, Copy)]
 struct Key {
     value: u64,
+    /// After how many words the word changes.
     run: usize,
+    /// Whether each word is four numbers in bf16.
+    weights: bool,
 }
 
 fn name_key(name: &str, version: u64) -> Key {
     let mixed = name.bytes().fold(version, |key, byte| scramble(key ^ u64::from(byte)));
-    Key { value: scramble(mixed), run: if name.starts_with(SMOOTH) { 64 } else { 1 } }
+    let run = if name.starts_with(SMOOTH) { 64 } else { 1 };
+    Key { value: scramble(mixed), run, weights: name.starts_with(WEIGHTS) }
 }
 
 fn content(key: Key, index: usize) -> [u8; 8] {
-    scramble(key.value.wrapping_add((index / key.run) as u64)).to_le_bytes()
+    let noise = scramble(key.value.wrapping_add((index / key.run) as u64));
+    let word = if key.weights { four_weights(noise) } else { noise };
+    word.to_le_bytes()
+}
+
+/// Four numbers in bf16: signs and mantissas of noise, and one of four exponents, most often the largest.
+fn four_weights(noise: u64) -> u64 {
+    const REST: u64 = 0x807f_807f_807f_807f;
+    const LARGEST: u64 = 0x3e00_3e00_3e00_3e00;
+    const SMALLER: u64 = 0x0180_0180_0180_0180;
+    (noise & REST) | (LARGEST - (noise & (noise >> 5) & SMALLER))
 }
 
 /// The finalizer of SplitMix64: every bit of the input changes half of the output.
@@ -167,7 +189,7 @@ mod tests {
     /// A checker that accepts anything would let every scenario pass.
     #[test]
     fn one_wrong_byte_is_noticed_wherever_it_is() {
-        for name in ["noise.a", "smooth.a"] {
+        for name in ["noise.a", "smooth.a", "weights.a"] {
             let (mut one, mut two) = (vec![0; 1_003], vec![0; 1_003]);
             write_content(name, 1, &mut one);
             write_content(name, 2, &mut two);

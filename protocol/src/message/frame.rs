@@ -82,7 +82,8 @@ mod tests {
     use super::super::*;
     use super::*;
     use crate::{
-        CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version, VersionDigest, VersionId,
+        CodecId, CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version, VersionDigest,
+        VersionId,
     };
     use proptest::prelude::*;
 
@@ -119,6 +120,7 @@ mod tests {
                     chunks: RangeSet::from_ranges([0..7, 9..10].into_iter()).unwrap(),
                 }),
                 manifest: Some(ManifestDigest([6; 32])),
+                codec: Some(CodecId::Zstd),
                 ..Subscribe::latest(subscription, topic("policy"), 4)
             }),
             ClientMessage::Credit { subscription, chunks: 3 },

@@ -1,7 +1,7 @@
 //! A request for the versions of a topic, with all that it may ask for.
 
 use super::{SubscriptionId, exactly, wire};
-use crate::{Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version};
+use crate::{CodecId, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version};
 
 /// The most globs in one selection. A selection is matched against every tensor of every manifest.
 pub const GLOBS_MAX: usize = 64;
@@ -40,6 +40,8 @@ pub struct Subscribe {
     pub partial: Option<Partial>,
     /// The manifest that the client holds, if any: it need not be sent again.
     pub manifest: Option<ManifestDigest>,
+    /// The codec that all chunks are wanted in, where it gains something; otherwise the sender chooses.
+    pub codec: Option<CodecId>,
 }
 
 impl Subscribe {
@@ -58,6 +60,7 @@ impl Subscribe {
             preempt: false,
             partial: None,
             manifest: None,
+            codec: None,
         }
     }
 }
@@ -115,6 +118,7 @@ impl From<Subscribe> for wire::Subscribe {
             preempt: subscribe.preempt,
             partial: subscribe.partial.map(Into::into),
             manifest: subscribe.manifest.map(|digest| digest.0.to_vec()),
+            codec: subscribe.codec.map(|codec| codec.code().into()),
         }
     }
 }
@@ -139,6 +143,8 @@ impl TryFrom<wire::Subscribe> for Subscribe {
                 .manifest
                 .map(|digest| exactly("manifest", &digest).map(ManifestDigest))
                 .transpose()?,
+            // A later client may know codecs that this build does not, and gets then what this one chooses.
+            codec: wire.codec.and_then(|code| CodecId::from_code(u8::try_from(code).ok()?)),
         })
     }
 }

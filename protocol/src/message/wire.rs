@@ -117,6 +117,8 @@ pub(crate) struct Subscribe {
     pub(crate) partial: Option<Partial>,
     #[prost(bytes = "vec", optional, tag = "12")]
     pub(crate) manifest: Option<Vec<u8>>,
+    #[prost(uint32, optional, tag = "14")]
+    pub(crate) codec: Option<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -2,6 +2,7 @@
 
 use crate::{Keep, config::DEADLINE_MAX};
 use std::time::Duration;
+use tensor_relay_protocol::CodecChoice;
 
 /// How a topic treats its versions and its readers. Each publisher brings its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +16,9 @@ pub struct TopicOptions {
     /// How long a version that left retention may be read by those who are at it; then they are cut off, and told.
     /// Default: ten minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
     pub release_timeout: Option<Duration>,
+    /// How its chunks are encoded, unless a subscriber wants it otherwise. Default: as
+    /// [`Config::codec`](crate::Config::codec) says.
+    pub codec: Option<CodecChoice>,
     /// After how long without a publish the topic ends by itself. Default: never.
     pub expire_after: Option<Duration>,
 }
@@ -35,6 +39,7 @@ impl Default for TopicOptions {
             when_full: WhenFull::Evict,
             publish_timeout: Duration::from_secs(10),
             release_timeout: None,
+            codec: None,
             expire_after: None,
         }
     }
