@@ -166,11 +166,11 @@ fn content(key: Key, index: usize) -> [u8; 8] {
     word.to_le_bytes()
 }
 
-/// Four numbers in bf16: signs and mantissas of noise, and one of four exponents, most often the largest.
+/// Four numbers in bf16: signs and mantissas of noise, and one of eight exponents, most often the largest.
 fn four_weights(noise: u64) -> u64 {
     const REST: u64 = 0x807f_807f_807f_807f;
     const LARGEST: u64 = 0x3e00_3e00_3e00_3e00;
-    const SMALLER: u64 = 0x0180_0180_0180_0180;
+    const SMALLER: u64 = 0x0380_0380_0380_0380;
     (noise & REST) | (LARGEST - (noise & (noise >> 5) & SMALLER))
 }
 

@@ -71,7 +71,7 @@ pub(crate) fn noise(path: &Path, size: usize, seed: u64) {
 pub(crate) fn weights(path: &Path, elements: usize, seed: u64) {
     let mut body = bytes(2 * elements, seed);
     for high in body.iter_mut().skip(1).step_by(2) {
-        *high = 0x3c | (*high).trailing_zeros().min(3) as u8;
+        *high = *high & 0x80 | 0x3c | high.trailing_zeros().min(3) as u8;
     }
     write(path, vec![("w".into(), view(Dtype::BF16, &[elements], &body))], None);
 }

@@ -200,7 +200,7 @@ mod tests {
     fn weights(chunks: usize) -> Vec<u8> {
         let mut bytes = noise(chunks);
         for byte in bytes.iter_mut().skip(1).step_by(2) {
-            *byte = 0x3c | (*byte).leading_zeros().min(3) as u8;
+            *byte = *byte & 0x80 | 0x3c | byte.trailing_zeros().min(3) as u8;
         }
         bytes
     }
