@@ -79,9 +79,9 @@ pub enum Relay {
         /// What every serving side is told.
         #[command(flatten)]
         args: ServeArgs,
-        /// How many tensors the bytes are.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-        tensors: u32,
+        /// What it holds.
+        #[command(flatten)]
+        goods: relay::Goods,
     },
     /// Receives them, several times.
     Receive {
@@ -155,9 +155,7 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,
-        Command::Relay(Relay::Serve { args, tensors }) => {
-            until_interrupted(relay::serve(args, tensors)).await
-        }
+        Command::Relay(Relay::Serve { args, goods }) => until_interrupted(relay::serve(args, goods)).await,
         Command::Relay(Relay::Receive { args, lanes }) => relay::receive(args, lanes).await,
         Command::StockQuinn(StockQuinn::Serve { args, congestion }) => {
             stock_quinn::serve(args, congestion).await

@@ -18,6 +18,7 @@ pub use outcome::{Comparison, Measured, Ratio, Round, Run};
 use crate::{
     network::{Network, NetworkArgs},
     program::Program,
+    relay::Data,
     size,
 };
 use anyhow::{Context, Result, bail};
@@ -32,7 +33,8 @@ use turns::{Turn, turns};
 pub struct CompareArgs {
     /// Who is compared: the first with each of the others. `all` are tensor-relay, stock-quinn, tcp, tcp-tls and all
     /// peers; there are also `10000-tensors`, which is tensor-relay with the bytes cut small, `2-lanes`, `4-lanes`,
-    /// `8-lanes`, and `other-build`.
+    /// `8-lanes`, `raw`, `bitplanes`, `planes` and `zstd`, which is tensor-relay with that codec instead of a choice, and
+    /// `other-build`.
     #[arg(value_name = "NAME", default_values = [roster::RELAY, roster::STOCK_QUINN])]
     pub names: Vec<String>,
     /// How much each round moves.
@@ -48,6 +50,9 @@ pub struct CompareArgs {
     /// How many messages of 4 KiB each run sends before that, to measure their latency.
     #[arg(long, default_value_t = 0)]
     pub small: u32,
+    /// What the bytes are that tensor-relay moves. It makes no difference to the others, which change nothing in them.
+    #[arg(long, value_enum, default_value_t)]
+    pub data: Data,
     /// What lies between the sides.
     #[command(flatten)]
     pub network: NetworkArgs,
@@ -71,6 +76,7 @@ Examples:
   compare tensor-relay tcp-tls --pairs 20
   compare tensor-relay stock-quinn --namespaces --mtu 1472
   compare tensor-relay other-build --relay old/tensor-relay-bench
+  compare tensor-relay raw --data weights --namespaces --rate 1Gbit
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
 /// Compares and prints a table. `this` is the program that runs, to be started again for each side.

@@ -1,22 +1,21 @@
 //! tensor-relay as a contender.
 //!
 //! A round is a subscription: from the request to the verified commit of the whole payload, into memory that earlier
-//! rounds have used. Bytes are noise, encryption and hashes are on, nothing is compressed.
+//! rounds have used. Encryption and hashes are on. Bytes are noise, unless something else is asked for. What is encoded is
+//! encoded anew in each round: nothing of it is kept.
 
+mod data;
 mod small;
 mod ticket_file;
 
-use crate::{
-    contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print},
-    noise,
-};
+use crate::contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print};
 use anyhow::{Result, ensure};
+pub use data::Data;
 use small::SmallPublisher;
 use std::{convert::Infallible, time::Duration};
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Topic, Tuning};
 use tensor_relay_server::{
-    Config, Dtype, Identity, Listener, Publication, Server, Shape, Staged, TensorName, TensorSpec,
-    TopicOptions,
+    CodecChoice, CodecId, Config, Identity, Listener, Publication, Server, Staged, TopicOptions,
 };
 use ticket_file::TicketFile;
 
@@ -25,17 +24,32 @@ const TOPIC: &str = "bulk";
 /// How long a round may take before the serving side takes its receiver for dead.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 
-/// Publishes noise, cut into so many `tensors`, and sends it to whoever subscribes.
+/// What the serving side holds, and how it sends it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Goods {
+    /// How many tensors the bytes are.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tensors: u32,
+    /// What the bytes are.
+    #[arg(long, value_enum, default_value_t)]
+    pub data: Data,
+    /// How chunks are encoded.
+    #[arg(long, default_value = "auto", value_parser = parse_codec)]
+    pub codec: CodecChoice,
+}
+
+/// Publishes what `goods` say, and sends it to whoever subscribes.
 ///
 /// # Errors
 /// When the address is taken or there is no memory.
-pub async fn serve(args: ServeArgs, tensors: u32) -> Result<()> {
+pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
-    let server = Server::start(listener, Config::default());
+    let config = Config { codec: goods.codec, encoded_cache_bytes: 1, ..Config::default() };
+    let server = Server::start(listener, config);
     let address = server.local_address()?;
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
-    let mut publication = publish(&server, args.bytes, tensors).await?;
+    let mut publication = publish(&server, args.bytes, &goods).await?;
     let _ticket = TicketFile::leave(address.port(), &ticket)?;
     let smalls = SmallPublisher::new(&server).await?;
     print(&Ready { ready: true, port: address.port() })?;
@@ -82,16 +96,11 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     Ok(())
 }
 
-async fn publish(server: &Server, bytes: u64, tensors: u32) -> Result<Publication> {
-    let spec = |(number, bytes): (u32, u64)| -> Result<TensorSpec> {
-        let name = TensorName::new(&format!("model.layers.{number}.noise"))?;
-        Ok(TensorSpec::new(name, Dtype::U8, Shape::new(&[bytes])?))
-    };
-    let specs = (0..).zip(cut(bytes, tensors)).map(spec).collect::<Result<_>>()?;
+async fn publish(server: &Server, bytes: u64, goods: &Goods) -> Result<Publication> {
+    let data = goods.data;
+    let specs = data.specs(bytes, goods.tensors)?;
     let staged = Staged::new::<Infallible>(&server.staging(), specs, vec![], |tensor, out| {
-        for (index, word) in (0..).zip(out.chunks_mut(8)) {
-            word.copy_from_slice(&noise::at(tensor as u64, index).to_le_bytes()[..word.len()]);
-        }
+        data.fill(tensor, out);
         Ok(())
     })?;
     // There is one version, so that nobody needs a copy of it.
@@ -100,25 +109,17 @@ async fn publish(server: &Server, bytes: u64, tensors: u32) -> Result<Publicatio
     Ok(publisher.publish(staged, vec![]).await?)
 }
 
-/// The sizes of so many `tensors` that together have so many `bytes`: the first ones take what does not divide.
-fn cut(bytes: u64, tensors: u32) -> impl Iterator<Item = u64> {
-    let tensors = u64::from(tensors);
-    let (each, rest) = (bytes / tensors, bytes % tensors);
-    (0..tensors).map(move |number| each + u64::from(number < rest))
+fn parse_codec(word: &str) -> Result<CodecChoice, String> {
+    if word == "auto" {
+        return Ok(CodecChoice::Auto);
+    }
+    let known = CodecId::ALL.iter().find(|codec| codec.name() == word);
+    known.map(|codec| CodecChoice::Fixed(*codec)).ok_or_else(|| {
+        let names: Vec<&str> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
+        format!("write auto or one of {}", names.join(", "))
+    })
 }
 
 fn tuning(mtu: u16) -> Tuning {
     Tuning { udp_payload_max: Some(mtu), ..Tuning::default() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_size_can_be_cut() {
-        assert_eq!(cut(10, 4).collect::<Vec<_>>(), [3, 3, 2, 2]);
-        assert_eq!(cut(2, 3).collect::<Vec<_>>(), [1, 1, 0]);
-        assert_eq!(cut(1 << 30, 10_000).sum::<u64>(), 1 << 30);
-    }
 }

@@ -12,7 +12,7 @@ use crate::units;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use std::{path::PathBuf, time::Duration};
 use tensor_relay_bench::command::BenchArgs;
-use tensor_relay_server::CodecId;
+use tensor_relay_server::{CodecChoice, CodecId};
 
 /// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
 #[derive(Debug, Parser)]
@@ -146,7 +146,7 @@ pub(crate) struct DemoArgs {
     pub(crate) small: u64,
 
     /// How chunks are encoded.
-    #[arg(long, value_enum, default_value_t = Codec::Raw, help_heading = "Encoding")]
+    #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
     #[command(flatten)]
@@ -240,25 +240,42 @@ pub(crate) struct DemoConsumerArgs {
 /// A codec, as a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Codec {
+    /// Each chunk by what a look at it and the speed of the link make best.
+    Auto,
     /// Bytes as they are.
     Raw,
     /// zstd level 1: for bytes that are not floats.
     Zstd,
-}
-
-impl From<Codec> for CodecId {
-    fn from(codec: Codec) -> Self {
-        match codec {
-            Codec::Raw => Self::Raw,
-            Codec::Zstd => Self::Zstd,
-        }
-    }
+    /// The exponents of floats in bit planes: a third less at the speed of memory.
+    Bitplanes,
+    /// Byte planes, each with a Huffman code: a little less still, for links of a few Gbit/s.
+    Planes,
+    /// What changed since a version that the subscriber holds.
+    Sparse,
 }
 
 impl Codec {
+    /// The codec, if it is a certain one.
+    pub(crate) fn fixed(self) -> Option<CodecId> {
+        match self {
+            Self::Auto => None,
+            Self::Raw => Some(CodecId::Raw),
+            Self::Zstd => Some(CodecId::Zstd),
+            Self::Bitplanes => Some(CodecId::BitPlanes),
+            Self::Planes => Some(CodecId::Planes),
+            Self::Sparse => Some(CodecId::Sparse),
+        }
+    }
+
     /// The word that stands for it.
     pub(crate) fn word(self) -> &'static str {
-        CodecId::from(self).name()
+        self.fixed().map_or("auto", CodecId::name)
+    }
+}
+
+impl From<Codec> for CodecChoice {
+    fn from(codec: Codec) -> Self {
+        codec.fixed().map_or(Self::Auto, Self::Fixed)
     }
 }
 
@@ -266,6 +283,15 @@ impl Codec {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    #[test]
+    fn a_codec_is_called_by_its_name() {
+        for codec in Codec::value_variants() {
+            let word = codec.to_possible_value().unwrap();
+            assert_eq!(word.get_name(), codec.word());
+        }
+        assert_eq!(Codec::value_variants().len(), CodecId::ALL.len() + 1, "every codec, and auto");
+    }
 
     #[test]
     fn the_words_are_consistent() {

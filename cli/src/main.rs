@@ -9,6 +9,7 @@ mod address;
 mod args;
 mod bar;
 mod bench;
+mod codecs;
 mod completions;
 mod config;
 mod demo;

@@ -7,7 +7,7 @@ mod offer;
 use crate::{
     address,
     args::{DeviceName, Hold, ServeArgs},
-    device,
+    codecs, device,
     exit::UsageError,
     signals::Signals,
     units,
@@ -17,6 +17,7 @@ use ledger::Ledger;
 use load::Loader;
 use offer::{Offer, Published};
 use serde::Serialize;
+use serde_json::json;
 use std::{
     collections::HashSet,
     io::Write,
@@ -26,7 +27,9 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tensor_relay_server::{Config, Fingerprint, Identity, Listener, Server, Ticket, Tuning};
+use tensor_relay_server::{
+    CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning,
+};
 use tokio::task::JoinSet;
 
 /// The first line of `--json`.
@@ -101,7 +104,9 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         failure = device::failure(loader.device.as_ref()) => Err(failure),
     };
     drop(watching);
+    let sent = server.sent_reader();
     let drained = drain(server, args.grace, &mut signals).await;
+    report_sent(sent(), args.json);
     ended.map(|exit| drained.unwrap_or_else(|| exit.into()))
 }
 
@@ -168,6 +173,31 @@ fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json
             .and_then(|()| writeln!(out));
         let _ = out.flush();
     }
+}
+
+/// Tells, at the end, what was sent of each topic and how much of that was saved.
+fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
+    let mut out = std::io::stdout().lock();
+    for (topic, codecs) in topics {
+        let total = codecs.total();
+        if total.chunks == 0 {
+            continue;
+        }
+        let less = codecs::as_text(&codecs).map(|less| format!(", {less}")).unwrap_or_default();
+        eprintln!("sent {topic}: {}{less}", units::bytes(total.raw_bytes));
+        if as_json {
+            let line = json!({
+                "event": "sent",
+                "topic": topic.as_str(),
+                "chunks": total.chunks,
+                "payload_bytes": total.raw_bytes,
+                "wire_bytes": total.wire_bytes,
+                "codecs": codecs::as_object(&codecs, "encode_s"),
+            });
+            let _ = writeln!(out, "{line}"); // Whoever started the server may have closed stdout.
+        }
+    }
+    let _ = out.flush();
 }
 
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {

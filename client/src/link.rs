@@ -164,6 +164,7 @@ impl Link {
     ) -> AbortHandle {
         let Ready { header, stream, place, generation, cut } = ready;
         let range = place.range.clone();
+        let ingress = ingress.counting(&place.tally);
         let lane = stream.lane().clone();
         let home = lane.clone(); // Its thread lives as long as something runs there.
         lane.spawn_in(&mut self.tasks, async move {

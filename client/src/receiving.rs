@@ -136,7 +136,8 @@ impl Receiving {
     /// What to ask for on a new connection.
     pub(crate) fn subscribe(&mut self, subscription: SubscriptionId) -> Subscribe {
         self.delivery.set_asked(Some(Instant::now()));
-        let Request { topic, mode, start, selection, window, reader, preempt, .. } = self.request.clone();
+        let Request { topic, mode, start, selection, window, reader, preempt, codec, .. } =
+            self.request.clone();
         let partial = match &self.phase {
             Phase::Detached(transfer, id) => {
                 Some(Partial { epoch: id.epoch, version: id.version, chunks: transfer.held() })
@@ -154,6 +155,7 @@ impl Receiving {
             base: self.base.tell(partial.as_ref().map(|partial| &partial.chunks)),
             partial,
             manifest: self.selection.as_ref().map(|selection| selection.manifest().digest()),
+            codec,
             ..Subscribe::latest(subscription, topic, self.arrivals.credit())
         }
     }

@@ -1,7 +1,7 @@
 //! What a subscription asks for.
 
 use crate::ClientError;
-use tensor_relay_protocol::{GLOBS_MAX, Glob, Mode, ReaderName, SELECTION_MAX_BYTES, Start, Topic};
+use tensor_relay_protocol::{CodecId, GLOBS_MAX, Glob, Mode, ReaderName, SELECTION_MAX_BYTES, Start, Topic};
 
 /// The versions of a topic that a user wants, and how. Begin with [`latest`](Self::latest) or [`every`](Self::every).
 ///
@@ -21,6 +21,7 @@ pub struct Request {
     pub(crate) reader: ReaderName,
     pub(crate) keep_place: bool,
     pub(crate) preempt: bool,
+    pub(crate) codec: Option<CodecId>,
 }
 
 /// How many versions are received ahead of a user in mode `every`, the one that it works on included.
@@ -53,6 +54,7 @@ impl Request {
             reader,
             keep_place: false,
             preempt: false,
+            codec: None,
         }
     }
 
@@ -84,6 +86,13 @@ impl Request {
     /// a fast publisher cannot starve a slow link.
     pub fn preempt(self, preempt: bool) -> Self {
         Self { preempt, ..self }
+    }
+
+    /// The codec that chunks are to travel in, where that gains something; otherwise they travel raw. Default: the server
+    /// chooses for each chunk, by what is in it and how fast the link is. It is a wish: a server that does not know the
+    /// codec chooses all the same.
+    pub fn codec(self, codec: CodecId) -> Self {
+        Self { codec: Some(codec), ..self }
     }
 
     /// Refuses a selection that no server would take.

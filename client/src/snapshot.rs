@@ -4,6 +4,7 @@ use crate::{Deltas, landing::Payload};
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
+use tensor_relay_transport::CodecStats;
 
 /// The tensors of one committed version.
 ///
@@ -35,6 +36,9 @@ pub struct Receipt {
     pub chunks: u32,
     /// How often it was continued on another connection after one was lost.
     pub resumed: u32,
+    /// What came in which codec, and how long decoding took. Chunks that had to come again after a lost
+    /// connection count again.
+    pub codecs: CodecStats,
 }
 
 impl Snapshot {
@@ -120,6 +124,7 @@ impl Snapshot {
                 deltas: Deltas::default(),
                 chunks: 0,
                 resumed: 0,
+                codecs: CodecStats::default(),
             },
         }
     }

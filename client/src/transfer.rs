@@ -13,6 +13,7 @@ use tensor_relay_protocol::{
     Announce, Arrival, Assembly, ChunkHeader, ChunkIndex, Dtype, Manifest, Misbehaved, Outcome,
     PARTIAL_RANGES_MAX, RangeSet, Selection, Verified, Version, VersionDigest,
 };
+use tensor_relay_transport::Tally;
 use tokio::time::Instant;
 
 /// What is known of a version that was announced, and where its bytes go.
@@ -22,6 +23,8 @@ pub(crate) struct Transfer {
     assembly: Assembly,
     landing: Landing,
     counters: Arc<Counters>,
+    /// What came in which codec.
+    tally: Arc<Tally>,
     began: Instant,
     resumed: u32,
 }
@@ -32,6 +35,8 @@ pub(crate) struct Place {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) range: Range<u64>,
     pub(crate) dtype: Dtype,
+    /// Where the chunk is counted.
+    pub(crate) tally: Arc<Tally>,
 }
 
 impl Transfer {
@@ -46,7 +51,8 @@ impl Transfer {
     ) -> Result<Self, TransferError> {
         counters.expect(selection.payload_bytes());
         let landing = Landing::new(&selection, lent, ground)?;
-        Ok(Self { announce, assembly: Assembly::new(selection), landing, counters, began, resumed: 0 })
+        let (assembly, tally) = (Assembly::new(selection), Arc::default());
+        Ok(Self { announce, assembly, landing, counters, tally, began, resumed: 0 })
     }
 
     pub(crate) fn announce(&self) -> &Announce {
@@ -78,7 +84,8 @@ impl Transfer {
     /// The place of `chunk`, which is `range` of what is received.
     pub(crate) fn place(&self, chunk: ChunkIndex, range: Range<u64>) -> Place {
         let (_, dtype) = self.assembly.manifest().chunk(chunk);
-        Place { sink: self.landing.sink(&self.announce.id), range, dtype }
+        let sink = self.landing.sink(&self.announce.id);
+        Place { sink, range, dtype, tally: Arc::clone(&self.tally) }
     }
 
     /// The place of a chunk that is wanted.
@@ -148,6 +155,7 @@ impl Transfer {
                 deltas: counted.deltas,
                 chunks: self.assembly.verified_chunks(),
                 resumed: self.resumed,
+                codecs: self.tally.stats(),
             },
         })
     }

@@ -4,7 +4,10 @@
 //! chunk's header. Codecs are synchronous and burn CPU: call them on a worker thread, never on an async executor.
 
 mod bitplanes;
+mod choice;
 mod histogram;
+mod link;
+mod look;
 mod planes;
 mod raw;
 mod segment;
@@ -13,7 +16,16 @@ mod zstd;
 
 #[doc(hidden)]
 pub use self::bitplanes::{BitPlanesOn, Path as BitPlanesPath};
-pub use self::{bitplanes::BitPlanes, planes::Planes, raw::Raw, sparse::Sparse, zstd::Zstd};
+pub use self::{
+    bitplanes::BitPlanes,
+    choice::{CodecChoice, Machine, SMALL_BYTES},
+    link::LinkClass,
+    look::{Look, worthwhile_bytes},
+    planes::Planes,
+    raw::Raw,
+    sparse::Sparse,
+    zstd::Zstd,
+};
 
 use crate::Dtype;
 

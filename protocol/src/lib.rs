@@ -33,7 +33,8 @@ mod version;
 
 pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, StreamHeader};
 pub use codec::{
-    BitPlanes, Codec, CodecId, CodecSet, Context, DecodeError, Planes, Raw, Sparse, Zstd, codec,
+    BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, LinkClass, Look, Machine, Planes,
+    Raw, SMALL_BYTES, Sparse, Zstd, codec, worthwhile_bytes,
 };
 #[doc(hidden)]
 pub use codec::{BitPlanesOn, BitPlanesPath};

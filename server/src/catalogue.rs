@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
+use tensor_relay_transport::CodecStats;
 use tokio::sync::{broadcast, watch};
 
 /// How many names of new topics may wait for a watch that does not listen; one that missed some looks at all topics again.
@@ -92,6 +93,11 @@ impl Catalogue {
                 subscribers: topic.followers(),
             }
         })
+    }
+
+    /// What was sent of every topic that has a version.
+    pub(crate) fn sent(&self) -> Vec<(Topic, CodecStats)> {
+        self.collect(|topic, _| (topic.name().clone(), topic.tally().stats()))
     }
 
     /// The name of every topic that has a version.

@@ -1,7 +1,7 @@
 //! What a server allows, each with its reason.
 
 use std::time::Duration;
-use tensor_relay_protocol::{CodecId, Limits};
+use tensor_relay_protocol::{CodecChoice, Limits};
 use tensor_relay_transport::Workers;
 
 /// The bounds and choices of a server.
@@ -26,8 +26,10 @@ pub struct Config {
     /// How large chunks are. Default 4 MiB: from 1 MiB on a GPU's copy engine is saturated, and a resume after an error
     /// repeats little.
     pub chunk_bytes: u32,
-    /// How versions are encoded for subscribers that can decode it. Default `raw`.
-    pub codec: CodecId,
+    /// How chunks are encoded, as far as subscribers can decode it. Default: each by what it holds and how fast the link
+    /// is. A topic may say otherwise for its own ([`TopicOptions::codec`](crate::TopicOptions::codec)), and a subscriber
+    /// for what it gets.
+    pub codec: CodecChoice,
     /// How much memory encodings may take that are kept for further subscribers. Default 256 MiB.
     pub encoded_cache_bytes: u64,
     /// How much of what was read of each device is kept for further subscribers, so that each chunk is read once however
@@ -63,7 +65,7 @@ impl Default for Config {
             subscriptions_max: 1_024,
             chunks_in_flight: 4,
             chunk_bytes: 4 << 20,
-            codec: CodecId::Raw,
+            codec: CodecChoice::Auto,
             encoded_cache_bytes: 256 << 20,
             device_cache_bytes: None,
             staged_bytes: u64::MAX,

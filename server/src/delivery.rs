@@ -82,7 +82,8 @@ impl Delivery {
     /// to be [settled](Unsettled::settle).
     pub(crate) async fn send(mut self) -> Result<Sent, SendError> {
         let shared = Arc::clone(&self.outgoing.shared);
-        let _sending = shared.encoder.stages().begin(Stage::Send);
+        let link = self.outgoing.link.clone();
+        let _sending = (shared.encoder.stages().begin(Stage::Send), link.begin());
         loop {
             match self.attempt().await? {
                 Attempt::Written(load, stream) => {
@@ -132,7 +133,10 @@ impl Delivery {
     }
 
     async fn write(&self, lane: &Lane) -> Result<OnItsWay, LaneError> {
-        let note = |bytes| self.outgoing.progress.note(bytes);
+        let note = |bytes| {
+            self.outgoing.progress.note(bytes);
+            self.outgoing.link.note(bytes);
+        };
         let written = egress::send_chunk(lane, self.header(), &self.encoded, &note).await;
         written.map(|stream| OnItsWay(Some(stream)))
     }

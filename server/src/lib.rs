@@ -57,6 +57,7 @@ mod held;
 mod joining;
 mod lanes;
 mod lend;
+mod link_rate;
 mod places;
 mod publisher;
 mod retention;
@@ -83,12 +84,12 @@ pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
-    ChunkHash, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket, Topic,
-    Version, VersionDigest, VersionId,
+    ChunkHash, CodecChoice, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket,
+    Topic, Version, VersionDigest, VersionId,
     files::{FileKind, epoch_of},
 };
 pub use tensor_relay_transport::{
-    BindError, Fingerprint, Identity, IdentityError, Listener, Tuning,
+    BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, Listener, Tuning,
     egress::{EncoderStats, Stage, StageStats},
 };
 pub use topic::{TopicOptions, WhenFull};

@@ -86,6 +86,7 @@ impl Publisher {
             let publisher = topic.publishers_ever();
             tokio::spawn(expire(Arc::downgrade(&topic), publisher, Arc::downgrade(&catalogue), after));
         }
+        topic.set_codec(options.codec);
         let next = topic.number_after(epoch); // In an epoch that goes on, so do its numbers.
         Self { topic, catalogue, counters, options, epoch, next }
     }

@@ -4,14 +4,18 @@ use crate::{
     bases::Against,
     delivery::{Delivery, Unsettled},
     lanes::Lanes,
+    link_rate::LinkMeter,
     session::Shared,
     stall::Progress,
     topic::Retained,
 };
 use std::sync::Arc;
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{ChunkIndex, CodecId, Selection, ServerMessage, SubscriptionId};
-use tensor_relay_transport::{LaneError, control, egress};
+use tensor_relay_protocol::{ChunkIndex, CodecChoice, CodecSet, Selection, ServerMessage, SubscriptionId};
+use tensor_relay_transport::{
+    LaneError, Tally, control,
+    egress::{self, Encoded, Wanted},
+};
 use tokio::task::{JoinError, JoinSet};
 
 /// What every send of one version to one subscription needs.
@@ -20,9 +24,14 @@ pub(crate) struct Outgoing {
     pub(crate) subscription: SubscriptionId,
     pub(crate) retained: Arc<Retained>,
     pub(crate) selection: Arc<Selection>,
-    pub(crate) codec: CodecId,
+    pub(crate) codec: CodecChoice,
+    /// What the subscriber can decode.
+    pub(crate) codecs: CodecSet,
     /// What the client holds that chunks may be coded against.
     pub(crate) base: Option<Against>,
+    pub(crate) link: LinkMeter,
+    /// Where what is sent of the topic is counted.
+    pub(crate) tally: Arc<Tally>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
@@ -144,10 +153,27 @@ impl Outgoing {
         let payload = &self.retained.payload;
         let base = self.base.as_ref().and_then(|base| base.retained.upgrade());
         let base = base.as_ref().map(|base| &base.payload);
-        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.codec).await;
+        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await;
         let encoded = encoded.map_err(SendError::Source)?;
+        self.count(chunk, &encoded);
         self.progress.note(1); // From now on it is the subscriber who is waited for.
         Delivery::new(self, chunk, encoded).send().await
+    }
+
+    /// How the next chunk is wanted, as the link is now.
+    fn wanted(&self) -> Wanted {
+        match self.codec {
+            CodecChoice::Auto => Wanted::Auto { offered: self.codecs, link: self.link.class() },
+            CodecChoice::Fixed(codec) => Wanted::Fixed(codec),
+        }
+    }
+
+    fn count(&self, chunk: ChunkIndex, encoded: &Encoded) {
+        let (range, _) = self.retained.payload.manifest().chunk(chunk);
+        let wire_bytes = encoded.bytes.len() as u64;
+        for tally in [&*self.tally, &self.shared.tally] {
+            tally.count(encoded.codec, range.end - range.start, wire_bytes, encoded.spent);
+        }
     }
 
     /// Names the whole. Chunks that were not sent, because the client holds them since before a restart, may still have

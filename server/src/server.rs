@@ -15,7 +15,7 @@ use std::{
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{CloseCode, Epoch, Topic};
 use tensor_relay_transport::{
-    Arrival, Listener,
+    Arrival, CodecStats, Listener,
     egress::{Encoder, EncoderStats, StageStats},
 };
 use tokio::task::{JoinHandle, JoinSet};
@@ -53,6 +53,9 @@ pub struct ServerStats {
     pub bases: BaseStats,
     /// What its lanes carried.
     pub traffic: TrafficStats,
+    /// What was sent to all subscribers, codec by codec, and what it took to encode it. Less than what lanes carried: a
+    /// chunk counts once, without headers and packets sent again.
+    pub codecs: CodecStats,
     /// What the encoder did.
     pub encoder: EncoderStats,
     /// How many chunks were read, encoded and sent, and what was under way meanwhile.
@@ -131,9 +134,21 @@ impl Server {
             staged_bytes: self.staging.memory.stats().in_use_bytes,
             bases: self.shared.catalogue.bases().stats(),
             traffic: self.shared.traffic.stats(),
+            codecs: self.shared.tally.stats(),
             encoder: self.shared.encoder.stats(),
             stages: self.shared.encoder.stages().stats(),
         }
+    }
+
+    /// What was sent of each topic that has a version, codec by codec.
+    pub fn sent(&self) -> Vec<(Topic, CodecStats)> {
+        self.sent_reader()()
+    }
+
+    /// Reads the same whenever it is called, also when the server has ended.
+    pub fn sent_reader(&self) -> impl Fn() -> Vec<(Topic, CodecStats)> + Send + Sync + use<> {
+        let catalogue = Arc::clone(&self.shared.catalogue);
+        move || catalogue.sent()
     }
 
     /// Ends in order: no new sessions, transfers under way finish within `grace`, every client is told, and the last

@@ -7,6 +7,7 @@ use crate::{
     cursor::Cursor,
     joining::{self, Joinable, Open},
     lanes::Lanes,
+    link_rate::LinkMeter,
     subscription::{Inbox, Subscription, Wanted, Word},
     traffic::Traffic,
     watching,
@@ -25,7 +26,7 @@ use tensor_relay_protocol::{
     ServerMessage, Subscribe, SubscriptionId, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    Lane, LaneError, LaneThreads,
+    Lane, LaneError, LaneThreads, Tally,
     control::{self, ControlError},
     egress::Encoder,
 };
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) encoder: Encoder,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
+    /// What was sent, of all topics.
+    pub(crate) tally: Tally,
     /// Sessions that are open.
     pub(crate) sessions: watch::Sender<u64>,
     /// Versions that are being sent, each to one subscription.
@@ -77,6 +80,7 @@ impl Shared {
             encoder,
             counters: Arc::default(),
             traffic: Traffic::default(),
+            tally: Tally::default(),
             sessions: watch::Sender::new(0),
             transfers: watch::Sender::new(0),
             draining: watch::Sender::new(false),
@@ -363,6 +367,8 @@ impl Session {
         let subscription = Subscription {
             id,
             codecs: self.codecs,
+            codec: subscribe.codec,
+            link: LinkMeter::default(),
             credit: Credit::new(subscribe.credit)?,
             cursor: Cursor::new(follower.topic(), &subscribe),
             base: ClientBase::new(follower.topic(), subscribe.base),

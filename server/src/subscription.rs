@@ -5,6 +5,7 @@ use crate::{
     catalogue::Follower,
     cursor::{Cursor, Step},
     lanes::Lanes,
+    link_rate::LinkMeter,
     sends::{Outgoing, SendError, Sends, Sent},
     session::Shared,
     stall::StallWatch,
@@ -16,8 +17,8 @@ use std::{
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, CodecId, CodecSet, Credit, EndReason, Epoch, Glob, ManifestDigest, Misbehaved,
-    Partial, RangeSet, Selection, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
+    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, Epoch, Glob, ManifestDigest,
+    Misbehaved, Partial, RangeSet, Selection, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
 };
 use tensor_relay_transport::{LaneError, Workers, control};
 use tokio::{sync::mpsc, time::Instant};
@@ -56,6 +57,9 @@ impl Inbox {
 pub(crate) struct Subscription {
     pub(crate) id: SubscriptionId,
     pub(crate) codecs: CodecSet,
+    /// The codec that the client wants, if it said so.
+    pub(crate) codec: Option<CodecId>,
+    pub(crate) link: LinkMeter,
     pub(crate) credit: Credit,
     pub(crate) follower: Follower,
     pub(crate) lanes: Arc<Lanes>,
@@ -322,7 +326,6 @@ impl Subscription {
         selection: Arc<Selection>,
         watch: &StallWatch,
     ) -> Outgoing {
-        let wanted = self.shared.config.codec;
         let base = match self.takes_changes() {
             true => self.base.begin(self.follower.topic(), retained),
             false => None,
@@ -332,11 +335,25 @@ impl Subscription {
             subscription: self.id,
             retained: Arc::clone(retained),
             selection,
-            codec: if self.codecs.contains(wanted) { wanted } else { CodecId::Raw },
+            codec: self.codec(),
+            codecs: self.codecs,
+            link: self.link.clone(),
+            tally: Arc::clone(self.follower.topic().tally()),
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             progress: watch.progress().clone(),
+        }
+    }
+
+    /// How chunks are encoded: as the client wants, or the topic, or the server, whoever says something first. What the
+    /// client cannot decode travels raw.
+    fn codec(&self) -> CodecChoice {
+        let by_client = self.codec.map(CodecChoice::Fixed);
+        let choice = by_client.or_else(|| self.follower.topic().codec());
+        match choice.unwrap_or(self.shared.config.codec) {
+            CodecChoice::Fixed(codec) if !self.codecs.contains(codec) => CodecChoice::Fixed(CodecId::Raw),
+            choice => choice,
         }
     }
 

@@ -18,8 +18,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_protocol::{EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
-use tensor_relay_transport::egress::Payload;
+use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
+use tensor_relay_transport::{Tally, egress::Payload};
 use tokio::{sync::watch, time::Instant};
 
 /// One publish, as long as anything needs it.
@@ -59,6 +59,8 @@ pub(crate) struct TopicState {
     bases: Arc<Bases>,
     number: u64,
     state: Mutex<State>,
+    /// What was sent of it, to all subscribers.
+    tally: Arc<Tally>,
     /// For subscriptions: what they may have to send changed.
     changed: watch::Sender<()>,
     /// For the publisher: there may be room for another version.
@@ -70,6 +72,8 @@ struct State {
     retention: Retention<Arc<Retained>>,
     places: Places,
     has_publisher: bool,
+    /// How its chunks are encoded, if its publisher said so.
+    codec: Option<CodecChoice>,
     publishers_ever: u64,
     ended: Option<EndReason>,
     followers: u64,
@@ -105,6 +109,7 @@ impl TopicState {
             number: bases.number_topic(),
             bases,
             state: Mutex::default(),
+            tally: Arc::default(),
             changed: watch::Sender::default(),
             room: watch::Sender::default(),
         }
@@ -112,6 +117,20 @@ impl TopicState {
 
     pub(crate) fn name(&self) -> &Topic {
         &self.name
+    }
+
+    /// Where what is sent of it is counted.
+    pub(crate) fn tally(&self) -> &Arc<Tally> {
+        &self.tally
+    }
+
+    /// How its chunks are encoded, if its publisher said so.
+    pub(crate) fn codec(&self) -> Option<CodecChoice> {
+        self.state().codec
+    }
+
+    pub(crate) fn set_codec(&self, codec: Option<CodecChoice>) {
+        self.state().codec = codec;
     }
 
     /// Signals, from now on, every change of what there is to send.

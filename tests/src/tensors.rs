@@ -23,6 +23,8 @@ const STEADY: &str = "steady.";
 
 /// After how many versions every word of a steady tensor has changed.
 const PERIOD: u64 = 128;
+/// Names that begin so have the content of weights.
+const WEIGHTS: &str = "weights.";
 
 /// A `u8` tensor of `bytes` incompressible bytes.
 pub fn noise(name: &str, bytes: u64) -> TensorSpec {
@@ -37,6 +39,11 @@ pub fn smooth(name: &str, bytes: u64) -> TensorSpec {
 /// A `u8` tensor of `bytes` bytes that do not compress, and of which few change between a version and the next.
 pub fn steady(name: &str, bytes: u64) -> TensorSpec {
     spec(&format!("{STEADY}{name}"), Dtype::U8, bytes)
+}
+
+/// A tensor of `elements` numbers in bf16 whose exponents are few, as those of weights are.
+pub fn weights(name: &str, elements: u64) -> TensorSpec {
+    spec(&format!("{WEIGHTS}{name}"), Dtype::Bf16, elements)
 }
 
 /// A tensor of one dimension.
@@ -147,26 +154,45 @@ fn has_content(name: &str, version: u64, bytes: &[u8]) -> bool {
     words.all(|(index, word)| word == &content(key, index)[..word.len()])
 }
 
-/// What the words of a tensor are made from, and after how many of them the word changes.
+/// What the words of a tensor are made from.
 #[derive(Clone, Copy)]
 struct Key {
     value: u64,
+    /// After how many words the word changes.
     run: usize,
     /// The version, where words outlive it.
     steady: Option<u64>,
+    /// Whether each word is four numbers in bf16.
+    weights: bool,
 }
 
 fn name_key(name: &str, version: u64) -> Key {
     let steady = name.starts_with(STEADY).then_some(version);
     let seed = if steady.is_some() { 0 } else { version };
     let mixed = name.bytes().fold(seed, |key, byte| scramble(key ^ u64::from(byte)));
-    Key { value: scramble(mixed), run: if name.starts_with(SMOOTH) { 64 } else { 1 }, steady }
+    let value = if steady.is_some() { scramble(mixed) } else { mixed };
+    let run = if name.starts_with(SMOOTH) { 64 } else { 1 };
+    Key { value, run, steady, weights: name.starts_with(WEIGHTS) }
 }
 
 fn content(key: Key, index: usize) -> [u8; 8] {
-    let word = key.value.wrapping_add((index / key.run) as u64);
-    let changes = key.steady.map_or(0, |version| (version + scramble(word) % PERIOD) / PERIOD);
-    scramble(word ^ changes.rotate_right(8)).to_le_bytes()
+    let number = key.value.wrapping_add((index / key.run) as u64);
+    let word = match key.steady {
+        Some(version) => {
+            let changes = (version + scramble(number) % PERIOD) / PERIOD;
+            scramble(number ^ changes.rotate_right(8))
+        }
+        None => scramble(number),
+    };
+    (if key.weights { four_weights(word) } else { word }).to_le_bytes()
+}
+
+/// Four numbers in bf16: signs and mantissas of noise, and one of eight exponents, most often the largest.
+fn four_weights(noise: u64) -> u64 {
+    const REST: u64 = 0x807f_807f_807f_807f;
+    const LARGEST: u64 = 0x3e00_3e00_3e00_3e00;
+    const SMALLER: u64 = 0x0380_0380_0380_0380;
+    (noise & REST) | (LARGEST - (noise & (noise >> 5) & SMALLER))
 }
 
 /// The finalizer of SplitMix64: every bit of the input changes half of the output.
@@ -195,7 +221,7 @@ mod tests {
     /// A checker that accepts anything would let every scenario pass.
     #[test]
     fn one_wrong_byte_is_noticed_wherever_it_is() {
-        for name in ["noise.a", "smooth.a"] {
+        for name in ["noise.a", "smooth.a", "weights.a"] {
             let (mut one, mut two) = (vec![0; 1_003], vec![0; 1_003]);
             write_content(name, 1, &mut one);
             write_content(name, 2, &mut two);

@@ -4,6 +4,7 @@
 //! however many subscribers; [`send_chunk`] and [`send_manifest`] put them on a lane. Stages overlap because callers
 //! run several chunks at once, bounded by credit: while one waits for the wire, the next is read and encoded.
 
+mod choosing;
 mod encoder;
 mod payload;
 mod read;
@@ -11,6 +12,7 @@ mod reads;
 mod shelf;
 mod stages;
 
+pub use choosing::Wanted;
 pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};

@@ -9,10 +9,14 @@ mod overlap;
 
 pub use overlap::OverlapStats;
 
-use crate::{DataIn, LaneError, Workers};
+use crate::{DataIn, LaneError, Tally, Workers};
 use bytes::BytesMut;
 use overlap::{Overlap, Stage};
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tensor_relay_device::{Region, Sink, SinkError, Slot, SlotPool, Target};
 use tensor_relay_protocol::{
     ChunkHasher, ChunkHeader, CodecId, Context, CorruptChunk, DecodeError, Dtype, Limits, Manifest,
@@ -86,13 +90,19 @@ pub struct Ingress {
     slots: SlotPool,
     workers: Workers,
     overlap: Arc<Overlap>,
+    tally: Arc<Tally>,
 }
 
 impl Ingress {
     /// Gathers encoded chunks in `slots`, one each, before they are decoded. A chunk that fits no slot is refused with
     /// [`ReceiveError::WrongLength`]; make them as large as the largest chunk accepted.
     pub fn new(slots: SlotPool, workers: Workers) -> Self {
-        Self { slots, workers, overlap: Arc::default() }
+        Self { slots, workers, overlap: Arc::default(), tally: Arc::default() }
+    }
+
+    /// The same way in, for chunks that are counted in `tally`, each when it is decoded and verified.
+    pub fn counting(self, tally: &Arc<Tally>) -> Self {
+        Self { tally: Arc::clone(tally), ..self }
     }
 
     /// How receiving and writing overlapped so far, over this and all of its clones.
@@ -140,6 +150,7 @@ impl Ingress {
         let Gathered { header, bytes, receiving } = gathered;
         let (verified, target, base) = match bytes {
             Bytes::Raw(verified, target) => {
+                count(&self.tally, &header, Duration::ZERO);
                 let (target, base) = self.update(target, base).await;
                 (verified, target, base)
             }
@@ -184,15 +195,18 @@ impl Ingress {
         mut target: Target,
         mut base: Option<Base>,
     ) -> Result<(Verified, Target, Option<Base>), ReceiveError> {
-        let expected = header.encoded_bytes as usize;
+        let (expected, tally) = (header.encoded_bytes as usize, Arc::clone(&self.tally));
         self.workers
             .run(move || {
                 let against = base.as_ref().filter(|_| header.base.is_some());
                 let context = Context { dtype, base: against.map(|base| &*base.memory) };
+                let began = Instant::now();
                 codec(header.codec).decode(context, &slot[..expected], &mut target)?;
+                let took = began.elapsed();
                 let mut hasher = ChunkHasher::new();
                 hasher.update(&target);
                 let verified = hasher.verify(header.chunk, header.hash)?;
+                count(&tally, &header, took);
                 if let Some(base) = &mut base {
                     base.update(&target);
                 }
@@ -200,6 +214,10 @@ impl Ingress {
             })
             .await
     }
+}
+
+fn count(tally: &Tally, header: &ChunkHeader, took: Duration) {
+    tally.count(header.codec, header.raw_bytes.into(), header.encoded_bytes.into(), took);
 }
 
 /// Reads a raw chunk into its place and hashes it on the way.

@@ -18,6 +18,7 @@ pub mod ingress;
 mod lane;
 mod listener;
 mod network;
+mod tally;
 mod tls;
 mod tuning;
 mod window;
@@ -31,5 +32,6 @@ pub use network::{
     Batching, Network, UdpNetwork,
     lane_threads::{LaneThread, LaneThreads},
 };
+pub use tally::{CodecCount, CodecStats, Tally};
 pub use tuning::{Congestion, Tuning};
 pub use workers::Workers;

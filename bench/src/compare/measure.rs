@@ -9,6 +9,7 @@ use crate::{
     contender::{Ready, Received, Sent},
     cpu, latency,
     network::{End, Network, NetworkArgs},
+    relay::Data,
     side::Side,
 };
 use anyhow::{Result, ensure};
@@ -19,6 +20,7 @@ use std::{ffi::OsString, fmt::Display, time::Duration};
 pub(super) struct Load {
     pub(super) bytes: u64,
     pub(super) mtu: u16,
+    pub(super) data: Data,
     /// How many rounds count.
     pub(super) rounds: u32,
     /// How many small messages come before.
@@ -33,6 +35,7 @@ impl Load {
         Self {
             bytes: args.size,
             mtu: args.network.mtu,
+            data: args.data,
             rounds: args.rounds,
             small: args.small,
             patience: patience(args.size, args.small, &args.network),
@@ -109,6 +112,9 @@ fn start(
     let mut words = role.clone();
     words.extend([option("bytes", load.bytes), option("mtu", load.mtu)]);
     words.extend(options);
+    if contender.is_ours && load.data != Data::Noise {
+        words.extend(matches!(end, End::Serving).then(|| option("data", load.data.word())));
+    }
     let mut command = network.command(end, &contender.program);
     command.envs(environment(contender));
     if let Some(folder) = &contender.folder {

@@ -5,6 +5,7 @@ use crate::{
     contender::Small,
     network::NetworkArgs,
     origin::Origin,
+    relay::Data,
     stats::{PairedRatio, Summary},
 };
 use anyhow::Result;
@@ -25,6 +26,9 @@ pub struct Comparison {
     pub network: NetworkArgs,
     /// How much each round moved.
     pub size_bytes: u64,
+    /// What the bytes of tensor-relay were.
+    #[serde(default)]
+    pub data: Data,
     /// Who was compared, the one that the others are compared with first.
     pub contenders: Vec<Measured>,
     /// Each run, in the order of measuring.
@@ -116,6 +120,7 @@ impl Comparison {
             origin: Origin::here(),
             network: args.network.clone(),
             size_bytes: args.size,
+            data: args.data,
             contenders: contenders.iter().map(Measured::nothing).collect(),
             runs: vec![],
             ratios: vec![],

@@ -48,6 +48,7 @@ impl Roster {
             own(MANY_TENSORS, this, ROLE, &["--tensors=10000"], &[], true),
         ];
         contenders.extend(LANES.map(|(name, option)| own(name, this, ROLE, &[], &[option], true)));
+        contenders.extend(CODECS.map(|(name, option)| own(name, this, ROLE, &[option], &[], true)));
         if let Some(executable) = other_build {
             contenders.push(own(OTHER_BUILD, &Program::new(executable, &[]), ROLE, &[], &[], true));
         }
@@ -141,6 +142,14 @@ const ALL: &str = "all";
 const LANES: [(&str, &str); 3] =
     [("2-lanes", "--lanes=2"), ("4-lanes", "--lanes=4"), ("8-lanes", "--lanes=8")];
 
+/// One codec for all chunks, where `tensor-relay` chooses for each.
+const CODECS: [(&str, &str); 4] = [
+    ("raw", "--codec=raw"),
+    ("bitplanes", "--codec=bitplanes"),
+    ("planes", "--codec=planes"),
+    ("zstd", "--codec=zstd"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,7 +183,9 @@ mod tests {
     fn tensor_relay_is_ours_in_all_circumstances() {
         let ours = roster().contenders.into_iter().filter(|contender| contender.is_ours);
         let names: Vec<String> = ours.map(|contender| contender.name).collect();
-        assert_eq!(names, ["tensor-relay", "10000-tensors", "2-lanes", "4-lanes", "8-lanes", "other-build"]);
+        let variants =
+            ["10000-tensors", "2-lanes", "4-lanes", "8-lanes", "raw", "bitplanes", "planes", "zstd"];
+        assert_eq!(names, [&["tensor-relay"], &variants[..], &["other-build"]].concat());
     }
 
     #[test]

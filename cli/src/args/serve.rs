@@ -87,8 +87,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
 
-    /// How chunks are encoded for subscribers; what gains less than 3 % always travels raw.
-    #[arg(long, value_enum, default_value_t = Codec::Raw, help_heading = "Encoding")]
+    /// How chunks are encoded for subscribers that do not say it themselves; what gains less than 3 % travels raw.
+    #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
     /// How large chunks are: a multiple of 256 bytes up to 64MiB.
@@ -161,6 +161,7 @@ impl ServeArgs {
             // Of files that are not watched there is one version.
             bases: if self.watch { self.bases } else { 0 },
             expire_after: None,
+            codec: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The words of `subscribe`.
 
-use super::{DeviceArgs, TicketArgs};
+use super::{Codec, DeviceArgs, TicketArgs};
 use crate::units;
 use clap::ValueEnum;
 use std::{net::IpAddr, path::PathBuf, time::Duration};
@@ -80,6 +80,10 @@ pub(crate) struct SubscribeArgs {
     /// version is taken when it has ended.
     #[arg(long, value_name = "CMD", help_heading = "Output")]
     pub(crate) exec: Option<String>,
+
+    /// How chunks are to be encoded; with `auto`, as the server does. What gains less than 3 % travels raw.
+    #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
+    pub(crate) codec: Codec,
 
     /// How many chunks of a version may be on their way at once on each lane: two keep the network busy, the rest hides the time until
     /// the server hears of a finished one. With a GPU, each holds a page-locked slot.

@@ -312,7 +312,10 @@ mod tests {
             ("serve = 1", "serve is a table: write [serve]"),
             ("[default]\ntopic = 'a'", "c.toml:2: topic means different things to serve and subscribe"),
             ("[serve]\nlisten = 'nowhere'", "c.toml:2: listen cannot be \"nowhere\": invalid socket address"),
-            ("[default]\ncodec = 'lz4'", "c.toml:2: codec cannot be \"lz4\": write raw or zstd"),
+            (
+                "[default]\ncodec = 'lz4'",
+                "c.toml:2: codec cannot be \"lz4\": write auto, raw, zstd, bitplanes, planes or sparse",
+            ),
             ("[serve]\nlisten = ['a', 'b']", "c.toml:2: listen takes one value, not a value of type array"),
             ("[serve.listen]\nip = 'b'", "listen takes one value, not a value of type table"),
             ("[serve]\ntopic = [\n'a=b',\n'../c=d']", "c.toml:4: topic cannot be"),

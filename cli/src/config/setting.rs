@@ -174,11 +174,21 @@ impl Setting {
     }
 }
 
+/// `a`, `a or b`, `a, b or c`.
+fn or(words: &[String]) -> String {
+    match words {
+        [first @ .., before, last] => {
+            first.iter().map(|word| format!("{word}, ")).collect::<String>() + before + " or " + last
+        }
+        one => one.concat(),
+    }
+}
+
 fn reason(error: &clap::Error) -> String {
     match (error.source(), error.get(ContextKind::ValidValue)) {
         (Some(source), _) => source.to_string(),
         (None, Some(ContextValue::Strings(valid))) if !valid.is_empty() => {
-            format!("write {}", valid.join(" or "))
+            format!("write {}", or(valid))
         }
         _ => "it is empty".into(),
     }
@@ -226,7 +236,10 @@ mod tests {
     #[test]
     fn values_are_judged_by_the_options_own_parser() {
         assert_eq!(setting("serve", "codec").check("zstd"), Ok(()));
-        assert_eq!(setting("serve", "codec").check("lz4"), Err("write raw or zstd".into()));
+        assert_eq!(
+            setting("serve", "codec").check("lz4"),
+            Err("write auto, raw, zstd, bitplanes, planes or sparse".into())
+        );
         assert!(
             setting("serve", "chunk-size")
                 .check("7")

@@ -114,6 +114,9 @@ fn request(args: &SubscribeArgs, topic: Topic) -> Request {
     if let Some(reader) = &args.reader {
         request = request.reader(reader.clone());
     }
+    if let Some(codec) = args.codec.fixed() {
+        request = request.codec(codec);
+    }
     request
         .select(args.select.iter().cloned())
         .window(args.window)

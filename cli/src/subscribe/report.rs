@@ -1,7 +1,7 @@
 //! What is told of a version: one line on stdout, for people or for programs.
 
 use super::print_line;
-use crate::units;
+use crate::{codecs, units};
 use serde_json::{Value, json};
 use std::path::Path;
 use tensor_relay_client::{Client, Deltas, Gap, Glob, LaneStats, Snapshot};
@@ -102,6 +102,7 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> Stri
             "raw_bytes": receipt.deltas.raw_bytes,
             "wire_bytes": receipt.deltas.wire_bytes,
         },
+        "codecs": codecs::as_object(&receipt.codecs, "decode_s"),
         "resumed": receipt.resumed,
         "duration_s": receipt.duration.as_secs_f64(),
         "skipped": snapshot.skipped(),
@@ -124,6 +125,9 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
         units::time(receipt.duration),
         units::rate(payload_bytes, receipt.duration),
     );
+    if let Some(less) = codecs::as_text(&receipt.codecs) {
+        line += &format!(", {less}");
+    }
     if let Some(device) = snapshot.device() {
         line += &format!(", on {}", device.name());
     }

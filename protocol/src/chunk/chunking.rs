@@ -29,6 +29,8 @@ pub struct Chunking {
 struct Start {
     offset: u64,
     dtype: Dtype,
+    /// The first chunk of the tensor that this one is cut from; itself where tensors share it.
+    first: ChunkIndex,
 }
 
 /// The bytes that one stored tensor occupies in the payload.
@@ -62,8 +64,9 @@ impl Chunking {
             if starts.len() as u64 + cuts > chunks_max as u64 {
                 return None;
             }
-            starts.extend((0..cuts).map(|i| Start { offset: offset + i * chunk_bytes, dtype }));
-            shared = (!large).then_some(Start { offset, dtype });
+            let start = Start { offset, dtype, first: ChunkIndex(starts.len() as u32) };
+            starts.extend((0..cuts).map(|i| Start { offset: offset + i * chunk_bytes, ..start }));
+            shared = (!large).then_some(start);
         }
         Some(Self { starts, payload_bytes })
     }
@@ -84,6 +87,11 @@ impl Chunking {
     /// The dtype of all tensors in `chunk`.
     pub fn dtype(&self, chunk: ChunkIndex) -> Option<Dtype> {
         self.starts.get(chunk.0 as usize).map(|s| s.dtype)
+    }
+
+    /// The first chunk of the tensor that `chunk` is cut from; itself where small tensors share it.
+    pub fn first_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
+        self.starts.get(chunk.0 as usize).map(|s| s.first)
     }
 
     /// Every chunk in order, with its payload bytes.

@@ -82,7 +82,8 @@ mod tests {
     use super::super::*;
     use super::*;
     use crate::{
-        CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version, VersionDigest, VersionId,
+        CodecId, CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version, VersionDigest,
+        VersionId,
     };
     use proptest::prelude::*;
 
@@ -120,6 +121,7 @@ mod tests {
                 }),
                 manifest: Some(ManifestDigest([6; 32])),
                 base: Some((epoch, version)),
+                codec: Some(CodecId::Zstd),
                 ..Subscribe::latest(subscription, topic("policy"), 4)
             }),
             ClientMessage::Credit { subscription, chunks: 3 },

@@ -1,7 +1,7 @@
 //! A request for the versions of a topic, with all that it may ask for.
 
 use super::{SubscriptionId, exactly, wire};
-use crate::{Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version};
+use crate::{CodecId, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version};
 
 /// The most globs in one selection. A selection is matched against every tensor of every manifest.
 pub const GLOBS_MAX: usize = 64;
@@ -43,6 +43,8 @@ pub struct Subscribe {
     /// The version whose chunks the client holds as a base: those of the next version may be coded against them. Beside a
     /// `partial`, it is the base of the rest of that part alone.
     pub base: Option<(Epoch, Version)>,
+    /// The codec that all chunks are wanted in, where it gains something; otherwise the sender chooses.
+    pub codec: Option<CodecId>,
 }
 
 impl Subscribe {
@@ -62,6 +64,7 @@ impl Subscribe {
             partial: None,
             manifest: None,
             base: None,
+            codec: None,
         }
     }
 }
@@ -118,6 +121,7 @@ impl From<Subscribe> for wire::Subscribe {
             partial: subscribe.partial.map(Into::into),
             manifest: subscribe.manifest.map(|digest| digest.0.to_vec()),
             base: subscribe.base.map(have),
+            codec: subscribe.codec.map(|codec| codec.code().into()),
         }
     }
 }
@@ -147,6 +151,8 @@ impl TryFrom<wire::Subscribe> for Subscribe {
                 .map(|digest| exactly("manifest", &digest).map(ManifestDigest))
                 .transpose()?,
             base: wire.base.map(|base| (Epoch(base.epoch), Version(base.version))),
+            // A later client may know codecs that this build does not, and gets then what this one chooses.
+            codec: wire.codec.and_then(|code| CodecId::from_code(u8::try_from(code).ok()?)),
         })
     }
 }

@@ -119,6 +119,8 @@ pub(crate) struct Subscribe {
     pub(crate) manifest: Option<Vec<u8>>,
     #[prost(message, optional, tag = "13")]
     pub(crate) base: Option<Have>,
+    #[prost(uint32, optional, tag = "14")]
+    pub(crate) codec: Option<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]

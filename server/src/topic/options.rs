@@ -2,6 +2,7 @@
 
 use crate::{Keep, config::DEADLINE_MAX};
 use std::time::Duration;
+use tensor_relay_protocol::CodecChoice;
 
 /// How a topic treats its versions and its readers. Each publisher brings its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +21,9 @@ pub struct TopicOptions {
     /// payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). With 0, every version travels whole: for
     /// topics of one version.
     pub bases: u32,
+    /// How its chunks are encoded, unless a subscriber wants it otherwise. Default: as
+    /// [`Config::codec`](crate::Config::codec) says.
+    pub codec: Option<CodecChoice>,
     /// After how long without a publish the topic ends by itself. Default: never.
     pub expire_after: Option<Duration>,
 }
@@ -41,6 +45,7 @@ impl Default for TopicOptions {
             publish_timeout: Duration::from_secs(10),
             release_timeout: None,
             bases: 2,
+            codec: None,
             expire_after: None,
         }
     }

@@ -27,7 +27,7 @@ impl Halfway {
     fn new(words: &[&str]) -> Self {
         let (home, mut wire) = (Home::new(), Wire::new());
         files::zeros(&home.path("m"), MODEL_BYTES);
-        let server = home.serve(&[&["--topic=m=m", &wire.advertise()], words].concat());
+        let server = home.serve(&[&["--topic=m=m", "--codec=raw", &wire.advertise()], words].concat());
         wire.lead_to(server.listen(), HELD_AFTER_BYTES);
         let words = ["subscribe", server.ticket("m"), "--once", "--out=out", "--reconnect=0"];
         let subscriber = home.start(&words);

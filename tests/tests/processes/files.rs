@@ -67,6 +67,15 @@ pub(crate) fn noise(path: &Path, size: usize, seed: u64) {
     write(path, vec![("w".into(), view(Dtype::U8, &[size], &body))], None);
 }
 
+/// Writes a file with one tensor `w` of `elements` numbers in bf16 whose exponents are few, as those of weights are.
+pub(crate) fn weights(path: &Path, elements: usize, seed: u64) {
+    let mut body = bytes(2 * elements, seed);
+    for high in body.iter_mut().skip(1).step_by(2) {
+        *high = *high & 0x80 | 0x3c | high.trailing_zeros().min(3) as u8;
+    }
+    write(path, vec![("w".into(), view(Dtype::BF16, &[elements], &body))], None);
+}
+
 /// Writes a file with one tensor `w` of `size` zeros. It takes no time, whatever the size.
 pub(crate) fn zeros(path: &Path, size: u64) {
     let head =

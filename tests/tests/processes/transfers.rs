@@ -12,7 +12,7 @@ use tensor_relay_tests::processes::{Home, Process, Signal, device};
 fn a_file_arrives_as_it_is() {
     let home = Home::new();
     files::everything(&home.path("m.safetensors"));
-    let server = home.serve(&["--topic=m=m.safetensors", "--chunk-size=256KiB"]);
+    let server = home.serve(&["--topic=m=m.safetensors", "--chunk-size=256KiB", "--codec=raw"]);
     let first = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out=first", "--json"])
         .with(0);
@@ -33,7 +33,10 @@ fn a_file_arrives_as_it_is() {
 fn check_committed(said: &Value, served: &Value) {
     let mut said = said.as_object().unwrap().clone();
     assert!(said.remove("duration_s").unwrap().as_f64().unwrap() > 0.0);
-    assert!(said.remove("chunks").unwrap().as_u64().unwrap() >= 12, "3 MiB in chunks of 256 KiB");
+    let chunks = said.remove("chunks").unwrap();
+    assert!(chunks.as_u64().unwrap() >= 12, "3 MiB in chunks of 256 KiB");
+    let codecs = said.remove("codecs").unwrap();
+    assert_eq!((codecs.as_object().unwrap().len(), &codecs["raw"]["chunks"]), (1, &chunks));
     let lanes = said.remove("lanes").unwrap();
     assert_eq!(lanes.as_array().map(Vec::len), Some(1), "{lanes}");
     let carried = lanes[0]["received_bytes"].as_u64();

@@ -474,7 +474,8 @@ fn commits_and_releases() {
 #[test]
 fn publishers_do_not_wait_for_each_other() {
     simulate(10, async |sim| {
-        let server = sim.server(tensor_relay_server::Config { codec: CodecId::Zstd, ..server_config() });
+        let server =
+            sim.server(tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() });
         let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
         let mut blocked = server.publisher_with(topic("blocked"), None, options.clone()).unwrap();
         let mut free = server.publisher_with(topic("free"), None, options).unwrap();

@@ -8,7 +8,7 @@ use tensor_relay_client::{
     SubscriptionError, Ticket,
 };
 use tensor_relay_protocol::{CodecId, Epoch, TensorSpec};
-use tensor_relay_server::{BaseStats, Publication, Publisher, Server, TopicOptions};
+use tensor_relay_server::{BaseStats, CodecChoice, Publication, Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
     pair::{
         CHUNK_BYTES, Sim, client_config, eventually, keeping, reconnecting, seeds, server_config, simulate,
@@ -368,7 +368,7 @@ async fn publish_and_follow(sim: Sim) -> u64 {
     let mut dice = ChaCha8Rng::seed_from_u64(!sim.seed);
     let config = tensor_relay_server::Config {
         chunk_bytes: [16 << 10, 64 << 10][dice.random_range(0..2)],
-        codec: [CodecId::Raw, CodecId::Zstd][dice.random_range(0..2)],
+        codec: [CodecChoice::Auto, CodecChoice::Fixed(CodecId::Sparse)][dice.random_range(0..2)],
         base_bytes: [u64::MAX, 600 << 10][dice.random_range(0..2)],
         ..server_config()
     };

@@ -109,7 +109,7 @@ fn every_dtype_lands_exactly() {
     for (seed, codec) in [(1, CodecId::Raw), (2, CodecId::Zstd)] {
         simulate(seed, async |sim| {
             let specs = all_kinds();
-            let server = sim.server(tensor_relay_server::Config { codec, ..server_config() });
+            let server = sim.server(tensor_relay_server::Config { codec: codec.into(), ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
             publish(&server, &mut publisher, 1, &specs).await;
             let device = device(u64::MAX);

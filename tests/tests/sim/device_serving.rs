@@ -9,7 +9,7 @@ use std::{
 };
 use tensor_relay_client::{Client, Snapshot, Subscription};
 use tensor_relay_device::Device;
-use tensor_relay_protocol::{CodecId, Dtype, TensorSpec};
+use tensor_relay_protocol::{CodecChoice, CodecId, Dtype, TensorSpec};
 use tensor_relay_server::{
     Borrowed, Config, Held, Publication, Publisher, Server, Stage, Staged, TopicOptions,
 };
@@ -80,7 +80,7 @@ fn a_device_is_read_once_for_all() {
         simulate(1, async |sim| {
             let engine = TestEngine::new(64 << 20);
             let device = engine.device(16, CHUNK);
-            let server = sim.server(Config { codec, ..server_config() });
+            let server = sim.server(Config { codec: codec.into(), ..server_config() });
             let specs = vec![noise("a", 30 * CHUNK as u64), smooth("b", 10 * CHUNK as u64)];
             let held: Held = match owned {
                 true => tensors::stage(&server, specs, 1).onto(&device).await.unwrap(),
@@ -325,7 +325,7 @@ fn a_device_that_fails() {
         simulate(9, async |sim| {
             let engine = TestEngine::new(64 << 20);
             let device = engine.device(16, CHUNK);
-            let server = sim.server(Config { codec, ..server_config() });
+            let server = sim.server(Config { codec: codec.into(), ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
             let mut subscriptions = Vec::new();
             for number in 1..4 {
@@ -432,7 +432,8 @@ fn random_versions_from_devices() {
             let device = engine.device(slots, [CHUNK, CHUNK / 2, 2 * CHUNK][dice.random_range(0..3)]);
             let config = Config {
                 device_cache_bytes: [None, Some(0), Some(1 << 20)][dice.random_range(0..3)],
-                codec: [CodecId::Raw, CodecId::Zstd][dice.random_range(0..2)],
+                codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()]
+                    [dice.random_range(0..3)],
                 chunks_in_flight: dice.random_range(1..6),
                 ..server_config()
             };

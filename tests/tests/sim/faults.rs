@@ -4,7 +4,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
 use tensor_relay_client::{Client, ClientError, ConnectError, Connector, SubscriptionError, Ticket, Version};
-use tensor_relay_protocol::{Blame, CodecId, Epoch};
+use tensor_relay_protocol::{Blame, CodecChoice, CodecId, Epoch};
 use tensor_relay_tests::{
     pair::{Sim, client_config, eventually, publish, server_config, simulate, topic},
     simnet::{Path, Traffic},
@@ -114,7 +114,7 @@ async fn publish_and_follow(mut sim: Sim, first_hop: u16) {
     }
     let server = sim.server(tensor_relay_server::Config {
         chunk_bytes: [16 << 10, 64 << 10, 256 << 10][dice.random_range(0..3)],
-        codec: [CodecId::Raw, CodecId::Zstd][dice.random_range(0..2)],
+        codec: [CodecChoice::Auto, CodecId::Raw.into(), CodecId::Zstd.into()][dice.random_range(0..3)],
         chunks_in_flight: dice.random_range(1..5),
         ..server_config()
     });

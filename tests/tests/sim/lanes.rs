@@ -74,7 +74,8 @@ fn every_lane_carries_a_share() {
     for (seed, lanes) in [(1, 1), (2, 2), (3, 4)] {
         for codec in [CodecId::Raw, CodecId::Zstd] {
             simulate(seed, async |sim| {
-                let server = sim.server(tensor_relay_server::Config { codec, ..server_config() });
+                let server =
+                    sim.server(tensor_relay_server::Config { codec: codec.into(), ..server_config() });
                 slow_path(&sim);
                 let mut publisher = server.publisher(topic("t")).unwrap();
                 let (client, mut subscription) =
@@ -239,7 +240,7 @@ fn the_first_lane_is_the_session() {
 fn several_sessions_of_several_lanes() {
     for seed in seeds(4) {
         simulate(seed, async |sim| {
-            let config = tensor_relay_server::Config { codec: CodecId::Zstd, ..server_config() };
+            let config = tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() };
             let server = sim.server(config);
             slow_path(&sim);
             let mut publisher = server.publisher(topic("t")).unwrap();

@@ -14,7 +14,8 @@ use tensor_relay_tests::{
 #[test]
 fn one_encoding_serves_all() {
     simulate(1, async |sim| {
-        let server = sim.server(tensor_relay_server::Config { codec: CodecId::Zstd, ..server_config() });
+        let server =
+            sim.server(tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() });
         let staged = tensors::stage(&server, vec![smooth("a", 2_000_001), noise("b", 100_003)], 1);
         let (chunks, payload) = (staged.manifest().chunking().count(), staged.manifest().payload_bytes());
         server
@@ -46,7 +47,8 @@ fn one_encoding_serves_all() {
 #[test]
 fn a_client_without_codecs() {
     simulate(2, async |sim| {
-        let server = sim.server(tensor_relay_server::Config { codec: CodecId::Zstd, ..server_config() });
+        let server =
+            sim.server(tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() });
         let staged = tensors::stage(&server, vec![smooth("a", 1_000_000)], 1);
         server
             .publisher(topic("t"))

@@ -196,7 +196,7 @@ fn names(snapshot: &Snapshot) -> Vec<String> {
 fn only_what_was_selected() {
     for (seed, codec) in [(5, CodecId::Raw), (6, CodecId::Zstd)] {
         simulate(seed, async |sim| {
-            let server = sim.server(tensor_relay_server::Config { codec, ..server_config() });
+            let server = sim.server(tensor_relay_server::Config { codec: codec.into(), ..server_config() });
             let mut publisher = server.publisher(topic("t")).unwrap();
             let mut version = 0;
             let client = sim.client(1, client_config()).await.unwrap();

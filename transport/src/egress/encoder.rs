@@ -3,7 +3,8 @@
 mod changes;
 
 use super::{
-    Payload, Stage, Stages,
+    Payload, Stage, Stages, Wanted,
+    choosing::Chooser,
     reads::{ReadStats, Reads},
 };
 use crate::Workers;
@@ -15,13 +16,12 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId, Context, RangeSet, VersionDigest, codec};
-
-/// An encoding must save this share of the raw bytes, or the chunk travels raw: below that, decoding costs more than
-/// the bytes saved.
-const GAIN_MIN_PER_CENT: usize = 3;
+use tensor_relay_protocol::{
+    ChunkHash, ChunkIndex, CodecId, Context, Look, RangeSet, VersionDigest, codec, worthwhile_bytes,
+};
 
 /// One chunk, ready for the wire. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -32,6 +32,9 @@ pub struct Encoded {
     pub hash: ChunkHash,
     /// The bytes that travel.
     pub bytes: Bytes,
+    /// How long workers took to look at it and to encode it, for this answer: nothing where that was kept. An encoding that
+    /// gained too little is counted here as well.
+    pub spent: Duration,
 }
 
 /// Reads, hashes and encodes chunks, each once per (payload, chunk, codec, base) however many subscribers want it, as long as
@@ -43,6 +46,7 @@ pub struct Encoder {
     /// `None` for what gained too little: it travels raw, and its bytes are not kept here.
     cache: Cache<Key, Option<Encoded>, ByBytes>,
     reads: Arc<Reads>,
+    chooser: Chooser,
     workers: Workers,
     stages: Arc<Stages>,
     counters: Counters,
@@ -69,6 +73,8 @@ pub struct EncoderStats {
     pub updated_bytes: u64,
     /// Bytes of the updates.
     pub update_bytes: u64,
+    /// Looks that were taken at chunks to choose a codec. Most chunks need none: one is good for its neighbours too.
+    pub looks: u64,
     /// Chunks of sources on devices that were asked for. `source_asked - source_reads` were answered by a read for
     /// somebody else, which was under way or kept.
     pub source_asked: u64,
@@ -120,7 +126,8 @@ impl Encoder {
         let cache = Cache::with_weighter(64, cache_bytes, ByBytes);
         let stages = Arc::new(Stages::default());
         let reads = Arc::new(Reads::new(device_cache_bytes, workers, Arc::clone(&stages)));
-        Self { cache, reads, workers, stages, counters: Counters::default() }
+        let chooser = Chooser::new(workers);
+        Self { cache, reads, chooser, workers, stages, counters: Counters::default() }
     }
 
     /// Where all that pass chunks on count what they do.
@@ -139,32 +146,69 @@ impl Encoder {
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
-        wanted: CodecId,
+        wanted: impl Into<Wanted>,
     ) -> Result<Encoded, Arc<SourceError>> {
-        if wanted == CodecId::Raw {
-            return self.raw(payload, chunk).await;
+        let (raw, codec, looked) = match wanted.into() {
+            Wanted::Fixed(codec) => (None, codec, Duration::ZERO),
+            Wanted::Auto { offered, link } => {
+                let (raw, look, looked) = self.look(payload, chunk).await?;
+                (raw, self.chooser.choose(payload, chunk, &look, offered, link), looked)
+            }
+        };
+        let encoded = match (codec, raw) {
+            (CodecId::Raw, Some(raw)) => raw,
+            (CodecId::Raw, None) => self.raw(payload, chunk).await?,
+            (codec, raw) => self.encode_as(codec, payload, chunk, raw).await?,
+        };
+        Ok(Encoded { spent: encoded.spent + looked, ..encoded })
+    }
+
+    /// What is known of `chunk`, its raw bytes where that took them, and the time that a look took.
+    async fn look(
+        &self,
+        payload: &Payload,
+        chunk: ChunkIndex,
+    ) -> Result<(Option<Encoded>, Look, Duration), Arc<SourceError>> {
+        if let Some(look) = self.chooser.recall(payload, chunk) {
+            return Ok((None, look, Duration::ZERO));
         }
+        let raw = self.raw(payload, chunk).await?;
+        let (look, looked) = self.chooser.look(payload, chunk, raw.bytes.clone()).await;
+        Ok((Some(raw), look, looked))
+    }
+
+    /// The bytes of `chunk` in `codec`, which is not raw, or raw where that gains too little. `raw` saves a read.
+    async fn encode_as(
+        &self,
+        codec: CodecId,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        mut raw: Option<Encoded>,
+    ) -> Result<Encoded, Arc<SourceError>> {
         self.counters.requested.fetch_add(1, Ordering::Relaxed);
-        let key = Key { payload: payload.key(), chunk, codec: wanted, base: None };
+        let key = Key { payload: payload.key(), chunk, codec, base: None };
         if let Some(Some(encoded)) = self.cache.get(&key) {
             return Ok(encoded);
         }
         // A device is waited for outside of the cache, where all who wait hear of its failure at once, not in turns.
-        let mut raw = match payload.source().is_costly() {
-            true => Some(self.raw(payload, chunk).await?),
-            false => None,
-        };
+        if raw.is_none() && payload.source().is_costly() {
+            raw = Some(self.raw(payload, chunk).await?);
+        }
+        let mut spent = Duration::ZERO;
         let run = async {
             let raw = match &mut raw {
                 Some(raw) => raw,
                 none => none.insert(self.raw(payload, chunk).await?),
             };
-            Ok::<_, Arc<SourceError>>(self.run_codec(payload, chunk, wanted, raw).await)
+            let (encoded, took) = self.run_codec(payload, chunk, codec, raw).await;
+            spent = took;
+            Ok::<_, Arc<SourceError>>(encoded)
         };
-        match (self.cache.get_or_insert_async(&key, run).await?, raw) {
-            (Some(encoded), _) | (None, Some(encoded)) => Ok(encoded),
-            (None, None) => self.raw(payload, chunk).await,
-        }
+        let encoded = match (self.cache.get_or_insert_async(&key, run).await?, raw) {
+            (Some(encoded), _) | (None, Some(encoded)) => encoded,
+            (None, None) => self.raw(payload, chunk).await?,
+        };
+        Ok(Encoded { spent, ..encoded })
     }
 
     /// What `chunks` of `payload` are together. Costs a read of those that were never hashed.
@@ -197,6 +241,7 @@ impl Encoder {
             updates: updates.load(Ordering::Relaxed),
             updated_bytes: updated_bytes.load(Ordering::Relaxed),
             update_bytes: update_bytes.load(Ordering::Relaxed),
+            looks: self.chooser.looks(),
             source_asked: asked,
             source_reads: begun,
             source_rereads: repeated,
@@ -227,31 +272,38 @@ impl Encoder {
                 hash
             }
         };
-        Ok(Encoded { codec: CodecId::Raw, hash, bytes })
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
     }
 
-    /// Encodes the bytes of `raw`; `None` where that gains too little.
+    /// Encodes the bytes of `raw`, `None` where that gains too little; and says how long that took.
     async fn run_codec(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
         wanted: CodecId,
         raw: &Encoded,
-    ) -> Option<Encoded> {
+    ) -> (Option<Encoded>, Duration) {
         let _encoding = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
-        let bytes = raw.bytes.clone();
+        let (bytes, raw_bytes) = (raw.bytes.clone(), raw.bytes.len());
         let context = Context { dtype, base: None };
-        let encoded = self.workers.run(move || {
-            let mut out = vec![0; bytes.len() - bytes.len() * GAIN_MIN_PER_CENT / 100];
-            let written = codec(wanted).encode(context, &bytes, &mut out)?;
-            out.truncate(written);
-            out.shrink_to_fit();
-            Some(Bytes::from(out))
+        let encoding = self.workers.run(move || {
+            let began = Instant::now();
+            let mut out = vec![0; worthwhile_bytes(raw_bytes)];
+            let encoded = codec(wanted).encode(context, &bytes, &mut out).map(|written| {
+                out.truncate(written);
+                out.shrink_to_fit();
+                Bytes::from(out)
+            });
+            (encoded, began.elapsed())
         });
-        let encoded = encoded.await;
-        self.count(raw.bytes.len(), encoded.as_ref());
-        encoded.map(|bytes| Encoded { codec: wanted, hash: raw.hash, bytes })
+        let (encoded, spent) = encoding.await;
+        let encoded_bytes = encoded.as_ref().map(Bytes::len);
+        self.count(raw_bytes, encoded.as_ref());
+        self.chooser.handle_encoded(payload, chunk, wanted, raw_bytes, encoded_bytes);
+        let encoded =
+            encoded.map(|bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO });
+        (encoded, spent)
     }
 
     fn count(&self, raw_bytes: usize, encoded: Option<&Bytes>) {

@@ -13,6 +13,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 use tensor_relay_device::{Capacity, CopyError, SlotPool, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId};
@@ -183,7 +184,7 @@ impl Reads {
                 self.workers.run_over(raw.len(), move || ChunkHash::of(&raw)).await
             }
         };
-        Ok(Encoded { codec: CodecId::Raw, hash, bytes })
+        Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
     }
 
     /// The shelf of the device with these slots.

@@ -1,9 +1,12 @@
 //! Chunks as changes to a version that a receiver holds, once for all that hold it.
 
 use super::{Encoded, Encoder, Key};
-use crate::egress::{Payload, Stage};
+use crate::egress::{Payload, Stage, Wanted};
 use bytes::Bytes;
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{ChunkIndex, CodecId, Context, codec};
 
@@ -25,32 +28,45 @@ impl Encoder {
         payload: &Payload,
         chunk: ChunkIndex,
         base: Option<&Payload>,
-        wanted: CodecId,
+        wanted: impl Into<Wanted>,
     ) -> Result<Encoded, Arc<SourceError>> {
-        if let Some(base) = base
-            && let Some(changes) = self.changes(payload, chunk, base).await?
-        {
-            return Ok(changes);
-        }
-        self.encode(payload, chunk, wanted).await
+        let wanted = wanted.into();
+        let Some(base) = base.filter(|_| wanted.takes(CODEC)) else {
+            return self.encode(payload, chunk, wanted).await;
+        };
+        let (changes, compared) = self.changes(payload, chunk, base).await?;
+        let encoded = match changes {
+            Some(changes) => changes,
+            None => self.encode(payload, chunk, wanted).await?,
+        };
+        Ok(Encoded { spent: encoded.spent + compared, ..encoded })
     }
 
-    /// What changed of `chunk` since `base`; `None` when that is too much, or the base cannot be read.
+    /// What changed of `chunk` since `base`, `None` when that is too much, or the base cannot be read; and how long finding
+    /// out took.
     async fn changes(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
         base: &Payload,
-    ) -> Result<Option<Encoded>, Arc<SourceError>> {
+    ) -> Result<(Option<Encoded>, Duration), Arc<SourceError>> {
         let key = Key { payload: payload.key(), chunk, codec: CODEC, base: Some(base.key()) };
         if let Some(known) = self.cache.get(&key) {
-            return Ok(known);
+            return Ok((known, Duration::ZERO));
         }
         // Read outside of the cache, where all who wait for a device hear of its failure at once, not in turns.
         let raw = self.raw(payload, chunk).await?;
-        let Some(before) = self.before(base, chunk, &raw).await else { return Ok(None) };
-        let compare = async { Ok::<_, Arc<SourceError>>(self.compare(payload, chunk, &raw, before).await) };
-        self.cache.get_or_insert_async(&key, compare).await
+        let Some(before) = self.before(base, chunk, &raw).await else {
+            return Ok((None, Duration::ZERO));
+        };
+        let mut spent = Duration::ZERO; // By others, where they were first.
+        let compare = async {
+            let (changes, took) = self.compare(payload, chunk, &raw, before).await;
+            spent = took;
+            Ok::<_, Arc<SourceError>>(changes)
+        };
+        let changes = self.cache.get_or_insert_async(&key, compare).await?;
+        Ok((changes, spent))
     }
 
     /// What the chunk was in `base`. What did not change, by its hash, need not be read again.
@@ -73,21 +89,25 @@ impl Encoder {
         chunk: ChunkIndex,
         raw: &Encoded,
         before: Bytes,
-    ) -> Option<Encoded> {
+    ) -> (Option<Encoded>, Duration) {
         let _comparing = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
         let bytes = raw.bytes.clone();
-        let changes = self.workers.run(move || {
+        let comparing = self.workers.run(move || {
+            let began = Instant::now();
             let mut out = vec![0; bytes.len() / 2];
             let context = Context { dtype, base: Some(&before) };
-            let written = codec(CODEC).encode(context, &bytes, &mut out)?;
-            out.truncate(written);
-            out.shrink_to_fit();
-            Some(Bytes::from(out))
+            let changes = codec(CODEC).encode(context, &bytes, &mut out).map(|written| {
+                out.truncate(written);
+                out.shrink_to_fit();
+                Bytes::from(out)
+            });
+            (changes, began.elapsed())
         });
-        let changes = changes.await;
+        let (changes, spent) = comparing.await;
         self.count_compared(raw.bytes.len(), changes.as_ref());
-        changes.map(|bytes| Encoded { codec: CODEC, hash: raw.hash, bytes })
+        let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO };
+        (changes.map(encoded), spent)
     }
 
     fn count_compared(&self, raw_bytes: usize, changes: Option<&Bytes>) {

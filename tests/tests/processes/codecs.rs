@@ -1,0 +1,55 @@
+//! Which codecs chunks travel in, and what is told of it.
+
+use crate::files;
+use serde_json::Value;
+use tensor_relay_tests::processes::{Home, Signal};
+
+/// Goal: without a word, weights travel in a codec that makes them smaller; both ends tell it, and tell the same.
+/// Method: a file of weights and one of noise; subscribers that print for programs and for people; then end the server.
+#[test]
+fn what_is_saved_is_told() {
+    let home = Home::new();
+    files::weights(&home.path("m"), 3 << 20, 1);
+    files::noise(&home.path("n"), 3 << 20, 2);
+    let server = home.serve(&["--topic=m=m", "--topic=n=n"]);
+    let receive = |topic: &str, words: &[&str]| {
+        let words = [&["subscribe", server.ticket(topic), "--once", "--out=out"], words].concat();
+        let came = home.run(&words).with(0);
+        files::assert_same(&home.path(topic), &home.path("out").join(format!("{topic}.safetensors")));
+        came
+    };
+    let came = receive("m", &["--json"]).json();
+    let codecs = came["codecs"].as_object().unwrap();
+    assert_eq!(codecs.keys().collect::<Vec<_>>(), ["bitplanes"], "{came}");
+    assert_eq!(codecs["bitplanes"]["wire_bytes"], came["wire_bytes"]);
+    assert_eq!(codecs["bitplanes"]["payload_bytes"], came["payload_bytes"]);
+    assert!(codecs["bitplanes"]["ratio"].as_f64().unwrap() > 1.3, "{came}");
+    assert!(codecs["bitplanes"]["decode_s"].as_f64().unwrap() > 0.0, "{came}");
+    let line = receive("m", &[]).out;
+    assert!(line.contains(" on the wire (bitplanes), saved to "), "{line}");
+    let line = receive("n", &[]).out;
+    assert!(line.contains("verified, saved to "), "nothing was saved of noise: {line}");
+
+    let ended = server.process.end_by(Signal::TERM).with(0);
+    assert!(ended.err.contains("sent m: 12 MiB, ") && ended.err.contains("sent n: 3 MiB\n"), "{ended:?}");
+    let sent = |topic: &str| -> Value {
+        let mut lines = ended.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.find(|line| line["event"] == "sent" && line["topic"] == topic).unwrap()
+    };
+    assert_eq!(sent("m")["codecs"]["bitplanes"]["payload_bytes"], 12 << 20, "6 MiB, twice");
+    assert_eq!(sent("n")["codecs"]["raw"]["wire_bytes"], 3 << 20);
+}
+
+/// Goal: a codec can be forced from either end, and the subscriber's word counts for what it gets.
+/// Method: force one at the server and then another at the subscriber.
+#[test]
+fn a_codec_can_be_forced() {
+    let home = Home::new();
+    files::weights(&home.path("m"), 1 << 20, 1);
+    let server = home.serve(&["--topic=m=m", "--codec=planes"]);
+    for (words, expected) in [(&[][..], "planes"), (&["--codec=raw"], "raw"), (&["--codec=auto"], "planes")] {
+        let words = [&["subscribe", server.ticket("m"), "--once", "--json"], words].concat();
+        let came = home.run(&words).with(0).json();
+        assert_eq!(came["codecs"].as_object().unwrap().keys().collect::<Vec<_>>(), [expected], "{came}");
+    }
+}

@@ -1,0 +1,104 @@
+//! How chunks travel: what is chosen, what may be forced, and by whom.
+
+use tensor_relay_client::{Client, CodecStats, Dtype, Request, Snapshot};
+use tensor_relay_protocol::{CodecChoice, CodecId, CodecSet, TensorSpec};
+use tensor_relay_server::{Config, Server, TopicOptions};
+use tensor_relay_tests::{
+    pair::{Sim, client_config, server_config, simulate, topic},
+    tensors::{self, noise, smooth, spec, weights},
+};
+
+/// What a codec may be chosen for: floats, bytes that repeat, bytes that do not, and what is too small.
+fn mixed() -> Vec<TensorSpec> {
+    vec![
+        weights("matrix", 500_000),
+        noise("quantised", 700_001),
+        smooth("text", 300_003),
+        spec("noise in f32", Dtype::F32, 100_000),
+        noise("scalar", 3),
+        weights("bias", 1_000),
+    ]
+}
+
+async fn publish(server: &Server, options: TopicOptions, specs: Vec<TensorSpec>) {
+    let staged = tensors::stage(server, specs, 1);
+    let mut publisher = server.publisher_with(topic("t"), None, options).unwrap();
+    publisher.publish(staged, tensors::metadata(1)).await.unwrap();
+}
+
+async fn receive(client: &Client, request: Request) -> Snapshot {
+    let snapshot = client.subscribe_to(request).await.unwrap().next().await.unwrap();
+    tensors::check(&snapshot);
+    snapshot
+}
+
+fn used(codecs: &CodecStats) -> Vec<CodecId> {
+    codecs.iter().map(|(codec, _)| codec).collect()
+}
+
+/// Goal: each chunk travels in what fits it, its bytes survive, both ends tell the same of it, and what gains nothing is
+/// not even tried.
+/// Method: tensors of every kind, and three subscribers that share what is encoded.
+#[test]
+fn each_chunk_gets_the_codec_that_fits_it() {
+    simulate(1, async |sim: Sim| {
+        let server = sim.server(server_config());
+        publish(&server, TopicOptions::default(), mixed()).await;
+        for number in 1..=3 {
+            let client = sim.client(number, client_config()).await.unwrap();
+            let snapshot = receive(&client, Request::latest(topic("t"))).await;
+            let receipt = snapshot.receipt();
+            assert_eq!(used(&receipt.codecs), [CodecId::Raw, CodecId::Zstd, CodecId::BitPlanes]);
+            let total = receipt.codecs.total();
+            assert_eq!(
+                (total.chunks, total.raw_bytes, total.wire_bytes),
+                (receipt.chunks.into(), snapshot.payload_bytes(), receipt.wire_bytes)
+            );
+            let floats = receipt.codecs.of(CodecId::BitPlanes);
+            assert!(floats.ratio() > 1.3, "{floats:?}");
+            let raw = receipt.codecs.of(CodecId::Raw);
+            assert!(raw.raw_bytes > 1_100_000 && raw.raw_bytes == raw.wire_bytes, "{raw:?}");
+        }
+        let stats = server.stats();
+        assert_eq!(stats.encoder.incompressible, 0, "nothing was tried in vain");
+        assert_eq!(stats.encoder.requested, 3 * stats.encoder.encoded, "what is encoded is shared");
+        assert_eq!(stats.encoder.looks, 4, "one for each tensor that is large enough to gain by it");
+        assert_eq!(used(&stats.codecs), [CodecId::Raw, CodecId::Zstd, CodecId::BitPlanes]);
+        assert_eq!(server.sent(), [(topic("t"), stats.codecs)]);
+    });
+}
+
+/// Goal: who wants a certain codec gets it, and nobody gets what it cannot decode.
+/// Method: what a server, a topic, a subscriber and its Hello may say, one over the other. Bytes that repeat gain nothing by
+/// `planes`.
+#[test]
+fn a_forced_codec_is_obeyed() {
+    let zstd = || TopicOptions { codec: Some(CodecId::Zstd.into()), ..TopicOptions::default() };
+    let unsaid = TopicOptions::default;
+    let (all, only_raw) = (CodecSet::all(), CodecSet::only_raw());
+    let (auto, raw): (CodecChoice, CodecChoice) = (CodecChoice::Auto, CodecId::Raw.into());
+    let cases: [(_, _, _, _, &[CodecId]); 7] = [
+        (raw, unsaid(), None, all, &[CodecId::Raw]),
+        (raw, zstd(), None, all, &[CodecId::Zstd]),
+        (raw, zstd(), Some(CodecId::Planes), all, &[CodecId::Raw, CodecId::Planes]),
+        (auto, unsaid(), Some(CodecId::Raw), all, &[CodecId::Raw]),
+        (auto, zstd(), Some(CodecId::Planes), only_raw, &[CodecId::Raw]),
+        (auto, zstd(), None, CodecSet::from_codes(&[3]), &[CodecId::Raw]),
+        (auto, unsaid(), None, CodecSet::from_codes(&[3]), &[CodecId::Raw, CodecId::Planes]),
+    ];
+    for (seed, (by_server, options, by_client, offered, expected)) in (1..).zip(cases) {
+        simulate(seed, async move |sim: Sim| {
+            let server = sim.server(Config { codec: by_server, ..server_config() });
+            publish(&server, options, vec![smooth("a", 200_000), weights("b", 100_000)]).await;
+            let config = tensor_relay_client::Config { codecs: offered, ..client_config() };
+            let client = sim.client(1, config).await.unwrap();
+            let request = Request::latest(topic("t"));
+            let request = match by_client {
+                Some(codec) => request.codec(codec),
+                None => request,
+            };
+            let snapshot = receive(&client, request).await;
+            assert_eq!(used(&snapshot.receipt().codecs), expected, "case {seed}");
+        });
+    }
+}

@@ -1,0 +1,317 @@
+//! Which codec a chunk gets when that is left open: a look at it, remembered for its neighbours.
+
+use super::Payload;
+use crate::Workers;
+use bytes::Bytes;
+use quick_cache::sync::Cache;
+use std::{
+    convert::Infallible,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tensor_relay_protocol::{
+    ChunkIndex, CodecId, CodecSet, Context, LinkClass, Look, Machine, ManifestDigest, SMALL_BYTES,
+};
+
+/// How a subscriber is to get a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// In whichever of `offered` brings it soonest over a link of this class.
+    Auto {
+        /// What the subscriber can decode.
+        offered: CodecSet,
+        /// How fast the way to it is.
+        link: LinkClass,
+    },
+    /// In this codec, where it gains something.
+    Fixed(CodecId),
+}
+
+impl Wanted {
+    /// Whether the subscriber may get it in `codec`.
+    pub fn takes(self, codec: CodecId) -> bool {
+        match self {
+            Self::Auto { offered, .. } => offered.contains(codec),
+            Self::Fixed(fixed) => fixed == codec,
+        }
+    }
+}
+
+impl From<CodecId> for Wanted {
+    fn from(codec: CodecId) -> Self {
+        Self::Fixed(codec)
+    }
+}
+
+/// Chooses codecs.
+///
+/// A look takes as long as sending a hundredth of a chunk, so it is not taken at every one: the chunks of one tensor are
+/// alike, and so are those of its next versions. What one look said holds for the next [`LOOK_AGAIN`] of them, or until a
+/// chunk turns out otherwise. What was said of one chunk stays, as long as it is kept, so that all who get it choose alike.
+pub(super) struct Chooser {
+    machine: Machine,
+    workers: Workers,
+    chunks: Cache<(u64, ChunkIndex), Look>,
+    tensors: Cache<Subject, Arc<Remembered>>,
+    looks: AtomicU64,
+}
+
+/// What is alike: the chunks of one tensor in all versions of one manifest; or one chunk that small tensors share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Subject {
+    manifest: ManifestDigest,
+    first: ChunkIndex,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    look: Look,
+    used: AtomicU32,
+}
+
+/// For how many chunks a look is good. A look at random bytes costs then less than 0.3 % of sending them.
+const LOOK_AGAIN: u32 = 16;
+
+/// How many chunks and tensors are remembered: those of about 250 GB, in less than 10 MB. What is forgotten costs a look.
+const REMEMBERED_MAX: usize = 1 << 16;
+
+impl Chooser {
+    pub(super) fn new(workers: Workers) -> Self {
+        let processors = match workers {
+            Workers::Threads => std::thread::available_parallelism().map_or(2, usize::from),
+            Workers::Inline => 2, // Simulations make the same choices everywhere.
+        };
+        Self {
+            machine: Machine::this(processors),
+            workers,
+            chunks: Cache::new(REMEMBERED_MAX),
+            tensors: Cache::new(REMEMBERED_MAX),
+            looks: AtomicU64::new(0),
+        }
+    }
+
+    /// How many looks were taken.
+    pub(super) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// What is known of `chunk` without a look at it.
+    pub(super) fn recall(&self, payload: &Payload, chunk: ChunkIndex) -> Option<Look> {
+        let (range, _) = payload.manifest().chunk(chunk);
+        if range.end - range.start < SMALL_BYTES as u64 {
+            return Some(Look::NOTHING);
+        }
+        let key = (payload.key(), chunk);
+        if let Some(look) = self.chunks.get(&key) {
+            return Some(look);
+        }
+        let remembered = self.tensors.get(&subject(payload, chunk))?;
+        let is_fresh = remembered.used.fetch_add(1, Ordering::Relaxed) < LOOK_AGAIN;
+        is_fresh.then(|| {
+            self.chunks.insert(key, remembered.look);
+            remembered.look
+        })
+    }
+
+    /// Looks at `raw`, the bytes of `chunk`, on a worker. All who ask at the same time wait for one look; the time that it
+    /// took is told to the one who waited for it alone.
+    pub(super) async fn look(&self, payload: &Payload, chunk: ChunkIndex, raw: Bytes) -> (Look, Duration) {
+        let mut spent = Duration::ZERO;
+        let take = async {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            let (_, dtype) = payload.manifest().chunk(chunk);
+            let looking = move || {
+                let began = Instant::now();
+                (Look::at(Context { dtype, base: None }, &raw), began.elapsed())
+            };
+            let (look, took) = self.workers.run(looking).await;
+            spent = took;
+            let remembered = Remembered { look, used: AtomicU32::new(0) };
+            self.tensors.insert(subject(payload, chunk), Arc::new(remembered));
+            Ok::<_, Infallible>(look)
+        };
+        let Ok(look) = self.chunks.get_or_insert_async(&(payload.key(), chunk), take).await;
+        (look, spent)
+    }
+
+    /// The codec in which `chunk`, which looks like this, is to be sent.
+    pub(super) fn choose(
+        &self,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        look: &Look,
+        offered: CodecSet,
+        link: LinkClass,
+    ) -> CodecId {
+        let (_, dtype) = payload.manifest().chunk(chunk);
+        self.machine.choose(look, dtype, offered, link)
+    }
+
+    /// Takes what became of a chunk: `encoded_bytes` of `raw_bytes`, or nothing worth sending. What was remembered of its
+    /// tensor is forgotten where it led far from that.
+    pub(super) fn handle_encoded(
+        &self,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        codec: CodecId,
+        raw_bytes: usize,
+        encoded_bytes: Option<usize>,
+    ) {
+        let subject = subject(payload, chunk);
+        let remembered = self.tensors.get(&subject);
+        if remembered.is_some_and(|known| known.look.is_refuted_by(codec, raw_bytes, encoded_bytes)) {
+            self.tensors.remove(&subject);
+        }
+    }
+}
+
+fn subject(payload: &Payload, chunk: ChunkIndex) -> Subject {
+    let manifest = payload.manifest();
+    let first = manifest.chunking().first_of(chunk).unwrap_or(chunk);
+    Subject { manifest: manifest.digest(), first }
+}
+
+impl fmt::Debug for Chooser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chooser")
+            .field("machine", &self.machine)
+            .field("looks", &self.looks())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::egress::{Encoder, EncoderStats};
+    use tensor_relay_device::HostSource;
+    use tensor_relay_protocol::{ChunkHash, Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
+
+    const CHUNK: usize = 64 << 10;
+
+    /// One tensor, cut into chunks.
+    fn payload(dtype: Dtype, bytes: Vec<u8>) -> Payload {
+        let shape = Shape::new(&[bytes.len() as u64 * 8 / u64::from(dtype.bits())]).unwrap();
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), dtype, shape);
+        let manifest = Manifest::layout(vec![spec], vec![], CHUNK as u32, &Limits::default()).unwrap();
+        Payload::new(Arc::new(manifest), Arc::new(HostSource::new(bytes.into())))
+    }
+
+    fn noise(chunks: usize) -> Vec<u8> {
+        let word = |i: usize| ChunkHash::of(&i.to_le_bytes()).0;
+        (0..chunks * CHUNK / 16).flat_map(word).collect()
+    }
+
+    /// Noise with the exponents of weights: a few, in every second byte.
+    fn weights(chunks: usize) -> Vec<u8> {
+        let mut bytes = noise(chunks);
+        for byte in bytes.iter_mut().skip(1).step_by(2) {
+            *byte = *byte & 0x80 | 0x3c | byte.trailing_zeros().min(3) as u8;
+        }
+        bytes
+    }
+
+    fn auto(link: LinkClass) -> Wanted {
+        Wanted::Auto { offered: CodecSet::all(), link }
+    }
+
+    /// Encodes every chunk of `payload`, and returns in which codecs.
+    async fn send(encoder: &Encoder, payload: &Payload, wanted: Wanted) -> Vec<CodecId> {
+        let mut codecs = vec![];
+        for (chunk, range) in payload.manifest().chunking().iter() {
+            let encoded = encoder.encode(payload, chunk, wanted).await.unwrap();
+            assert!(encoded.bytes.len() as u64 <= range.end - range.start);
+            codecs.push(encoded.codec);
+        }
+        codecs
+    }
+
+    fn encoder() -> Encoder {
+        Encoder::new(64 << 20, None, Workers::Inline)
+    }
+
+    #[tokio::test]
+    async fn random_bytes_travel_raw_at_the_price_of_a_few_looks() {
+        for dtype in [Dtype::U8, Dtype::Bf16] {
+            let (encoder, payload) = (encoder(), payload(dtype, noise(64)));
+            let sent = send(&encoder, &payload, auto(LinkClass::UpTo1)).await;
+            assert_eq!(sent, [CodecId::Raw; 64]);
+            let EncoderStats { requested, encoded, looks, .. } = encoder.stats();
+            assert_eq!((requested, encoded), (0, 0), "nothing was tried in vain");
+            assert_eq!(looks, 64_u64.div_ceil(u64::from(LOOK_AGAIN) + 1));
+            send(&encoder, &payload, auto(LinkClass::UpTo25)).await;
+            assert_eq!(encoder.stats().looks, looks, "what was said of a chunk stays");
+        }
+    }
+
+    #[tokio::test]
+    async fn floats_go_in_bit_planes_and_a_new_version_needs_no_look() {
+        let encoder = encoder();
+        let first = payload(Dtype::Bf16, weights(8));
+        assert_eq!(send(&encoder, &first, auto(LinkClass::default())).await, [CodecId::BitPlanes; 8]);
+        let second = payload(Dtype::Bf16, weights(8));
+        assert_eq!(send(&encoder, &second, auto(LinkClass::default())).await, [CodecId::BitPlanes; 8]);
+        let EncoderStats { looks, encoded, incompressible, .. } = encoder.stats();
+        assert_eq!((looks, encoded, incompressible), (1, 16, 0));
+    }
+
+    #[tokio::test]
+    async fn classes_that_choose_alike_share_encodings() {
+        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(8)));
+        for link in [LinkClass::UpTo10, LinkClass::UpTo5, LinkClass::UpTo25] {
+            send(&encoder, &payload, auto(link)).await;
+        }
+        let EncoderStats { requested, encoded, .. } = encoder.stats();
+        assert_eq!((requested, encoded), (24, 8));
+    }
+
+    #[tokio::test]
+    async fn what_is_forced_or_not_offered_is_heeded() {
+        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(4)));
+        for codec in [CodecId::Raw, CodecId::Planes, CodecId::Zstd, CodecId::BitPlanes] {
+            assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
+        }
+        assert_eq!(encoder.stats().looks, 0, "there is nothing to choose");
+        let wanted = Wanted::Auto { offered: CodecSet::only_raw(), link: LinkClass::UpTo1 };
+        assert_eq!(send(&encoder, &payload, wanted).await, [CodecId::Raw; 4]);
+    }
+
+    /// A tensor that begins as weights and goes on as noise.
+    #[tokio::test]
+    async fn a_chunk_that_turns_out_otherwise_is_the_only_one() {
+        let mut bytes = weights(2);
+        bytes.extend(noise(14));
+        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, bytes));
+        let sent = send(&encoder, &payload, auto(LinkClass::default())).await;
+        assert_eq!(sent[..2], [CodecId::BitPlanes; 2]);
+        assert_eq!(sent[2..], [CodecId::Raw; 14]);
+        let EncoderStats { looks, incompressible, .. } = encoder.stats();
+        assert_eq!((looks, incompressible), (2, 1), "one was tried in vain, and then there was another look");
+    }
+
+    #[tokio::test]
+    async fn many_who_ask_at_once_wait_for_one_look() {
+        let (encoder, payload) = (
+            Arc::new(Encoder::new(64 << 20, None, Workers::Threads)),
+            Arc::new(payload(Dtype::Bf16, weights(1))),
+        );
+        let mut asking = tokio::task::JoinSet::new();
+        for _ in 0..20 {
+            let (encoder, payload) = (Arc::clone(&encoder), Arc::clone(&payload));
+            asking.spawn(async move {
+                encoder
+                    .encode(&payload, ChunkIndex(0), auto(LinkClass::UpTo1))
+                    .await
+                    .unwrap()
+                    .codec
+            });
+        }
+        assert_eq!(asking.join_all().await, [CodecId::BitPlanes; 20]);
+        let EncoderStats { looks, encoded, .. } = encoder.stats();
+        assert_eq!((looks, encoded), (1, 1));
+    }
+}

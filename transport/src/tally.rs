@@ -1,0 +1,128 @@
+//! What each codec did to the chunks that passed, counted.
+
+use std::{
+    ops::Add,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+use tensor_relay_protocol::CodecId;
+
+/// Counts chunks by the codec in which they travelled. Costs four additions a chunk, and is read while it is written: what
+/// is read of one chunk may be there in part.
+#[derive(Debug, Default)]
+pub struct Tally([Counters; CodecId::ALL.len()]);
+
+#[derive(Debug, Default)]
+struct Counters {
+    chunks: AtomicU64,
+    raw_bytes: AtomicU64,
+    wire_bytes: AtomicU64,
+    worked_ns: AtomicU64,
+}
+
+/// What was counted for one codec.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CodecCount {
+    /// Chunks that travelled in it.
+    pub chunks: u64,
+    /// What they are in the payload.
+    pub raw_bytes: u64,
+    /// What they were on the wire, without headers.
+    pub wire_bytes: u64,
+    /// How long workers took for them: to encode, looks and vain attempts included, or to decode. What is encoded once for
+    /// many is counted once.
+    pub worked: Duration,
+}
+
+/// What was counted, codec by codec.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CodecStats([CodecCount; CodecId::ALL.len()]);
+
+impl Tally {
+    /// Counts one chunk.
+    pub fn count(&self, codec: CodecId, raw_bytes: u64, wire_bytes: u64, worked: Duration) {
+        let Some(counters) = CodecId::ALL.iter().zip(&self.0).find_map(|(id, c)| (*id == codec).then_some(c))
+        else {
+            return;
+        };
+        counters.chunks.fetch_add(1, Ordering::Relaxed);
+        counters.raw_bytes.fetch_add(raw_bytes, Ordering::Relaxed);
+        counters.wire_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
+        let worked_ns = u64::try_from(worked.as_nanos()).unwrap_or(u64::MAX);
+        counters.worked_ns.fetch_add(worked_ns, Ordering::Relaxed);
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> CodecStats {
+        CodecStats(self.0.each_ref().map(|counters| CodecCount {
+            chunks: counters.chunks.load(Ordering::Relaxed),
+            raw_bytes: counters.raw_bytes.load(Ordering::Relaxed),
+            wire_bytes: counters.wire_bytes.load(Ordering::Relaxed),
+            worked: Duration::from_nanos(counters.worked_ns.load(Ordering::Relaxed)),
+        }))
+    }
+}
+
+impl CodecStats {
+    /// Every codec that was used, with what was counted for it.
+    pub fn iter(&self) -> impl Iterator<Item = (CodecId, CodecCount)> + '_ {
+        let all = CodecId::ALL.iter().copied().zip(self.0);
+        all.filter(|(_, count)| count.chunks > 0)
+    }
+
+    /// What was counted for `codec`.
+    pub fn of(&self, codec: CodecId) -> CodecCount {
+        self.iter()
+            .find(|(id, _)| *id == codec)
+            .map(|(_, count)| count)
+            .unwrap_or_default()
+    }
+
+    /// What was counted for all codecs together.
+    pub fn total(&self) -> CodecCount {
+        self.0.into_iter().fold(CodecCount::default(), Add::add)
+    }
+}
+
+impl CodecCount {
+    /// How many raw bytes there were for each byte on the wire; 1 where nothing was sent.
+    pub fn ratio(&self) -> f64 {
+        match self.wire_bytes {
+            0 => 1.0,
+            wire_bytes => self.raw_bytes as f64 / wire_bytes as f64,
+        }
+    }
+}
+
+impl Add for CodecCount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            chunks: self.chunks + other.chunks,
+            raw_bytes: self.raw_bytes + other.raw_bytes,
+            wire_bytes: self.wire_bytes + other.wire_bytes,
+            worked: self.worked + other.worked,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_codec_has_its_own_books() {
+        let tally = Tally::default();
+        tally.count(CodecId::Zstd, 400, 100, Duration::from_micros(3));
+        tally.count(CodecId::Raw, 50, 50, Duration::ZERO);
+        tally.count(CodecId::Zstd, 200, 200, Duration::from_micros(2));
+        let stats = tally.stats();
+        assert_eq!(stats.iter().map(|(codec, _)| codec).collect::<Vec<_>>(), [CodecId::Raw, CodecId::Zstd]);
+        let zstd =
+            CodecCount { chunks: 2, raw_bytes: 600, wire_bytes: 300, worked: Duration::from_micros(5) };
+        assert_eq!((stats.of(CodecId::Zstd), zstd.ratio()), (zstd, 2.0));
+        assert_eq!((stats.total().chunks, stats.total().raw_bytes, stats.total().wire_bytes), (3, 650, 350));
+        assert_eq!(CodecStats::default().total().ratio(), 1.0);
+    }
+}
