@@ -138,6 +138,19 @@ fn long_chunks_use_every_form() {
     }
 }
 
+/// Blocks that one look covers have one table, which travels once; none may refer to a table that did not come.
+#[test]
+fn tables_travel_once() {
+    let block = weights(Dtype::Bf16, BLOCK_WORDS, 8, 6);
+    let mut encoded = encode(Dtype::Bf16, &block.repeat(8), 8 * block.len()).unwrap();
+    let levels = usize::from(encoded[LENGTH_BYTES]);
+    assert!((2..=4).contains(&levels));
+    // Eight equal blocks and one table: eight tables would leave a remainder.
+    assert_eq!((encoded.len() - LENGTH_BYTES - 3 * levels) % 8, 0);
+    encoded[LENGTH_BYTES] |= 0x80;
+    assert_eq!(decode(Dtype::Bf16, &encoded, 8 * block.len()), None);
+}
+
 /// The code costs what the symbols cost, and noise costs a byte per block.
 #[test]
 fn sizes() {
