@@ -15,6 +15,9 @@ pub(crate) type Streams = (quinn::SendStream, quinn::RecvStream);
 /// peer that reads nothing for the write deadline is closed.
 const QUEUE_MAX: usize = 64;
 
+/// How long the good-bye of a peer may take that stopped its control stream: a round trip or two where it is lost at first.
+const GOOD_BYE: Duration = Duration::from_secs(1);
+
 /// Control messages come before every chunk that waits to be sent.
 const PRIORITY: i32 = 1_000;
 
@@ -137,12 +140,15 @@ impl Writer {
             match tokio::time::timeout(self.write_timeout, self.stream.write_all(&frame)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => {
-                    // On a lane that lives the peer stopped its control stream: nobody could ever speak to it again.
-                    self.lane.close(CloseCode::Misbehaved, "the control stream was stopped");
+                    // A peer that ends stops its streams right before it says good-bye, and that may be lost at first. On
+                    // a lane that lives on, nobody could ever speak to it again.
+                    if tokio::time::timeout(GOOD_BYE, self.lane.closed()).await.is_err() {
+                        self.lane.close_unheard(CloseCode::Misbehaved, "the control stream was stopped");
+                    }
                     break;
                 }
                 Err(_) => {
-                    self.lane.close(CloseCode::TimedOut, "the control stream was not read");
+                    self.lane.close_unheard(CloseCode::TimedOut, "the control stream was not read");
                     break;
                 }
             }

@@ -2,7 +2,11 @@
 
 use bytes::Bytes;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 use tensor_relay_protocol::{CloseCode, HEADER_BYTES, MessageError, StreamHeader};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
@@ -40,6 +44,8 @@ pub struct Lane {
     connection: quinn::Connection,
     endpoint: quinn::Endpoint,
     window: Arc<SendWindow>,
+    /// How it is known that the other end does not hear its control stream, once this end closed the lane for it.
+    unheard: Arc<OnceLock<&'static str>>,
     /// Its place among the lanes of a client's session; 0 is the first.
     number: usize,
     /// How its connection can be moved to another thread.
@@ -79,6 +85,15 @@ pub enum LaneError {
     /// This end closed the lane.
     #[error("this end closed the connection")]
     ClosedHere,
+    /// This end closed the lane because the other one did not hear its control stream: it hangs, breaks the rules, or was
+    /// ended with its good-bye lost on the way.
+    #[error("the other end ({peer}) does not hear what it is told: {detail}")]
+    Unheard {
+        /// Where the other end is, or was.
+        peer: SocketAddr,
+        /// What became of the control stream.
+        detail: &'static str,
+    },
     /// QUIC itself failed.
     #[error("the connection to {peer} failed: {detail}")]
     Protocol {
@@ -122,7 +137,8 @@ pub struct LaneStats {
 
 impl Lane {
     pub(crate) fn new(connection: quinn::Connection, endpoint: quinn::Endpoint, window: SendWindow) -> Self {
-        Self { connection, endpoint, window: Arc::new(window), number: 0, moving: None, thread: None }
+        let (window, unheard) = (Arc::new(window), Arc::default());
+        Self { connection, endpoint, window, unheard, number: 0, moving: None, thread: None }
     }
 
     /// The same lane, whose connection `moving` moves.
@@ -225,6 +241,13 @@ impl Lane {
         self.connection.close(VarInt::from_u32(code.code()), text.as_bytes());
     }
 
+    /// Ends the lane because the other end does not hear its control stream, as `detail` says: everything on it then ends
+    /// with [`LaneError::Unheard`].
+    pub(crate) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
+        let _ = self.unheard.set(detail);
+        self.close(code, detail);
+    }
+
     /// Waits about as long as the acknowledgements of what is in flight need, and no longer than half a second. Closing
     /// while the congestion window is full would tell the other end nothing: quinn-proto 0.11 holds the close back until
     /// acknowledgements come, and takes none once it is closed. Streams must be ended or dropped before.
@@ -273,7 +296,12 @@ impl Lane {
     }
 
     fn error(&self, error: ConnectionError) -> LaneError {
-        lane_error(self.peer(), error)
+        match (&error, self.unheard.get()) {
+            (ConnectionError::LocallyClosed, Some(detail)) => {
+                LaneError::Unheard { peer: self.peer(), detail }
+            }
+            _ => lane_error(self.peer(), error),
+        }
     }
 
     /// What a stream that ended without the lane means.

@@ -66,6 +66,34 @@ fn a_good_server_that_is_started_again() {
     }
 }
 
+/// Goal: a server that was ended in the middle of a word is a lost connection like any other, though its good-bye may be lost.
+/// Method: stop the control stream in its receiving direction, as ending does, and say good-bye never, soon, or late.
+#[test]
+fn a_server_that_ends_without_good_bye() {
+    for good_bye_ms in [u64::MAX, 300, 5_000] {
+        let resumed = over_two_connections(async |mut script| {
+            script.peer.stop_hearing();
+            script.good_beginning().await;
+            script.good_chunk(0).await;
+            let connection = script.peer.connection.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(good_bye_ms.min(60_000))).await;
+                connection.close(CloseCode::ShuttingDown.code().into(), b"");
+            });
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            let (mut script, subscribe) = script.again().await;
+            assert_eq!(held(&subscribe), RangeSet::from_range(0..1));
+            script.announce(script.announcement()).await;
+            for chunk in 1..CHUNKS {
+                script.good_chunk(chunk).await;
+            }
+            script.complete(script.digest()).await;
+            script.committed().await;
+        });
+        assert_eq!(resumed.unwrap(), 1);
+    }
+}
+
 /// Goal: a connection that is lost before there is a manifest begins at the beginning; one that brought the manifest and
 /// no announcement need not bring it again.
 /// Method: each half of a beginning over one connection.
