@@ -20,6 +20,14 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Reads a size like [`parse_bytes`], or `0` for none.
+pub(crate) fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
+    match text {
+        "0" => Ok(0),
+        text => parse_bytes(text),
+    }
+}
+
 /// Reads a number of seconds, e.g. `0.5`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
@@ -86,6 +94,12 @@ mod tests {
         for wrong in ["", "GiB", "1GB", "0", "-1", "1e400", "99999999TiB", "1.2.3MiB"] {
             assert!(parse_bytes(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn some_sizes_may_be_none() {
+        assert_eq!((parse_bytes_or_none("0"), parse_bytes_or_none("1KiB")), (Ok(0), Ok(1024)));
+        assert!(parse_bytes_or_none("0.1").is_err());
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub(crate) struct ServeArgs {
     pub(crate) bases: u32,
 
     /// How much memory such versions may take, over all topics.
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes, help_heading = "Memory")]
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_none, help_heading = "Memory")]
     pub(crate) base_mem: u64,
 
     #[command(flatten)]

@@ -31,7 +31,10 @@ fn what_is_saved_is_told() {
     assert!(line.contains("verified, saved to "), "nothing was saved of noise: {line}");
 
     let ended = server.process.end_by(Signal::TERM).with(0);
-    assert!(ended.err.contains("sent m: 12.0 MiB, ") && ended.err.contains("sent n: 3.00 MiB\n"), "{ended:?}");
+    assert!(
+        ended.err.contains("sent m: 12.0 MiB, ") && ended.err.contains("sent n: 3.00 MiB\n"),
+        "{ended:?}"
+    );
     let sent = |topic: &str| -> Value {
         let mut lines = ended.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.find(|line| line["event"] == "sent" && line["topic"] == topic).unwrap()
