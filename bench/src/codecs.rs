@@ -1,5 +1,6 @@
 //! `bench codecs`: what each codec makes of a user's own tensors, and how fast.
 
+mod choice;
 mod content;
 mod document;
 mod measure;
@@ -7,6 +8,7 @@ mod table;
 
 use crate::size;
 use anyhow::{Context, Result, bail};
+use choice::Choice;
 use content::Content;
 use document::{Document, FileResult};
 use measure::{Job, Subject, measure};
@@ -70,7 +72,7 @@ pub fn run(args: &CodecsArgs) -> Result<()> {
             let job = Job::new(&content, base.as_ref(), dtype);
             let codecs = measure(&job, &subjects, args.rounds)
                 .with_context(|| format!("{dtype} of {}", path.display()))?;
-            let result = FileResult::new(path, &job, codecs);
+            let result = FileResult::new(path, &job, codecs, Choice::of(&job, args.rounds));
             print!("{result}");
             document.results.push(result);
         }

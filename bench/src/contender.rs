@@ -63,6 +63,9 @@ pub struct Sent {
     pub bytes: u64,
     /// The CPU seconds that this took, from the request to the last acknowledgement.
     pub cpu_s: f64,
+    /// How many chunks it looked at to choose a codec, if it does so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub looks: Option<u64>,
 }
 
 /// A receiving side's line on small messages, if it was told to ask for any. Times are microseconds from the beginning
@@ -99,7 +102,7 @@ pub struct Received {
 impl Sent {
     /// A round that began at `begun` and ends now.
     pub fn since(begun: Begun, bytes: u64) -> Self {
-        Self { bytes, cpu_s: begun.cpu_s() }
+        Self { bytes, cpu_s: begun.cpu_s(), looks: None }
     }
 }
 

@@ -1,25 +1,23 @@
 //! tensor-relay as a contender.
 //!
 //! A round is a subscription: from the request to the verified commit of the whole payload, into memory that earlier
-//! rounds have used. Encryption and hashes are on. Bytes are noise, unless something else is asked for. What is encoded is
-//! encoded anew in each round: nothing of it is kept.
+//! rounds have used. Encryption and hashes are on. Bytes are noise, unless something else is asked for. Each
+//! round has a version of its own, so that choosing codecs and encoding cost in each what they cost in life.
 
 mod data;
 mod small;
+mod supply;
 mod ticket_file;
 
 use crate::contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print};
 use anyhow::{Result, ensure};
 pub use data::Data;
 use small::SmallPublisher;
-use std::{convert::Infallible, time::Duration};
-use tensor_relay_client::{Client, Connector, Lanes, Ticket, Topic, Tuning};
-use tensor_relay_server::{
-    CodecChoice, CodecId, Config, Identity, Listener, Publication, Server, Staged, TopicOptions,
-};
+use std::time::Duration;
+use supply::{Offer, Supply};
+use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
+use tensor_relay_server::{CodecChoice, CodecId, Config, Identity, Listener, Server};
 use ticket_file::TicketFile;
-
-const TOPIC: &str = "bulk";
 
 /// How long a round may take before the serving side takes its receiver for dead.
 const ROUND_MAX: Duration = Duration::from_secs(600);
@@ -49,23 +47,28 @@ pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
     let server = Server::start(listener, config);
     let address = server.local_address()?;
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
-    let mut publication = publish(&server, args.bytes, &goods).await?;
+    let supply = Supply::new(server.staging(), args.bytes, &goods)?;
+    let first = supply.offer(&server, 0).await?;
     let _ticket = TicketFile::leave(address.port(), &ticket)?;
     let smalls = SmallPublisher::new(&server).await?;
     print(&Ready { ready: true, port: address.port() })?;
     tokio::select! {
-        ended = rounds(&mut publication, args.bytes) => ended,
+        ended = rounds(&server, &supply, first, args.bytes) => ended,
         ended = smalls.run() => ended,
     }
 }
 
-/// Tells of each round, for ever.
-async fn rounds(publication: &mut Publication, bytes: u64) -> Result<()> {
-    for round in 1.. {
-        let begun = Begun::now();
-        let committed = publication.committed(round, ROUND_MAX).await;
+/// Tells of each round, for ever. The version of the next one is there before anybody can ask for it.
+async fn rounds(server: &Server, supply: &Supply, first: Offer, bytes: u64) -> Result<()> {
+    let mut offer = first;
+    for round in 0.. {
+        let next = supply.offer(server, round + 1).await?;
+        let (begun, looks) = (Begun::now(), server.stats().encoder.looks);
+        let committed = offer.publication.committed(1, ROUND_MAX).await;
         ensure!(committed, "no receiver finished round {round} within {} s", ROUND_MAX.as_secs());
-        print(&Sent::since(begun, bytes))?;
+        let looks = Some(server.stats().encoder.looks - looks);
+        print(&Sent { looks, ..Sent::since(begun, bytes) })?;
+        std::mem::replace(&mut offer, next).withdraw();
     }
     Ok(())
 }
@@ -84,7 +87,7 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     }
     for round in 0..args.rounds {
         let begun = Begun::now();
-        let mut subscription = client.subscribe(&Topic::new(TOPIC)?).await?;
+        let mut subscription = client.subscribe(&supply::topic(round)?).await?;
         let snapshot = subscription.next().await?;
         let received = Received::since(begun, round, args.bytes);
         // The payload has padding besides.
@@ -94,19 +97,6 @@ pub async fn receive(args: ReceiveArgs, lanes: u32) -> Result<()> {
     }
     client.close().await;
     Ok(())
-}
-
-async fn publish(server: &Server, bytes: u64, goods: &Goods) -> Result<Publication> {
-    let data = goods.data;
-    let specs = data.specs(bytes, goods.tensors)?;
-    let staged = Staged::new::<Infallible>(&server.staging(), specs, vec![], |tensor, out| {
-        data.fill(tensor, out);
-        Ok(())
-    })?;
-    // There is one version, so that nobody needs a copy of it.
-    let options = TopicOptions { bases: 0, ..TopicOptions::default() };
-    let mut publisher = server.publisher_with(Topic::new(TOPIC)?, None, options)?;
-    Ok(publisher.publish(staged, vec![]).await?)
 }
 
 fn parse_codec(word: &str) -> Result<CodecChoice, String> {

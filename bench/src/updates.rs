@@ -5,6 +5,7 @@
 
 mod ends;
 mod steps;
+mod table;
 
 pub use ends::{FollowArgs, PublishArgs, follow, publish};
 pub use steps::StepsArgs;
@@ -15,12 +16,13 @@ use crate::{
     program::Program,
     side::Side,
     size,
-    stats::{PairedRatio, Summary},
+    stats::Summary,
 };
 use anyhow::{Context, Result};
 use ends::{Publishing, Update};
 use serde::Serialize;
 use std::{ffi::OsString, path::PathBuf, time::Duration};
+use table::Table;
 
 /// What is published, and how often.
 #[derive(Debug, Clone, clap::Args)]
@@ -44,7 +46,11 @@ const EXAMPLES: &str = "\
 Examples:
   updates --namespaces --mtu 1472 --rate 1Gbit                  one element in a hundred changes
   updates --size 1GiB --changed 0.1 --versions 20
-  updates --steps checkpoints/ --namespaces --rate 1Gbit        safetensors files, in order of their names";
+  updates --steps checkpoints/ --namespaces --rate 1Gbit        safetensors files, in order of their names
+
+What is asked of it, with --steps of a real fine-tuning at 1 Gbit/s: a version comes as at most 1/50 of its bytes at a
+learning rate of 1e-6, as at most 1/20 at 1e-5, and is committed at least 20 times sooner than whole. Both ends keep as many
+bases as they are asked to: no budget of memory is measured here.";
 
 /// How long a version may take.
 const VERSION_MAX: Duration = Duration::from_secs(600);
@@ -91,7 +97,7 @@ pub async fn run(args: UpdatesArgs, this: &Program) -> Result<()> {
             runs.push(run);
         }
     }
-    print!("{}", table(&runs));
+    print!("{}", Table(&runs));
     if let Some(path) = &args.json {
         let document = Document {
             bench: "updates",
@@ -150,61 +156,13 @@ impl Run {
         self.median(|update| update.payload_bytes as f64 / update.wire_bytes.max(1) as f64)
     }
 
+    fn wire_bytes(&self) -> f64 {
+        self.median(|update| update.wire_bytes as f64)
+    }
+
     fn line(&self) -> String {
         let Self { way, .. } = self;
-        let wire = self.median(|update| update.wire_bytes as f64);
-        let (wire, ms) = (size::text(wire as u64), self.seconds() * 1e3);
+        let (wire, ms) = (size::text(self.wire_bytes() as u64), self.seconds() * 1e3);
         format!("{way:?}: {wire} a version, 1/{:.1} of it, committed after {ms:.1} ms", self.ratio())
-    }
-}
-
-/// What the runs come down to.
-fn table(runs: &[Run]) -> String {
-    let of = |way: Way| runs.iter().filter(move |run| run.way == way);
-    let mut text = String::from(
-        "| way | wire bytes of a version | smaller | publish to commit, ms |\n|---|---:|---:|---:|\n",
-    );
-    for way in [Way::Changes, Way::Whole] {
-        let each = |value: fn(&Run) -> f64| Summary::of(&of(way).map(value).collect::<Vec<_>>());
-        let wire = each(|run| run.median(|update| update.wire_bytes as f64));
-        let rows = (wire, each(Run::ratio), each(|run| run.seconds() * 1e3));
-        if let (Some(wire), Some(ratio), Some(ms)) = rows {
-            let name = if way == Way::Changes { "changes" } else { "whole" };
-            text += &format!("| {name} | {:.0} | {ratio} | {ms} |\n", wire.median);
-        }
-    }
-    let pairs: Vec<(f64, f64)> = of(Way::Whole)
-        .map(Run::seconds)
-        .zip(of(Way::Changes).map(Run::seconds))
-        .collect();
-    if let Some(PairedRatio { median, low, high, confidence, pairs }) = PairedRatio::of(&pairs) {
-        text += &format!(
-            "\nAs changes, versions are committed {median:.1} times sooner ({low:.1} to {high:.1} in {pairs} pairs, {:.0} %).\n",
-            confidence * 100.0
-        );
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(way: Way, wire_bytes: u64, seconds: f64) -> Run {
-        let update = Update { version: 2, payload_bytes: 1000, wire_bytes, delta_bytes: 0, seconds };
-        Run { way, updates: vec![update; 3] }
-    }
-
-    #[test]
-    fn neighbours_are_compared() {
-        let runs = [
-            run(Way::Changes, 10, 0.1),
-            run(Way::Whole, 1000, 2.0),
-            run(Way::Whole, 1000, 6.0),
-            run(Way::Changes, 10, 0.2),
-        ];
-        let table = table(&runs);
-        assert!(table.contains("| changes | 10 | 100 |"), "{table}");
-        assert!(table.contains("25.0 times sooner (20.0 to 30.0 in 2 pairs"), "{table}");
     }
 }

@@ -1,6 +1,9 @@
 //! The result file; `bench/README.md` says what each number means.
 
-use super::measure::{CodecResult, Job};
+use super::{
+    choice::Choice,
+    measure::{CodecResult, Job},
+};
 use crate::origin::Origin;
 use serde::Serialize;
 use std::path::Path;
@@ -25,6 +28,7 @@ pub(super) struct FileResult {
     pub(super) raw_bytes: u64,
     pub(super) chunks: usize,
     pub(super) codecs: Vec<CodecResult>,
+    pub(super) auto: Choice,
 }
 
 impl Document {
@@ -36,13 +40,14 @@ impl Document {
 
 impl FileResult {
     /// Of the file's path only its name is kept: where it lay is nobody's business.
-    pub(super) fn new(path: &Path, job: &Job<'_>, codecs: Vec<CodecResult>) -> Self {
+    pub(super) fn new(path: &Path, job: &Job<'_>, codecs: Vec<CodecResult>, auto: Choice) -> Self {
         Self {
             file: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
             dtype: job.dtype.name(),
             raw_bytes: job.bytes(),
             chunks: job.chunks(),
             codecs,
+            auto,
         }
     }
 }

@@ -4,7 +4,9 @@ use super::content::Content;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::time::{Duration, Instant};
-use tensor_relay_protocol::{BitPlanesOn, BitPlanesPath, Codec, CodecId, Context, DecodeError, Dtype, codec};
+use tensor_relay_protocol::{
+    BitPlanesOn, BitPlanesPath, Codec, CodecId, Context, DecodeError, Dtype, codec, worthwhile_bytes,
+};
 
 /// The chunks of one dtype, and what they may be coded against.
 pub(super) struct Job<'a> {
@@ -19,6 +21,9 @@ pub(super) struct Subject {
     codec: Box<dyn Codec>,
 }
 
+/// Long enough that a codec's tables are small beside it.
+const EASIEST_BYTES: usize = 4096;
+
 /// What a codec did with all chunks of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct CodecResult {
@@ -26,20 +31,24 @@ pub(super) struct CodecResult {
     pub(super) encoded_bytes: u64,
     /// Chunks that it could not make smaller by 3 %, which travel raw.
     pub(super) chunks_raw: usize,
-    pub(super) ratio: f64,
-    pub(super) encode_gb_per_s: f64,
-    pub(super) decode_gb_per_s: f64,
+    /// Nothing, like the rates, where the dtype or a missing base rules the codec out.
+    pub(super) ratio: Option<f64>,
+    pub(super) encode_gb_per_s: Option<f64>,
+    pub(super) decode_gb_per_s: Option<f64>,
     /// The same as shares of what copying did in the same run.
-    pub(super) encode_of_memcpy: f64,
-    pub(super) decode_of_memcpy: f64,
+    pub(super) encode_of_memcpy: Option<f64>,
+    pub(super) decode_of_memcpy: Option<f64>,
 }
-
-/// A sender wants this much gain, or sends raw.
-const GAIN_MIN_PER_CENT: usize = 3;
 
 impl<'a> Job<'a> {
     pub(super) fn new(content: &'a Content, base: Option<&'a Content>, dtype: Dtype) -> Self {
         Self { dtype, chunks: content.chunks(dtype), bases: base.map(|base| base.chunks(dtype)) }
+    }
+
+    /// Chunks without a base.
+    #[cfg(test)]
+    pub(super) fn of(dtype: Dtype, chunks: Vec<&'a [u8]>) -> Self {
+        Self { dtype, chunks, bases: None }
     }
 
     /// How many chunks there are.
@@ -52,12 +61,25 @@ impl<'a> Job<'a> {
         self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
     }
 
-    fn context(&self, chunk: usize) -> Context<'_> {
+    /// The bytes of one chunk.
+    pub(super) fn chunk(&self, chunk: usize) -> &'a [u8] {
+        self.chunks[chunk]
+    }
+
+    /// What one chunk is coded by.
+    pub(super) fn context(&self, chunk: usize) -> Context<'_> {
         Context { dtype: self.dtype, base: self.bases.as_ref().map(|bases| bases[chunk]) }
     }
 }
 
 impl Subject {
+    /// Whether it is of any use for such chunks: whether it encodes the easiest one that there can be.
+    fn applies(&self, job: &Job<'_>) -> bool {
+        let easiest = [0; EASIEST_BYTES];
+        let context = Context { dtype: job.dtype, base: job.bases.as_ref().map(|_| &easiest[..]) };
+        self.codec.encode(context, &easiest, &mut [0; 2 * EASIEST_BYTES]).is_some()
+    }
+
     /// Every codec of this build, raw first.
     pub(super) fn codecs() -> Vec<Self> {
         let subject = |id: &CodecId| Self { name: id.name().into(), codec: Box::new(Known(*id)) };
@@ -156,7 +178,7 @@ impl Bench {
 fn room(id: CodecId, raw_bytes: usize) -> usize {
     match id {
         CodecId::Raw => raw_bytes,
-        _ => raw_bytes - raw_bytes * GAIN_MIN_PER_CENT / 100,
+        _ => worthwhile_bytes(raw_bytes),
     }
 }
 
@@ -204,15 +226,17 @@ impl Laps {
         let gigabytes = job.bytes() as f64 / 1e9;
         let sizes = self.chunks.iter().zip(&job.chunks);
         let encoded_bytes: usize = sizes.map(|(lap, raw)| lap.encoded_bytes.unwrap_or(raw.len())).sum();
+        let applies = subject.applies(job);
+        let over = |a: f64, b: f64| (applies && b > 0.0).then(|| a / b);
         CodecResult {
             codec: subject.name.clone(),
             encoded_bytes: encoded_bytes as u64,
             chunks_raw: self.chunks.iter().filter(|lap| lap.encoded_bytes.is_none()).count(),
-            ratio: job.bytes() as f64 / encoded_bytes as f64,
-            encode_gb_per_s: gigabytes / encode,
-            decode_gb_per_s: gigabytes / decode,
-            encode_of_memcpy: copied / encode,
-            decode_of_memcpy: copied_back / decode,
+            ratio: over(job.bytes() as f64, encoded_bytes as f64),
+            encode_gb_per_s: over(gigabytes, encode),
+            decode_gb_per_s: over(gigabytes, decode),
+            encode_of_memcpy: over(copied, encode),
+            decode_of_memcpy: over(copied_back, decode),
         }
     }
 }
@@ -240,34 +264,53 @@ mod tests {
         }
     }
 
-    fn job<'a>(chunks: Vec<&'a [u8]>, dtype: Dtype) -> Job<'a> {
-        Job { dtype, chunks, bases: None }
-    }
-
     #[test]
     fn every_codec_is_measured_and_sizes_are_exact() {
         let (zeros, noise) = ([0; 5000], blake3::hash(b"noise"));
         let noise: Vec<u8> = noise.as_bytes().iter().copied().cycle().take(32).collect();
-        let job = job(vec![&zeros, &noise], Dtype::Bf16);
+        let job = Job::of(Dtype::Bf16, vec![&zeros, &noise]);
         let mut subjects = Subject::codecs();
         subjects.extend(Subject::paths());
         let results = measure(&job, &subjects, 2).unwrap();
         assert_eq!(results.len(), CodecId::ALL.len() + BitPlanesPath::all().count());
         assert_eq!((results[0].codec.as_str(), results[0].encoded_bytes), ("raw", 5032));
-        assert_eq!((results[0].ratio, results[0].encode_of_memcpy), (1.0, 1.0));
+        assert_eq!((results[0].ratio, results[0].encode_of_memcpy), (Some(1.0), Some(1.0)));
         let zstd = results.iter().find(|result| result.codec == "zstd").unwrap();
         assert_eq!(zstd.chunks_raw, 1, "noise travels raw");
         assert!((32..100).contains(&zstd.encoded_bytes));
         for result in results {
-            assert!(result.encode_gb_per_s > 0.0 && result.decode_gb_per_s > 0.0, "{result:?}");
+            let rates = result.encode_gb_per_s.zip(result.decode_gb_per_s);
+            match result.codec.as_str() {
+                "sparse" => assert_eq!((rates, result.ratio), (None, None), "there is no base"),
+                _ => {
+                    assert!(rates.is_some_and(|(encode, decode)| encode > 0.0 && decode > 0.0), "{result:?}")
+                }
+            }
         }
+    }
+
+    #[test]
+    fn what_does_not_apply_has_no_numbers() {
+        let noise = blake3::hash(b"noise");
+        let apply = |job: &Job<'_>| -> Vec<String> {
+            let results = measure(job, &Subject::codecs(), 1).unwrap();
+            let numbered = results.into_iter().filter(|result| result.ratio.is_some());
+            numbered.map(|result| result.codec).collect()
+        };
+        let integers = Job::of(Dtype::I8, vec![noise.as_bytes()]);
+        assert_eq!(apply(&integers), ["raw", "zstd", "planes"], "noise gains nothing, but it could");
+        let nothing = Job::of(Dtype::I8, vec![]);
+        assert_eq!(apply(&nothing), [""; 0], "nothing is divided by nothing");
+        let base =
+            Job { bases: Some(vec![noise.as_bytes()]), ..Job::of(Dtype::Bf16, vec![noise.as_bytes()]) };
+        assert_eq!(apply(&base).len(), CodecId::ALL.len());
     }
 
     #[test]
     fn what_does_not_come_back_is_an_error() {
         let subject = Subject { name: "forgetful".into(), codec: Box::new(Forgetful) };
         let chunk = [5; 100];
-        let error = measure(&job(vec![&chunk], Dtype::U8), &[subject], 1).err().unwrap();
+        let error = measure(&Job::of(Dtype::U8, vec![&chunk]), &[subject], 1).err().unwrap();
         assert!(error.to_string().contains("forgetful did not give back chunk 0"));
     }
 }

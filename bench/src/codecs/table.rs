@@ -1,34 +1,42 @@
 //! Results as a table in Markdown.
 
-use super::document::FileResult;
+use super::{document::FileResult, measure::CodecResult};
 use std::fmt::{self, Display, Formatter};
 
 impl Display for FileResult {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { file, dtype, raw_bytes, chunks, codecs } = self;
+        let Self { file, dtype, raw_bytes, chunks, codecs, auto } = self;
         writeln!(f, "{file}, {dtype}: {raw_bytes} bytes in {chunks} chunks\n")?;
         writeln!(f, "| codec | ratio | raw chunks | encode GB/s | of memcpy | decode GB/s | of memcpy |")?;
         writeln!(f, "|---|---:|---:|---:|---:|---:|---:|")?;
         for codec in codecs {
-            writeln!(
-                f,
-                "| {} | {:.4} | {} | {:.2} | {:.2} | {:.2} | {:.2} |",
-                codec.codec,
-                codec.ratio,
-                codec.chunks_raw,
-                codec.encode_gb_per_s,
-                codec.encode_of_memcpy,
-                codec.decode_gb_per_s,
-                codec.decode_of_memcpy,
-            )?;
+            let (ratio, raw) = (number(codec.ratio, 4), chunks_raw(codec));
+            let (encode, decode) = (number(codec.encode_gb_per_s, 2), number(codec.decode_gb_per_s, 2));
+            let (of_encode, of_decode) =
+                (number(codec.encode_of_memcpy, 2), number(codec.decode_of_memcpy, 2));
+            let name = &codec.codec;
+            writeln!(f, "| {name} | {ratio} | {raw} | {encode} | {of_encode} | {decode} | {of_decode} |")?;
         }
+        write!(f, "\n{auto}")?;
         writeln!(f)
     }
 }
 
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| NOTHING.into(), |value| format!("{value:.digits$}"))
+}
+
+/// How many chunks a codec left raw, if it could have done otherwise.
+fn chunks_raw(codec: &CodecResult) -> String {
+    codec.ratio.map_or_else(|| NOTHING.into(), |_| codec.chunks_raw.to_string())
+}
+
+/// What stands where there is no number.
+const NOTHING: &str = "–";
+
 #[cfg(test)]
 mod tests {
-    use super::{super::measure::CodecResult, *};
+    use super::{super::choice::Choice, *};
 
     #[test]
     fn a_table_as_people_read_it() {
@@ -36,16 +44,33 @@ mod tests {
             codec: "bitplanes".into(),
             encoded_bytes: 700,
             chunks_raw: 0,
-            ratio: 1.4286,
-            encode_gb_per_s: 9.876,
-            decode_gb_per_s: 20.0,
-            encode_of_memcpy: 0.4,
-            decode_of_memcpy: 0.805,
+            ratio: Some(1.4286),
+            encode_gb_per_s: Some(9.876),
+            decode_gb_per_s: Some(20.0),
+            encode_of_memcpy: Some(0.4),
+            decode_of_memcpy: Some(0.805),
         };
-        let file = "a.safetensors".into();
-        let result = FileResult { file, dtype: "bf16", raw_bytes: 1000, chunks: 1, codecs: vec![codec] };
+        let sparse = CodecResult {
+            codec: "sparse".into(),
+            encoded_bytes: 1000,
+            chunks_raw: 1,
+            ratio: None,
+            encode_gb_per_s: None,
+            decode_gb_per_s: None,
+            encode_of_memcpy: None,
+            decode_of_memcpy: None,
+        };
+        let (file, codecs) = ("a.safetensors".into(), vec![codec, sparse]);
+        let auto = Choice { look_us: Some(40.4), links: vec![] };
+        let result = FileResult { file, dtype: "bf16", raw_bytes: 1000, chunks: 1, codecs, auto };
         let text = result.to_string();
         assert!(text.starts_with("a.safetensors, bf16: 1000 bytes in 1 chunks\n\n| codec |"));
         assert!(text.contains("\n| bitplanes | 1.4286 | 0 | 9.88 | 0.40 | 20.00 | 0.81 |\n"), "{text}");
+        assert!(
+            text.ends_with(
+                "\n| sparse | – | – | – | – | – | – |\n\nauto chooses; a look at a chunk takes 40 µs.\n\n"
+            ),
+            "{text}"
+        );
     }
 }

@@ -95,6 +95,7 @@ async fn round(load: Load, client: &mut Side, server: &mut Side) -> Result<Round
     Ok(Round {
         gb_per_s: received.gb_per_s,
         cpu_s_per_gib: cpu::per_gib(received.cpu_s + sent.cpu_s, received.bytes),
+        looks: sent.looks,
     })
 }
 

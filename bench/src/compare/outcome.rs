@@ -88,6 +88,9 @@ pub struct Round {
     pub gb_per_s: f64,
     /// CPU seconds of both sides for each GiB.
     pub cpu_s_per_gib: f64,
+    /// How many chunks the serving side looked at to choose a codec, if it does so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub looks: Option<u64>,
 }
 
 /// One contender divided by another.
@@ -285,7 +288,7 @@ pub(crate) mod tests {
     }
 
     fn run(speeds: [f64; 3], p50_us: f64) -> Run {
-        let round = |gb_per_s| Round { gb_per_s, cpu_s_per_gib: 1.0 / gb_per_s };
+        let round = |gb_per_s| Round { gb_per_s, cpu_s_per_gib: 1.0 / gb_per_s, looks: Some(16) };
         let small = Small { small: 9, p50_us, p99_us: 2.0 * p50_us, min_us: 1.0, max_us: 999.0 };
         Run { rounds: speeds.map(round).into(), small: Some(small), ..Run::default() }
     }

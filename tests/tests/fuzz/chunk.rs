@@ -3,8 +3,12 @@
 use rand::{Rng, RngExt};
 use tensor_relay_protocol::{CodecId, Context, Dtype, codec};
 
-/// The longest chunk. Encodings of more are of the same parts, and cost the time of many short ones.
+/// The longest chunk but for one in ten: long enough for several blocks of short elements.
 const BYTES_MAX: usize = 40_000;
+
+/// The longest chunk of all: several blocks of long elements too. Encodings of more are of the same parts, and cost the
+/// time of many short ones.
+const LONG_BYTES_MAX: usize = 200_000;
 
 /// A chunk and the one that it may be coded against.
 pub(crate) struct Chunk {
@@ -14,11 +18,15 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Any chunk: one in two is short, one in two has elements that no codec would choose to cut.
+    /// Any chunk: one in two is very short, one in ten may be long.
     pub(crate) fn random(dice: &mut impl Rng) -> Self {
         let dtype = Dtype::ALL[dice.random_range(0..Dtype::ALL.len())];
-        let len =
-            if dice.random_bool(0.5) { dice.random_range(0..200) } else { dice.random_range(0..BYTES_MAX) };
+        let len_max = match dice.random_range(0..10) {
+            0..5 => 200,
+            5..9 => BYTES_MAX,
+            _ => LONG_BYTES_MAX,
+        };
+        let len = dice.random_range(0..len_max);
         let raw = content(dice, len);
         let base = base_of(dice, &raw);
         Self { dtype, base, raw }

@@ -2,7 +2,7 @@
 //!
 //! `tests/fuzz` includes this file, so that it uses nothing but the protocol.
 
-use tensor_relay_protocol::{Codec, CodecId, Context, DecodeError, Dtype, codec};
+use tensor_relay_protocol::{BitPlanesOn, BitPlanesPath, Codec, CodecId, Context, DecodeError, Dtype, codec};
 
 /// The bytes on both sides of a chunk that is decoded, which must stay as they are.
 const GUARD_BYTES: usize = 64;
@@ -18,25 +18,36 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Decodes twice, into memory and beside bytes of different content, and holds both against each other.
+    /// Decodes twice, into memory and beside bytes of different content, and holds both against each other; and once more
+    /// by each other set of instructions that this processor has.
     ///
     /// # Panics
-    /// When a byte outside the chunk was written, when one inside was not though the decoder said that all is well, and
-    /// when the outcome depends on what lies in memory behind the encoded bytes.
+    /// When a byte outside the chunk was written, when one inside was not though the decoder said that all is well, when
+    /// the outcome depends on what lies in memory behind the encoded bytes, and when sets of instructions differ.
     pub(crate) fn run(&self) -> Result<Vec<u8>, DecodeError> {
-        let (first, second) = (self.decode_over(0x00), self.decode_over(0xff));
+        let usual = codec(self.codec);
+        let (first, second) = (self.decode_over(0x00, usual), self.decode_over(0xff, usual));
         assert!(first == second, "the outcome depends on bytes that are not the decoder's: {}", self.name());
+        for path in self.other_paths() {
+            let other = self.decode_over(0xff, &BitPlanesOn(path));
+            assert!(first == other, "{} has another outcome: {}", path.name(), self.name());
+        }
         first
     }
 
-    /// Decodes where everything that the decoder has to write, and what lies behind its input, is `fill`.
-    fn decode_over(&self, fill: u8) -> Result<Vec<u8>, DecodeError> {
+    /// The paths that are not taken when nobody asks for one, of the codec that has several.
+    fn other_paths(&self) -> impl Iterator<Item = BitPlanesPath> {
+        let has_several = self.codec == CodecId::BitPlanes;
+        BitPlanesPath::all().skip(1).filter(move |_| has_several)
+    }
+
+    /// Decodes where everything that `decoder` has to write, and what lies behind its input, is `fill`.
+    fn decode_over(&self, fill: u8, decoder: &dyn Codec) -> Result<Vec<u8>, DecodeError> {
         let input = [self.encoded, &[fill; GUARD_BYTES]].concat();
         let mut memory = vec![GUARD; self.raw_bytes + 2 * GUARD_BYTES];
         let chunk = GUARD_BYTES..GUARD_BYTES + self.raw_bytes;
         memory[chunk.clone()].fill(fill);
         let context = Context { dtype: self.dtype, base: self.base };
-        let decoder: &dyn Codec = codec(self.codec);
         let outcome = decoder.decode(context, &input[..self.encoded.len()], &mut memory[chunk.clone()]);
         let (before, after) = (&memory[..chunk.start], &memory[chunk.end..]);
         assert!(

@@ -1,0 +1,145 @@
+//! What `auto` would choose for the chunks of a file, on links of some speeds.
+
+use super::measure::Job;
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display, Formatter},
+    thread::available_parallelism,
+    time::{Duration, Instant},
+};
+use tensor_relay_protocol::{CodecId, CodecSet, LinkClass, Look, Machine, SMALL_BYTES};
+
+/// The links, in Gbit/s.
+const LINKS_GBIT: [u32; 4] = [1, 10, 25, 100];
+
+/// What is chosen for the chunks of one dtype, and what it takes to look at them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Choice {
+    /// The time of a look, the shortest of all rounds, in the mean over the chunks that are looked at; nothing where all
+    /// are too small for it.
+    pub(super) look_us: Option<f64>,
+    pub(super) links: Vec<LinkChoice>,
+}
+
+/// What is chosen on one link.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct LinkChoice {
+    pub(super) gbit_per_s: u32,
+    /// How many chunks each codec gets.
+    pub(super) chunks: BTreeMap<&'static str, usize>,
+}
+
+impl Choice {
+    /// Looks at each chunk, `rounds` times, and chooses as a server on this machine does that looks at all of them. A real
+    /// one looks at one in sixteen, and takes the others for the same.
+    pub(super) fn of(job: &Job<'_>, rounds: u32) -> Self {
+        let seen: Vec<Seen> = (0..job.chunks()).map(|chunk| Seen::at(job, chunk, rounds)).collect();
+        let times: Vec<Duration> = seen.iter().filter_map(|seen| seen.took).collect();
+        let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
+        let machine = Machine::this(available_parallelism().map_or(2, usize::from));
+        let link = |gbit_per_s: &u32| {
+            let class = LinkClass::of(f64::from(*gbit_per_s) * 1e9 / 8.0);
+            let mut chunks = BTreeMap::new();
+            for Seen { look, .. } in &seen {
+                let codec = machine.choose(look, job.dtype, CodecSet::all(), class);
+                *chunks.entry(codec.name()).or_default() += 1;
+            }
+            LinkChoice { gbit_per_s: *gbit_per_s, chunks }
+        };
+        Self { look_us: (!times.is_empty()).then_some(mean), links: LINKS_GBIT.iter().map(link).collect() }
+    }
+}
+
+/// One chunk, looked at.
+struct Seen {
+    look: Look,
+    took: Option<Duration>,
+}
+
+impl Seen {
+    /// Looks at a chunk as a server does, which passes over short ones.
+    fn at(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
+        let raw = job.chunk(chunk);
+        if raw.len() < SMALL_BYTES {
+            return Self { look: Look::NOTHING, took: None };
+        }
+        let look = || {
+            let begin = Instant::now();
+            let look = Look::at(job.context(chunk), raw);
+            (look, begin.elapsed())
+        };
+        let (first, mut took) = look();
+        for _ in 1..rounds {
+            took = took.min(look().1);
+        }
+        Self { look: first, took: Some(took) }
+    }
+}
+
+impl Display for Choice {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "auto chooses")?;
+        for (at, link) in self.links.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(f, "{comma} at {} Gbit/s {link}", link.gbit_per_s)?;
+        }
+        match self.look_us {
+            Some(look_us) => writeln!(f, "; a look at a chunk takes {look_us:.0} µs."),
+            None => writeln!(f, "; no chunk is long enough to be looked at."),
+        }
+    }
+}
+
+impl Display for LinkChoice {
+    /// The codec, or the share of chunks that each one gets, the largest first.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let all: usize = self.chunks.values().sum();
+        let mut chunks: Vec<(&str, usize)> =
+            self.chunks.iter().map(|(codec, chunks)| (*codec, *chunks)).collect();
+        chunks.sort_by_key(|(_, chunks)| usize::MAX - chunks);
+        match &chunks[..] {
+            [] => write!(f, "{}", CodecId::Raw.name()),
+            [(codec, _)] => write!(f, "{codec}"),
+            several => {
+                let share = |(codec, chunks): &(&str, usize)| {
+                    format!("{codec} {:.0} %", *chunks as f64 * 100.0 / all as f64)
+                };
+                write!(f, "{}", several.iter().map(share).collect::<Vec<_>>().join(" + "))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload;
+    use tensor_relay_protocol::Dtype;
+
+    #[test]
+    fn what_differs_is_told_in_shares() {
+        let mut weights = vec![0; 256 << 10];
+        workload::fill_with_weights(Dtype::Bf16, 1, &mut weights);
+        let mut noise = vec![0; weights.len()];
+        blake3::Hasher::new().finalize_xof().fill(&mut noise);
+        let short = [0; 100];
+        let job = Job::of(Dtype::Bf16, vec![&weights, &noise, &noise, &short]);
+        let choice = Choice::of(&job, 2);
+        assert!(choice.look_us.is_some_and(|look_us| look_us > 0.0));
+        let [slow, .., fast] = &choice.links[..] else { panic!("there are several links") };
+        assert_eq!((slow.gbit_per_s, fast.gbit_per_s), (1, 100));
+        assert_eq!(slow.chunks["raw"], 3, "noise, and what is too short to be looked at");
+        let text = choice.to_string();
+        assert!(text.starts_with("auto chooses at 1 Gbit/s raw 75 % + "), "{text}");
+        assert!(text.ends_with(" µs.\n"), "{text}");
+    }
+
+    #[test]
+    fn nothing_to_look_at_is_said() {
+        let choice = Choice::of(&Job::of(Dtype::U8, vec![&[7; 100]]), 1);
+        assert_eq!(choice.look_us, None);
+        let text = choice.to_string();
+        assert!(text.contains("at 10 Gbit/s raw,") && text.contains("no chunk is long enough"), "{text}");
+    }
+}

@@ -1,0 +1,131 @@
+//! What the runs come down to, for people.
+
+use super::{Run, Way, ends::Update};
+use crate::stats::{PairedRatio, Summary};
+use std::fmt::{self, Display, Formatter};
+
+/// The runs as tables in Markdown: each way, and each version.
+pub(super) struct Table<'a>(pub(super) &'a [Run]);
+
+impl Table<'_> {
+    fn of(&self, way: Way) -> impl Iterator<Item = &Run> {
+        self.0.iter().filter(move |run| run.way == way)
+    }
+
+    fn ways(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| way | wire bytes of a version | smaller | publish to commit, ms |")?;
+        writeln!(f, "|---|---:|---:|---:|")?;
+        for (way, name) in [(Way::Changes, "changes"), (Way::Whole, "whole")] {
+            let each = |value: fn(&Run) -> f64| Summary::of(&self.of(way).map(value).collect::<Vec<_>>());
+            let rows = (each(Run::wire_bytes), each(Run::ratio), each(|run| run.seconds() * 1e3));
+            if let (Some(wire), Some(ratio), Some(ms)) = rows {
+                writeln!(f, "| {name} | {:.0} | {ratio} | {ms} |", wire.median)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn versions(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\n| version | bytes | as changes | smaller | ms | whole | smaller | ms | times sooner |"
+        )?;
+        writeln!(f, "|---:|---:|---:|---:|---:|---:|---:|---:|---:|")?;
+        let numbers = self.0.iter().flat_map(|run| &run.updates).map(|update| update.version);
+        let mut numbers: Vec<u64> = numbers.collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let rows = numbers.into_iter();
+        for (number, changes, whole) in rows.filter_map(|number| {
+            Some((number, self.version(Way::Changes, number)?, self.version(Way::Whole, number)?))
+        }) {
+            let sooner = whole.ms / changes.ms;
+            writeln!(f, "| {number} | {} | {changes} | {whole} | {sooner:.1} |", changes.payload_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// What one version was in the middle over all runs of one way.
+    fn version(&self, way: Way, number: u64) -> Option<Middle> {
+        let updates: Vec<&Update> = self
+            .of(way)
+            .flat_map(|run| &run.updates)
+            .filter(|update| update.version == number)
+            .collect();
+        let median = |value: fn(&Update) -> f64| {
+            let values: Vec<f64> = updates.iter().map(|update| value(update)).collect();
+            Summary::of(&values).map(|summary| summary.median)
+        };
+        Some(Middle {
+            payload_bytes: updates.first()?.payload_bytes,
+            wire_bytes: median(|update| update.wire_bytes as f64)?,
+            ms: median(|update| update.seconds * 1e3)?,
+        })
+    }
+
+    fn sooner(&self) -> Option<PairedRatio> {
+        let pairs = self
+            .of(Way::Whole)
+            .map(Run::seconds)
+            .zip(self.of(Way::Changes).map(Run::seconds));
+        PairedRatio::of(&pairs.collect::<Vec<_>>())
+    }
+}
+
+/// A version on one way.
+struct Middle {
+    payload_bytes: u64,
+    wire_bytes: f64,
+    ms: f64,
+}
+
+impl Display for Middle {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { payload_bytes, wire_bytes, ms } = self;
+        write!(f, "{wire_bytes:.0} | {:.1} | {ms:.1}", *payload_bytes as f64 / wire_bytes.max(1.0))
+    }
+}
+
+impl Display for Table<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.ways(f)?;
+        self.versions(f)?;
+        let Some(sooner) = self.sooner() else { return Ok(()) };
+        let sooner = sooner.full_text(|times| format!("{times:.1}"));
+        writeln!(f, "\nAs changes, versions are committed so many times sooner: {sooner}.")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(way: Way, wire_bytes: u64, seconds: f64) -> Run {
+        let update = |version| Update { version, payload_bytes: 1000, wire_bytes, delta_bytes: 0, seconds };
+        Run { way, updates: vec![update(2), update(3)] }
+    }
+
+    #[test]
+    fn neighbours_are_compared() {
+        let runs = [
+            run(Way::Changes, 10, 0.1),
+            run(Way::Whole, 1000, 2.0),
+            run(Way::Whole, 1000, 6.0),
+            run(Way::Changes, 10, 0.2),
+        ];
+        let table = Table(&runs).to_string();
+        assert!(table.contains("| changes | 10 | 100 |"), "{table}");
+        assert!(table.contains("so many times sooner: 25.0 (–, pairs: 2).\n"), "{table}");
+        for version in ["2", "3"] {
+            let row = format!("\n| {version} | 1000 | 10 | 100.0 | 150.0 | 1000 | 1.0 | 4000.0 | 26.7 |\n");
+            assert!(table.contains(&row), "{table}");
+        }
+    }
+
+    #[test]
+    fn a_version_that_came_one_way_alone_has_no_row() {
+        let table = Table(&[run(Way::Changes, 10, 0.1)]).to_string();
+        assert!(!table.contains("\n| 2 |"), "{table}");
+        assert!(!table.contains("so many times"), "{table}");
+    }
+}
