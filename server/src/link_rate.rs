@@ -9,7 +9,8 @@ use tokio::time::Instant;
 /// Only time in which it was the network that was waited for counts: a *stretch* of it lasts for as long as there is always
 /// at least one chunk being sent. Where encoding, the source or the receiver's credit is what takes long, stretches are
 /// short and say nothing. The first [`BUFFERED_BYTES`] of each say nothing either, since they may only have filled a buffer.
-/// So a version of a few MiB does not count, and a subscription that has nothing to send stays what it was.
+/// So a version of a few MiB does not count, and a subscription that has nothing to send stays what it was. One that comes
+/// back over a new connection is a new one here: it begins with a guess again, since the path may be another.
 #[derive(Debug, Default)]
 pub(crate) struct LinkRate {
     class: LinkClass,

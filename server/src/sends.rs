@@ -155,9 +155,13 @@ impl Outgoing {
         let base = base.as_ref().map(|base| &base.payload);
         let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await;
         let encoded = encoded.map_err(SendError::Source)?;
-        self.count(chunk, &encoded);
         self.progress.note(1); // From now on it is the subscriber who is waited for.
-        Delivery::new(self, chunk, encoded).send().await
+        let outgoing = self.clone();
+        let sent = Delivery::new(self, chunk, encoded.clone()).send().await?;
+        if let Sent::Chunk(_) = sent {
+            outgoing.count(chunk, &encoded);
+        }
+        Ok(sent)
     }
 
     /// How the next chunk is wanted, as the link is now.
@@ -168,6 +172,7 @@ impl Outgoing {
         }
     }
 
+    /// Counts a chunk that was sent.
     fn count(&self, chunk: ChunkIndex, encoded: &Encoded) {
         let (range, _) = self.retained.payload.manifest().chunk(chunk);
         let wire_bytes = encoded.bytes.len() as u64;

@@ -197,7 +197,7 @@ impl Ingress {
     ) -> Result<(Verified, Target, Option<Base>), ReceiveError> {
         let (expected, tally) = (header.encoded_bytes as usize, Arc::clone(&self.tally));
         self.workers
-            .run(move || {
+            .run_over(target.len(), move || {
                 let against = base.as_ref().filter(|_| header.base.is_some());
                 let context = Context { dtype, base: against.map(|base| &*base.memory) };
                 let began = Instant::now();

@@ -11,10 +11,12 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub(super) use self::simd::Instructions;
 pub use self::simd::Path;
 
 use self::{block::Scratch, decoder::Decoder, encoder::Encoder, layout::Layout};
 use super::{Codec, CodecId, Context, DecodeError};
+use crate::Dtype;
 use std::cell::RefCell;
 
 /// The exponents of floats in a code of two bits and more, by bit masks alone; signs and mantissas as they are
@@ -25,9 +27,7 @@ use std::cell::RefCell;
 /// and scattering by masks is what vector instructions do at 64 symbols a time, so this runs at a share of memcpy where
 /// entropy coders run at a thirtieth.
 ///
-/// Measured on one core beside memcpy of the same bytes (bf16 weights in chunks of 4 MiB, `bench codecs`): 1.44 to 1.49
-/// times smaller; encoding at 0.8 and decoding at 0.8 of memcpy's 7 to 9 GB/s with AVX-512, at 0.6 and 0.5 with AVX2,
-/// and at 1.6 and 2.6 GB/s in plain Rust. Where all lies in the caches: 15, 25; 8, 10; and 2.4, 4 GB/s.
+/// bf16 weights become 1.44 to 1.49 times smaller. How fast that goes stands in one table, in `codec/choice.rs`.
 ///
 /// Memory: 50 KiB per thread that has used it.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +37,13 @@ pub struct BitPlanes;
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct BitPlanesOn(pub Path);
+
+impl BitPlanes {
+    /// Whether elements of `dtype` have an exponent: there is nothing to encode otherwise.
+    pub(super) fn suits(dtype: Dtype) -> bool {
+        Layout::of(dtype).is_some()
+    }
+}
 
 thread_local! {
     static SCRATCH: RefCell<Option<Box<Scratch>>> = const { RefCell::new(None) };

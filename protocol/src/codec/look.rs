@@ -1,6 +1,6 @@
 //! A quick look at a chunk: how small would each codec make it?
 
-use super::{CodecId, Context, codec};
+use super::{BitPlanes, CodecId, Context, codec};
 use crate::Dtype;
 use std::cell::RefCell;
 
@@ -126,35 +126,11 @@ impl Scratch {
 fn is_candidate(id: CodecId, context: Context<'_>) -> bool {
     match id {
         CodecId::Raw => false,
-        CodecId::Zstd => !is_float(context.dtype),
-        CodecId::BitPlanes => is_float(context.dtype),
+        CodecId::Zstd => !BitPlanes::suits(context.dtype),
+        CodecId::BitPlanes => BitPlanes::suits(context.dtype),
         CodecId::Planes => true,
         CodecId::Sparse => context.base.is_some(),
     }
-}
-
-fn is_float(dtype: Dtype) -> bool {
-    use Dtype::{
-        Bf16, C32, C64, C128, F8E3M4, F8E4M3, F8E4M3B11Fnuz, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16,
-        F32, F64,
-    };
-    matches!(
-        dtype,
-        F8E3M4
-            | F8E4M3
-            | F8E4M3Fn
-            | F8E4M3Fnuz
-            | F8E4M3B11Fnuz
-            | F8E5M2
-            | F8E5M2Fnuz
-            | F16
-            | Bf16
-            | F32
-            | F64
-            | C32
-            | C64
-            | C128
-    )
 }
 
 /// Fills `sample` with slices of `bytes`, each at the beginning of an element; with all of them where they are hardly more.
@@ -236,6 +212,19 @@ mod tests {
         for dtype in [Dtype::U8, Dtype::Bf16, Dtype::F64, Dtype::I4] {
             assert_eq!(Look::at(context(dtype), &noise(1 << 20)), Look::NOTHING, "{dtype}");
         }
+    }
+
+    /// Scales have exponents and nothing else.
+    #[test]
+    fn every_dtype_with_an_exponent_is_tried_in_bit_planes() {
+        let scales: Vec<u8> = noise(100_000)
+            .iter()
+            .map(|byte| 120 + byte.trailing_zeros().min(5) as u8)
+            .collect();
+        for dtype in [Dtype::F8E8M0, Dtype::F8E4M3Fn] {
+            assert!(Look::at(context(dtype), &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
+        }
+        assert_eq!(Look::at(context(Dtype::U8), &scales).share(CodecId::BitPlanes), None);
     }
 
     /// Half of a chunk is like zeros and half like noise: the sample sees both.

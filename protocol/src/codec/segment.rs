@@ -12,7 +12,7 @@ const CONSTANT: u8 = 1;
 const ZSTD: u8 = 2;
 
 /// The form and the number of bytes, in front of every segment.
-const HEAD_BYTES: usize = 5;
+pub(super) const HEAD_BYTES: usize = 5;
 
 /// The number of bytes of a frame, between the head and the frame.
 const FRAME_HEAD_BYTES: usize = 4;

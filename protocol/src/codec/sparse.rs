@@ -8,9 +8,10 @@ use self::changes::{Changes, apply};
 use super::{
     Codec, CodecId, Context, DecodeError,
     histogram::Histogram,
-    segment::{Segment, SegmentWriter, with_scratch},
+    segment::{HEAD_BYTES, Segment, SegmentWriter, with_scratch},
     width,
 };
+use crate::Dtype;
 use std::cell::RefCell;
 
 /// The changed elements of a chunk against the same chunk of a base version: gaps between them, differences, and the
@@ -33,6 +34,21 @@ const SLICE_BYTES: usize = 2048;
 
 thread_local! {
     static CHANGES: RefCell<Changes> = RefCell::default();
+}
+
+impl Sparse {
+    /// The encoding of a chunk of `dtype` that is the same as its base: three empty segments, and what is no whole element.
+    /// Costs no comparison.
+    pub fn unchanged(dtype: Dtype, raw: &[u8]) -> Vec<u8> {
+        let tail = &raw[raw.len() / width(dtype) * width(dtype)..];
+        let mut out = vec![0; 3 * HEAD_BYTES + tail.len()];
+        let mut segments = SegmentWriter::new(&mut out);
+        let written = [&[][..]; 3].iter().try_for_each(|none| segments.push(none));
+        written
+            .and_then(|()| segments.bytes(tail))
+            .expect("there is room for three heads and the tail");
+        out
+    }
 }
 
 impl Codec for Sparse {

@@ -57,6 +57,10 @@ pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), Look>,
     tensors: Cache<Subject, Arc<Remembered>>,
+    /// Tensors of which a chunk was compared with a base in vain, and how many chunks of them were not compared since.
+    changing: Cache<Subject, Arc<AtomicU32>>,
+    /// Payloads, each with a base that could not be read for it.
+    unreadable: Cache<(u64, u64), ()>,
     looks: AtomicU64,
 }
 
@@ -79,6 +83,9 @@ const LOOK_AGAIN: u32 = 16;
 /// How many chunks and tensors are remembered: those of about 250 GB, in less than 10 MB. What is forgotten costs a look.
 const REMEMBERED_MAX: usize = 1 << 16;
 
+/// How many bases that cannot be read are remembered. There are a few for each topic; what is forgotten costs one more try.
+const UNREADABLE_MAX: usize = 1 << 10;
+
 impl Chooser {
     pub(super) fn new(workers: Workers) -> Self {
         let processors = match workers {
@@ -90,6 +97,8 @@ impl Chooser {
             workers,
             chunks: Cache::new(REMEMBERED_MAX),
             tensors: Cache::new(REMEMBERED_MAX),
+            changing: Cache::new(REMEMBERED_MAX),
+            unreadable: Cache::new(UNREADABLE_MAX),
             looks: AtomicU64::new(0),
         }
     }
@@ -149,6 +158,34 @@ impl Chooser {
     ) -> CodecId {
         let (_, dtype) = payload.manifest().chunk(chunk);
         self.machine.choose(look, dtype, offered, link)
+    }
+
+    /// Whether `chunk` is likely to be little changed from its base. Where one of its tensor was not, the next
+    /// [`LOOK_AGAIN`] are not compared: training in f32 changes nearly every element.
+    pub(super) fn expects_update(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
+        let passed_over = self.changing.get(&subject(payload, chunk));
+        passed_over.is_none_or(|count| count.fetch_add(1, Ordering::Relaxed) >= LOOK_AGAIN)
+    }
+
+    /// Takes what a comparison of `chunk` with its base found.
+    pub(super) fn handle_compared(&self, payload: &Payload, chunk: ChunkIndex, is_update: bool) {
+        let subject = subject(payload, chunk);
+        match is_update {
+            true => drop(self.changing.remove(&subject)),
+            false => self.changing.insert(subject, Arc::default()),
+        }
+    }
+
+    /// Whether `base` could not be read when `payload` was to be compared with it.
+    pub(super) fn is_unreadable(&self, payload: &Payload, base: &Payload) -> bool {
+        self.unreadable.get(&(payload.key(), base.key())).is_some()
+    }
+
+    /// Takes the news that it cannot be read; returns whether that is new.
+    pub(super) fn handle_unreadable(&self, payload: &Payload, base: &Payload) -> bool {
+        let is_new = !self.is_unreadable(payload, base);
+        self.unreadable.insert((payload.key(), base.key()), ());
+        is_new
     }
 
     /// Takes what became of a chunk: `encoded_bytes` of `raw_bytes`, or nothing worth sending. What was remembered of its
@@ -278,6 +315,7 @@ mod tests {
         assert_eq!(encoder.stats().looks, 0, "there is nothing to choose");
         let wanted = Wanted::Auto { offered: CodecSet::only_raw(), link: LinkClass::UpTo1 };
         assert_eq!(send(&encoder, &payload, wanted).await, [CodecId::Raw; 4]);
+        assert_eq!(encoder.stats().looks, 0, "there is nothing to choose here either");
     }
 
     /// A tensor that begins as weights and goes on as noise.

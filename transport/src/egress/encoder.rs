@@ -1,6 +1,7 @@
 //! Chunks become wire bytes here, once for all subscribers.
 
 mod changes;
+mod scratch;
 
 use super::{
     Payload, Stage, Stages, Wanted,
@@ -20,7 +21,7 @@ use std::{
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    ChunkHash, ChunkIndex, CodecId, Context, Look, RangeSet, VersionDigest, codec, worthwhile_bytes,
+    ChunkHash, ChunkIndex, CodecId, CodecSet, Context, Look, RangeSet, VersionDigest, worthwhile_bytes,
 };
 
 /// One chunk, ready for the wire. Cheap to clone.
@@ -65,7 +66,8 @@ pub struct EncoderStats {
     pub raw_bytes: u64,
     /// Bytes that came out.
     pub encoded_bytes: u64,
-    /// Chunks that were compared with the same ones of a base. `compared - updates` changed too much.
+    /// Chunks that were compared with the same ones of a base, by their hashes or byte by byte. `compared - updates` changed
+    /// too much.
     pub compared: u64,
     /// Of those, chunks that became an update.
     pub updates: u64,
@@ -148,10 +150,25 @@ impl Encoder {
         chunk: ChunkIndex,
         wanted: impl Into<Wanted>,
     ) -> Result<Encoded, Arc<SourceError>> {
-        let (raw, codec, looked) = match wanted.into() {
-            Wanted::Fixed(codec) => (None, codec, Duration::ZERO),
+        self.encode_whole(payload, chunk, wanted.into(), None).await
+    }
+
+    /// Does that; `raw` saves a read.
+    async fn encode_whole(
+        &self,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        wanted: Wanted,
+        raw: Option<Encoded>,
+    ) -> Result<Encoded, Arc<SourceError>> {
+        let (raw, codec, looked) = match wanted {
+            Wanted::Fixed(codec) if codec.needs_base() => (raw, CodecId::Raw, Duration::ZERO),
+            Wanted::Fixed(codec) => (raw, codec, Duration::ZERO),
+            Wanted::Auto { offered, .. } if offered.without_bases() == CodecSet::only_raw() => {
+                (raw, CodecId::Raw, Duration::ZERO)
+            }
             Wanted::Auto { offered, link } => {
-                let (raw, look, looked) = self.look(payload, chunk).await?;
+                let (raw, look, looked) = self.look(payload, chunk, raw).await?;
                 (raw, self.chooser.choose(payload, chunk, &look, offered, link), looked)
             }
         };
@@ -168,11 +185,15 @@ impl Encoder {
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
+        raw: Option<Encoded>,
     ) -> Result<(Option<Encoded>, Look, Duration), Arc<SourceError>> {
         if let Some(look) = self.chooser.recall(payload, chunk) {
-            return Ok((None, look, Duration::ZERO));
+            return Ok((raw, look, Duration::ZERO));
         }
-        let raw = self.raw(payload, chunk).await?;
+        let raw = match raw {
+            Some(raw) => raw,
+            None => self.raw(payload, chunk).await?,
+        };
         let (look, looked) = self.chooser.look(payload, chunk, raw.bytes.clone()).await;
         Ok((Some(raw), look, looked))
     }
@@ -289,12 +310,7 @@ impl Encoder {
         let context = Context { dtype, base: None };
         let encoding = self.workers.run(move || {
             let began = Instant::now();
-            let mut out = vec![0; worthwhile_bytes(raw_bytes)];
-            let encoded = codec(wanted).encode(context, &bytes, &mut out).map(|written| {
-                out.truncate(written);
-                out.shrink_to_fit();
-                Bytes::from(out)
-            });
+            let encoded = scratch::encode(wanted, context, &bytes, worthwhile_bytes(raw_bytes));
             (encoded, began.elapsed())
         });
         let (encoded, spent) = encoding.await;

@@ -19,6 +19,14 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path(Kind);
 
+/// The instructions of a path, for who wants to know and not to call them: anybody may make this value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Instructions {
+    Avx512,
+    Avx2,
+    Portable,
+}
+
 /// Kept apart from [`Path`] so that nobody else makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -49,12 +57,21 @@ impl Path {
 
     /// A word for people.
     pub fn name(self) -> &'static str {
+        match self.instructions() {
+            Instructions::Portable => "portable",
+            Instructions::Avx2 => "avx2",
+            Instructions::Avx512 => "avx512",
+        }
+    }
+
+    /// What it is made of.
+    pub(crate) fn instructions(self) -> Instructions {
         match self.0 {
-            Kind::Portable => "portable",
+            Kind::Portable => Instructions::Portable,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2",
+            Kind::Avx2 => Instructions::Avx2,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "avx512",
+            Kind::Avx512 => Instructions::Avx512,
         }
     }
 }

@@ -54,6 +54,10 @@ fn the_example_of_the_page() {
 fn nothing_changed_costs_a_few_bytes() {
     let base = noise(4 << 20);
     assert_eq!(encoded(Dtype::F32, &base, &base).unwrap().len(), 15);
+    for (dtype, bytes) in [(Dtype::F32, 4 << 20), (Dtype::Bf16, 801), (Dtype::F64, 103)] {
+        let base = &base[..bytes];
+        assert_eq!(Some(Sparse::unchanged(dtype, base)), encoded(dtype, base, base), "{dtype}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Chunks as changes to a version that a receiver holds, once for all that hold it.
 
-use super::{Encoded, Encoder, Key};
+use super::{Encoded, Encoder, Key, scratch};
 use crate::egress::{Payload, Stage, Wanted};
 use bytes::Bytes;
 use std::{
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_device::SourceError;
-use tensor_relay_protocol::{ChunkIndex, CodecId, Context, codec};
+use tensor_relay_protocol::{ChunkIndex, CodecId, Context, SMALL_BYTES, Sparse};
 
 /// The codec of changes. It says by itself when a chunk changed too much: an update is half as long as its chunk at most.
 const CODEC: CodecId = CodecId::Sparse;
@@ -31,37 +31,53 @@ impl Encoder {
         wanted: impl Into<Wanted>,
     ) -> Result<Encoded, Arc<SourceError>> {
         let wanted = wanted.into();
-        let Some(base) = base.filter(|_| wanted.takes(CODEC)) else {
+        let Some(base) = base.filter(|_| is_worth_comparing(payload, chunk, wanted)) else {
             return self.encode(payload, chunk, wanted).await;
         };
-        let (changes, compared) = self.changes(payload, chunk, base).await?;
-        let encoded = match changes {
-            Some(changes) => changes,
-            None => self.encode(payload, chunk, wanted).await?,
-        };
-        Ok(Encoded { spent: encoded.spent + compared, ..encoded })
+        let key = Key { payload: payload.key(), chunk, codec: CODEC, base: Some(base.key()) };
+        match self.cache.get(&key) {
+            Some(Some(changes)) => Ok(changes),
+            Some(None) => self.encode(payload, chunk, wanted).await,
+            None => {
+                // Outside of the cache, where all who wait for a device hear of its failure at once, not in turns.
+                let raw = self.raw(payload, chunk).await?;
+                let (changes, compared) = self.changes(key, payload, base, &raw).await?;
+                let encoded = match changes {
+                    Some(changes) => changes,
+                    None => self.encode_whole(payload, chunk, wanted, Some(raw)).await?,
+                };
+                Ok(Encoded { spent: encoded.spent + compared, ..encoded })
+            }
+        }
     }
 
-    /// What changed of `chunk` since `base`, `None` when that is too much, or the base cannot be read; and how long finding
-    /// out took.
+    /// What changed since `base` of the chunk whose bytes are `raw`, `None` when that is too much, or is not found out; and
+    /// how long finding out took. What is the same by its hash is neither read again nor compared.
     async fn changes(
         &self,
+        key: Key,
         payload: &Payload,
-        chunk: ChunkIndex,
         base: &Payload,
+        raw: &Encoded,
     ) -> Result<(Option<Encoded>, Duration), Arc<SourceError>> {
-        let key = Key { payload: payload.key(), chunk, codec: CODEC, base: Some(base.key()) };
-        if let Some(known) = self.cache.get(&key) {
-            return Ok((known, Duration::ZERO));
-        }
-        // Read outside of the cache, where all who wait for a device hear of its failure at once, not in turns.
-        let raw = self.raw(payload, chunk).await?;
-        let Some(before) = self.before(base, chunk, &raw).await else {
+        let is_same = base.hash(key.chunk) == Some(raw.hash);
+        if !is_same && !self.chooser.expects_update(payload, key.chunk) {
+            self.cache.insert(key, None); // So that all who get the chunk get the same.
             return Ok((None, Duration::ZERO));
+        }
+        let before = match is_same {
+            true => raw.bytes.clone(),
+            false => match self.before(payload, base, key.chunk).await {
+                Some(before) => before,
+                None => return Ok((None, Duration::ZERO)),
+            },
         };
         let mut spent = Duration::ZERO; // By others, where they were first.
         let compare = async {
-            let (changes, took) = self.compare(payload, chunk, &raw, before).await;
+            let (changes, took) = match is_same {
+                true => (Some(self.unchanged(payload, key.chunk, raw)), Duration::ZERO),
+                false => self.compare(payload, key.chunk, raw, before).await,
+            };
             spent = took;
             Ok::<_, Arc<SourceError>>(changes)
         };
@@ -69,18 +85,28 @@ impl Encoder {
         Ok((changes, spent))
     }
 
-    /// What the chunk was in `base`. What did not change, by its hash, need not be read again.
-    async fn before(&self, base: &Payload, chunk: ChunkIndex, raw: &Encoded) -> Option<Bytes> {
-        if base.hash(chunk) == Some(raw.hash) {
-            return Some(raw.bytes.clone());
+    /// What the chunk was in `base`. A base that cannot be read is not tried again for this payload.
+    async fn before(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex) -> Option<Bytes> {
+        if self.chooser.is_unreadable(payload, base) {
+            return None;
         }
         match self.raw(base, chunk).await {
             Ok(before) => Some(before.bytes),
             Err(error) => {
-                tracing::info!(%chunk, %error, "A base cannot be read any more; the chunk goes whole.");
+                if self.chooser.handle_unreadable(payload, base) {
+                    tracing::info!(%chunk, %error, "A base cannot be read any more; chunks go whole.");
+                }
                 None
             }
         }
+    }
+
+    /// The update of a chunk that is what it was.
+    fn unchanged(&self, payload: &Payload, chunk: ChunkIndex, raw: &Encoded) -> Encoded {
+        let (_, dtype) = payload.manifest().chunk(chunk);
+        let bytes = Bytes::from(Sparse::unchanged(dtype, &raw.bytes));
+        self.count_compared(raw.bytes.len(), Some(&bytes));
+        Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO }
     }
 
     async fn compare(
@@ -93,18 +119,13 @@ impl Encoder {
         let _comparing = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
         let bytes = raw.bytes.clone();
-        let comparing = self.workers.run(move || {
+        let comparing = self.workers.run_over(bytes.len(), move || {
             let began = Instant::now();
-            let mut out = vec![0; bytes.len() / 2];
             let context = Context { dtype, base: Some(&before) };
-            let changes = codec(CODEC).encode(context, &bytes, &mut out).map(|written| {
-                out.truncate(written);
-                out.shrink_to_fit();
-                Bytes::from(out)
-            });
-            (changes, began.elapsed())
+            (scratch::encode(CODEC, context, &bytes, bytes.len() / 2), began.elapsed())
         });
         let (changes, spent) = comparing.await;
+        self.chooser.handle_compared(payload, chunk, changes.is_some());
         self.count_compared(raw.bytes.len(), changes.as_ref());
         let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO };
         (changes.map(encoded), spent)
@@ -121,14 +142,30 @@ impl Encoder {
     }
 }
 
+/// Whether `chunk` is to be compared with a base at all. When the choice is free, small ones travel raw, as they do without
+/// a base.
+fn is_worth_comparing(payload: &Payload, chunk: ChunkIndex, wanted: Wanted) -> bool {
+    let (range, _) = payload.manifest().chunk(chunk);
+    match wanted {
+        Wanted::Auto { .. } => wanted.takes(CODEC) && range.end - range.start >= SMALL_BYTES as u64,
+        Wanted::Fixed(_) => wanted.takes(CODEC),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Workers;
+    use std::sync::atomic::AtomicU32;
     use tensor_relay_device::{BoxFuture, HostSource, Source};
-    use tensor_relay_protocol::{ChunkHash, Dtype, Limits, Manifest, Shape, TensorName, TensorSpec};
+    use tensor_relay_protocol::{
+        ChunkHash, CodecSet, Dtype, Limits, LinkClass, Manifest, Shape, TensorName, TensorSpec, codec,
+    };
 
-    const CHUNK_BYTES: usize = 4096;
+    const CHUNK_BYTES: usize = SMALL_BYTES;
+
+    /// Noise that is not an update travels raw.
+    const AUTO: fn() -> Wanted = || Wanted::Auto { offered: CodecSet::all(), link: LinkClass::UpTo1 };
 
     fn manifest(bytes: usize) -> Arc<Manifest> {
         let shape = Shape::new(&[bytes as u64]).unwrap();
@@ -162,21 +199,12 @@ mod tests {
             (payload(before.clone()), payload(vec![9; 2 * CHUNK_BYTES]), payload(after.clone()));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for _ in 0..10 {
-            let changed = encoder
-                .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw)
-                .await
-                .unwrap();
+            let changed = encoder.encode_update(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
             assert!(changed.codec.needs_base() && changed.bytes.len() < 32, "{changed:?}");
             assert_eq!(decode(&changed, &before[..CHUNK_BYTES]), after[..CHUNK_BYTES]);
-            let same = encoder
-                .encode_update(&next, ChunkIndex(1), Some(&base), CodecId::Raw)
-                .await
-                .unwrap();
+            let same = encoder.encode_update(&next, ChunkIndex(1), Some(&base), AUTO()).await.unwrap();
             assert_eq!(decode(&same, &before[CHUNK_BYTES..]), after[CHUNK_BYTES..]);
-            let whole = encoder
-                .encode_update(&next, ChunkIndex(0), Some(&other), CodecId::Raw)
-                .await
-                .unwrap();
+            let whole = encoder.encode_update(&next, ChunkIndex(0), Some(&other), AUTO()).await.unwrap();
             assert_eq!((whole.codec, &whole.bytes[..]), (CodecId::Raw, &after[..CHUNK_BYTES]));
         }
         let stats = encoder.stats();
@@ -186,7 +214,7 @@ mod tests {
 
     /// A source whose bytes are gone.
     #[derive(Debug)]
-    struct Gone(u64);
+    struct Gone(u64, Arc<AtomicU32>);
 
     impl Source for Gone {
         fn len_bytes(&self) -> u64 {
@@ -194,6 +222,7 @@ mod tests {
         }
 
         fn read(&self, range: std::ops::Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
+            self.1.fetch_add(1, Ordering::Relaxed);
             let error = SourceError::OutOfBounds { start: range.start, end: range.end, len_bytes: 0 };
             Box::pin(std::future::ready(Err(error)))
         }
@@ -201,21 +230,68 @@ mod tests {
 
     #[tokio::test]
     async fn a_base_that_cannot_be_read_is_done_without() {
-        let next = payload(noise(CHUNK_BYTES));
-        let base = Payload::new(manifest(CHUNK_BYTES), Arc::new(Gone(CHUNK_BYTES as u64)));
+        const BYTES: usize = 8 * CHUNK_BYTES;
+        let (next, tries) = (payload(noise(BYTES)), Arc::new(AtomicU32::new(0)));
+        let base = Payload::new(manifest(BYTES), Arc::new(Gone(BYTES as u64, Arc::clone(&tries))));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
-        let whole = encoder
-            .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw)
-            .await
-            .unwrap();
-        assert_eq!((whole.codec, encoder.stats().compared), (CodecId::Raw, 0));
+        for chunk in 0..8 {
+            let whole = encoder
+                .encode_update(&next, ChunkIndex(chunk), Some(&base), AUTO())
+                .await
+                .unwrap();
+            assert_eq!((whole.codec, encoder.stats().compared), (CodecId::Raw, 0));
+        }
+        assert_eq!(tries.load(Ordering::Relaxed), 1, "one failure speaks for the others");
         // What is known to be the same need not be read.
         let hash = next.hash(ChunkIndex(0)).unwrap();
         base.set_hash(ChunkIndex(0), hash);
-        let same = encoder
-            .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Raw)
+        let same = encoder.encode_update(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
+        assert!(same.codec.needs_base());
+    }
+
+    /// As f32 weights under training do.
+    #[tokio::test]
+    async fn what_changes_everywhere_is_hardly_compared() {
+        const CHUNKS: usize = 40;
+        let base = payload(vec![9; CHUNKS * CHUNK_BYTES]);
+        let mut bytes = noise(CHUNKS * CHUNK_BYTES);
+        bytes[..CHUNK_BYTES].fill(9);
+        let (next, encoder) = (payload(bytes), Encoder::new(1 << 20, None, Workers::Inline));
+        base.set_hash(ChunkIndex(0), ChunkHash::of(&[9; CHUNK_BYTES]));
+        for chunk in (1..CHUNKS as u32).chain([0]) {
+            let encoded = encoder
+                .encode_update(&next, ChunkIndex(chunk), Some(&base), AUTO())
+                .await
+                .unwrap();
+            assert_eq!(encoded.codec.needs_base(), chunk == 0, "what is the same needs no comparison");
+        }
+        assert_eq!(encoder.stats().compared, 3 + 1, "one in seventeen, and one by its hash");
+    }
+
+    #[tokio::test]
+    async fn updates_that_cannot_be_made_are_not_tried() {
+        let (next, base) = (payload(noise(CHUNK_BYTES)), payload(noise(CHUNK_BYTES)));
+        let encoder = Encoder::new(1 << 20, None, Workers::Inline);
+        let whole = encoder
+            .encode_update(&next, ChunkIndex(0), None, CodecId::Sparse)
             .await
             .unwrap();
-        assert!(same.codec.needs_base());
+        assert_eq!((whole.codec, encoder.stats().requested), (CodecId::Raw, 0));
+        let forced = encoder
+            .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Sparse)
+            .await
+            .unwrap();
+        assert_eq!(forced.codec, CodecId::Sparse);
+        let (small, before) = (payload(noise(CHUNK_BYTES / 2)), payload(noise(CHUNK_BYTES / 2)));
+        let whole = encoder
+            .encode_update(&small, ChunkIndex(0), Some(&before), AUTO())
+            .await
+            .unwrap();
+        assert_eq!(whole.codec, CodecId::Raw, "a small chunk is not worth it");
+        let forced = encoder
+            .encode_update(&small, ChunkIndex(0), Some(&before), CodecId::Sparse)
+            .await
+            .unwrap();
+        assert_eq!(forced.codec, CodecId::Sparse);
     }
 }

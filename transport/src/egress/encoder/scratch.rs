@@ -1,0 +1,22 @@
+//! Where codecs write, before it is known how much that is.
+
+use bytes::Bytes;
+use std::cell::RefCell;
+use tensor_relay_protocol::{CodecId, Context, codec};
+
+thread_local! {
+    /// As large as the largest chunk that the thread has encoded, for as long as the thread lives. Fresh memory for each
+    /// chunk would be cleared, and handed over by the kernel page by page: as much work as encoding it.
+    static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The encoding of `raw`, in memory of its own length; `None` where it does not fit `room_bytes`.
+pub(super) fn encode(id: CodecId, context: Context<'_>, raw: &[u8], room_bytes: usize) -> Option<Bytes> {
+    OUT.with_borrow_mut(|out| {
+        if out.len() < room_bytes {
+            out.resize(room_bytes, 0);
+        }
+        let written = codec(id).encode(context, raw, &mut out[..room_bytes])?;
+        Some(Bytes::copy_from_slice(&out[..written]))
+    })
+}
