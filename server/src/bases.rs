@@ -94,6 +94,11 @@ impl Bases {
         self.shelf().get(Key { topic, epoch, version }).cloned()
     }
 
+    /// Whether a version that left retention is here.
+    fn is_kept(&self, key: Key) -> bool {
+        self.shelf().get(key).is_some()
+    }
+
     /// Takes a version that leaves retention, if somebody holds it.
     pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) {
         let left = leave(&mut self.shelf(), Key::new(topic, &retained.id), retained);

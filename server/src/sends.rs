@@ -150,14 +150,18 @@ impl Outgoing {
 
     /// Reads, encodes and writes one chunk.
     async fn send_chunk(self, chunk: ChunkIndex) -> Result<Sent, SendError> {
-        let payload = &self.retained.payload;
-        let base = self.base.as_ref().and_then(|base| base.retained.upgrade());
-        let base = base.as_ref().map(|base| &base.payload);
-        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await;
-        let encoded = encoded.map_err(SendError::Source)?;
+        let encoded = self.encode(chunk).await.map_err(SendError::Source)?;
         self.count(chunk, &encoded);
         self.progress.note(1); // From now on it is the subscriber who is waited for.
         Delivery::new(self, chunk, encoded).send().await
+    }
+
+    /// The base is held here alone: not while a slow subscriber takes what was made of it.
+    async fn encode(&self, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
+        let payload = &self.retained.payload;
+        let base = self.base.as_ref().and_then(Against::upgrade);
+        let base = base.as_ref().map(|base| &base.payload);
+        self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await
     }
 
     /// How the next chunk is wanted, as the link is now.

@@ -43,6 +43,11 @@ impl Retained {
         (self.id.epoch, self.id.version) == (epoch, version)
     }
 
+    /// Whether it left retention.
+    pub(crate) fn has_left(&self) -> bool {
+        self.cut_at.borrow().is_some()
+    }
+
     /// Starts the clock for those who are still at it.
     fn leave(&self) {
         self.cut_at.send_replace(Some(Instant::now() + self.release_timeout));
