@@ -6,8 +6,10 @@
 
 mod client_base;
 mod shelf;
+mod worth;
 
 pub(crate) use client_base::{Against, ClientBase, Of};
+pub(crate) use worth::Worth;
 
 use crate::topic::Retained;
 use shelf::{Key, Shelf};

@@ -159,9 +159,14 @@ impl Outgoing {
     /// The base is held here alone: not while a slow subscriber takes what was made of it.
     async fn encode(&self, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
         let payload = &self.retained.payload;
-        let base = self.base.as_ref().and_then(Against::upgrade);
-        let base = base.as_ref().map(|base| &base.payload);
-        self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await
+        let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
+        let base = against.as_ref().map(|(_, base)| &base.payload);
+        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await?;
+        if let Some((against, _)) = &against {
+            let (range, _) = payload.manifest().chunk(chunk);
+            against.note(range.end - range.start, encoded.codec.needs_base());
+        }
+        Ok(encoded)
     }
 
     /// How the next chunk is wanted, as the link is now.

@@ -1,6 +1,6 @@
 //! What a server keeps to code later versions against, and what it does not.
 
-use crate::deltas::{BYTES, following, next, open, publish};
+use crate::deltas::{BYTES, following, next, open, publish, publish_of};
 use bytes::Bytes;
 use std::time::Duration;
 use tensor_relay_protocol::CodecId;
@@ -16,7 +16,7 @@ fn lent(server: &Server, version: u64) -> Borrowed {
     let mut content = vec![0; BYTES as usize];
     tensors::write_content("noise", version, &mut content);
     let tensors = vec![(tensors::noise("noise", BYTES), Bytes::from(content))];
-    Borrowed::from_tensors(&server.staging(), tensors, tensors::metadata(version)).unwrap()
+    Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
 }
 
 /// Goal: a producer gets its memory back, whoever still takes what was coded against it.
@@ -68,4 +68,30 @@ fn a_forced_codec_keeps_no_bases() {
             assert_eq!(server.stats().bases.versions, u64::from(keeps));
         });
     }
+}
+
+/// Goal: versions that have nothing in common are not kept to code others against, but for a try now and then.
+/// Method: a subscriber follows; what is compared is counted.
+#[test]
+fn versions_with_nothing_in_common_are_not_kept() {
+    simulate(3, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+        let mut compared = Vec::new();
+        for version in 1..=14 {
+            let before = server.stats().encoder.compared;
+            publish_of(&server, &mut publisher, version, vec![tensors::noise("weights", BYTES)]).await;
+            next(&mut subscription, version).await;
+            eventually("the server heard of it", || server.stats().committed == version).await;
+            if server.stats().encoder.compared > before {
+                compared.push(version);
+            }
+        }
+        assert_eq!(
+            compared,
+            [2, 3, 4, 13, 14],
+            "two in vain, a rest of eight, and one more; each ends with what was kept"
+        );
+    });
 }
