@@ -91,6 +91,11 @@ impl Bases {
         Hold { bases: Arc::clone(self), key, retained: Arc::downgrade(retained), lingers: false }
     }
 
+    /// Takes the news that one who was lost holds its version again.
+    pub(crate) fn come_back(&self, topic: u64, (epoch, version): Of) {
+        self.shelf().come_back(Key { topic, epoch, version });
+    }
+
     /// A version that left retention, if it is here.
     pub(crate) fn find(&self, topic: u64, (epoch, version): Of) -> Option<Arc<Retained>> {
         self.shelf().get(Key { topic, epoch, version }).cloned()

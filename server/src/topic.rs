@@ -282,7 +282,9 @@ impl TopicState {
     pub(crate) fn hold_base(&self, (epoch, version): bases::Of) -> Option<Hold> {
         let retained = self.find(epoch, version).map(|(_, retained)| retained);
         let found = retained.or_else(|| self.bases.find(self.number, (epoch, version)));
-        found.map(|retained| self.hold(&retained))
+        let hold = found.map(|retained| self.hold(&retained))?;
+        self.bases.come_back(self.number, (epoch, version));
+        Some(hold)
     }
 
     /// Whether nothing will follow, and why.

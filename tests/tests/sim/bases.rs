@@ -1,12 +1,12 @@
 //! What a server keeps to code later versions against, and what it does not.
 
-use crate::deltas::{BYTES, following, next, open, publish, publish_of};
+use crate::deltas::{BYTES, assert_changes, following, next, open, publish, publish_of};
 use bytes::Bytes;
 use std::time::Duration;
 use tensor_relay_protocol::CodecId;
 use tensor_relay_server::{Borrowed, CodecChoice, Server, TopicOptions};
 use tensor_relay_tests::{
-    pair::{client_config, eventually, keeping, server_config, simulate},
+    pair::{client_config, eventually, keeping, reconnecting, server_config, simulate},
     tensors,
 };
 use tokio::time::sleep;
@@ -93,5 +93,30 @@ fn versions_with_nothing_in_common_are_not_kept() {
             [2, 3, 4, 13, 14],
             "two in vain, a rest of eight, and one more; each ends with what was kept"
         );
+    });
+}
+
+/// Goal: who is lost finds its base again, whoever else held that and went on to the next.
+/// Method: two subscribers hold a version; one is cut off, the other gets the next ones, and then the first comes back.
+#[test]
+fn one_of_several_who_is_lost_keeps_its_base() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        let (_lost, mut lost) = following(&sim, 1, reconnecting()).await;
+        let (_other, mut other) = following(&sim, 2, client_config()).await;
+        publish(&server, &mut publisher, 1).await;
+        next(&mut lost, 1).await;
+        next(&mut other, 1).await;
+        eventually("the server heard of it", || server.stats().committed == 2).await;
+        sim.cut(1);
+        eventually("it is lost", || server.stats().sessions == 1).await;
+        publish(&server, &mut publisher, 2).await;
+        assert_changes(next(&mut other, 2).await);
+        eventually("the server heard of it", || server.stats().committed == 3).await;
+        assert_eq!(server.stats().bases.versions, 1, "version 1");
+        sim.mend(1);
+        assert_changes(next(&mut lost, 2).await);
+        eventually("nobody needs it any more", || server.stats().bases.versions == 0).await;
     });
 }
