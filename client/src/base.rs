@@ -118,11 +118,13 @@ impl Base {
 
     /// Takes the commit of the version under way; returns whether it is the base now.
     pub(crate) fn handle_committed(&mut self) -> bool {
-        let of = self.under_way.take().map(|under_way| under_way.of);
+        let (of, keep) = self.under_way.take().map(|now| (now.of, now.keep)).unzip();
+        let keep = keep.unwrap_or(false);
         let whole = self.copy.as_ref().and_then(|(_, shared)| shared.copy().whole());
         self.told = whole.filter(|whole| Some(*whole) == of);
-        if self.told.is_none() {
-            self.copy = None;
+        let has_ended = self.told.is_none() && self.copy.take().is_some();
+        if let Some(memory) = self.memory.as_ref().filter(|_| has_ended && !keep) {
+            memory.release_cached(); // No other version of this topic will want it soon.
         }
         self.told.is_some()
     }

@@ -6,8 +6,10 @@
 
 mod client_base;
 mod shelf;
+mod worth;
 
 pub(crate) use client_base::{Against, ClientBase, Of};
+pub(crate) use worth::Worth;
 
 use crate::topic::Retained;
 use shelf::{Key, Shelf};
@@ -89,9 +91,19 @@ impl Bases {
         Hold { bases: Arc::clone(self), key, retained: Arc::downgrade(retained), lingers: false }
     }
 
+    /// Takes the news that one who was lost holds its version again.
+    pub(crate) fn come_back(&self, topic: u64, (epoch, version): Of) {
+        self.shelf().come_back(Key { topic, epoch, version });
+    }
+
     /// A version that left retention, if it is here.
     pub(crate) fn find(&self, topic: u64, (epoch, version): Of) -> Option<Arc<Retained>> {
         self.shelf().get(Key { topic, epoch, version }).cloned()
+    }
+
+    /// Whether a version that left retention is here.
+    fn is_kept(&self, key: Key) -> bool {
+        self.shelf().get(key).is_some()
     }
 
     /// Takes a version that leaves retention, if somebody holds it.

@@ -131,7 +131,8 @@ impl Publisher {
         let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
-        let base = self.catalogue.bases().terms(bytes, *bases, keep.versions, returned.is_some());
+        let mut base = self.catalogue.bases().terms(bytes, *bases, keep.versions, returned.is_some());
+        base.may_be = base.may_be && self.topic.is_next_worth_it();
         let retained = Retained {
             id: id.clone(),
             payload,

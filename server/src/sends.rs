@@ -150,11 +150,7 @@ impl Outgoing {
 
     /// Reads, encodes and writes one chunk.
     async fn send_chunk(self, chunk: ChunkIndex) -> Result<Sent, SendError> {
-        let payload = &self.retained.payload;
-        let base = self.base.as_ref().and_then(|base| base.retained.upgrade());
-        let base = base.as_ref().map(|base| &base.payload);
-        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await;
-        let encoded = encoded.map_err(SendError::Source)?;
+        let encoded = self.encode(chunk).await.map_err(SendError::Source)?;
         self.progress.note(1); // From now on it is the subscriber who is waited for.
         let outgoing = self.clone();
         let sent = Delivery::new(self, chunk, encoded.clone()).send().await?;
@@ -162,6 +158,19 @@ impl Outgoing {
             outgoing.count(chunk, &encoded);
         }
         Ok(sent)
+    }
+
+    /// The base is held here alone: not while a slow subscriber takes what was made of it.
+    async fn encode(&self, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
+        let payload = &self.retained.payload;
+        let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
+        let base = against.as_ref().map(|(_, base)| &base.payload);
+        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await?;
+        if let Some((against, _)) = &against {
+            let (range, _) = payload.manifest().chunk(chunk);
+            against.note(range.end - range.start, encoded.codec.needs_base());
+        }
+        Ok(encoded)
     }
 
     /// How the next chunk is wanted, as the link is now.

@@ -315,9 +315,13 @@ impl Subscription {
         self.shared.config.chunks_in_flight * self.lanes.usable()
     }
 
-    /// Whether the client can decode changes.
+    /// Whether chunks may travel as changes: the client can decode them, and nobody wants another codec.
     fn takes_changes(&self) -> bool {
-        self.codecs.iter().any(CodecId::needs_base)
+        let is_wanted = match self.codec() {
+            CodecChoice::Auto => true,
+            CodecChoice::Fixed(codec) => codec.needs_base(),
+        };
+        is_wanted && self.codecs.iter().any(CodecId::needs_base)
     }
 
     fn outgoing(

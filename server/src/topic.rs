@@ -10,7 +10,7 @@ pub use options::{TopicOptions, WhenFull};
 pub(crate) use reader::{Reader, Standing};
 
 use crate::{
-    bases::{self, Bases, Hold},
+    bases::{self, Bases, Hold, Worth},
     places::Places,
     retention::{Full, Keep, ReaderId, Retention, Seq},
 };
@@ -43,6 +43,11 @@ impl Retained {
         (self.id.epoch, self.id.version) == (epoch, version)
     }
 
+    /// Whether it left retention.
+    pub(crate) fn has_left(&self) -> bool {
+        self.cut_at.borrow().is_some()
+    }
+
     /// Starts the clock for those who are still at it.
     fn leave(&self) {
         self.cut_at.send_replace(Some(Instant::now() + self.release_timeout));
@@ -58,6 +63,8 @@ pub(crate) struct TopicState {
     /// Where versions stay that left retention, and what this topic is called there.
     bases: Arc<Bases>,
     number: u64,
+    /// Whether its versions are worth keeping for changes.
+    worth: Arc<Mutex<Worth>>,
     state: Mutex<State>,
     /// What was sent of it, to all subscribers.
     tally: Arc<Tally>,
@@ -108,6 +115,7 @@ impl TopicState {
             linger,
             number: bases.number_topic(),
             bases,
+            worth: Arc::default(),
             state: Mutex::default(),
             tally: Arc::default(),
             changed: watch::Sender::default(),
@@ -122,6 +130,16 @@ impl TopicState {
     /// Where what is sent of it is counted.
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.tally
+    }
+
+    /// What its versions have in common.
+    pub(crate) fn worth(&self) -> &Arc<Mutex<Worth>> {
+        &self.worth
+    }
+
+    /// Whether the next version is worth keeping for changes. Asked once for each.
+    pub(crate) fn is_next_worth_it(&self) -> bool {
+        self.worth.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
     /// How its chunks are encoded, if its publisher said so.
@@ -264,7 +282,9 @@ impl TopicState {
     pub(crate) fn hold_base(&self, (epoch, version): bases::Of) -> Option<Hold> {
         let retained = self.find(epoch, version).map(|(_, retained)| retained);
         let found = retained.or_else(|| self.bases.find(self.number, (epoch, version)));
-        found.map(|retained| self.hold(&retained))
+        let hold = found.map(|retained| self.hold(&retained))?;
+        self.bases.come_back(self.number, (epoch, version));
+        Some(hold)
     }
 
     /// Whether nothing will follow, and why.

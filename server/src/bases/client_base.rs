@@ -1,8 +1,8 @@
 //! What the client of one subscription holds, and so what it may be sent changes to.
 
-use super::Hold;
+use super::{Bases, Hold, Key, Worth};
 use crate::topic::{Retained, TopicState};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tensor_relay_protocol::{Epoch, Version};
 
 /// Names a version of a topic.
@@ -21,7 +21,36 @@ pub(crate) struct ClientBase {
 #[derive(Debug, Clone)]
 pub(crate) struct Against {
     pub(crate) version: Version,
-    pub(crate) retained: Weak<Retained>,
+    key: Key,
+    retained: Weak<Retained>,
+    bases: Arc<Bases>,
+    worth: Arc<Mutex<Worth>>,
+}
+
+impl Against {
+    fn new(hold: &Hold, worth: &Arc<Mutex<Worth>>) -> Self {
+        let Hold { key, retained, bases, .. } = hold;
+        Self {
+            version: key.version,
+            key: *key,
+            retained: Weak::clone(retained),
+            bases: Arc::clone(bases),
+            worth: Arc::clone(worth),
+        }
+    }
+
+    /// Takes the news that a chunk of `bytes` was compared with it, and whether it travels as changes.
+    pub(crate) fn note(&self, bytes: u64, is_update: bool) {
+        self.worth.lock().unwrap_or_else(PoisonError::into_inner).note(bytes, is_update);
+    }
+
+    /// The version, as long as it may be read for this: while it is retained, or kept. Who is still at one that left, for
+    /// itself, must not be joined: its producer may wait for the memory. What this gives is held for one comparison.
+    pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
+        let retained = self.retained.upgrade()?;
+        let may_be_read = !retained.has_left() || self.bases.is_kept(self.key);
+        may_be_read.then_some(retained)
+    }
 }
 
 impl ClientBase {
@@ -39,7 +68,7 @@ impl ClientBase {
         let is_like_it = epoch == retained.id.epoch
             && version < retained.id.version
             && base.retained.upgrade().is_some_and(|base| digest(&base) == digest(retained));
-        is_like_it.then(|| Against { version, retained: Weak::clone(&base.retained) })
+        is_like_it.then(|| Against::new(base, topic.worth()))
     }
 
     /// Takes the client's word that it has the version under way, and whether it keeps a copy.

@@ -31,6 +31,8 @@ pub(super) struct Shelf<T> {
 struct Entry<T> {
     /// By how many subscriptions. One that nobody holds stays only while it is kept or retained.
     held: u32,
+    /// By how many that were lost it was held: each may come back for it.
+    awaited: u32,
     /// Whether retention keeps it, so that this need not.
     is_retained: bool,
     kept: Option<Kept<T>>,
@@ -58,8 +60,15 @@ impl<T> Shelf<T> {
 
     /// Counts one more who holds `key`.
     pub(super) fn hold(&mut self, key: Key, is_retained: bool) {
-        let nobody = Entry { held: 0, is_retained, kept: None };
+        let nobody = Entry { held: 0, awaited: 0, is_retained, kept: None };
         self.entries.entry(key).or_insert(nobody).held += 1;
+    }
+
+    /// Counts one less who may come back for `key`: one did.
+    pub(super) fn come_back(&mut self, key: Key) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.awaited = entry.awaited.saturating_sub(1);
+        }
     }
 
     /// Counts one less who holds `key`, and gives it back if it leaves with that: nobody else holds it and nobody may come
@@ -67,7 +76,9 @@ impl<T> Shelf<T> {
     pub(super) fn release(&mut self, key: Key, lingers: bool) -> Option<T> {
         let entry = self.entries.get_mut(&key)?;
         entry.held = entry.held.saturating_sub(1);
-        let may_go = entry.held == 0 && (!lingers || entry.kept.is_none() && !entry.is_retained);
+        entry.awaited += u32::from(lingers);
+        let is_there = entry.kept.is_some() || entry.is_retained;
+        let may_go = entry.held == 0 && (entry.awaited == 0 || !is_there);
         let entry = may_go.then(|| self.entries.remove(&key))??;
         self.unkeep(entry.kept)
     }
@@ -99,7 +110,7 @@ impl<T> Shelf<T> {
         let keys: Vec<Key> = self.kept_keys(Some(topic)).collect();
         let left = keys.into_iter().filter_map(|key| self.evict(key)).collect();
         for (_, entry) in self.entries.iter_mut().filter(|(key, _)| key.topic == topic) {
-            entry.is_retained = false; // It matters no more.
+            (entry.awaited, entry.is_retained) = (0, false); // They matter no more.
         }
         self.entries.retain(|key, entry| key.topic != topic || entry.held > 0);
         left
@@ -219,9 +230,26 @@ mod tests {
         assert_eq!(shelf.forget(0), [3]);
     }
 
+    #[test]
+    fn one_of_several_who_were_lost_is_waited_for() {
+        let mut shelf = Shelf::new(100);
+        for _ in 0..3 {
+            shelf.hold(key(0, 1), true);
+        }
+        shelf.leave(key(0, 1), Some(1), 40, 2);
+        assert_eq!(shelf.release(key(0, 1), true), None, "it is lost");
+        assert_eq!(shelf.release(key(0, 1), false), None, "it goes on to the next");
+        assert_eq!(shelf.release(key(0, 1), false), None, "one may come back");
+        shelf.hold(key(0, 1), false);
+        shelf.come_back(key(0, 1));
+        assert_eq!(shelf.release(key(0, 1), false), Some(1));
+        assert!(shelf.entries.is_empty());
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
         Hold(u64, u64),
+        ComeBack(u64, u64),
         Release { topic: u64, version: u64, lingers: bool },
         Leave { topic: u64, version: u64, may_stay: bool, bytes: u64 },
         Forget(u64),
@@ -231,6 +259,7 @@ mod tests {
         let of = || (0u64..2, 0u64..6);
         prop_oneof![
             5 => of().prop_map(|(topic, version)| Step::Hold(topic, version)),
+            2 => of().prop_map(|(topic, version)| Step::ComeBack(topic, version)),
             4 => (of(), any::<bool>()).prop_map(|((topic, version), lingers)| Step::Release { topic, version, lingers }),
             5 => (of(), prop::bool::weighted(0.9), 0u64..60)
                 .prop_map(|((topic, version), may_stay, bytes)| Step::Leave { topic, version, may_stay, bytes }),
@@ -245,6 +274,7 @@ mod tests {
         fn what_is_held_is_kept_as_far_as_there_is_room(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
             let mut shelf = Shelf::new(budget);
             let mut held: HashMap<Key, u32> = HashMap::new();
+            let mut awaited: HashMap<Key, u32> = HashMap::new();
             let mut left: HashSet<Key> = HashSet::new();
             let mut here: HashMap<Key, u64> = HashMap::new();
             for step in steps {
@@ -257,12 +287,23 @@ mod tests {
                         *held.entry(key).or_default() += 1;
                         vec![]
                     }
+                    Step::ComeBack(topic, version) => {
+                        let key = key(topic, version);
+                        shelf.hold(key, !left.contains(&key));
+                        shelf.come_back(key);
+                        *held.entry(key).or_default() += 1;
+                        let waiting = awaited.entry(key).or_default();
+                        *waiting = waiting.saturating_sub(1);
+                        vec![]
+                    }
                     Step::Release { topic, version, lingers } => {
                         let key = key(topic, version);
                         let Some(count) = held.get_mut(&key).filter(|count| **count > 0) else { continue };
                         *count -= 1;
+                        let waiting = awaited.entry(key).or_default();
+                        *waiting += u32::from(lingers);
                         let gone = shelf.release(key, lingers);
-                        prop_assert!(gone.is_none() || !lingers && *count == 0);
+                        prop_assert_eq!(gone.is_some(), here.contains_key(&key) && *count == 0 && *waiting == 0);
                         gone.into_iter().collect()
                     }
                     Step::Leave { topic, version, may_stay, bytes } => {
@@ -281,6 +322,7 @@ mod tests {
                     }
                     Step::Forget(topic) => {
                         let gone = shelf.forget(topic);
+                        awaited.retain(|key, _| key.topic != topic);
                         prop_assert_eq!(shelf.kept_keys(Some(topic)).count(), 0);
                         gone
                     }
@@ -289,6 +331,7 @@ mod tests {
                     prop_assert!(before.contains(&key) || came == Some(key));
                     prop_assert!(here.remove(&key).is_some());
                 }
+                awaited.retain(|key, _| shelf.entries.contains_key(key));
                 let kept: HashSet<Key> = shelf.kept_keys(None).collect();
                 prop_assert_eq!(kept, here.keys().copied().collect::<HashSet<_>>());
                 let bytes: u64 = here.values().sum();
@@ -299,6 +342,7 @@ mod tests {
                 }
                 for (key, entry) in &shelf.entries {
                     prop_assert_eq!(entry.held, held.get(key).copied().unwrap_or(0));
+                    prop_assert_eq!(entry.awaited, awaited.get(key).copied().unwrap_or(0));
                     prop_assert!(entry.held > 0 || entry.kept.is_some() || entry.is_retained, "{:?} has no cause", key);
                 }
             }

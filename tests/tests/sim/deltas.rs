@@ -22,19 +22,19 @@ use tokio::{task::JoinSet, time::sleep};
 const EPOCH: Epoch = Epoch(5);
 
 /// Sixteen chunks.
-const BYTES: u64 = 1 << 20;
+pub(crate) const BYTES: u64 = 1 << 20;
 
 const CHUNKS: u64 = BYTES / CHUNK_BYTES as u64;
 
-fn open(server: &Server, options: TopicOptions) -> Publisher {
+pub(crate) fn open(server: &Server, options: TopicOptions) -> Publisher {
     server.publisher_with(topic("t"), Some(EPOCH), options).unwrap()
 }
 
-async fn publish(server: &Server, publisher: &mut Publisher, version: u64) -> Publication {
+pub(crate) async fn publish(server: &Server, publisher: &mut Publisher, version: u64) -> Publication {
     publish_of(server, publisher, version, vec![tensors::steady("weights", BYTES)]).await
 }
 
-async fn publish_of(
+pub(crate) async fn publish_of(
     server: &Server,
     publisher: &mut Publisher,
     version: u64,
@@ -47,12 +47,12 @@ async fn publish_of(
 }
 
 /// A slow path, so that a transfer can be caught in the middle: four chunks for each round trip.
-fn slow_path(sim: &Sim) {
+pub(crate) fn slow_path(sim: &Sim) {
     let delay = Duration::from_millis(20);
     sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
 }
 
-async fn following(sim: &Sim, number: u8, config: Config) -> (Client, Subscription) {
+pub(crate) async fn following(sim: &Sim, number: u8, config: Config) -> (Client, Subscription) {
     let client = sim.client(number, config).await.unwrap();
     let subscription = client.subscribe(&topic("t")).await.unwrap();
     client.list().await.unwrap();
@@ -60,18 +60,18 @@ async fn following(sim: &Sim, number: u8, config: Config) -> (Client, Subscripti
 }
 
 /// The next version, every byte of it checked.
-async fn next(subscription: &mut Subscription, version: u64) -> Receipt {
+pub(crate) async fn next(subscription: &mut Subscription, version: u64) -> Receipt {
     let snapshot = subscription.next().await.unwrap();
     tensors::check(&snapshot);
     assert_eq!(snapshot.id().version.0, version);
     snapshot.receipt()
 }
 
-fn assert_whole(receipt: Receipt) {
+pub(crate) fn assert_whole(receipt: Receipt) {
     assert_eq!((receipt.deltas.chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
 }
 
-fn assert_changes(receipt: Receipt) {
+pub(crate) fn assert_changes(receipt: Receipt) {
     assert_eq!((receipt.deltas.chunks, receipt.deltas.raw_bytes), (CHUNKS, BYTES), "{receipt:?}");
     assert_eq!(receipt.wire_bytes, receipt.deltas.wire_bytes);
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");

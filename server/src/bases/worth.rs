@@ -1,0 +1,123 @@
+//! Whether the versions of a topic have so much in common that it pays to keep them. Pure.
+
+/// For how many versions nothing is kept, at first, once it was in vain.
+const FIRST_REST: u32 = 8;
+
+/// The most. One try in 256 versions costs nothing, and a topic that begins to change little is found out some day.
+const REST_MAX: u32 = 256;
+
+/// The part of what was compared that has to travel as changes: one in so many bytes.
+const LEAST_SHARE: u64 = 16;
+
+/// How many versions in a row may have been compared in vain.
+const VAIN_MAX: u32 = 2;
+
+/// What comparing versions came to, from one publish to the next.
+///
+/// Where it is in vain, it costs a read of the base for each chunk, and memory at both ends. So there is a rest then,
+/// and another try after it, which one version in vain ends; each rest is twice as long.
+#[derive(Debug)]
+pub(crate) struct Worth {
+    tried_bytes: u64,
+    updated_bytes: u64,
+    /// How many versions in a row were compared in vain.
+    vain: u32,
+    /// How many versions more nothing is kept for.
+    resting: u32,
+    /// How long the next rest is.
+    rest: u32,
+}
+
+impl Default for Worth {
+    fn default() -> Self {
+        Self { tried_bytes: 0, updated_bytes: 0, vain: 0, resting: 0, rest: FIRST_REST }
+    }
+}
+
+impl Worth {
+    /// Takes the news that a chunk of `bytes` was compared, and whether it travels as changes.
+    pub(crate) fn note(&mut self, bytes: u64, is_update: bool) {
+        self.tried_bytes = self.tried_bytes.saturating_add(bytes);
+        self.updated_bytes = self.updated_bytes.saturating_add(if is_update { bytes } else { 0 });
+    }
+
+    /// Whether the next version may be a base. Asked once for each.
+    pub(crate) fn next(&mut self) -> bool {
+        let tried = std::mem::take(&mut self.tried_bytes);
+        let updated = std::mem::take(&mut self.updated_bytes);
+        if self.resting > 0 {
+            self.resting -= 1;
+            return false;
+        }
+        if tried == 0 {
+            return true;
+        }
+        if updated.saturating_mul(LEAST_SHARE) >= tried {
+            (self.vain, self.rest) = (0, FIRST_REST);
+            return true;
+        }
+        self.vain += 1;
+        let had_a_rest = self.rest > FIRST_REST;
+        if self.vain < VAIN_MAX && !had_a_rest {
+            return true;
+        }
+        (self.vain, self.resting) = (0, self.rest - 1); // This one is the first.
+        self.rest = (2 * self.rest).min(REST_MAX);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What `versions` in a row are told, each compared with the one before where that may be a base.
+    fn run(worth: &mut Worth, versions: u32, is_update: bool) -> Vec<bool> {
+        let publish = |_| {
+            let may_be = worth.next();
+            if may_be {
+                worth.note(100, is_update);
+            }
+            may_be
+        };
+        (0..versions).map(publish).collect()
+    }
+
+    #[test]
+    fn what_has_nothing_in_common_rests_longer_and_longer() {
+        let mut worth = Worth::default();
+        let told = run(&mut worth, 600, false);
+        let rests = told.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
+        assert_eq!(rests.take(6).collect::<Vec<_>>(), [8, 16, 32, 64, 128, 256]);
+        let tries = told.split(|may_be| !*may_be).map(<[bool]>::len).filter(|len| *len > 0);
+        assert_eq!(tries.take(3).collect::<Vec<_>>(), [2, 1, 1], "two in vain, then one after each rest");
+    }
+
+    #[test]
+    fn a_little_in_common_is_enough() {
+        let mut worth = Worth::default();
+        for _ in 0..100 {
+            assert!(worth.next());
+            worth.note(1, true);
+            worth.note(15, false);
+        }
+    }
+
+    proptest! {
+        /// Whatever was before: what changes little is found out within one rest, and then all may be bases.
+        #[test]
+        fn what_changes_little_is_found_out(before in prop::collection::vec((0u64..200, any::<bool>(), any::<bool>()), 0..200)) {
+            let mut worth = Worth::default();
+            for (bytes, is_update, is_published) in before {
+                worth.note(bytes, is_update);
+                if is_published {
+                    worth.next();
+                }
+            }
+            worth.next(); // What was before is judged with this.
+            run(&mut worth, REST_MAX, true);
+            prop_assert!(run(&mut worth, 100, true).iter().all(|may_be| *may_be));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What a server keeps to code later versions against, and what it does not.
+
+use crate::deltas::{BYTES, assert_changes, following, next, open, publish, publish_of};
+use bytes::Bytes;
+use std::time::Duration;
+use tensor_relay_protocol::CodecId;
+use tensor_relay_server::{Borrowed, CodecChoice, Server, TopicOptions};
+use tensor_relay_tests::{
+    pair::{client_config, eventually, keeping, reconnecting, server_config, simulate},
+    tensors,
+};
+use tokio::time::sleep;
+
+/// A version whose producer waits for its memory, and which has nothing in common with another.
+fn lent(server: &Server, version: u64) -> Borrowed {
+    let mut content = vec![0; BYTES as usize];
+    tensors::write_content("noise", version, &mut content);
+    let tensors = vec![(tensors::noise("noise", BYTES), Bytes::from(content))];
+    Borrowed::from_tensors(&server.staging(), tensors, vec![]).unwrap()
+}
+
+/// Goal: a producer gets its memory back, whoever still takes what was coded against it.
+/// Method: a subscriber holds version 1 and stands still in the middle of version 2; version 1 is replaced, or taken back.
+#[test]
+fn a_base_is_held_for_the_comparison_alone() {
+    for is_replaced in [true, false] {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, keeping(2));
+            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            let first = publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
+            next(&mut subscription, 1).await;
+            eventually("the server heard of it", || server.stats().committed == 1).await;
+            let _second = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
+            eventually("chunks are compared", || server.stats().encoder.compared > 0).await;
+            sim.cut(1);
+            sleep(Duration::from_secs(1)).await;
+            assert!(server.stats().encoder.compared < 16, "it is in the middle");
+            assert!(!first.is_released(), "it is retained");
+            match is_replaced {
+                true => drop(publisher.publish(lent(&server, 3), tensors::metadata(3)).await.unwrap()),
+                false => first.withdraw(),
+            }
+            assert!(first.released(Duration::from_millis(100)).await);
+        });
+    }
+}
+
+/// Goal: a codec that is forced is obeyed, and nothing is kept for changes then.
+/// Method: each codec, forced by the topic, over three versions that differ little.
+#[test]
+fn a_forced_codec_keeps_no_bases() {
+    for (codec, keeps) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
+        simulate(2, async |sim| {
+            let server = sim.server(server_config());
+            let options = TopicOptions { codec: Some(CodecChoice::Fixed(codec)), ..TopicOptions::default() };
+            let mut publisher = open(&server, options);
+            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            for version in 1..=3 {
+                publish(&server, &mut publisher, version).await;
+                let receipt = next(&mut subscription, version).await;
+                assert_eq!(receipt.deltas.chunks > 0, keeps && version > 1, "{codec:?}: {receipt:?}");
+                eventually("the server heard of it", || server.stats().committed == version).await;
+            }
+            assert_eq!(server.stats().encoder.compared > 0, keeps);
+            sim.cut(1);
+            publish(&server, &mut publisher, 4).await;
+            assert_eq!(server.stats().bases.versions, u64::from(keeps));
+        });
+    }
+}
+
+/// Goal: versions that have nothing in common are not kept to code others against, but for a try now and then.
+/// Method: a subscriber follows; what is compared is counted.
+#[test]
+fn versions_with_nothing_in_common_are_not_kept() {
+    simulate(3, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+        let mut compared = Vec::new();
+        for version in 1..=14 {
+            let before = server.stats().encoder.compared;
+            publish_of(&server, &mut publisher, version, vec![tensors::noise("weights", BYTES)]).await;
+            next(&mut subscription, version).await;
+            eventually("the server heard of it", || server.stats().committed == version).await;
+            if server.stats().encoder.compared > before {
+                compared.push(version);
+            }
+        }
+        assert_eq!(
+            compared,
+            [2, 3, 4, 13, 14],
+            "two in vain, a rest of eight, and one more; each ends with what was kept"
+        );
+    });
+}
+
+/// Goal: who is lost finds its base again, whoever else held that and went on to the next.
+/// Method: two subscribers hold a version; one is cut off, the other gets the next ones, and then the first comes back.
+#[test]
+fn one_of_several_who_is_lost_keeps_its_base() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        let (_lost, mut lost) = following(&sim, 1, reconnecting()).await;
+        let (_other, mut other) = following(&sim, 2, client_config()).await;
+        publish(&server, &mut publisher, 1).await;
+        next(&mut lost, 1).await;
+        next(&mut other, 1).await;
+        eventually("the server heard of it", || server.stats().committed == 2).await;
+        sim.cut(1);
+        eventually("it is lost", || server.stats().sessions == 1).await;
+        publish(&server, &mut publisher, 2).await;
+        assert_changes(next(&mut other, 2).await);
+        eventually("the server heard of it", || server.stats().committed == 3).await;
+        assert_eq!(server.stats().bases.versions, 1, "version 1");
+        sim.mend(1);
+        assert_changes(next(&mut lost, 2).await);
+        eventually("nobody needs it any more", || server.stats().bases.versions == 0).await;
+    });
+}
