@@ -45,6 +45,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod borrowed;
 mod catalogue;
 mod config;
@@ -69,6 +70,7 @@ mod topic;
 mod traffic;
 mod watching;
 
+pub use address::{AddressError, Advertised, reachable};
 pub use borrowed::Borrowed;
 pub use config::Config;
 pub use device::DeviceError;
