@@ -10,13 +10,14 @@ use pyo3::{
 /// users must begin otherwise.
 pub(crate) const PREFIX: &str = "tensor_relay.entry:";
 
-/// Whether `value` travels so: text, a number, a truth value or None.
+/// Whether `value` travels so: text, a number, a truth value or None. Of Python's own types and not of their subclasses:
+/// NumPy's `float64` is one of `float`, and a tensor here, as its `float32` is.
 pub(crate) fn is_entry(value: &Bound<'_, PyAny>) -> bool {
     value.is_none()
-        || value.is_instance_of::<PyString>()
-        || value.is_instance_of::<PyBool>()
-        || value.is_instance_of::<PyInt>()
-        || value.is_instance_of::<PyFloat>()
+        || value.is_exact_instance_of::<PyString>()
+        || value.is_exact_instance_of::<PyBool>()
+        || value.is_exact_instance_of::<PyInt>()
+        || value.is_exact_instance_of::<PyFloat>()
 }
 
 /// An entry as a line of metadata.

@@ -79,7 +79,7 @@ impl Publication {
     ///
     /// Raises RelayTimeoutError after `timeout`, and PublishError when it was replaced or withdrawn before, so that no
     /// more can receive it.
-    #[pyo3(signature = (count = 1, timeout = Some(60.0)))]
+    #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
     fn wait_committed(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
         let (mut publication, timeout) = self.to_wait(py, timeout)?;
         let ends = deadline((timeout < Duration::MAX).then_some(timeout));
@@ -105,7 +105,7 @@ impl Publication {
     /// publish the next one, or `withdraw()`, before waiting. `timeout` is in seconds; None waits for as long as it takes.
     ///
     /// Raises RelayTimeoutError after `timeout`: the tensors are still being read then, and must not be written.
-    #[pyo3(signature = (timeout = Some(60.0)))]
+    #[pyo3(signature = (timeout = Some(60.0)), text_signature = "($self, timeout=60.0)")]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let (publication, timeout) = self.to_wait(py, timeout)?;
         match wait(py, publication.released(timeout))? {

@@ -199,27 +199,24 @@ impl Snapshot {
     }
 
     /// The names of the tensors, in the order in which they were published.
-    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.names())
+    fn keys(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        view(slf, "KeysView")
     }
 
     /// The tensors, in that order.
-    fn values(&self) -> Vec<Tensor> {
-        self.items().into_iter().map(|(_, tensor)| tensor).collect()
+    fn values(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        view(slf, "ValuesView")
     }
 
     /// The tensors with their names, in that order.
-    fn items(&self) -> Vec<(&str, Tensor)> {
-        let tensors = self.tensors.iter().flat_map(client::Snapshot::tensors);
-        tensors
-            .map(|(tensor, bytes)| (tensor.name.as_str(), Tensor::new(tensor, bytes)))
-            .collect()
+    fn items(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        view(slf, "ItemsView")
     }
 
     /// The tensor of this name, or `default`.
-    #[pyo3(signature = (name, default = None))]
-    fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
-        match self.tensor(name) {
+    #[pyo3(signature = (key, default = None, /))]
+    fn get(&self, py: Python<'_>, key: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+        match self.tensor(key) {
             Some(tensor) => Ok(Some(Py::new(py, tensor)?.into_any())),
             None => Ok(default),
         }
@@ -238,12 +235,17 @@ impl Snapshot {
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
-        self.keys(py)?.try_iter()
+        PyList::new(py, self.names())?.try_iter()
     }
 
     fn __repr__(&self) -> String {
         format!("Snapshot({}, {} tensors, {} bytes)", self.id, self.names().len(), self.payload_bytes())
     }
+}
+
+/// What Python's mappings give of themselves.
+fn view<'py>(snapshot: Bound<'py, Snapshot>, kind: &str) -> PyResult<Bound<'py, PyAny>> {
+    snapshot.py().import("collections.abc")?.getattr(kind)?.call1((snapshot,))
 }
 
 fn of_pairs<'a, 'py>(

@@ -57,10 +57,7 @@ impl Foreign {
             _ => NonNull::dangling(),
         };
         let runs = Runs::of(&shape, &strides, item_bytes);
-        let mut shape = shape;
-        if let Some(last) = shape.last_mut() {
-            *last *= per_element;
-        }
+        let shape = in_our_elements(shape, per_element)?;
         let is_writable = !capsule.is_read_only();
         Ok(Self { start, dtype, shape, len, runs, is_writable, keep: Some(Keep::Capsule(capsule)) })
     }
@@ -104,6 +101,16 @@ fn unknown(dtype: DataType) -> PyErr {
     PyBufferError::new_err(format!(
         "no dtype stands for its elements (DLPack's code {code}, {bits} bits, {lanes} lanes)"
     ))
+}
+
+/// The shape in elements of ours, of which one of theirs has several.
+fn in_our_elements(mut shape: Vec<u64>, per_element: u64) -> PyResult<Vec<u64>> {
+    match shape.last_mut() {
+        Some(last) => *last *= per_element,
+        None if per_element == 1 => {}
+        None => return Err(PyBufferError::new_err("its elements come in pairs, and a single pair has no shape here")),
+    }
+    Ok(shape)
 }
 
 fn length(shape: &[u64], item_bytes: usize) -> PyResult<usize> {
