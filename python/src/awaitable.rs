@@ -2,24 +2,17 @@
 
 use crate::{interpreter, runtime};
 use pyo3::{prelude::*, types::PyCFunction};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-/// What a result becomes for Python, and what happens to one that nobody waits for any more.
-pub(crate) struct Outcome<T> {
-    /// Runs on the event loop's thread.
-    pub(crate) give: Box<dyn FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send>,
-    /// For a result that came while it was being cancelled: a version that is taken must not get lost.
-    pub(crate) keep: Box<dyn FnOnce(T) + Send>,
-}
-
-/// A future of the running event loop. When it is cancelled, `work` is dropped.
+/// A future of the running event loop for what `give` makes of the result of `work`, on the loop's thread. When it is
+/// cancelled, `work` is dropped, or its result where that had come: a result that must not get lost sees to that itself.
 ///
 /// # Errors
 /// `RuntimeError` when no event loop runs; as [`runtime::handle`].
 pub(crate) fn awaitable<'py, T: Send + 'static>(
     py: Python<'py>,
     work: impl Future<Output = T> + Send + 'static,
-    outcome: Outcome<T>,
+    give: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
     let handle = runtime::handle(py)?;
     let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
@@ -27,7 +20,10 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     let (event_loop, promised) = (event_loop.unbind(), future.clone().unbind());
     let task = handle.spawn(async move {
         let result = work.await;
-        interpreter::later(move |py| deliver(py, &event_loop, promised, result, outcome));
+        interpreter::later(move |py| {
+            // An event loop that was closed takes nothing any more, and the result is dropped.
+            let _ = tell(py, &event_loop, move |py| settle(promised.bind(py), result, give));
+        });
     });
     let task = task.abort_handle();
     let cancel = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<()> {
@@ -40,41 +36,31 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     Ok(future)
 }
 
-/// Hands a result over to the event loop's thread.
-fn deliver<T: Send + 'static>(
+/// Lets the event loop's thread do `errand`, once.
+fn tell(
     py: Python<'_>,
     event_loop: &Py<PyAny>,
-    promised: Py<PyAny>,
+    errand: impl FnOnce(Python<'_>) -> PyResult<()> + Send + 'static,
+) -> PyResult<()> {
+    let errand = Mutex::new(Some(errand));
+    let callback = PyCFunction::new_closure(py, None, None, move |args, _| -> PyResult<()> {
+        let errand = errand.lock().unwrap_or_else(PoisonError::into_inner).take();
+        errand.map_or(Ok(()), |errand| errand(args.py()))
+    })?;
+    event_loop.call_method1(py, "call_soon_threadsafe", (callback,)).map(drop)
+}
+
+fn settle<T>(
+    promised: &Bound<'_, PyAny>,
     result: T,
-    Outcome { give, keep }: Outcome<T>,
-) {
-    let waiting = Arc::new(Mutex::new(Some((result, give, keep, promised))));
-    let take = {
-        let waiting = Arc::clone(&waiting);
-        move || waiting.lock().unwrap_or_else(PoisonError::into_inner).take()
-    };
-    let settle = {
-        let take = take.clone();
-        move |py: Python<'_>| -> PyResult<()> {
-            let Some((result, give, keep, promised)) = take() else { return Ok(()) };
-            let promised = promised.bind(py);
-            if promised.call_method0("done")?.is_truthy()? {
-                keep(result);
-                return Ok(());
-            }
-            match give(py, result) {
-                Ok(value) => promised.call_method1("set_result", (value,))?,
-                Err(error) => promised.call_method1("set_exception", (error,))?,
-            };
-            Ok(())
-        }
-    };
-    let told = PyCFunction::new_closure(py, None, None, move |args, _| settle(args.py()))
-        .and_then(|settle| event_loop.call_method1(py, "call_soon_threadsafe", (settle,)));
-    // An event loop that was closed takes nothing any more.
-    if told.is_err()
-        && let Some((result, _, keep, _)) = take()
-    {
-        keep(result);
+    give: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>>,
+) -> PyResult<()> {
+    if promised.call_method0("done")?.is_truthy()? {
+        return Ok(()); // It was cancelled.
     }
+    match give(promised.py(), result) {
+        Ok(value) => promised.call_method1("set_result", (value,))?,
+        Err(error) => promised.call_method1("set_exception", (error,))?,
+    };
+    Ok(())
 }

@@ -38,9 +38,9 @@ pub(crate) struct Receipt {
 }
 
 impl Snapshot {
-    pub(crate) fn whole(Arrived { snapshot, gap }: Arrived) -> Self {
-        let facts = Self::without_tensors(&snapshot, gap.as_deref());
-        Self { tensors: Some(snapshot), ..facts }
+    pub(crate) fn whole(Arrived { snapshot, gap }: &Arrived) -> Self {
+        let facts = Self::without_tensors(snapshot, gap.as_deref());
+        Self { tensors: Some(snapshot.clone()), ..facts }
     }
 
     pub(crate) fn without_tensors(snapshot: &client::Snapshot, gap: Option<&Gap>) -> Self {

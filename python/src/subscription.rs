@@ -1,7 +1,7 @@
 //! `tensor_relay.Subscription`: the versions of a topic, by iteration, call or coroutine.
 
 use crate::{
-    awaitable::{Outcome, awaitable},
+    awaitable::awaitable,
     client::Client,
     errors::{Kind, of_subscription},
     out::Out,
@@ -14,10 +14,11 @@ use pyo3::{
     prelude::*,
 };
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
+use tokio::sync::OwnedMutexGuard;
 
 /// Delivers the versions of one topic, each whole and verified.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -34,7 +35,7 @@ pub(crate) struct Subscription {
 pub(crate) struct Inner {
     /// `None` once it is closed.
     pub(crate) subscription: Arc<tokio::sync::Mutex<Option<client::Subscription>>>,
-    /// A version that came while its coroutine was cancelled.
+    /// A version that was taken, and that nobody got: it did not fit, or its coroutine was cancelled.
     undelivered: Mutex<Option<Arrived>>,
     on_gap: OnGap,
 }
@@ -43,6 +44,35 @@ pub(crate) struct Inner {
 pub(crate) struct Arrived {
     pub(crate) snapshot: client::Snapshot,
     pub(crate) gap: Option<Box<Gap>>,
+}
+
+/// A version that is taken, until its user has it. Others wait for theirs meanwhile, and if nobody gets it, the next of
+/// them does.
+struct Taken {
+    /// `None` once it was given.
+    arrived: Option<Arrived>,
+    inner: Arc<Inner>,
+    /// Released after the version was put back.
+    _turn: OwnedMutexGuard<Option<client::Subscription>>,
+}
+
+impl Taken {
+    /// Hands it over with `give`; where that fails, it is as if it had not been taken.
+    fn give(mut self, give: impl FnOnce(&Arrived) -> PyResult<Snapshot>) -> PyResult<Snapshot> {
+        let given = self.arrived.as_ref().map(give).expect("it is given once, by this");
+        if given.is_ok() {
+            self.arrived = None;
+        }
+        given
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(arrived) = self.arrived.take() {
+            *self.inner.undelivered() = Some(arrived);
+        }
+    }
 }
 
 /// Why none came.
@@ -86,13 +116,24 @@ pub(crate) struct Progress {
 }
 
 impl Inner {
-    /// Waits for the next version. No version is lost when this is dropped.
-    pub(crate) async fn next(&self) -> Result<Arrived, NotArrived> {
-        let mut subscription = self.subscription.lock().await;
-        let subscription = subscription.as_mut().ok_or(NotArrived::Closed)?;
-        if let Some(arrived) = self.undelivered().take() {
-            return Ok(arrived);
-        }
+    /// Waits for the next version. No version is lost when this is dropped, nor when what it gives is.
+    async fn next(self: Arc<Self>) -> Result<Taken, NotArrived> {
+        let mut turn = Arc::clone(&self.subscription).lock_owned().await;
+        let subscription = turn.as_mut().ok_or(NotArrived::Closed)?;
+        let undelivered = self.undelivered().take();
+        let arrived = match undelivered {
+            Some(arrived) => arrived,
+            None => self.arrival(subscription).await.map_err(NotArrived::Subscription)?,
+        };
+        Ok(Taken { arrived: Some(arrived), inner: self, _turn: turn })
+    }
+
+    /// The same within `timeout`.
+    async fn next_within(self: Arc<Self>, timeout: Option<Duration>) -> Result<Taken, NotArrived> {
+        at_most(timeout, self.next()).await.unwrap_or(Err(NotArrived::TimedOut))
+    }
+
+    async fn arrival(&self, subscription: &mut client::Subscription) -> Result<Arrived, SubscriptionError> {
         let mut gap = None;
         loop {
             match subscription.next().await {
@@ -101,22 +142,12 @@ impl Inner {
                     tracing::warn!("{found}.");
                     gap = Some(found);
                 }
-                Err(error) => return Err(NotArrived::Subscription(error)),
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// The same within `timeout`.
-    async fn next_within(&self, timeout: Option<Duration>) -> Result<Arrived, NotArrived> {
-        at_most(timeout, self.next()).await.unwrap_or(Err(NotArrived::TimedOut))
-    }
-
-    /// Keeps a version for the next call.
-    fn put_back(&self, arrived: Arrived) {
-        *self.undelivered() = Some(arrived);
-    }
-
-    fn undelivered(&self) -> std::sync::MutexGuard<'_, Option<Arrived>> {
+    fn undelivered(&self) -> MutexGuard<'_, Option<Arrived>> {
         self.undelivered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -245,8 +276,8 @@ impl Subscription {
         if let Some(out) = self.out.as_ref().filter(|out| !out.is_atomic()) {
             return out.receive_in_place(py, inner, timeout);
         }
-        match wait(py, inner.next_within(timeout))? {
-            Ok(arrived) => hand_over(py, inner, arrived, self.out.as_ref()).map(Ok),
+        match wait(py, Arc::clone(inner).next_within(timeout))? {
+            Ok(taken) => taken.give(|arrived| hand_over(py, arrived, self.out.as_ref())).map(Ok),
             Err(failed) => Ok(Err(failed)),
         }
     }
@@ -262,31 +293,20 @@ impl Subscription {
                            wait in a thread (`asyncio.to_thread(subscription.next)`), or take atomic=True";
             return Err(Kind::Request.raise(py, message));
         }
-        let inner = self.inner.get(py)?;
-        let (giving, kept, inner) = (Arc::clone(inner), Arc::clone(inner), Arc::clone(inner));
+        let next = Arc::clone(self.inner.get(py)?).next_within(timeout);
         let out = self.out.as_ref().map(|out| out.clone_ref(py));
-        let outcome = Outcome {
-            give: Box::new(move |py, next: Result<Arrived, NotArrived>| match next {
-                Ok(arrived) => Ok(Py::new(py, hand_over(py, &giving, arrived, out.as_ref())?)?.into_any()),
-                Err(failed) => Err(raise(py, &failed)),
-            }),
-            keep: Box::new(move |next| {
-                if let Ok(arrived) = next {
-                    kept.put_back(arrived);
-                }
-            }),
-        };
-        awaitable(py, async move { inner.next_within(timeout).await }, outcome)
+        awaitable(py, next, move |py, next| {
+            let taken = next.map_err(|failed| raise(py, &failed))?;
+            let snapshot = taken.give(|arrived| hand_over(py, arrived, out.as_ref()))?;
+            Ok(Py::new(py, snapshot)?.into_any())
+        })
     }
 }
 
-/// A version as Python has it: with its tensors, or with those copied to where the user wants them. One that does not fit
-/// there waits to be taken by the next call.
-fn hand_over(py: Python<'_>, inner: &Inner, arrived: Arrived, out: Option<&Out>) -> PyResult<Snapshot> {
-    let Some(out) = out else { return Ok(Snapshot::whole(arrived)) };
-    let copied = out.copy(py, &arrived);
-    if copied.is_err() {
-        inner.put_back(arrived);
+/// A version as Python has it: with its tensors, or with those copied to where the user wants them.
+fn hand_over(py: Python<'_>, arrived: &Arrived, out: Option<&Out>) -> PyResult<Snapshot> {
+    match out {
+        Some(out) => out.copy(py, arrived),
+        None => Ok(Snapshot::whole(arrived)),
     }
-    copied
 }

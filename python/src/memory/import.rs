@@ -108,7 +108,11 @@ fn in_our_elements(mut shape: Vec<u64>, per_element: u64) -> PyResult<Vec<u64>> 
     match shape.last_mut() {
         Some(last) => *last *= per_element,
         None if per_element == 1 => {}
-        None => return Err(PyBufferError::new_err("its elements come in pairs, and a single pair has no shape here")),
+        None => {
+            return Err(PyBufferError::new_err(
+                "its elements come in pairs, and a single pair has no shape here",
+            ));
+        }
     }
     Ok(shape)
 }
