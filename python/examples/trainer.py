@@ -36,13 +36,21 @@ def write_ticket(path: str, ticket: str) -> None:
     os.replace(f"{path}.part", path)
 
 
+def wait_for_workers(version: tensor_relay.Publication, workers: int, pause: float) -> None:
+    """So that they are one version behind at most, unless that takes too long: a worker that is away stops nobody."""
+    try:
+        version.wait_committed(workers, timeout=pause)
+    except tensor_relay.RelayTimeoutError as late:
+        print(f"going on: {late}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--listen", default="0.0.0.0:4747")
     parser.add_argument("--ticket-file", default="policy.ticket")
     parser.add_argument("--state-dir", help="where the server's key is kept")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=1, help="how many must have a version before the next but one")
+    parser.add_argument("--workers", type=int, default=1, help="how many must have a version before the next")
     parser.add_argument("--pause", type=float, default=5.0, help="how many seconds to wait for them at most")
     args = parser.parse_args()
 
@@ -50,20 +58,18 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     with tensor_relay.serve(args.listen, state_dir=args.state_dir) as relay:
         write_ticket(args.ticket_file, relay.ticket_for("policy"))
-        before = None
+        version = None
         for step in range(1, args.steps + 1):
             loss = train(model, optimizer)
             begun = time.monotonic()
+            if version is not None:
+                wait_for_workers(version, args.workers, args.pause)
             # Copied when this returns, so the next step may change the weights. bf16 is half the bytes.
             version = relay.publish("policy", model.state_dict(), dtype="bf16", metadata={"step": step})
-            if before is not None:
-                try:
-                    before.wait_committed(args.workers, timeout=args.pause)
-                except (tensor_relay.RelayTimeoutError, tensor_relay.PublishError) as error:
-                    print(f"going on without them: {error}", flush=True)  # A worker that is away stops nobody.
-            before = version
             pause_ms = (time.monotonic() - begun) * 1e3
             print(f"step {step}: version {version.version}, loss {loss:.4f}, pause {pause_ms:.1f} ms", flush=True)
+        if version is not None:
+            wait_for_workers(version, args.workers, args.pause)
         relay.end("policy")
 
 

@@ -20,7 +20,7 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tensor_relay_server::{
     Advertised, CodecId, Config, Fingerprint, Held, Identity, LendError, Listener, Metadata, PublishError,
@@ -39,6 +39,8 @@ pub(crate) struct Relay {
 struct Open {
     server: Server,
     publishers: HashMap<Topic, Arc<tokio::sync::Mutex<Option<Publisher>>>>,
+    /// Topics that ended, whose subscribers may not have heard of it.
+    ended: Vec<Topic>,
 }
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
@@ -79,7 +81,7 @@ pub(crate) fn serve(
     let server = Server::start(listener, config);
     let address = server.local_address().map_err(Kind::Other.because(py))?;
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
-    let open = Open { server, publishers: HashMap::new() };
+    let open = Open { server, publishers: HashMap::new(), ended: vec![] };
     Ok(Relay { open: Here::new(Mutex::new(Some(open))), address, ticket })
 }
 
@@ -244,7 +246,11 @@ impl Relay {
     ///
     /// Raises PublishError when it is not open.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
-        self.take_publisher(py, topic)?.end();
+        let publisher = self.take_publisher(py, topic)?;
+        if let Some(open) = self.state(py)?.as_mut() {
+            open.ended.push(publisher.topic().clone());
+        }
+        publisher.end();
         Ok(())
     }
 
@@ -276,18 +282,15 @@ impl Relay {
         Ok(by_name)
     }
 
-    /// Ends in order: no new sessions, transfers under way finish within `grace` seconds, and everybody is told. Returns
-    /// whether all transfers finished. Closing again does nothing.
+    /// Ends in order, within `grace` seconds: subscribers of topics that ended take what they asked for and are told; then
+    /// there are no new sessions, transfers under way finish, and everybody is told. Returns whether all transfers
+    /// finished. Closing again does nothing.
     #[pyo3(signature = (grace = 8.0))]
     fn close(&self, py: Python<'_>, grace: f64) -> PyResult<bool> {
         let grace = finite_seconds("grace", grace)?;
         let open = self.state(py)?.take();
         match open {
-            Some(Open { server, publishers }) => {
-                let finished = wait(py, server.shutdown(grace));
-                drop(publishers); // Only now: what a publisher that goes takes back is still sent.
-                finished
-            }
+            Some(open) => wait(py, open.close(grace)),
             None => Ok(true),
         }
     }
@@ -308,6 +311,9 @@ impl Relay {
 
 /// How long transfers may take to finish when a `with` block ends.
 const GRACE: Duration = Duration::from_secs(8);
+
+/// How often a relay that is being closed looks whether the subscribers of ended topics were told.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Relay {
     /// What is open. Others may wait for it with the GIL given away, so that whoever has it may use Python.
@@ -330,6 +336,20 @@ impl Relay {
 type SharedPublisher = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 
 impl Open {
+    async fn close(self, grace: Duration) -> bool {
+        let Self { server, publishers, ended } = self;
+        let begun = Instant::now();
+        let told = async {
+            while ended.iter().any(|topic| server.subscribers(topic) > 0) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        let _ = tokio::time::timeout(grace, told).await;
+        let finished = server.shutdown(grace.saturating_sub(begun.elapsed())).await;
+        drop(publishers); // Only now: what a publisher that goes takes back is still sent.
+        finished
+    }
+
     /// The publisher of a topic, which is opened if it is not. In the runtime.
     fn publisher(&mut self, py: Python<'_>, topic: &Topic) -> PyResult<SharedPublisher> {
         match self.publishers.get(topic) {
@@ -344,6 +364,7 @@ impl Open {
             .publisher_with(topic.clone(), None, options)
             .map_err(Kind::Publish.because(py))?;
         let publisher = Arc::new(tokio::sync::Mutex::new(Some(publisher)));
+        self.ended.retain(|ended| *ended != topic);
         self.publishers.insert(topic, Arc::clone(&publisher));
         Ok(publisher)
     }
