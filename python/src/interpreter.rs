@@ -19,7 +19,13 @@ enum Message {
     Finish(mpsc::SyncSender<()>),
 }
 
-static INBOX: OnceLock<Option<mpsc::Sender<Message>>> = OnceLock::new();
+/// The way to the thread, which lives in the process that started it.
+struct Inbox {
+    sender: mpsc::Sender<Message>,
+    pid: u32,
+}
+
+static INBOX: OnceLock<Option<Inbox>> = OnceLock::new();
 
 /// How long the end of the interpreter waits for what is left to do.
 const FINISH: Duration = Duration::from_secs(1);
@@ -27,24 +33,23 @@ const FINISH: Duration = Duration::from_secs(1);
 /// Lets the interpreter do `errand` soon, in order.
 ///
 /// The queue has no bound of its own: each errand stands for something that a user has lent, awaits, or logs, and logs
-/// are bounded where they are made. When the interpreter is gone, errands are leaked with what they hold.
+/// are bounded where they are made. When the interpreter is gone, and in a fork, errands are leaked with what they hold.
 pub(crate) fn later(errand: impl FnOnce(Python<'_>) + Send + 'static) {
-    let inbox = INBOX.get_or_init(start);
     let message = Message::Errand(Box::new(errand));
-    match inbox {
-        Some(inbox) => {
-            if let Err(mpsc::SendError(unsent)) = inbox.send(message) {
-                std::mem::forget(unsent);
-            }
+    let unsent = match INBOX.get_or_init(start) {
+        Some(inbox) if inbox.pid == std::process::id() => {
+            inbox.sender.send(message).err().map(|mpsc::SendError(unsent)| unsent)
         }
-        None => std::mem::forget(message),
-    }
+        _ => Some(message),
+    };
+    std::mem::forget(unsent); // What it holds may need an interpreter to go.
 }
 
-fn start() -> Option<mpsc::Sender<Message>> {
+fn start() -> Option<Inbox> {
     let (sender, inbox) = mpsc::channel();
     let thread = thread::Builder::new().name("tensor-relay-gil".into());
-    thread.spawn(move || run(&inbox)).ok().map(|_| sender)
+    let started = thread.spawn(move || run(&inbox)).ok();
+    started.map(|_| Inbox { sender, pid: std::process::id() })
 }
 
 fn run(inbox: &mpsc::Receiver<Message>) {
@@ -69,9 +74,10 @@ fn run(inbox: &mpsc::Receiver<Message>) {
 /// Does what is left to do, and nothing later: called right before the interpreter ends, which no thread may wait for.
 #[pyfunction]
 pub(crate) fn finish(py: Python<'_>) {
-    let Some(inbox) = INBOX.get_or_init(|| None) else { return };
+    let inbox = INBOX.get_or_init(|| None).as_ref();
+    let Some(inbox) = inbox.filter(|inbox| inbox.pid == std::process::id()) else { return };
     let (done, finished) = mpsc::sync_channel(1);
-    if inbox.send(Message::Finish(done)).is_ok() {
+    if inbox.sender.send(Message::Finish(done)).is_ok() {
         let _ = py.detach(move || finished.recv_timeout(FINISH));
     }
 }

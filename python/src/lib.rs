@@ -17,6 +17,7 @@ mod out;
 mod publication;
 mod relay;
 mod runtime;
+mod serve;
 mod snapshot;
 mod subscription;
 mod tensor;
@@ -34,7 +35,8 @@ mod _native {
         client::{Client, TopicInfo, connect},
         interpreter::finish,
         publication::Publication,
-        relay::{Relay, serve},
+        relay::Relay,
+        serve::serve,
         snapshot::{Receipt, Snapshot},
         subscription::{Progress, Subscription},
         tensor::Tensor,

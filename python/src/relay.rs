@@ -1,4 +1,4 @@
-//! `tensor_relay.serve` and `Relay`: a server inside of the producer's process.
+//! `tensor_relay.Relay`: a server inside of the producer's process.
 
 use crate::{
     entries,
@@ -18,13 +18,11 @@ use pyo3::{
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Advertised, CodecId, Config, Fingerprint, Held, Identity, LendError, Listener, Metadata, PublishError,
-    Publisher, Server, StageError, Ticket, Topic, TopicOptions, Tuning, reachable,
+    Dtype, Held, LendError, Metadata, Publisher, Server, StageError, Staging, Ticket, Topic, TopicOptions,
 };
 
 /// A server that runs in this process, on threads of its own.
@@ -35,79 +33,15 @@ pub(crate) struct Relay {
     ticket: Ticket,
 }
 
+/// A topic's publisher, whoever publishes with it now; none once it ended.
+type SharedPublisher = Arc<tokio::sync::Mutex<Option<Publisher>>>;
+
 /// What there is until it is closed.
 struct Open {
     server: Server,
-    publishers: HashMap<Topic, Arc<tokio::sync::Mutex<Option<Publisher>>>>,
+    publishers: HashMap<Topic, SharedPublisher>,
     /// Topics that ended, whose subscribers may not have heard of it.
     ended: Vec<Topic>,
-}
-
-/// Starts a server in this process. `tensor_relay.serve` says what each option is.
-#[pyfunction]
-#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, sessions_max, stall_timeout, reader_linger))]
-#[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
-pub(crate) fn serve(
-    py: Python<'_>,
-    listen: &str,
-    advertise: Vec<String>,
-    state_dir: Option<PathBuf>,
-    codec: &str,
-    chunk_bytes: u32,
-    staged_bytes: Option<u64>,
-    sessions_max: usize,
-    stall_timeout: f64,
-    reader_linger: f64,
-) -> PyResult<Relay> {
-    let listen: SocketAddr = listen.parse().map_err(|_| {
-        Kind::Request
-            .raise(py, format!("{listen:?} is no address to listen on: write IP:PORT, as in 0.0.0.0:4747"))
-    })?;
-    let config = Config {
-        codec: codec_called(py, codec)?,
-        chunk_bytes,
-        staged_bytes: staged_bytes.unwrap_or(u64::MAX),
-        sessions_max,
-        stall_timeout: finite_seconds("stall_timeout", stall_timeout)?,
-        reader_linger: finite_seconds("reader_linger", reader_linger)?,
-        ..Config::default()
-    };
-    let state_dir = state_dir.or_else(Identity::default_dir).ok_or_else(|| {
-        Kind::Other.raise(py, "there is no home directory to keep the server's key in: give state_dir")
-    })?;
-    let identity = Identity::load_or_create(&state_dir).map_err(Kind::Other.because(py))?;
-    let _in_runtime = runtime::handle(py)?.enter();
-    let listener = Listener::bind(listen, &identity, Tuning::default()).map_err(Kind::Other.because(py))?;
-    let server = Server::start(listener, config);
-    let address = server.local_address().map_err(Kind::Other.because(py))?;
-    let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
-    let open = Open { server, publishers: HashMap::new(), ended: vec![] };
-    Ok(Relay { open: Here::new(Mutex::new(Some(open))), address, ticket })
-}
-
-fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecId> {
-    let found = CodecId::ALL.iter().copied().find(|codec| codec.name() == name);
-    found.ok_or_else(|| {
-        let names: Vec<_> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
-        Kind::Request.raise(py, format!("there is no codec {name:?}: take one of {}", names.join(", ")))
-    })
-}
-
-/// The ticket for a server on `address`, which names no topic.
-fn ticket(py: Python<'_>, advertise: &[String], address: SocketAddr, key: Fingerprint) -> PyResult<Ticket> {
-    let mut addresses = vec![];
-    for text in advertise {
-        let advertised: Advertised = text.parse().map_err(Kind::Request.because(py))?;
-        addresses.push(advertised.with_port(address.port()));
-    }
-    if addresses.is_empty() {
-        let (address, is_guessed) = reachable(address);
-        if is_guessed {
-            tracing::info!(%address, "The ticket names this machine's address on its default route; `advertise` names another.");
-        }
-        addresses.push(address.to_string());
-    }
-    Ticket::new(addresses, vec![key.0], None).map_err(Kind::Request.because(py))
 }
 
 #[pymethods]
@@ -192,52 +126,29 @@ impl Relay {
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
-        let dtype = dtype.map(|name| {
-            let unknown =
-                || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
-            dtype_called(name).ok_or_else(unknown)
-        });
+        let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
+        let hold = Hold::called(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
-        let (publisher, staging) = {
-            let _in_runtime = runtime::handle(py)?.enter();
-            let mut open = self.state(py)?;
-            let open = open.as_mut().ok_or_else(|| closed(py))?;
-            (open.publisher(py, &topic)?, open.server.staging())
-        };
-        let mut taken = TensorsIn::of(tensors, dtype.transpose()?)?;
+        let (publisher, staging) = self.publisher(py, &topic)?;
+        let mut taken = TensorsIn::of(tensors, dtype)?;
         metadata.append(&mut taken.entries);
-        let (held, payload_bytes, copied_bytes) = match hold {
-            "stage" => {
-                let staged = py.detach(|| taken.stage(&staging)).map_err(|error| of_stage(py, &error));
-                taken.give_back(py);
-                let staged = staged?;
-                let payload_bytes = staged.manifest().payload_bytes();
-                (Held::from(staged), payload_bytes, payload_bytes)
-            }
-            "borrow" => {
-                let lent = py.detach(|| taken.lend(&staging));
-                let (borrowed, copied_bytes) = lent.map_err(|error| of_lend(py, error.as_ref()))?;
-                let payload_bytes = borrowed.manifest().payload_bytes();
-                (Held::from(borrowed), payload_bytes, copied_bytes)
-            }
-            other => {
-                let message = format!("hold is \"stage\" or \"borrow\", and not {other:?}");
-                return Err(Kind::Request.raise(py, message));
-            }
+        let Version { held, payload_bytes, copied_bytes } = match hold {
+            Hold::Stage => stage(py, taken, &staging)?,
+            Hold::Borrow => borrow(py, taken, &staging)?,
         };
         let publish = async {
             match publisher.lock().await.as_mut() {
                 Some(publisher) => Some(publisher.publish(held, metadata).await),
-                None => None,
+                None => None, // It ended meanwhile.
             }
         };
         let published = wait_at_most(py, timeout, publish)?.ok_or_else(|| {
             let waited = timeout.unwrap_or_default().as_secs_f64();
-            Kind::Timeout
-                .raise(py, format!("readers of {topic} were not done with older versions within {waited} s"))
+            let message = format!("readers of {topic} were not done with older versions within {waited} s");
+            Kind::Timeout.raise(py, message)
         })?;
         let published = published.ok_or_else(|| ended(py, &topic))?;
-        let publication = published.map_err(|error: PublishError| Kind::Publish.raise(py, error))?;
+        let publication = published.map_err(Kind::Publish.because(py))?;
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
     }
 
@@ -316,9 +227,22 @@ const GRACE: Duration = Duration::from_secs(8);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Relay {
+    pub(crate) fn new(server: Server, address: SocketAddr, ticket: Ticket) -> Self {
+        let open = Open { server, publishers: HashMap::new(), ended: vec![] };
+        Self { open: Here::new(Mutex::new(Some(open))), address, ticket }
+    }
+
     /// What is open. Others may wait for it with the GIL given away, so that whoever has it may use Python.
     fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Open>>> {
         Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The publisher of a topic, which is opened if it is not, and where its versions are staged.
+    fn publisher(&self, py: Python<'_>, topic: &Topic) -> PyResult<(SharedPublisher, Staging)> {
+        let _in_runtime = runtime::handle(py)?.enter();
+        let mut open = self.state(py)?;
+        let open = open.as_mut().ok_or_else(|| closed(py))?;
+        Ok((open.publisher(py, topic)?, open.server.staging()))
     }
 
     /// Takes the publisher of a topic, when it is done with what it publishes now.
@@ -332,8 +256,6 @@ impl Relay {
         wait(py, async { publisher.lock().await.take() })?.ok_or_else(|| ended(py, &topic))
     }
 }
-
-type SharedPublisher = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 
 impl Open {
     async fn close(self, grace: Duration) -> bool {
@@ -380,6 +302,54 @@ fn closed(py: Python<'_>) -> PyErr {
 
 fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
     Kind::Publish.raise(py, format!("topic {topic} is not open: it was ended, withdrawn, or never published"))
+}
+
+/// When a producer may write its tensors again.
+enum Hold {
+    /// At once: they are copied.
+    Stage,
+    /// When nobody reads them any more.
+    Borrow,
+}
+
+impl Hold {
+    fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
+        match name {
+            "stage" => Ok(Self::Stage),
+            "borrow" => Ok(Self::Borrow),
+            other => {
+                let message = format!("hold is \"stage\" or \"borrow\", and not {other:?}");
+                Err(Kind::Request.raise(py, message))
+            }
+        }
+    }
+}
+
+/// A version to be published, and what it cost.
+struct Version {
+    held: Held,
+    payload_bytes: u64,
+    copied_bytes: u64,
+}
+
+fn stage(py: Python<'_>, tensors: TensorsIn, staging: &Staging) -> PyResult<Version> {
+    let staged = py.detach(|| tensors.stage(staging));
+    tensors.give_back(py);
+    let staged = staged.map_err(|error| of_stage(py, &error))?;
+    let payload_bytes = staged.manifest().payload_bytes();
+    Ok(Version { held: staged.into(), payload_bytes, copied_bytes: payload_bytes })
+}
+
+fn borrow(py: Python<'_>, tensors: TensorsIn, staging: &Staging) -> PyResult<Version> {
+    let lent = py.detach(|| tensors.lend(staging));
+    let (borrowed, copied_bytes) = lent.map_err(|error| of_lend(py, error.as_ref()))?;
+    let payload_bytes = borrowed.manifest().payload_bytes();
+    Ok(Version { held: borrowed.into(), payload_bytes, copied_bytes })
+}
+
+fn cast_to(py: Python<'_>, name: &str) -> PyResult<Dtype> {
+    let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
+    dtype_called(name).ok_or_else(unknown)
 }
 
 fn of_stage(py: Python<'_>, error: &StageError) -> PyErr {

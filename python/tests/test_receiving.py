@@ -178,8 +178,12 @@ def test_what_is_closed_stays_closed(relay, client):
     with pytest.raises(tensor_relay.ClosedError):
         subscription.next()
     assert list(subscription) == []
+    cut_off = client.subscribe("t")
+    cut_off.next(10)
     client.close()
     client.close()
+    with pytest.raises(tensor_relay.ClosedError):
+        cut_off.next(10)
     with pytest.raises(tensor_relay.ClosedError):
         client.topics()
     assert relay.close() and relay.close()
