@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def client(relay):
 
 @contextlib.contextmanager
 def python(*words, **environment):
-    """A program in Python, in a process of its own. It ends with the block."""
+    """A program in Python, in a process of its own. It ends with the block, or when patience does."""
     program = subprocess.Popen(
         [sys.executable, "-u", *map(str, words)],
         stdin=subprocess.PIPE,
@@ -37,9 +38,12 @@ def python(*words, **environment):
         text=True,
         env=os.environ | environment,
     )
+    late = threading.Timer(2 * PATIENCE_S, program.kill)
+    late.start()
     try:
         yield program
     finally:
+        late.cancel()
         program.kill()
         program.communicate()
 
