@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-mod address;
 mod args;
 mod bar;
 mod bench;

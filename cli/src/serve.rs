@@ -5,7 +5,6 @@ mod load;
 mod offer;
 
 use crate::{
-    address,
     args::{DeviceName, Hold, ServeArgs},
     codecs, device,
     exit::UsageError,
@@ -28,7 +27,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning,
+    CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning, reachable,
 };
 use tokio::task::JoinSet;
 
@@ -218,13 +217,11 @@ fn refuse_borrowing_for_a_gpu(args: &ServeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Where the key is kept when nothing is said: where the XDG specification puts state.
+/// Where the key is kept.
 pub(crate) fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let from_env = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     given
         .map(PathBuf::from)
-        .or_else(|| from_env("XDG_STATE_HOME").map(|dir| dir.join("tensor-relay")))
-        .or_else(|| from_env("HOME").map(|home| home.join(".local/state/tensor-relay")))
+        .or_else(Identity::default_dir)
         .context("there is no home directory to keep the server's key in: give --state-dir")
 }
 
@@ -232,7 +229,7 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     if !args.advertise.is_empty() {
         return args.advertise.iter().map(|host| host.with_port(listening.port())).collect();
     }
-    let (address, guessed) = address::reachable(listening);
+    let (address, guessed) = reachable(listening);
     if guessed {
         eprintln!(
             "advertising {address}, this machine's address on its default route; --advertise names another"

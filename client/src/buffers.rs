@@ -12,7 +12,9 @@ use std::{
     time::Duration,
 };
 use tensor_relay_device::{DeviceBuffer, GiveBack, Region};
-use tensor_relay_protocol::{GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Selection, TensorName, VersionId};
+use tensor_relay_protocol::{
+    Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Selection, Shape, TensorName, VersionId,
+};
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout_at},
@@ -20,7 +22,7 @@ use tokio::{
 
 /// Memory of the caller's for tensors, one buffer a tensor: a `Vec<u8>`, or a tensor of another library.
 ///
-/// A buffer has exactly the bytes of its tensor; its dtype and shape are nobody's business here. Lent to
+/// A buffer has exactly the bytes of its tensor; its dtype and shape matter only where they are [expected](Self::expect). Lent to
 /// [`Subscription::next_into`](crate::Subscription::next_into), and given back with its end, whatever that is. Those of
 /// a device are [`DeviceBuffer`]s, for [`next_into_device`](crate::Subscription::next_into_device).
 ///
@@ -34,18 +36,22 @@ use tokio::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buffers<B> {
     by_name: BTreeMap<TensorName, B>,
+    expected: Arc<Expected>,
 }
+
+/// What tensors must be, beyond their length.
+pub(crate) type Expected = BTreeMap<TensorName, (Dtype, Shape)>;
 
 impl<B> Default for Buffers<B> {
     fn default() -> Self {
-        Self { by_name: BTreeMap::new() }
+        Self { by_name: BTreeMap::new(), expected: Arc::default() }
     }
 }
 
 impl<B> FromIterator<(TensorName, B)> for Buffers<B> {
     /// Of several buffers for one tensor, the last one counts.
     fn from_iter<I: IntoIterator<Item = (TensorName, B)>>(buffers: I) -> Self {
-        Self { by_name: buffers.into_iter().collect() }
+        Self { by_name: buffers.into_iter().collect(), expected: Arc::default() }
     }
 }
 
@@ -67,6 +73,16 @@ impl<B> Buffers<B> {
     /// Adds a buffer for the tensor called `name`; gives the one back that it had.
     pub fn insert(&mut self, name: TensorName, buffer: B) -> Option<B> {
         self.by_name.insert(name, buffer)
+    }
+
+    /// Refuses a version in which the tensor called `name` is not of this dtype and shape, before anything is written. For
+    /// memory that is a tensor itself, whose user would take other elements of the same length for its own.
+    pub fn expect(&mut self, name: TensorName, dtype: Dtype, shape: Shape) {
+        Arc::make_mut(&mut self.expected).insert(name, (dtype, shape));
+    }
+
+    pub(crate) fn expected(&self) -> &Expected {
+        &self.expected
     }
 
     /// The buffer of the tensor called `name`.
@@ -116,6 +132,7 @@ pub(crate) const COPY_BYTES: usize = 1 << 20;
 impl<B: AsMut<[u8]> + Send> Buffers<B> {
     /// Copies the tensors of `snapshot` that have a buffer, all of them or none. When it is cancelled, some are copied.
     pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), FillCause> {
+        check_expected(&snapshot.selection, &self.expected)?;
         let slices = self.by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
         let slices: Vec<_> = slices.collect();
         let asked = slices.iter().map(|(name, out)| (*name, out.len() as u64));
@@ -150,8 +167,9 @@ impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
             tensors.push((name.clone(), region));
             owners.push((name, WayBack::Host(owner)));
         }
-        let memory = LentMemory::Host(tensors);
-        (Lent { memory, writing: Arc::clone(&writing) }, Lender { owners, writing })
+        let (memory, expected) = (LentMemory::Host(tensors), self.expected);
+        let lent = Lent { memory, expected: Arc::clone(&expected), writing: Arc::clone(&writing) };
+        (lent, Lender { owners, expected, writing })
     }
 }
 
@@ -165,8 +183,9 @@ impl Buffers<DeviceBuffer> {
             tensors.push((name.clone(), lodged));
             owners.push((name, WayBack::Device(back)));
         }
-        let memory = LentMemory::Device(tensors);
-        (Lent { memory, writing: Arc::clone(&writing) }, Lender { owners, writing })
+        let (memory, expected) = (LentMemory::Device(tensors), self.expected);
+        let lent = Lent { memory, expected: Arc::clone(&expected), writing: Arc::clone(&writing) };
+        (lent, Lender { owners, expected, writing })
     }
 }
 
@@ -174,6 +193,7 @@ impl Buffers<DeviceBuffer> {
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) memory: LentMemory,
+    pub(crate) expected: Arc<Expected>,
     pub(crate) writing: Arc<Writing>,
 }
 
@@ -208,6 +228,7 @@ impl Lent {
 #[derive(Debug)]
 pub(crate) struct Lender<B> {
     owners: Vec<(TensorName, WayBack<B>)>,
+    expected: Arc<Expected>,
     writing: Arc<Writing>,
 }
 
@@ -259,7 +280,7 @@ impl<B> Lender<B> {
                 None => withheld.push(name.clone()),
             }
         }
-        (Buffers { by_name }, withheld)
+        (Buffers { by_name, expected: self.expected }, withheld)
     }
 
     pub(crate) fn writing(&self) -> Arc<Writing> {
@@ -318,6 +339,22 @@ pub(crate) fn fit<'a>(
     asked.map(one).collect()
 }
 
+/// Refuses a version that has tensors of another dtype or shape than is expected.
+pub(crate) fn check_expected(selection: &Selection, expected: &Expected) -> Result<(), BufferError> {
+    for (name, (dtype, shape)) in expected {
+        // A buffer for a tensor that is not there is refused with the buffer.
+        let Some(tensor) = selection.manifest().tensor(name.as_str()) else { continue };
+        if (tensor.dtype, &tensor.shape) != (*dtype, shape) {
+            return Err(BufferError::OtherTensor {
+                name: name.as_str().into(),
+                expected: format!("{dtype} {shape}").into(),
+                found: format!("{} {}", tensor.dtype, tensor.shape).into(),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Refuses two buffers for tensors that are one (tied weights): no byte can be received to two places.
 pub(crate) fn check_shared(selection: &Selection, fits: &[Fit]) -> Result<(), BufferError> {
     let name = |fit: &Fit| selection.manifest().tensors()[fit.tensor].name.as_str().into();
@@ -333,7 +370,7 @@ pub(crate) fn check_shared(selection: &Selection, fits: &[Fit]) -> Result<(), Bu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::{Dtype, Limits, Manifest, Shape, TensorSpec};
+    use tensor_relay_protocol::{Limits, Manifest, TensorSpec};
 
     fn name(name: &str) -> TensorName {
         TensorName::new(name).unwrap()
@@ -365,6 +402,22 @@ mod tests {
         assert_eq!(fits(&all, &[("c", 1)]).unwrap_err(), BufferError::NoSuchTensor { name: "c".into() });
         let some = Selection::new(manifest(), &[Glob::new("a").unwrap()]);
         assert_eq!(fits(&some, &[("b", 1000)]).unwrap_err(), BufferError::NotSelected { name: "b".into() });
+    }
+
+    #[test]
+    fn what_is_expected_of_a_tensor_is_more_than_its_length() {
+        let all = Selection::all(manifest());
+        let expecting = |tensor: &str, dtype, shape: &[u64]| {
+            let mut buffers: Buffers<Vec<u8>> = Buffers::new();
+            buffers.expect(name(tensor), dtype, Shape::new(shape).unwrap());
+            check_expected(&all, &buffers.expected)
+        };
+        assert_eq!(expecting("b", Dtype::U8, &[1000]), Ok(()));
+        assert_eq!(expecting("c", Dtype::U8, &[1]), Ok(()), "what is missing is told otherwise");
+        for (dtype, shape) in [(Dtype::U8, &[10, 100][..]), (Dtype::I8, &[1000])] {
+            let error = expecting("b", dtype, shape).unwrap_err();
+            assert!(matches!(&error, BufferError::OtherTensor { name, .. } if &**name == "b"), "{error}");
+        }
     }
 
     #[test]

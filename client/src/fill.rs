@@ -308,6 +308,18 @@ pub enum BufferError {
         /// The bytes of the buffer.
         given_bytes: u64,
     },
+    /// The tensor is of another dtype or shape than was [expected](crate::Buffers::expect).
+    #[error(
+        "tensor {name} is {found}, and its buffer is for {expected}: give a buffer of that dtype and shape"
+    )]
+    OtherTensor {
+        /// The buffer's name.
+        name: Box<str>,
+        /// The dtype and shape that were expected.
+        expected: Box<str>,
+        /// Those of the tensor.
+        found: Box<str>,
+    },
     /// The tensors are not in host memory.
     #[error(
         "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"

@@ -6,7 +6,7 @@ mod on_device;
 pub(crate) use on_device::{Lodged, OnDevice, Shared};
 
 use crate::{
-    buffers::{Fit, Lent, LentMemory, Writing, check_shared, fit},
+    buffers::{Fit, Lent, LentMemory, Writing, check_expected, check_shared, fit},
     error::TransferError,
 };
 use bytes::Bytes;
@@ -74,6 +74,7 @@ impl Landing {
     pub(crate) fn in_buffers(selection: &Selection, lent: Lent, memory: &HostMemory) -> Option<Self> {
         let fits = fit(selection, lent.asked().into_iter()).ok()?;
         check_shared(selection, &fits).ok()?;
+        check_expected(selection, &lent.expected).ok()?;
         match lent.memory {
             LentMemory::Host(tensors) => {
                 let parts = in_order(fits, tensors, |region| !region.is_empty());

@@ -45,6 +45,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod bases;
 mod borrowed;
 mod catalogue;
@@ -71,6 +72,7 @@ mod topic;
 mod traffic;
 mod watching;
 
+pub use address::{AddressError, Advertised, reachable};
 pub use bases::BaseStats;
 pub use borrowed::Borrowed;
 pub use config::Config;

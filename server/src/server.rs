@@ -123,6 +123,16 @@ impl Server {
         self.staging.clone()
     }
 
+    /// How many subscriptions follow `topic`: none, once all those of a topic that ended were told so. None either of a topic
+    /// without a version.
+    pub fn subscribers(&self, topic: &Topic) -> u64 {
+        let topics = self.shared.catalogue.list();
+        topics
+            .iter()
+            .find(|entry| entry.id.topic == *topic)
+            .map_or(0, |entry| entry.subscribers)
+    }
+
     /// What it has done and is doing.
     pub fn stats(&self) -> ServerStats {
         let counters = &self.shared.counters;

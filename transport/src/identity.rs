@@ -100,6 +100,15 @@ impl Identity {
         }
     }
 
+    /// Where an identity is kept when nobody says where: where the XDG specification puts state. `None` where there is no
+    /// home directory, as in some containers.
+    pub fn default_dir() -> Option<PathBuf> {
+        let from_env = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        from_env("XDG_STATE_HOME")
+            .map(|dir| dir.join("tensor-relay"))
+            .or_else(|| from_env("HOME").map(|home| home.join(".local/state/tensor-relay")))
+    }
+
     /// What clients know this identity by.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint

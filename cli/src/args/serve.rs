@@ -1,10 +1,10 @@
 //! The words of `serve`.
 
 use super::{Codec, DeviceArgs};
-use crate::{address::Advertised, units};
+use crate::units;
 use clap::ValueEnum;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tensor_relay_server::{Keep, Topic, TopicOptions, WhenFull};
+use tensor_relay_server::{Advertised, Keep, Topic, TopicOptions, WhenFull};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {

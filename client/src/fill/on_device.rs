@@ -3,7 +3,7 @@
 use super::{FillCause, FillError, Filled, Received};
 use crate::{
     BufferError, Buffers, DeviceError, Snapshot, Subscription,
-    buffers::{Fit, check_shared, copy_slowly, fit},
+    buffers::{Fit, check_expected, check_shared, copy_slowly, fit},
     device_snapshot::{COPIES_AT_ONCE, pieces},
     landing::Landing,
 };
@@ -89,6 +89,7 @@ impl Snapshot {
         let asked = buffers.iter().map(|(name, buffer)| (name.as_str(), buffer.len_bytes()));
         let fits = fit(&self.selection, asked)?;
         check_shared(&self.selection, &fits)?;
+        check_expected(&self.selection, buffers.expected())?;
         check_device(buffers)?;
         Ok(fits)
     }

@@ -5,29 +5,41 @@ use std::{
     str::FromStr,
 };
 
-/// What `--advertise` takes: a host, and a port if it is not the one listened on.
+/// An address that tickets are to name: a host, and a port if it is not the one listened on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Advertised {
+pub struct Advertised {
     host: String,
     port: Option<u16>,
 }
 
-impl FromStr for Advertised {
-    type Err = String;
+/// Why a text is no address to advertise.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// What stands after the last colon is no port.
+    #[error("{0:?} is no port")]
+    Port(String),
+    /// There is no host.
+    #[error("write HOST or HOST:PORT")]
+    NoHost,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Advertised {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         if let Ok(ip) = text.parse::<Ipv6Addr>() {
             return Ok(Self { host: format!("[{ip}]"), port: None });
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !text.ends_with(']') => {
-                let port = port.parse().map_err(|_| format!("{port:?} is no port"))?;
+                let port = port.parse().map_err(|_| AddressError::Port(port.into()))?;
                 (host, Some(port))
             }
             _ => (text, None),
         };
         match host.is_empty() {
-            true => Err("write HOST or HOST:PORT".into()),
+            true => Err(AddressError::NoHost),
             false => Ok(Self { host: host.into(), port }),
         }
     }
@@ -35,14 +47,19 @@ impl FromStr for Advertised {
 
 impl Advertised {
     /// The address as tickets have it; `port` is the one listened on.
-    pub(crate) fn with_port(&self, port: u16) -> String {
+    pub fn with_port(&self, port: u16) -> String {
         format!("{}:{}", self.host, self.port.unwrap_or(port))
     }
 }
 
 /// The address under which other hosts most likely reach `listening`: itself, or this machine's own when it listens on
 /// all of them. Returns whether it had to guess.
-pub(crate) fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
+///
+/// ```
+/// let listening = "127.0.0.1:4747".parse().unwrap();
+/// assert_eq!(tensor_relay_server::reachable(listening), (listening, false));
+/// ```
+pub fn reachable(listening: SocketAddr) -> (SocketAddr, bool) {
     if !listening.ip().is_unspecified() {
         return (listening, false);
     }

@@ -1,0 +1,53 @@
+"""An inference worker that follows a trainer: between two batches it takes the newest weights, if there are new ones.
+
+    python worker.py --ticket policy.ticket
+
+It ends when the trainer ends the topic.
+"""
+
+import argparse
+import time
+
+import torch
+
+import tensor_relay
+
+
+class Policy(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ticket", default="policy.ticket", help="the ticket, or a file that holds it")
+    parser.add_argument("--batches", type=int, help="how many batches to work on at most")
+    args = parser.parse_args()
+
+    model = Policy().to(torch.bfloat16).requires_grad_(False)
+    version, batches = 0, 0
+    with tensor_relay.connect(args.ticket) as client:
+        # Received elsewhere, and copied to the model when it is whole: while `next` runs, and at no other time.
+        weights = client.subscribe(out=model.state_dict())
+        while args.batches is None or batches < args.batches:
+            begun = time.monotonic()
+            try:
+                # The first weights are waited for. Later ones are taken if they are here: that bounds the pause.
+                snapshot = weights.next(timeout=0 if version else None)
+            except tensor_relay.TopicEndedError as ended:
+                print(ended, flush=True)
+                break
+            except tensor_relay.RelayTimeoutError:
+                pass
+            else:
+                version = snapshot.version
+                pause_ms = (time.monotonic() - begun) * 1e3
+                step = snapshot.metadata["step"]
+                print(f"version {version} of step {step}, {snapshot.skipped} skipped, pause {pause_ms:.1f} ms", flush=True)
+            model(torch.randn(16, 64, dtype=torch.bfloat16))
+            batches += 1
+    print(f"{batches} batches, the last with version {version}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Moves tensors between processes on different hosts: encrypted, verified, whole or not at all.
+
+    import tensor_relay
+
+    # The producer:
+    with tensor_relay.serve("0.0.0.0:4747") as relay:
+        print(relay.ticket)
+        relay.publish("policy", model.state_dict())
+
+    # Each consumer:
+    with tensor_relay.connect(ticket) as client:
+        for snapshot in client.subscribe("policy"):
+            model.load_state_dict(snapshot.torch())
+
+Times are in seconds, sizes in bytes. Every wait gives the GIL away and ends with Ctrl-C. Messages go to the logger
+`tensor_relay`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+
+from . import _native
+from ._native import Client, Progress, Publication, Receipt, Relay, Snapshot, Subscription, Tensor, TopicInfo
+from .errors import (
+    ClosedError,
+    DamagedError,
+    ForkError,
+    HoldingTooManyError,
+    NoRoomError,
+    PublishError,
+    RelayConnectionError,
+    RelayTimeoutError,
+    RequestError,
+    ServerRefusedError,
+    ServerUnreachableError,
+    TargetError,
+    TensorRelayError,
+    TicketError,
+    TopicEndedError,
+    TopicNotFoundError,
+    TornError,
+    UnsupportedTensorError,
+    VersionsMissedError,
+)
+
+__all__ = [
+    "Client",
+    "ClosedError",
+    "DamagedError",
+    "ForkError",
+    "HoldingTooManyError",
+    "NoRoomError",
+    "Progress",
+    "Publication",
+    "PublishError",
+    "Receipt",
+    "Relay",
+    "RelayConnectionError",
+    "RelayTimeoutError",
+    "RequestError",
+    "ServerRefusedError",
+    "ServerUnreachableError",
+    "Snapshot",
+    "Subscription",
+    "TargetError",
+    "Tensor",
+    "TensorRelayError",
+    "TicketError",
+    "TopicEndedError",
+    "TopicInfo",
+    "TopicNotFoundError",
+    "TornError",
+    "UnsupportedTensorError",
+    "VersionsMissedError",
+    "connect",
+    "serve",
+]
+
+Mapping.register(Snapshot)
+
+
+def serve(
+    listen: str = "0.0.0.0:4747",
+    *,
+    advertise: str | Iterable[str] = (),
+    state_dir: str | os.PathLike[str] | None = None,
+    codec: str = "raw",
+    chunk_bytes: int = 4 << 20,
+    staged_bytes: int | None = None,
+    sessions_max: int = 1_024,
+    stall_timeout: float = 30.0,
+    reader_linger: float = 30.0,
+) -> Relay:
+    """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
+
+    listen: the address, `IP:PORT`, of UDP. Port 0 takes a free one, which `Relay.address` names.
+    advertise: the host, or `HOST:PORT`, that the ticket names, or several. By default what is listened on; where that is
+        every address, this machine's own on its default route.
+    state_dir: where the server's key is kept, so that tickets stay valid. By default `$XDG_STATE_HOME/tensor-relay` or
+        `~/.local/state/tensor-relay`, as for the command line.
+    codec: how versions are encoded for those who can decode it: "raw", "zstd", ….
+    chunk_bytes: the unit of sending and checking, a multiple of 256.
+    staged_bytes: how much memory staged versions may take. By default what the machine has.
+    sessions_max: how many clients may be connected.
+    stall_timeout: after how long without a byte taken a subscriber in mid-transfer is evicted.
+    reader_linger: how long the place of a named reader in mode "every" is kept when its connection is lost.
+
+    Raises TensorRelayError when the port or the key cannot be used, RequestError for what is no address or codec, and
+    ForkError in a process that was forked from one that uses tensor_relay.
+    """
+    relay = _native.serve(
+        listen,
+        advertise=[advertise] if isinstance(advertise, str) else list(advertise),
+        state_dir=state_dir,
+        codec=codec,
+        chunk_bytes=chunk_bytes,
+        staged_bytes=staged_bytes,
+        sessions_max=sessions_max,
+        stall_timeout=stall_timeout,
+        reader_linger=reader_linger,
+    )
+    _open.add(relay)
+    return relay
+
+
+def connect(
+    ticket: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = 10.0,
+    memory_bytes: int | None = None,
+    lanes: int | None = None,
+    topic_timeout: float = 10.0,
+    stall_timeout: float = 30.0,
+    reconnect_timeout: float = 60.0,
+    versions_held_max: int = 4,
+    hold_timeout: float = 10.0,
+) -> Client:
+    """Connects to a server. Use it as a context manager, or `close()` it.
+
+    ticket: what `Relay.ticket` and `tensor-relay serve` print, or the path of a file with it. By default what the
+        environment variable TENSOR_RELAY_TICKET holds.
+    timeout: how long the server is tried to be reached.
+    memory_bytes: how much memory snapshots may take: received, held, and kept for reuse. By default what the machine has.
+    lanes: how many connections the session uses, 1 to 16. By default as many as make large versions faster.
+    topic_timeout: how long a subscription waits for a topic that does not exist yet.
+    stall_timeout: after how long without a byte a version under way is given up.
+    reconnect_timeout: how long a lost connection is tried to be made again.
+    versions_held_max: how many snapshots of a subscription may be held at a time. A snapshot is held as long as anything
+        refers to its memory, an array made of it among them.
+    hold_timeout: how long a subscription waits, when so many are held, for one to be let go.
+
+    Raises TicketError for what is no ticket, ServerUnreachableError, ServerRefusedError when another server answers than
+    the ticket names, and ForkError.
+    """
+    client = _native.connect(
+        _read_ticket(ticket),
+        timeout=timeout,
+        memory_bytes=memory_bytes,
+        lanes=lanes,
+        topic_timeout=topic_timeout,
+        stall_timeout=stall_timeout,
+        reconnect_timeout=reconnect_timeout,
+        versions_held_max=versions_held_max,
+        hold_timeout=hold_timeout,
+    )
+    _open.add(client)
+    return client
+
+
+def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
+    """The ticket itself, wherever it is. Of a file with several, one for each topic, the first: they are of one server."""
+    if ticket is None:
+        ticket = os.environ.get("TENSOR_RELAY_TICKET", "")
+    if isinstance(ticket, str) and (ticket.strip().startswith("relay://") or not ticket):
+        return ticket
+    try:
+        with open(ticket, encoding="utf-8") as file:
+            return next((line for line in file if line.strip()), "")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TicketError(f"{os.fspath(ticket)!r} is neither a ticket (relay://…) nor a file that holds one: {error}") from error
+
+
+_open: weakref.WeakSet[Relay | Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    """Tells the other ends that this process goes, where nobody has."""
+    for opened in list(_open):
+        try:
+            opened.close(0) if isinstance(opened, Relay) else opened.close()
+        except ForkError:
+            pass  # It is another process's to close.
+    _native.finish()

@@ -1,0 +1,252 @@
+//! `tensor_relay.connect` and `Client`: a connection to a server.
+
+use crate::{
+    errors::{Kind, of_client},
+    out::Out,
+    relay::topic_called,
+    runtime::Here,
+    subscription::{OnGap, Subscription},
+    wait::{finite_seconds, seconds, wait},
+};
+use pyo3::{prelude::*, sync::MutexExt};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tensor_relay_client::{
+    self as client, Config, Connector, Glob, Lanes, ReaderName, Request, Start, Ticket, Tuning, Version,
+};
+
+/// A session with a server. It connects again by itself when the connection is lost.
+#[pyclass(frozen, weakref, module = "tensor_relay")]
+pub(crate) struct Client {
+    open: Here<Mutex<Option<Arc<client::Client>>>>,
+    ticket: Ticket,
+}
+
+/// A topic that a server has.
+#[pyclass(frozen, get_all, module = "tensor_relay")]
+pub(crate) struct TopicInfo {
+    /// Its name.
+    topic: String,
+    /// The number of its newest version.
+    version: u64,
+    /// Which life of the topic that belongs to.
+    epoch: String,
+    /// How many tensors that has.
+    tensors: u64,
+    /// How many bytes those have, with the padding between them.
+    payload_bytes: u64,
+    /// How many subscriptions follow the topic.
+    subscribers: u64,
+}
+
+#[pymethods]
+impl TopicInfo {
+    fn __repr__(&self) -> String {
+        let Self { topic, version, epoch, tensors, payload_bytes, .. } = self;
+        format!(
+            "TopicInfo({topic} version {version} (epoch {epoch}), {tensors} tensors, {payload_bytes} bytes)"
+        )
+    }
+}
+
+/// How long saying good-bye may take.
+const GOOD_BYE: Duration = Duration::from_secs(2);
+
+/// Connects to a server. `tensor_relay.connect` says what each option is.
+#[pyfunction]
+#[pyo3(signature = (ticket, *, timeout, memory_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
+                    versions_held_max, hold_timeout))]
+#[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+pub(crate) fn connect(
+    py: Python<'_>,
+    ticket: &str,
+    timeout: f64,
+    memory_bytes: Option<u64>,
+    lanes: Option<u32>,
+    topic_timeout: f64,
+    stall_timeout: f64,
+    reconnect_timeout: f64,
+    versions_held_max: usize,
+    hold_timeout: f64,
+) -> PyResult<Client> {
+    let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
+    let config = Config {
+        memory_bytes: memory_bytes.unwrap_or(u64::MAX),
+        lanes: lanes.map_or(Lanes::Auto, Lanes::Fixed),
+        topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
+        stall_timeout: finite_seconds("stall_timeout", stall_timeout)?,
+        reconnect_timeout: finite_seconds("reconnect_timeout", reconnect_timeout)?,
+        versions_held_max,
+        hold_timeout: finite_seconds("hold_timeout", hold_timeout)?,
+        ..Config::default()
+    };
+    let timeout = finite_seconds("timeout", timeout)?;
+    let connect_timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+    let connector = Connector::new(Tuning { connect_timeout_ms, ..Tuning::default() });
+    let connected = wait(py, client::Client::connect_with(&connector, &ticket, config))?;
+    let client = Arc::new(connected.map_err(|error| of_client(py, &error))?);
+    Ok(Client { open: Here::new(Mutex::new(Some(client))), ticket })
+}
+
+#[pymethods]
+impl Client {
+    /// The topics that have a version, in order of name.
+    ///
+    /// Raises RelayConnectionError when the session is gone.
+    fn topics(&self, py: Python<'_>) -> PyResult<Vec<TopicInfo>> {
+        let client = self.client(py)?;
+        let topics = wait(py, client.list())?.map_err(|error| of_client(py, &error))?;
+        let info = |entry: client::TopicEntry| TopicInfo {
+            topic: entry.id.topic.to_string(),
+            version: entry.id.version.0,
+            epoch: entry.id.epoch.to_string(),
+            tensors: entry.tensors,
+            payload_bytes: entry.payload_bytes,
+            subscribers: entry.subscribers,
+        };
+        Ok(topics.into_iter().map(info).collect())
+    }
+
+    /// Subscribes to a topic, which need not exist yet; without a name, to the one that the ticket names.
+    ///
+    /// In mode "latest", each snapshot is the newest; what is stale is skipped, and counted. In mode "every", all
+    /// versions come in order; asking for the next says that the program is done with the one before.
+    ///
+    /// select: only tensors whose names match one of these patterns (`*`, `?`) travel.
+    /// start: "newest", "next", "oldest", or a version's number; by default the newest, or in mode "every" the oldest.
+    /// window: in mode "every", how many versions may be received ahead, the one in use included (3).
+    /// reader: in mode "every", a name under which the server keeps this reader's place while it is away.
+    /// preempt: in mode "latest", whether a version under way is given up for a newer one.
+    /// timeout: how long iteration waits for each version, in seconds; None waits for as long as it takes.
+    /// on_gap: in mode "every", what to do about missing versions: "raise" VersionsMissedError and go on with the next
+    /// call, or "continue", with `Snapshot.gap` set.
+    /// out: a mapping of tensors that are received into. The snapshots then have no tensors of their own. With
+    /// `atomic=True` each version is received elsewhere and copied when it is whole: a failure leaves the tensors as they
+    /// were, for memory for a second version and one copy. With `atomic=False` it is received right into them, without
+    /// either, and a failure leaves them torn (TornError); keep everybody away from them meanwhile.
+    ///
+    /// Raises RequestError for what is no name or pattern. What becomes of the subscription is told by the snapshots.
+    #[pyo3(signature = (topic = None, *, mode = "latest", select = None, start = None, window = None, reader = None,
+                        preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+    fn subscribe(
+        slf: Bound<'_, Self>,
+        topic: Option<&str>,
+        mode: &str,
+        select: Option<Vec<String>>,
+        start: Option<Bound<'_, PyAny>>,
+        window: Option<u32>,
+        reader: Option<&str>,
+        preempt: bool,
+        timeout: Option<f64>,
+        on_gap: &str,
+        out: Option<Bound<'_, PyAny>>,
+        atomic: bool,
+    ) -> PyResult<Subscription> {
+        let (py, this) = (slf.py(), slf.get());
+        let topic = match (topic, this.ticket.topic()) {
+            (Some(name), _) => topic_called(py, name)?,
+            (None, Some(topic)) => topic.clone(),
+            (None, None) => return Err(Kind::Request.raise(py, "the ticket names no topic: say which")),
+        };
+        let timeout = seconds("timeout", timeout)?;
+        let on_gap = OnGap::called(py, on_gap)?;
+        let out = out.map(|mapping| Out::new(mapping.unbind(), atomic));
+        let mut request = match mode {
+            "latest" => Request::latest(topic),
+            "every" => Request::every(topic),
+            other => {
+                return Err(
+                    Kind::Request.raise(py, format!("mode is \"latest\" or \"every\", and not {other:?}"))
+                );
+            }
+        };
+        if let Some(start) = start {
+            request = request.from(start_called(&start)?);
+        }
+        if let Some(window) = window {
+            request = request.window(window);
+        }
+        if let Some(reader) = reader {
+            request = request.reader(ReaderName::new(reader).map_err(Kind::Request.because(py))?);
+        }
+        let globs = match (&select, &out) {
+            (Some(patterns), _) => patterns
+                .iter()
+                .map(|pattern| pattern.parse::<Glob>().map_err(Kind::Request.because(py)))
+                .collect::<PyResult<_>>()?,
+            (None, Some(out)) => out.selection(py)?,
+            (None, None) => vec![],
+        };
+        let client = this.client(py)?;
+        let subscribed = wait(py, client.subscribe_to(request.select(globs).preempt(preempt)))?;
+        let subscription = subscribed.map_err(|error| of_client(py, &error))?;
+        Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, out))
+    }
+
+    /// How often a lost connection was made again.
+    #[getter]
+    fn reconnects(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.client(py)?.reconnects())
+    }
+
+    /// Ends the session and tells the server. Snapshots stay; subscriptions end. Closing again does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self
+            .open
+            .get(py)?
+            .lock_py_attached(py)
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // Where another thread is in the middle of a call, its end is the session's.
+        if let Some(client) = open.and_then(Arc::into_inner) {
+            wait(py, async { tokio::time::timeout(GOOD_BYE, client.close()).await.ok() })?;
+        }
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Client({})", self.ticket.addresses().join(","))
+    }
+}
+
+impl Client {
+    fn client(&self, py: Python<'_>) -> PyResult<Arc<client::Client>> {
+        let open = self
+            .open
+            .get(py)?
+            .lock_py_attached(py)
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let closed =
+            || Kind::Closed.raise(py, "this client was closed: connect another with `tensor_relay.connect`");
+        open.ok_or_else(closed)
+    }
+}
+
+fn start_called(start: &Bound<'_, PyAny>) -> PyResult<Start> {
+    if let Ok(version) = start.extract::<u64>() {
+        return Ok(Start::At(None, Version(version)));
+    }
+    match start.extract::<String>().as_deref() {
+        Ok("newest") => Ok(Start::Newest),
+        Ok("next") => Ok(Start::Next),
+        Ok("oldest") => Ok(Start::Oldest),
+        _ => {
+            let message =
+                format!("start is \"newest\", \"next\", \"oldest\" or a version's number, and not {start:?}");
+            Err(Kind::Request.raise(start.py(), message))
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Which Python error a failure is. The one table of them; the classes are in `tensor_relay/errors.py`.
+//!
+//! What is told is what the command line tells: the words of the libraries' own errors.
+
+use pyo3::prelude::*;
+use std::fmt::Display;
+use tensor_relay_client::{
+    BufferError, ClientError, CloseCode, ConnectError, EndReason, FillCause, LaneError, SubscriptionError,
+};
+
+/// A class of `tensor_relay.errors`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// What no other class is for: a file, a disk, a port, a thread.
+    Other,
+    Unreachable,
+    Refused,
+    Damaged,
+    Timeout,
+    NotFound,
+    HoldingTooMany,
+    TopicEnded,
+    Missed,
+    NoRoom,
+    Ticket,
+    Request,
+    UnsupportedTensor,
+    Publish,
+    Target,
+    Torn,
+    Fork,
+    Closed,
+}
+
+impl Kind {
+    fn class(self) -> &'static str {
+        match self {
+            Self::Other => "TensorRelayError",
+            Self::Unreachable => "ServerUnreachableError",
+            Self::Refused => "ServerRefusedError",
+            Self::Damaged => "DamagedError",
+            Self::Timeout => "RelayTimeoutError",
+            Self::NotFound => "TopicNotFoundError",
+            Self::HoldingTooMany => "HoldingTooManyError",
+            Self::TopicEnded => "TopicEndedError",
+            Self::Missed => "VersionsMissedError",
+            Self::NoRoom => "NoRoomError",
+            Self::Ticket => "TicketError",
+            Self::Request => "RequestError",
+            Self::UnsupportedTensor => "UnsupportedTensorError",
+            Self::Publish => "PublishError",
+            Self::Target => "TargetError",
+            Self::Torn => "TornError",
+            Self::Fork => "ForkError",
+            Self::Closed => "ClosedError",
+        }
+    }
+
+    /// The error, to be raised.
+    pub(crate) fn raise(self, py: Python<'_>, message: impl Display) -> PyErr {
+        let message = message.to_string();
+        let raised = py
+            .import("tensor_relay.errors")
+            .and_then(|errors| errors.getattr(self.class())?.call1((message,)));
+        raised.map_or_else(|error| error, PyErr::from_value)
+    }
+
+    /// The same for something that says all there is to say: itself.
+    pub(crate) fn because<E: Display>(self, py: Python<'_>) -> impl Fn(E) -> PyErr {
+        move |error| self.raise(py, error)
+    }
+}
+
+/// Why there is no session, or no longer.
+pub(crate) fn of_client(py: Python<'_>, error: &ClientError) -> PyErr {
+    kind_of_client(error).raise(py, error)
+}
+
+fn kind_of_client(error: &ClientError) -> Kind {
+    match error {
+        ClientError::Connect(ConnectError::WrongKey { .. })
+        | ClientError::Refused(LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. }) => {
+            Kind::Refused
+        }
+        ClientError::Connect(ConnectError::Incompatible { .. })
+        | ClientError::Message(_)
+        | ClientError::Misbehaved(_) => Kind::Damaged,
+        ClientError::Lane(LaneError::ClosedHere) => Kind::Closed,
+        ClientError::Connect(
+            ConnectError::Unreachable { .. }
+            | ConnectError::Resolve { .. }
+            | ConnectError::Refused { .. }
+            | ConnectError::Lane(_),
+        )
+        | ClientError::Refused(_)
+        | ClientError::Lane(_)
+        | ClientError::NoWelcome { .. }
+        | ClientError::NoAnswer { .. }
+        | ClientError::NotReconnected { .. } => Kind::Unreachable,
+        ClientError::Ended(error) => kind_of_client(error),
+        ClientError::Memory(_) => Kind::NoRoom,
+        ClientError::SelectionTooLarge { .. } | ClientError::TooManyWatches { .. } => Kind::Request,
+        _ => Kind::Other,
+    }
+}
+
+/// Why a subscription delivers nothing now, or nothing more. What a program may want to count is an attribute too.
+pub(crate) fn of_subscription(py: Python<'_>, error: &SubscriptionError) -> PyErr {
+    let raised = kind_of_subscription(error).raise(py, error);
+    let value = raised.value(py);
+    // The classes have these attributes; an interpreter without memory for them has worse to tell.
+    let _ = match error {
+        SubscriptionError::HoldingTooMany { held, .. } => {
+            value.setattr("held", held.iter().map(|version| version.0).collect::<Vec<_>>())
+        }
+        SubscriptionError::Gap(gap) => value.setattr("missing", gap.missing()),
+        _ => Ok(()),
+    };
+    raised
+}
+
+fn kind_of_subscription(error: &SubscriptionError) -> Kind {
+    match error {
+        SubscriptionError::NotFound { .. } => Kind::NotFound,
+        SubscriptionError::Ended { reason, .. } => match reason {
+            EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired => Kind::TopicEnded,
+            EndReason::TooSlow | EndReason::Replaced => Kind::Missed,
+            EndReason::Evicted => Kind::Unreachable,
+            _ => Kind::Other,
+        },
+        SubscriptionError::Gap(_) => Kind::Missed,
+        SubscriptionError::HoldingTooMany { .. } => Kind::HoldingTooMany,
+        SubscriptionError::Disconnected { source, .. } => kind_of_client(source),
+        SubscriptionError::Corrupt { .. } => Kind::Damaged,
+        SubscriptionError::OverBudget { .. } | SubscriptionError::NoRoomOnDevice { .. } => Kind::NoRoom,
+        SubscriptionError::Stalled { .. } => Kind::Unreachable,
+        _ => Kind::Other,
+    }
+}
+
+/// Why a version did not come into a user's own tensors, where these are as they were.
+pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
+    match cause {
+        FillCause::Subscription(error) => of_subscription(py, error),
+        FillCause::Buffers(error) => of_buffer(py, error),
+        other => Kind::Other.raise(py, other),
+    }
+}
+
+/// Why a user's own tensors are not those of a version.
+pub(crate) fn of_buffer(py: Python<'_>, error: &BufferError) -> PyErr {
+    Kind::Target.raise(py, error)
+}

@@ -1,0 +1,83 @@
+//! What the interpreter has to do for other threads, on a thread that may wait for it.
+//!
+//! The runtime's thread must never wait for the GIL: any C extension may hold that for seconds, and all lanes would stand
+//! still. So whatever needs Python there (giving back what was lent, results of coroutines, log messages) is left here.
+
+use pyo3::prelude::*;
+use std::{
+    sync::{OnceLock, mpsc},
+    thread,
+    time::Duration,
+};
+
+type Errand = Box<dyn FnOnce(Python<'_>) + Send>;
+
+/// What the thread is told.
+enum Message {
+    Errand(Errand),
+    /// Nothing more: say when all before it is done.
+    Finish(mpsc::SyncSender<()>),
+}
+
+/// The way to the thread, which lives in the process that started it.
+struct Inbox {
+    sender: mpsc::Sender<Message>,
+    pid: u32,
+}
+
+static INBOX: OnceLock<Option<Inbox>> = OnceLock::new();
+
+/// How long the end of the interpreter waits for what is left to do.
+const FINISH: Duration = Duration::from_secs(1);
+
+/// Lets the interpreter do `errand` soon, in order.
+///
+/// The queue has no bound of its own: each errand stands for something that a user has lent, awaits, or logs, and logs
+/// are bounded where they are made. When the interpreter is gone, and in a fork, errands are leaked with what they hold.
+pub(crate) fn later(errand: impl FnOnce(Python<'_>) + Send + 'static) {
+    let message = Message::Errand(Box::new(errand));
+    let unsent = match INBOX.get_or_init(start) {
+        Some(inbox) if inbox.pid == std::process::id() => {
+            inbox.sender.send(message).err().map(|mpsc::SendError(unsent)| unsent)
+        }
+        _ => Some(message),
+    };
+    std::mem::forget(unsent); // What it holds may need an interpreter to go.
+}
+
+fn start() -> Option<Inbox> {
+    let (sender, inbox) = mpsc::channel();
+    let thread = thread::Builder::new().name("tensor-relay-gil".into());
+    let started = thread.spawn(move || run(&inbox)).ok();
+    started.map(|_| Inbox { sender, pid: std::process::id() })
+}
+
+fn run(inbox: &mpsc::Receiver<Message>) {
+    for message in inbox {
+        match message {
+            Message::Errand(errand) => {
+                let mut errand = Some(errand);
+                let attached =
+                    Python::try_attach(|py| errand.take().into_iter().for_each(|errand| errand(py)));
+                if attached.is_none() {
+                    std::mem::forget(errand); // What it holds may need an interpreter to go.
+                }
+            }
+            Message::Finish(done) => {
+                let _ = done.send(());
+                return;
+            }
+        }
+    }
+}
+
+/// Does what is left to do, and nothing later: called right before the interpreter ends, which no thread may wait for.
+#[pyfunction]
+pub(crate) fn finish(py: Python<'_>) {
+    let inbox = INBOX.get_or_init(|| None).as_ref();
+    let Some(inbox) = inbox.filter(|inbox| inbox.pid == std::process::id()) else { return };
+    let (done, finished) = mpsc::sync_channel(1);
+    if inbox.sender.send(Message::Finish(done)).is_ok() {
+        let _ = py.detach(move || finished.recv_timeout(FINISH));
+    }
+}

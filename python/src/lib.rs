@@ -1,0 +1,44 @@
+//! The Python package `tensor_relay`: servers, clients and their tensors as Python knows them.
+//!
+//! What Python sees is written in Python where that says it better: `tensor_relay/__init__.py` has the two ways in,
+//! `errors.py` the tree of errors, `_frameworks.py` what is peculiar to each framework, `_native.pyi` the signatures of
+//! what is here. Its documentation is `python/README.md`.
+
+#![deny(unsafe_code)]
+
+mod awaitable;
+mod client;
+mod entries;
+mod errors;
+mod interpreter;
+mod logging;
+mod memory;
+mod out;
+mod publication;
+mod relay;
+mod runtime;
+mod serve;
+mod snapshot;
+mod subscription;
+mod tensor;
+mod tensors_in;
+mod topic_options;
+mod wait;
+
+use pyo3::prelude::*;
+
+/// What `tensor_relay` is made of. Private: import from `tensor_relay`.
+#[pymodule(gil_used = true)]
+mod _native {
+    #[pymodule_export]
+    use super::{
+        client::{Client, TopicInfo, connect},
+        interpreter::finish,
+        publication::Publication,
+        relay::Relay,
+        serve::serve,
+        snapshot::{Receipt, Snapshot},
+        subscription::{Progress, Subscription},
+        tensor::Tensor,
+    };
+}

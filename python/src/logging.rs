@@ -1,0 +1,125 @@
+//! What happens inside, as messages of Python's `logging`.
+
+use crate::interpreter;
+use pyo3::prelude::*;
+use std::{
+    fmt::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+/// The logger's name, and what the targets of our own messages begin with.
+const LOGGER: &str = "tensor_relay";
+
+/// How many messages may wait for the interpreter; more are dropped, and counted. A thousand is what a minute of trouble
+/// has, and takes less than a megabyte.
+const WAITING_MAX: usize = 1_000;
+
+/// Sends what `tracing` is told to the logger `tensor_relay`: information and above, and what is for debugging too if the
+/// logger is set to that when the first server or client begins.
+pub(crate) fn begin(py: Python<'_>) {
+    let wants_debug = || -> PyResult<bool> {
+        let logger = py.import("logging")?.call_method1("getLogger", (LOGGER,))?;
+        logger.call_method1("isEnabledFor", (number(&Level::DEBUG),))?.is_truthy()
+    };
+    let most = if wants_debug().unwrap_or(false) { Level::DEBUG } else { Level::INFO };
+    // It fails if there is a subscriber already, and there is none in this library.
+    let _ = tracing::subscriber::set_global_default(Logger { most, backlog: Arc::default() });
+}
+
+/// The level as `logging` counts it.
+fn number(level: &Level) -> u8 {
+    match *level {
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        Level::INFO => 20,
+        Level::DEBUG | Level::TRACE => 10,
+    }
+}
+
+struct Logger {
+    most: Level,
+    backlog: Arc<Backlog>,
+}
+
+#[derive(Default)]
+struct Backlog {
+    waiting: AtomicUsize,
+    dropped: AtomicUsize,
+}
+
+impl Subscriber for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= self.most && metadata.target().starts_with(LOGGER)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let backlog = Arc::clone(&self.backlog);
+        if backlog.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+            backlog.waiting.fetch_sub(1, Ordering::Relaxed);
+            backlog.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let (level, text) = (number(event.metadata().level()), Line::of(event));
+        interpreter::later(move |py| {
+            backlog.waiting.fetch_sub(1, Ordering::Relaxed);
+            let dropped = backlog.dropped.swap(0, Ordering::Relaxed);
+            // A handler that fails has told so on stderr; there is nobody else to tell.
+            let _ = log(py, level, &text);
+            if dropped > 0 {
+                let _ = log(
+                    py,
+                    number(&Level::WARN),
+                    &format!("{dropped} messages were dropped: they came too fast."),
+                );
+            }
+        });
+    }
+
+    // There are no spans: `enabled` refuses them.
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+fn log(py: Python<'_>, level: u8, text: &str) -> PyResult<()> {
+    let logger = py.import("logging")?.call_method1("getLogger", (LOGGER,))?;
+    logger.call_method1("log", (level, "%s", text))?;
+    Ok(())
+}
+
+/// A message with its fields behind it.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Line {
+    fn of(event: &Event<'_>) -> String {
+        let mut line = Self::default();
+        event.record(&mut line);
+        line.message + &line.fields
+    }
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}

@@ -1,0 +1,134 @@
+//! DLPack's structures as C has them (`dlpack.h` 1.1, <https://github.com/dmlc/dlpack>), and its dtypes as ours.
+
+use std::ffi::{CStr, c_void};
+use tensor_relay_client::Dtype;
+
+/// Memory of the host.
+pub(crate) const DEVICE_CPU: i32 = 1;
+
+/// The version that we speak. Those of the same major number are laid out alike.
+pub(crate) const VERSION: Version = Version { major: 1, minor: 1 };
+
+/// In `VersionedTensor::flags`: nobody may write there.
+pub(crate) const READ_ONLY: u64 = 1;
+/// In `VersionedTensor::flags`: it was copied for this consumer.
+pub(crate) const IS_COPIED: u64 = 2;
+
+/// The names of capsules, before a consumer took what is in them, and after.
+pub(crate) const VERSIONED: Names = Names { fresh: c"dltensor_versioned", used: c"used_dltensor_versioned" };
+/// The same for DLPack before 1.0.
+pub(crate) const LEGACY: Names = Names { fresh: c"dltensor", used: c"used_dltensor" };
+
+pub(crate) struct Names {
+    pub(crate) fresh: &'static CStr,
+    pub(crate) used: &'static CStr,
+}
+
+/// `DLDevice`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Device {
+    pub(crate) kind: i32,
+    pub(crate) id: i32,
+}
+
+/// `DLDataType`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DataType {
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Tensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device: Device,
+    pub(crate) ndim: i32,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: *mut i64,
+    /// In elements. Null in old versions: dense then.
+    pub(crate) strides: *mut i64,
+    pub(crate) byte_offset: u64,
+}
+
+/// `DLPackVersion`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Version {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+pub(crate) struct VersionedTensor {
+    pub(crate) version: Version,
+    pub(crate) context: *mut c_void,
+    pub(crate) deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    pub(crate) flags: u64,
+    pub(crate) tensor: Tensor,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+pub(crate) struct LegacyTensor {
+    pub(crate) tensor: Tensor,
+    pub(crate) context: *mut c_void,
+    pub(crate) deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+/// `DLDataTypeCode` and the bits of every dtype that elements of whole bytes have; those of less are below.
+const CODES: &[(u8, u8, Dtype)] = &[
+    (0, 8, Dtype::I8),
+    (0, 16, Dtype::I16),
+    (0, 32, Dtype::I32),
+    (0, 64, Dtype::I64),
+    (1, 8, Dtype::U8),
+    (1, 16, Dtype::U16),
+    (1, 32, Dtype::U32),
+    (1, 64, Dtype::U64),
+    (2, 16, Dtype::F16),
+    (2, 32, Dtype::F32),
+    (2, 64, Dtype::F64),
+    (4, 16, Dtype::Bf16),
+    (5, 32, Dtype::C32),
+    (5, 64, Dtype::C64),
+    (5, 128, Dtype::C128),
+    (6, 8, Dtype::Bool),
+    (7, 8, Dtype::F8E3M4),
+    (8, 8, Dtype::F8E4M3),
+    (9, 8, Dtype::F8E4M3B11Fnuz),
+    (10, 8, Dtype::F8E4M3Fn),
+    (11, 8, Dtype::F8E4M3Fnuz),
+    (12, 8, Dtype::F8E5M2),
+    (13, 8, Dtype::F8E5M2Fnuz),
+    (14, 8, Dtype::F8E8M0),
+];
+
+/// Two floats of 4 bits in a byte: as PyTorch's `float4_e2m1fn_x2` is handed over.
+const PAIR: DataType = DataType { code: 17, bits: 4, lanes: 2 };
+
+/// Our dtype, and how many of its elements one of theirs is.
+pub(crate) fn dtype_of(theirs: DataType) -> Option<(Dtype, u64)> {
+    if theirs == PAIR {
+        return Some((Dtype::F4E2M1, 2));
+    }
+    let found = CODES
+        .iter()
+        .find(|(code, bits, _)| (*code, *bits, 1) == (theirs.code, theirs.bits, theirs.lanes));
+    found.map(|(.., dtype)| (*dtype, 1))
+}
+
+/// Their dtype, and how many of our elements one of theirs is. None for elements of less than a byte that DLPack's users
+/// cannot take.
+pub(crate) fn data_type_of(dtype: Dtype) -> Option<(DataType, u64)> {
+    if dtype == Dtype::F4E2M1 {
+        return Some((PAIR, 2));
+    }
+    let found = CODES.iter().find(|(.., ours)| *ours == dtype);
+    found.map(|(code, bits, _)| (DataType { code: *code, bits: *bits, lanes: 1 }, 1))
+}

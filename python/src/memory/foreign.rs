@@ -1,0 +1,190 @@
+//! Memory that a tensor of somebody else has lent us.
+#![allow(
+    unsafe_code,
+    reason = "reads and writes the memory of other libraries' tensors, where they say it is"
+)]
+
+use super::{import::Capsule, strides::Runs};
+use crate::interpreter;
+use bytes::Bytes;
+use pyo3::{buffer::PyUntypedBuffer, prelude::*};
+use std::{fmt, ptr::NonNull};
+use tensor_relay_client::Dtype;
+
+/// A tensor of another library: where it lies, and what keeps it there until this is dropped.
+///
+/// Whoever made it has checked what can be checked; that the memory is there is the word of the tensor's own library. That
+/// nobody writes there while it is read, or reads while it is written, is the user's, as it is between any two threads
+/// that share a tensor.
+pub(crate) struct Foreign {
+    pub(super) start: NonNull<u8>,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) len: usize,
+    pub(super) runs: Runs,
+    pub(super) is_writable: bool,
+    /// `None` only while it is dropped.
+    pub(super) keep: Option<Keep>,
+}
+
+/// What keeps the memory where it is. Gone when it is dropped, with the GIL held.
+pub(super) enum Keep {
+    #[expect(dead_code, reason = "is dropped in time")]
+    Capsule(Capsule),
+    #[expect(dead_code, reason = "is dropped in time")]
+    Buffer(PyUntypedBuffer),
+}
+
+/// What two tensors share that are one: tied weights.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    address: usize,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    offsets: Vec<(u64, isize)>,
+}
+
+// SAFETY: the memory is plain bytes, which have no thread; what keeps it is only touched again with the GIL held.
+unsafe impl Send for Foreign {}
+// SAFETY: through a shared reference it is only read.
+unsafe impl Sync for Foreign {}
+
+impl Foreign {
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub(crate) fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// How many bytes its elements have.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether they lie side by side, in order.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.runs.is_one()
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// Takes its elements for some of another dtype of the same size, where its own library has no word for that.
+    pub(crate) fn taken_for(mut self, dtype: Dtype) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// What it shares with other names for the same memory; none without memory.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        (self.len > 0).then(|| Identity {
+            address: self.start.as_ptr().addr(),
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            offsets: self.runs.outer().to_vec(),
+        })
+    }
+
+    /// Copies all elements to `out`, in order. Needs no GIL.
+    ///
+    /// # Panics
+    /// When `out` has another length.
+    pub(crate) fn copy_to(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), self.len, "as long as the tensor");
+        if self.len == 0 {
+            return;
+        }
+        for (offset, piece) in self.runs.offsets().zip(out.chunks_exact_mut(self.runs.bytes)) {
+            // SAFETY: the tensor's library vouches that each of its elements lies where shape and strides say.
+            let from = unsafe { self.start.offset(offset) };
+            // SAFETY: a run of elements begins at `from`, as above. `piece` is ours alone, so they do not overlap.
+            unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *piece).cast(), piece.len()) };
+        }
+    }
+
+    /// Copies `bytes` over all elements, in order. Needs no GIL.
+    ///
+    /// # Panics
+    /// When it has another length, or nobody may write to the tensor.
+    pub(crate) fn copy_from(&mut self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len, "as long as the tensor");
+        assert!(self.is_writable, "asked before");
+        if self.len == 0 {
+            return;
+        }
+        for (offset, piece) in self.runs.offsets().zip(bytes.chunks_exact(self.runs.bytes)) {
+            // SAFETY: as in `copy_to`.
+            let to = unsafe { self.start.offset(offset) };
+            // SAFETY: a run of elements begins at `to`, and may be written, says the tensor's library. `copy_from` of a
+            // pointer minds an overlap, so `bytes` may be anybody's.
+            unsafe { to.copy_from(NonNull::from(piece).cast(), piece.len()) };
+        }
+    }
+
+    /// Lends its bytes, which nobody may write to until the last slice of them is gone.
+    ///
+    /// # Panics
+    /// When they do not lie side by side.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        assert!(self.is_dense(), "asked before");
+        Bytes::from_owner(self)
+    }
+
+    /// Gives the memory back now, where the interpreter is at hand.
+    pub(crate) fn give_back(mut self, _py: Python<'_>) {
+        drop(self.keep.take());
+    }
+}
+
+impl AsRef<[u8]> for Foreign {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: so many initialised bytes lie side by side there (`into_bytes`), and stay while `keep` does. Nobody
+        // writes there meanwhile: that is what a user promises who lends tensors.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        // The last reader may be the runtime's thread, and giving memory back needs the GIL.
+        if let Some(keep) = self.keep.take() {
+            interpreter::later(move |_| drop(keep));
+        }
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Foreign")
+            .field("dtype", &self.dtype)
+            .field("shape", &self.shape)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A tensor that is received into right where it lies.
+#[derive(Debug)]
+pub(crate) struct Exclusive(Foreign);
+
+impl Exclusive {
+    /// `tensor`, unless nobody may write to it or its bytes do not lie side by side.
+    pub(crate) fn new(tensor: Foreign) -> Option<Self> {
+        (tensor.is_writable && tensor.is_dense()).then_some(Self(tensor))
+    }
+
+    /// Gives the memory back now, where the interpreter is at hand.
+    pub(crate) fn give_back(self, py: Python<'_>) {
+        self.0.give_back(py);
+    }
+}
+
+impl AsMut<[u8]> for Exclusive {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: so many initialised bytes lie side by side there, may be written, and stay while the tensor is kept
+        // (`new`). Nobody else reaches them meanwhile: that is what a user promises who says `atomic=False`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
+    }
+}

@@ -1,0 +1,248 @@
+//! Tensors of others, asked for their memory: by DLPack, or by the buffer protocol.
+#![allow(unsafe_code, reason = "reads what is in DLPack's capsules")]
+
+use super::{
+    dlpack::{self, DataType, LEGACY, LegacyTensor, Names, VERSIONED, VersionedTensor},
+    foreign::{Foreign, Keep},
+    strides::{Runs, dense},
+};
+use pyo3::{
+    buffer::{ElementType, PyUntypedBuffer},
+    exceptions::{PyBufferError, PyTypeError},
+    ffi,
+    prelude::*,
+    types::{IntoPyDict, PyCapsule},
+};
+use std::{ffi::c_void, ptr::NonNull};
+use tensor_relay_client::Dtype;
+
+/// Devices whose memory the processor reads and writes like any other: the host's, page-locked or not.
+const HOST: [i32; 2] = [dlpack::DEVICE_CPU, 3];
+
+impl Foreign {
+    /// Asks `tensor` for its memory, without a copy.
+    ///
+    /// # Errors
+    /// `TypeError` for what is no tensor; `BufferError` for one whose memory is elsewhere, or whose elements have no name
+    /// here; and what its own library raises.
+    pub(crate) fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match tensor.hasattr("__dlpack__")? {
+            true => Self::from_dlpack(tensor),
+            false => Self::from_buffer(tensor),
+        }
+    }
+
+    fn from_dlpack(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let (kind, id): (i32, i32) = tensor.call_method0("__dlpack_device__")?.extract()?;
+        if !HOST.contains(&kind) {
+            return Err(PyBufferError::new_err(format!(
+                "it lies on a device (DLPack's {kind}:{id}), and tensors of devices do not travel from Python yet: copy it \
+                 to the host first, as `.cpu()` does"
+            )));
+        }
+        let capsule = Capsule::take(&export(tensor)?)?;
+        let tensor = capsule.tensor()?;
+        // SAFETY: the capsule keeps its tensor, whose library vouches for so many dimensions at its pointers.
+        let (shape, strides) = unsafe { dimensions(tensor) }?;
+        let (dtype, per_element) = dlpack::dtype_of(tensor.dtype).ok_or_else(|| unknown(tensor.dtype))?;
+        let item_bytes = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes) / 8;
+        let strides = strides.unwrap_or_else(|| dense(&shape));
+        let strides: Vec<isize> =
+            strides.iter().map(|stride| *stride as isize * item_bytes as isize).collect();
+        let len = length(&shape, item_bytes)?;
+        let start = match NonNull::new(tensor.data.cast::<u8>()) {
+            // SAFETY: the tensor's library vouches that its memory reaches that far.
+            Some(data) if len > 0 => unsafe { data.byte_add(tensor.byte_offset as usize) },
+            _ if len > 0 => return Err(PyBufferError::new_err("its library gave no memory for it")),
+            _ => NonNull::dangling(),
+        };
+        let runs = Runs::of(&shape, &strides, item_bytes);
+        let shape = in_our_elements(shape, per_element)?;
+        let is_writable = !capsule.is_read_only();
+        Ok(Self { start, dtype, shape, len, runs, is_writable, keep: Some(Keep::Capsule(capsule)) })
+    }
+
+    fn from_buffer(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(tensor).map_err(|_| {
+            PyTypeError::new_err("it is no tensor: it has neither `__dlpack__` nor the buffer protocol")
+        })?;
+        let dtype = dtype_of_format(&buffer).ok_or_else(|| {
+            PyBufferError::new_err(format!(
+                "its elements are {:?}, which no dtype stands for",
+                buffer.format()
+            ))
+        })?;
+        let shape: Vec<u64> = buffer.shape().iter().map(|len| *len as u64).collect();
+        let runs = Runs::of(&shape, buffer.strides(), buffer.item_size());
+        let len = buffer.len_bytes();
+        let start = NonNull::new(buffer.buf_ptr().cast())
+            .filter(|_| len > 0)
+            .unwrap_or(NonNull::dangling());
+        let is_writable = !buffer.readonly();
+        Ok(Self { start, dtype, shape, len, runs, is_writable, keep: Some(Keep::Buffer(buffer)) })
+    }
+}
+
+/// The tensor's capsule: of DLPack 1 where its library knows that, else of the time before.
+fn export<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
+    let version =
+        [("max_version", (dlpack::VERSION.major, dlpack::VERSION.minor))].into_py_dict(tensor.py())?;
+    let capsule = match tensor.call_method("__dlpack__", (), Some(&version)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(tensor.py()) => {
+            tensor.call_method0("__dlpack__")?
+        }
+        capsule => capsule?,
+    };
+    Ok(capsule.cast_into::<PyCapsule>()?)
+}
+
+fn unknown(dtype: DataType) -> PyErr {
+    let DataType { code, bits, lanes } = dtype;
+    PyBufferError::new_err(format!(
+        "no dtype stands for its elements (DLPack's code {code}, {bits} bits, {lanes} lanes)"
+    ))
+}
+
+/// The shape in elements of ours, of which one of theirs has several.
+fn in_our_elements(mut shape: Vec<u64>, per_element: u64) -> PyResult<Vec<u64>> {
+    match shape.last_mut() {
+        Some(last) => *last *= per_element,
+        None if per_element == 1 => {}
+        None => {
+            return Err(PyBufferError::new_err(
+                "its elements come in pairs, and a single pair has no shape here",
+            ));
+        }
+    }
+    Ok(shape)
+}
+
+fn length(shape: &[u64], item_bytes: usize) -> PyResult<usize> {
+    let items = shape.iter().try_fold(1, |items: u64, len| items.checked_mul(*len));
+    let bytes = items.and_then(|items| usize::try_from(items).ok()?.checked_mul(item_bytes));
+    bytes.ok_or_else(|| PyBufferError::new_err("its shape is larger than memory"))
+}
+
+/// The dtype of a format character, native or little-endian.
+fn dtype_of_format(buffer: &PyUntypedBuffer) -> Option<Dtype> {
+    let format = buffer.format();
+    if matches!(format.to_bytes(), [b'>' | b'!', _, ..]) {
+        return None;
+    }
+    Some(match ElementType::from_format(format) {
+        ElementType::Bool => Dtype::Bool,
+        ElementType::SignedInteger { bytes: 1 } => Dtype::I8,
+        ElementType::SignedInteger { bytes: 2 } => Dtype::I16,
+        ElementType::SignedInteger { bytes: 4 } => Dtype::I32,
+        ElementType::SignedInteger { bytes: 8 } => Dtype::I64,
+        ElementType::UnsignedInteger { bytes: 1 } => Dtype::U8,
+        ElementType::UnsignedInteger { bytes: 2 } => Dtype::U16,
+        ElementType::UnsignedInteger { bytes: 4 } => Dtype::U32,
+        ElementType::UnsignedInteger { bytes: 8 } => Dtype::U64,
+        ElementType::Float { bytes: 2 } => Dtype::F16,
+        ElementType::Float { bytes: 4 } => Dtype::F32,
+        ElementType::Float { bytes: 8 } => Dtype::F64,
+        _ => return None,
+    })
+}
+
+/// Shape and strides as `tensor` has them; no strides where it is dense.
+///
+/// # Safety
+/// `tensor` is one that its library handed over, and is kept: its pointers lead to `ndim` numbers each, or are null.
+unsafe fn dimensions(tensor: &dlpack::Tensor) -> PyResult<(Vec<u64>, Option<Vec<i64>>)> {
+    let invalid = || PyBufferError::new_err("its library gave it a shape that is none");
+    let ndim = usize::try_from(tensor.ndim).map_err(|_| invalid())?;
+    if ndim == 0 {
+        return Ok((vec![], None));
+    }
+    let shape = NonNull::new(tensor.shape).ok_or_else(invalid)?;
+    // SAFETY: `ndim` numbers are there, says the caller.
+    let shape = unsafe { NonNull::slice_from_raw_parts(shape, ndim).as_ref() };
+    let shape = shape
+        .iter()
+        .map(|len| u64::try_from(*len).map_err(|_| invalid()))
+        .collect::<PyResult<_>>()?;
+    let strides = NonNull::new(tensor.strides).map(|strides| {
+        // SAFETY: `ndim` numbers are there, says the caller.
+        unsafe { NonNull::slice_from_raw_parts(strides, ndim).as_ref() }.to_vec()
+    });
+    Ok((shape, strides))
+}
+
+/// What was in a capsule. Its library's deleter runs when this is dropped; some need the GIL for that.
+pub(super) enum Capsule {
+    Versioned(NonNull<VersionedTensor>),
+    Legacy(NonNull<LegacyTensor>),
+}
+
+// SAFETY: DLPack lets any thread use the tensor and call the deleter.
+unsafe impl Send for Capsule {}
+
+impl Capsule {
+    /// Takes what is in `capsule`, as a consumer does: once.
+    fn take(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
+        match capsule.is_valid_checked(Some(VERSIONED.fresh)) {
+            true => Ok(Self::Versioned(take(capsule, &VERSIONED)?.cast())),
+            false => Ok(Self::Legacy(take(capsule, &LEGACY)?.cast())),
+        }
+    }
+
+    fn tensor(&self) -> PyResult<&dlpack::Tensor> {
+        match self {
+            Self::Versioned(managed) => {
+                // SAFETY: the capsule of this name held one, whose library lets us read it until the deleter was called.
+                let managed = unsafe { managed.as_ref() };
+                match managed.version.major == dlpack::VERSION.major {
+                    true => Ok(&managed.tensor),
+                    false => Err(PyBufferError::new_err(format!(
+                        "its library hands it over by DLPack {}, and this one takes DLPack {}",
+                        managed.version.major,
+                        dlpack::VERSION.major
+                    ))),
+                }
+            }
+            // SAFETY: as above.
+            Self::Legacy(managed) => Ok(&unsafe { managed.as_ref() }.tensor),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        match self {
+            // SAFETY: as in `tensor`.
+            Self::Versioned(managed) => unsafe { managed.as_ref() }.flags & dlpack::READ_ONLY != 0,
+            Self::Legacy(_) => false,
+        }
+    }
+}
+
+/// The pointer in a capsule, which is marked as used.
+fn take(capsule: &Bound<'_, PyCapsule>, names: &Names) -> PyResult<NonNull<c_void>> {
+    let pointer = capsule.pointer_checked(Some(names.fresh))?;
+    // SAFETY: it is a capsule, the GIL is held, and the name lives for ever.
+    match unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), names.used.as_ptr()) } {
+        0 => Ok(pointer),
+        _ => Err(PyErr::fetch(capsule.py())),
+    }
+}
+
+impl Drop for Capsule {
+    fn drop(&mut self) {
+        match self {
+            Self::Versioned(managed) => {
+                // SAFETY: as in `tensor`: the deleter was not called before, since only this calls it.
+                if let Some(delete) = unsafe { managed.as_ref() }.deleter {
+                    // SAFETY: whoever takes the tensor calls its deleter, once, with the tensor.
+                    unsafe { delete(managed.as_ptr()) }
+                }
+            }
+            Self::Legacy(managed) => {
+                // SAFETY: as above.
+                if let Some(delete) = unsafe { managed.as_ref() }.deleter {
+                    // SAFETY: as above.
+                    unsafe { delete(managed.as_ptr()) }
+                }
+            }
+        }
+    }
+}

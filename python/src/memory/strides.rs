@@ -1,0 +1,65 @@
+//! Where the elements of a tensor lie that need not lie side by side. Only numbers: what is there is another's business.
+
+/// The pieces of a strided tensor that lie side by side, in the order of its elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Runs {
+    /// The length of each.
+    pub(crate) bytes: usize,
+    /// How many there are along each outer dimension, and how many bytes apart.
+    outer: Vec<(u64, isize)>,
+}
+
+/// The strides of a dense tensor, in elements.
+pub(crate) fn dense(shape: &[u64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = strides[at] * i64::try_from(shape[at].max(1)).unwrap_or(i64::MAX);
+    }
+    strides
+}
+
+impl Runs {
+    /// Those of a tensor with these dimensions, whose elements of `item_bytes` lie `strides` (in bytes) apart. A tensor
+    /// without elements has one run without bytes.
+    pub(crate) fn of(shape: &[u64], strides: &[isize], item_bytes: usize) -> Self {
+        if shape.contains(&0) {
+            return Self { bytes: 0, outer: vec![] };
+        }
+        let mut bytes = item_bytes;
+        let mut outer: Vec<_> = shape
+            .iter()
+            .copied()
+            .zip(strides.iter().copied())
+            .filter(|(len, _)| *len > 1)
+            .collect();
+        while let Some((len, stride)) = outer.last()
+            && usize::try_from(*stride) == Ok(bytes)
+        {
+            bytes *= *len as usize;
+            outer.pop();
+        }
+        Self { bytes, outer }
+    }
+
+    /// Whether all bytes lie side by side.
+    pub(crate) fn is_one(&self) -> bool {
+        self.outer.is_empty()
+    }
+
+    /// The outer dimensions: which tensors that begin at one address are one.
+    pub(crate) fn outer(&self) -> &[(u64, isize)] {
+        &self.outer
+    }
+
+    /// How many bytes from the first element each begins, in order.
+    pub(crate) fn offsets(&self) -> impl Iterator<Item = isize> {
+        let count: u64 = self.outer.iter().map(|(len, _)| len).product();
+        (0..count).map(|mut index| {
+            self.outer.iter().rev().fold(0, |offset, (len, stride)| {
+                let step = index % len;
+                index /= len;
+                offset + step as isize * stride
+            })
+        })
+    }
+}

@@ -1,0 +1,135 @@
+//! `tensor_relay.Publication`: what becomes of one version.
+
+use crate::{
+    errors::Kind,
+    runtime::Here,
+    wait::{deadline, seconds, wait},
+};
+use pyo3::prelude::*;
+use std::time::{Duration, Instant};
+use tensor_relay_server as server;
+
+/// A version that was published. Holds none of its memory.
+#[pyclass(frozen, module = "tensor_relay")]
+pub(crate) struct Publication {
+    publication: Here<server::Publication>,
+    payload_bytes: u64,
+    copied_bytes: u64,
+}
+
+impl Publication {
+    pub(crate) fn new(publication: server::Publication, payload_bytes: u64, copied_bytes: u64) -> Self {
+        Self { publication: Here::new(publication), payload_bytes, copied_bytes }
+    }
+
+    /// A handle of our own to wait with, and the deadline that the wait has.
+    fn to_wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(server::Publication, Duration)> {
+        let timeout = seconds("timeout", timeout)?.unwrap_or(Duration::MAX);
+        Ok((self.publication.get(py)?.clone(), timeout))
+    }
+}
+
+#[pymethods]
+impl Publication {
+    /// The topic's name.
+    #[getter]
+    fn topic(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.publication.get(py)?.id().topic.to_string())
+    }
+
+    /// Its number: one more than that of the version before, in this epoch.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.publication.get(py)?.id().version.0)
+    }
+
+    /// Which life of the topic it belongs to: 16 hexadecimal digits, others after a restart.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.publication.get(py)?.id().epoch.to_string())
+    }
+
+    /// The size of its tensors in bytes, with the padding between them.
+    #[getter]
+    fn payload_bytes(&self) -> u64 {
+        self.payload_bytes
+    }
+
+    /// How many bytes were copied to publish it: all with `hold="stage"`; with `hold="borrow"` those of tensors whose
+    /// elements do not lie side by side.
+    #[getter]
+    fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
+
+    /// How many subscribers have received it so far, whole and verified.
+    #[getter]
+    fn committed(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.publication.get(py)?.committed_count())
+    }
+
+    /// Whether the tensors may be written again: at once with `hold="stage"`; with `hold="borrow"` once the version was
+    /// replaced or withdrawn and nobody reads it any more.
+    #[getter]
+    fn released(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.publication.get(py)?.is_released())
+    }
+
+    /// Waits until `count` subscribers have received it. `timeout` is in seconds; None waits for as long as it takes.
+    ///
+    /// Raises RelayTimeoutError after `timeout`, and PublishError when it was replaced or withdrawn before, so that no
+    /// more can receive it.
+    #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
+    fn wait_committed(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
+        let (mut publication, timeout) = self.to_wait(py, timeout)?;
+        let ends = deadline((timeout < Duration::MAX).then_some(timeout));
+        let reached = wait(py, publication.committed(count, timeout))?;
+        if reached {
+            return Ok(());
+        }
+        let (id, found) = (publication.id(), publication.committed_count());
+        Err(match ends.is_some_and(|ends| Instant::now() >= ends) {
+            true => {
+                let waited = timeout.as_secs_f64();
+                let message = format!("{found} of {count} subscribers received {id} within {waited} s");
+                Kind::Timeout.raise(py, message)
+            }
+            false => Kind::Publish.raise(
+                py,
+                format!("{found} of {count} subscribers received {id}, and no more can: it was replaced or withdrawn"),
+            ),
+        })
+    }
+
+    /// Waits until the tensors may be written again (`released`). A borrowed version is read as long as it is the newest:
+    /// publish the next one, or `withdraw()`, before waiting. `timeout` is in seconds; None waits for as long as it takes.
+    ///
+    /// Raises RelayTimeoutError after `timeout`: the tensors are still being read then, and must not be written.
+    #[pyo3(signature = (timeout = Some(60.0)), text_signature = "($self, timeout=60.0)")]
+    fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let (publication, timeout) = self.to_wait(py, timeout)?;
+        match wait(py, publication.released(timeout))? {
+            true => Ok(()),
+            false => Err(Kind::Timeout.raise(
+                py,
+                format!(
+                    "{} was not released within {} s: it is on offer until another is published or it is withdrawn, and \
+                     then until those who read it are done",
+                    publication.id(),
+                    timeout.as_secs_f64()
+                ),
+            )),
+        }
+    }
+
+    /// Takes the version back before its turn. Those who are receiving it may finish.
+    fn withdraw(&self, py: Python<'_>) -> PyResult<()> {
+        self.publication.get(py)?.withdraw();
+        Ok(())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let id = self.publication.get(py)?.id();
+        Ok(format!("Publication({id}, {} bytes)", self.payload_bytes))
+    }
+}

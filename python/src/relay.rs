@@ -1,0 +1,392 @@
+//! `tensor_relay.Relay`: a server inside of the producer's process.
+
+use crate::{
+    entries,
+    errors::Kind,
+    publication::Publication,
+    runtime::{self, Here},
+    tensors_in::{TensorsIn, dtype_called},
+    topic_options::Words,
+    wait::{finite_seconds, seconds, wait, wait_at_most},
+};
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    sync::MutexExt,
+    types::{PyBool, PyDict, PyFloat, PyInt, PyString},
+};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use tensor_relay_server::{
+    Dtype, Held, LendError, Metadata, Publisher, Server, StageError, Staging, Ticket, Topic, TopicOptions,
+};
+
+/// A server that runs in this process, on threads of its own.
+#[pyclass(frozen, weakref, module = "tensor_relay")]
+pub(crate) struct Relay {
+    open: Here<Mutex<Option<Open>>>,
+    address: SocketAddr,
+    ticket: Ticket,
+}
+
+/// A topic's publisher, whoever publishes with it now; none once it ended.
+type SharedPublisher = Arc<tokio::sync::Mutex<Option<Publisher>>>;
+
+/// What there is until it is closed.
+struct Open {
+    server: Server,
+    publishers: HashMap<Topic, SharedPublisher>,
+    /// Topics that ended, whose subscribers may not have heard of it.
+    ended: Vec<Topic>,
+}
+
+#[pymethods]
+impl Relay {
+    /// The address that it listens on, as `IP:PORT`.
+    #[getter]
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// What lets a consumer connect: `tensor_relay.connect` and `tensor-relay subscribe` take it. A secret, to whom the
+    /// tensors are one. Stays valid while `state_dir` is kept.
+    #[getter]
+    fn ticket(&self) -> String {
+        self.ticket.to_string()
+    }
+
+    /// The same ticket, with a topic in it.
+    ///
+    /// Raises RequestError for what is no topic's name.
+    fn ticket_for(&self, py: Python<'_>, topic: &str) -> PyResult<String> {
+        Ok(self.ticket.clone().with_topic(topic_called(py, topic)?).to_string())
+    }
+
+    /// Opens a topic with options of its own; `publish` opens it with those that stand here.
+    ///
+    /// The last `keep_versions` versions are kept for late subscribers and for readers in mode `every`, of at most
+    /// `keep_bytes` bytes together. While such a reader has not taken what would have to go, `publish` waits for
+    /// `publish_timeout` seconds; then the reader is evicted, or with `when_full="block"` waited for on. Versions that
+    /// were replaced may be read for `release_timeout` seconds more (None: ten minutes, ten seconds where borrowed).
+    /// After `expire_after` seconds without a publish the topic ends by itself.
+    ///
+    /// Raises PublishError when the topic is open.
+    #[pyo3(signature = (topic, *, keep_versions = 1, keep_bytes = None, when_full = "evict", publish_timeout = 10.0,
+                        release_timeout = None, expire_after = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+    fn open(
+        &self,
+        py: Python<'_>,
+        topic: &str,
+        keep_versions: u32,
+        keep_bytes: Option<u64>,
+        when_full: &str,
+        publish_timeout: f64,
+        release_timeout: Option<f64>,
+        expire_after: Option<f64>,
+    ) -> PyResult<()> {
+        let words =
+            Words { keep_versions, keep_bytes, when_full, publish_timeout, release_timeout, expire_after };
+        let (topic, options) = (topic_called(py, topic)?, words.options(py)?);
+        let _in_runtime = runtime::handle(py)?.enter();
+        let mut open = self.state(py)?;
+        let open = open.as_mut().ok_or_else(|| closed(py))?;
+        open.open(py, topic, options).map(drop)
+    }
+
+    /// Publishes tensors as the next version of `topic`: visible to all subscribers at once, or not at all.
+    ///
+    /// `tensors` maps names to tensors in host memory: of PyTorch, NumPy (with ml_dtypes), JAX, or anything else with
+    /// `__dlpack__` or the buffer protocol. Values that are text, numbers, truth values or None travel as the version's
+    /// `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
+    ///
+    /// With `hold="stage"` all tensors are copied, and may be written again when this returns. With `hold="borrow"`
+    /// nothing is copied of tensors whose elements lie side by side: they are read when they are sent, and must not be
+    /// written before the publication is `released`. `dtype`, e.g. "bf16", casts floating-point tensors first.
+    ///
+    /// `metadata` is text that travels with the version (numbers become text). `timeout` bounds, in seconds, how long
+    /// readers in mode `every` are waited for, beside what `open` says.
+    ///
+    /// Raises UnsupportedTensorError for a value that cannot travel, by its name; PublishError; NoRoomError beyond
+    /// `staged_bytes`; RelayTimeoutError after `timeout`. Nothing was published then.
+    #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        topic: &str,
+        tensors: &Bound<'_, PyAny>,
+        hold: &str,
+        metadata: Option<&Bound<'_, PyDict>>,
+        dtype: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Publication> {
+        let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
+        let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
+        let hold = Hold::called(py, hold)?;
+        let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
+        let (publisher, staging) = self.publisher(py, &topic)?;
+        let mut taken = TensorsIn::of(tensors, dtype)?;
+        metadata.append(&mut taken.entries);
+        let Version { held, payload_bytes, copied_bytes } = match hold {
+            Hold::Stage => stage(py, taken, &staging)?,
+            Hold::Borrow => borrow(py, taken, &staging)?,
+        };
+        let publish = async {
+            match publisher.lock().await.as_mut() {
+                Some(publisher) => Some(publisher.publish(held, metadata).await),
+                None => None, // It ended meanwhile.
+            }
+        };
+        let published = wait_at_most(py, timeout, publish)?.ok_or_else(|| {
+            let waited = timeout.unwrap_or_default().as_secs_f64();
+            let message = format!("readers of {topic} were not done with older versions within {waited} s");
+            Kind::Timeout.raise(py, message)
+        })?;
+        let published = published.ok_or_else(|| ended(py, &topic))?;
+        let publication = published.map_err(Kind::Publish.because(py))?;
+        Ok(Publication::new(publication, payload_bytes, copied_bytes))
+    }
+
+    /// Says that nothing will follow in `topic`: subscriptions end once they have what they asked for. What is retained
+    /// stays on offer. Another `publish` begins it anew, in another epoch.
+    ///
+    /// Raises PublishError when it is not open.
+    fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
+        let publisher = self.take_publisher(py, topic)?;
+        if let Some(open) = self.state(py)?.as_mut() {
+            open.ended.push(publisher.topic().clone());
+        }
+        publisher.end();
+        Ok(())
+    }
+
+    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go.
+    ///
+    /// Raises PublishError when it is not open.
+    fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
+        self.take_publisher(py, topic)?.withdraw();
+        Ok(())
+    }
+
+    /// What it has done and is doing, as numbers by name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.state(py)?.as_ref().ok_or_else(|| closed(py))?.server.stats();
+        let by_name = PyDict::new(py);
+        for (name, value) in [
+            ("sessions", stats.sessions),
+            ("transfers", stats.transfers),
+            ("committed", stats.committed),
+            ("evicted", stats.evicted),
+            ("staged_bytes", stats.staged_bytes),
+            ("sent_bytes", stats.traffic.sent_bytes),
+            ("received_bytes", stats.traffic.received_bytes),
+            ("sent_packets", stats.traffic.sent_packets),
+            ("lost_packets", stats.traffic.lost_packets),
+        ] {
+            by_name.set_item(name, value)?;
+        }
+        Ok(by_name)
+    }
+
+    /// Ends in order, within `grace` seconds: subscribers of topics that ended take what they asked for and are told; then
+    /// there are no new sessions, transfers under way finish, and everybody is told. Returns whether all transfers
+    /// finished. Closing again does nothing.
+    #[pyo3(signature = (grace = 8.0))]
+    fn close(&self, py: Python<'_>, grace: f64) -> PyResult<bool> {
+        let grace = finite_seconds("grace", grace)?;
+        let open = self.state(py)?.take();
+        match open {
+            Some(open) => wait(py, open.close(grace)),
+            None => Ok(true),
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py, GRACE.as_secs_f64()).map(drop)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Relay({})", self.address)
+    }
+}
+
+/// How long transfers may take to finish when a `with` block ends.
+const GRACE: Duration = Duration::from_secs(8);
+
+/// How often a relay that is being closed looks whether the subscribers of ended topics were told.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl Relay {
+    pub(crate) fn new(server: Server, address: SocketAddr, ticket: Ticket) -> Self {
+        let open = Open { server, publishers: HashMap::new(), ended: vec![] };
+        Self { open: Here::new(Mutex::new(Some(open))), address, ticket }
+    }
+
+    /// What is open. Others may wait for it with the GIL given away, so that whoever has it may use Python.
+    fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Open>>> {
+        Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The publisher of a topic, which is opened if it is not, and where its versions are staged.
+    fn publisher(&self, py: Python<'_>, topic: &Topic) -> PyResult<(SharedPublisher, Staging)> {
+        let _in_runtime = runtime::handle(py)?.enter();
+        let mut open = self.state(py)?;
+        let open = open.as_mut().ok_or_else(|| closed(py))?;
+        Ok((open.publisher(py, topic)?, open.server.staging()))
+    }
+
+    /// Takes the publisher of a topic, when it is done with what it publishes now.
+    fn take_publisher(&self, py: Python<'_>, topic: &str) -> PyResult<Publisher> {
+        let topic = topic_called(py, topic)?;
+        let publisher = {
+            let mut open = self.state(py)?;
+            let open = open.as_mut().ok_or_else(|| closed(py))?;
+            open.publishers.remove(&topic).ok_or_else(|| ended(py, &topic))?
+        };
+        wait(py, async { publisher.lock().await.take() })?.ok_or_else(|| ended(py, &topic))
+    }
+}
+
+impl Open {
+    async fn close(self, grace: Duration) -> bool {
+        let Self { server, publishers, ended } = self;
+        let begun = Instant::now();
+        let told = async {
+            while ended.iter().any(|topic| server.subscribers(topic) > 0) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        let _ = tokio::time::timeout(grace, told).await;
+        let finished = server.shutdown(grace.saturating_sub(begun.elapsed())).await;
+        drop(publishers); // Only now: what a publisher that goes takes back is still sent.
+        finished
+    }
+
+    /// The publisher of a topic, which is opened if it is not. In the runtime.
+    fn publisher(&mut self, py: Python<'_>, topic: &Topic) -> PyResult<SharedPublisher> {
+        match self.publishers.get(topic) {
+            Some(publisher) => Ok(Arc::clone(publisher)),
+            None => self.open(py, topic.clone(), TopicOptions::default()),
+        }
+    }
+
+    fn open(&mut self, py: Python<'_>, topic: Topic, options: TopicOptions) -> PyResult<SharedPublisher> {
+        let publisher = self
+            .server
+            .publisher_with(topic.clone(), None, options)
+            .map_err(Kind::Publish.because(py))?;
+        let publisher = Arc::new(tokio::sync::Mutex::new(Some(publisher)));
+        self.ended.retain(|ended| *ended != topic);
+        self.publishers.insert(topic, Arc::clone(&publisher));
+        Ok(publisher)
+    }
+}
+
+pub(crate) fn topic_called(py: Python<'_>, name: &str) -> PyResult<Topic> {
+    Topic::new(name).map_err(Kind::Request.because(py))
+}
+
+fn closed(py: Python<'_>) -> PyErr {
+    Kind::Closed.raise(py, "this relay was closed: start another with `tensor_relay.serve`")
+}
+
+fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
+    Kind::Publish.raise(py, format!("topic {topic} is not open: it was ended, withdrawn, or never published"))
+}
+
+/// When a producer may write its tensors again.
+enum Hold {
+    /// At once: they are copied.
+    Stage,
+    /// When nobody reads them any more.
+    Borrow,
+}
+
+impl Hold {
+    fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
+        match name {
+            "stage" => Ok(Self::Stage),
+            "borrow" => Ok(Self::Borrow),
+            other => {
+                let message = format!("hold is \"stage\" or \"borrow\", and not {other:?}");
+                Err(Kind::Request.raise(py, message))
+            }
+        }
+    }
+}
+
+/// A version to be published, and what it cost.
+struct Version {
+    held: Held,
+    payload_bytes: u64,
+    copied_bytes: u64,
+}
+
+fn stage(py: Python<'_>, tensors: TensorsIn, staging: &Staging) -> PyResult<Version> {
+    let staged = py.detach(|| tensors.stage(staging));
+    tensors.give_back(py);
+    let staged = staged.map_err(|error| of_stage(py, &error))?;
+    let payload_bytes = staged.manifest().payload_bytes();
+    Ok(Version { held: staged.into(), payload_bytes, copied_bytes: payload_bytes })
+}
+
+fn borrow(py: Python<'_>, tensors: TensorsIn, staging: &Staging) -> PyResult<Version> {
+    let lent = py.detach(|| tensors.lend(staging));
+    let (borrowed, copied_bytes) = lent.map_err(|error| of_lend(py, error.as_ref()))?;
+    let payload_bytes = borrowed.manifest().payload_bytes();
+    Ok(Version { held: borrowed.into(), payload_bytes, copied_bytes })
+}
+
+fn cast_to(py: Python<'_>, name: &str) -> PyResult<Dtype> {
+    let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
+    dtype_called(name).ok_or_else(unknown)
+}
+
+fn of_stage(py: Python<'_>, error: &StageError) -> PyErr {
+    match error {
+        StageError::Memory(_) => Kind::NoRoom.raise(py, error),
+        _ => Kind::Publish.raise(py, error),
+    }
+}
+
+fn of_lend(py: Python<'_>, error: Option<&LendError>) -> PyErr {
+    match error {
+        Some(LendError::Stage(error)) => of_stage(py, error),
+        Some(error) => Kind::Publish.raise(py, error),
+        None => Kind::NoRoom
+            .raise(py, "there is no memory to gather a tensor whose elements do not lie side by side"),
+    }
+}
+
+/// Metadata as it travels: text, and numbers as text.
+fn metadata_of(given: &Bound<'_, PyDict>) -> PyResult<Metadata> {
+    let mut metadata = vec![];
+    for (key, value) in given {
+        let is_plain = value.is_instance_of::<PyString>()
+            || value.is_instance_of::<PyInt>()
+            || value.is_instance_of::<PyFloat>()
+            || value.is_instance_of::<PyBool>();
+        let (Ok(key), true) = (key.extract::<String>(), is_plain) else {
+            return Err(PyTypeError::new_err(format!(
+                "metadata is text by text, or numbers; {key:?}: {value:?} is not"
+            )));
+        };
+        if key.starts_with(entries::PREFIX) {
+            let message =
+                format!("metadata {key:?} begins like an entry of the tensors: call it something else");
+            return Err(Kind::Request.raise(given.py(), message));
+        }
+        metadata.push((key, value.str()?.extract()?));
+    }
+    Ok(metadata)
+}

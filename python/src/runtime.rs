@@ -1,0 +1,87 @@
+//! The one tokio runtime of the process, on a thread of its own.
+
+use crate::{errors::Kind, logging};
+use pyo3::prelude::*;
+use std::{io, sync::OnceLock, thread};
+use tokio::runtime::{Builder, Handle};
+
+/// The runtime, and the process that it runs in.
+struct Runtime {
+    handle: Handle,
+    pid: u32,
+}
+
+static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
+
+/// The runtime, started at the first call.
+///
+/// It has one thread, which never waits for the interpreter: a lane is one task, and a second thread would only add
+/// hand-overs. Further lanes bring threads of their own.
+///
+/// # Errors
+/// `ForkError` in a child of the process that started it; `TensorRelayError` where the system gives no thread.
+pub(crate) fn handle(py: Python<'_>) -> PyResult<&'static Handle> {
+    let started = RUNTIME.get_or_init(|| {
+        logging::begin(py);
+        start().map_err(|error| format!("cannot start a thread: {error}"))
+    });
+    match started {
+        Ok(runtime) if runtime.pid == std::process::id() => Ok(&runtime.handle),
+        Ok(runtime) => Err(forked(py, runtime.pid)),
+        Err(error) => Err(Kind::Other.raise(py, error)),
+    }
+}
+
+fn start() -> io::Result<Runtime> {
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .thread_name("tensor-relay-work")
+        .build()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new()
+        .name("tensor-relay".into())
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    Ok(Runtime { handle, pid: std::process::id() })
+}
+
+fn forked(py: Python<'_>, parent: u32) -> PyErr {
+    let message = format!(
+        "process {} was forked from {parent} after tensor_relay had started there, and threads do not survive a fork: \
+         fork first, or let `multiprocessing` use the start method `spawn`",
+        std::process::id()
+    );
+    Kind::Fork.raise(py, message)
+}
+
+/// A value whose threads live in the process that made it. A fork's copy of it cannot be used, and is never dropped: its
+/// locks may be held by threads that the copy does not have.
+pub(crate) struct Here<T> {
+    pid: u32,
+    /// `None` only while it is dropped.
+    value: Option<T>,
+}
+
+impl<T> Here<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { pid: std::process::id(), value: Some(value) }
+    }
+
+    /// The value.
+    ///
+    /// # Errors
+    /// `ForkError` in another process.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+        match &self.value {
+            Some(value) if self.pid == std::process::id() => Ok(value),
+            _ => Err(forked(py, self.pid)),
+        }
+    }
+}
+
+impl<T> Drop for Here<T> {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `tensor_relay.serve`: how a server begins.
+
+use crate::{errors::Kind, relay::Relay, runtime, wait::finite_seconds};
+use pyo3::prelude::*;
+use std::{net::SocketAddr, path::PathBuf};
+use tensor_relay_server::{
+    Advertised, CodecId, Config, Fingerprint, Identity, Listener, Server, Ticket, Tuning, reachable,
+};
+
+/// Starts a server in this process. `tensor_relay.serve` says what each option is.
+#[pyfunction]
+#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, sessions_max, stall_timeout, reader_linger))]
+#[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+pub(crate) fn serve(
+    py: Python<'_>,
+    listen: &str,
+    advertise: Vec<String>,
+    state_dir: Option<PathBuf>,
+    codec: &str,
+    chunk_bytes: u32,
+    staged_bytes: Option<u64>,
+    sessions_max: usize,
+    stall_timeout: f64,
+    reader_linger: f64,
+) -> PyResult<Relay> {
+    let listen: SocketAddr = listen.parse().map_err(|_| {
+        Kind::Request
+            .raise(py, format!("{listen:?} is no address to listen on: write IP:PORT, as in 0.0.0.0:4747"))
+    })?;
+    let config = Config {
+        codec: codec_called(py, codec)?,
+        chunk_bytes,
+        staged_bytes: staged_bytes.unwrap_or(u64::MAX),
+        sessions_max,
+        stall_timeout: finite_seconds("stall_timeout", stall_timeout)?,
+        reader_linger: finite_seconds("reader_linger", reader_linger)?,
+        ..Config::default()
+    };
+    let state_dir = state_dir.or_else(Identity::default_dir).ok_or_else(|| {
+        Kind::Other.raise(py, "there is no home directory to keep the server's key in: give state_dir")
+    })?;
+    let identity = Identity::load_or_create(&state_dir).map_err(Kind::Other.because(py))?;
+    let _in_runtime = runtime::handle(py)?.enter();
+    let listener = Listener::bind(listen, &identity, Tuning::default()).map_err(Kind::Other.because(py))?;
+    let server = Server::start(listener, config);
+    let address = server.local_address().map_err(Kind::Other.because(py))?;
+    let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
+    Ok(Relay::new(server, address, ticket))
+}
+
+fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecId> {
+    let found = CodecId::ALL.iter().copied().find(|codec| codec.name() == name);
+    found.ok_or_else(|| {
+        let names: Vec<_> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
+        Kind::Request.raise(py, format!("there is no codec {name:?}: take one of {}", names.join(", ")))
+    })
+}
+
+/// The ticket for a server on `address`, which names no topic.
+fn ticket(py: Python<'_>, advertise: &[String], address: SocketAddr, key: Fingerprint) -> PyResult<Ticket> {
+    let mut addresses = vec![];
+    for text in advertise {
+        let advertised: Advertised = text.parse().map_err(Kind::Request.because(py))?;
+        addresses.push(advertised.with_port(address.port()));
+    }
+    if addresses.is_empty() {
+        let (address, is_guessed) = reachable(address);
+        if is_guessed {
+            tracing::info!(%address, "The ticket names this machine's address on its default route; `advertise` names another.");
+        }
+        addresses.push(address.to_string());
+    }
+    Ticket::new(addresses, vec![key.0], None).map_err(Kind::Request.because(py))
+}

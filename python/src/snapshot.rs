@@ -1,0 +1,258 @@
+//! `tensor_relay.Snapshot`: one version, whole and verified.
+
+use crate::{entries, errors::Kind, memory::Exclusive, subscription::Arrived, tensor::Tensor};
+use pyo3::{
+    exceptions::PyKeyError,
+    prelude::*,
+    types::{PyDict, PyIterator, PyList},
+};
+use std::path::PathBuf;
+use tensor_relay_client::{self as client, Filled, Gap, VersionId};
+
+/// The tensors of one version by name, as a mapping. Their memory lives as long as anything refers to it, and is used again
+/// for a later version then.
+#[pyclass(frozen, mapping, weakref, module = "tensor_relay")]
+pub(crate) struct Snapshot {
+    id: VersionId,
+    metadata: Vec<(String, String)>,
+    manifest_metadata: Vec<(String, String)>,
+    skipped: u64,
+    is_new_epoch: bool,
+    gap: Option<String>,
+    receipt: client::Receipt,
+    /// None where it was received into the user's own tensors.
+    tensors: Option<client::Snapshot>,
+}
+
+/// What it took to receive a version.
+#[pyclass(frozen, get_all, module = "tensor_relay")]
+pub(crate) struct Receipt {
+    /// From its announcement until it was whole, in seconds.
+    duration_s: f64,
+    /// The bytes that came over the network, as encoded.
+    wire_bytes: u64,
+    /// The chunks that were verified.
+    chunks: u32,
+    /// How often it went on over another connection.
+    resumed: u32,
+}
+
+impl Snapshot {
+    pub(crate) fn whole(Arrived { snapshot, gap }: &Arrived) -> Self {
+        let facts = Self::without_tensors(snapshot, gap.as_deref());
+        Self { tensors: Some(snapshot.clone()), ..facts }
+    }
+
+    pub(crate) fn without_tensors(snapshot: &client::Snapshot, gap: Option<&Gap>) -> Self {
+        Self {
+            id: snapshot.id().clone(),
+            metadata: snapshot.metadata().to_vec(),
+            manifest_metadata: snapshot.manifest().metadata().to_vec(),
+            skipped: snapshot.skipped(),
+            is_new_epoch: snapshot.is_new_epoch(),
+            gap: gap.map(Gap::to_string),
+            receipt: snapshot.receipt(),
+            tensors: None,
+        }
+    }
+
+    pub(crate) fn filled(filled: &Filled<Exclusive>) -> Self {
+        Self {
+            id: filled.id().clone(),
+            metadata: filled.metadata().to_vec(),
+            manifest_metadata: filled.manifest().metadata().to_vec(),
+            skipped: filled.skipped(),
+            is_new_epoch: filled.is_new_epoch(),
+            gap: filled.gap().map(Gap::to_string),
+            receipt: filled.receipt(),
+            tensors: None,
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Option<Tensor> {
+        let snapshot = self.tensors.as_ref()?;
+        Some(Tensor::new(snapshot.manifest().tensor(name)?, snapshot.tensor(name)?))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let tensors = self.tensors.iter().flat_map(client::Snapshot::tensors);
+        tensors.map(|(tensor, _)| tensor.name.as_str()).collect()
+    }
+
+    /// All tensors by name, each made what `make` makes of it.
+    fn all<'py>(
+        &self,
+        py: Python<'py>,
+        make: impl Fn(Bound<'py, Tensor>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        for (tensor, bytes) in self.tensors.iter().flat_map(client::Snapshot::tensors) {
+            let made = make(Bound::new(py, Tensor::new(tensor, bytes))?);
+            let made = made.map_err(|error| crate::tensors_in::name_it(py, tensor.name.as_str(), error))?;
+            all.set_item(tensor.name.as_str(), made)?;
+        }
+        Ok(all)
+    }
+}
+
+#[pymethods]
+impl Snapshot {
+    /// The topic's name.
+    #[getter]
+    fn topic(&self) -> &str {
+        self.id.topic.as_str()
+    }
+
+    /// Its number, which rises within an epoch.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.id.version.0
+    }
+
+    /// Which life of the topic it belongs to: 16 hexadecimal digits, others after the publisher was started anew.
+    #[getter]
+    fn epoch(&self) -> String {
+        self.id.epoch.to_string()
+    }
+
+    /// What the publisher said of this version, as text by text.
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        of_pairs(py, self.metadata.iter().filter(|(key, _)| !key.starts_with(entries::PREFIX)))
+    }
+
+    /// What all versions with these tensors share, e.g. the metadata of a safetensors file.
+    #[getter]
+    fn manifest_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        of_pairs(py, self.manifest_metadata.iter())
+    }
+
+    /// The values that were published among the tensors and are none: text, numbers, truth values and None by name.
+    ///
+    /// Raises DamagedError for one that cannot be read.
+    #[getter]
+    fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        entries::of_metadata(py, &self.metadata)
+    }
+
+    /// How many versions were published and not delivered since the one before.
+    #[getter]
+    fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Whether the publisher was started anew since the version before: numbers may have begun again.
+    #[getter]
+    fn is_new_epoch(&self) -> bool {
+        self.is_new_epoch
+    }
+
+    /// In mode "every", with `on_gap="continue"`: what is missing before this version, in words; None if nothing is.
+    #[getter]
+    fn gap(&self) -> Option<&str> {
+        self.gap.as_deref()
+    }
+
+    /// What it took to receive it.
+    #[getter]
+    fn receipt(&self) -> Receipt {
+        let client::Receipt { duration, wire_bytes, chunks, resumed } = self.receipt;
+        Receipt { duration_s: duration.as_secs_f64(), wire_bytes, chunks, resumed }
+    }
+
+    /// The size of its tensors in bytes, with the padding between them; 0 where they were received into `out`.
+    #[getter]
+    fn payload_bytes(&self) -> u64 {
+        self.tensors.as_ref().map_or(0, client::Snapshot::payload_bytes)
+    }
+
+    /// All tensors as NumPy arrays in the snapshot's memory. See `Tensor.numpy`.
+    fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.all(py, |tensor| tensor.call_method0("numpy"))
+    }
+
+    /// All tensors as PyTorch tensors in the snapshot's memory: what `load_state_dict` takes. See `Tensor.torch`.
+    fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.all(py, |tensor| tensor.call_method0("torch"))
+    }
+
+    /// All tensors as JAX arrays. See `Tensor.jax`.
+    fn jax<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.all(py, |tensor| tensor.call_method0("jax"))
+    }
+
+    /// Writes the tensors to `path` as a safetensors file, in one step and durably: whoever reads it sees the old file or
+    /// the new one.
+    ///
+    /// Raises TensorRelayError when the system refuses, or when the tensors were received into `out`.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let snapshot = self.tensors.as_ref().ok_or_else(|| {
+            Kind::Other.raise(py, "this version was received into `out`: save the tensors that are there")
+        })?;
+        py.detach(|| snapshot.save_safetensors(&path)).map_err(Kind::Other.because(py))
+    }
+
+    /// Lets `stream` wait until the tensors may be read: nothing to wait for, since they are in host memory.
+    #[pyo3(signature = (stream = None))]
+    fn wait(&self, stream: Option<&Bound<'_, PyAny>>) {
+        let _ = stream;
+    }
+
+    /// The names of the tensors, in the order in which they were published.
+    fn keys(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        view(slf, "KeysView")
+    }
+
+    /// The tensors, in that order.
+    fn values(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        view(slf, "ValuesView")
+    }
+
+    /// The tensors with their names, in that order.
+    fn items(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        view(slf, "ItemsView")
+    }
+
+    /// The tensor of this name, or `default`.
+    #[pyo3(signature = (key, default = None, /))]
+    fn get(&self, py: Python<'_>, key: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+        match self.tensor(key) {
+            Some(tensor) => Ok(Some(Py::new(py, tensor)?.into_any())),
+            None => Ok(default),
+        }
+    }
+
+    fn __getitem__(&self, name: &str) -> PyResult<Tensor> {
+        self.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    }
+
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
+        name.extract::<String>().is_ok_and(|name| self.tensor(&name).is_some())
+    }
+
+    fn __len__(&self) -> usize {
+        self.names().len()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyList::new(py, self.names())?.try_iter()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Snapshot({}, {} tensors, {} bytes)", self.id, self.names().len(), self.payload_bytes())
+    }
+}
+
+/// What Python's mappings give of themselves.
+fn view<'py>(snapshot: Bound<'py, Snapshot>, kind: &str) -> PyResult<Bound<'py, PyAny>> {
+    snapshot.py().import("collections.abc")?.getattr(kind)?.call1((snapshot,))
+}
+
+fn of_pairs<'a, 'py>(
+    py: Python<'py>,
+    pairs: impl Iterator<Item = &'a (String, String)>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let by_key = PyDict::new(py);
+    pairs.into_iter().try_for_each(|(key, value)| by_key.set_item(key, value))?;
+    Ok(by_key)
+}

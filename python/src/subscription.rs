@@ -1,0 +1,312 @@
+//! `tensor_relay.Subscription`: the versions of a topic, by iteration, call or coroutine.
+
+use crate::{
+    awaitable::awaitable,
+    client::Client,
+    errors::{Kind, of_subscription},
+    out::Out,
+    runtime::Here,
+    snapshot::Snapshot,
+    wait::{at_most, seconds, wait},
+};
+use pyo3::{
+    exceptions::{PyStopAsyncIteration, PyStopIteration},
+    prelude::*,
+};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
+use tokio::sync::OwnedMutexGuard;
+
+/// Delivers the versions of one topic, each whole and verified.
+#[pyclass(frozen, weakref, module = "tensor_relay")]
+pub(crate) struct Subscription {
+    inner: Here<Arc<Inner>>,
+    /// Keeps the session.
+    _client: Py<Client>,
+    timeout: Option<Duration>,
+    out: Option<Out>,
+    progress: Box<dyn Fn() -> client::Progress + Send + Sync>,
+}
+
+/// What calls and coroutines share.
+pub(crate) struct Inner {
+    /// `None` once it is closed.
+    pub(crate) subscription: Arc<tokio::sync::Mutex<Option<client::Subscription>>>,
+    /// A version that was taken, and that nobody got: it did not fit, or its coroutine was cancelled.
+    undelivered: Mutex<Option<Arrived>>,
+    on_gap: OnGap,
+}
+
+/// A version, and what is missing before it.
+pub(crate) struct Arrived {
+    pub(crate) snapshot: client::Snapshot,
+    pub(crate) gap: Option<Box<Gap>>,
+}
+
+/// A version that is taken, until its user has it. Others wait for theirs meanwhile, and if nobody gets it, the next of
+/// them does.
+struct Taken {
+    /// `None` once it was given.
+    arrived: Option<Arrived>,
+    inner: Arc<Inner>,
+    /// Released after the version was put back.
+    _turn: OwnedMutexGuard<Option<client::Subscription>>,
+}
+
+impl Taken {
+    /// Hands it over with `give`; where that fails, it is as if it had not been taken.
+    fn give(mut self, give: impl FnOnce(&Arrived) -> PyResult<Snapshot>) -> PyResult<Snapshot> {
+        let given = self.arrived.as_ref().map(give).expect("it is given once, by this");
+        if given.is_ok() {
+            self.arrived = None;
+        }
+        given
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(arrived) = self.arrived.take() {
+            *self.inner.undelivered() = Some(arrived);
+        }
+    }
+}
+
+/// Why none came.
+pub(crate) enum NotArrived {
+    Subscription(SubscriptionError),
+    Closed,
+    TimedOut,
+}
+
+/// What is done about missing versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnGap {
+    Raise,
+    Continue,
+}
+
+impl OnGap {
+    pub(crate) fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
+        match name {
+            "raise" => Ok(Self::Raise),
+            "continue" => Ok(Self::Continue),
+            other => {
+                Err(Kind::Request
+                    .raise(py, format!("on_gap is \"raise\" or \"continue\", and not {other:?}")))
+            }
+        }
+    }
+}
+
+/// How far the version that is being received has come.
+#[pyclass(frozen, get_all, module = "tensor_relay")]
+pub(crate) struct Progress {
+    /// The version's number; 0 before the first.
+    version: u64,
+    /// The size of what is received of it, in bytes; 0 until that is known.
+    payload_bytes: u64,
+    /// How much of that is verified and in place.
+    verified_bytes: u64,
+    /// The bytes that came over the network for it, as encoded.
+    wire_bytes: u64,
+}
+
+impl Inner {
+    /// Waits for the next version. No version is lost when this is dropped, nor when what it gives is.
+    async fn next(self: Arc<Self>) -> Result<Taken, NotArrived> {
+        let mut turn = Arc::clone(&self.subscription).lock_owned().await;
+        let subscription = turn.as_mut().ok_or(NotArrived::Closed)?;
+        let undelivered = self.undelivered().take();
+        let arrived = match undelivered {
+            Some(arrived) => arrived,
+            None => self.arrival(subscription).await.map_err(NotArrived::Subscription)?,
+        };
+        Ok(Taken { arrived: Some(arrived), inner: self, _turn: turn })
+    }
+
+    /// The same within `timeout`.
+    async fn next_within(self: Arc<Self>, timeout: Option<Duration>) -> Result<Taken, NotArrived> {
+        at_most(timeout, self.next()).await.unwrap_or(Err(NotArrived::TimedOut))
+    }
+
+    async fn arrival(&self, subscription: &mut client::Subscription) -> Result<Arrived, SubscriptionError> {
+        let mut gap = None;
+        loop {
+            match subscription.next().await {
+                Ok(snapshot) => return Ok(Arrived { snapshot, gap }),
+                Err(SubscriptionError::Gap(found)) if self.on_gap == OnGap::Continue => {
+                    tracing::warn!("{found}.");
+                    gap = Some(found);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn undelivered(&self) -> MutexGuard<'_, Option<Arrived>> {
+        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NotArrived {
+    /// Whether the topic ended as topics do, which ends iteration.
+    fn is_end(&self) -> bool {
+        let ends = |reason: &EndReason| {
+            matches!(reason, EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired)
+        };
+        match self {
+            Self::Subscription(SubscriptionError::Ended { reason, .. }) => ends(reason),
+            Self::Closed => true,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Subscription(error) => of_subscription(py, error),
+            Self::Closed => Kind::Closed.raise(py, "this subscription was closed: subscribe again"),
+            Self::TimedOut => {
+                Kind::Timeout.raise(py, "no new version came in time; the next call goes on waiting for it")
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Subscription {
+    /// Waits for the next version. `timeout` is in seconds; None waits for as long as it takes.
+    ///
+    /// Raises RelayTimeoutError after `timeout`; TopicEndedError when nothing more will come; TopicNotFoundError when
+    /// the topic does not appear; HoldingTooManyError; VersionsMissedError; RelayConnectionError when the connection is
+    /// lost for good; with `out`, TargetError and TornError.
+    #[pyo3(signature = (timeout = None))]
+    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
+        self.receive(py, seconds("timeout", timeout)?)?
+            .map_err(|failed| failed.raise(py))
+    }
+
+    /// The same as a coroutine of asyncio. When it is cancelled, no version is lost. Not with `atomic=False`.
+    #[pyo3(signature = (timeout = None))]
+    fn next_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        self.receive_async(py, seconds("timeout", timeout)?, |py, failed| failed.raise(py))
+    }
+
+    /// How far the version that is being received has come.
+    fn progress(&self) -> Progress {
+        let client::Progress { version, payload_bytes, verified_bytes, wire_bytes } = (self.progress)();
+        Progress { version, payload_bytes, verified_bytes, wire_bytes }
+    }
+
+    /// In mode "every": says that the program is done with the snapshot taken last, without asking for another. One that
+    /// ends says so before, or its reader gets that version again.
+    fn acknowledge(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner.get(py)?;
+        if self.out.as_ref().is_some_and(Out::is_pending) {
+            return Ok(()); // Asking for the one that is waited for has said so.
+        }
+        wait(py, async {
+            if let Some(subscription) = inner.subscription.lock().await.as_mut() {
+                subscription.acknowledge();
+            }
+        })
+    }
+
+    /// Ends the subscription. Closing again does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner.get(py)?;
+        self.out.iter().for_each(Out::forget);
+        let subscription = wait(py, async { inner.subscription.lock().await.take() })?;
+        drop((subscription, inner.undelivered().take()));
+        Ok(())
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Snapshot> {
+        self.receive(py, self.timeout)?.map_err(|failed| match failed.is_end() {
+            true => PyStopIteration::new_err(()),
+            false => failed.raise(py),
+        })
+    }
+
+    fn __aiter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __anext__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.receive_async(py, self.timeout, |py, failed| match failed.is_end() {
+            true => PyStopAsyncIteration::new_err(()),
+            false => failed.raise(py),
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+}
+
+impl Subscription {
+    pub(crate) fn new(
+        subscription: client::Subscription,
+        client: Py<Client>,
+        timeout: Option<Duration>,
+        on_gap: OnGap,
+        out: Option<Out>,
+    ) -> Self {
+        let progress = Box::new(subscription.progress_reader());
+        let subscription = Arc::new(tokio::sync::Mutex::new(Some(subscription)));
+        let inner = Inner { subscription, undelivered: Mutex::default(), on_gap };
+        Self { inner: Here::new(Arc::new(inner)), _client: client, timeout, out, progress }
+    }
+
+    /// The next version, in its own memory or in the user's.
+    fn receive(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Result<Snapshot, NotArrived>> {
+        let inner = self.inner.get(py)?;
+        if let Some(out) = self.out.as_ref().filter(|out| !out.is_atomic()) {
+            return out.receive_in_place(py, inner, timeout);
+        }
+        match wait(py, Arc::clone(inner).next_within(timeout))? {
+            Ok(taken) => taken.give(|arrived| hand_over(py, arrived, self.out.as_ref())).map(Ok),
+            Err(failed) => Ok(Err(failed)),
+        }
+    }
+
+    fn receive_async<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<Duration>,
+        raise: fn(Python<'_>, &NotArrived) -> PyErr,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if self.out.as_ref().is_some_and(|out| !out.is_atomic()) {
+            let message = "asyncio cannot wait with atomic=False: a coroutine may be cancelled, and the tensors would be torn; \
+                           wait in a thread (`asyncio.to_thread(subscription.next)`), or take atomic=True";
+            return Err(Kind::Request.raise(py, message));
+        }
+        let next = Arc::clone(self.inner.get(py)?).next_within(timeout);
+        let out = self.out.as_ref().map(|out| out.clone_ref(py));
+        awaitable(py, next, move |py, next| {
+            let taken = next.map_err(|failed| raise(py, &failed))?;
+            let snapshot = taken.give(|arrived| hand_over(py, arrived, out.as_ref()))?;
+            Ok(Py::new(py, snapshot)?.into_any())
+        })
+    }
+}
+
+/// A version as Python has it: with its tensors, or with those copied to where the user wants them.
+fn hand_over(py: Python<'_>, arrived: &Arrived, out: Option<&Out>) -> PyResult<Snapshot> {
+    match out {
+        Some(out) => out.copy(py, arrived),
+        None => Ok(Snapshot::whole(arrived)),
+    }
+}

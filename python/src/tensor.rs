@@ -1,0 +1,186 @@
+//! `tensor_relay.Tensor`: one tensor of a snapshot, for any framework.
+
+use crate::{
+    errors::Kind,
+    memory::{self, CPU, Export, Viewed, capsule, data_type_of, dense, fill_view, format_of},
+};
+use bytes::Bytes;
+use pyo3::{exceptions::PyBufferError, ffi, prelude::*, types::PyTuple};
+use tensor_relay_client::{Dtype, Tensor as Described};
+
+/// One tensor, without a copy: whatever is made of it lies in the snapshot's own memory, and keeps that.
+#[pyclass(frozen, weakref, module = "tensor_relay")]
+pub(crate) struct Tensor {
+    bytes: Bytes,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    /// Shape and strides (in bytes) as views have them.
+    viewed: (Vec<isize>, Vec<isize>),
+}
+
+impl Tensor {
+    pub(crate) fn new(described: &Described, bytes: Bytes) -> Self {
+        Self::of(bytes, described.dtype, described.shape.dimensions().to_vec())
+    }
+
+    fn of(bytes: Bytes, dtype: Dtype, shape: Vec<u64>) -> Self {
+        let item_bytes = dtype.bits() as isize / 8;
+        // Numbers of a manifest that was checked: each fits what its bytes do, which are here.
+        let strides = dense(&shape).iter().map(|stride| *stride as isize * item_bytes).collect();
+        let viewed = (shape.iter().map(|len| *len as isize).collect(), strides);
+        Self { bytes, dtype, shape, viewed }
+    }
+
+    fn frameworks<'py>(slf: Bound<'py, Self>, function: &str) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("tensor_relay._frameworks")?.call_method1(function, (slf,))
+    }
+}
+
+#[pymethods]
+impl Tensor {
+    /// The type of its elements, e.g. `bf16` or `f8_e4m3fn`.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    /// Its dimensions, outermost first.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// Its size in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Its bytes as a tensor of `u8` with one dimension, whatever its dtype.
+    #[getter]
+    fn raw(&self) -> Self {
+        Self::of(self.bytes.clone(), Dtype::U8, vec![self.bytes.len() as u64])
+    }
+
+    /// The same elements as unsigned integers of their size.
+    ///
+    /// Raises UnsupportedTensorError for elements of less than a byte, and of more than eight.
+    #[getter]
+    fn bits(&self, py: Python<'_>) -> PyResult<Self> {
+        let dtype = match self.dtype.bits() {
+            8 => Dtype::U8,
+            16 => Dtype::U16,
+            32 => Dtype::U32,
+            64 => Dtype::U64,
+            bits => {
+                let message =
+                    format!("no unsigned integers have {bits} bits, the size of {}: take `raw`", self.dtype);
+                return Err(Kind::UnsupportedTensor.raise(py, message));
+            }
+        };
+        Ok(Self::of(self.bytes.clone(), dtype, self.shape.clone()))
+    }
+
+    /// As a NumPy array in the same memory. Types that NumPy lacks (bf16, fp8) need the package ml_dtypes.
+    ///
+    /// Raises UnsupportedTensorError where NumPy has no such type.
+    fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        Self::frameworks(slf, "to_numpy")
+    }
+
+    /// As a PyTorch tensor in the same memory, on the CPU.
+    ///
+    /// Raises UnsupportedTensorError where PyTorch has no such type.
+    fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        Self::frameworks(slf, "to_torch")
+    }
+
+    /// As a JAX array on the CPU, in the same memory where JAX can: 64-bit types become 32-bit ones unless JAX is told
+    /// otherwise (`jax_enable_x64`), as everywhere in JAX.
+    ///
+    /// Raises UnsupportedTensorError where JAX has no such type.
+    fn jax(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        Self::frameworks(slf, "to_jax")
+    }
+
+    /// Where it lies, as DLPack says it: `(1, 0)`, the host.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        CPU
+    }
+
+    /// Hands it over by DLPack, without a copy unless `copy` is True: in a capsule of DLPack 1 for who asks for that by
+    /// `max_version`, else in one of the time before.
+    ///
+    /// It is handed over as writable, because frameworks do not heed anything else; who writes to it writes to the
+    /// snapshot.
+    ///
+    /// Raises BufferError for another device, a stream, or elements that DLPack's users cannot take.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        if stream.is_some_and(|stream| stream != -1) {
+            return Err(PyBufferError::new_err(
+                "it lies on the host, which has no streams: `stream` must be None",
+            ));
+        }
+        if dl_device.is_some_and(|device| device != CPU) {
+            return Err(PyBufferError::new_err("it lies on the host: take it there, and move the result"));
+        }
+        let is_copy = copy == Some(true);
+        let bytes = if is_copy { Bytes::copy_from_slice(&self.bytes) } else { self.bytes.clone() };
+        let (dtype, shape) = self.handed_over()?;
+        let strides = dense(&shape);
+        let shape = shape.iter().map(|len| *len as i64).collect();
+        let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        capsule(py, Export { bytes, dtype, shape, strides, is_copy }, is_versioned)
+    }
+
+    /// # Safety
+    /// Python calls it, with a view to be filled.
+    #[expect(
+        unsafe_code,
+        reason = "the buffer protocol is a C function; what it does is in `memory::buffer`"
+    )]
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: i32) -> PyResult<()> {
+        let tensor = slf.get();
+        let format = format_of(tensor.dtype).ok_or_else(|| {
+            let dtype = tensor.dtype;
+            PyBufferError::new_err(format!(
+                "no letter stands for {dtype} in the buffer protocol: take `bits` or `raw`"
+            ))
+        })?;
+        let (shape, strides) = &tensor.viewed;
+        let item_bytes = tensor.dtype.bits() as usize / 8;
+        let viewed = Viewed { bytes: &tensor.bytes, format, item_bytes, shape, strides };
+        // SAFETY: Python gave `view`. All that is viewed belongs to `slf`, which is frozen.
+        unsafe { fill_view(view, flags, slf.clone().into_any(), &viewed) }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Tensor({}, {:?}, {} bytes)", self.dtype, self.shape, self.bytes.len())
+    }
+}
+
+impl Tensor {
+    /// Dtype and shape as DLPack has them.
+    fn handed_over(&self) -> PyResult<(memory::DataType, Vec<u64>)> {
+        let refuse = |why| {
+            PyBufferError::new_err(format!("{} is not handed over by DLPack: {why}; take `raw`", self.dtype))
+        };
+        let (dtype, per_element) =
+            data_type_of(self.dtype).ok_or_else(|| refuse("frameworks take no such elements"))?;
+        let mut shape = self.shape.clone();
+        match shape.last_mut() {
+            _ if per_element == 1 => {}
+            Some(last) if last.is_multiple_of(per_element) => *last /= per_element,
+            _ => return Err(refuse("frameworks take them in pairs, and its last dimension is odd")),
+        }
+        Ok((dtype, shape))
+    }
+}

@@ -1,0 +1,38 @@
+//! How a topic treats its versions and readers, in Python's words.
+
+use crate::{
+    errors::Kind,
+    wait::{finite_seconds, seconds},
+};
+use pyo3::prelude::*;
+use tensor_relay_server::{Keep, TopicOptions, WhenFull};
+
+/// What `Relay.open` takes.
+pub(crate) struct Words<'a> {
+    pub(crate) keep_versions: u32,
+    pub(crate) keep_bytes: Option<u64>,
+    pub(crate) when_full: &'a str,
+    pub(crate) publish_timeout: f64,
+    pub(crate) release_timeout: Option<f64>,
+    pub(crate) expire_after: Option<f64>,
+}
+
+impl Words<'_> {
+    pub(crate) fn options(&self, py: Python<'_>) -> PyResult<TopicOptions> {
+        let when_full = match self.when_full {
+            "evict" => WhenFull::Evict,
+            "block" => WhenFull::Block,
+            other => {
+                return Err(Kind::Request
+                    .raise(py, format!("when_full is \"evict\" or \"block\", and not {other:?}")));
+            }
+        };
+        Ok(TopicOptions {
+            keep: Keep { versions: self.keep_versions, bytes: self.keep_bytes.unwrap_or(u64::MAX) },
+            when_full,
+            publish_timeout: finite_seconds("publish_timeout", self.publish_timeout)?,
+            release_timeout: seconds("release_timeout", self.release_timeout)?,
+            expire_after: seconds("expire_after", self.expire_after)?,
+        })
+    }
+}

@@ -1,0 +1,167 @@
+"""Every dtype of every framework goes there and back without a change, and without a copy on the consumer's side."""
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import received
+
+import tensor_relay
+
+NUMPY = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128".split()
+ML_DTYPES = (
+    "bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
+    "float8_e8m0fnu"
+).split()
+OURS = {
+    "bool": "bool", "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32",
+    "int64": "i64", "uint64": "u64", "float16": "f16", "float32": "f32", "float64": "f64", "complex64": "c64",
+    "complex128": "c128", "bfloat16": "bf16",
+}  # fmt: skip
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name)) if name in ML_DTYPES else np.dtype(name)
+
+
+def array(name, shape=(3, 5)):
+    """An array whose bits are all different where that can be."""
+    dtype = dtype_of(name)
+    if name == "bool":
+        return np.arange(np.prod(shape)).reshape(shape) % 3 == 0
+    bits = np.arange(np.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return bits.view(dtype).reshape(shape)
+
+
+def bits(array):
+    return np.ascontiguousarray(array).view(np.uint8).tobytes()
+
+
+def address(array):
+    return np.asarray(array).__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("name", NUMPY + ML_DTYPES)
+def test_numpy(relay, client, name):
+    sent = array(name)
+    relay.publish("t", {"x": sent, "scalar": sent[1, 2].reshape(()), "none": sent[:0]})
+    snapshot = received(client)
+    assert snapshot["x"].dtype == OURS.get(name, name.replace("float8", "f8"))
+    assert snapshot["x"].shape == (3, 5) and snapshot["scalar"].shape == () and snapshot["none"].shape == (0, 5)
+    got = snapshot.numpy()
+    assert got["x"].dtype == sent.dtype and got["none"].dtype == sent.dtype
+    assert bits(got["x"]) == bits(sent) and bits(got["scalar"]) == bits(sent[1, 2])
+    assert got["none"].shape == (0, 5)
+    assert address(got["x"]) == address(snapshot["x"].raw.numpy()), "no copy"
+    assert address(got["x"]) % 256 == 0
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_the_buffer_protocol(relay, client, name):
+    sent = array(name)
+    relay.publish("t", {"x": sent})
+    tensor = received(client)["x"]
+    view = memoryview(tensor)
+    assert (view.shape, view.strides, view.nbytes) == ((3, 5), sent.strides, sent.nbytes)
+    assert np.asarray(tensor).dtype == sent.dtype
+    assert bits(np.asarray(tensor)) == bits(sent)
+    # A view keeps the memory, whoever else goes.
+    relay.publish("t", {"x": np.zeros_like(sent)})
+    del tensor
+    gc.collect()
+    received(client)
+    assert bytes(view) == sent.tobytes()
+
+
+def test_buffers_without_a_letter_say_so(relay, client):
+    relay.publish("t", {"x": array("bfloat16")})
+    tensor = received(client)["x"]
+    with pytest.raises(BufferError, match="take `bits` or `raw`"):
+        memoryview(tensor)
+    assert bytes(memoryview(tensor.bits)) == bytes(memoryview(tensor.raw)) == array("bfloat16").tobytes()
+    assert tensor.bits.shape == (3, 5) and tensor.raw.shape == (30,)
+
+
+def test_what_has_a_buffer_and_no_framework(relay, client):
+    import array as plain
+
+    sent = {"bytes": b"abc", "bytearray": bytearray(b"xyz"), "doubles": plain.array("d", [1.5, 2.5])}
+    relay.publish("t", sent)
+    got = received(client)
+    assert bytes(memoryview(got["bytes"])) == b"abc" and bytes(memoryview(got["bytearray"])) == b"xyz"
+    assert memoryview(got["doubles"]).tolist() == [1.5, 2.5]
+
+
+TORCH = (
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 complex32 complex64 "
+    "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
+).split()
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_torch(relay, client, name):
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, name)
+    raw = torch.arange(4 * 6 * dtype.itemsize, dtype=torch.uint8)
+    sent = (raw % 2).bool().reshape(4, 6) if name == "bool" else raw.view(dtype).reshape(4, 6)
+    scalar = {} if name.endswith("_x2") else {"scalar": sent[1, 2]}
+    relay.publish("t", {"x": sent, "turned": sent.t(), **scalar})
+    snapshot = received(client)
+    got = snapshot.torch()
+    assert all(got[name].shape == () for name in scalar)
+    assert got["x"].dtype == dtype and got["x"].shape == (4, 6) and got["turned"].shape == (6, 4)
+    assert torch.equal(got["x"].view(torch.uint8), sent.view(torch.uint8))
+    assert torch.equal(got["turned"].contiguous().view(torch.uint8), sent.t().contiguous().view(torch.uint8))
+    assert got["x"].data_ptr() == snapshot["x"].raw.torch().data_ptr(), "no copy"
+
+
+JAX = "bool int8 uint8 int16 uint16 int32 uint32 float16 float32 bfloat16 complex64".split()
+JAX += [name for name in ML_DTYPES if name.startswith("float8")]
+
+
+@pytest.mark.parametrize("name", JAX)
+def test_jax(relay, client, name):
+    jax = pytest.importorskip("jax")
+    sent = jax.numpy.asarray(array(name))
+    assert sent.dtype == dtype_of(name)
+    relay.publish("t", {"x": sent})
+    snapshot = received(client)
+    got = snapshot.jax()["x"]
+    assert got.dtype == sent.dtype and bits(np.asarray(got)) == bits(np.asarray(sent))
+    assert got.unsafe_buffer_pointer() == address(snapshot["x"].raw.numpy()), "no copy"
+
+
+def test_a_cast_is_the_frameworks_own(relay, client):
+    torch = pytest.importorskip("torch")
+    jax = pytest.importorskip("jax")
+    sent = {
+        "torch": torch.randn(7, 3, requires_grad=True),
+        "numpy": np.random.default_rng(1).normal(size=(7, 3)),
+        "jax": jax.numpy.linspace(0, 1, 21),
+        "whole": np.arange(4),
+    }
+    relay.publish("t", sent, dtype="bf16")
+    got = received(client)
+    assert {name: tensor.dtype for name, tensor in got.items()} == {
+        "torch": "bf16", "numpy": "bf16", "jax": "bf16", "whole": "i64",
+    }  # fmt: skip
+    assert torch.equal(got["torch"].torch(), sent["torch"].detach().bfloat16())
+    assert bits(got["numpy"].numpy()) == bits(sent["numpy"].astype(ml_dtypes.bfloat16))
+    assert bits(got["jax"].numpy()) == bits(np.asarray(sent["jax"].astype("bfloat16")))
+    relay.publish("t", {"x": sent["numpy"]}, dtype="f8_e4m3fn")
+    assert bits(received(client)["x"].numpy()) == bits(sent["numpy"].astype(ml_dtypes.float8_e4m3fn))
+    with pytest.raises(tensor_relay.RequestError, match='there is no dtype "bfloat"'):
+        relay.publish("t", sent, dtype="bfloat")
+
+
+@pytest.mark.parametrize("value", [
+    np.array([object()]), np.array(["text"]), np.array([1], dtype=">i4"), np.zeros(3, ml_dtypes.int4), [1, 2], {"a": 1},
+    np.datetime64("2026-01-01"), lambda: 1,
+])  # fmt: skip
+def test_what_cannot_travel_is_refused_by_name(relay, value):
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="model.odd") as refused:
+        relay.publish("t", {"fine": np.zeros(3), "model.odd": value})
+    assert isinstance(refused.value, TypeError)
+    with tensor_relay.connect(relay.ticket) as client:
+        assert client.topics() == [], "nothing of it was published"

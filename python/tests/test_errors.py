@@ -1,0 +1,85 @@
+"""The tree of errors: which class, which of Python's, and which words."""
+
+import builtins
+
+import pytest
+
+import tensor_relay
+from tensor_relay import errors
+
+NO_SERVER = "relay://127.0.0.1:9?key=sha256:" + "ab" * 32
+
+
+def test_all_are_of_one_tree_and_none_hides_one_of_pythons():
+    classes = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
+    assert len(classes) == 19
+    for name, value in classes.items():
+        assert issubclass(value, tensor_relay.TensorRelayError) and value.__doc__
+        assert getattr(tensor_relay, name) is value and name in tensor_relay.__all__
+        assert not hasattr(builtins, name)
+
+
+@pytest.mark.parametrize("ticket", ["", "http://x", "relay://h:1", "relay://h:1?key=sha256:12", "/no/such/file"])
+def test_tickets(ticket):
+    with pytest.raises(tensor_relay.TicketError) as refused:
+        tensor_relay.connect(ticket)
+    assert isinstance(refused.value, ValueError)
+
+
+def test_nobody_answers():
+    with pytest.raises(tensor_relay.ServerUnreachableError, match="no answer from 127.0.0.1:9 over UDP within 200 ms") as refused:
+        tensor_relay.connect(NO_SERVER, timeout=0.2)
+    assert isinstance(refused.value, ConnectionError)
+
+
+def test_another_server_than_the_tickets(relay):
+    ticket = f"relay://{relay.address}?key=sha256:{'ab' * 32}"
+    with pytest.raises(tensor_relay.ServerRefusedError, match="the ticket expects sha256:abab"):
+        tensor_relay.connect(ticket)
+
+
+def test_a_topic_that_does_not_come(relay):
+    with tensor_relay.connect(relay.ticket, topic_timeout=0.1) as client:
+        with pytest.raises(tensor_relay.TopicNotFoundError, match="no topic policy appeared within 100 ms") as missing:
+            client.subscribe("policy").next()
+        assert isinstance(missing.value, TimeoutError)
+
+
+def test_no_memory_for_a_version(relay):
+    with tensor_relay.connect(relay.ticket, memory_bytes=1 << 20) as client:
+        relay.publish("t", {"x": bytes(2 << 20)})
+        with pytest.raises(tensor_relay.NoRoomError, match="does not fit"):
+            client.subscribe("t").next(10)
+
+
+@pytest.mark.parametrize("call", [
+    lambda relay, client: relay.publish("a//b", {}),
+    lambda relay, client: relay.publish("t", {}, hold="lend"),
+    lambda relay, client: relay.open("t", when_full="drop"),
+    lambda relay, client: relay.ticket_for(""),
+    lambda relay, client: client.subscribe("t", mode="some"),
+    lambda relay, client: client.subscribe("t", start="first"),
+    lambda relay, client: client.subscribe("t", reader="a/b"),
+    lambda relay, client: client.subscribe("t", on_gap="ignore"),
+    lambda relay, client: client.subscribe(),
+    lambda relay, client: tensor_relay.serve("localhost"),
+    lambda relay, client: tensor_relay.serve("127.0.0.1:0", codec="gzip"),
+    lambda relay, client: tensor_relay.serve("127.0.0.1:0", advertise="host:port"),
+])  # fmt: skip
+def test_words_that_mean_nothing(relay, client, call, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(tensor_relay.RequestError) as refused:
+        call(relay, client)
+    assert isinstance(refused.value, ValueError)
+
+
+def test_a_port_in_use(relay, tmp_path):
+    with pytest.raises(tensor_relay.TensorRelayError, match="in use"):
+        tensor_relay.serve(relay.address, state_dir=tmp_path)
+
+
+def test_what_the_ticket_names(tmp_path):
+    for advertise, expected in [("gpu-7", "gpu-7:{port}"), (["a:1", "::1"], "a:1,[::1]:{port}")]:
+        with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, advertise=advertise) as relay:
+            port = relay.address.rsplit(":", 1)[1]
+            assert relay.ticket.startswith(f"relay://{expected.format(port=port)}?key=")

@@ -1,0 +1,153 @@
+"""Versions in tensors that exist: a model's own parameters."""
+
+import signal
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import PATIENCE_S, python
+
+import tensor_relay
+
+ATOMIC = pytest.mark.parametrize("atomic", [True, False])
+
+
+@ATOMIC
+def test_tensors_are_received_into(relay, client, atomic):
+    out = {"x": np.zeros(1000), "b": np.zeros(7, ml_dtypes.bfloat16), "step": 3}
+    addresses = {name: out[name].ctypes.data for name in ("x", "b")}
+    subscription = client.subscribe("t", out=out, atomic=atomic, timeout=PATIENCE_S)
+    for number in range(1, 4):
+        sent = {"x": np.full(1000, number, float), "b": np.full(7, number, ml_dtypes.bfloat16), "other": np.zeros(9)}
+        relay.publish("t", sent, metadata={"step": number})
+        snapshot = next(subscription)
+        assert (snapshot.version, len(snapshot), snapshot.metadata) == (number, 0, {"step": str(number)})
+        np.testing.assert_array_equal(out["x"], sent["x"])
+        np.testing.assert_array_equal(out["b"], sent["b"])
+    assert addresses == {name: out[name].ctypes.data for name in ("x", "b")}
+    relay.end("t")
+    assert list(subscription) == []
+
+
+@ATOMIC
+def test_a_model_follows_another(relay, client, atomic):
+    torch = pytest.importorskip("torch")
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(50, 8)
+            self.head = torch.nn.Linear(8, 50)
+            self.head.weight = self.embed.weight
+
+    trained, follower = Tied(), Tied()
+    subscription = client.subscribe("t", out=follower.state_dict(), atomic=atomic)
+    for _ in range(3):
+        with torch.no_grad():
+            trained.embed.weight.normal_()
+        relay.publish("t", trained.state_dict())
+        subscription.next(10)
+        for name, tensor in trained.state_dict().items():
+            assert torch.equal(tensor, follower.state_dict()[name]), name
+
+
+@ATOMIC
+@pytest.mark.parametrize("wrong, words", [
+    ({"x": np.zeros((3, 2))}, "x"), ({"x": np.zeros((2, 3), np.int64)}, "x"), ({"x": np.zeros(5)}, "x"),
+    ({"missing": np.zeros(3)}, "missing"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, atomic, wrong, words):
+    out = {"y": np.full(4, 5.0), **wrong}
+    before = {name: array.copy() for name, array in out.items()}
+    subscription = client.subscribe("t", out=out, atomic=atomic, select=["*"])
+    relay.publish("t", {"x": np.ones((2, 3)), "y": np.ones(4)})
+    with pytest.raises(tensor_relay.TargetError, match=words):
+        subscription.next(10)
+    for name, array in out.items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    # The version waits: with tensors that fit, it comes.
+    for name in wrong:
+        del out[name]
+    out["x"] = np.zeros((2, 3))
+    assert subscription.next(10).version == 1
+    assert out["x"].sum() == 6 and out["y"].sum() == 4
+
+
+def test_what_cannot_be_written_is_refused_by_name(relay, client):
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    for value, words in [(frozen, "read-only"), (b"abc", "read-only"), ([1], "no tensor")]:
+        with pytest.raises(tensor_relay.TargetError, match=f"weights.*{words}"):
+            client.subscribe("t", out={"weights": value})
+    jax = pytest.importorskip("jax")
+    with pytest.raises(tensor_relay.TargetError, match="never change"):
+        client.subscribe("t", out={"weights": jax.numpy.zeros(3)})
+
+
+def test_strided_tensors_are_received_into_by_copying(relay, client):
+    whole = np.zeros((4, 6))
+    relay.publish("t", {"x": np.arange(12.0).reshape(6, 2)})
+    client.subscribe("t", out={"x": whole[::2].T}).next(10)
+    np.testing.assert_array_equal(whole[::2].T, np.arange(12.0).reshape(6, 2))
+    assert whole[1::2].sum() == 0
+    with pytest.raises(tensor_relay.TargetError, match="side by side"):
+        client.subscribe("t", out={"x": whole[::2].T}, atomic=False).next(10)
+
+
+def test_after_a_timeout_the_next_call_goes_on(relay, client):
+    out = {"x": np.zeros(3)}
+    with client.subscribe("t", out=out, atomic=False) as subscription:
+        for _ in range(2):
+            with pytest.raises(tensor_relay.RelayTimeoutError):
+                subscription.next(0.01)
+        subscription.acknowledge()
+        relay.publish("t", {"x": np.ones(3)})
+        assert subscription.next(10).version == 1 and out["x"].tolist() == [1, 1, 1]
+        with pytest.raises(tensor_relay.RelayTimeoutError):
+            subscription.next(0.01)
+    # Closed while the tensors were lent.
+
+
+def test_a_transfer_that_fails_tells_who_is_torn(tmp_path):
+    """Goal: a producer that stops in mid-transfer leaves tensors as they were, or it is told that they are torn.
+
+    Method: its process is stopped as soon as bytes are here, and the transfer is given up after a second.
+    """
+    program = tmp_path / "producer.py"
+    program.write_text(
+        "import sys, tensor_relay, numpy\n"
+        "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
+        "relay.publish('t', {'x': numpy.ones(256 << 20, numpy.uint8)}, hold='borrow')\n"
+        "print(relay.ticket)\n"
+        "sys.stdin.read()\n"
+    )
+    outcomes = set()
+    for atomic in (True, False):
+        with python(program, tmp_path / "state") as producer:
+            ticket = producer.stdout.readline().strip()
+            out = {"x": np.zeros(256 << 20, np.uint8)}
+            with tensor_relay.connect(ticket, stall_timeout=1) as client:
+                subscription = client.subscribe("t", out=out, atomic=atomic)
+                while subscription.progress().verified_bytes < 4 << 20:
+                    with pytest.raises(tensor_relay.RelayTimeoutError):
+                        subscription.next(0.001)
+                producer.send_signal(signal.SIGSTOP)
+                with pytest.raises(tensor_relay.TensorRelayError) as failed:
+                    subscription.next(PATIENCE_S)
+            outcomes.add(type(failed.value))
+            if atomic:
+                assert isinstance(failed.value, ConnectionError) and not out["x"].any()
+            else:
+                assert failed.value.version == 1 and isinstance(failed.value.__cause__, ConnectionError)
+                assert out["x"].any() and not out["x"].all()
+    assert outcomes == {tensor_relay.ServerUnreachableError, tensor_relay.TornError}
+
+
+def test_asyncio_is_refused_where_it_could_tear(client):
+    import asyncio
+
+    async def wait():
+        await client.subscribe("t", out={"x": np.zeros(3)}, atomic=False).next_async()
+
+    with pytest.raises(tensor_relay.RequestError, match="to_thread"):
+        asyncio.run(wait())

@@ -1,0 +1,106 @@
+"""Between processes, and with the command line at the other end."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import HERE, PATIENCE_S, ended, python
+
+import tensor_relay
+
+EXAMPLES = HERE.parent / "examples"
+
+
+@pytest.fixture
+def program():
+    """The command line: `cargo build` makes it, and `python/tests/run` says where it is."""
+    path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
+    if not path.exists():
+        pytest.skip(f"there is no {path}: `cargo build` makes it")
+    return path
+
+
+def test_a_state_dict_moves_between_processes(tmp_path):
+    pytest.importorskip("torch")
+    producer_code = tmp_path / "producer.py"
+    producer_code.write_text(
+        "import sys, torch, tensor_relay\n"
+        "torch.manual_seed(1)\n"
+        "model = torch.nn.Linear(256, 256)\n"
+        "with tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1]) as relay:\n"
+        "    print(relay.ticket)\n"
+        "    for step in range(3):\n"
+        "        with torch.no_grad(): model.weight.add_(1)\n"
+        "        relay.publish('policy', model.state_dict(), metadata={'sum': model.weight.double().sum().item()}).wait_committed()\n"
+        "    relay.end('policy')\n"
+    )
+    consumer_code = tmp_path / "consumer.py"
+    consumer_code.write_text(
+        "import sys, torch, tensor_relay\n"
+        "model = torch.nn.Linear(256, 256)\n"
+        "with tensor_relay.connect(sys.argv[1]) as client:\n"
+        "    for snapshot in client.subscribe('policy', mode='every'):\n"
+        "        model.load_state_dict(snapshot.torch())\n"
+        "        assert str(model.weight.double().sum().item()) == snapshot.metadata['sum']\n"
+        "        print(snapshot.version)\n"
+    )
+    with python(producer_code, tmp_path / "state") as producer:
+        with python(consumer_code, producer.stdout.readline().strip()) as consumer:
+            said = ended(consumer)
+        ended(producer)
+    versions = [int(line) for line in said.split()]
+    assert versions[-1] == 3 and versions == sorted(versions)
+
+
+def test_the_command_line_receives_what_python_publishes(relay, program, tmp_path):
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    sent = {"w": np.arange(1000, dtype=np.float32).reshape(10, 100), "turned": np.ones((3, 4)).T, "step": 3}
+    relay.publish("policy", sent, metadata={"run": "a"})
+    words = [program, "subscribe", relay.ticket_for("policy"), "--once", "--json", "--out", tmp_path]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    loaded = load_file(json.loads(said.stdout)["path"])
+    assert loaded.keys() == {"w", "turned"}
+    np.testing.assert_array_equal(loaded["w"], sent["w"])
+    np.testing.assert_array_equal(loaded["turned"], sent["turned"])
+    listed = subprocess.run([program, "list", relay.ticket], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert "policy" in listed.stdout
+
+
+def test_python_receives_what_the_command_line_serves(program, tmp_path):
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    sent = {"w": np.arange(1000, dtype=np.float32).reshape(10, 100), "b": np.arange(3)}
+    save_file(sent, tmp_path / "m.safetensors", metadata={"format": "np"})
+    words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={tmp_path}/state"]
+    words += [f"--topic=policy={tmp_path}/m.safetensors"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        ticket = json.loads(server.stdout.readline())["topics"][0]["ticket"]
+        with tensor_relay.connect(ticket) as client:
+            snapshot = client.subscribe().next(PATIENCE_S)
+            assert snapshot.manifest_metadata["format"] == "np" and snapshot.entries == {}
+            for name, array in snapshot.numpy().items():
+                np.testing.assert_array_equal(array, sent[name])
+            snapshot.save(tmp_path / "again.safetensors")
+        assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
+    finally:
+        server.terminate()
+        assert server.wait(PATIENCE_S) == 0
+
+
+def test_the_examples_work_together(tmp_path):
+    """As in their own words: a trainer, a worker that leaves early, and one that comes late."""
+    pytest.importorskip("torch")
+    ticket = tmp_path / "policy.ticket"
+    words = ["--listen=127.0.0.1:0", f"--ticket-file={ticket}", f"--state-dir={tmp_path}/state", "--steps=400"]
+    with python(EXAMPLES / "trainer.py", *words, "--pause=30") as trainer:
+        assert trainer.stdout.readline().startswith("step 1: version 1")
+        assert ticket.stat().st_mode & 0o777 == 0o600
+        with python(EXAMPLES / "worker.py", f"--ticket={ticket}", "--batches=3") as worker:
+            assert "3 batches" in ended(worker)
+        with python(EXAMPLES / "worker.py", f"--ticket={ticket}") as worker:
+            said = ended(worker)
+        assert "the last with version 400" in said and "the publisher ended the topic" in said
+        assert "step 400: version 400" in ended(trainer)

@@ -1,0 +1,189 @@
+"""What a producer may rely on: what is copied, what is shared, what travels beside the tensors, how versions end."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from conftest import received
+
+import tensor_relay
+
+
+class Exporter:
+    """A tensor of a framework that nobody knows: hands over an array, on any device that it says."""
+
+    def __init__(self, array, device=(1, 0), knows_versions=True):
+        self.array, self.device, self.knows_versions = array, device, knows_versions
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        if options and not self.knows_versions:
+            raise TypeError("unexpected keyword argument")
+        return self.array.__dlpack__(**options)
+
+
+def test_strided_tensors_are_gathered(relay, client):
+    whole = np.arange(4 * 6 * 8, dtype=np.float32).reshape(4, 6, 8)
+    views = {
+        "turned": whole.T, "stepped": whole[::2, 1::3], "backwards": whole[:, ::-1], "last": whole[..., -1],
+        "broadcast": np.broadcast_to(np.float32(3), (2, 5)), "swapped": whole.transpose(1, 0, 2),
+    }  # fmt: skip
+    for hold in ("stage", "borrow"):
+        published = relay.publish("t", views, hold=hold)
+        got = received(client).numpy()
+        for name, view in views.items():
+            np.testing.assert_array_equal(got[name], view, err_msg=name)
+        if hold == "borrow":
+            assert published.copied_bytes == sum(view.nbytes for view in views.values())
+
+
+def test_tied_weights_are_sent_once(relay, client):
+    weight = np.random.default_rng(1).normal(size=(100, 100)).astype(np.float32)
+    tensors = {"embed": weight, "head": weight, "turned": weight.T, "part": weight[:50], "other": weight.copy()}
+    published = relay.publish("t", tensors)
+    got = received(client)
+    assert published.payload_bytes == pytest.approx(40_000 * 3 + 20_000, abs=4 * 256)
+    arrays = got.numpy()
+    address = {name: array.ctypes.data for name, array in arrays.items()}
+    assert address["embed"] == address["head"]
+    assert len(set(address.values())) == 4
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(arrays[name], tensor)
+    # They stay tied after a cast.
+    relay.publish("t", {"embed": weight, "head": weight}, dtype="bf16")
+    got = received(client)
+    assert got.payload_bytes < 21_000 and got["embed"].dtype == got["head"].dtype == "bf16"
+
+
+def test_a_staged_version_is_the_producers_no_more(relay, client):
+    weight = np.ones(1000)
+    published = relay.publish("t", {"w": weight})
+    weight[:] = 7
+    assert published.released
+    published.wait_released(0)
+    np.testing.assert_array_equal(received(client)["w"].numpy(), np.ones(1000))
+
+
+def test_a_borrowed_version_is_copied_by_nobody(relay, client):
+    weight = np.ones(10 << 20, np.uint8)
+    gone = weakref.ref(weight)
+    published = relay.publish("t", {"w": weight, "tied": weight}, hold="borrow")
+    assert (published.copied_bytes, relay.stats()["staged_bytes"]) == (0, 0)
+    np.testing.assert_array_equal(received(client)["w"].numpy(), weight)
+    assert not published.released
+    with pytest.raises(tensor_relay.RelayTimeoutError, match="until another is published or it is withdrawn"):
+        published.wait_released(0.01)
+    del weight
+    gc.collect()
+    assert gone() is not None, "the relay keeps what it has borrowed"
+    relay.publish("t", {"w": np.zeros(3)})
+    published.wait_released()
+    assert published.released
+    relay.publish("t", {"w": np.zeros(4)})  # The interpreter has been at work since.
+    for _ in range(100):
+        if gone() is None:
+            break
+        received(client)
+    assert gone() is None, "and gives it back"
+
+
+def test_entries_and_metadata(relay, client):
+    entries = {"step": 12, "lr": 1e-3, "name": "größe", "done": False, "best": None, "big": 1 << 80}
+    relay.publish("t", {"w": np.zeros(3), **entries}, metadata={"run": "a", "epoch": 4, "loss": 0.5})
+    got = received(client)
+    assert got.entries == entries and type(got.entries["done"]) is bool
+    assert got.metadata == {"run": "a", "epoch": "4", "loss": "0.5"}
+    assert list(got) == ["w"] and "step" not in got
+    with pytest.raises(TypeError, match="metadata is text by text"):
+        relay.publish("t", {}, metadata={"a": [1]})
+    with pytest.raises(tensor_relay.RequestError, match="call it something else"):
+        relay.publish("t", {}, metadata={"tensor_relay.entry:a": "1"})
+    with pytest.raises(tensor_relay.PublishError, match="publish it as a tensor"):
+        relay.publish("t", {"note": "x" * 100_000})
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="tensors have names"):
+        relay.publish("t", {1: np.zeros(3)})
+
+
+def test_torch_modules(relay, client):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    relay.publish("t", dict(model.named_parameters()))  # These require grad.
+    assert received(client)["0.weight"].shape == (7, 5)
+    relay.publish("t", model.state_dict())
+    other = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    other.load_state_dict(received(client).torch())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    lazy = torch.complex(torch.ones(3), torch.ones(3)).conj()
+    relay.publish("t", {"lazy": lazy})
+    assert torch.equal(received(client)["lazy"].torch(), lazy.resolve_conj())
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="sparse"):
+        relay.publish("t", {"sparse": torch.eye(3).to_sparse()})
+
+
+def test_any_exporter_on_the_host(relay, client):
+    array = np.arange(5)
+    relay.publish("t", {"new": Exporter(array), "old": Exporter(array + 1, knows_versions=False)})
+    got = received(client).numpy()
+    assert got["new"].tolist() == [0, 1, 2, 3, 4] and got["old"].tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"weights.*device.*`\.cpu\(\)`"):
+        relay.publish("t", {"weights": Exporter(array, device=(2, 0))})
+
+
+def test_read_only_arrays_travel(relay, client):
+    array = np.arange(5)
+    array.flags.writeable = False
+    relay.publish("t", {"x": array}, hold="borrow")
+    assert received(client)["x"].numpy().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_copy_on_request_is_the_consumers_own(relay, client):
+    relay.publish("t", {"x": np.arange(5)})
+    tensor = received(client)["x"]
+    shared, copied = np.from_dlpack(tensor), np.from_dlpack(tensor, copy=True)
+    copied[:] = 9
+    assert shared.tolist() == [0, 1, 2, 3, 4]
+    shared[0] = 7
+    assert tensor.numpy()[0] == 7
+    with pytest.raises(BufferError, match="host"):
+        tensor.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError, match="stream"):
+        tensor.__dlpack__(stream=1)
+
+
+def test_versions_topics_and_ends(relay, client):
+    first = relay.publish("t", {"x": np.zeros(3)})
+    second = relay.publish("t", {"x": np.ones(3)})
+    assert (first.version, second.version, first.epoch) == (1, 2, second.epoch)
+    (topic,) = client.topics()
+    assert (topic.topic, topic.version, topic.tensors) == ("t", 2, 1)
+    subscription = client.subscribe("t")
+    assert [snapshot.version for snapshot in [subscription.next(10)]] == [2]
+    second.wait_committed()
+    assert second.committed == 1
+    with pytest.raises(tensor_relay.PublishError, match="no more can"):
+        first.wait_committed(timeout=10)
+    relay.end("t")
+    assert list(subscription) == []
+    with pytest.raises(tensor_relay.TopicEndedError):
+        subscription.next(10)
+    with pytest.raises(tensor_relay.PublishError, match="not open"):
+        relay.end("t")
+    third = relay.publish("t", {"x": np.ones(3)})
+    assert third.epoch != first.epoch
+    relay.withdraw("t")
+    assert client.topics() == []
+    with pytest.raises(tensor_relay.PublishError, match="already has a publisher"):
+        relay.open("u")
+        relay.open("u")
+
+
+def test_a_budget_is_refused_with_numbers(tmp_path):
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, staged_bytes=1 << 20) as relay:
+        with pytest.raises(tensor_relay.NoRoomError) as refused:
+            relay.publish("t", {"x": np.zeros(1 << 20)})
+        assert isinstance(refused.value, MemoryError)
+        relay.publish("t", {"x": np.zeros(1 << 20)}, hold="borrow")

@@ -1,0 +1,192 @@
+"""What a consumer may rely on: modes, selections, snapshots as mappings, and whose memory it is."""
+
+import asyncio
+import collections.abc
+import gc
+import time
+
+import numpy as np
+import pytest
+from conftest import PATIENCE_S, received
+
+import tensor_relay
+
+
+def test_a_snapshot_is_a_mapping(relay, client):
+    relay.publish("a/b", {"x": np.zeros(3), "y": np.ones(2)}, metadata={"k": "v"})
+    snapshot = received(client, "a/b")
+    assert isinstance(snapshot, collections.abc.Mapping)
+    assert list(snapshot) == list(snapshot.keys()) == ["x", "y"] and len(snapshot) == 2
+    assert [tensor.nbytes for tensor in snapshot.values()] == [24, 16]
+    assert dict(snapshot.items()).keys() == {"x", "y"}
+    assert "x" in snapshot and "z" not in snapshot and 1 not in snapshot
+    assert snapshot.get("z") is None and snapshot.get("z", 5) == 5 and snapshot.get("x").shape == (3,)
+    with pytest.raises(KeyError, match="z"):
+        snapshot["z"]
+    assert (snapshot.topic, snapshot.version, snapshot.skipped, snapshot.gap) == ("a/b", 1, 0, None)
+    assert len(snapshot.epoch) == 16 and snapshot.metadata == {"k": "v"} and snapshot.manifest_metadata == {}
+    assert snapshot.receipt.chunks >= 1 and snapshot.receipt.wire_bytes >= 40 and snapshot.receipt.duration_s > 0
+    assert snapshot.wait() is None
+    assert "a/b version 1" in repr(snapshot) and "f64" in repr(snapshot["x"])
+
+
+def test_latest_skips_and_counts(relay, client):
+    subscription = client.subscribe("t")
+    relay.publish("t", {"x": np.full(3, 1)})
+    assert subscription.next(10).version == 1
+    for number in range(2, 6):
+        relay.publish("t", {"x": np.full(3, number)}).wait_committed()
+    snapshot = subscription.next(10)
+    assert (snapshot.version, snapshot.skipped) == (5, 3)
+    assert snapshot["x"].numpy().tolist() == [5, 5, 5]
+
+
+def test_every_version_in_order(relay, client):
+    relay.open("t", keep_versions=3)
+    subscription = client.subscribe("t", mode="every", timeout=PATIENCE_S)
+    relay.publish("t", {"x": np.full(3, 0)})
+    versions = []
+    for snapshot in subscription:
+        versions.append(snapshot.version)
+        if len(versions) < 20:
+            relay.publish("t", {"x": np.full(3, len(versions))})
+        else:
+            relay.end("t")
+    assert versions == list(range(1, 21))
+
+
+def test_gaps_are_told(relay, client):
+    relay.open("t", keep_versions=2)
+    for number in range(5):
+        relay.publish("t", {"x": np.full(3, number)})
+    subscription = client.subscribe("t", mode="every", start=1)
+    with pytest.raises(tensor_relay.VersionsMissedError, match="versions are missing") as missed:
+        subscription.next(10)
+    assert missed.value.missing == 3
+    assert subscription.next(10).version == 4
+    going_on = client.subscribe("t", mode="every", start=2, on_gap="continue")
+    snapshot = going_on.next(10)
+    assert snapshot.version == 4 and "2 versions are missing" in snapshot.gap
+    assert going_on.next(10).gap is None
+
+
+def test_selections(relay, client):
+    relay.publish("t", {"layers.0.w": np.zeros(3), "layers.1.w": np.ones(3), "head": np.ones(2)})
+    snapshot = received(client, select=["layers.1.*", "head"])
+    assert list(snapshot) == ["layers.1.w", "head"] and "layers.0.w" not in snapshot
+    with pytest.raises(tensor_relay.RequestError):
+        client.subscribe("t", select=[f"layer.{number}" for number in range(100)])
+
+
+def test_who_holds_too_many_is_told_which(relay):
+    with tensor_relay.connect(relay.ticket, versions_held_max=2, hold_timeout=0.05) as client:
+        subscription, held = client.subscribe("t"), []
+        for number in range(2):
+            relay.publish("t", {"x": np.full(3, number)})
+            held.append(subscription.next(10)["x"].numpy())  # An array alone keeps its version.
+        relay.publish("t", {"x": np.full(3, 9)})
+        with pytest.raises(tensor_relay.HoldingTooManyError, match="versions_held_max") as refused:
+            subscription.next(10)
+        assert refused.value.held == [1, 2] and isinstance(refused.value, TimeoutError)
+        del held[0]
+        gc.collect()
+        assert subscription.next(10)["x"].numpy()[0] == 9
+        assert held[0].tolist() == [1, 1, 1]
+
+
+def test_a_file_appears_whole(relay, client, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    relay.publish("t", {"x": np.arange(5), "y": np.ones((2, 2), np.float32)})
+    received(client).save(tmp_path / "new" / "t.safetensors")
+    loaded = safetensors.load_file(tmp_path / "new" / "t.safetensors")
+    assert loaded["x"].tolist() == [0, 1, 2, 3, 4] and loaded["y"].shape == (2, 2)
+    with pytest.raises(tensor_relay.TensorRelayError, match="cannot write"):
+        received(client).save(tmp_path / "new")
+
+
+def test_the_ticket_may_name_the_topic(relay, tmp_path, monkeypatch):
+    relay.publish("policy", {"x": np.arange(5)})
+    path = tmp_path / "ticket"
+    path.write_text("\n" + relay.ticket_for("policy") + "\n")
+    for ticket in (relay.ticket_for("policy"), path, str(path)):
+        with tensor_relay.connect(ticket) as client:
+            assert client.subscribe().next(10).topic == "policy"
+    monkeypatch.setenv("TENSOR_RELAY_TICKET", relay.ticket)
+    with tensor_relay.connect() as client, pytest.raises(tensor_relay.RequestError, match="names no topic"):
+        client.subscribe()
+
+
+def test_asyncio(relay, client):
+    async def follow():
+        versions = []
+        async for snapshot in client.subscribe("t", timeout=PATIENCE_S):
+            versions.append((snapshot.version, snapshot["x"].numpy()[0]))
+            if len(versions) < 5:
+                relay.publish("t", {"x": np.full(3, len(versions))})
+            else:
+                relay.end("t")
+        return versions
+
+    relay.publish("t", {"x": np.full(3, 0)})
+    assert asyncio.run(follow()) == [(number + 1, number) for number in range(5)]
+
+
+def test_a_cancelled_coroutine_loses_no_version(relay, client):
+    async def cancel_and_go_on():
+        subscription = client.subscribe("t", mode="every")
+        with pytest.raises(tensor_relay.RelayTimeoutError):
+            await subscription.next_async(timeout=0.01)
+        waiting = asyncio.ensure_future(subscription.next_async())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        versions = []
+        relay.open("t", keep_versions=100)
+        for number in range(30):
+            relay.publish("t", {"x": np.full(3, number)})
+        while len(versions) < 30:
+            # Cancelled at every moment: before it came, while it is handed over, and after.
+            waiting = asyncio.ensure_future(subscription.next_async())
+            for _ in range(len(versions) % 4):
+                await asyncio.sleep(0)
+            if len(versions) % 3:
+                time.sleep(0.002)  # The version comes, and the event loop has not heard of it.
+            waiting.cancel()
+            try:
+                versions.append((await waiting).version)
+            except asyncio.CancelledError:
+                versions.append((await subscription.next_async(timeout=PATIENCE_S)).version)
+        return versions
+
+    assert asyncio.run(cancel_and_go_on()) == list(range(1, 31))
+
+
+def test_progress_can_be_read_while_waiting(relay, client):
+    subscription = client.subscribe("t")
+    relay.publish("t", {"x": np.zeros(1 << 20, np.uint8)})
+    subscription.next(10)
+    progress = subscription.progress()
+    assert (progress.version, progress.payload_bytes, progress.verified_bytes) == (1, 1 << 20, 1 << 20)
+
+
+def test_what_is_closed_stays_closed(relay, client):
+    relay.publish("t", {"x": np.zeros(3)})
+    with client.subscribe("t") as subscription:
+        kept = subscription.next(10)
+    subscription.close()
+    with pytest.raises(tensor_relay.ClosedError):
+        subscription.next()
+    assert list(subscription) == []
+    cut_off = client.subscribe("t")
+    cut_off.next(10)
+    client.close()
+    client.close()
+    with pytest.raises(tensor_relay.ClosedError):
+        cut_off.next(10)
+    with pytest.raises(tensor_relay.ClosedError):
+        client.topics()
+    assert relay.close() and relay.close()
+    with pytest.raises(tensor_relay.ClosedError):
+        relay.publish("t", {})
+    assert kept["x"].numpy().tolist() == [0, 0, 0]

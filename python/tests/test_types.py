@@ -1,0 +1,44 @@
+"""What the type stubs say is what is there, and programs that use it pass the checker."""
+
+import subprocess
+import sys
+
+from conftest import HERE
+
+CONFIG = HERE.parent / "pyproject.toml"
+
+
+def run(*words):
+    ended = subprocess.run([sys.executable, "-m", *map(str, words)], capture_output=True, text=True, cwd=HERE.parent)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_stubs_say_what_is_there():
+    run("mypy.stubtest", "tensor_relay", "--mypy-config-file", CONFIG)
+
+
+def test_the_package_and_programs_pass_the_checker(tmp_path):
+    program = tmp_path / "typed.py"
+    program.write_text(
+        "import tensor_relay\n"
+        "async def follow(client: tensor_relay.Client) -> int:\n"
+        "    async for snapshot in client.subscribe('t', mode='every', start=3):\n"
+        "        tensor: tensor_relay.Tensor | None = snapshot.get('x')\n"
+        "        for name, each in snapshot.items():\n"
+        "            length: int = len(name) + each.nbytes\n"
+        "    return (await client.subscribe('t').next_async(timeout=1)).version\n"
+    )
+    run("mypy", "--config-file", CONFIG, "-p", "tensor_relay")
+    run("mypy", "--config-file", CONFIG, program)
+
+
+def test_everything_has_a_docstring():
+    import tensor_relay
+
+    for name in tensor_relay.__all__:
+        public = getattr(tensor_relay, name)
+        assert public.__doc__, name
+        if public.__module__ == "tensor_relay":
+            for member, value in vars(public).items():
+                if not member.startswith("_"):
+                    assert value.__doc__, f"{name}.{member}"

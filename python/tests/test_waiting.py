@@ -1,0 +1,194 @@
+"""Waits end when they should, and nobody else waits with them: threads, Ctrl-C, forks, the end of the interpreter."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import PATIENCE_S, ended, python, received
+
+import tensor_relay
+
+
+def test_other_threads_run_during_a_transfer(relay, client):
+    """Method: a thread counts in steps of a millisecond while versions are staged, sent and received."""
+    ticks, stop = [], threading.Event()
+
+    def tick():
+        while not stop.wait(0.001):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    weights = np.ones(64 << 20, np.uint8)
+    subscription = client.subscribe("t")
+    thread.start()
+    try:
+        begun = time.monotonic()
+        for _ in range(3):
+            relay.publish("t", {"x": weights})
+            subscription.next(PATIENCE_S)
+        took = time.monotonic() - begun
+    finally:
+        stop.set()
+        thread.join()
+    during = [tick for tick in ticks if begun <= tick <= begun + took]
+    assert len(during) > 10
+    longest = max(b - a for a, b in zip(during, during[1:]))
+    # Where the GIL were held, the longest pause would be a transfer's; that of a busy machine is not.
+    assert longest < max(0.25, took / 4), f"nothing else ran for {longest:.3f} of {took:.3f} s"
+
+
+@pytest.mark.parametrize("wait", [
+    "subscription.next()", "next(iter(subscription))", "client.subscribe('t', out={}, atomic=False).next()",
+    "relay.publish('u', {}).wait_committed(timeout=None)", "asyncio.run(wait_async())",
+    "tensor_relay.connect('relay://192.0.2.1:9?key=sha256:' + 'ab' * 32, timeout=600)",
+])  # fmt: skip
+def test_ctrl_c_ends_any_wait(tmp_path, wait):
+    program = tmp_path / "waits.py"
+    program.write_text(
+        "import asyncio, signal, sys, tensor_relay\n"
+        # Whoever runs the tests in the background has them ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
+        "client = tensor_relay.connect(relay.ticket, topic_timeout=600)\n"
+        "subscription = client.subscribe('t')\n"
+        "async def wait_async():\n"
+        "    await subscription.next_async()\n"
+        "print('waiting')\n"
+        f"try:\n    {wait}\n"
+        "except KeyboardInterrupt:\n    print('interrupted')\n"
+        # What is left works on.
+        "relay.publish('t', {'x': b'abc'})\n"
+        "print(client.subscribe('t').next(60)['x'].nbytes)\n"
+    )
+    with python(program, tmp_path / "state") as waiting:
+        assert waiting.stdout.readline() == "waiting\n"
+        time.sleep(0.3)  # Until it waits; an interrupt before would prove less, and not fail.
+        begun = time.monotonic()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - begun < 5
+        assert ended(waiting) == "3\n"
+
+
+def test_a_result_waits_for_nobody(relay, client):
+    """Signals are looked for every 50 ms; results must not wait for that."""
+    subscription = client.subscribe("t")
+    times = []
+    for number in range(40):
+        begun = time.monotonic()
+        relay.publish("t", {"x": np.full(3, number)})
+        subscription.next(10)
+        times.append(time.monotonic() - begun)
+    assert sorted(times)[len(times) // 2] < 0.03
+
+
+def test_timeouts_are_lengths_of_time(client):
+    subscription = client.subscribe("t")
+    for timeout in (-1, float("nan")):
+        with pytest.raises(ValueError, match="in seconds"):
+            subscription.next(timeout)
+    with pytest.raises(tensor_relay.RelayTimeoutError):
+        subscription.next(0)
+
+
+def test_a_fork_is_refused(relay, client, tmp_path):
+    """Every call in the child says why, and the parent goes on as before."""
+    relay.publish("t", {"x": np.arange(3)})
+    subscription = client.subscribe("t")
+    publication = relay.publish("t", {"x": np.arange(3)})
+    snapshot = subscription.next(10)
+    calls = {
+        "publish": lambda: relay.publish("t", {"x": np.arange(3)}),
+        "stats": relay.stats,
+        "close": relay.close,
+        "topics": client.topics,
+        "close the client": client.close,
+        "next": subscription.next,
+        "wait": publication.wait_committed,
+        "serve": lambda: tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path),
+        "connect": lambda: tensor_relay.connect(relay.ticket),
+    }
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for name, call in calls.items():
+            try:
+                call()
+                os.write(writing, f"{name} worked\n".encode())
+            except tensor_relay.ForkError as error:
+                if "was forked from" not in str(error):
+                    os.write(writing, f"{name} said {error}\n".encode())
+            except BaseException as error:
+                os.write(writing, f"{name} raised {error!r}\n".encode())
+        if snapshot["x"].numpy().tolist() != [0, 1, 2]:
+            os.write(writing, b"what was received cannot be read\n")
+        os._exit(0)
+    os.close(writing)
+    deadline = time.monotonic() + PATIENCE_S
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    with open(reading) as said:
+        assert said.read() == ""
+    relay.publish("t", {"x": np.arange(4)})
+    assert received(client)["x"].shape == (4,)
+
+
+@pytest.mark.parametrize("rest", ["pass", "relay.close()", "del relay, client, subscription", "sys.exit(0)"])
+def test_the_interpreter_ends_whatever_is_open(tmp_path, rest):
+    program = tmp_path / "ends.py"
+    program.write_text(
+        "import sys, tensor_relay\n"
+        "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
+        "relay.publish('t', {'x': bytearray(1000)}, hold='borrow')\n"
+        "client = tensor_relay.connect(relay.ticket)\n"
+        "subscription = client.subscribe('t')\n"
+        "snapshot = subscription.next(60)\n"
+        "view = memoryview(snapshot['x'])\n"
+        f"{rest}\n"
+    )
+    with python(program, tmp_path / "state") as program:
+        ended(program)
+
+
+def test_an_interpreter_that_ends_tells_its_clients(tmp_path):
+    """They need not wait until they notice that nobody is there."""
+    program = tmp_path / "ends.py"
+    program.write_text(
+        "import sys, tensor_relay\n"
+        "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
+        "relay.publish('t', {'x': b'abc'})\n"
+        "print(relay.ticket)\n"
+        "sys.stdin.readline()\n"
+    )
+    with python(program, tmp_path / "state") as producer:
+        with tensor_relay.connect(producer.stdout.readline(), reconnect_timeout=0) as client:
+            subscription = client.subscribe("t")
+            subscription.next(10)
+            producer.stdin.write("\n")
+            producer.stdin.flush()
+            begun = time.monotonic()
+            with pytest.raises(tensor_relay.ServerUnreachableError):
+                subscription.next(PATIENCE_S)
+            assert time.monotonic() - begun < 5
+        ended(producer)
+
+
+def test_messages_go_to_logging(tmp_path):
+    program = tmp_path / "logs.py"
+    program.write_text(
+        "import logging, sys, tensor_relay\n"
+        "logging.basicConfig(level=getattr(logging, sys.argv[2]), format='%(name)s %(levelname)s %(message)s')\n"
+        "with tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1]) as relay:\n"
+        "    with tensor_relay.connect(relay.ticket) as client:\n"
+        "        client.topics()\n"
+    )
+    for level, expected in [("DEBUG", True), ("INFO", False)]:
+        with python(program, tmp_path / "state", level) as logging_one:
+            _, errors = logging_one.communicate(timeout=PATIENCE_S)
+            assert logging_one.returncode == 0, errors
+            assert ("tensor_relay DEBUG A client said hello." in errors) == expected, errors
