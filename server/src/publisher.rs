@@ -131,7 +131,8 @@ impl Publisher {
         let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
-        let mut base = self.catalogue.bases().terms(bytes, *bases, keep.versions, returned.is_some());
+        let is_ours = returned.is_none() && payload.source().slots().is_none();
+        let mut base = self.catalogue.bases().terms(bytes, *bases, *keep, is_ours);
         base.may_be = base.may_be && self.topic.is_next_worth_it();
         let retained = Retained {
             id: id.clone(),
@@ -271,7 +272,7 @@ impl Publication {
     /// [`TopicOptions::release_timeout`]; readers in mode `every` who did not begin it are told of a gap.
     pub fn withdraw(&self) {
         if let Some(topic) = self.topic.upgrade() {
-            topic.withdraw(self.seq);
+            topic.withdraw(self.seq, (self.id.epoch, self.id.version));
         }
     }
 
