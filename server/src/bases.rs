@@ -11,7 +11,7 @@ mod worth;
 pub(crate) use client_base::{Against, ClientBase, Of};
 pub(crate) use worth::Worth;
 
-use crate::topic::Retained;
+use crate::{retention::Keep, topic::Retained};
 use shelf::{Key, Shelf};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -35,6 +35,11 @@ pub(crate) struct Bases {
     shelf: Mutex<Shelf<Arc<Retained>>>,
     topics_ever: AtomicU64,
 }
+
+/// Versions that are let go. They may be gigabytes: dropped where nobody waits for a lock.
+#[must_use = "it is to be dropped outside of locks"]
+#[derive(Debug)]
+pub(crate) struct Left(#[expect(dead_code, reason = "it is only dropped")] Vec<Arc<Retained>>);
 
 /// What may become of one version as a base.
 #[derive(Debug)]
@@ -69,11 +74,14 @@ impl Bases {
         self.topics_ever.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What may become of a version of `bytes`, of a topic that keeps `most` and retains `retained`. `is_lent` says that
-    /// its producer waits for its memory.
-    pub(crate) fn terms(&self, bytes: u64, most: u32, retained: u32, is_lent: bool) -> Terms {
-        let may_stay = most > 0 && !is_lent && bytes <= self.budget_bytes;
-        Terms { may_be: most > 0 && bytes > 0 && (may_stay || retained > 1), may_stay: may_stay.into(), most }
+    /// What may become of a version of `bytes`, of a topic that keeps `most` as bases and retains what `keep` says.
+    /// `is_ours` says that it lies in memory of the server's own, on the host: else its producer waits for it, or the next
+    /// version needs its room on a device.
+    pub(crate) fn terms(&self, bytes: u64, most: u32, keep: Keep, is_ours: bool) -> Terms {
+        let may_stay = most > 0 && is_ours && bytes <= self.budget_bytes;
+        let is_retained_with_another = keep.versions > 1 && keep.bytes >= bytes.saturating_mul(2);
+        let may_be = most > 0 && bytes > 0 && (may_stay || is_retained_with_another);
+        Terms { may_be, may_stay: may_stay.into(), most }
     }
 
     /// Holds a version of topic number `topic` for a subscription. `is_retained` says whether retention keeps it.
@@ -106,23 +114,27 @@ impl Bases {
         self.shelf().get(key).is_some()
     }
 
-    /// Takes a version that leaves retention, if somebody holds it.
-    pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) {
-        let left = leave(&mut self.shelf(), Key::new(topic, &retained.id), retained);
-        drop(left);
+    /// Takes a version that leaves retention, if somebody holds it. Returns what leaves for it.
+    pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) -> Left {
+        Left(leave(&mut self.shelf(), Key::new(topic, &retained.id), retained))
     }
 
     /// Lets all versions of a topic go: nothing will be coded against them.
-    pub(crate) fn forget(&self, topic: u64) {
-        let left = self.shelf().forget(topic);
-        drop(left);
+    pub(crate) fn forget(&self, topic: u64) -> Left {
+        Left(self.shelf().forget(topic))
+    }
+
+    /// Takes back a version that left retention, if it is here.
+    pub(crate) fn take_back(&self, topic: u64, (epoch, version): Of) -> Left {
+        let taken = self.shelf().evict(Key { topic, epoch, version });
+        taken.iter().for_each(|retained| retained.base.withdraw());
+        Left(Vec::from_iter(taken))
     }
 
     /// Takes the news of a version with this manifest: who comes back has no use for one with another.
-    pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) {
+    pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) -> Left {
         let is_useful = |base: &Arc<Retained>| base.payload.manifest().digest() == manifest;
-        let left = self.shelf().tidy(topic, is_useful);
-        drop(left);
+        Left(self.shelf().tidy(topic, is_useful))
     }
 
     /// Lets everything go, for a version that has no room otherwise. Returns whether there was anything.

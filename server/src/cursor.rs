@@ -308,7 +308,7 @@ mod tests {
             committed: watch::Sender::new(0),
             release_timeout: Duration::ZERO,
             cut_at: watch::Sender::new(None),
-            base: Bases::new(0).terms(8, 0, 1, false),
+            base: Bases::new(0).terms(8, 0, Keep::default(), true),
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Publisher {
     options: TopicOptions,
     epoch: Epoch,
     next: Version,
+    /// Whether the log knows why its versions travel whole.
+    told: bool,
 }
 
 /// The topic has a publisher in this server.
@@ -88,7 +90,7 @@ impl Publisher {
         }
         topic.set_codec(options.codec);
         let next = topic.number_after(epoch); // In an epoch that goes on, so do its numbers.
-        Self { topic, catalogue, counters, options, epoch, next }
+        Self { topic, catalogue, counters, options, epoch, next, told: false }
     }
 
     /// Which topic.
@@ -131,8 +133,12 @@ impl Publisher {
         let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
         let TopicOptions { bases, keep, .. } = &self.options;
         let bytes = payload.manifest().payload_bytes();
-        let mut base = self.catalogue.bases().terms(bytes, *bases, keep.versions, returned.is_some());
-        base.may_be = base.may_be && self.topic.is_next_worth_it();
+        let is_ours = returned.is_none() && payload.source().slots().is_none();
+        let mut base = self.catalogue.bases().terms(bytes, *bases, *keep, is_ours);
+        match base.may_be {
+            true => base.may_be = self.topic.is_next_worth_it(),
+            false => self.tell_why_whole(bytes, is_ours),
+        }
         let retained = Retained {
             id: id.clone(),
             payload,
@@ -180,6 +186,20 @@ impl Publisher {
                 () = look => {}
             }
         }
+    }
+
+    /// Says once why versions travel whole of which some should be kept.
+    fn tell_why_whole(&mut self, bytes: u64, is_ours: bool) {
+        if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        let cause = match is_ours {
+            true => "one is larger than all memory for bases; allow more of that, or retain two versions",
+            false => {
+                "they are lent, or lie on a device, and one at most is retained; retain two, or stage them on the host"
+            }
+        };
+        tracing::info!(topic = %self.topic(), payload_bytes = bytes, "The versions of a topic travel whole: {cause}.");
     }
 
     fn evict(&self, id: &VersionId, readers: &[crate::retention::ReaderId]) {
@@ -271,7 +291,7 @@ impl Publication {
     /// [`TopicOptions::release_timeout`]; readers in mode `every` who did not begin it are told of a gap.
     pub fn withdraw(&self) {
         if let Some(topic) = self.topic.upgrade() {
-            topic.withdraw(self.seq);
+            topic.withdraw(self.seq, (self.id.epoch, self.id.version));
         }
     }
 

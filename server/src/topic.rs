@@ -197,15 +197,17 @@ impl TopicState {
         let (id, is_first) = ((retained.id.epoch, retained.id.version), state.retention.newest().is_none());
         match state.retention.push(Arc::new(retained), bytes) {
             Ok((seq, left)) => {
+                let mut gone = vec![];
                 if state.last.is_some_and(|(epoch, _)| epoch != id.0) || state.is_forsaken(now, self.linger) {
-                    self.bases.forget(self.number);
+                    gone.push(self.bases.forget(self.number));
                 }
                 (state.published, state.last) = (Some(now), Some(id));
                 for retained in &left {
                     retained.leave();
-                    self.bases.handle_left(self.number, retained);
+                    state.check_terms(retained);
+                    gone.push(self.bases.handle_left(self.number, retained));
                 }
-                self.bases.handle_published(self.number, manifest);
+                gone.push(self.bases.handle_published(self.number, manifest));
                 drop(guard);
                 self.changed.send_replace(());
                 Ok(Pushed { seq, is_first })
@@ -234,46 +236,56 @@ impl TopicState {
         evicted as u64
     }
 
-    /// Takes one version back.
-    pub(crate) fn withdraw(&self, seq: Seq) {
-        if let Some(retained) = self.state().retention.withdraw(seq) {
-            self.take_back(&retained);
-        }
+    /// Takes one version back: from retention, or from what is kept as a base.
+    pub(crate) fn withdraw(&self, seq: Seq, of: bases::Of) {
+        let gone = {
+            let mut state = self.state();
+            let retained = state.retention.withdraw(seq);
+            let left = match &retained {
+                Some(retained) => self.take_back(retained),
+                None => self.bases.take_back(self.number, of),
+            };
+            (retained, left)
+        };
+        drop(gone);
         self.changed.send_replace(());
         self.room.send_replace(());
     }
 
     /// Takes back a version that cannot be read any more.
     pub(crate) fn lose(&self, id: &VersionId) {
-        if let Some((seq, _)) = self.find(id.epoch, id.version) {
-            self.withdraw(seq);
+        let of = (id.epoch, id.version);
+        match self.find(id.epoch, id.version) {
+            Some((seq, _)) => self.withdraw(seq, of),
+            None => drop(self.bases.take_back(self.number, of)),
         }
     }
 
     /// Says that nothing will follow. A topic that was withdrawn or expired gives its versions up as well.
     pub(crate) fn end(&self, reason: EndReason) {
-        {
+        let gone = {
             let mut state = self.state();
             state.ended.get_or_insert(reason);
-            if reason != EndReason::TopicEnded {
-                state.retention.clear().iter().for_each(|retained| self.take_back(retained));
-            }
-        }
-        self.bases.forget(self.number);
+            let taken = if reason == EndReason::TopicEnded { vec![] } else { state.retention.clear() };
+            let left: Vec<bases::Left> = taken.iter().map(|retained| self.take_back(retained)).collect();
+            (taken, left, self.bases.forget(self.number))
+        };
+        drop(gone);
         self.changed.send_replace(());
         self.room.send_replace(());
     }
 
     /// Lets a version go that its publisher wants back: it is no base any more either.
-    fn take_back(&self, retained: &Arc<Retained>) {
+    fn take_back(&self, retained: &Arc<Retained>) -> bases::Left {
         retained.leave();
         retained.base.withdraw();
-        self.bases.handle_left(self.number, retained);
+        self.bases.handle_left(self.number, retained)
     }
 
     /// Holds a version as the base of a subscription, so that it stays when it leaves retention.
     pub(crate) fn hold(&self, retained: &Arc<Retained>) -> Hold {
         let state = self.state();
+        state.check_terms(retained);
         let is_retained = state.retention.iter().any(|(_, other)| Arc::ptr_eq(other, retained));
         self.bases.hold(self.number, retained, is_retained)
     }
@@ -361,6 +373,15 @@ impl TopicState {
 }
 
 impl State {
+    /// What is of an epoch that is over, or of a topic that was taken back, stays no longer than it is retained.
+    fn check_terms(&self, retained: &Retained) {
+        let goes_on = matches!(self.ended, None | Some(EndReason::TopicEnded));
+        let is_last = self.last.is_none_or(|(epoch, _)| epoch == retained.id.epoch);
+        if !goes_on || !is_last {
+            retained.base.withdraw();
+        }
+    }
+
     /// Whether all who followed have been gone for so long that nobody will come back for a base.
     fn is_forsaken(&self, now: Instant, linger: Duration) -> bool {
         self.left.is_some_and(|left| now.duration_since(left) > linger)
@@ -369,7 +390,7 @@ impl State {
 
 impl Drop for TopicState {
     fn drop(&mut self) {
-        self.bases.forget(self.number);
+        drop(self.bases.forget(self.number));
     }
 }
 

@@ -161,7 +161,8 @@ impl<T> Shelf<T> {
         self.evict(next)
     }
 
-    fn evict(&mut self, key: Key) -> Option<T> {
+    /// Lets one item go, if it is kept.
+    pub(super) fn evict(&mut self, key: Key) -> Option<T> {
         let entry = self.entries.get_mut(&key)?;
         let kept = entry.kept.take();
         if entry.held == 0 {

@@ -1,12 +1,12 @@
 //! What a server keeps to code later versions against, and what it does not.
 
-use crate::deltas::{BYTES, assert_changes, following, next, open, publish, publish_of};
+use crate::deltas::{BYTES, assert_changes, assert_whole, following, next, open, publish, publish_of};
 use bytes::Bytes;
 use std::time::Duration;
-use tensor_relay_protocol::CodecId;
-use tensor_relay_server::{Borrowed, CodecChoice, Server, TopicOptions};
+use tensor_relay_protocol::{CodecId, Epoch};
+use tensor_relay_server::{BaseStats, Borrowed, CodecChoice, Server, TopicOptions};
 use tensor_relay_tests::{
-    pair::{client_config, eventually, keeping, reconnecting, server_config, simulate},
+    pair::{client_config, eventually, keeping, reconnecting, server_config, simulate, topic},
     tensors,
 };
 use tokio::time::sleep;
@@ -118,5 +118,47 @@ fn one_of_several_who_is_lost_keeps_its_base() {
         sim.mend(1);
         assert_changes(next(&mut lost, 2).await);
         eventually("nobody needs it any more", || server.stats().bases.versions == 0).await;
+    });
+}
+
+/// Goal: a version that is taken back is gone, where it had left retention already, too.
+/// Method: a subscriber holds version 1, which is replaced while it takes the next one; then version 1 is withdrawn.
+#[test]
+fn what_is_taken_back_is_no_base() {
+    simulate(5, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+        let first = publish(&server, &mut publisher, 1).await;
+        next(&mut subscription, 1).await;
+        eventually("the server heard of it", || server.stats().committed == 1).await;
+        sim.cut(1);
+        publish(&server, &mut publisher, 2).await;
+        assert_eq!(server.stats().bases.versions, 1);
+        first.withdraw();
+        assert_eq!(server.stats().bases, BaseStats::default());
+        eventually("the subscriber is lost", || server.stats().sessions == 0).await;
+        sim.mend(1);
+        assert_whole(next(&mut subscription, 2).await);
+    });
+}
+
+/// Goal: nothing is kept of an epoch that is over: nothing will be coded against it.
+/// Method: a subscriber that is away holds a version, which the first of another epoch replaces.
+#[test]
+fn what_is_of_another_epoch_is_not_kept() {
+    simulate(6, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+        publish(&server, &mut publisher, 1).await;
+        next(&mut subscription, 1).await;
+        eventually("the server heard of it", || server.stats().committed == 1).await;
+        sim.cut(1);
+        drop(publisher);
+        let options = TopicOptions::default();
+        let mut publisher = server.publisher_with(topic("t"), Some(Epoch(6)), options).unwrap();
+        publish(&server, &mut publisher, 1).await;
+        assert_eq!(server.stats().bases, BaseStats::default());
     });
 }
