@@ -33,7 +33,7 @@ impl Data {
     pub(super) fn specs(self, bytes: u64, tensors: u32) -> Result<Vec<TensorSpec>> {
         let dtype = self.dtype();
         let element_bytes = u64::from(dtype.bits() / 8);
-        ensure!(bytes % element_bytes == 0, "{bytes} bytes are no whole number of {dtype} elements");
+        ensure!(bytes.is_multiple_of(element_bytes), "{bytes} bytes are no whole number of {dtype} elements");
         let spec = |(number, elements)| {
             let name = TensorName::new(&format!("model.layers.{number}.{}", self.word()))?;
             Ok(TensorSpec::new(name, dtype, Shape::new(&[elements])?))
