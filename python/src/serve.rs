@@ -4,7 +4,8 @@ use crate::{errors::Kind, relay::Relay, runtime, wait::finite_seconds};
 use pyo3::prelude::*;
 use std::{net::SocketAddr, path::PathBuf};
 use tensor_relay_server::{
-    Advertised, CodecId, Config, Fingerprint, Identity, Listener, Server, Ticket, Tuning, reachable,
+    Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Listener, Server, Ticket, Tuning,
+    reachable,
 };
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
@@ -48,11 +49,15 @@ pub(crate) fn serve(
     Ok(Relay::new(server, address, ticket))
 }
 
-fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecId> {
+fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {
+    if name == "auto" {
+        return Ok(CodecChoice::Auto);
+    }
     let found = CodecId::ALL.iter().copied().find(|codec| codec.name() == name);
-    found.ok_or_else(|| {
+    found.map(CodecChoice::Fixed).ok_or_else(|| {
         let names: Vec<_> = CodecId::ALL.iter().map(|codec| codec.name()).collect();
-        Kind::Request.raise(py, format!("there is no codec {name:?}: take one of {}", names.join(", ")))
+        Kind::Request
+            .raise(py, format!("there is no codec {name:?}: take \"auto\" or one of {}", names.join(", ")))
     })
 }
 

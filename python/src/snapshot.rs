@@ -156,7 +156,7 @@ impl Snapshot {
     /// What it took to receive it.
     #[getter]
     fn receipt(&self) -> Receipt {
-        let client::Receipt { duration, wire_bytes, chunks, resumed } = self.receipt;
+        let client::Receipt { duration, wire_bytes, chunks, resumed, .. } = self.receipt;
         Receipt { duration_s: duration.as_secs_f64(), wire_bytes, chunks, resumed }
     }
 

@@ -197,7 +197,7 @@ impl Subscription {
 
     /// How far the version that is being received has come.
     fn progress(&self) -> Progress {
-        let client::Progress { version, payload_bytes, verified_bytes, wire_bytes } = (self.progress)();
+        let client::Progress { version, payload_bytes, verified_bytes, wire_bytes, .. } = (self.progress)();
         Progress { version, payload_bytes, verified_bytes, wire_bytes }
     }
 

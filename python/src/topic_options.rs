@@ -33,6 +33,7 @@ impl Words<'_> {
             publish_timeout: finite_seconds("publish_timeout", self.publish_timeout)?,
             release_timeout: seconds("release_timeout", self.release_timeout)?,
             expire_after: seconds("expire_after", self.expire_after)?,
+            ..TopicOptions::default()
         })
     }
 }

@@ -88,7 +88,7 @@ def serve(
     *,
     advertise: str | Iterable[str] = (),
     state_dir: str | os.PathLike[str] | None = None,
-    codec: str = "raw",
+    codec: str = "auto",
     chunk_bytes: int = 4 << 20,
     staged_bytes: int | None = None,
     sessions_max: int = 1_024,
@@ -102,7 +102,8 @@ def serve(
         every address, this machine's own on its default route.
     state_dir: where the server's key is kept, so that tickets stay valid. By default `$XDG_STATE_HOME/tensor-relay` or
         `~/.local/state/tensor-relay`, as for the command line.
-    codec: how versions are encoded for those who can decode it: "raw", "zstd", ….
+    codec: how versions are encoded for those who can decode it: "auto" chooses for each chunk what should arrive first,
+        and sends changes to those who hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one.
     chunk_bytes: the unit of sending and checking, a multiple of 256.
     staged_bytes: how much memory staged versions may take. By default what the machine has.
     sessions_max: how many clients may be connected.
