@@ -79,7 +79,7 @@ pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, Gap, SubscriptionError};
 pub use fill::{BufferError, FillCause, FillError, Filled};
 pub use mirror::{FilesError, Mirror};
-pub use progress::{Deltas, Progress};
+pub use progress::Progress;
 pub use request::Request;
 pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};

@@ -13,19 +13,6 @@ pub struct Progress {
     pub verified_bytes: u64,
     /// The bytes that came over the network for it, as encoded.
     pub wire_bytes: u64,
-    /// What of it came as changes to an earlier version.
-    pub deltas: Deltas,
-}
-
-/// Chunks that came as changes to the same chunks of an earlier version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Deltas {
-    /// How many.
-    pub chunks: u64,
-    /// Their size in the payload.
-    pub raw_bytes: u64,
-    /// Their size over the network.
-    pub wire_bytes: u64,
 }
 
 /// Where a transfer writes its progress, and anybody reads it. Counters only: readers may see them a moment apart.
@@ -35,9 +22,6 @@ pub(crate) struct Counters {
     payload_bytes: AtomicU64,
     verified_bytes: AtomicU64,
     wire_bytes: AtomicU64,
-    delta_chunks: AtomicU64,
-    delta_raw_bytes: AtomicU64,
-    delta_wire_bytes: AtomicU64,
     /// Everything that came for the subscription, ever: what tells a slow transfer from a stalled one.
     moved_bytes: AtomicU64,
 }
@@ -46,9 +30,7 @@ impl Counters {
     pub(crate) fn begin(&self, version: u64) {
         self.version.store(version, Ordering::Relaxed);
         let Self { payload_bytes, verified_bytes, wire_bytes, .. } = self;
-        let Self { delta_chunks, delta_raw_bytes, delta_wire_bytes, .. } = self;
-        let of_version = [payload_bytes, verified_bytes, wire_bytes];
-        for counter in of_version.into_iter().chain([delta_chunks, delta_raw_bytes, delta_wire_bytes]) {
+        for counter in [payload_bytes, verified_bytes, wire_bytes] {
             counter.store(0, Ordering::Relaxed);
         }
     }
@@ -60,12 +42,6 @@ impl Counters {
     pub(crate) fn add_wire(&self, bytes: u64) {
         self.wire_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.add_moved(bytes);
-    }
-
-    pub(crate) fn add_delta(&self, raw_bytes: u32, wire_bytes: u32) {
-        self.delta_chunks.fetch_add(1, Ordering::Relaxed);
-        self.delta_raw_bytes.fetch_add(raw_bytes.into(), Ordering::Relaxed);
-        self.delta_wire_bytes.fetch_add(wire_bytes.into(), Ordering::Relaxed);
     }
 
     pub(crate) fn add_moved(&self, bytes: u64) {
@@ -91,11 +67,6 @@ impl Counters {
             payload_bytes: self.payload_bytes.load(Ordering::Relaxed),
             verified_bytes: self.verified_bytes.load(Ordering::Relaxed),
             wire_bytes: self.wire_bytes.load(Ordering::Relaxed),
-            deltas: Deltas {
-                chunks: self.delta_chunks.load(Ordering::Relaxed),
-                raw_bytes: self.delta_raw_bytes.load(Ordering::Relaxed),
-                wire_bytes: self.delta_wire_bytes.load(Ordering::Relaxed),
-            },
         }
     }
 }

@@ -323,16 +323,11 @@ impl Receiving {
     }
 
     /// Takes a verified chunk; returns whether credit for it is to be given back.
-    pub(crate) fn handle_verified(
-        &mut self,
-        generation: u64,
-        header: &ChunkHeader,
-        verified: Verified,
-    ) -> bool {
+    pub(crate) fn handle_verified(&mut self, generation: u64, verified: Verified) -> bool {
         match &mut self.phase {
             Phase::Running(transfer, _) if generation == self.generation => {
                 self.arrivals.handle_verified(verified.chunk());
-                transfer.handle_verified(header, verified);
+                transfer.handle_verified(verified);
                 true
             }
             _ => false,

@@ -129,7 +129,7 @@ impl Session {
             if let Event::Chunk(header, generation, Ok(verified)) = event
                 && let Some(receiving) = self.receivings.get_mut(&header.subscription)
             {
-                receiving.handle_verified(generation, &header, verified);
+                receiving.handle_verified(generation, verified);
             }
         }
         self.outbox.clear();
@@ -349,7 +349,7 @@ impl Session {
         };
         match result {
             Ok(verified) => {
-                if receiving.handle_verified(generation, &header, verified) {
+                if receiving.handle_verified(generation, verified) {
                     self.outbox.push_back(ClientMessage::Credit { subscription, chunks: 1 });
                 }
                 self.poll(subscription)

@@ -1,6 +1,6 @@
 //! What a subscriber gets: the tensors of one version, whole and verified.
 
-use crate::{Deltas, landing::Payload};
+use crate::landing::Payload;
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
@@ -30,13 +30,12 @@ pub struct Receipt {
     pub duration: Duration,
     /// The bytes that came over the network, as encoded, without headers and retransmissions.
     pub wire_bytes: u64,
-    /// Of these, what came as changes to an earlier version.
-    pub deltas: Deltas,
     /// The chunks that were verified.
     pub chunks: u32,
     /// How often it was continued on another connection after one was lost.
     pub resumed: u32,
-    /// What came in which codec, and how long decoding took. Chunks that had to come again after a lost
+    /// What came in which codec, and how long decoding took; [`changes`](CodecStats::changes) is what of it came as updates
+    /// of an earlier version. Chunks that had to come again after a lost
     /// connection count again.
     pub codecs: CodecStats,
 }
@@ -121,7 +120,6 @@ impl Snapshot {
             receipt: Receipt {
                 duration: Duration::ZERO,
                 wire_bytes: 0,
-                deltas: Deltas::default(),
                 chunks: 0,
                 resumed: 0,
                 codecs: CodecStats::default(),

@@ -98,13 +98,10 @@ impl Transfer {
         self.assembly.handle_lost(chunk);
     }
 
-    /// Takes a chunk that is verified and in its place, which came as `header` said.
-    pub(crate) fn handle_verified(&mut self, header: &ChunkHeader, verified: Verified) {
+    /// Takes a chunk that is verified and in its place.
+    pub(crate) fn handle_verified(&mut self, verified: Verified) {
         let (range, _) = self.assembly.manifest().chunk(verified.chunk());
         self.counters.add_verified(range.end - range.start);
-        if header.base.is_some() {
-            self.counters.add_delta(header.raw_bytes, header.encoded_bytes);
-        }
         self.assembly.handle_verified(verified);
     }
 
@@ -152,7 +149,6 @@ impl Transfer {
             receipt: Receipt {
                 duration: self.began.elapsed(),
                 wire_bytes: counted.wire_bytes,
-                deltas: counted.deltas,
                 chunks: self.assembly.verified_chunks(),
                 resumed: self.resumed,
                 codecs: self.tally.stats(),

@@ -115,7 +115,7 @@ pub async fn follow(args: FollowArgs) -> Result<()> {
             version: snapshot.id().version.0,
             payload_bytes: snapshot.payload_bytes(),
             wire_bytes: receipt.wire_bytes,
-            delta_bytes: receipt.deltas.raw_bytes,
+            delta_bytes: receipt.codecs.changes().raw_bytes,
             seconds: now_ns.saturating_sub(published) as f64 / 1e9,
         })?;
     }

@@ -4,7 +4,7 @@ use super::print_line;
 use crate::{codecs, units};
 use serde_json::{Value, json};
 use std::path::Path;
-use tensor_relay_client::{Client, Deltas, Gap, Glob, LaneStats, Snapshot};
+use tensor_relay_client::{Client, CodecCount, Gap, Glob, LaneStats, Snapshot};
 use tensor_relay_device::Device;
 
 /// What a lane receives that carries no chunks: a few packets for each version, and a probe of the path's MTU now and then.
@@ -97,11 +97,6 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> Stri
         "payload_bytes": snapshot.payload_bytes(),
         "wire_bytes": receipt.wire_bytes,
         "chunks": receipt.chunks,
-        "deltas": {
-            "chunks": receipt.deltas.chunks,
-            "raw_bytes": receipt.deltas.raw_bytes,
-            "wire_bytes": receipt.deltas.wire_bytes,
-        },
         "codecs": codecs::as_object(&receipt.codecs, "decode_s"),
         "resumed": receipt.resumed,
         "duration_s": receipt.duration.as_secs_f64(),
@@ -131,8 +126,8 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
     if let Some(device) = snapshot.device() {
         line += &format!(", on {}", device.name());
     }
-    if receipt.deltas.chunks > 0 {
-        let Deltas { raw_bytes, wire_bytes, .. } = receipt.deltas;
+    let CodecCount { chunks, raw_bytes, wire_bytes, .. } = receipt.codecs.changes();
+    if chunks > 0 {
         line += &format!(", {} of it as changes in {}", units::bytes(raw_bytes), units::bytes(wire_bytes));
     }
     if lanes > 1 {

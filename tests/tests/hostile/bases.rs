@@ -127,7 +127,7 @@ fn good_changes() {
         }
     });
     let snapshot = snapshot.unwrap();
-    assert_eq!((snapshot.id().version, snapshot.receipt().deltas.chunks), (NEXT, 3));
+    assert_eq!((snapshot.id().version, snapshot.receipt().codecs.changes().chunks), (NEXT, 3));
 }
 
 /// Goal: changes are applied to the version that the client said it holds, and to no other.
@@ -190,7 +190,7 @@ fn who_comes_back_names_its_base() {
                 let mut subscription = client.subscribe(&topic("t")).await.unwrap();
                 tensors::check(&subscription.next().await.unwrap());
                 let next = subscription.next().await.unwrap();
-                assert_eq!((next.receipt().chunks, next.receipt().deltas.chunks), (3, 3));
+                assert_eq!((next.receipt().chunks, next.receipt().codecs.changes().chunks), (3, 3));
                 client
             };
             let server = async {

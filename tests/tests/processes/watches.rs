@@ -85,12 +85,15 @@ fn what_changed_a_little_is_sent_as_changes() {
         files::replace(&path, |path| fs::write(path, &bytes).unwrap());
         let line = watched.follower.hear_out(&format!(r#""version":{version}"#));
         let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-        let (wire, deltas) = (event["wire_bytes"].as_u64().unwrap(), &event["deltas"]);
-        assert!(wire < BYTES as u64 / 50 && deltas["wire_bytes"] == wire, "{line}");
-        assert_eq!(deltas["raw_bytes"], event["payload_bytes"], "{line}");
+        let (wire, updates) = (event["wire_bytes"].as_u64().unwrap(), &event["codecs"]["sparse"]);
+        assert!(wire < BYTES as u64 / 50 && updates["wire_bytes"] == wire, "{line}");
+        assert_eq!(updates["payload_bytes"], event["payload_bytes"], "{line}");
         let line = whole.hear_out(&format!(r#""version":{version}"#));
         let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-        assert!(event["deltas"]["chunks"] == 0 && event["wire_bytes"] == event["payload_bytes"], "{line}");
+        assert!(
+            event["codecs"]["sparse"].is_null() && event["wire_bytes"] == event["payload_bytes"],
+            "{line}"
+        );
     }
     whole.end_by(Signal::TERM).with(143);
     watched.end_after(3);

@@ -59,7 +59,11 @@ fn a_forced_codec_keeps_no_bases() {
             for version in 1..=3 {
                 publish(&server, &mut publisher, version).await;
                 let receipt = next(&mut subscription, version).await;
-                assert_eq!(receipt.deltas.chunks > 0, keeps && version > 1, "{codec:?}: {receipt:?}");
+                assert_eq!(
+                    receipt.codecs.changes().chunks > 0,
+                    keeps && version > 1,
+                    "{codec:?}: {receipt:?}"
+                );
                 eventually("the server heard of it", || server.stats().committed == version).await;
             }
             assert_eq!(server.stats().encoder.compared > 0, keeps);

@@ -68,12 +68,13 @@ pub(crate) async fn next(subscription: &mut Subscription, version: u64) -> Recei
 }
 
 pub(crate) fn assert_whole(receipt: Receipt) {
-    assert_eq!((receipt.deltas.chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
+    assert_eq!((receipt.codecs.changes().chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
 }
 
 pub(crate) fn assert_changes(receipt: Receipt) {
-    assert_eq!((receipt.deltas.chunks, receipt.deltas.raw_bytes), (CHUNKS, BYTES), "{receipt:?}");
-    assert_eq!(receipt.wire_bytes, receipt.deltas.wire_bytes);
+    let changes = receipt.codecs.changes();
+    assert_eq!((changes.chunks, changes.raw_bytes), (CHUNKS, BYTES), "{receipt:?}");
+    assert_eq!(receipt.wire_bytes, changes.wire_bytes);
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
 }
 
@@ -253,7 +254,7 @@ fn a_version_that_is_given_up_ends_the_base() {
             let third = publish(&server, &mut publisher, 3).await;
             let is_under_way = || {
                 let progress = subscription.progress();
-                progress.version == 3 && progress.deltas.chunks > 0
+                progress.version == 3 && progress.verified_bytes > 0
             };
             eventually("changes are under way", is_under_way).await;
             if !preempt {
@@ -285,7 +286,7 @@ fn a_part_goes_on_with_its_base() {
             let part = dice.random_range(1..CHUNKS - 2);
             let has_come = || {
                 let progress = subscription.progress();
-                progress.version == 2 && progress.deltas.chunks >= part
+                progress.version == 2 && progress.verified_bytes >= part * CHUNK_BYTES as u64
             };
             eventually("a part has come", has_come).await;
             sim.cut(1);
@@ -338,8 +339,8 @@ fn what_is_laid_out_anew_comes_whole() {
         for (version, bytes) in [(1, BYTES), (2, BYTES), (3, BYTES / 2), (4, BYTES)] {
             let specs = vec![tensors::steady("weights", bytes)];
             publish_of(&server, &mut publisher, version, specs).await;
-            let deltas = next(&mut subscription, version).await.deltas;
-            assert_eq!(deltas.chunks > 0, version == 2, "version {version}: {deltas:?}");
+            let changes = next(&mut subscription, version).await.codecs.changes();
+            assert_eq!(changes.chunks > 0, version == 2, "version {version}: {changes:?}");
         }
         drop(publisher);
         let mut publisher = server
@@ -466,9 +467,9 @@ impl Follower {
                     Err(error) => panic!("{error}"),
                 };
                 tensors::check(&taken);
-                let deltas = taken.receipt().deltas;
-                assert!(deltas.chunks == 0 || self.config.base_bytes > 0);
-                updates += deltas.chunks;
+                let changes = taken.receipt().codecs.changes();
+                assert!(changes.chunks == 0 || self.config.base_bytes > 0);
+                updates += changes.chunks;
                 if taken.id().version.0 == self.last {
                     return updates;
                 }
