@@ -96,7 +96,9 @@ fn what_changed_a_little_is_sent_as_changes() {
         );
     }
     whole.end_by(Signal::TERM).with(143);
-    watched.end_after(3);
+    files::assert_same(&watched.home.path("w"), &watched.home.path("out/w.safetensors"));
+    watched.follower.end_by(Signal::TERM).with(143);
+    watched.server.process.end_by(Signal::TERM).with(0);
 }
 
 /// Goal: a file that somebody is still writing is not published, however long it takes.

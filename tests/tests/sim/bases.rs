@@ -114,6 +114,7 @@ fn one_of_several_who_is_lost_keeps_its_base() {
         next(&mut other, 1).await;
         eventually("the server heard of it", || server.stats().committed == 2).await;
         sim.cut(1);
+        sleep(Duration::from_secs(10)).await; // The idle timeout.
         eventually("it is lost", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 2).await;
         assert_changes(next(&mut other, 2).await);
@@ -141,6 +142,7 @@ fn what_is_taken_back_is_no_base() {
         assert_eq!(server.stats().bases.versions, 1);
         first.withdraw();
         assert_eq!(server.stats().bases, BaseStats::default());
+        sleep(Duration::from_secs(10)).await; // The idle timeout.
         eventually("the subscriber is lost", || server.stats().sessions == 0).await;
         sim.mend(1);
         assert_whole(next(&mut subscription, 2).await);
