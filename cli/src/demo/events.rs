@@ -73,7 +73,7 @@ impl From<Progress> for Moving {
 impl From<Moving> for Progress {
     fn from(moving: Moving) -> Self {
         let Moving { version, payload_bytes, verified_bytes, wire_bytes } = moving;
-        Self { version, payload_bytes, verified_bytes, wire_bytes, ..Self::default() }
+        Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }
 
