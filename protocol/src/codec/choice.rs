@@ -85,9 +85,9 @@ impl Machine {
     /// How many GB/s of raw bytes one processor encodes and decodes, where `share` of them is left; `None` where there is
     /// nothing to do.
     ///
-    /// Measured on one core of a quiet Zen 5 that copies memory at 26 to 28 GB/s, at 4 MiB chunks of real weights, gradients
-    /// and caches: `tensor-relay bench codecs`, and `bench/results/2026-11-22-codecs.*`. Bit planes of floats of two bytes
-    /// and more are encoded at 0.35 and decoded at 0.65 of that with AVX-512, at 0.28 and 0.47 with AVX2.
+    /// Of one core of a Zen 5 that copies memory at 26 to 28 GB/s, at 4 MiB chunks of real weights, gradients and caches.
+    /// On the slower machine of `bench/results/2026-11-22-codecs.md`, which copies at 7 to 11 GB/s, bit planes of bf16 do 5.3
+    /// to 6.3 and 7.2 to 9.0: all are nearer to each other where memory is slow.
     ///
     /// They are constants, because what matters is their order and their rough distance to the link: a clock would tell the
     /// same on every machine of a kind, but differently on a busy one, and choices that change with the load encode chunks
