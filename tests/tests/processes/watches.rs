@@ -70,7 +70,7 @@ fn a_replaced_file_is_the_next_version() {
 #[test]
 fn what_changed_a_little_is_sent_as_changes() {
     const BYTES: usize = 8 << 20;
-    let mut watched = Watched::new(BYTES, &[]);
+    let mut watched = Watched::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are what is retained.
     let ticket = watched.server.ticket("w").to_owned();
     let words = ["subscribe", &ticket, "--out=whole", "--json", "--base-mem=0"];
     let mut whole = watched.home.start(&words);
