@@ -16,8 +16,8 @@ use crate::Dtype;
 /// (PROTOCOL.md §8.6).
 ///
 /// The smallest that this project can make of bf16, 1.45 to 1.55 times smaller, and of what is float in name alone: some
-/// tensors of f32 were bf16 once, and half of their bytes are 0. For links so slow that 2 GB/s in and 4 GB/s out are
-/// fast. Bytes that look random are copied. Each worker thread keeps as much memory as the largest chunk has bytes.
+/// tensors of f32 were bf16 once, and half of their bytes are 0. For links so slow that 1.5 GB/s in and 2.5 GB/s out
+/// are fast. Bytes that look random are copied. Each worker thread keeps as much memory as the largest chunk has bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Planes;
 
