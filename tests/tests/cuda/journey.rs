@@ -158,3 +158,16 @@ pub(crate) async fn nothing_is_left(fake: &FakeCuda, reclaimed: u64) {
         sleep(Duration::from_millis(1)).await;
     }
 }
+
+/// Waits until no more memory is left than `kept_bytes`: the threads of dropped engines give theirs back in their own time.
+pub(crate) async fn no_more_is_left(fake: &FakeCuda, kept_bytes: u64) {
+    let begun = Instant::now();
+    loop {
+        let live = fake.live();
+        if live.device_bytes + live.host_bytes <= kept_bytes {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "{live:?} is more than {kept_bytes} bytes");
+        sleep(Duration::from_millis(1)).await;
+    }
+}
