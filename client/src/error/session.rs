@@ -1,0 +1,71 @@
+//! Why a session cannot go on.
+
+use super::{ClientError, is_worth_a_retry};
+use crate::link::LastWord;
+use tensor_relay_protocol::{CloseCode, MessageError, Misbehaved};
+use tensor_relay_transport::{LaneError, control::ControlError, ingress::ReceiveManifestError};
+
+/// Why a session cannot go on, inside.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Manifest(#[from] ReceiveManifestError),
+    #[error("the user closed the client")]
+    ClosedHere,
+}
+
+impl SessionError {
+    /// Whether another connection may do better.
+    pub(crate) fn is_worth_a_retry(&self) -> bool {
+        match self {
+            Self::Client(error) => error.is_worth_a_retry(),
+            Self::Manifest(ReceiveManifestError::Lane(error)) => is_worth_a_retry(error),
+            Self::Manifest(_) | Self::ClosedHere => false,
+        }
+    }
+
+    /// What the server is told.
+    pub(crate) fn last_word(&self) -> LastWord {
+        let by_user = matches!(self, Self::ClosedHere);
+        LastWord { code: self.close_code(), text: self.to_string(), by_user }
+    }
+
+    fn close_code(&self) -> CloseCode {
+        match self {
+            Self::Client(error) => error.close_code(),
+            Self::Manifest(ReceiveManifestError::Lane(_)) | Self::ClosedHere => CloseCode::Done,
+            Self::Manifest(_) => CloseCode::Malformed,
+        }
+    }
+}
+
+impl From<Misbehaved> for SessionError {
+    fn from(error: Misbehaved) -> Self {
+        Self::Client(error.into())
+    }
+}
+
+impl From<LaneError> for SessionError {
+    fn from(error: LaneError) -> Self {
+        Self::Client(error.into())
+    }
+}
+
+impl From<ControlError> for SessionError {
+    fn from(error: ControlError) -> Self {
+        Self::Client(error.into())
+    }
+}
+
+impl From<SessionError> for ClientError {
+    fn from(error: SessionError) -> Self {
+        match error {
+            SessionError::Client(error) => error,
+            SessionError::Manifest(ReceiveManifestError::Lane(error)) => error.into(),
+            SessionError::Manifest(error) => Self::Message(MessageError::Malformed(error.to_string())),
+            SessionError::ClosedHere => Self::Lane(LaneError::ClosedHere),
+        }
+    }
+}

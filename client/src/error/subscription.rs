@@ -1,0 +1,159 @@
+//! Why a subscription delivers nothing.
+
+use super::ClientError;
+use std::{fmt, sync::Arc};
+use tensor_relay_protocol::{EndReason, Topic, Version, VersionId};
+
+/// Versions that are missing on a subscription in mode `every`, right before the next snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// The version that came last, or that the subscription was to begin after; none if the epoch is another.
+    pub after: Option<VersionId>,
+    /// The version that comes next.
+    pub found: VersionId,
+}
+
+impl Gap {
+    /// How many versions are missing; `None` where nobody can tell, because the publisher began a new epoch.
+    pub fn missing(&self) -> Option<u64> {
+        let after = self.after.as_ref().filter(|after| after.epoch == self.found.epoch)?;
+        Some(self.found.version.0.saturating_sub(after.version.0 + 1))
+    }
+}
+
+impl fmt::Display for Gap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { after, found } = self;
+        let verb = |missing| if missing == 1 { "version is" } else { "versions are" };
+        match (after, self.missing()) {
+            (Some(after), Some(missing)) => write!(
+                f,
+                "{missing} {} missing of {}: {} was to come, {} is the next there is; the publisher did not retain \
+                 what is missing long enough for this reader",
+                verb(missing),
+                found.topic,
+                after.version.next(),
+                found.version
+            ),
+            _ => write!(
+                f,
+                "{} has begun a new epoch, {}, whose first version here is {}: its publisher was started anew, and \
+                 what it published last before may be missing",
+                found.topic, found.epoch, found.version
+            ),
+        }
+    }
+}
+
+/// Why a subscription delivers nothing now, or nothing more. Clones are cheap: every later call says the same.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubscriptionError {
+    /// The topic did not appear in time. A topic that this client may not see looks the same.
+    #[error(
+        "no topic {topic} appeared within {timeout_ms} ms: check its name against `tensor-relay list`, or wait longer"
+    )]
+    NotFound {
+        /// Which topic.
+        topic: Topic,
+        /// How long it was waited for.
+        timeout_ms: u128,
+    },
+    /// The server ended the subscription.
+    #[error("the server ended the subscription to {topic}: {reason}")]
+    Ended {
+        /// Which topic.
+        topic: Topic,
+        /// Why.
+        reason: EndReason,
+    },
+    /// In mode `every`: versions are missing before the next snapshot. Not final: the next call goes on with it.
+    #[error("{0}")]
+    Gap(Box<Gap>),
+    /// The user holds as many snapshots as it may, so the next one cannot be handed over. Not final: drop some and call
+    /// again.
+    #[error(
+        "{} snapshots of {topic} are held (versions {}), and at most {max} may be: drop some, or raise `versions_held_max`; \
+         waited {timeout_ms} ms", held.len(), join(held)
+    )]
+    HoldingTooMany {
+        /// Which topic.
+        topic: Topic,
+        /// Which versions are held, in the order in which they were taken.
+        held: Vec<Version>,
+        /// How many may be.
+        max: usize,
+        /// How long it was waited for one to be dropped.
+        timeout_ms: u128,
+    },
+    /// The session is gone.
+    #[error("the subscription to {topic} ended with its connection: {source}")]
+    Disconnected {
+        /// Which topic.
+        topic: Topic,
+        /// What ended it.
+        source: Arc<ClientError>,
+    },
+    /// The bytes that came are not the ones that were published.
+    #[error("{id} arrived damaged and was thrown away: {detail}")]
+    Corrupt {
+        /// Which version.
+        id: VersionId,
+        /// What did not match.
+        detail: String,
+    },
+    /// There is no memory of the host for a version.
+    #[error("{id} does not fit: {detail}; raise the memory budget or drop older snapshots")]
+    OverBudget {
+        /// Which version.
+        id: VersionId,
+        /// The numbers.
+        detail: String,
+    },
+    /// There is no room for a version on the device that versions land on.
+    #[error("{id} does not fit: {detail}; raise the device's memory budget or drop older snapshots")]
+    NoRoomOnDevice {
+        /// Which version.
+        id: VersionId,
+        /// Which device.
+        device: Box<str>,
+        /// The numbers.
+        detail: String,
+    },
+    /// The device that versions land on did not take one. This machine is to blame, not the server. Not final where the
+    /// device may take later versions: they are tried.
+    #[error("{id} did not get to {device}, a device of this machine: {detail}")]
+    Device {
+        /// Which version.
+        id: VersionId,
+        /// Which device.
+        device: Box<str>,
+        /// What happened, and what to do.
+        detail: String,
+        /// Whether the device takes nothing any more.
+        is_final: bool,
+    },
+    /// A version that was begun did not go on.
+    #[error("{id} stalled: no byte of it came for {timeout_ms} ms, though the connection lives")]
+    Stalled {
+        /// Which version.
+        id: VersionId,
+        /// How long nothing came.
+        timeout_ms: u128,
+    },
+}
+
+fn join(versions: &[Version]) -> String {
+    versions.iter().map(Version::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl SubscriptionError {
+    /// Whether nothing more will come. After an error that is not final, the next call goes on.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::Gap(_) | Self::HoldingTooMany { .. } | Self::Device { is_final: false, .. })
+    }
+
+    pub(crate) fn disconnected(topic: &Topic, error: &Arc<ClientError>) -> Self {
+        Self::Disconnected { topic: topic.clone(), source: Arc::clone(error) }
+    }
+}

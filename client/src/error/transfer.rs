@@ -1,0 +1,160 @@
+//! Why one version is given up: what the server is told, and what the user.
+
+use super::SubscriptionError;
+use crate::device_snapshot::chain;
+use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
+use tensor_relay_protocol::{AbortReason, VersionDigest, VersionId};
+use tensor_relay_transport::ingress::ReceiveError;
+
+/// Why one version is given up, inside.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TransferError {
+    #[error(transparent)]
+    Memory(#[from] AllocError),
+    #[error("there is no room on {device}: {source}")]
+    DeviceMemory { device: Box<str>, source: AllocError },
+    #[error("{source}")]
+    DeviceRefused { device: Box<str>, source: AllocError },
+    #[error("its memory does not fit: {0}")]
+    Parts(#[from] PartsError),
+    #[error("{}", chain(source))]
+    Copy { device: Box<str>, source: Box<SinkError> },
+    #[error(
+        "no byte came for {timeout_ms} ms, while a copy to it was in flight or a chunk waited for one of its slots: it \
+         hangs, or has fewer slots than are in use at once; later versions are tried"
+    )]
+    DeviceStalled { device: Box<str>, timeout_ms: u128 },
+    #[error(transparent)]
+    Chunk(Box<ReceiveError>),
+    #[error("its chunks together hash to {found} where the server said {expected}")]
+    Mismatch { expected: VersionDigest, found: VersionDigest },
+    #[error("no byte came for {0} ms")]
+    Stalled(u128),
+    #[error("its memory could not be handed over: {0}")]
+    Sink(Box<SinkError>),
+}
+
+impl From<SinkError> for TransferError {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(Box::new(error))
+    }
+}
+
+impl TransferError {
+    /// Why `device` gave no memory: it has no room, or it is in trouble.
+    pub(crate) fn device_memory(device: &Device, source: AllocError) -> Self {
+        let device: Box<str> = device.name().into();
+        match source {
+            AllocError::Device { .. } => Self::DeviceRefused { device, source },
+            _ => Self::DeviceMemory { device, source },
+        }
+    }
+
+    /// Why a chunk did not arrive that was on its way to `device`, if to any.
+    pub(crate) fn chunk(error: ReceiveError, device: Option<&Device>) -> Self {
+        match (error, device) {
+            (ReceiveError::Sink(source @ (SinkError::Copy(_) | SinkError::Busy { .. })), Some(device)) => {
+                Self::Copy { device: device.name().into(), source: Box::new(source) }
+            }
+            (error, _) => Self::Chunk(Box::new(error)),
+        }
+    }
+
+    /// Nothing moved for so long, while it was waited for `device`, if for any.
+    pub(crate) fn stalled(timeout_ms: u128, device: Option<&Device>) -> Self {
+        match device.map(|device| device.name().into()) {
+            Some(device) => Self::DeviceStalled { device, timeout_ms },
+            None => Self::Stalled(timeout_ms),
+        }
+    }
+
+    /// Whether later versions are lost with this one.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Copy { source, .. } => match &**source {
+                SinkError::Copy(error) => error.is_final() || is_our_mistake(error),
+                _ => false, // What an earlier copy may still write to is busy. The next version has other memory.
+            },
+            // Its thread is held up, and may be free for the next version.
+            Self::DeviceRefused { source, .. } => !source.may_pass(),
+            Self::DeviceStalled { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// What the server is told.
+    pub(crate) fn abort_reason(&self) -> AbortReason {
+        match self {
+            _ if self.is_want_of_memory() => AbortReason::OverBudget,
+            Self::Stalled(_) => AbortReason::Stalled,
+            Self::Copy { .. } | Self::DeviceRefused { .. } | Self::DeviceStalled { .. } => {
+                AbortReason::DeviceFailed
+            }
+            _ => AbortReason::Corrupt,
+        }
+    }
+
+    /// What the user is told.
+    pub(crate) fn for_user(&self, id: &VersionId) -> SubscriptionError {
+        let (id, detail) = (id.clone(), self.to_string());
+        match self {
+            Self::DeviceMemory { device, .. } => {
+                SubscriptionError::NoRoomOnDevice { id, device: device.clone(), detail }
+            }
+            _ if self.is_want_of_memory() => SubscriptionError::OverBudget { id, detail },
+            Self::Stalled(timeout_ms) => SubscriptionError::Stalled { id, timeout_ms: *timeout_ms },
+            Self::Copy { device, .. }
+            | Self::DeviceRefused { device, .. }
+            | Self::DeviceStalled { device, .. } => {
+                let (device, is_final) = (device.clone(), self.is_final());
+                SubscriptionError::Device { id, device, detail, is_final }
+            }
+            _ => SubscriptionError::Corrupt { id, detail },
+        }
+    }
+
+    fn is_want_of_memory(&self) -> bool {
+        match self {
+            Self::Memory(_) | Self::DeviceMemory { .. } => true,
+            Self::Chunk(error) => matches!(**error, ReceiveError::Sink(SinkError::NoMemory(_))),
+            _ => false,
+        }
+    }
+}
+
+/// Whether a copy was refused that should not have been asked for: the next one would be refused as well.
+fn is_our_mistake(error: &CopyError) -> bool {
+    matches!(error, CopyError::OutOfBounds { .. } | CopyError::ForeignSlot | CopyError::ForeignMemory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{sync::Arc, time::Duration};
+    use tensor_relay_device::{Capacity, HostEngine, HostMemory};
+    use tensor_relay_protocol::{Epoch, Topic, Version};
+
+    #[test]
+    fn a_device_in_trouble_is_not_one_without_room() {
+        let engine = Arc::new(HostEngine::inline(HostMemory::new(1 << 20)));
+        let device = Device::new(engine, Capacity { slots: 1, slot_bytes: 64 }).unwrap();
+        let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(1) };
+        let name = || "cuda:0".to_owned();
+        use tensor_relay_device::cuda::CudaError;
+        let no_answer = CudaError::NoAnswer { device: name(), waited: Duration::from_secs(60) };
+        for (source, expected) in [(no_answer, false), (CudaError::Stopped { device: name() }, true)] {
+            let error = TransferError::device_memory(&device, AllocError::Device { device: name(), source });
+            assert_eq!((error.is_final(), error.abort_reason()), (expected, AbortReason::DeviceFailed));
+            let told = error.for_user(&id);
+            assert!(
+                matches!(told, SubscriptionError::Device { .. }) && told.is_final() == expected,
+                "{told}"
+            );
+        }
+        let full = AllocError::DeviceFull { device: name(), asked_bytes: 3, free_bytes: 2, total_bytes: 4 };
+        let error = TransferError::device_memory(&device, full);
+        assert_eq!((error.is_final(), error.abort_reason()), (true, AbortReason::OverBudget));
+        let told = error.for_user(&id);
+        assert!(matches!(told, SubscriptionError::NoRoomOnDevice { .. }) && told.is_final(), "{told}");
+    }
+}

@@ -1,0 +1,307 @@
+//! What is taken back, ends or expires, and who hears of it.
+
+use super::*;
+
+/// Goal: a version that is taken back is never begun for anybody again; who is at it may finish.
+/// Method: take back the newest, one in the middle, and one that is on its way.
+#[test]
+fn versions_taken_back() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, keeping(10));
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut running = client.subscribe(&topic("t")).await.unwrap();
+        client.list().await.unwrap();
+        let mut one = publish(&server, &mut publisher, 1, 1 << 20).await;
+        runs(&running, 1).await;
+        one.withdraw();
+        one.withdraw();
+        assert_eq!(client.list().await.unwrap(), [], "there is nothing on offer");
+        assert_eq!(next(&mut running).await, (1, 0));
+        assert!(one.committed(1, Duration::from_secs(1)).await);
+        eventually("it is let go", || server.stats().staged_bytes == 0).await;
+
+        let mut publications = vec![];
+        for version in 2..=6 {
+            publications.push(publish(&server, &mut publisher, version, 1000).await);
+        }
+        publications[1].withdraw(); // 3
+        publications[4].withdraw(); // 6
+        assert_eq!(client.list().await.unwrap()[0].id.version, Version(5));
+        let mut every = client.subscribe_to(Request::every(topic("t")).window(9)).await.unwrap();
+        assert_eq!(next(&mut every).await.0, 2);
+        let Err(SubscriptionError::Gap(gap)) = every.next().await else { panic!("a gap") };
+        assert_eq!((gap.after.as_ref().unwrap().version, gap.found.version), (Version(2), Version(4)));
+        assert_eq!((next(&mut every).await.0, next(&mut every).await.0), (4, 5));
+        publish(&server, &mut publisher, 7, 1000).await;
+        let Err(SubscriptionError::Gap(gap)) = every.next().await else { panic!("a gap") };
+        assert_eq!((gap.missing(), gap.found.version), (Some(1), Version(7)));
+        assert_eq!(next(&mut every).await.0, 7);
+    });
+}
+
+/// Goal: a topic that is taken back ends for everybody: idle, in the middle of a version, and in mode every; its name is
+/// free, and who comes later finds the new one or nothing.
+/// Method: withdraw the publisher, and open the name again.
+#[test]
+fn a_topic_taken_back() {
+    simulate(5, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, keeping(3));
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut idle = client
+            .subscribe_to(Request::latest(topic("t")).from(Start::Next))
+            .await
+            .unwrap();
+        client.list().await.unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        assert_eq!(next(&mut idle).await, (1, 0));
+        let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
+        assert_eq!(next(&mut every).await.0, 1);
+        publish(&server, &mut publisher, 2, 1 << 20).await;
+        runs(&idle, 2).await;
+        publisher.withdraw();
+        assert_eq!(client.list().await.unwrap(), []);
+        assert_eq!(end_reason(&mut every).await, EndReason::Withdrawn, "version 2 was not begun for it");
+        assert_eq!(next(&mut idle).await, (2, 0), "what is under way is finished");
+        assert_eq!(end_reason(&mut idle).await, EndReason::Withdrawn);
+        eventually("nothing is kept", || server.stats().staged_bytes == 0).await;
+
+        let mut late = client.subscribe(&topic("t")).await.unwrap();
+        let asked = sim.elapsed();
+        assert!(matches!(late.next().await.unwrap_err(), SubscriptionError::NotFound { .. }));
+        assert!(sim.elapsed() - asked >= Duration::from_secs(10));
+        let mut later = client.subscribe(&topic("t")).await.unwrap();
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        assert_eq!(next(&mut later).await, (1, 0));
+    });
+}
+
+/// Goal: a topic that ends gives everybody what they asked for first: readers of every version all of them.
+/// Method: end it while a reader is far behind, and subscribe afterwards.
+#[test]
+fn an_end_comes_last() {
+    simulate(6, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, keeping(8));
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut behind = client.subscribe_to(Request::every(topic("t")).window(2)).await.unwrap();
+        client.list().await.unwrap();
+        for version in 1..=8 {
+            publish(&server, &mut publisher, version, 100_000).await;
+        }
+        publisher.end();
+        for version in 1..=8 {
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(next(&mut behind).await.0, version);
+        }
+        assert_eq!(end_reason(&mut behind).await, EndReason::TopicEnded);
+        let mut latest = client.subscribe(&topic("t")).await.unwrap();
+        assert_eq!(next(&mut latest).await, (8, 0));
+        assert_eq!(end_reason(&mut latest).await, EndReason::TopicEnded);
+        let mut next_one = client.subscribe_to(Request::every(topic("t")).from(Start::Next)).await.unwrap();
+        assert_eq!(end_reason(&mut next_one).await, EndReason::TopicEnded);
+    });
+}
+
+/// Goal: a topic without publishes ends after its time, is told so at both ends, and not before; a publisher that follows
+/// is not bound by the options of the one before.
+/// Method: publish in time, then not; open again, with and without.
+#[test]
+fn a_topic_that_expires() {
+    simulate(7, async |sim| {
+        let server = sim.server(server_config());
+        let after = Duration::from_secs(20);
+        let expiring = TopicOptions { expire_after: Some(after), ..keeping(3) };
+        let mut publisher = open(&server, expiring.clone());
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        for version in 1..=3 {
+            sleep(after - Duration::from_secs(1)).await;
+            publish(&server, &mut publisher, version, 1000).await;
+            if version == 1 {
+                drop(subscription); // Ten seconds for a topic to appear are over.
+                subscription = client.subscribe(&topic("t")).await.unwrap();
+            }
+            assert_eq!(next(&mut subscription).await.0, version);
+        }
+        let last = sim.elapsed();
+        assert_eq!(end_reason(&mut subscription).await, EndReason::Expired);
+        let lived = sim.elapsed() - last;
+        assert!(
+            lived > after - Duration::from_secs(1) && lived < after + Duration::from_secs(1),
+            "{lived:?}"
+        );
+        assert_eq!(client.list().await.unwrap(), []);
+        let staged = tensors::stage(&server, vec![tensors::noise("noise", 10)], 4);
+        let error = publisher.publish(staged, vec![]).await.unwrap_err();
+        assert!(matches!(error, PublishError::Expired { expire_after_ms: 20_000, .. }), "{error}");
+        assert_eq!(server.stats().staged_bytes, 0);
+
+        // The name is free, though the handle is still there.
+        let mut second = open(&server, expiring);
+        publish(&server, &mut second, 1, 1000).await;
+        drop((publisher, second));
+        // In the same epoch, of which version 1 is retained: numbers go on.
+        let mut third = open(&server, keeping(3));
+        publish(&server, &mut third, 2, 1000).await;
+        sleep(Duration::from_secs(100)).await;
+        assert_eq!(client.list().await.unwrap().len(), 1, "the third publisher set no time");
+        publish(&server, &mut third, 3, 1000).await;
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        assert_eq!(next(&mut subscription).await.0, 3);
+    });
+}
+
+/// Goal: a publish that is given up publishes nothing: no version, no number, no memory.
+/// Method: drop it while it waits for a reader; then publish something else.
+#[test]
+fn a_publish_that_is_given_up() {
+    simulate(8, async |sim| {
+        let server = sim.server(server_config());
+        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+        let mut publisher = open(&server, options);
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut reader = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
+        client.list().await.unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        assert_eq!(next(&mut reader).await.0, 1);
+        for _ in 0..3 {
+            let staged = tensors::stage(&server, vec![tensors::noise("noise", 1 << 20)], 99);
+            let publishing = publisher.publish(staged, tensors::metadata(99));
+            assert!(tokio::time::timeout(Duration::from_secs(20), publishing).await.is_err());
+        }
+        assert_eq!(client.list().await.unwrap()[0].id.version, Version(1));
+        assert!(server.stats().staged_bytes < 10_000);
+        reader.acknowledge();
+        publish(&server, &mut publisher, 2, 1000).await;
+        assert_eq!(next(&mut reader).await.0, 2);
+    });
+}
+
+/// Goal: commits are counted per version, from all subscribers; a staged version is released at once.
+/// Method: three subscribers, one of which comes late; a version that nobody can commit any more.
+#[test]
+fn commits_and_releases() {
+    simulate(9, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, keeping(1));
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut one = client.subscribe(&topic("t")).await.unwrap();
+        let mut two = client.subscribe_to(Request::every(topic("t"))).await.unwrap();
+        client.list().await.unwrap();
+        let mut first = publish(&server, &mut publisher, 1, 1000).await;
+        assert!(first.is_released() && first.released(Duration::ZERO).await);
+        assert!(first.committed(2, Duration::from_secs(1)).await);
+        assert!(!first.committed(3, Duration::from_secs(60)).await, "a subscriber may still come");
+        let mut three = client.subscribe(&topic("t")).await.unwrap();
+        assert!(first.committed(3, Duration::from_secs(1)).await);
+        for subscription in [&mut one, &mut two, &mut three] {
+            assert_eq!(next(subscription).await.0, 1);
+        }
+        two.acknowledge();
+        publish(&server, &mut publisher, 2, 1000).await;
+        let asked = sim.elapsed();
+        assert!(first.committed(3, Duration::from_secs(60)).await, "what was counted stays");
+        assert!(!first.committed(4, Duration::from_secs(60)).await);
+        assert!(sim.elapsed() - asked < Duration::from_secs(1), "nobody can commit it any more");
+        assert_eq!(first.committed_count(), 3);
+    });
+}
+
+/// Goal: topics and their publishers are independent: a publisher that waits holds up nobody else.
+/// Method: one that is blocked by a reader, beside one whose topic is read by the same client.
+#[test]
+fn publishers_do_not_wait_for_each_other() {
+    simulate(10, async |sim| {
+        let server =
+            sim.server(tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() });
+        let options = TopicOptions { when_full: WhenFull::Block, ..keeping(1) };
+        let mut blocked = server.publisher_with(topic("blocked"), None, options.clone()).unwrap();
+        let mut free = server.publisher_with(topic("free"), None, options).unwrap();
+        let client = sim.client(1, client_config()).await.unwrap();
+        let mut sleeper = client.subscribe_to(Request::every(topic("blocked"))).await.unwrap();
+        let mut reader = client.subscribe_to(Request::every(topic("free"))).await.unwrap();
+        client.list().await.unwrap();
+        publish(&server, &mut blocked, 1, 100_000).await;
+        let began = sim.elapsed();
+        let blocking = async {
+            publish(&server, &mut blocked, 2, 100_000).await;
+            sim.elapsed() - began
+        };
+        let running = async {
+            for version in 1..=50 {
+                publish(&server, &mut free, version, 100_000).await;
+                assert_eq!(next(&mut reader).await.0, version);
+                reader.acknowledge();
+            }
+            let took = sim.elapsed() - began;
+            sleep(Duration::from_secs(30)).await;
+            assert_eq!(next(&mut sleeper).await.0, 1);
+            sleeper.acknowledge();
+            took
+        };
+        let (blocked, ran) = tokio::join!(blocking, running);
+        assert!(ran < Duration::from_secs(2) && blocked > Duration::from_secs(30), "{ran:?} {blocked:?}");
+        assert_eq!(next(&mut sleeper).await.0, 2);
+    });
+}
+
+/// Goal: a user who holds as many snapshots as it may is told which, and goes on where it was when it drops one; in mode
+/// every nothing is missed by that, in mode latest it is counted. A slice of a tensor counts like its snapshot.
+/// Method: hold two of at most two; ask; drop; ask again.
+#[test]
+fn a_user_who_holds_too_many() {
+    for every in [true, false] {
+        simulate(11, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, keeping(10));
+            let hold_timeout = Duration::from_secs(3);
+            let device = None; // A slice of host memory is to be held.
+            let config =
+                tensor_relay_client::Config { versions_held_max: 2, hold_timeout, device, ..reconnecting() };
+            let client = sim.client(1, config).await.unwrap();
+            let request = if every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
+            let mut subscription = client.subscribe_to(request).await.unwrap();
+            client.list().await.unwrap();
+            publish(&server, &mut publisher, 1, 1000).await;
+            let one = subscription.next().await.unwrap();
+            publish(&server, &mut publisher, 2, 1000).await;
+            let two = subscription.next().await.unwrap();
+            for version in 3..=5 {
+                publish(&server, &mut publisher, version, 1000).await;
+            }
+            let slice = one.tensor("noise").unwrap().slice(3..5);
+            drop(one);
+            for _ in 0..2 {
+                let asked = sim.elapsed();
+                let error = subscription.next().await.unwrap_err();
+                let SubscriptionError::HoldingTooMany { held, max: 2, timeout_ms: 3_000, .. } = &error else {
+                    panic!("{error}")
+                };
+                assert_eq!(held[..], [Version(1), Version(2)]);
+                assert!(!error.is_final() && error.to_string().contains("versions 1, 2"), "{error}");
+                let waited = sim.elapsed() - asked;
+                assert!(waited >= hold_timeout && waited < hold_timeout + Duration::from_millis(10));
+            }
+            // One that is dropped while it is waited for.
+            let dropping = async {
+                sleep(Duration::from_secs(1)).await;
+                drop(slice);
+            };
+            let (third, ()) = tokio::join!(subscription.next(), dropping);
+            let third = third.unwrap();
+            tensors::check(&third);
+            tensors::check(&two);
+            assert_eq!((third.id().version.0, third.skipped()), if every { (3, 0) } else { (5, 2) });
+            drop((two, third));
+            if every {
+                assert_eq!((next(&mut subscription).await, next(&mut subscription).await), ((4, 0), (5, 0)));
+            }
+        });
+    }
+}

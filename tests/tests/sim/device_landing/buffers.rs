@@ -1,0 +1,208 @@
+//! Versions that land in the user's own device memory.
+
+use super::*;
+
+/// Goal: versions arrive right in the user's own device memory, exactly, in both modes, without other device memory.
+/// Method: every kind of tensor, the same buffers ten times, and a budget with room for nothing else.
+#[test]
+fn versions_arrive_in_the_users_device_memory() {
+    for every in [false, true] {
+        simulate(12, async |sim| {
+            let specs = all_kinds();
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let (engine, device) = gated(u64::MAX, 16);
+            let mut buffers = buffers_on(&device, &specs);
+            let before = engine.in_use_bytes();
+            let request =
+                if every { Request::every(topic("t")).window(1) } else { Request::latest(topic("t")) };
+            let config = Config { memory_bytes: 0, ..client_config() };
+            let (_client, mut subscription) = subscribe(&sim, config, request).await;
+            for version in 1..=10 {
+                let publish = publish(&server, &mut publisher, version, &specs);
+                let (filled, ()) = tokio::join!(subscription.next_into_device(buffers), async {
+                    sleep(Duration::from_millis(10)).await;
+                    publish.await;
+                });
+                let filled = filled.unwrap();
+                assert_eq!((filled.id().version, filled.was_copied()), (Version(version), false));
+                assert!(hold(filled.buffers(), version).await, "version {version}");
+                buffers = filled.into_buffers();
+                assert_eq!(engine.in_use_bytes(), before);
+            }
+        });
+    }
+}
+
+/// Goal: a version that was there before its buffers is copied to them, from the host or from a device, to the host or to
+/// a device; where they do not fit, it waits for others.
+/// Method: all four ways; buffers that are too small, of a name that is not there, and on two devices.
+#[test]
+fn a_version_waits_for_buffers_that_fit() {
+    for landed_on_device in [false, true] {
+        simulate(13, async |sim| {
+            let specs = [noise("a", BYTES), noise("b", 1_000)];
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher_with(topic("t"), None, keeping(4)).unwrap();
+            let (mine, other) = (device(u64::MAX), device(u64::MAX));
+            let config = Config { device: landed_on_device.then(|| mine.clone()), ..client_config() };
+            let (_client, mut subscription) = subscribe(&sim, config, Request::every(topic("t"))).await;
+            for version in 1..=2 {
+                publish(&server, &mut publisher, version, &specs).await;
+            }
+            sleep(Duration::from_secs(1)).await;
+            let mut two_devices = buffers_on(&mine, &specs);
+            two_devices.insert(specs[1].name.clone(), other.allocate(1_000).unwrap());
+            let wrong = [
+                buffers_on(&mine, &[noise("a", BYTES), noise("b", 999)]),
+                buffers_on(&mine, &[noise("a", BYTES), noise("c", 1_000)]),
+                two_devices,
+            ];
+            for wrong in wrong {
+                let error = subscription.next_into_device(wrong).await.unwrap_err();
+                assert!(matches!(error.cause, FillCause::Buffers(_)) && !error.is_final(), "{error}");
+                assert!(error.torn.is_none() && error.withheld.is_empty() && error.buffers.len() == 2);
+            }
+            let filled = subscription.next_into_device(buffers_on(&mine, &specs)).await.unwrap();
+            assert!(filled.was_copied() && hold(filled.buffers(), 1).await);
+
+            let on_host: Buffers<Vec<u8>> = specs
+                .iter()
+                .map(|spec| (spec.name.clone(), vec![0; bytes_of(spec) as usize]))
+                .collect();
+            let filled = subscription.next_into(on_host).await.unwrap();
+            assert!(filled.was_copied());
+            for (name, buffer) in filled.buffers().iter() {
+                assert_eq!(*buffer, content(name, 2, buffer.len() as u64));
+            }
+        });
+    }
+}
+
+/// Goal: a whole snapshot is copied to the user's device memory from wherever it is; what does not fit changes nothing.
+/// Method: buffers with other content, a wrong one among them, and then right ones.
+#[test]
+fn a_snapshot_is_copied_to_device_memory() {
+    for landed_on_device in [false, true] {
+        simulate(14, async |sim| {
+            let specs = all_kinds();
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            publish(&server, &mut publisher, 1, &specs).await;
+            let config = Config { device: landed_on_device.then(|| device(u64::MAX)), ..client_config() };
+            let (_client, mut subscription) = subscribe(&sim, config, Request::latest(topic("t"))).await;
+            let snapshot = subscription.next().await.unwrap();
+            // One slot is enough, for a chunk longer than it too.
+            let (_, own) = GatedEngine::device(u64::MAX, Capacity { slots: 1, slot_bytes: 5_000 });
+            let mut buffers = buffers_on(&own, &specs);
+            let wrong = own.allocate(1).unwrap();
+            let right = buffers.insert(specs[0].name.clone(), wrong).unwrap();
+            let refused = snapshot.copy_into_device(&buffers).await.unwrap_err();
+            assert!(matches!(refused, FillCause::Buffers(BufferError::WrongSize { .. })), "{refused}");
+            assert!(!hold(&buffers, 1).await);
+            buffers.insert(specs[0].name.clone(), right);
+            snapshot.copy_into_device(&buffers).await.unwrap();
+            assert!(hold(&buffers, 1).await);
+        });
+    }
+}
+
+/// Goal: buffers on a device come back when no copy to them is in flight, and not before; the failure says that they are
+/// torn.
+/// Method: the connection is lost for good in the middle of copies, which are let pass a while later.
+#[test]
+fn buffers_come_back_after_their_copies() {
+    simulate(15, async |sim| {
+        let specs = [noise("a", BYTES), noise("b", 1_000)];
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (engine, device) = gated(u64::MAX, 16);
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        engine.close();
+        let began = sim.elapsed();
+        let (filled, ()) = tokio::join!(subscription.next_into_device(buffers_on(&device, &specs)), async {
+            sleep(Duration::from_millis(100)).await;
+            publish(&server, &mut publisher, 1, &specs).await;
+            eventually("copies are in flight", || engine.in_flight() == 4).await;
+            sim.cut(1);
+            sleep(LONG).await;
+            assert_eq!(engine.in_flight(), 4);
+            engine.open();
+        });
+        let error = filled.unwrap_err();
+        assert!(sim.elapsed() - began >= LONG && sim.elapsed() - began < LONG * 2);
+        assert!(
+            matches!(error.cause, FillCause::Subscription(SubscriptionError::Disconnected { .. })),
+            "{error}"
+        );
+        assert_eq!(error.torn.as_ref().map(|id| id.version), Some(Version(1)));
+        assert_eq!((error.buffers.len(), error.withheld.len()), (2, 0));
+    });
+}
+
+/// Goal: a buffer that a copy may still write to does not come back, and its memory is not free before that copy has
+/// landed; others do come back.
+/// Method: the device hangs, or loses sight of its copies, in the middle of one tensor of two.
+#[test]
+fn buffers_under_a_lost_copy_are_withheld() {
+    for hangs in [true, false] {
+        simulate(16, async |sim| {
+            let specs = [noise("a", BYTES), noise("b", BYTES)];
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            let (engine, device) = gated(u64::MAX, 16);
+            let (_client, mut subscription) =
+                subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+            engine.close();
+            let (filled, ()) =
+                tokio::join!(subscription.next_into_device(buffers_on(&device, &specs)), async {
+                    sleep(Duration::from_millis(100)).await;
+                    publish(&server, &mut publisher, 1, &specs).await;
+                    eventually("copies are in flight", || engine.in_flight() == 4).await;
+                    if !hangs {
+                        engine.lose_sight();
+                    }
+                });
+            let error = filled.unwrap_err();
+            let FillCause::Subscription(SubscriptionError::Device { is_final, .. }) = &error.cause else {
+                panic!("{error}")
+            };
+            assert_eq!(*is_final, !hangs);
+            assert_eq!(error.torn.as_ref().map(|id| id.version), Some(Version(1)));
+            let names = |names: &[TensorName]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+            assert_eq!((names(&error.withheld), error.buffers.len()), (vec!["a".to_owned()], 1));
+            assert!(error.buffers.get("b").is_some());
+            drop(error);
+            assert!(engine.in_use_bytes() >= BYTES, "that of `a` is under copies");
+            engine.open();
+            eventually("memory is free", || engine.in_use_bytes() == 0).await;
+        });
+    }
+}
+
+/// Goal: a call that is given up loses no version: what came into the buffers is the next snapshot.
+/// Method: give it up in the middle; take the snapshot, which lies in the buffers.
+#[test]
+fn a_call_that_is_given_up_loses_no_version() {
+    simulate(17, async |sim| {
+        let specs = [noise("a", BYTES), noise("b", 1_000), noise("c", 3_000)];
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (_, device) = gated(u64::MAX, 16);
+        let (_client, mut subscription) = subscribe(&sim, client_config(), Request::latest(topic("t"))).await;
+        let progress = subscription.progress_reader();
+        tokio::select! {
+            filled = subscription.next_into_device(buffers_on(&device, &specs[..2])) => panic!("{filled:?}"),
+            () = async {
+                sleep(Duration::from_millis(100)).await;
+                publish(&server, &mut publisher, 1, &specs).await;
+                eventually("the transfer runs", || progress().verified_bytes > 0).await;
+            } => {}
+        }
+        let snapshot = subscription.next().await.unwrap();
+        assert!(snapshot.is_on_device() && snapshot.device_tensor("c").is_none());
+        assert_eq!(snapshot.device_tensors().count(), 2);
+        tensors::check(&snapshot);
+    });
+}

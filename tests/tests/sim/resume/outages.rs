@@ -1,0 +1,276 @@
+//! Connections that stay away, and what is asked for meanwhile.
+
+use super::*;
+
+/// Goal: a connection that does not come back ends everything after the reconnect timeout, with both reasons.
+/// Method: cut the way for good; ask everything of the client afterwards.
+#[test]
+fn a_connection_that_does_not_come_back() {
+    simulate(5, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = open(&server, 7);
+        let (client, mut subscription) = following(&sim).await;
+        let mut watch = client.watch(&Glob::new("none").unwrap()).await.unwrap();
+        publish(&server, &mut publisher, 1, BYTES).await;
+        comes_to(&subscription, 1, BYTES / 4).await;
+        sim.cut(1);
+        let cut = sim.elapsed();
+        let error = subscription.next().await.unwrap_err();
+        let took = sim.elapsed() - cut;
+        let idle = Duration::from_millis(sim.tuning.idle_timeout_ms.into());
+        let expected = idle + Duration::from_secs(60);
+        assert!(
+            took > expected - Duration::from_secs(4) && took < expected + Duration::from_secs(2),
+            "{took:?}"
+        );
+        let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+        let ClientError::NotReconnected { lost, timeout_ms: 60_000 } = &**source else { panic!("{source}") };
+        assert!(matches!(**lost, ClientError::Lane(_)), "{lost}");
+        assert!(error.is_final() && source.blame() == Blame::Network);
+        assert_eq!(subscription.next().await.unwrap_err().to_string(), error.to_string());
+        assert_eq!(watch.next().await, None);
+        for error in [
+            client.list().await.unwrap_err(),
+            client.subscribe(&topic("t")).await.unwrap_err(),
+            client.watch(&Glob::new("*").unwrap()).await.unwrap_err(),
+        ] {
+            assert!(matches!(error, ClientError::Ended(_)), "{error}");
+        }
+        assert_eq!(client.reconnects(), 0);
+        client.close().await;
+        eventually("the server has forgotten it", || server.stats().sessions == 0).await;
+    });
+}
+
+/// Goal: who answers with another key is not asked twice: the session ends at once, by name.
+/// Method: a server with another key takes the place of the first.
+#[test]
+fn another_key_after_a_restart() {
+    simulate(6, async |sim| {
+        let server = sim.server(server_config());
+        let (client, mut subscription) = following(&sim).await;
+        publish(&server, &mut open(&server, 7), 1, 1000).await;
+        subscription.next().await.unwrap();
+        drop(server);
+        let began = sim.elapsed();
+        let imposter = sim.with_key_of(99).server_again(server_config()).await;
+        let error = subscription.next().await.unwrap_err();
+        assert!(sim.elapsed() - began < Duration::from_secs(2), "{:?}", sim.elapsed() - began);
+        let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+        assert!(
+            matches!(**source, ClientError::Connect(ConnectError::WrongKey { .. })),
+            "{source}: the key is to blame"
+        );
+        assert!(matches!(client.list().await.unwrap_err(), ClientError::Ended(_)));
+        eventually("no session stays", || imposter.stats().sessions == 0).await;
+    });
+}
+
+/// Goal: what is asked for while there is no connection is done with the next one; what is given up is not.
+/// Method: every command between two connections.
+#[test]
+fn commands_without_a_connection() {
+    simulate(7, async |sim| {
+        let server = sim.server(server_config());
+        let mut publishers = vec![];
+        for name in ["a", "b", "c"] {
+            let mut publisher = server.publisher(topic(name)).unwrap();
+            publish(&server, &mut publisher, 1, 1000).await;
+            publishers.push(publisher);
+        }
+        let client = sim.client(1, reconnecting()).await.unwrap();
+        let mut kept = client.subscribe(&topic("a")).await.unwrap();
+        let given_up = client.subscribe(&topic("b")).await.unwrap();
+        let unwatched = client.watch(&Glob::new("**").unwrap()).await.unwrap();
+        tensors::check(&kept.next().await.unwrap());
+        sim.cut(1);
+        sleep(LONG).await;
+        publish(&server, &mut publishers[0], 2, 1000).await;
+
+        drop((given_up, unwatched));
+        let mut asked = client.subscribe(&topic("c")).await.unwrap();
+        let both = client.subscribe(&topic("b")).await.unwrap();
+        drop(both);
+        let mut watch = client.watch(&Glob::new("?").unwrap()).await.unwrap();
+        drop(client.watch(&Glob::new("b").unwrap()).await.unwrap());
+        let (listed, ()) = tokio::join!(client.list(), async {
+            sleep(Duration::from_secs(1)).await;
+            sim.mend(1);
+        });
+        let listed = listed.unwrap();
+        assert!(listed.iter().map(|entry| entry.subscribers).eq([1, 0, 1]), "{listed:?}");
+        tensors::check(&asked.next().await.unwrap());
+        let snapshot = kept.next().await.unwrap();
+        assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(2), 0));
+        for name in ["a", "b", "c"] {
+            assert_eq!(watch.next().await.unwrap(), topic(name));
+        }
+        assert_eq!(client.reconnects(), 1);
+    });
+}
+
+/// Goal: a client that is closed or dropped while there is no connection ends at once.
+/// Method: both, in the middle of its attempts.
+#[test]
+fn good_bye_without_a_connection() {
+    for close in [true, false] {
+        simulate(8, async |sim| {
+            let server = sim.server(server_config());
+            let (client, mut subscription) = following(&sim).await;
+            publish(&server, &mut open(&server, 7), 1, 1000).await;
+            subscription.next().await.unwrap();
+            sim.cut(1);
+            sleep(LONG).await;
+            let began = sim.elapsed();
+            match close {
+                true => client.close().await,
+                false => drop(client),
+            }
+            let error = subscription.next().await.unwrap_err();
+            let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+            assert!(source.to_string().contains("closed"), "{source}");
+            assert!(sim.elapsed() - began < Duration::from_millis(100), "{:?}", sim.elapsed() - began);
+        });
+    }
+}
+
+/// Goal: encoded chunks survive a lost connection as raw ones do, also those that were being decoded.
+/// Method: tensors that compress, cut at random places; decoding in place and on threads.
+#[test]
+fn encoded_chunks_over_lost_connections() {
+    for seed in seeds(20) {
+        simulate(seed, async |sim| {
+            let mut dice = ChaCha8Rng::seed_from_u64(seed);
+            let config = tensor_relay_server::Config { codec: CodecId::Zstd.into(), ..server_config() };
+            let server = sim.server(config);
+            slow_path(&sim);
+            let mut publisher = open(&server, 7);
+            let workers = [Workers::Inline, Workers::Threads][(seed % 2) as usize];
+            let config = tensor_relay_client::Config { workers, ..reconnecting() };
+            let client = sim.client(1, config).await.unwrap();
+            let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+            client.list().await.unwrap();
+            let specs = vec![
+                tensors::smooth("a", 3 << 20),
+                tensors::noise("b", 1 << 20),
+                tensors::smooth("c", 300_000),
+            ];
+            for version in 1..=2 {
+                let staged = tensors::stage(&server, specs.clone(), version);
+                publisher.publish(staged, tensors::metadata(version)).await.unwrap();
+                sleep(Duration::from_millis(dice.random_range(0..700))).await;
+                sim.cut(1);
+                sleep(LONG).await;
+                sim.mend(1);
+                let snapshot = subscription.next().await.unwrap();
+                tensors::check(&snapshot);
+                assert_eq!(snapshot.id().version, Version(version));
+                assert!(snapshot.receipt().wire_bytes < 3 << 20, "{:?}", snapshot.receipt());
+            }
+        });
+    }
+}
+
+/// Goal: a manifest that the client holds is not sent again over another connection.
+/// Method: a manifest that is larger than the payload; lose the connection between versions and in the middle of one;
+/// count bytes.
+#[test]
+fn manifests_are_not_sent_twice() {
+    simulate(9, async |sim| {
+        // Not encoded: the padding behind each tensor would be.
+        let server =
+            sim.server(tensor_relay_server::Config { codec: CodecId::Raw.into(), ..server_config() });
+        slow_path(&sim);
+        let mut publisher = open(&server, 7);
+        let (client, mut subscription) = following(&sim).await;
+        let name = |number| format!("{number:0>200}");
+        let specs: Vec<_> = (0..4_000).map(|number| tensors::noise(&name(number), 150)).collect();
+        let mut sent = vec![];
+        for version in 1..=4 {
+            let before = sim.server_sent();
+            let staged = tensors::stage(&server, specs.clone(), version);
+            assert!(staged.manifest().encoded().len() > 800_000);
+            publisher.publish(staged, tensors::metadata(version)).await.unwrap();
+            if version == 3 {
+                comes_to(&subscription, 3, 200_000).await;
+                sim.cut(1);
+                sleep(LONG).await;
+                sim.mend(1);
+            }
+            let snapshot = subscription.next().await.unwrap();
+            tensors::check(&snapshot);
+            assert_eq!(u64::from(snapshot.receipt().resumed), u64::from(version == 3));
+            sent.push(sim.server_sent() - before);
+            if version == 1 {
+                sim.cut(1);
+                sleep(LONG).await;
+                sim.mend(1);
+                eventually("it is connected again", || client.reconnects() == 1).await;
+            }
+        }
+        let payload = 4_000 * 256;
+        assert!(sent[0] > payload + 800_000, "{sent:?}");
+        assert!(sent[1] < payload * 11 / 10, "{sent:?}");
+        assert!(sent[2] < payload * 11 / 10 + 3 * LOST_BYTES, "{sent:?}");
+        assert!(sent[3] < payload * 11 / 10, "{sent:?}");
+    });
+}
+
+/// Goal: a client that may not reconnect, and one that must not, ends as before.
+/// Method: no reconnect timeout; a topic that ends while there is no connection.
+#[test]
+fn ends_over_lost_connections() {
+    simulate(10, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, 7);
+        let (_client, mut subscription) = following(&sim).await;
+        let without = sim.client(2, client_config()).await.unwrap();
+        let mut ends = without.subscribe(&topic("t")).await.unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        subscription.next().await.unwrap();
+        ends.next().await.unwrap();
+        sim.cut(1);
+        sim.cut(2);
+        let error = ends.next().await.unwrap_err();
+        let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+        assert!(matches!(**source, ClientError::Lane(_)), "{source}");
+        sleep(LONG).await;
+        publish(&server, &mut publisher, 2, 1000).await;
+        publisher.end();
+        sim.mend(1);
+        assert_eq!(subscription.next().await.unwrap().id().version, Version(2));
+        let error = subscription.next().await.unwrap_err();
+        assert!(matches!(error, SubscriptionError::Ended { reason: EndReason::TopicEnded, .. }), "{error}");
+    });
+}
+
+/// Goal: without a connection nobody can say that a topic does not exist: the wait for one begins with the connection.
+/// Method: ask for a topic right before and during an outage that is longer than the wait and in which the topic comes.
+#[test]
+fn a_topic_that_comes_during_an_outage() {
+    simulate(11, async |sim| {
+        let server = sim.server(server_config());
+        // Longer than it takes to notice that the connection is lost.
+        let wait = Duration::from_secs(12);
+        let config = tensor_relay_client::Config { topic_timeout: wait, ..reconnecting() };
+        let client = sim.client(1, config).await.unwrap();
+        let mut before = client.subscribe(&topic("t")).await.unwrap();
+        let mut never = client.subscribe(&topic("never")).await.unwrap();
+        sim.cut(1);
+        let cut = sim.elapsed();
+        let mending = async {
+            sleep(LONG).await;
+            let mut during = client.subscribe(&topic("t")).await.unwrap();
+            sleep(LONG).await;
+            publish(&server, &mut open(&server, 7), 1, 1000).await;
+            sim.mend(1);
+            tensors::check(&during.next().await.unwrap());
+        };
+        let (snapshot, error, ()) = tokio::join!(before.next(), never.next(), mending);
+        tensors::check(&snapshot.unwrap());
+        assert!(matches!(error.unwrap_err(), SubscriptionError::NotFound { .. }));
+        let found = sim.elapsed() - cut;
+        assert!(found > 2 * LONG + wait && found < Duration::from_secs(50), "{found:?}");
+    });
+}
