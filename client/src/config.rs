@@ -16,17 +16,25 @@ pub enum Lanes {
     /// more than half as many as there are processors. With two processors, one.
     #[default]
     Auto,
+    /// Sought in the same way, up to so many, from 1 to 16, whatever the number of processors: for where a container sees
+    /// other processors than it may use, or each lane is slow and processors are idle.
+    UpTo(u32),
     /// So many, from 1 to 16.
     Fixed(u32),
 }
 
 impl Lanes {
+    /// Whether the number is sought, and not given.
+    pub(crate) fn is_sought(self) -> bool {
+        !matches!(self, Self::Fixed(_))
+    }
+
     /// The most it comes to.
     pub(crate) fn most(self) -> u32 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
             Self::Auto => u32::try_from(processors / 2).unwrap_or(LANES_MAX).clamp(1, LANES_MAX),
-            Self::Fixed(lanes) => lanes.clamp(1, LANES_MAX),
+            Self::UpTo(lanes) | Self::Fixed(lanes) => lanes.clamp(1, LANES_MAX),
         }
     }
 }

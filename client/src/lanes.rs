@@ -101,7 +101,7 @@ impl Further {
         if let Some(offer) = welcome.lanes {
             let most = config.lanes.most().min(offer.lanes_max).min(LANES_MAX);
             let plan = Plan::new(most);
-            let wanted = watch::Sender::new(if config.lanes == Lanes::Auto { plan.lanes() } else { most });
+            let wanted = watch::Sender::new(if config.lanes.is_sought() { plan.lanes() } else { most });
             for number in 1..most as usize {
                 let berth = Berth {
                     number,
@@ -117,7 +117,7 @@ impl Further {
                 tasks.spawn(berth.keep());
             }
             match config.lanes {
-                Lanes::Auto => drop(tasks.spawn(seek(
+                Lanes::Auto | Lanes::UpTo(_) => drop(tasks.spawn(seek(
                     plan,
                     way.roster.clone(),
                     first.clone(),

@@ -58,8 +58,9 @@ pub(crate) struct SubscribeArgs {
     pub(crate) reconnect: Duration,
 
     /// How many lanes there are, each a connection with a socket and a thread of its own: `auto` adds some to large
-    /// transfers while that makes them faster, up to half as many as there are processors; or 1 to 16.
-    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
+    /// transfers while that makes them faster, up to half as many as there are processors; `auto:N` does so up to N; or 1
+    /// to 16.
+    #[arg(long, value_name = "auto|auto:N|N", default_value = "auto", value_parser = parse_lanes, help_heading = "Connection")]
     pub(crate) lanes: Lanes,
 
     /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used; repeat it
@@ -139,10 +140,14 @@ impl From<Follow> for Mode {
 }
 
 fn parse_lanes(text: &str) -> Result<Lanes, &'static str> {
-    match (text, text.parse()) {
+    let number = |text: &str| match text.parse() {
+        Ok(lanes @ 1..=16) => Ok(lanes),
+        _ => Err("write auto, auto:N, or N, with a number from 1 to 16"),
+    };
+    match (text, text.strip_prefix("auto:")) {
         ("auto", _) => Ok(Lanes::Auto),
-        (_, Ok(lanes @ 1..=16)) => Ok(Lanes::Fixed(lanes)),
-        _ => Err("write auto, or a number from 1 to 16"),
+        (_, Some(most)) => number(most).map(Lanes::UpTo),
+        (lanes, None) => number(lanes).map(Lanes::Fixed),
     }
 }
 
@@ -170,7 +175,8 @@ mod tests {
     #[test]
     fn lanes_are_a_number_or_sought() {
         assert_eq!((parse_lanes("auto"), parse_lanes("16")), (Ok(Lanes::Auto), Ok(Lanes::Fixed(16))));
-        for wrong in ["", "0", "17", "-1", "two", "Auto"] {
+        assert_eq!(parse_lanes("auto:4"), Ok(Lanes::UpTo(4)));
+        for wrong in ["", "0", "17", "-1", "two", "Auto", "auto:", "auto:0", "auto:17", "auto:auto"] {
             assert!(parse_lanes(wrong).is_err(), "{wrong}");
         }
     }

@@ -4,6 +4,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{
     net::{IpAddr, Ipv4Addr},
+    pin::pin,
     time::Duration,
 };
 use tensor_relay_client::{Client, Config, Lanes, Subscription, Version};
@@ -17,7 +18,7 @@ use tensor_relay_tests::{
     simnet::{Host, Path},
     tensors,
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const BYTES: u64 = 4 << 20;
 
@@ -290,6 +291,41 @@ fn as_many_as_the_server_allows() {
             assert_eq!((snapshot.id().version, client.lanes().len()), (Version(1), found));
         });
     }
+}
+
+/// Goal: a session whose number of lanes is sought begins with one, has twice as many as long as a large version comes
+/// faster so, and no more than it may; and a small version gets none.
+/// Method: a long way, on which the chunks on their way bound the rate of each lane; two megabytes, then 64.
+#[test]
+fn lanes_are_added_while_that_pays() {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        slow_path(&sim);
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let config = Config { lanes: Lanes::UpTo(4), ..several(1, 4, client_config()) };
+        let (client, mut subscription) = following(&sim, 1, config, 1).await;
+        publish(&server, &mut publisher, 1, 2 << 20).await;
+        tensors::check(&subscription.next().await.unwrap());
+        assert_eq!(client.lanes().len(), 1);
+
+        publish(&server, &mut publisher, 2, 64 << 20).await;
+        let mut next = pin!(subscription.next());
+        let mut counts = vec![1];
+        let snapshot = loop {
+            if let Ok(snapshot) = timeout(Duration::from_millis(50), &mut next).await {
+                break snapshot.unwrap();
+            }
+            let lanes = client.lanes().len();
+            if counts.last() != Some(&lanes) {
+                counts.push(lanes);
+            }
+        };
+        tensors::check(&snapshot);
+        // Those that are wanted together join one after the other.
+        assert_eq!(counts.iter().copied().max(), Some(4), "{counts:?}");
+        assert!(counts.is_sorted() && counts.contains(&2), "{counts:?}");
+        assert!(received(&client).into_iter().all(|bytes| bytes > 8 << 20), "{:?}", received(&client));
+    });
 }
 
 /// Goal: a client that leaves, and a server that ends, take all their lanes with them at once.
