@@ -1,10 +1,12 @@
 //! The words of the command line. Variables and keys of the file follow from them: see [`crate::config`].
 
 mod device;
+mod publish;
 mod serve;
 mod subscribe;
 
 pub(crate) use device::{DeviceArgs, DeviceName};
+pub(crate) use publish::PublishArgs;
 pub(crate) use serve::{Hold, ServeArgs};
 pub(crate) use subscribe::{OnGap, SubscribeArgs};
 
@@ -34,6 +36,8 @@ Examples:
   tensor-relay demo                                        see it work on this machine
   tensor-relay serve --topic policy=policy.safetensors     on the producer; prints a ticket
   tensor-relay subscribe 'relay://…' --out models          on each consumer, with that ticket
+  tensor-relay publish /run/relay.sock policy new.safetensors
+                                                           beside a server with --publish-socket
   tensor-relay devices                                     the GPUs that --device may name
   tensor-relay config                                      what every option is, and who said so
 
@@ -82,6 +86,8 @@ Examples:
 pub(crate) enum Command {
     /// Serve files of tensors as topics, and print a ticket for each.
     Serve(ServeArgs),
+    /// Publish a version into a server that runs on this machine with `serve --publish-socket`.
+    Publish(PublishArgs),
     /// Receive the versions of a topic, or of all topics that match.
     Subscribe(SubscribeArgs),
     /// List the topics of a server.

@@ -4,6 +4,7 @@ use std::fmt;
 use tensor_relay_client::{
     ClientError, CloseCode, ConnectError, EndReason, LaneError, SubscriptionError, TicketError,
 };
+use tensor_relay_server::beside;
 
 /// An exit code of `tensor-relay`. Wrong usage is 2 and set by clap; a signal is 128 plus its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +60,27 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<crate::subscribe::NoneMatches>() {
         return Some(Exit::NotFound);
     }
+    if cause.is::<crate::publish::NotInTime>() || cause.is::<beside::Lost>() {
+        return Some(Exit::Unreachable);
+    }
+    if let Some(error) = cause.downcast_ref::<beside::ConnectError>() {
+        return Some(of_socket(error));
+    }
+    if let Some(beside::PublishError::Lost(_)) = cause.downcast_ref() {
+        return Some(Exit::Unreachable);
+    }
     if let Some(error) = cause.downcast_ref::<ClientError>() {
         return Some(of_client(error));
     }
     cause.downcast_ref::<SubscriptionError>().map(of_subscription)
+}
+
+/// Why there is no connection to a server beside this process.
+fn of_socket(error: &beside::ConnectError) -> Exit {
+    match error {
+        beside::ConnectError::NotPermitted { .. } | beside::ConnectError::Refused { .. } => Exit::Refused,
+        _ => Exit::Unreachable,
+    }
 }
 
 fn of_client(error: &ClientError) -> Exit {

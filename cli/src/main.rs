@@ -18,6 +18,7 @@ mod exit;
 mod keys;
 mod list;
 mod man;
+mod publish;
 mod serve;
 mod signals;
 mod subscribe;
@@ -57,6 +58,7 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
     let code = runtime.block_on(async {
         match command {
             Command::Serve(args) => serve::run(args).await,
+            Command::Publish(args) => publish::run(args).await,
             Command::Subscribe(args) => subscribe::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Demo(args) => demo::run(args).await,

@@ -1,5 +1,6 @@
 //! `tensor-relay serve`: files as topics.
 
+mod beside;
 mod ledger;
 mod load;
 mod offer;
@@ -38,6 +39,10 @@ struct Serving<'a> {
     listen: SocketAddr,
     key: String,
     device: String,
+    /// What lets anybody in, whatever the topic.
+    ticket: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    publish_socket: Option<&'a Path>,
     topics: &'a [Served],
 }
 
@@ -62,9 +67,16 @@ struct Replaced {
     version: u64,
     tensors: usize,
     payload_bytes: u64,
+    /// Of what came through the socket: by which way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<&'static str>,
+    /// Likewise, who published it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
 }
 
 pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    refuse_nothing(&args)?;
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
     let mut signals = Signals::hear()?;
@@ -92,17 +104,20 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         topics.push(served(&published, path, &ticket));
         offers.push(offer);
     }
+    let any = Ticket::new(addresses, vec![identity.fingerprint().0], None);
+    let any = any.context("cannot make a ticket; check --advertise")?.to_string();
     if let Some(path) = &args.ticket_file {
-        write_tickets(path, &topics)
+        write_tickets(path, &tickets(&args, &topics, &any))
             .with_context(|| format!("cannot write the ticket file {}", path.display()))?;
     }
-    report(&args, listening, identity.fingerprint(), &topics);
+    let open = beside::open(&server, &args)?;
+    report(&args, listening, identity.fingerprint(), &topics, &any);
     let watching = watch(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
         failure = device::failure(loader.device.as_ref()) => Err(failure),
     };
-    drop(watching);
+    drop((watching, open));
     let sent = server.sent_reader();
     let drained = drain(server, args.grace, &mut signals).await;
     report_sent(sent(), args.json);
@@ -164,6 +179,8 @@ fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json
             version: id.version.0,
             tensors: *tensors,
             payload_bytes: *payload_bytes,
+            path: None,
+            from: None,
         };
         let mut out = std::io::stdout().lock();
         // Whoever started the server may have closed stdout; it serves all the same.
@@ -197,6 +214,18 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
         }
     }
     let _ = out.flush();
+}
+
+fn refuse_nothing(args: &ServeArgs) -> anyhow::Result<()> {
+    match (args.topics.is_empty(), &args.publish_socket, args.publish_uid.is_empty()) {
+        (true, None, _) => bail!(UsageError(
+            "there is nothing to serve: give files with --topic NAME=PATH, or let other processes publish with \
+             --publish-socket PATH"
+                .into()
+        )),
+        (_, None, false) => bail!(UsageError("--publish-uid means nothing without --publish-socket PATH".into())),
+        _ => Ok(()),
+    }
 }
 
 fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
@@ -238,25 +267,33 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     vec![address.to_string()]
 }
 
+/// The tickets to give out: one for each topic, and one for all that others will publish.
+fn tickets(args: &ServeArgs, topics: &[Served], any: &str) -> Vec<String> {
+    let any = args.publish_socket.as_ref().map(|_| any.to_owned());
+    topics.iter().map(|served| served.ticket.clone()).chain(any).collect()
+}
+
 /// A ticket lets its holder in, so the file is its owner's alone, whatever it was before. It is replaced in one step.
-fn write_tickets(path: &Path, topics: &[Served]) -> std::io::Result<()> {
+fn write_tickets(path: &Path, tickets: &[String]) -> std::io::Result<()> {
     let folder = path
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?; // Private from the start.
-    topics.iter().try_for_each(|served| writeln!(file, "{}", served.ticket))?;
+    tickets.iter().try_for_each(|ticket| writeln!(file, "{ticket}"))?;
     file.as_file().sync_all()?;
     file.persist(path).map(|_| ()).map_err(|failed| failed.error)
 }
 
-fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Served]) {
+fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Served], any: &str) {
     let mut out = std::io::stdout().lock();
     // Whoever started the server may have closed stdout; it serves all the same.
     let _ = match args.json {
         true => {
             let (key, device) = (key.to_string(), args.device.device.to_string());
-            let serving = Serving { event: "serving", listen, key, device, topics };
+            let publish_socket = args.publish_socket.as_deref();
+            let serving =
+                Serving { event: "serving", listen, key, device, ticket: any, publish_socket, topics };
             serde_json::to_writer(&mut out, &serving)
                 .map_err(Into::into)
                 .and_then(|()| writeln!(out))
@@ -269,7 +306,14 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
             eprintln!(
                 "serving{from} on UDP {listen}; on each consumer run: tensor-relay subscribe 'TICKET' --out DIR"
             );
-            topics.iter().try_for_each(|served| writeln!(out, "{}", served.ticket))
+            if let Some(socket) = &args.publish_socket {
+                eprintln!(
+                    "to publish, run here: tensor-relay publish {} TOPIC FILE; consumers name the topic with --topic",
+                    socket.display()
+                );
+            }
+            let tickets = tickets(args, topics, any);
+            tickets.iter().try_for_each(|ticket| writeln!(out, "{ticket}"))
         }
     };
     let _ = out.flush();

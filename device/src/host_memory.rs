@@ -57,6 +57,16 @@ impl HostMemory {
         Ok(region)
     }
 
+    /// Counts `len` bytes as in use, though they are elsewhere: memory of another process, which this one keeps alive. What
+    /// is kept for reuse makes room. Takes no memory. Fails when the budget has no room.
+    pub fn charge(&self, len: usize) -> Result<Charge, AllocError> {
+        let mapped_len = Mapping::mapped_len(len)
+            .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;
+        let evicted = self.shelf.make_room(&mut self.shelf.state(), len, mapped_len)?;
+        drop(evicted); // Outside the lock: unmapping is slow.
+        Ok(Charge { bytes: mapped_len as u64, shelf: Arc::downgrade(&self.shelf) })
+    }
+
     /// Gives what is kept for reuse back to the system: for who expects no region of such a size soon. Takes milliseconds
     /// for gigabytes.
     pub fn release_cached(&self) {
@@ -104,10 +114,31 @@ impl fmt::Debug for HostMemory {
     }
 }
 
+/// Bytes that count as in use, until this is dropped.
+pub struct Charge {
+    bytes: u64,
+    shelf: Weak<Shelf>,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        if let Some(shelf) = self.shelf.upgrade() {
+            shelf.state().in_use_bytes -= self.bytes;
+        }
+    }
+}
+
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Charge").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
 /// The counters of a [`HostMemory`]. All bytes are those of mappings: whole pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostMemoryStats {
-    /// Bytes under regions that live. With `cached_bytes`, never more than the budget.
+    /// Bytes under regions that live, and those that are [charged](HostMemory::charge). With `cached_bytes`, never more than
+    /// the budget.
     pub in_use_bytes: u64,
     /// Bytes kept for reuse. They come from `in_use_bytes` when a region is dropped.
     pub cached_bytes: u64,
@@ -256,6 +287,17 @@ impl Shelf {
         if let Some(mapping) = state.take_cached(mapped_len) {
             return Ok(Taken::Reused(mapping));
         }
+        let evicted = self.make_room(&mut state, len, mapped_len)?;
+        Ok(Taken::Room { evicted, mapped_len })
+    }
+
+    /// Enters `mapped_len` more bytes in use, and gives the mappings that had to make room.
+    fn make_room(
+        &self,
+        state: &mut State,
+        len: usize,
+        mapped_len: usize,
+    ) -> Result<Vec<Arc<Mapping>>, AllocError> {
         let free_bytes = self.budget_bytes - state.in_use_bytes;
         if mapped_len as u64 > free_bytes {
             return Err(AllocError::OverBudget {
@@ -266,7 +308,7 @@ impl Shelf {
         }
         let evicted = state.shrink_cache(free_bytes - mapped_len as u64);
         state.in_use_bytes += mapped_len as u64;
-        Ok(Taken::Room { evicted, mapped_len })
+        Ok(evicted)
     }
 }
 
@@ -403,6 +445,20 @@ mod tests {
             error,
             AllocError::OverBudget { asked_bytes: 1, in_use_bytes: 8192, budget_bytes: 8192 }
         ));
+    }
+
+    #[test]
+    fn what_is_charged_counts_until_it_is_dropped() {
+        let memory = HostMemory::new(2 * PAGE);
+        drop(memory.allocate(1).unwrap());
+        let charge = memory.charge(5000).unwrap();
+        let stats = memory.stats();
+        assert_eq!((stats.in_use_bytes, stats.cached_bytes), (2 * PAGE, 0), "what was cached made room");
+        assert!(matches!(memory.charge(1), Err(AllocError::OverBudget { .. })));
+        assert!(matches!(memory.allocate(1), Err(AllocError::OverBudget { .. })));
+        assert!(memory.charge(usize::MAX).is_err());
+        drop(charge);
+        assert_eq!(memory.stats().in_use_bytes, 0);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-use std::{io, ptr, ptr::NonNull, sync::Arc, thread};
+use std::{io, os::fd::BorrowedFd, ptr, ptr::NonNull, sync::Arc, thread};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// One anonymous private mapping: zeroed memory from the kernel, given back by `munmap` on drop.
+/// One private mapping, given back by `munmap` on drop: zeroed memory from the kernel, or a file that is only read.
 ///
 /// It starts on a page, so it is more than aligned for payloads (256 bytes), and it asks for huge pages:
 /// large tensors touch hundreds of thousands of small ones otherwise. It owns addresses, not access: who may
@@ -38,6 +38,18 @@ impl Mapping {
         let mapping = Self { start, len };
         mapping.ask_for_huge_pages();
         Ok(mapping)
+    }
+
+    /// Maps `len` bytes of a file of plain pages from `offset` on, a multiple of a page, to be read only. Fails where the
+    /// kernel refuses. Whether so many bytes are there, and stay, is for the caller to know: those that are not kill
+    /// whoever reads them.
+    pub(crate) fn of_file(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+        let len = Self::mapped_len(len).ok_or(io::ErrorKind::OutOfMemory)?;
+        // Private, though nobody writes: before Linux 6.7 a sealed file cannot be mapped as a shared one.
+        // SAFETY: without MAP_FIXED the kernel picks a range that nothing else in this process uses.
+        let address = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, fd, offset) }?;
+        let start = NonNull::new(address.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Self { start, len })
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
@@ -104,7 +116,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped exactly this range, and whoever reads or writes it holds this mapping alive.
+        // SAFETY: `new` or `of_file` mapped exactly this range, and whoever reads or writes it holds this mapping alive.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
     }

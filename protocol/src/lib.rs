@@ -10,6 +10,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod beside;
 mod chunk;
 mod codec;
 mod credit;

@@ -11,6 +11,7 @@ mod subscribe;
 pub(crate) mod wire;
 
 pub use client::{ClientMessage, Hello};
+pub(crate) use frame::frame;
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
 pub use lane::{LaneGrant, LaneOffer};
 pub use server::{Announce, EndReason, ServerMessage, TopicEntry, Welcome};
@@ -113,12 +114,12 @@ impl fmt::Display for AbortReason {
 }
 
 /// A field that must be present.
-fn required<T>(field: &'static str, value: Option<T>) -> Result<T, MessageError> {
+pub(crate) fn required<T>(field: &'static str, value: Option<T>) -> Result<T, MessageError> {
     value.ok_or(MessageError::MissingField(field))
 }
 
 /// A field of exactly `N` bytes.
-fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
+pub(crate) fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
     bytes
         .try_into()
         .map_err(|_| MessageError::WrongLength { field, expected: N, found: bytes.len() })

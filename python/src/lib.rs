@@ -14,6 +14,7 @@ mod interpreter;
 mod logging;
 mod memory;
 mod out;
+mod producer;
 mod publication;
 mod relay;
 mod runtime;
@@ -34,6 +35,7 @@ mod _native {
     use super::{
         client::{Client, TopicInfo, connect},
         interpreter::finish,
+        producer::{Producer, publish_to},
         publication::Publication,
         relay::Relay,
         serve::serve,

@@ -7,23 +7,67 @@ use crate::{
 };
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
-use tensor_relay_server as server;
+use tensor_relay_server::{self as server, VersionId, beside};
 
 /// A version that was published. Holds none of its memory.
 #[pyclass(frozen, module = "tensor_relay")]
 pub(crate) struct Publication {
-    publication: Here<server::Publication>,
+    publication: Here<Handle>,
     payload_bytes: u64,
     copied_bytes: u64,
 }
 
+/// Where its server runs.
+#[derive(Clone)]
+enum Handle {
+    Here(server::Publication),
+    /// Beside this process; its tensors were copied.
+    Beside(beside::Publication),
+}
+
+impl Handle {
+    fn id(&self) -> &VersionId {
+        match self {
+            Self::Here(publication) => publication.id(),
+            Self::Beside(publication) => publication.id(),
+        }
+    }
+
+    fn committed_count(&self) -> u64 {
+        match self {
+            Self::Here(publication) => publication.committed_count(),
+            Self::Beside(publication) => publication.committed_count(),
+        }
+    }
+
+    async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, beside::Lost> {
+        match self {
+            Self::Here(publication) => Ok(publication.committed(count, timeout).await),
+            Self::Beside(publication) => publication.committed(count, timeout).await,
+        }
+    }
+
+    async fn released(&self, timeout: Duration) -> bool {
+        match self {
+            Self::Here(publication) => publication.released(timeout).await,
+            Self::Beside(_) => true,
+        }
+    }
+}
+
 impl Publication {
     pub(crate) fn new(publication: server::Publication, payload_bytes: u64, copied_bytes: u64) -> Self {
-        Self { publication: Here::new(publication), payload_bytes, copied_bytes }
+        Self { publication: Here::new(Handle::Here(publication)), payload_bytes, copied_bytes }
+    }
+
+    /// One of a server beside this process.
+    pub(crate) fn beside(publication: beside::Publication) -> Self {
+        let (payload_bytes, copied_bytes) = (publication.payload_bytes(), publication.copied_bytes());
+        Self { publication: Here::new(Handle::Beside(publication)), payload_bytes, copied_bytes }
     }
 
     /// A handle of our own to wait with, and the deadline that the wait has.
-    fn to_wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(server::Publication, Duration)> {
+    fn to_wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(Handle, Duration)> {
         let timeout = seconds("timeout", timeout)?.unwrap_or(Duration::MAX);
         Ok((self.publication.get(py)?.clone(), timeout))
     }
@@ -55,7 +99,7 @@ impl Publication {
         self.payload_bytes
     }
 
-    /// How many bytes were copied to publish it: all with `hold="stage"`; with `hold="borrow"` those of tensors whose
+    /// How many bytes were copied to publish it: all with `hold="stage"`, and by a `Producer`; with `hold="borrow"` those of tensors whose
     /// elements do not lie side by side.
     #[getter]
     fn copied_bytes(&self) -> u64 {
@@ -68,22 +112,45 @@ impl Publication {
         Ok(self.publication.get(py)?.committed_count())
     }
 
-    /// Whether the tensors may be written again: at once with `hold="stage"`; with `hold="borrow"` once the version was
+    /// Whether the tensors may be written again: at once with `hold="stage"`, and by a `Producer`; with `hold="borrow"` once the version was
     /// replaced or withdrawn and nobody reads it any more.
     #[getter]
     fn released(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.publication.get(py)?.is_released())
+        Ok(match self.publication.get(py)? {
+            Handle::Here(publication) => publication.is_released(),
+            Handle::Beside(_) => true,
+        })
+    }
+
+    /// By which way its tensors came to the server: "memfd", shared memory, to one that runs beside this process; "process"
+    /// where it runs in this one.
+    #[getter]
+    fn path(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(match self.publication.get(py)? {
+            Handle::Here(_) => "process",
+            Handle::Beside(publication) => publication.path().name(),
+        })
+    }
+
+    /// Why by that way, for people.
+    #[getter]
+    fn path_reason(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(match self.publication.get(py)? {
+            Handle::Here(_) => "the server runs in this process".into(),
+            Handle::Beside(publication) => publication.reason().into(),
+        })
     }
 
     /// Waits until `count` subscribers have received it. `timeout` is in seconds; None waits for as long as it takes.
     ///
     /// Raises RelayTimeoutError after `timeout`, and PublishError when it was replaced or withdrawn before, so that no
-    /// more can receive it.
+    /// more can receive it; ServerUnreachableError when the connection to a server beside this process is lost.
     #[pyo3(signature = (count = 1, timeout = Some(60.0)), text_signature = "($self, count=1, timeout=60.0)")]
     fn wait_committed(&self, py: Python<'_>, count: u64, timeout: Option<f64>) -> PyResult<()> {
         let (mut publication, timeout) = self.to_wait(py, timeout)?;
         let ends = deadline((timeout < Duration::MAX).then_some(timeout));
         let reached = wait(py, publication.committed(count, timeout))?;
+        let reached = reached.map_err(Kind::Unreachable.because(py))?;
         if reached {
             return Ok(());
         }
@@ -124,7 +191,10 @@ impl Publication {
 
     /// Takes the version back before its turn. Those who are receiving it may finish.
     fn withdraw(&self, py: Python<'_>) -> PyResult<()> {
-        self.publication.get(py)?.withdraw();
+        match self.publication.get(py)? {
+            Handle::Here(publication) => publication.withdraw(),
+            Handle::Beside(publication) => publication.withdraw(),
+        }
         Ok(())
     }
 

@@ -347,7 +347,7 @@ fn borrow(py: Python<'_>, tensors: TensorsIn, staging: &Staging) -> PyResult<Ver
     Ok(Version { held: borrowed.into(), payload_bytes, copied_bytes })
 }
 
-fn cast_to(py: Python<'_>, name: &str) -> PyResult<Dtype> {
+pub(crate) fn cast_to(py: Python<'_>, name: &str) -> PyResult<Dtype> {
     let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
     dtype_called(name).ok_or_else(unknown)
 }
@@ -369,7 +369,7 @@ fn of_lend(py: Python<'_>, error: Option<&LendError>) -> PyErr {
 }
 
 /// Metadata as it travels: text, and numbers as text.
-fn metadata_of(given: &Bound<'_, PyDict>) -> PyResult<Metadata> {
+pub(crate) fn metadata_of(given: &Bound<'_, PyDict>) -> PyResult<Metadata> {
     let mut metadata = vec![];
     for (key, value) in given {
         let is_plain = value.is_instance_of::<PyString>()

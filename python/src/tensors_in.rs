@@ -11,9 +11,10 @@ use pyo3::{
     prelude::*,
     types::PyString,
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, io};
 use tensor_relay_server::{
     Borrowed, Dtype, LendError, Metadata, Shape, StageError, Staged, Staging, TensorName, TensorSpec,
+    beside::{SealError, SealedVersion, Terms},
 };
 
 /// What somebody wants to publish, taken from Python. Its memory is lent to us meanwhile.
@@ -86,6 +87,18 @@ impl TensorsIn {
                 memory.copy_to(out);
             }
             Ok(())
+        })
+    }
+
+    /// Copies all tensors to memory for a server beside this process. Needs no GIL.
+    ///
+    /// # Errors
+    /// [`SealError`] when they cannot be laid out, or there is no memory.
+    pub(crate) fn seal(&self, terms: &Terms) -> Result<SealedVersion, SealError<io::Error>> {
+        SealedVersion::new(terms, self.specs.clone(), vec![], |index, out| match &self.memory[index] {
+            None => Ok(()),
+            Some(memory) if memory.is_dense() => out.write(memory.as_ref()),
+            Some(memory) => out.write(&gathered(memory).ok_or(io::ErrorKind::OutOfMemory)?),
         })
     }
 

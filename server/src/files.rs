@@ -14,13 +14,16 @@ pub use error::FileError;
 pub use left_out::{LeftOut, LeftOutReason};
 pub use watch::{FileWatch, Look};
 
-use crate::{Borrowed, Staged, Staging};
+use crate::{
+    Borrowed, Staged, Staging,
+    beside::{SealError, SealedVersion, TensorWriter, Terms},
+};
 use bytes::Bytes;
 use npz::Archive;
 use served::ServedFile;
 use source::{Extent, FilePayload, FileSource, Origin};
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -48,6 +51,21 @@ pub struct TensorFiles {
     files: Arc<[ServedFile]>,
     metadata: Metadata,
     left_out: Vec<LeftOut>,
+}
+
+/// How much is read of a file before it is written on.
+const POURED_BYTES: u64 = 4 << 20;
+
+/// Why files do not come into shared memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealFileError {
+    /// Something is wrong with them.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The system has no memory for them.
+    #[error("the system gives no shared memory: {0}")]
+    Memory(#[from] io::Error),
 }
 
 /// The bytes of one tensor.
@@ -171,6 +189,45 @@ impl TensorFiles {
         let borrowed = borrowed.map_err(|error| FileError::staging(&self.path, error))?;
         self.check_unchanged()?;
         Ok(borrowed)
+    }
+
+    /// Copies everything into memory for the server beside this process ([`beside`](crate::beside)), without a copy of the
+    /// whole on the way.
+    ///
+    /// # Errors
+    /// [`FileError`] as [`stage`](Self::stage) has, and when the system has no shared memory.
+    pub fn seal(&self, terms: &Terms) -> Result<SealedVersion, SealError<SealFileError>> {
+        let mut archive = self.archive().map_err(|error| SealError::Fill(error.into()))?;
+        let fill = |index: usize, out: &mut TensorWriter<'_>| -> Result<(), SealFileError> {
+            self.pour(index, archive.as_mut(), out)
+        };
+        let sealed = SealedVersion::new(terms, self.specs.clone(), self.metadata.clone(), fill)?;
+        self.check_unchanged().map_err(|error| SealError::Fill(error.into()))?;
+        Ok(sealed)
+    }
+
+    /// Writes one tensor: in pieces where it lies in its file as it travels, else in one.
+    fn pour(
+        &self,
+        index: usize,
+        archive: Option<&mut Archive<'_>>,
+        out: &mut TensorWriter<'_>,
+    ) -> Result<(), SealFileError> {
+        let (spec, Piece { file, place }) = (&self.specs[index], &self.pieces[index]);
+        // Checked against a file that exists, so it cannot overflow.
+        let bytes = spec.shape.byte_len(spec.dtype).unwrap_or(0);
+        let Place::At(start) = place else {
+            let mut whole = vec![0; bytes as usize];
+            self.fill(index, archive, &mut whole)?;
+            return Ok(out.write(&whole)?);
+        };
+        let mut piece = vec![0; bytes.min(POURED_BYTES) as usize];
+        for at in (0..bytes).step_by(POURED_BYTES as usize) {
+            let piece = &mut piece[..(bytes - at).min(POURED_BYTES) as usize];
+            self.files[*file].read(piece, start + at).map_err(FileError::from)?;
+            out.write(piece)?;
+        }
+        Ok(())
     }
 
     /// The archive that the tensors are in, if that is what they are in.

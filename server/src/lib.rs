@@ -47,6 +47,7 @@
 
 mod address;
 mod bases;
+pub mod beside;
 mod borrowed;
 mod catalogue;
 mod config;
@@ -77,7 +78,7 @@ pub use bases::BaseStats;
 pub use borrowed::Borrowed;
 pub use config::Config;
 pub use device::DeviceError;
-pub use files::{FileError, FileWatch, LeftOut, LeftOutReason, Look, TensorFiles};
+pub use files::{FileError, FileWatch, LeftOut, LeftOutReason, Look, SealFileError, TensorFiles};
 pub use held::Held;
 pub use lend::LendError;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};

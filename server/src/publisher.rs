@@ -280,6 +280,11 @@ impl Publication {
         *self.committed.borrow()
     }
 
+    /// The same as it changes. Ends when the version was let go and can reach no more of them.
+    pub(crate) fn commits(&self) -> watch::Receiver<u64> {
+        self.committed.clone()
+    }
+
     /// Waits until `count` subscribers committed it; returns false when `timeout` passed before, or when it was let go
     /// and can reach no more of them.
     pub async fn committed(&mut self, count: u64, timeout: Duration) -> bool {

@@ -110,12 +110,12 @@ impl Server {
         epoch: Option<Epoch>,
         options: TopicOptions,
     ) -> Result<Publisher, TopicTaken> {
-        let Some(state) = self.shared.catalogue.open(&topic) else {
-            return Err(TopicTaken { topic });
-        };
-        let epoch = epoch.unwrap_or_else(|| Epoch(rand::random()));
-        let (catalogue, counters) = (Arc::clone(&self.shared.catalogue), Arc::clone(&self.shared.counters));
-        Ok(Publisher::new(state, catalogue, counters, options, epoch))
+        open_publisher(&self.shared, topic, epoch, options)
+    }
+
+    /// What its sessions share, for those who publish through it without having it.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Where versions for this server are staged.
@@ -183,6 +183,21 @@ impl Drop for Server {
         self.accepting.abort();
         self.listener.close(CloseCode::ShuttingDown);
     }
+}
+
+/// Opens `topic` for publishing, as [`Server::publisher_with`] does.
+pub(crate) fn open_publisher(
+    shared: &Shared,
+    topic: Topic,
+    epoch: Option<Epoch>,
+    options: TopicOptions,
+) -> Result<Publisher, TopicTaken> {
+    let Some(state) = shared.catalogue.open(&topic) else {
+        return Err(TopicTaken { topic });
+    };
+    let epoch = epoch.unwrap_or_else(|| Epoch(rand::random()));
+    let (catalogue, counters) = (Arc::clone(&shared.catalogue), Arc::clone(&shared.counters));
+    Ok(Publisher::new(state, catalogue, counters, options, epoch))
 }
 
 /// Lets clients in until the server drains, and turns them away from then on. Sessions end with this task.

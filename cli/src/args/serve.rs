@@ -13,13 +13,22 @@ pub(crate) struct ServeArgs {
     #[arg(
         long = "topic",
         value_name = "NAME=PATH",
-        required = true,
         value_parser = parse_topic_file,
         value_delimiter = ';',
         env = "TENSOR_RELAY_TOPICS",
         help_heading = "Topics"
     )]
     pub(crate) topics: Vec<(Topic, PathBuf)>,
+
+    /// Let processes on this machine publish through a Unix socket that is made here: `tensor-relay publish`, or
+    /// `tensor_relay.publish_to` in Python. Their topics appear as they are published, in host memory.
+    #[arg(long, value_name = "PATH", help_heading = "Topics")]
+    pub(crate) publish_socket: Option<PathBuf>,
+
+    /// With --publish-socket: a further user whose processes may publish, by number; repeat it or write `,` between them
+    /// for several. Default: the server's own, and root.
+    #[arg(long, value_name = "UID", value_delimiter = ',', help_heading = "Topics")]
+    pub(crate) publish_uid: Vec<u32>,
 
     /// Whether tensors are copied to memory first, or read from their files each time they are sent.
     #[arg(long, value_enum, default_value_t = Hold::Stage, help_heading = "Topics")]
@@ -108,7 +117,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) encoded_mem: u64,
 
-    /// With --watch: how many versions of each topic that left retention are kept, while subscribers hold copies of them,
+    /// With --watch or --publish-socket: how many versions of each topic that left retention are kept, while subscribers hold copies of them,
     /// so that new ones can be sent to these as changes. With 0, every version is sent whole.
     #[arg(long, value_name = "N", default_value = "2", help_heading = "Memory")]
     pub(crate) bases: u32,

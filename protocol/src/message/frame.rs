@@ -23,7 +23,8 @@ pub fn encode_server(message: ServerMessage) -> Vec<u8> {
     frame(&wire::FromServer::from(message))
 }
 
-fn frame(message: &impl Message) -> Vec<u8> {
+/// Writes a message with its length in front.
+pub(crate) fn frame(message: &impl Message) -> Vec<u8> {
     let bytes = message.encoded_len();
     let mut out = Vec::with_capacity(4 + bytes);
     out.extend_from_slice(&(bytes as u32).to_le_bytes());

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 
 from . import _native
-from ._native import Client, Progress, Publication, Receipt, Relay, Snapshot, Subscription, Tensor, TopicInfo
+from ._native import Client, Producer, Progress, Publication, Receipt, Relay, Snapshot, Subscription, Tensor, TopicInfo
 from .errors import (
     ClosedError,
     DamagedError,
@@ -54,6 +54,7 @@ __all__ = [
     "ForkError",
     "HoldingTooManyError",
     "NoRoomError",
+    "Producer",
     "Progress",
     "Publication",
     "PublishError",
@@ -77,6 +78,7 @@ __all__ = [
     "UnsupportedTensorError",
     "VersionsMissedError",
     "connect",
+    "publish_to",
     "serve",
 ]
 
@@ -172,6 +174,23 @@ def connect(
     return client
 
 
+def publish_to(path: str | os.PathLike[str], *, timeout: float = 10.0) -> Producer:
+    """Connects to a `tensor-relay serve --publish-socket PATH` that runs on this machine, in this container or beside it in
+    a pod: it sends what is published here, with processors and memory of its own. Use it as a context manager, or
+    `close()` it.
+
+    path: the server's socket, on a path that both share. The server's user and this process' must be the same, or the
+        server be started with `--publish-uid`.
+    timeout: how long the server is tried to be reached, which may start later.
+
+    Raises ServerUnreachableError where nobody listens, ServerRefusedError when this user may not publish there, and
+    ForkError.
+    """
+    producer = _native.publish_to(path, timeout=timeout)
+    _open.add(producer)
+    return producer
+
+
 def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
     """The ticket itself, wherever it is. Of a file with several, one for each topic, the first: they are of one server."""
     if ticket is None:
@@ -185,7 +204,7 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
         raise TicketError(f"{os.fspath(ticket)!r} is neither a ticket (relay://…) nor a file that holds one: {error}") from error
 
 
-_open: weakref.WeakSet[Relay | Client] = weakref.WeakSet()
+_open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
 
 
 @atexit.register

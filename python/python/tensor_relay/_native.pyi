@@ -3,11 +3,13 @@
 import os
 import sys
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, final, overload
 
 __all__ = [
     "Client",
+    "Producer",
     "Progress",
     "Publication",
     "Receipt",
@@ -18,6 +20,7 @@ __all__ = [
     "TopicInfo",
     "connect",
     "finish",
+    "publish_to",
     "serve",
 ]
 
@@ -180,6 +183,10 @@ class Publication:
     def committed(self) -> int: ...
     @property
     def released(self) -> bool: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def path_reason(self) -> str: ...
     def wait_committed(self, count: int = 1, timeout: float | None = 60.0) -> None: ...
     def wait_released(self, timeout: float | None = 60.0) -> None: ...
     def withdraw(self) -> None: ...
@@ -219,6 +226,26 @@ class Relay:
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
 
+@final
+class Producer:
+    @property
+    def path(self) -> Path: ...
+    def publish(
+        self,
+        topic: str,
+        tensors: Mapping[str, Any],
+        *,
+        metadata: dict[str, str | int | float] | None = None,
+        dtype: str | None = None,
+        timeout: float | None = None,
+    ) -> Publication: ...
+    def end(self, topic: str) -> None: ...
+    def withdraw(self, topic: str) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
+
+def publish_to(path: str | os.PathLike[str], *, timeout: float) -> Producer: ...
 def serve(
     listen: str,
     *,

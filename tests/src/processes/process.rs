@@ -75,6 +75,11 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap()
     }
 
+    /// How many files, sockets and the like it has open now.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
     /// Whether it still runs.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()

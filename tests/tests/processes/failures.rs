@@ -84,14 +84,17 @@ fn wrong_usage() {
     fs::write(home.path("empty"), "\n").unwrap();
     let whole = ticket_of_nobody("127.0.0.1:4747");
     let cut = &whole[..whole.len() - 10];
-    let mistakes: [(&[&str], &[&str]); 11] = [
+    let mistakes: [(&[&str], &[&str]); 14] = [
         (&["subscribe", "nonsense"], &["nonsense holds no ticket", "relay://"]),
         (&["subscribe", "empty"], &["empty"]),
         (&["subscribe", cut], &["was the ticket cut off?"]),
         (&["list", cut], &["was the ticket cut off?"]),
         (&["subscribe", "relay://"], &["ticket"]),
         (&["subscribe", &whole, "--topic=../up"], &["--topic", ".."]),
-        (&["serve", ANY_PORT], &["required arguments"]),
+        (&["serve", ANY_PORT], &["nothing to serve", "--topic", "--publish-socket"]),
+        (&["serve", ANY_PORT, "--topic=w=w", "--publish-uid=7"], &["--publish-socket"]),
+        (&["publish", "s", "../t", "w"], &["TOPIC", ".."]),
+        (&["publish", "s", "t", "w", "--metadata=x"], &["KEY=VALUE"]),
         (&["serve", ANY_PORT, "--topic=w"], &["--topic", "write NAME=FILE"]),
         (&["serve", ANY_PORT, "--topic=../w=w"], &["--topic", ".."]),
         (&["serve", ANY_PORT, "--topic=w=w", "--topic=w=other"], &["--topic w=…", "twice"]),

@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod beside;
 mod codecs;
 mod configuration;
 mod devices;

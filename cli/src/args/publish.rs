@@ -1,0 +1,68 @@
+//! The words of `publish`.
+
+use crate::units;
+use std::{path::PathBuf, time::Duration};
+use tensor_relay_server::Topic;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PublishArgs {
+    /// The socket of the server, as `serve --publish-socket` was given it.
+    #[arg(value_name = "SOCKET")]
+    pub(crate) socket: PathBuf,
+
+    /// The topic that gets a new version.
+    #[arg(value_name = "TOPIC", value_parser = parse_topic)]
+    pub(crate) topic: Topic,
+
+    /// What is published: a .safetensors, .npy or .npz file, or a folder of a model (Hugging Face).
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+
+    /// What subscribers are told of this version, e.g. `step=1200`; repeat it for more.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_entry, help_heading = "Version")]
+    pub(crate) metadata: Vec<(String, String)>,
+
+    /// Wait until N subscribers have the version, whole and verified.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Waiting")]
+    pub(crate) wait_committed: Option<u64>,
+
+    /// Wait until the version was replaced or taken back, and the server has given up its memory.
+    #[arg(long, help_heading = "Waiting")]
+    pub(crate) wait_released: bool,
+
+    /// How long publishing, and then each wait, may take, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = units::parse_seconds, help_heading = "Waiting")]
+    pub(crate) timeout: Duration,
+
+    /// How long the server is tried to be reached, in seconds: one beside may start later.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
+    pub(crate) connect_timeout: Duration,
+
+    /// Print one JSON object per line on stdout instead of text.
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+fn parse_topic(text: &str) -> Result<Topic, String> {
+    Topic::new(text).map_err(|error| error.to_string())
+}
+
+fn parse_entry(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, e.g. step=1200")?;
+    match key.is_empty() {
+        true => Err("there is no key before the `=`".into()),
+        false => Ok((key.into(), value.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_is_pairs() {
+        assert_eq!(parse_entry("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert_eq!(parse_entry("a="), Ok(("a".into(), String::new())));
+        assert!(parse_entry("a").is_err() && parse_entry("=b").is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! `tensor-relay publish`: files as a version of a server that runs beside this process.
+
+use crate::{args::PublishArgs, subscribe::print_line, units};
+use anyhow::Context;
+use serde_json::json;
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+use tensor_relay_server::{
+    TensorFiles,
+    beside::{Producer, Publication, SealedVersion, Terms},
+};
+
+/// Something that was waited for did not happen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotInTime {
+    #[error(
+        "the version was not published within {0:?}: subscribers in mode `every` are not done with older ones. It was taken \
+         back; --timeout waits longer"
+    )]
+    Published(Duration),
+    #[error("{found} of {wanted} subscribers have {version} after {waited:?}; it stays on offer")]
+    Committed { version: String, found: u64, wanted: u64, waited: Duration },
+    #[error(
+        "the memory of {version} is still in use after {waited:?}: it is on offer until another is published, and then until \
+         those who read it are done"
+    )]
+    Released { version: String, waited: Duration },
+}
+
+pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<ExitCode> {
+    let began = Instant::now();
+    let producer = Producer::connect_within(&args.socket, args.connect_timeout).await?;
+    let version = seal(&args, producer.terms().clone()).await?;
+    let tensors = version.manifest().tensors().len();
+    let publish = producer.publish(args.topic.clone(), version, args.metadata.clone());
+    let published = tokio::time::timeout(args.timeout, publish).await;
+    let mut publication = published.map_err(|_| NotInTime::Published(args.timeout))??;
+    report(&args, &publication, tensors, began.elapsed());
+    if let Some(wanted) = args.wait_committed {
+        wait_committed(&args, &mut publication, wanted).await?;
+    }
+    if args.wait_released {
+        wait_released(&args, &mut publication).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Copies the files into memory that the server can read, off the executor.
+async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion> {
+    let path = args.file.clone();
+    let sealed = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
+        let files = TensorFiles::open(&path)?;
+        let left_out = files.left_out().iter();
+        let left_out: Vec<_> = left_out.map(|left| format!("{} ({})", left.name, left.reason)).collect();
+        let version = files
+            .seal(&terms)
+            .with_context(|| format!("cannot publish {}", path.display()))?;
+        Ok((version, left_out))
+    });
+    let (version, left_out) = sealed.await??;
+    if !left_out.is_empty() {
+        eprintln!("{}: not published: {}", args.file.display(), left_out.join(", "));
+    }
+    Ok(version)
+}
+
+fn report(args: &PublishArgs, publication: &Publication, tensors: usize, took: Duration) {
+    let (id, path, reason) = (publication.id(), publication.path(), publication.reason());
+    let (payload_bytes, copied_bytes) = (publication.payload_bytes(), publication.copied_bytes());
+    eprintln!(
+        "{id}: {}, {}, published in {} by {path}, since {reason}; {} copied",
+        units::count(tensors, "tensor"),
+        units::bytes(payload_bytes),
+        units::time(took),
+        units::bytes(copied_bytes),
+    );
+    match args.json {
+        true => print_line(
+            &json!({
+                "event": "published",
+                "topic": id.topic.as_str(),
+                "epoch": id.epoch.to_string(),
+                "version": id.version.0,
+                "tensors": tensors,
+                "payload_bytes": payload_bytes,
+                "copied_bytes": copied_bytes,
+                "path": path.name(),
+                "reason": reason,
+                "duration_s": took.as_secs_f64(),
+            })
+            .to_string(),
+        ),
+        false => print_line(&id.to_string()),
+    }
+}
+
+async fn wait_committed(
+    args: &PublishArgs,
+    publication: &mut Publication,
+    wanted: u64,
+) -> anyhow::Result<()> {
+    let reached = publication.committed(wanted, args.timeout).await?;
+    let (found, version) = (publication.committed_count(), publication.id().to_string());
+    if !reached && publication.is_over() {
+        anyhow::bail!(
+            "{found} of {wanted} subscribers have {version}, and no more can: it was replaced or withdrawn"
+        );
+    }
+    if !reached {
+        return Err(NotInTime::Committed { version, found, wanted, waited: args.timeout }.into());
+    }
+    tell(args, publication, "committed");
+    Ok(())
+}
+
+async fn wait_released(args: &PublishArgs, publication: &mut Publication) -> anyhow::Result<()> {
+    if !publication.released(args.timeout).await? {
+        let version = publication.id().to_string();
+        return Err(NotInTime::Released { version, waited: args.timeout }.into());
+    }
+    tell(args, publication, "released");
+    Ok(())
+}
+
+fn tell(args: &PublishArgs, publication: &Publication, event: &str) {
+    let (id, committed) = (publication.id(), publication.committed_count());
+    eprintln!("{id}: {event}; {} took it", units::count(committed as usize, "subscriber"));
+    if args.json {
+        let line = json!({
+            "event": event,
+            "topic": id.topic.as_str(),
+            "epoch": id.epoch.to_string(),
+            "version": id.version.0,
+            "committed": committed,
+        });
+        print_line(&line.to_string());
+    }
+}

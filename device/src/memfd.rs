@@ -1,0 +1,116 @@
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    io::{Errno, pwrite},
+};
+
+/// Memory that is written here once, and then handed to another process: a file of the kernel's without a name.
+///
+/// It is written by system calls and not mapped, so that the writer pays one copy and no page faults. Until it is sealed
+/// nobody else should see it; once it is, nobody can change it, its writer neither. No mount has a part in it: the
+/// 64 MiB that containers have at `/dev/shm` do not bound it, the memory of the container does.
+#[derive(Debug)]
+pub struct Memfd {
+    fd: OwnedFd,
+    len_bytes: u64,
+    written_bytes: u64,
+}
+
+/// A [`Memfd`] that nobody can change any more. Closing it gives the memory back, unless somebody else holds it.
+#[derive(Debug)]
+pub struct SealedFd(OwnedFd);
+
+/// What a sealed one must have: its bytes cannot change, and neither can its length, nor can that be taken back.
+pub(crate) const SEALS: SealFlags = SealFlags::WRITE
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+impl Memfd {
+    /// Makes one of `len_bytes` zeros. Takes no memory yet: each page comes when it is first written.
+    pub fn new(len_bytes: u64) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
+            // Before Linux 6.3. Newer ones may insist on it.
+            Err(Errno::INVAL) => memfd_create(NAME, flags),
+            made => made,
+        }?;
+        ftruncate(&fd, len_bytes)?;
+        Ok(Self { fd, len_bytes, written_bytes: 0 })
+    }
+
+    /// Its length.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// How many bytes were written so far: what was copied to make it.
+    pub fn written_bytes(&self) -> u64 {
+        self.written_bytes
+    }
+
+    /// Copies `bytes` to where `offset` says. One thread writes as fast as several: the kernel lets one in at a time.
+    ///
+    /// Fails beyond the end, and where the system has no memory.
+    pub fn write_at(&mut self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.len_bytes) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "written beyond the end"));
+        }
+        while !bytes.is_empty() {
+            let written = match pwrite(&self.fd, bytes, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => written,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            bytes = &bytes[written..];
+            offset += written as u64;
+            self.written_bytes += written as u64;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that nobody ever changes it. What was not written stays zero.
+    pub fn seal(self) -> io::Result<SealedFd> {
+        fcntl_add_seals(&self.fd, SEALS)?;
+        Ok(SealedFd(self.fd))
+    }
+}
+
+impl AsFd for SealedFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What it is called where a process' files are listed.
+const NAME: &str = "tensor-relay";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sealed_cannot_be_written() {
+        let mut memfd = Memfd::new(10).unwrap();
+        memfd.write_at(b"abc", 7).unwrap();
+        assert_eq!(memfd.written_bytes(), 3);
+        let sealed = memfd.seal().unwrap();
+        assert_eq!(pwrite(&sealed, b"x", 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&sealed, 5), Err(Errno::PERM));
+        assert_eq!(ftruncate(&sealed, 50), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn beyond_the_end_nothing_is_written() {
+        let mut memfd = Memfd::new(10).unwrap();
+        for offset in [8, 10, u64::MAX] {
+            assert!(memfd.write_at(b"abc", offset).is_err(), "{offset}");
+        }
+        assert_eq!(memfd.written_bytes(), 0);
+    }
+}

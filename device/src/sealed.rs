@@ -1,0 +1,204 @@
+use std::{fmt, io, os::fd::AsFd, slice};
+
+use bytes::Bytes;
+use rustix::{
+    fs::{fcntl_get_seals, fstat, fstatfs},
+    io::Errno,
+};
+
+use crate::{
+    mapping::{Mapping, PAGE_BYTES},
+    memfd::SEALS,
+};
+
+/// Memory that another process wrote and sealed, mapped here to be read: no byte of it is copied.
+///
+/// Why the seals: a mapped file that shrinks kills whoever reads it, and one that changes tears what is being sent. A
+/// memfd with all four of them can do neither, whatever the process does that made it. Holds no descriptor: the mapping
+/// keeps the memory, and gives it back when it is dropped, if nobody else holds it.
+pub struct Sealed {
+    /// Bytes before the end of its last page that do not belong to it are in the mapping, but not in `len`.
+    mapping: Mapping,
+    len: usize,
+}
+
+impl Sealed {
+    /// Maps `len_bytes` of `fd` from `offset` on, if they are there and can never change.
+    ///
+    /// # Errors
+    /// [`SealedError`] says what its owner did wrong.
+    pub fn map(fd: impl AsFd, offset: u64, len_bytes: u64) -> Result<Self, SealedError> {
+        let fd = fd.as_fd();
+        let seals = match fcntl_get_seals(fd) {
+            Err(Errno::INVAL) => return Err(SealedError::NotAMemfd),
+            seals => seals?,
+        };
+        // Those of huge pages have seals, too, and cannot be unmapped by plain ones.
+        if u64::try_from(fstatfs(fd)?.f_type).ok() != Some(TMPFS) {
+            return Err(SealedError::NotAMemfd);
+        }
+        if !seals.contains(SEALS) {
+            return Err(SealedError::NotSealed);
+        }
+        if !offset.is_multiple_of(PAGE_BYTES as u64) {
+            return Err(SealedError::Misaligned { offset });
+        }
+        let stat = fstat(fd)?; // After the seals: nothing changes any more.
+        let found_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        let end = offset.checked_add(len_bytes).filter(|end| *end <= found_bytes);
+        if end.is_none() || len_bytes == 0 {
+            return Err(SealedError::TooShort { offset, len_bytes, found_bytes });
+        }
+        let written_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
+        if written_bytes < found_bytes {
+            return Err(SealedError::Sparse { written_bytes, found_bytes });
+        }
+        let len = usize::try_from(len_bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Self { mapping: Mapping::of_file(fd, offset, len)?, len })
+    }
+}
+
+impl AsRef<[u8]> for Sealed {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `map` saw that so many bytes of the file lie under the mapping, which `self` keeps; by their seals they
+        // stay, and neither this process nor another can write there while any such seal exists, which is for ever.
+        unsafe { slice::from_raw_parts(self.mapping.start().as_ptr(), self.len) }
+    }
+}
+
+impl From<Sealed> for Bytes {
+    fn from(sealed: Sealed) -> Self {
+        Self::from_owner(sealed)
+    }
+}
+
+impl fmt::Debug for Sealed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sealed").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Why a descriptor is no memory that can be lent. Who sent it is to blame.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealedError {
+    /// It is a file, a pipe, or memory of another kind.
+    #[error("the descriptor is no memfd of plain pages: make one with memfd_create, and allow sealing")]
+    NotAMemfd,
+    /// It could still change.
+    #[error(
+        "the memfd is not sealed: its bytes or its length could change while they are sent. Add F_SEAL_WRITE, F_SEAL_SHRINK, \
+         F_SEAL_GROW and F_SEAL_SEAL before it is sent"
+    )]
+    NotSealed,
+    /// It does not begin on a page.
+    #[error("the memory begins at byte {offset} of its memfd, which is no multiple of 4096")]
+    Misaligned {
+        /// Where it was said to begin.
+        offset: u64,
+    },
+    /// It ends before its bytes do.
+    #[error("the memfd has {found_bytes} bytes, and {len_bytes} from byte {offset} on were said to be in it")]
+    TooShort {
+        /// Where they were said to begin.
+        offset: u64,
+        /// How many there were said to be.
+        len_bytes: u64,
+        /// How many it has.
+        found_bytes: u64,
+    },
+    /// Parts of it were never written: reading them here would take memory that its writer never had.
+    #[error(
+        "the memfd has {found_bytes} bytes, of which only {written_bytes} were ever written: write all of them"
+    )]
+    Sparse {
+        /// How much memory it has.
+        written_bytes: u64,
+        /// Its length.
+        found_bytes: u64,
+    },
+    /// The system refused.
+    #[error("the system does not map the memfd: {0}")]
+    Os(#[from] io::Error),
+}
+
+impl From<Errno> for SealedError {
+    fn from(error: Errno) -> Self {
+        Self::Os(error.into())
+    }
+}
+
+/// What file systems of plain memory are called (`TMPFS_MAGIC`).
+const TMPFS: u64 = 0x0102_1994;
+
+/// The unit in which the system counts what a file takes.
+const BLOCK_BYTES: u64 = 512;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::Memfd;
+
+    /// A memfd of `bytes`, with `seals`.
+    fn memfd(bytes: &[u8], seals: SealFlags) -> std::fs::File {
+        let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+        let mut file = std::fs::File::from(fd);
+        file.write_all(bytes).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_was_sealed_is_read_where_it_is() {
+        let bytes: Vec<u8> = (0..10_000).map(|i| i as u8).collect();
+        let mut memfd = Memfd::new(10_000).unwrap();
+        memfd.write_at(&bytes, 0).unwrap();
+        let fd = memfd.seal().unwrap();
+        let (whole, tail) = (Sealed::map(&fd, 0, 10_000).unwrap(), Sealed::map(&fd, 8192, 1808).unwrap());
+        drop(fd); // The mappings keep the memory.
+        assert_eq!(whole.as_ref(), &bytes[..]);
+        let tail = Bytes::from(tail);
+        drop(whole);
+        assert_eq!(tail[..], bytes[8192..]);
+    }
+
+    #[test]
+    fn what_could_change_is_refused() {
+        for missing in [SealFlags::WRITE, SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
+            let refused = Sealed::map(memfd(b"abc", SEALS.difference(missing)), 0, 3);
+            assert!(matches!(refused, Err(SealedError::NotSealed)), "{missing:?}: {refused:?}");
+        }
+        assert!(Sealed::map(memfd(b"abc", SEALS), 0, 3).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_memfd_is_refused() {
+        for path in ["/dev/zero", "/proc/self/exe", "/"] {
+            let refused = Sealed::map(std::fs::File::open(path).unwrap(), 0, 1);
+            assert!(matches!(refused, Err(SealedError::NotAMemfd)), "{path}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        let file = memfd(&[1; 5000], SEALS);
+        for (offset, len) in [(0, 5001), (4096, 905), (8192, 1), (0, u64::MAX), (4096, u64::MAX), (0, 0)] {
+            let refused = Sealed::map(&file, offset, len);
+            assert!(matches!(refused, Err(SealedError::TooShort { .. })), "{offset}, {len}: {refused:?}");
+        }
+        assert!(matches!(Sealed::map(&file, 1, 1), Err(SealedError::Misaligned { offset: 1 })));
+    }
+
+    #[test]
+    fn memory_that_nobody_has_paid_for_is_refused() {
+        let file = memfd(b"abc", SealFlags::empty());
+        ftruncate(&file, 1 << 30).unwrap();
+        fcntl_add_seals(&file, SEALS).unwrap();
+        let refused = Sealed::map(&file, 0, 1 << 30);
+        assert!(matches!(refused, Err(SealedError::Sparse { .. })), "{refused:?}");
+    }
+}

@@ -1,0 +1,194 @@
+//! What a server says to a producer beside it.
+
+use super::{MemoryKind, PublicationId, text, wire};
+use crate::{Epoch, MessageError, Version, message::required};
+use std::fmt;
+
+/// A message from a server to a producer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServerMessage {
+    /// Accepts a producer.
+    Welcome(Welcome),
+    /// A version is published: visible to every subscriber.
+    Published {
+        /// What the producer calls it.
+        publication: PublicationId,
+        /// The life of the topic.
+        epoch: Epoch,
+        /// Its number there.
+        version: Version,
+    },
+    /// A version was not published, or a topic not ended. Nothing changed by it.
+    Refused {
+        /// What the producer calls it.
+        publication: PublicationId,
+        /// Why.
+        reason: Refusal,
+        /// The same for people.
+        text: String,
+    },
+    /// What became of a version since the last word about it.
+    Progress(Progress),
+    /// A topic has ended, as the producer wished.
+    Ended {
+        /// What the producer calls its request.
+        request: PublicationId,
+    },
+    /// The connection ends now.
+    Close {
+        /// Why, for people.
+        text: String,
+    },
+}
+
+/// What a server grants a producer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Welcome {
+    /// The revision that the connection speaks.
+    pub revision: u32,
+    /// The server's name and version, for logs.
+    pub agent: String,
+    /// The chunk size that manifests must have.
+    pub chunk_bytes: u32,
+    /// The kinds of memory that it takes; those of later revisions are passed over.
+    pub memories: Vec<MemoryKind>,
+}
+
+/// What became of a version so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// What the producer calls it.
+    pub publication: PublicationId,
+    /// How many subscribers committed it.
+    pub committed: u64,
+    /// Whether it was let go, so that no more can.
+    pub is_over: bool,
+    /// Whether nothing of its memory is used any more. The last word about a version.
+    pub is_released: bool,
+}
+
+/// Why a version was not published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Somebody else publishes into the topic.
+    TopicTaken,
+    /// There is no room for it.
+    NoRoom,
+    /// Its memory is not what was said of it, or can change.
+    UnfitMemory,
+    /// The server cannot use memory of this kind.
+    UnsupportedMemory,
+    /// Its manifest is none, or another than the memory is for.
+    BadManifest,
+    /// Its topic expired, is not open, or the server is ending.
+    TopicEnded,
+    /// A reason of a later revision.
+    Other(u32),
+}
+
+impl From<ServerMessage> for wire::ToProducer {
+    fn from(message: ServerMessage) -> Self {
+        use wire::ServerKind as Kind;
+        let kind = match message {
+            ServerMessage::Welcome(welcome) => Kind::Welcome(wire::Welcome {
+                revision: welcome.revision,
+                agent: welcome.agent,
+                chunk_bytes: welcome.chunk_bytes,
+                memories: welcome.memories.iter().map(|kind| kind.code()).collect(),
+            }),
+            ServerMessage::Published { publication, epoch, version } => Kind::Published(wire::Published {
+                publication: publication.0,
+                epoch: epoch.0,
+                version: version.0,
+            }),
+            ServerMessage::Refused { publication, reason, text } => {
+                Kind::Refused(wire::Refused { publication: publication.0, reason: reason.code(), text })
+            }
+            ServerMessage::Progress(progress) => Kind::Progress(wire::Progress {
+                publication: progress.publication.0,
+                committed: progress.committed,
+                is_over: progress.is_over,
+                is_released: progress.is_released,
+            }),
+            ServerMessage::Ended { request } => Kind::Ended(wire::Ended { request: request.0 }),
+            ServerMessage::Close { text } => Kind::Close(wire::Close { text }),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<wire::ToProducer> for ServerMessage {
+    type Error = MessageError;
+
+    fn try_from(message: wire::ToProducer) -> Result<Self, MessageError> {
+        use wire::ServerKind as Kind;
+        Ok(match required("kind", message.kind)? {
+            Kind::Welcome(welcome) => Self::Welcome(Welcome {
+                revision: welcome.revision,
+                agent: text("agent", welcome.agent)?,
+                chunk_bytes: welcome.chunk_bytes,
+                memories: welcome.memories.into_iter().filter_map(MemoryKind::from_code).collect(),
+            }),
+            Kind::Published(published) => Self::Published {
+                publication: PublicationId(published.publication),
+                epoch: Epoch(published.epoch),
+                version: Version(published.version),
+            },
+            Kind::Refused(refused) => Self::Refused {
+                publication: PublicationId(refused.publication),
+                reason: Refusal::from_code(refused.reason),
+                text: text("text", refused.text)?,
+            },
+            Kind::Progress(progress) => Self::Progress(Progress {
+                publication: PublicationId(progress.publication),
+                committed: progress.committed,
+                is_over: progress.is_over,
+                is_released: progress.is_released,
+            }),
+            Kind::Ended(wire::Ended { request }) => Self::Ended { request: PublicationId(request) },
+            Kind::Close(close) => Self::Close { text: text("text", close.text)? },
+        })
+    }
+}
+
+impl Refusal {
+    fn code(self) -> u32 {
+        match self {
+            Self::TopicTaken => 1,
+            Self::NoRoom => 2,
+            Self::UnfitMemory => 3,
+            Self::UnsupportedMemory => 4,
+            Self::BadManifest => 5,
+            Self::TopicEnded => 6,
+            Self::Other(code) => code,
+        }
+    }
+
+    fn from_code(code: u32) -> Self {
+        match code {
+            1 => Self::TopicTaken,
+            2 => Self::NoRoom,
+            3 => Self::UnfitMemory,
+            4 => Self::UnsupportedMemory,
+            5 => Self::BadManifest,
+            6 => Self::TopicEnded,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TopicTaken => f.write_str("somebody else publishes into the topic"),
+            Self::NoRoom => f.write_str("there is no room for it"),
+            Self::UnfitMemory => f.write_str("its memory is not what was said of it"),
+            Self::UnsupportedMemory => f.write_str("the server cannot use memory of this kind"),
+            Self::BadManifest => f.write_str("its manifest is none"),
+            Self::TopicEnded => f.write_str("its topic has ended"),
+            Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
+        }
+    }
+}

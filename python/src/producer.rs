@@ -1,0 +1,172 @@
+//! `tensor_relay.Producer`: publishes into a server that runs beside this process.
+
+use crate::{
+    errors::Kind,
+    publication::Publication,
+    relay::{cast_to, metadata_of, topic_called},
+    runtime::{self, Here},
+    tensors_in::TensorsIn,
+    wait::{finite_seconds, seconds, wait, wait_at_most},
+};
+use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tensor_relay_server::beside::{self, ConnectError, PublishError, Refusal, SealError};
+
+/// A connection to a server on this machine, which sends what is published through it.
+#[pyclass(frozen, weakref, module = "tensor_relay")]
+pub(crate) struct Producer {
+    /// None once it is closed.
+    open: Here<Mutex<Option<Arc<beside::Producer>>>>,
+    path: PathBuf,
+    timeout: Duration,
+}
+
+/// Connects to the server that made the socket at `path`. `tensor_relay.publish_to` says what each option is.
+#[pyfunction]
+#[pyo3(signature = (path, *, timeout))]
+pub(crate) fn publish_to(py: Python<'_>, path: PathBuf, timeout: f64) -> PyResult<Producer> {
+    let timeout = finite_seconds("timeout", timeout)?;
+    let producer = connect(py, &path, timeout)?;
+    Ok(Producer { open: Here::new(Mutex::new(Some(producer))), path, timeout })
+}
+
+#[pymethods]
+impl Producer {
+    /// Where the server's socket is.
+    #[getter]
+    fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// Publishes tensors as the next version of `topic`: visible to all of the server's subscribers at once, or not at all.
+    ///
+    /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`. All tensors are copied, once, into memory that
+    /// the server sends from: they may be written again when this returns. The publication's `path` and `path_reason` say
+    /// by which way they went. How topics keep versions is the server's choice.
+    ///
+    /// A server that was started again since the last call is connected to first.
+    ///
+    /// Raises UnsupportedTensorError for a value that cannot travel, by its name; PublishError when the server refuses the
+    /// version; NoRoomError beyond its memory; RelayTimeoutError after `timeout`. Nothing was published then.
+    /// ServerUnreachableError when the connection is lost: whether it was published is not known then.
+    #[pyo3(signature = (topic, tensors, *, metadata = None, dtype = None, timeout = None))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        topic: &str,
+        tensors: &Bound<'_, PyAny>,
+        metadata: Option<&Bound<'_, PyDict>>,
+        dtype: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Publication> {
+        let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
+        let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
+        let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
+        let producer = self.connected(py)?;
+        let mut taken = TensorsIn::of(tensors, dtype)?;
+        metadata.append(&mut taken.entries);
+        let sealed = py.detach(|| taken.seal(producer.terms()));
+        taken.give_back(py);
+        let version = sealed.map_err(|error| of_seal(py, &error))?;
+        let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
+        let published = published.ok_or_else(|| {
+            let waited = timeout.unwrap_or_default().as_secs_f64();
+            let message = format!("{topic} was not published within {waited} s, and was taken back");
+            Kind::Timeout.raise(py, message)
+        })?;
+        published.map(Publication::beside).map_err(|error| of_publish(py, &error))
+    }
+
+    /// Says that nothing will follow in `topic`, as `Relay.end` does.
+    ///
+    /// Raises PublishError when it is not open.
+    fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
+        self.end_topic(py, topic, false)
+    }
+
+    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go.
+    ///
+    /// Raises PublishError when it is not open.
+    fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
+        self.end_topic(py, topic, true)
+    }
+
+    /// Ends the connection. What is published stays with the server. Closing again does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        drop(self.state(py)?.take());
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Producer({})", self.path.display())
+    }
+}
+
+impl Producer {
+    fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Arc<beside::Producer>>>> {
+        Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The connection; another one, where the server has gone since.
+    fn connected(&self, py: Python<'_>) -> PyResult<Arc<beside::Producer>> {
+        let closed = || {
+            Kind::Closed.raise(py, "this producer was closed: connect again with `tensor_relay.publish_to`")
+        };
+        let producer = self.state(py)?.clone().ok_or_else(closed)?;
+        if producer.lost().is_none() {
+            return Ok(producer);
+        }
+        let again = connect(py, &self.path, self.timeout)?;
+        match &mut *self.state(py)? {
+            Some(producer) => *producer = Arc::clone(&again),
+            None => return Err(closed()), // Meanwhile.
+        }
+        Ok(again)
+    }
+
+    fn end_topic(&self, py: Python<'_>, topic: &str, withdraw: bool) -> PyResult<()> {
+        let (topic, producer) = (topic_called(py, topic)?, self.connected(py)?);
+        wait(py, producer.end(topic, withdraw))?.map_err(|error| of_publish(py, &error))
+    }
+}
+
+fn connect(py: Python<'_>, path: &std::path::Path, timeout: Duration) -> PyResult<Arc<beside::Producer>> {
+    let _in_runtime = runtime::handle(py)?.enter();
+    let connected = wait(py, beside::Producer::connect_within(path, timeout))?;
+    connected.map(Arc::new).map_err(|error| {
+        let kind = match error {
+            ConnectError::NotPermitted { .. } | ConnectError::Refused { .. } => Kind::Refused,
+            _ => Kind::Unreachable,
+        };
+        kind.raise(py, error)
+    })
+}
+
+fn of_seal(py: Python<'_>, error: &SealError<io::Error>) -> PyErr {
+    match error {
+        SealError::Memory { .. } | SealError::Fill(_) => Kind::NoRoom.raise(py, error),
+        _ => Kind::Publish.raise(py, error),
+    }
+}
+
+fn of_publish(py: Python<'_>, error: &PublishError) -> PyErr {
+    match error {
+        PublishError::Refused { reason: Refusal::NoRoom, .. } => Kind::NoRoom.raise(py, error),
+        PublishError::Lost(_) => Kind::Unreachable.raise(py, error),
+        _ => Kind::Publish.raise(py, error),
+    }
+}

@@ -1,0 +1,117 @@
+"""Publishing into a server that runs beside this process."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import HERE, PATIENCE_S, ended, python
+
+import tensor_relay
+
+
+@pytest.fixture
+def program():
+    path = Path(os.environ.get("TENSOR_RELAY_PROGRAM", HERE.parents[1] / "target" / "debug" / "tensor-relay"))
+    if not path.exists():
+        pytest.skip(f"there is no {path}: `cargo build` makes it")
+    return path
+
+
+class Server:
+    def __init__(self, program, folder):
+        self.socket = folder / "s"
+        self.words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={folder}/state"]
+        self.words += [f"--publish-socket={self.socket}"]
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, text=True)
+        self.ticket = json.loads(self.process.stdout.readline())["ticket"]
+
+    def end(self):
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture
+def server(program, tmp_path):
+    server = Server(program, tmp_path)
+    yield server
+    if server.process.poll() is None:
+        server.end()
+
+
+def test_tensors_go_by_shared_memory(server):
+    sent = {"w": np.arange(60_000, dtype=np.float32).reshape(200, 300), "turned": np.arange(12).reshape(3, 4).T, "step": 3}
+    with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
+        publication = producer.publish("policy", sent, metadata={"run": "a"})
+        assert (publication.topic, publication.version, publication.path) == ("policy", 1, "memfd")
+        assert "host memory" in publication.path_reason
+        assert publication.copied_bytes == sent["w"].nbytes + sent["turned"].nbytes
+        publication.wait_released(timeout=0)  # Copied: `sent` may be written.
+        sent["w"] += 1
+        subscription = client.subscribe("policy")
+        snapshot = subscription.next(timeout=PATIENCE_S)
+        publication.wait_committed(timeout=PATIENCE_S)
+        assert publication.committed == 1
+        assert snapshot.metadata["run"] == "a" and snapshot.entries == {"step": 3}
+        np.testing.assert_array_equal(snapshot["w"].numpy(), sent["w"] - 1)
+        np.testing.assert_array_equal(snapshot["turned"].numpy(), sent["turned"])
+        second = producer.publish("policy", {"w": sent["w"]}, dtype="f16")
+        snapshot = subscription.next(timeout=PATIENCE_S)
+        assert snapshot.version == second.version == 2 and snapshot["w"].dtype == "f16"
+        producer.end("policy")
+        with pytest.raises(tensor_relay.TopicEndedError):
+            subscription.next(timeout=PATIENCE_S)
+        with pytest.raises(tensor_relay.PublishError, match="not open"):
+            producer.end("policy")
+
+
+def test_a_producer_in_a_process_of_its_own(server, tmp_path):
+    code = tmp_path / "trainer.py"
+    code.write_text(
+        "import sys, numpy as np, tensor_relay\n"
+        "w = np.zeros(1000)\n"
+        "with tensor_relay.publish_to(sys.argv[1]) as producer:\n"
+        "    for step in range(1, 4):\n"
+        "        w += 1\n"
+        "        producer.publish('policy', {'w': w}, metadata={'step': step}).wait_committed()\n"
+    )
+    with tensor_relay.connect(server.ticket, topic_timeout=PATIENCE_S) as client, python(code, server.socket) as trainer:
+        versions = client.subscribe("policy", mode="every")
+        for step in range(1, 4):
+            snapshot = versions.next(timeout=PATIENCE_S)
+            assert snapshot.version == step and snapshot.metadata["step"] == str(step)
+            np.testing.assert_array_equal(snapshot["w"].numpy(), np.full(1000, float(step)))
+        ended(trainer)
+        late = client.subscribe("policy").next(timeout=PATIENCE_S)
+        assert late.version == 3, "what a producer completed stays when it goes"
+
+
+def test_a_server_that_comes_again(server):
+    with tensor_relay.publish_to(server.socket) as producer:
+        first = producer.publish("t", {"x": np.ones(3)})
+        server.end()
+        with pytest.raises(tensor_relay.ServerUnreachableError, match="has ended"):
+            first.wait_committed(timeout=PATIENCE_S)
+        server.start()
+        second = producer.publish("t", {"x": np.ones(3)})
+        assert second.version == 1 and second.epoch != first.epoch
+
+
+def test_what_cannot_be(server, tmp_path):
+    with pytest.raises(tensor_relay.ServerUnreachableError, match="there is no socket"):
+        tensor_relay.publish_to(tmp_path / "none", timeout=0)
+    producer = tensor_relay.publish_to(server.socket)
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="optimizer"):
+        producer.publish("t", {"optimizer": object()})
+    with pytest.raises(tensor_relay.RequestError):
+        producer.publish("../t", {})
+    assert "Producer(" in repr(producer) and producer.path == server.socket
+    producer.close()
+    producer.close()
+    with pytest.raises(tensor_relay.ClosedError):
+        producer.publish("t", {"x": np.ones(3)})

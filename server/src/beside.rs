@@ -1,0 +1,173 @@
+//! Publishing from another process on the same machine, over a Unix socket (PROTOCOL.md §14): a training process hands its
+//! tensors to a server that runs beside it, in the same container or pod.
+//!
+//! ```no_run
+//! # async fn example(server: tensor_relay_server::Server) -> Result<(), Box<dyn std::error::Error>> {
+//! use tensor_relay_server::{TopicOptions, beside::{Door, Producer, SealedVersion}, TensorFiles, Topic};
+//!
+//! // In the server:
+//! let door = Door::open("/run/relay/publish.sock".as_ref(), &[])?;
+//! let _open = server.publish_from(door, TopicOptions::default(), |published| println!("{}", published.id));
+//!
+//! // In the other process:
+//! let producer = Producer::connect("/run/relay/publish.sock".as_ref()).await?;
+//! let files = TensorFiles::open("policy.safetensors".as_ref())?;
+//! let version = files.seal(producer.terms())?;
+//! let mut publication = producer.publish(Topic::new("policy")?, version, vec![]).await?;
+//! publication.committed(1, std::time::Duration::from_secs(60)).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! The tensors travel in a sealed memfd: the producer copies them into it once, and the server maps it and sends from there.
+//! `/dev/shm` has no part in it. What each file here is: [`Door`] is the socket; `connection` is one producer, and `draft`
+//! the version that it speaks of; `topics` outlive producers; [`Producer`] is the other end, with [`SealedVersion`] and
+//! [`Publication`].
+
+mod channel;
+mod connection;
+mod door;
+mod draft;
+mod producer;
+mod publication;
+#[cfg(test)]
+mod tests;
+mod topics;
+mod version;
+
+pub use door::{Door, DoorError};
+pub use producer::{ConnectError, Producer, PublishError};
+pub use publication::{Lost, Publication};
+pub use tensor_relay_protocol::beside::{MemoryKind, Refusal};
+pub use version::{SealError, SealedVersion, TensorWriter, Terms};
+
+use crate::{Server, TopicOptions};
+use channel::split;
+use connection::House;
+use std::{path::Path, sync::Arc, time::Duration};
+use tensor_relay_protocol::{
+    VersionId,
+    beside::{ServerMessage, encode_server, text_that_fits},
+};
+use tokio::{
+    net::UnixStream,
+    task::{JoinHandle, JoinSet},
+};
+use topics::Topics;
+
+/// How many producers may be connected at once. A training job has a few.
+const PRODUCERS_MAX: usize = 64;
+
+/// How long nobody is let in when the system has no descriptors left.
+const REST: Duration = Duration::from_millis(200);
+
+/// A version that a producer beside this server published.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// Which version.
+    pub id: VersionId,
+    /// How many tensors it has.
+    pub tensors: usize,
+    /// How many bytes they are, with the padding between them.
+    pub payload_bytes: u64,
+    /// Who published it, for people.
+    pub peer: String,
+}
+
+/// Lets producers in until it is dropped. Their topics, and what is retained of them, stay.
+#[derive(Debug)]
+pub struct Open {
+    path: Box<Path>,
+    accepting: JoinHandle<()>,
+}
+
+impl Open {
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.accepting.abort(); // With it go the door and all that came through it.
+    }
+}
+
+impl Server {
+    /// Lets producers beside this server publish through `door`: their topics have `options`, and `report` hears of each
+    /// version, on the runtime's thread.
+    ///
+    /// What they publish counts within [`Config::staged_bytes`](crate::Config::staged_bytes).
+    pub fn publish_from(
+        &self,
+        door: Door,
+        options: TopicOptions,
+        report: impl Fn(Published) + Send + Sync + 'static,
+    ) -> Open {
+        let shared = self.shared();
+        let agent = shared.config.agent.clone();
+        let topics = Topics::new(Arc::clone(shared), options);
+        let house = House { topics, staging: self.staging(), agent, report: Box::new(report) };
+        let path = door.path().into();
+        Open { path, accepting: tokio::spawn(accept(door, Arc::new(house))) }
+    }
+}
+
+async fn accept(door: Door, house: Arc<House>) {
+    let mut producers = JoinSet::new();
+    loop {
+        let stream = match door.accept().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!("A producer beside this server could not be let in: {error}.");
+                tokio::time::sleep(REST).await;
+                continue;
+            }
+        };
+        while producers.try_join_next().is_some() {}
+        match admit(&stream, &door, producers.len()) {
+            Ok(peer) => {
+                producers.spawn(connection::serve(stream, peer, Arc::clone(&house)));
+            }
+            Err(text) => {
+                tracing::warn!("A producer was turned away from {}: {text}.", door.path().display());
+                producers.spawn(turn_away(stream, text));
+            }
+        }
+    }
+}
+
+/// Who a producer is, if it may publish. The system vouches for it.
+fn admit(stream: &UnixStream, door: &Door, connected: usize) -> Result<String, String> {
+    let peer = stream
+        .peer_cred()
+        .map_err(|error| format!("the system does not say who it is: {error}"))?;
+    let uid = peer.uid();
+    // In another container, without a view of its processes, it has no number.
+    let name = match peer.pid().filter(|pid| *pid > 0) {
+        Some(pid) => format!("process {pid} of user {uid}"),
+        None => format!("a process of user {uid}"),
+    };
+    if !door.admits(uid) {
+        let ours = rustix::process::geteuid().as_raw();
+        return Err(format!(
+            "user {uid} may not publish to this server, which runs as user {ours}: let it run as that user, or start the \
+             server with --publish-uid {uid}"
+        ));
+    }
+    match connected >= PRODUCERS_MAX {
+        true => Err(format!("{PRODUCERS_MAX} producers are connected, and more are not let in")),
+        false => Ok(name),
+    }
+}
+
+async fn turn_away(stream: UnixStream, text: String) {
+    let (mut hearer, speaker) = split(stream);
+    let said = speaker
+        .say(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
+        .await;
+    if said.is_ok() {
+        // What it says meanwhile is heard first: closed over unread bytes, a socket forgets what it was told.
+        let _ = tokio::time::timeout(channel::PROMPT, hearer.next()).await;
+    }
+}

@@ -1,0 +1,296 @@
+//! Messages and descriptors over a Unix socket, for both ends.
+
+use rustix::{
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    },
+};
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+use tensor_relay_protocol::{FRAME_MAX_BYTES, MessageError, decode_frame_length};
+use tokio::{
+    io::Interest,
+    net::UnixStream,
+    time::{Instant, timeout, timeout_at},
+};
+
+/// How long a message may take from its first byte to its last, and a peer to take one. Both ends are on one machine.
+pub(super) const PROMPT: Duration = Duration::from_secs(10);
+
+/// How many descriptors may have come that no message has taken yet. A message has one at most, and few are read at once.
+const DESCRIPTORS_MAX: usize = 16;
+
+/// How many descriptors one call takes from the system; more in one message break the rules.
+const DESCRIPTORS_AT_ONCE: usize = 4;
+
+/// How many bytes of the length stand in front of a message.
+const PREFIX_BYTES: usize = 4;
+
+/// Why nothing more can be heard or said.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ChannelError {
+    #[error("the connection broke: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    #[error("the peer ended in the middle of a message")]
+    Cut,
+    #[error("the peer did not finish a message within {} s", PROMPT.as_secs())]
+    Slow,
+    #[error("the peer took no message within {} s", PROMPT.as_secs())]
+    Deaf,
+    #[error("the peer sent more descriptors than messages that want one")]
+    StrayDescriptors,
+}
+
+/// Hears one end of a connection.
+#[derive(Debug)]
+pub(super) struct Hearer {
+    stream: Arc<UnixStream>,
+    /// What came of messages that are not whole. Never more than one frame and what came with its end.
+    heard: Vec<u8>,
+    /// When the first byte of that came.
+    since: Instant,
+    descriptors: VecDeque<OwnedFd>,
+}
+
+/// Speaks to one end of a connection.
+#[derive(Debug)]
+pub(super) struct Speaker {
+    stream: Arc<UnixStream>,
+}
+
+/// Both directions of `stream`.
+pub(super) fn split(stream: UnixStream) -> (Hearer, Speaker) {
+    let stream = Arc::new(stream);
+    let hearer = Hearer {
+        stream: Arc::clone(&stream),
+        heard: Vec::new(),
+        since: Instant::now(),
+        descriptors: VecDeque::new(),
+    };
+    (hearer, Speaker { stream })
+}
+
+impl Hearer {
+    /// The next message, without its length; `None` when the peer said good-bye between two. Waits for as long as the
+    /// peer has nothing to say, and a little for the rest of what it began to say. Cancel safe.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
+        loop {
+            if let Some(frame) = self.take_frame()? {
+                return Ok(Some(frame));
+            }
+            let bytes = match self.heard.is_empty() {
+                true => self.hear().await?,
+                false => timeout_at(self.since + PROMPT, self.hear())
+                    .await
+                    .map_err(|_| ChannelError::Slow)??,
+            };
+            match (bytes, self.heard.is_empty()) {
+                (0, true) => return Ok(None),
+                (0, false) => return Err(ChannelError::Cut),
+                _ => {}
+            }
+        }
+    }
+
+    /// The descriptor that came with the message that was heard last, if one did.
+    pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop_front()
+    }
+
+    fn take_frame(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
+        let Some(prefix) = self.heard.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+        let end = PREFIX_BYTES + decode_frame_length(*prefix)?;
+        if self.heard.len() < end {
+            return Ok(None);
+        }
+        let rest = self.heard.split_off(end);
+        let mut frame = std::mem::replace(&mut self.heard, rest);
+        frame.drain(..PREFIX_BYTES);
+        self.since = Instant::now(); // What else came is the beginning of another message.
+        Ok(Some(frame))
+    }
+
+    /// Hears some bytes, and what descriptors came with them; 0 at the end.
+    async fn hear(&mut self) -> Result<usize, ChannelError> {
+        let mut part = [0; 8192];
+        let (bytes, descriptors) = self
+            .stream
+            .async_io(Interest::READABLE, || receive(&self.stream, &mut part))
+            .await?;
+        if self.heard.is_empty() {
+            self.since = Instant::now();
+        }
+        self.heard.extend_from_slice(&part[..bytes]);
+        debug_assert!(
+            self.heard.len() <= PREFIX_BYTES + FRAME_MAX_BYTES + part.len(),
+            "one frame, and a part"
+        );
+        self.descriptors.extend(descriptors.ok_or(ChannelError::StrayDescriptors)?);
+        match self.descriptors.len() > DESCRIPTORS_MAX {
+            true => Err(ChannelError::StrayDescriptors),
+            false => Ok(bytes),
+        }
+    }
+}
+
+impl Speaker {
+    /// Says a message with its length in front, and sends `descriptor` with it. Not cancel safe: the rest of a message
+    /// that was begun would be missing.
+    pub(super) async fn say(
+        &self,
+        frame: &[u8],
+        mut descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ChannelError> {
+        let mut rest = frame;
+        while !rest.is_empty() {
+            let said = self
+                .stream
+                .async_io(Interest::WRITABLE, || send(&self.stream, rest, descriptor));
+            let bytes = timeout(PROMPT, said).await.map_err(|_| ChannelError::Deaf)??;
+            rest = &rest[bytes..];
+            descriptor = None; // It went with the first byte.
+        }
+        Ok(())
+    }
+}
+
+/// What is there now: how many bytes, and the descriptors; `None` if more came than are taken.
+fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Option<Vec<OwnedFd>>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match recvmsg(stream, &mut [IoSliceMut::new(part)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            received => break received?,
+        }
+    };
+    let mut descriptors = vec![];
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    let cut = received.flags.contains(ReturnFlags::CTRUNC);
+    Ok((received.bytes, (!cut).then_some(descriptors)))
+}
+
+fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
+    if !descriptors.is_empty() {
+        let has_room = control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        debug_assert!(has_room, "there is space for one");
+    }
+    loop {
+        match sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use tensor_relay_protocol::beside::{ProducerMessage, PublicationId, encode_producer};
+
+    fn frame(number: u64) -> Vec<u8> {
+        encode_producer(ProducerMessage::Withdraw(PublicationId(number)))
+    }
+
+    fn pair() -> (Hearer, Speaker, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (hearer, speaker) = split(near);
+        (hearer, speaker, far)
+    }
+
+    fn some_file() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[tokio::test]
+    async fn messages_come_whole_and_in_order() {
+        let (mut hearer, _speaker, far) = pair();
+        let (_, far) = split(far);
+        let (one, two) = (frame(1), frame(u64::MAX));
+        let bytes = [&one[..], &two[..], &one[..3]].concat();
+        for byte in &bytes[..bytes.len() - 3] {
+            far.say(&[*byte], None).await.unwrap();
+        }
+        assert_eq!(hearer.next().await.unwrap().unwrap(), one[4..]);
+        assert_eq!(hearer.next().await.unwrap().unwrap(), two[4..]);
+        far.say(&one[..3], None).await.unwrap();
+        drop(far);
+        assert!(matches!(hearer.next().await, Err(ChannelError::Cut)));
+    }
+
+    #[tokio::test]
+    async fn a_good_bye_between_messages_is_none() {
+        let (mut hearer, _speaker, far) = pair();
+        drop(far);
+        assert!(hearer.next().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_message_that_stays_half_is_given_up() {
+        tokio::time::pause();
+        let (mut hearer, _speaker, far) = pair();
+        let (_, far) = split(far);
+        far.say(&frame(1)[..5], None).await.unwrap();
+        assert!(matches!(hearer.next().await, Err(ChannelError::Slow)));
+    }
+
+    #[tokio::test]
+    async fn a_length_that_cannot_be_is_refused_at_once() {
+        let (mut hearer, _speaker, far) = pair();
+        let (_, far) = split(far);
+        far.say(&u32::MAX.to_le_bytes(), None).await.unwrap();
+        assert!(matches!(hearer.next().await, Err(ChannelError::Message(MessageError::TooLarge { .. }))));
+    }
+
+    #[tokio::test]
+    async fn descriptors_come_with_their_messages() {
+        let (mut hearer, _speaker, far) = pair();
+        let (_, far) = split(far);
+        let file = some_file();
+        far.say(&frame(1), None).await.unwrap();
+        far.say(&frame(2), Some(file.as_fd())).await.unwrap();
+        assert_eq!(hearer.next().await.unwrap().unwrap(), frame(1)[4..]);
+        assert_eq!(hearer.next().await.unwrap().unwrap(), frame(2)[4..]);
+        assert!(hearer.take_descriptor().is_some());
+        assert!(hearer.take_descriptor().is_none());
+    }
+
+    #[tokio::test]
+    async fn too_many_descriptors_end_it() {
+        let (mut hearer, _speaker, far) = pair();
+        let (_, far) = split(far);
+        let file = some_file();
+        let flood = async {
+            for number in 0..40 {
+                if far.say(&frame(number), Some(file.as_fd())).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let hear = async {
+            while hearer.next().await?.is_some() {}
+            Ok::<_, ChannelError>(())
+        };
+        let (_, heard) = tokio::join!(flood, hear);
+        assert!(matches!(heard, Err(ChannelError::StrayDescriptors)));
+    }
+}

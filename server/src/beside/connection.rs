@@ -1,0 +1,318 @@
+//! One producer: greeted, then heard until it goes.
+
+use super::{
+    Published,
+    channel::{ChannelError, Hearer, PROMPT, Speaker, split},
+    draft::{Draft, Ready, Refused, TAKEN},
+    topics::{Lease, Topics},
+};
+use crate::{Publication, PublishError, Staging};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tensor_relay_protocol::{
+    Topic,
+    beside::{
+        Hello, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal, ServerMessage, Welcome,
+        encode_server, text_that_fits,
+    },
+};
+use tokio::{
+    net::UnixStream,
+    sync::{Notify, mpsc},
+    task::JoinSet,
+};
+
+/// How many complete versions of one producer may wait for the one before to be published. Producers wait for each answer
+/// before they publish again into a topic.
+const WAITING_MAX: usize = 16;
+
+/// How many messages to a producer may wait to be written: as many as one of ours is likely to have versions out.
+const UNSAID_MAX: usize = 64;
+
+/// What all connections of a server share.
+pub(super) struct House {
+    pub(super) topics: Topics,
+    pub(super) staging: Staging,
+    pub(super) agent: String,
+    pub(super) report: Box<dyn Fn(Published) + Send + Sync>,
+}
+
+/// What is to be done in the order in which the producer said it.
+enum Task {
+    Publish(Publish, Draft),
+    End { request: PublicationId, topic: Topic, withdraw: bool },
+}
+
+/// What is known of a version, from the moment it was complete.
+enum Standing {
+    /// It was not published yet; who takes it back tells so.
+    Waiting(Arc<Notify>),
+    Published(Publication),
+}
+
+/// The versions of one producer whose memory is in use.
+type Versions = Arc<Mutex<HashMap<PublicationId, Standing>>>;
+
+/// Serves a producer until it goes, or breaks a rule. Dropping it ends the connection; what is published stays.
+pub(super) async fn serve(stream: UnixStream, peer: String, house: Arc<House>) {
+    let (hearer, speaker) = split(stream);
+    if let Err(error) = converse(hearer, speaker, &peer, house).await {
+        tracing::warn!(%peer, "A producer beside this server was cut off: {error}.");
+    }
+}
+
+async fn converse(
+    mut hearer: Hearer,
+    speaker: Speaker,
+    peer: &str,
+    house: Arc<House>,
+) -> Result<(), ChannelError> {
+    let greeted = tokio::time::timeout(PROMPT, greet(&mut hearer, &speaker, &house)).await;
+    match greeted.map_err(|_| ChannelError::Slow).flatten() {
+        Ok(true) => {}
+        Ok(false) => return Ok(()),
+        Err(error) => return close(&speaker, error).await,
+    }
+    let (say, unsaid) = mpsc::channel(UNSAID_MAX);
+    let (todo, tasks) = mpsc::channel(WAITING_MAX);
+    let versions = Versions::default();
+    let worker =
+        Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.to_owned() };
+    // Whoever ends first ends the others: with the last of them the topics are free for another producer.
+    let ended = tokio::select! {
+        heard = hear(&mut hearer, &house, &versions, &todo) => heard,
+        spoken = speak(&speaker, unsaid) => spoken,
+        () = worker.work(tasks) => Ok(()),
+    };
+    match ended {
+        Ok(()) => Ok(()),
+        Err(error) => close(&speaker, error).await,
+    }
+}
+
+/// Exchanges the first messages; false when the producer went without one.
+async fn greet(hearer: &mut Hearer, speaker: &Speaker, house: &House) -> Result<bool, ChannelError> {
+    let Some(frame) = hearer.next().await? else { return Ok(false) };
+    let ProducerMessage::Hello(Hello { revision_min, revision_max, .. }) = ProducerMessage::decode(&frame)?
+    else {
+        return Err(out_of_turn("a message before its Hello"));
+    };
+    let revision = revision_max.min(*REVISIONS.end());
+    if revision < revision_min || revision < *REVISIONS.start() {
+        return Err(out_of_turn("a Hello of other revisions of the protocol: update the older of the two"));
+    }
+    let (agent, memories) = (house.agent.clone(), TAKEN.to_vec());
+    let welcome = Welcome { revision, agent, chunk_bytes: house.staging.chunk_bytes, memories };
+    speaker.say(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
+    Ok(true)
+}
+
+fn out_of_turn(what: &str) -> ChannelError {
+    ChannelError::Io(std::io::Error::other(format!("the producer sent {what}")))
+}
+
+/// Says why the connection ends, as far as the producer listens.
+async fn close(speaker: &Speaker, error: ChannelError) -> Result<(), ChannelError> {
+    let text = text_that_fits(error.to_string());
+    let _ = speaker.say(&encode_server(ServerMessage::Close { text }), None).await;
+    Err(error)
+}
+
+/// Hears a producer until it says good-bye.
+async fn hear(
+    hearer: &mut Hearer,
+    house: &House,
+    versions: &Versions,
+    todo: &mpsc::Sender<Task>,
+) -> Result<(), ChannelError> {
+    let mut draft = Draft::default();
+    while let Some(frame) = hearer.next().await? {
+        let task = match ProducerMessage::decode(&frame)? {
+            ProducerMessage::Manifest(part) => {
+                draft.handle_manifest(&part, &house.staging.limits);
+                continue;
+            }
+            ProducerMessage::Lend(lend) => {
+                let descriptor =
+                    lend.memory.kind().has_descriptor().then(|| hearer.take_descriptor()).flatten();
+                draft.handle_lend(lend, descriptor);
+                continue;
+            }
+            ProducerMessage::Publish(publish) => {
+                let waiting = Standing::Waiting(Arc::default());
+                if lock(versions).insert(publish.publication, waiting).is_some() {
+                    return Err(out_of_turn("two versions under one number"));
+                }
+                Task::Publish(publish, std::mem::take(&mut draft))
+            }
+            ProducerMessage::Withdraw(publication) => {
+                match lock(versions).get(&publication) {
+                    Some(Standing::Published(publication)) => publication.withdraw(),
+                    Some(Standing::Waiting(taken_back)) => taken_back.notify_one(),
+                    None => {} // It is gone already.
+                }
+                continue;
+            }
+            ProducerMessage::End { request, topic, withdraw } => Task::End { request, topic, withdraw },
+            _ => return Err(out_of_turn("a message that has no place here")),
+        };
+        if todo.send(task).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Says what is to be said, in order.
+async fn speak(speaker: &Speaker, mut unsaid: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
+    while let Some(message) = unsaid.recv().await {
+        speaker.say(&encode_server(message), None).await?;
+    }
+    Ok(())
+}
+
+fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, Standing>> {
+    versions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does what a producer wants, one after the other.
+struct Worker {
+    house: Arc<House>,
+    versions: Versions,
+    say: mpsc::Sender<ServerMessage>,
+    peer: String,
+}
+
+impl Worker {
+    async fn work(self, mut tasks: mpsc::Receiver<Task>) {
+        let mut leases: HashMap<Topic, Lease> = HashMap::new();
+        let mut followers = JoinSet::new();
+        loop {
+            let task = tokio::select! {
+                task = tasks.recv() => task,
+                Some(_) = followers.join_next() => continue,
+            };
+            let answer = match task {
+                None => return,
+                Some(Task::Publish(publish, draft)) => {
+                    let id = publish.publication;
+                    match self.publish(publish, draft, &mut leases, &mut followers).await {
+                        Ok(published) => published,
+                        Err((reason, text)) => {
+                            lock(&self.versions).remove(&id);
+                            ServerMessage::Refused { publication: id, reason, text: text_that_fits(text) }
+                        }
+                    }
+                }
+                Some(Task::End { request, topic, withdraw }) => {
+                    match self.end(&topic, withdraw, &mut leases).await {
+                        Ok(()) => ServerMessage::Ended { request },
+                        Err((reason, text)) => ServerMessage::Refused { publication: request, reason, text },
+                    }
+                }
+            };
+            if self.say.send(answer).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn publish(
+        &self,
+        publish: Publish,
+        draft: Draft,
+        leases: &mut HashMap<Topic, Lease>,
+        followers: &mut JoinSet<()>,
+    ) -> Result<ServerMessage, Refused> {
+        let Publish { publication: id, topic, metadata, reason } = publish;
+        let taken_back = match lock(&self.versions).get(&id) {
+            Some(Standing::Waiting(taken_back)) => Arc::clone(taken_back),
+            _ => Arc::default(),
+        };
+        let Ready { held, returned } = draft.ready(&self.house.staging)?;
+        let manifest = held.manifest();
+        let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
+        if !leases.contains_key(&topic) {
+            leases.insert(topic.clone(), self.house.topics.lease(&topic).await?);
+        }
+        let publisher = leases.get_mut(&topic).and_then(|lease| lease.as_mut());
+        let publisher = publisher.ok_or_else(|| not_open(&topic))?;
+        let published = tokio::select! {
+            published = publisher.publish(held, metadata) => published,
+            () = taken_back.notified() => {
+                return Err((Refusal::TopicEnded, "its producer took it back before it was published".into()));
+            }
+        };
+        let publication = published.map_err(|error| match error {
+            PublishError::Expired { .. } => {
+                leases.remove(&topic).map(|mut lease| lease.take());
+                self.house.topics.tidy(&topic);
+                (Refusal::TopicEnded, error.to_string())
+            }
+            PublishError::TooMuchMetadata { .. } => (Refusal::BadManifest, error.to_string()),
+        })?;
+        let version = publication.id().clone();
+        lock(&self.versions).insert(id, Standing::Published(publication.clone()));
+        let answer =
+            ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
+        followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.say.clone()));
+        let peer = self.peer.clone();
+        tracing::info!(%version, %peer, payload_bytes, path = "memfd", "A producer beside this server published: {reason}.");
+        (self.house.report)(Published { id: version, tensors, payload_bytes, peer });
+        Ok(answer)
+    }
+
+    async fn end(
+        &self,
+        topic: &Topic,
+        withdraw: bool,
+        leases: &mut HashMap<Topic, Lease>,
+    ) -> Result<(), Refused> {
+        let lease = match leases.remove(topic) {
+            Some(lease) => Some(lease),
+            None if self.house.topics.is_open(topic) => Some(self.house.topics.lease(topic).await?),
+            None => None,
+        };
+        let publisher = lease.and_then(|mut lease| lease.take());
+        self.house.topics.tidy(topic);
+        match (publisher, withdraw) {
+            (Some(publisher), true) => publisher.withdraw(),
+            (Some(publisher), false) => publisher.end(),
+            (None, _) => return Err(not_open(topic)),
+        }
+        Ok(())
+    }
+}
+
+fn not_open(topic: &Topic) -> Refused {
+    (Refusal::TopicEnded, format!("topic {topic} is not open: it was ended, withdrawn, or never published"))
+}
+
+/// Tells a producer what becomes of a version, until nothing of its memory is used any more.
+async fn follow(
+    id: PublicationId,
+    publication: Publication,
+    returned: tensor_relay_device::Returned,
+    versions: Versions,
+    say: mpsc::Sender<ServerMessage>,
+) {
+    let mut commits = publication.commits();
+    let mut told = Progress { publication: id, committed: 0, is_over: false, is_released: false };
+    while !told.is_released {
+        let is_over = told.is_over;
+        tokio::select! {
+            changed = commits.changed(), if !is_over => told.is_over = changed.is_err(),
+            () = returned.wait() => told.is_released = true,
+        }
+        told.committed = *commits.borrow_and_update();
+        told.is_over |= told.is_released;
+        if told.is_released {
+            lock(&versions).remove(&id);
+        }
+        if say.send(ServerMessage::Progress(told)).await.is_err() {
+            return;
+        }
+    }
+}

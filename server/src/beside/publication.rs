@@ -1,0 +1,123 @@
+//! What becomes of a version that was handed to the server beside.
+
+use super::producer::Outgoing;
+use std::{sync::Arc, time::Duration};
+use tensor_relay_protocol::{
+    VersionId,
+    beside::{MemoryKind, ProducerMessage, Progress, PublicationId, encode_producer},
+};
+use tokio::sync::{mpsc, watch};
+
+/// The connection ended, so that nobody hears any more what becomes of a version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("what became of {id} cannot be known: {why}")]
+pub struct Lost {
+    /// Which version.
+    pub id: Box<VersionId>,
+    /// How the connection ended.
+    pub why: Arc<str>,
+}
+
+/// One published version: what [`crate::Publication`] is to a producer within the server's process. Holds none of its memory.
+#[derive(Debug, Clone)]
+pub struct Publication {
+    pub(super) id: VersionId,
+    pub(super) number: PublicationId,
+    pub(super) progress: watch::Receiver<Progress>,
+    /// Why the connection ended, once it has.
+    pub(super) lost: watch::Receiver<Option<Arc<str>>>,
+    pub(super) outgoing: mpsc::UnboundedSender<Outgoing>,
+    pub(super) path: MemoryKind,
+    pub(super) reason: Arc<str>,
+    pub(super) payload_bytes: u64,
+    pub(super) copied_bytes: u64,
+}
+
+impl Publication {
+    /// Which version.
+    pub fn id(&self) -> &VersionId {
+        &self.id
+    }
+
+    /// By which kind of memory its tensors came to the server.
+    pub fn path(&self) -> MemoryKind {
+        self.path
+    }
+
+    /// Why by that one, for people.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// The size of its tensors, with the padding between them.
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload_bytes
+    }
+
+    /// How many bytes were copied to publish it. What was copied may be written again.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
+
+    /// How many subscribers have committed it so far, as far as was heard.
+    pub fn committed_count(&self) -> u64 {
+        self.progress.borrow().committed
+    }
+
+    /// Whether the server uses nothing of its memory any more, as far as was heard.
+    pub fn is_released(&self) -> bool {
+        self.progress.borrow().is_released
+    }
+
+    /// Waits until `count` subscribers committed it; returns false when `timeout` passed before, or when it was let go and
+    /// can reach no more of them.
+    ///
+    /// # Errors
+    /// [`Lost`] when the connection ends before.
+    pub async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, Lost> {
+        let known = self
+            .wait(timeout, |progress| progress.committed >= count || progress.is_over)
+            .await?;
+        Ok(known && self.committed_count() >= count)
+    }
+
+    /// Whether it was let go, so that nobody can commit it any more.
+    pub fn is_over(&self) -> bool {
+        self.progress.borrow().is_over
+    }
+
+    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passed before. The tensors that it was
+    /// made of were copied, and need not wait for that.
+    ///
+    /// # Errors
+    /// [`Lost`] when the connection ends before.
+    pub async fn released(&mut self, timeout: Duration) -> Result<bool, Lost> {
+        self.wait(timeout, |progress| progress.is_released).await
+    }
+
+    /// Takes the version back before its turn. Those who are at it may finish.
+    pub fn withdraw(&self) {
+        let message = encode_producer(ProducerMessage::Withdraw(self.number));
+        let _ = self.outgoing.send(vec![(message, None)]); // Without a connection there is nobody to ask.
+    }
+
+    /// Waits until `reached`; false when `timeout` passed before.
+    async fn wait(&mut self, timeout: Duration, reached: impl Fn(&Progress) -> bool) -> Result<bool, Lost> {
+        let (progress, lost) = (&mut self.progress, &mut self.lost);
+        let waited = tokio::time::timeout(timeout, async {
+            tokio::select! {
+                biased; // What was heard before the end counts.
+                known = progress.wait_for(&reached) => known.is_ok(),
+                _ = lost.wait_for(Option::is_some) => false,
+            }
+        });
+        match waited.await {
+            Ok(true) => Ok(true),
+            Err(_) => Ok(false),
+            Ok(false) => {
+                let why = lost.borrow().clone().unwrap_or_else(|| "the connection ended".into());
+                Err(Lost { id: Box::new(self.id.clone()), why })
+            }
+        }
+    }
+}

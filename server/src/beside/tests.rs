@@ -1,0 +1,320 @@
+//! A server and its producers in one process, over a real socket: what is published, kept, refused and given back.
+
+use super::{
+    channel::{Hearer, Speaker, split},
+    *,
+};
+use crate::{Config, Identity, Keep, Listener, Tuning};
+use std::{io, os::fd::AsFd, path::PathBuf};
+use tempfile::TempDir;
+use tensor_relay_device::Memfd;
+use tensor_relay_protocol::{
+    Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, Topic,
+    beside::{Hello, Lend, Memory, ProducerMessage, PublicationId, Publish, encode_producer},
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Home {
+    folder: TempDir,
+    server: Server,
+    open: Option<Open>,
+}
+
+impl Home {
+    fn new(config: Config, options: TopicOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create(&folder.path().join("state")).unwrap();
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, Tuning::default()).unwrap();
+        let server = Server::start(listener, config);
+        let door = Door::open(&folder.path().join("s"), &[]).unwrap();
+        let open = Some(server.publish_from(door, options, |_| {}));
+        Self { folder, server, open }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("s")
+    }
+
+    async fn producer(&self) -> Producer {
+        Producer::connect(&self.path()).await.unwrap()
+    }
+
+    /// A connection that was greeted, to say on it whatever can be said.
+    async fn raw(&self) -> (Hearer, Speaker) {
+        let (mut hearer, speaker) = split(UnixStream::connect(self.path()).await.unwrap());
+        let hello = Hello { revision_min: 1, revision_max: 9, agent: "raw".into() };
+        speaker
+            .say(&encode_producer(ProducerMessage::Hello(hello)), None)
+            .await
+            .unwrap();
+        assert!(matches!(answer(&mut hearer).await, ServerMessage::Welcome(_)));
+        (hearer, speaker)
+    }
+}
+
+impl Default for Home {
+    fn default() -> Self {
+        Self::new(Config::default(), TopicOptions { bases: 0, ..TopicOptions::default() })
+    }
+}
+
+async fn answer(hearer: &mut Hearer) -> ServerMessage {
+    let frame = tokio::time::timeout(PATIENCE, hearer.next()).await.unwrap().unwrap();
+    ServerMessage::decode(&frame.expect("it is not closed without a word")).unwrap()
+}
+
+fn topic() -> Topic {
+    Topic::new("policy").unwrap()
+}
+
+fn specs(bytes: u64) -> Vec<TensorSpec> {
+    vec![TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, Shape::new(&[bytes]).unwrap())]
+}
+
+fn version(producer: &Producer, bytes: u64) -> SealedVersion {
+    let fill = |_, out: &mut TensorWriter<'_>| -> io::Result<()> { out.write(&vec![7; bytes as usize]) };
+    SealedVersion::new(producer.terms(), specs(bytes), vec![], fill).unwrap()
+}
+
+async fn publish(producer: &Producer, bytes: u64) -> Publication {
+    producer.publish(topic(), version(producer, bytes), vec![]).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_version_is_released_when_another_takes_its_place() {
+    let home = Home::default();
+    let producer = home.producer().await;
+    let mut first = publish(&producer, 10_000).await;
+    assert_eq!((first.id().version.0, first.copied_bytes(), first.payload_bytes()), (1, 10_000, 10_240));
+    assert_eq!(home.server.stats().staged_bytes, 12_288, "whole pages count within the budget");
+    assert!(!first.released(Duration::from_millis(1)).await.unwrap());
+    let mut second = publish(&producer, 5000).await;
+    assert_eq!((second.id().version.0, second.id().epoch), (2, first.id().epoch));
+    assert!(first.released(PATIENCE).await.unwrap() && first.is_over());
+    assert!(!first.committed(1, PATIENCE).await.unwrap(), "nobody can take it any more");
+    assert_eq!(home.server.stats().staged_bytes, 8192);
+    second.withdraw();
+    assert!(second.released(PATIENCE).await.unwrap());
+    assert_eq!(home.server.stats().staged_bytes, 0);
+}
+
+#[tokio::test]
+async fn a_version_without_bytes_is_one() {
+    let home = Home::default();
+    let producer = home.producer().await;
+    let mut empty = publish(&producer, 0).await;
+    assert_eq!(empty.payload_bytes(), 0);
+    empty.withdraw();
+    assert!(empty.released(PATIENCE).await.unwrap());
+}
+
+#[tokio::test]
+async fn versions_go_on_counting_when_a_producer_comes_again() {
+    let home = Home::default();
+    let first = publish(&home.producer().await, 100).await; // It goes here.
+    let producer = home.producer().await;
+    let second = publish(&producer, 100).await;
+    assert_eq!((second.id().version.0, second.id().epoch), (2, first.id().epoch));
+    producer.end(topic(), false).await.unwrap();
+    let again = producer.end(topic(), false).await.unwrap_err();
+    assert!(matches!(again, PublishError::Refused { reason: Refusal::TopicEnded, .. }), "{again}");
+    let third = publish(&producer, 100).await;
+    assert_ne!(third.id().epoch, first.id().epoch, "a topic that was ended begins anew");
+}
+
+#[tokio::test]
+async fn a_topic_has_one_producer_at_a_time() {
+    let home = Home::default();
+    let (one, two) = (home.producer().await, home.producer().await);
+    let _first = publish(&one, 100).await;
+    let versioned = version(&two, 100);
+    let refused = two.publish(topic(), versioned, vec![]).await.unwrap_err();
+    assert!(matches!(refused, PublishError::Refused { reason: Refusal::TopicTaken, .. }), "{refused}");
+    let file = home.server.publisher(Topic::new("file").unwrap()).unwrap();
+    let refused = two.publish(file.topic().clone(), version(&two, 100), vec![]).await.unwrap_err();
+    assert!(matches!(refused, PublishError::Refused { reason: Refusal::TopicTaken, .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_and_nothing_is_kept_of_it() {
+    let home = Home::new(Config { staged_bytes: 20_000, ..Config::default() }, TopicOptions::default());
+    let producer = home.producer().await;
+    let refused = producer.publish(topic(), version(&producer, 30_000), vec![]).await.unwrap_err();
+    let PublishError::Refused { reason: Refusal::NoRoom, text } = refused else { panic!("{refused}") };
+    assert!(text.contains("20000"), "{text}");
+    let metadata = vec![("k".into(), "v".repeat(40_000))];
+    let refused = producer.publish(topic(), version(&producer, 10), metadata).await.unwrap_err();
+    assert!(matches!(refused, PublishError::Metadata(_)), "{refused}");
+    assert_eq!(home.server.stats().staged_bytes, 0);
+    publish(&producer, 10_000).await;
+}
+
+#[tokio::test]
+async fn the_end_of_the_server_is_told_and_its_socket_goes() {
+    let mut home = Home::default();
+    let producer = home.producer().await;
+    let mut publication = publish(&producer, 100).await;
+    home.open.take();
+    let lost = publication.committed(1, PATIENCE).await.unwrap_err();
+    assert!(lost.to_string().contains("has ended"), "{lost}");
+    assert!(!home.path().exists());
+    let refused = producer.publish(topic(), version(&producer, 100), vec![]).await.unwrap_err();
+    assert!(matches!(refused, PublishError::Lost(_)), "{refused}");
+    let error = Producer::connect(&home.path()).await.unwrap_err();
+    assert!(matches!(error, ConnectError::NoSocket { .. }), "{error}");
+}
+
+/// A manifest for chunks of `chunk_bytes`.
+fn manifest(bytes: u64, chunk_bytes: u32) -> Vec<u8> {
+    let manifest = Manifest::layout(specs(bytes), vec![], chunk_bytes, &Limits::default()).unwrap();
+    encode_producer(ProducerMessage::Manifest(manifest.encoded().clone()))
+}
+
+fn lend(range: std::ops::Range<u64>, offset: u64) -> Vec<u8> {
+    encode_producer(ProducerMessage::Lend(Lend { range, memory: Memory::Memfd { offset } }))
+}
+
+fn complete(number: u64) -> Vec<u8> {
+    let publication = PublicationId(number);
+    let publish = Publish { publication, topic: topic(), metadata: vec![], reason: String::new() };
+    encode_producer(ProducerMessage::Publish(publish))
+}
+
+fn sealed(bytes: u64) -> tensor_relay_device::SealedFd {
+    let mut memfd = Memfd::new(bytes).unwrap();
+    memfd.write_at(&vec![1; bytes as usize], 0).unwrap();
+    memfd.seal().unwrap()
+}
+
+/// Goal: a version that is not what was said of it is refused for that reason, nothing is published or kept, and the producer
+/// may go on. Method: every way to be wrong, on one connection; then a right one.
+#[tokio::test]
+async fn what_is_not_true_of_a_version_refuses_it() {
+    let home = Home::default();
+    let (mut hearer, speaker) = home.raw().await;
+    let (right, chunk_bytes) = (manifest(1000, 4 << 20), 4 << 20);
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let (fit, short) = (sealed(1024), sealed(1023));
+    let (fit, short, file) = (Some(fit.as_fd()), Some(short.as_fd()), Some(file.as_fd()));
+    let wrong = [
+        (vec![], Refusal::BadManifest),
+        (vec![(right.clone(), None)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1024, 0), None)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1024, 0), short)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1024, 0), file)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1000, 0), fit)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(1..1025, 0), fit)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1024, 1), fit)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1024, 0), fit), (lend(0..1024, 0), fit)], Refusal::UnfitMemory),
+        (vec![(manifest(1000, chunk_bytes / 2), None), (lend(0..1024, 0), fit)], Refusal::BadManifest),
+        (vec![(right.clone(), None), (right.clone(), None), (lend(0..1024, 0), fit)], Refusal::BadManifest),
+    ];
+    for (number, (messages, expected)) in (1..).zip(wrong) {
+        for (message, descriptor) in messages {
+            speaker.say(&message, descriptor).await.unwrap();
+        }
+        speaker.say(&complete(number), None).await.unwrap();
+        match answer(&mut hearer).await {
+            ServerMessage::Refused { publication, reason, text } => {
+                assert_eq!((publication.0, reason), (number, expected), "{text}");
+            }
+            other => panic!("case {number}: {other:?}"),
+        }
+        assert_eq!(home.server.stats().staged_bytes, 0);
+    }
+    for (message, descriptor) in [(right, None), (lend(0..1024, 0), fit), (complete(100), None)] {
+        speaker.say(&message, descriptor).await.unwrap();
+    }
+    let published = answer(&mut hearer).await;
+    assert!(matches!(published, ServerMessage::Published { version, .. } if version.0 == 1), "{published:?}");
+}
+
+/// Goal: who breaks a rule is told which and cut off. Method: every way to break one.
+#[tokio::test]
+async fn who_breaks_a_rule_is_cut_off() {
+    let home = Home::default();
+    let hello = encode_producer(ProducerMessage::Hello(Hello {
+        revision_min: 1,
+        revision_max: 1,
+        agent: "x".into(),
+    }));
+    let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
+    let broken = [
+        (frame(b"\xff\xff\xff"), "malformed"),
+        (frame(b""), "kind"),
+        (vec![0xff; 4], "at most"),
+        (hello, "no place here"),
+        ([complete(1), complete(1)].concat(), "two versions under one number"),
+    ];
+    for (bytes, why) in broken {
+        let (mut hearer, speaker) = home.raw().await;
+        speaker.say(&bytes, None).await.unwrap();
+        let text = loop {
+            match answer(&mut hearer).await {
+                ServerMessage::Close { text } => break text,
+                ServerMessage::Refused { .. } => {} // The first of the two.
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(text.contains(why), "{text}");
+        assert!(!matches!(hearer.next().await, Ok(Some(_))), "it is closed");
+    }
+    let early = UnixStream::connect(home.path()).await.unwrap();
+    let (mut hearer, speaker) = split(early);
+    speaker.say(&complete(1), None).await.unwrap();
+    assert!(
+        matches!(answer(&mut hearer).await, ServerMessage::Close { text } if text.contains("before its Hello"))
+    );
+    let (mut hearer, speaker) = split(UnixStream::connect(home.path()).await.unwrap());
+    let late = Hello { revision_min: 2, revision_max: 3, agent: "later".into() };
+    speaker.say(&encode_producer(ProducerMessage::Hello(late)), None).await.unwrap();
+    assert!(matches!(answer(&mut hearer).await, ServerMessage::Close { text } if text.contains("revisions")));
+}
+
+/// Goal: a tensor that comes with fewer or more bytes than it has makes no version.
+#[tokio::test]
+async fn a_tensor_has_the_bytes_that_it_has() {
+    let home = Home::default();
+    let producer = home.producer().await;
+    let short = SealedVersion::new(producer.terms(), specs(10), vec![], |_, out| out.write(b"123"));
+    assert!(
+        matches!(short, Err(SealError::WrongSize { expected_bytes: 10, given_bytes: 3, .. })),
+        "{short:?}"
+    );
+    let long = SealedVersion::new(producer.terms(), specs(2), vec![], |_, out| out.write(b"123"));
+    assert!(matches!(long, Err(SealError::Fill(_))), "{long:?}");
+}
+
+/// Goal: many producers, one after the other and at once, with versions that come and go, leave nothing behind.
+/// Method: descriptors and mappings of this process, which is both ends, before and after.
+#[tokio::test]
+async fn many_versions_leave_nothing_behind() {
+    let home = Home::new(
+        Config::default(),
+        TopicOptions { keep: Keep { versions: 2, ..Keep::default() }, bases: 0, ..TopicOptions::default() },
+    );
+    let held = || {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+            let link = std::fs::read_link(entry.as_ref().unwrap().path()).unwrap_or_default();
+            link.to_string_lossy().contains("memfd:tensor-relay")
+        });
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        (descriptors.count(), maps.matches("memfd:tensor-relay").count())
+    };
+    let producer = home.producer().await;
+    let mut last = publish(&producer, 8192).await;
+    for _ in 0..300 {
+        last = publish(&producer, 8192).await;
+    }
+    assert_eq!(last.id().version.0, 301);
+    drop(producer);
+    let producer = home.producer().await;
+    let mut last = publish(&producer, 8192).await;
+    producer.end(topic(), true).await.unwrap();
+    assert!(last.released(PATIENCE).await.unwrap());
+    assert_eq!(home.server.stats().staged_bytes, 0);
+    // Other tests of this process have some, but not hundreds.
+    let (descriptors, mappings) = held();
+    assert!(descriptors < 50 && mappings < 50, "{descriptors} descriptors, {mappings} mappings");
+}

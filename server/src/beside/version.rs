@@ -1,0 +1,133 @@
+//! The producer's side of a version: tensors copied once, into memory that the server can read where it is.
+
+use std::{fmt, io, ops::Range};
+use tensor_relay_device::{Memfd, SealedFd};
+use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, TensorSpec, beside::MemoryKind};
+
+/// What a server wants of versions. It says so when a producer connects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    pub(super) chunk_bytes: u32,
+    pub(super) memories: Vec<MemoryKind>,
+}
+
+/// A version in memory that nobody can write any more, ready for the server beside.
+#[derive(Debug)]
+pub struct SealedVersion {
+    pub(super) manifest: Manifest,
+    /// None where there is no byte.
+    pub(super) memory: Option<SealedFd>,
+    copied_bytes: u64,
+}
+
+/// Why tensors do not come into such memory. `E` is what giving them can fail with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealError<E: std::error::Error + 'static> {
+    /// They cannot be laid out together.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The system has no shared memory for them.
+    #[error(
+        "the system gives no shared memory for {bytes} bytes: {source}. It counts as memory of this container, whose limit \
+         may be too low"
+    )]
+    Memory {
+        /// How much was wanted.
+        bytes: u64,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Their bytes could not be had.
+    #[error(transparent)]
+    Fill(E),
+    /// A tensor's bytes are fewer than its dtype and shape say.
+    #[error(
+        "tensor {name} takes {expected_bytes} bytes by its dtype and shape, and {given_bytes} came for it"
+    )]
+    WrongSize {
+        /// Which tensor.
+        name: Box<str>,
+        /// What its dtype and shape say.
+        expected_bytes: u64,
+        /// What came.
+        given_bytes: u64,
+    },
+}
+
+impl SealedVersion {
+    /// Lays `specs` out and lets `fill` write the bytes of each tensor, given its index in `specs`. Aliases are not asked
+    /// for. Takes as long as copying them does; call it off the executor.
+    ///
+    /// # Errors
+    /// [`SealError`]; nothing is kept then.
+    pub fn new<E: std::error::Error + From<io::Error>>(
+        terms: &Terms,
+        specs: Vec<TensorSpec>,
+        metadata: Metadata,
+        mut fill: impl FnMut(usize, &mut TensorWriter<'_>) -> Result<(), E>,
+    ) -> Result<Self, SealError<E>> {
+        let stored: Vec<bool> = specs.iter().map(|spec| spec.alias_of.is_none()).collect();
+        let manifest = Manifest::layout(specs, metadata, terms.chunk_bytes, &Limits::default())?;
+        let bytes = manifest.payload_bytes();
+        if bytes == 0 {
+            return Ok(Self { manifest, memory: None, copied_bytes: 0 });
+        }
+        let failed = |source| SealError::Memory { bytes, source };
+        let mut memfd = Memfd::new(bytes).map_err(failed)?;
+        for (index, tensor) in manifest.tensors().iter().enumerate().filter(|(index, _)| stored[*index]) {
+            let mut writer = TensorWriter { memfd: &mut memfd, rest: tensor.range() };
+            fill(index, &mut writer).map_err(SealError::Fill)?;
+            let missing_bytes = writer.rest.end - writer.rest.start;
+            if missing_bytes > 0 {
+                let (expected_bytes, name) = (tensor.byte_len(), tensor.name.as_str().into());
+                let given_bytes = expected_bytes - missing_bytes;
+                return Err(SealError::WrongSize { name, expected_bytes, given_bytes });
+            }
+        }
+        // Padding stays zero. It ends with a multiple of 256, on the page on which its tensor does: no page is left out.
+        let copied_bytes = memfd.written_bytes();
+        Ok(Self { manifest, memory: Some(memfd.seal().map_err(failed)?), copied_bytes })
+    }
+
+    /// What it holds.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// How many bytes were copied to make it.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
+}
+
+/// Takes the bytes of one tensor, in order.
+pub struct TensorWriter<'a> {
+    memfd: &'a mut Memfd,
+    rest: Range<u64>,
+}
+
+impl TensorWriter<'_> {
+    /// Copies the next bytes of the tensor to their place.
+    ///
+    /// # Errors
+    /// When they are more than the tensor has, or the system has no memory.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let len = bytes.len() as u64;
+        if len > self.rest.end - self.rest.start {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a tensor came with more bytes than it has",
+            ));
+        }
+        self.memfd.write_at(bytes, self.rest.start)?;
+        self.rest.start += len;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for TensorWriter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorWriter").field("rest", &self.rest).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,350 @@
+//! Versions that processes beside a server publish through its socket: as people do it, and as nobody should.
+
+use crate::files;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rustix::{
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    process::{Uid, geteuid},
+    thread::set_thread_res_uid,
+};
+use std::{
+    fs,
+    io::{IoSlice, Read, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::{fs::PermissionsExt, net::UnixStream},
+    },
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+use tensor_relay_device::Memfd;
+use tensor_relay_protocol::{
+    Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, Topic,
+    beside::{
+        Hello, Lend, Memory, ProducerMessage, PublicationId, Publish, Refusal, ServerMessage, encode_producer,
+    },
+};
+use tensor_relay_server::beside::{ConnectError, Producer};
+use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// More than `/dev/shm` has in a container, which plays no part in it.
+const MODEL_BYTES: usize = 65 << 20;
+
+/// A server without files, which others publish to.
+fn server(home: &Home, words: &[&str]) -> Serving {
+    let socket = format!("--publish-socket={}", home.word("s"));
+    home.serve(&[&[&*socket, "--bases=0"], words].concat())
+}
+
+fn ticket(server: &Serving) -> &str {
+    server.said["ticket"].as_str().unwrap()
+}
+
+/// Publishes the file called `name` with `words`, to the end.
+fn publish(home: &Home, name: &str, words: &[&str]) -> serde_json::Value {
+    let all = [&["publish", &home.word("s"), "policy", name, "--json"], words].concat();
+    home.run(&all).with(0).events().remove(0)
+}
+
+/// How many memfds of ours a process has mapped.
+fn mappings(process: &Process) -> usize {
+    process.mapped_files().matches("memfd:tensor-relay").count()
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Goal: what the shell publishes into a server beside it arrives byte by byte; the server has no copy of its own, and gives
+/// the memory back when nobody needs it.
+/// Method: a model larger than 64 MiB, a subscriber, a second version, and what the server has mapped.
+#[test]
+fn published_from_the_shell() {
+    let home = Home::new();
+    files::noise(&home.path("one"), MODEL_BYTES, 1);
+    files::noise(&home.path("two"), 1000, 2);
+    let mut server = server(&home, &[]);
+    assert_eq!(server.said["topics"].as_array().unwrap().len(), 0);
+    let mode = fs::metadata(home.path("s")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let words = ["subscribe", ticket(&server), "--topic=policy", "--out=out", "--json", "--wait=60"];
+    let mut subscriber = home.start(&words);
+    let socket = home.word("s");
+    let words = ["publish", &socket, "policy", "one", "--wait-committed=1", "--wait-released", "--json"];
+    let mut first = home.start(&[&words[..], &["--metadata=step=7"]].concat());
+    let said: serde_json::Value = serde_json::from_str(&first.hear_out(r#""event":"published""#)).unwrap();
+    assert_eq!((said["version"].as_u64(), said["path"].as_str()), (Some(1), Some("memfd")), "{said}");
+    assert_eq!(said["copied_bytes"], MODEL_BYTES, "once");
+    assert!(said["reason"].as_str().unwrap().contains("host memory"), "{said}");
+    first.hear_out(r#""event":"committed""#);
+    assert_eq!(mappings(&server.process), 1);
+    let event: serde_json::Value = serde_json::from_str(&subscriber.hear_out(r#""version":1"#)).unwrap();
+    assert_eq!(event["metadata"]["step"], "7", "{event}");
+    files::assert_same(&home.path("one"), &home.path("out/policy.safetensors"));
+    let second = publish(&home, "two", &["--wait-committed=1"]);
+    assert_eq!((&second["version"], &second["epoch"]), (&2.into(), &said["epoch"]));
+    let released = first.end().with(0);
+    assert_eq!(released.events().last().unwrap()["event"], "released", "{released:?}");
+    wait_until("the first is unmapped", || mappings(&server.process) == 1);
+    files::assert_same(&home.path("two"), &home.path("out/policy.safetensors"));
+    server.process.hear_out(r#""event":"published","topic":"policy""#);
+    server.process.hear_out(r#""path":"memfd","from":"process "#);
+    subscriber.end_by(Signal::TERM).with(143);
+    server.process.end_by(Signal::TERM).with(0);
+    assert!(!home.path("s").exists(), "the socket goes with its server");
+}
+
+/// Goal: waits that are in vain end in time, and say so; so does publishing to nobody.
+/// Method: a version that nobody takes and nothing replaces; no socket, and one that a killed server left.
+#[test]
+fn in_vain() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let socket = home.word("s");
+    let words = ["publish", &socket, "policy", "w", "--connect-timeout=0.2"];
+    home.run(&words).failed(3, &["there is no socket", "--publish-socket"]);
+    let server = server(&home, &[]);
+    let waits = [&words[..], &["--timeout=0.2", "--wait-committed=2"]].concat();
+    home.run(&waits).failed(3, &["0 of 2 subscribers", "policy version 1"]);
+    let waits = [&words[..], &["--timeout=0.2", "--wait-released"]].concat();
+    home.run(&waits).failed(3, &["policy version 2", "still in use"]);
+    home.run(&["publish", &socket, "policy", "missing"]).failed(1, &["missing"]);
+    server.process.end_by(Signal::KILL);
+    assert!(home.path("s").exists());
+    home.run(&words).failed(3, &["nobody listens"]);
+}
+
+/// Goal: a socket that a killed server left is replaced; one that is in use, or is something else, is left alone.
+/// Method: kill a server; start two on one path; point one at a file.
+#[test]
+fn sockets_that_are_there_already() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    server(&home, &[]).process.end_by(Signal::KILL);
+    let live = server(&home, &[]);
+    let socket = format!("--publish-socket={}", home.word("s"));
+    home.run(&["serve", ANY_PORT, &socket])
+        .failed(1, &["another server listens at", "choose another path"]);
+    publish(&home, "w", &[]);
+    home.run(&["serve", ANY_PORT, "--publish-socket=w"])
+        .failed(1, &["no socket", "left alone"]);
+    assert!(home.path("w").is_file());
+    live.process.end_by(Signal::TERM).with(0);
+}
+
+/// What connecting as user `uid` comes to.
+fn connect_as(uid: u32, path: &Path) -> Result<(), ConnectError> {
+    let path = path.to_owned();
+    let connect = move || {
+        let uid = Uid::from_raw(uid);
+        set_thread_res_uid(uid, uid, uid).unwrap(); // Of this thread alone.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(Producer::connect(&path)).map(drop)
+    };
+    thread::spawn(connect).join().unwrap()
+}
+
+/// Goal: other users do not publish, by the file's mode and by their credentials, unless the operator lets them.
+/// Method: threads of other users; needs root.
+#[test]
+fn other_users() {
+    if !geteuid().is_root() {
+        println!("skipped: only root can be other users");
+        return;
+    }
+    let (home, nobody, other) = (Home::new(), 65_534, 12_345);
+    fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = home.path("s");
+    let private = server(&home, &[]);
+    assert!(connect_as(0, &path).is_ok());
+    let refused = connect_as(nobody, &path).unwrap_err();
+    assert!(matches!(refused, ConnectError::NotPermitted { uid: 65_534, .. }), "{refused}");
+    private.process.end_by(Signal::TERM).with(0);
+    let mut shared = server(&home, &["--publish-uid=65534"]);
+    connect_as(nobody, &path).unwrap();
+    let refused = connect_as(other, &path).unwrap_err();
+    let ConnectError::Refused { why, .. } = refused else { panic!("{refused}") };
+    assert!(why.contains("user 12345 may not publish") && why.contains("--publish-uid 12345"), "{why}");
+    shared.process.hear_err("user 12345 may not publish");
+}
+
+/// A producer that says whatever bytes can say.
+struct Raw(UnixStream);
+
+impl Raw {
+    fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(stream)
+    }
+
+    fn greeted(path: &Path) -> Self {
+        let mut raw = Self::connect(path);
+        let hello = Hello { revision_min: 1, revision_max: 1, agent: "raw".into() };
+        raw.say(ProducerMessage::Hello(hello));
+        assert!(matches!(raw.hear(), ServerMessage::Welcome(_)));
+        raw
+    }
+
+    fn say(&mut self, message: ProducerMessage) {
+        self.0.write_all(&encode_producer(message)).unwrap();
+    }
+
+    fn hear(&mut self) -> ServerMessage {
+        let mut prefix = [0; 4];
+        self.0.read_exact(&mut prefix).unwrap();
+        let mut frame = vec![0; u32::from_le_bytes(prefix) as usize];
+        self.0.read_exact(&mut frame).unwrap();
+        ServerMessage::decode(&frame).unwrap()
+    }
+
+    /// Lends `fd` for a version of one tensor of `bytes` bytes.
+    fn lend(&mut self, bytes: u64, fd: BorrowedFd<'_>) {
+        let name = TensorName::new("w").unwrap();
+        let spec = TensorSpec::new(name, Dtype::U8, Shape::new(&[bytes]).unwrap());
+        let manifest = Manifest::layout(vec![spec], vec![], 4 << 20, &Limits::default()).unwrap();
+        self.say(ProducerMessage::Manifest(manifest.encoded().clone()));
+        let lend = Lend { range: 0..manifest.payload_bytes(), memory: Memory::Memfd { offset: 0 } };
+        let frame = encode_producer(ProducerMessage::Lend(lend));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let rights = [fd];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
+        let sent = sendmsg(&self.0, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
+        assert_eq!(sent, frame.len());
+    }
+
+    fn publish(&mut self, number: u64) -> ServerMessage {
+        let topic = Topic::new("policy").unwrap();
+        let publication = PublicationId(number);
+        self.say(ProducerMessage::Publish(Publish {
+            publication,
+            topic,
+            metadata: vec![],
+            reason: "test".into(),
+        }));
+        self.hear()
+    }
+}
+
+fn memfd(bytes: u64) -> Memfd {
+    let mut memfd = Memfd::new(bytes).unwrap();
+    memfd.write_at(&vec![3; bytes as usize], 0).unwrap();
+    memfd
+}
+
+/// Goal: a producer that dies half way leaves no version and nothing mapped; what it had completed stays on offer.
+/// Method: complete one version, say all of a second but that it is complete, and go.
+#[test]
+fn a_producer_that_dies_half_way() {
+    let home = Home::new();
+    let server = server(&home, &[]);
+    let mut raw = Raw::greeted(&home.path("s"));
+    raw.lend(1024, memfd(1024).seal().unwrap().as_fd());
+    let published = raw.publish(1);
+    assert!(matches!(published, ServerMessage::Published { .. }), "{published:?}");
+    raw.lend(1024, memfd(1024).seal().unwrap().as_fd());
+    drop(raw);
+    files::noise(&home.path("w"), 1000, 1);
+    let before = home.list(&server);
+    assert_eq!((before.as_array().unwrap().len(), &before[0]["version"]), (1, &1.into()), "{before}");
+    assert_eq!(publish(&home, "w", &[])["version"], 2, "the next producer goes on");
+    wait_until("one is mapped", || mappings(&server.process) == 1);
+    home.run(&["subscribe", ticket(&server), "--topic=policy", "--once", "--out=out"])
+        .with(0);
+    files::assert_same(&home.path("w"), &home.path("out/policy.safetensors"));
+}
+
+/// Goal: memory that could change, or is shorter than it was said to be, is refused, and never read.
+/// Method: a memfd without seals, and one that is too short.
+#[test]
+fn memory_that_is_not_fit() {
+    let home = Home::new();
+    let server = server(&home, &[]);
+    let mut raw = Raw::greeted(&home.path("s"));
+    let unsealed = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::io::pwrite(&unsealed, &[1; 1024], 0).unwrap();
+    raw.lend(1024, unsealed.as_fd());
+    let refused = raw.publish(1);
+    let ServerMessage::Refused { reason: Refusal::UnfitMemory, text, .. } = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(text.contains("not sealed"), "{text}");
+    raw.lend(1024, memfd(1023).seal().unwrap().as_fd());
+    let refused = raw.publish(2);
+    let ServerMessage::Refused { reason: Refusal::UnfitMemory, text, .. } = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(text.contains("has 1023 bytes"), "{text}");
+    assert!(home.list(&server).as_array().unwrap().is_empty());
+    assert_eq!(mappings(&server.process), 0);
+}
+
+/// Goal: garbage on the socket ends its connection and nothing else, and leaves no descriptor behind.
+/// Method: random bytes, real frames with changed ones, and half ones, over many connections; then a good version.
+#[test]
+fn garbage_on_the_socket() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let server = server(&home, &[]);
+    publish(&home, "w", &[]);
+    let before = server.process.descriptors();
+    let mut dice = ChaCha8Rng::seed_from_u64(7);
+    let hello = encode_producer(ProducerMessage::Hello(Hello {
+        revision_min: 1,
+        revision_max: 1,
+        agent: "x".repeat(200),
+    }));
+    for round in 0..200 {
+        let mut raw =
+            if round % 2 == 0 { Raw::connect(&home.path("s")) } else { Raw::greeted(&home.path("s")) };
+        let mut bytes = hello.clone();
+        match round % 3 {
+            0 => dice.fill(&mut bytes[..]),
+            1 => bytes[dice.random_range(0..40)] ^= 1 << dice.random_range(0..8),
+            _ => bytes.truncate(dice.random_range(1..bytes.len())),
+        }
+        let _ = raw.0.write_all(&bytes); // It may be cut off by then.
+    }
+    let published = publish(&home, "w", &[]);
+    assert_eq!(published["version"], 2);
+    wait_until("nothing is left behind", || server.process.descriptors() <= before);
+    server.process.end_by(Signal::TERM).with(0);
+}
+
+/// Goal: versions come and go for as long as one likes.
+/// Method: a hundred of them by one producer; count what the server has open and mapped.
+#[test]
+fn many_versions_leave_nothing_behind() {
+    let home = Home::new();
+    let server = server(&home, &["--keep-versions=2"]);
+    let mut raw = Raw::greeted(&home.path("s"));
+    let mut number = 0;
+    let mut publish_some = |raw: &mut Raw, count| {
+        for _ in 0..count {
+            number += 1;
+            raw.lend(8192, memfd(8192).seal().unwrap().as_fd());
+            let mut answer = raw.publish(number);
+            while let ServerMessage::Progress(_) = answer {
+                answer = raw.hear(); // Of those that were replaced.
+            }
+            assert!(matches!(answer, ServerMessage::Published { .. }), "{answer:?}");
+        }
+    };
+    publish_some(&mut raw, 10);
+    let before = server.process.descriptors();
+    publish_some(&mut raw, 300);
+    wait_until("what is retained is mapped, and nothing else", || mappings(&server.process) == 2);
+    assert!(server.process.descriptors() <= before);
+    drop(raw);
+    server.process.end_by(Signal::TERM).with(0);
+}
