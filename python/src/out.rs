@@ -1,25 +1,25 @@
 //! `out=`: a user's own tensors, which versions are received into.
 
+mod copy;
+mod target;
+
 use crate::{
-    entries,
-    errors::{Kind, of_device, of_fill},
+    errors::{Kind, of_fill},
     gpu::Gpus,
-    memory::{Exclusive, Foreign, Lent, OnGpu},
-    runtime,
+    memory::{Exclusive, Foreign, OnGpu},
     snapshot::Snapshot,
     subscription::{Arrived, Inner, NotArrived},
-    tensor::Tensor,
-    tensors_in::{Fences, frameworks, lend_to_write, text_of},
+    tensors_in::Fences,
     wait::{at_most, wait},
 };
 use pyo3::prelude::*;
 use std::{
-    collections::{BTreeMap, HashSet},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_client::{self as client, Buffers, FillCause, FillError, Filled, Glob, Shape, TensorName};
+use target::{Sorted, Target, check_dense, sorted};
+use tensor_relay_client::{self as client, Buffers, FillCause, FillError, Filled, Glob, Shape};
 use tensor_relay_device::DeviceBuffer;
 
 /// A mapping of tensors, and how they are received into.
@@ -45,20 +45,6 @@ enum Failed {
     Closed,
     Host(FillError<Exclusive>),
     Gpu(FillError<DeviceBuffer>),
-}
-
-/// One of the tensors.
-struct Target<M = Lent> {
-    name: TensorName,
-    memory: M,
-    /// The tensor itself.
-    value: Py<PyAny>,
-}
-
-/// The tensors by where they are.
-struct Sorted {
-    host: Vec<Target<Foreign>>,
-    gpu: Vec<Target<OnGpu>>,
 }
 
 impl Out {
@@ -90,34 +76,7 @@ impl Out {
     /// # Errors
     /// `TargetError` names the first that is not of the version; `TornError` where a GPU fails in the middle.
     pub(crate) fn copy(&self, py: Python<'_>, arrived: &Arrived) -> PyResult<Snapshot> {
-        let snapshot = &arrived.snapshot;
-        let targets = self.targets(py)?;
-        targets.iter().try_for_each(|target| check(py, snapshot, target))?;
-        let Sorted { host, gpu } = sorted(targets);
-        let (copiers, gpu) = copiers(py, &Snapshot::whole(arrived), gpu)?;
-        let rounds = rounds(py, snapshot, gpu)?;
-        let on_host = match snapshot.is_on_device() && !host.is_empty() {
-            true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
-            false => snapshot.clone(),
-        };
-        // From here on nothing ends it but a device.
-        let runtime = runtime::handle(py)?;
-        let copied = py.detach(|| {
-            rounds
-                .iter()
-                .try_for_each(|buffers| runtime.block_on(snapshot.copy_into_device(buffers)))
-        });
-        match copied {
-            Ok(()) => copiers.iter().try_for_each(|copy| copy.call0().map(drop))?,
-            Err(FillCause::Device(error)) => {
-                let message =
-                    format!("{error}; tensors of `out` are torn: some hold bytes of {}", snapshot.id());
-                return Err(torn_by(py, &message, snapshot.id(), &FillCause::Device(error)));
-            }
-            Err(cause) => return Err(of_fill(py, &cause)),
-        }
-        copy_to_host(py, &on_host, host);
-        Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))
+        copy::to_all(py, arrived, self.targets(py)?)
     }
 
     /// Receives the next version right into the tensors.
@@ -185,143 +144,13 @@ impl Out {
         }
     }
 
-    /// The tensors, as they are now; one for all names that share it. What is no tensor is passed over, as in a
-    /// `state_dict` that is published.
+    /// The tensors, as they are now.
     fn targets(&self, py: Python<'_>) -> PyResult<Vec<Target>> {
-        let (mut targets, mut known) = (vec![], HashSet::new());
-        for item in self.mapping.bind(py).call_method0("items")?.try_iter()? {
-            let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-            if entries::is_entry(&value) {
-                continue;
-            }
-            let text = text_of(&name)?;
-            let name = TensorName::new(&text).map_err(Kind::Request.because(py))?;
-            let refuse = |why: &dyn std::fmt::Display| {
-                Kind::Target.raise(py, format!("{name} of `out` cannot be received into: {why}"))
-            };
-            let memory = lend_to_write(&value, &self.gpus).map_err(|error| refuse(&error.value(py)))?;
-            if !memory.is_writable() {
-                return Err(refuse(&"it is read-only"));
-            }
-            if memory.identity().is_none_or(|identity| known.insert(identity)) {
-                targets.push(Target { name, memory, value: value.unbind() });
-            }
-        }
-        Ok(targets)
+        target::all_of(self.mapping.bind(py), &self.gpus)
     }
 
     fn pending(&self) -> MutexGuard<'_, Option<Pending>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn sorted(targets: Vec<Target>) -> Sorted {
-    let mut sorted = Sorted { host: vec![], gpu: vec![] };
-    for Target { name, memory, value } in targets {
-        match memory {
-            Lent::Host(memory) => sorted.host.push(Target { name, memory, value }),
-            Lent::Gpu(memory) => sorted.gpu.push(Target { name, memory, value }),
-        }
-    }
-    sorted
-}
-
-/// Refuses a tensor that is not one of the version.
-fn check(py: Python<'_>, snapshot: &client::Snapshot, Target { name, memory, .. }: &Target) -> PyResult<()> {
-    let of = snapshot.manifest().tensor(name.as_str());
-    let is_here = snapshot.tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some();
-    let Some(tensor) = of.filter(|_| is_here) else {
-        let message =
-            format!("`out` has a tensor {name}, and {} has none, or it is not selected", snapshot.id());
-        return Err(Kind::Target.raise(py, message));
-    };
-    if (tensor.dtype, tensor.shape.dimensions()) != (memory.dtype(), memory.shape()) {
-        let message = format!(
-            "tensor {name} is {} {} in {}, and {} {:?} in `out`",
-            tensor.dtype,
-            tensor.shape,
-            snapshot.id(),
-            memory.dtype(),
-            memory.shape()
-        );
-        return Err(Kind::Target.raise(py, message));
-    }
-    Ok(())
-}
-
-/// Copies what is on the host. Every tensor was found to fit.
-fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, targets: Vec<Target<Foreign>>) {
-    let mut targets = targets;
-    py.detach(|| {
-        for Target { name, memory, .. } in &mut targets {
-            if let Some(bytes) = snapshot.tensor(name.as_str()) {
-                memory.copy_from(&bytes);
-            }
-        }
-    });
-    targets.into_iter().for_each(|target| target.memory.give_back(py));
-}
-
-/// What copies to those tensors whose own framework can do it on the GPU where the version has landed; and the others.
-fn copiers<'py>(
-    py: Python<'py>,
-    snapshot: &Snapshot,
-    targets: Vec<Target<OnGpu>>,
-) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Target<OnGpu>>)> {
-    let (mut copiers, mut others) = (vec![], vec![]);
-    let copier = frameworks(py)?.getattr("copier")?;
-    for target in targets {
-        let tensor = snapshot.tensor(target.name.as_str()).filter(Tensor::is_on_gpu);
-        let found = match tensor {
-            Some(tensor) => copier.call1((target.value.bind(py), tensor))?,
-            None => py.None().into_bound(py),
-        };
-        match found.is_none() {
-            true => others.push(target),
-            false => copiers.push(found),
-        }
-    }
-    Ok((copiers, others))
-}
-
-/// The tensors on GPUs as they can be copied to, some at a time: those of one GPU, and of several that are tied in the
-/// version, one.
-fn rounds(
-    py: Python<'_>,
-    snapshot: &client::Snapshot,
-    targets: Vec<Target<OnGpu>>,
-) -> PyResult<Vec<Buffers<DeviceBuffer>>> {
-    let mut fences = Fences::default();
-    let mut seen: BTreeMap<(String, u64), usize> = BTreeMap::new();
-    let mut rounds: BTreeMap<(String, usize), Buffers<DeviceBuffer>> = BTreeMap::new();
-    for Target { name, memory, .. } in targets {
-        check_dense(py, &name, &memory)?;
-        let device = memory.device().name().to_owned();
-        let start = snapshot
-            .manifest()
-            .tensor(name.as_str())
-            .map_or(0, |tensor| tensor.range().start);
-        let round = match memory.len() {
-            0 => continue,
-            _ => seen.entry((device.clone(), start)).or_default(),
-        };
-        let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
-        rounds.entry((device, *round)).or_default().insert(name, buffer);
-        *round += 1;
-    }
-    Ok(rounds.into_values().collect())
-}
-
-fn check_dense(py: Python<'_>, name: &TensorName, memory: &OnGpu) -> PyResult<()> {
-    match memory.is_dense() {
-        true => Ok(()),
-        false => {
-            let message = format!(
-                "the elements of {name} in `out` do not lie side by side on {}: make it contiguous",
-                memory.device().name()
-            );
-            Err(Kind::Target.raise(py, message))
-        }
     }
 }
 

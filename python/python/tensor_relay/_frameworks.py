@@ -179,7 +179,7 @@ def copier(target: Any, tensor: Any) -> Callable[[], None] | None:
 
 
 def _are_together(target: Any, tensor: Any) -> bool:
-    return tuple(map(int, target.__dlpack_device__())) == tensor.__dlpack_device__()
+    return bool(tuple(map(int, target.__dlpack_device__())) == tensor.__dlpack_device__())
 
 
 def _copier_of_torch(target: Any, source: Any) -> Callable[[], None]:

@@ -169,7 +169,6 @@ async fn memory_that_a_stream_uses_is_given_to_nobody_else() {
     assert_eq!(fake.violations(), [""; 0]);
 }
 
-
 #[tokio::test]
 async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
     let fake = machine();
