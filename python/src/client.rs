@@ -2,6 +2,7 @@
 
 use crate::{
     errors::{Kind, of_client},
+    gpu::{GpuOptions, Gpus, ordinal_called},
     out::Out,
     relay::topic_called,
     runtime::Here,
@@ -22,7 +23,12 @@ use tensor_relay_client::{
 pub(crate) struct Client {
     open: Here<Mutex<Option<Arc<client::Client>>>>,
     ticket: Ticket,
+    gpus: Here<Arc<Gpus>>,
 }
+
+/// How long the slots of GPUs are: what chunks are, where their server does not say otherwise. Longer chunks are copied once
+/// more.
+const CHUNK_BYTES: u32 = 4 << 20;
 
 /// A topic that a server has.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
@@ -57,7 +63,7 @@ const GOOD_BYE: Duration = Duration::from_secs(2);
 /// Connects to a server. `tensor_relay.connect` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (ticket, *, timeout, memory_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
-                    versions_held_max, hold_timeout))]
+                    versions_held_max, hold_timeout, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -70,9 +76,17 @@ pub(crate) fn connect(
     reconnect_timeout: f64,
     versions_held_max: usize,
     hold_timeout: f64,
+    device: &str,
+    gpu_memory_bytes: Option<u64>,
+    pinned_bytes: u64,
 ) -> PyResult<Client> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
+    let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes: CHUNK_BYTES };
+    let gpus = Gpus::new(py, options)?;
+    let open = |ordinal| py.detach(|| gpus.device(ordinal)).map_err(|error| error.raise(py));
+    let device = ordinal_called(py, device)?.map(open).transpose()?;
     let config = Config {
+        device,
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         lanes: lanes.map_or(Lanes::Auto, Lanes::Fixed),
         topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
@@ -87,7 +101,7 @@ pub(crate) fn connect(
     let connector = Connector::new(Tuning { connect_timeout_ms, ..Tuning::default() });
     let connected = wait(py, client::Client::connect_with(&connector, &ticket, config))?;
     let client = Arc::new(connected.map_err(|error| of_client(py, &error))?);
-    Ok(Client { open: Here::new(Mutex::new(Some(client))), ticket })
+    Ok(Client { open: Here::new(Mutex::new(Some(client))), ticket, gpus: Here::new(Arc::new(gpus)) })
 }
 
 #[pymethods]
@@ -125,7 +139,8 @@ impl Client {
     /// out: a mapping of tensors that are received into. The snapshots then have no tensors of their own. With
     /// `atomic=True` each version is received elsewhere and copied when it is whole: a failure leaves the tensors as they
     /// were, for memory for a second version and one copy. With `atomic=False` it is received right into them, without
-    /// either, and a failure leaves them torn (TornError); keep everybody away from them meanwhile.
+    /// either, and a failure leaves them torn (TornError); keep everybody away from them meanwhile. They may lie on a GPU:
+    /// what was put on their framework's current stream before is waited for, and nothing is written before it is done.
     ///
     /// Raises RequestError for what is no name or pattern. What becomes of the subscription is told by the snapshots.
     #[pyo3(signature = (topic = None, *, mode = "latest", select = None, start = None, window = None, reader = None,
@@ -153,7 +168,8 @@ impl Client {
         };
         let timeout = seconds("timeout", timeout)?;
         let on_gap = OnGap::called(py, on_gap)?;
-        let out = out.map(|mapping| Out::new(mapping.unbind(), atomic));
+        let gpus = this.gpus.get(py)?;
+        let out = out.map(|mapping| Out::new(mapping.unbind(), atomic, Arc::clone(gpus)));
         let mut request = match mode {
             "latest" => Request::latest(topic),
             "every" => Request::every(topic),
@@ -204,6 +220,7 @@ impl Client {
         if let Some(client) = open.and_then(Arc::into_inner) {
             wait(py, async { tokio::time::timeout(GOOD_BYE, client.close()).await.ok() })?;
         }
+        self.gpus.get(py)?.close();
         Ok(())
     }
 

@@ -5,7 +5,8 @@
 use pyo3::prelude::*;
 use std::fmt::Display;
 use tensor_relay_client::{
-    BufferError, ClientError, CloseCode, ConnectError, EndReason, FillCause, LaneError, SubscriptionError,
+    BufferError, ClientError, CloseCode, ConnectError, DeviceError, EndReason, FillCause, LaneError,
+    SubscriptionError,
 };
 
 /// A class of `tensor_relay.errors`.
@@ -143,6 +144,7 @@ pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
     match cause {
         FillCause::Subscription(error) => of_subscription(py, error),
         FillCause::Buffers(error) => of_buffer(py, error),
+        FillCause::Device(error) => of_device(py, error),
         other => Kind::Other.raise(py, other),
     }
 }
@@ -150,4 +152,12 @@ pub(crate) fn of_fill(py: Python<'_>, cause: &FillCause) -> PyErr {
 /// Why a user's own tensors are not those of a version.
 pub(crate) fn of_buffer(py: Python<'_>, error: &BufferError) -> PyErr {
     Kind::Target.raise(py, error)
+}
+
+/// Why tensors did not get to a GPU, or away from it.
+pub(crate) fn of_device(py: Python<'_>, error: &DeviceError) -> PyErr {
+    match error {
+        DeviceError::NoMemory { .. } => Kind::NoRoom.raise(py, error),
+        _ => Kind::Other.raise(py, error),
+    }
 }

@@ -3,6 +3,7 @@
 //! The runtime's thread must never wait for the GIL: any C extension may hold that for seconds, and all lanes would stand
 //! still. So whatever needs Python there (giving back what was lent, results of coroutines, log messages) is left here.
 
+use crate::gpu;
 use pyo3::prelude::*;
 use std::{
     sync::{OnceLock, mpsc},
@@ -74,10 +75,17 @@ fn run(inbox: &mpsc::Receiver<Message>) {
 /// Does what is left to do, and nothing later: called right before the interpreter ends, which no thread may wait for.
 #[pyfunction]
 pub(crate) fn finish(py: Python<'_>) {
+    py.detach(|| {
+        finish_errands();
+        gpu::close_all(); // Now that what was lent is back.
+    });
+}
+
+fn finish_errands() {
     let inbox = INBOX.get_or_init(|| None).as_ref();
     let Some(inbox) = inbox.filter(|inbox| inbox.pid == std::process::id()) else { return };
     let (done, finished) = mpsc::sync_channel(1);
     if inbox.sender.send(Message::Finish(done)).is_ok() {
-        let _ = py.detach(move || finished.recv_timeout(FINISH));
+        let _ = finished.recv_timeout(FINISH);
     }
 }

@@ -10,6 +10,7 @@ mod awaitable;
 mod client;
 mod entries;
 mod errors;
+mod gpu;
 mod interpreter;
 mod logging;
 mod memory;
@@ -24,6 +25,7 @@ mod subscription;
 mod tensor;
 mod tensors_in;
 mod topic_options;
+mod version;
 mod wait;
 
 use pyo3::prelude::*;

@@ -1,19 +1,26 @@
 //! Tensors handed over without a copy, in both directions: by DLPack, and by Python's buffer protocol.
 //!
-//! All `unsafe` of this crate is here. [`Foreign`] is memory that somebody else owns, [`Tensor`](crate::tensor::Tensor)
-//! gives out what is ours. Tensors on GPUs have their place here, too: DLPack says on which device memory is.
+//! All `unsafe` of this crate is here. [`Lent`] is memory that somebody else owns, on the host ([`Foreign`]) or on a GPU
+//! ([`OnGpu`]); [`Tensor`](crate::tensor::Tensor) gives out what is ours: bytes on the host, and [`Readable`] ones on a GPU.
 
 mod buffer;
 mod dlpack;
 mod export;
 mod foreign;
 mod import;
+mod on_gpu;
+mod readable;
+mod stream;
 mod strides;
 
 pub(crate) use buffer::{Viewed, fill_view, format_of};
 pub(crate) use dlpack::{DataType, data_type_of};
-pub(crate) use export::{Export, capsule};
+pub(crate) use export::{Export, Exported, capsule};
 pub(crate) use foreign::{Exclusive, Foreign, Identity};
+pub(crate) use import::Lent;
+pub(crate) use on_gpu::{OnGpu, no_bytes};
+pub(crate) use readable::{Readable, Reading};
+pub(crate) use stream::Stream;
 pub(crate) use strides::dense;
 
 /// DLPack's number for memory of the host.

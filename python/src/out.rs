@@ -1,49 +1,55 @@
 //! `out=`: a user's own tensors, which versions are received into.
 
+mod copy;
+mod target;
+
 use crate::{
-    entries,
     errors::{Kind, of_fill},
-    memory::{Exclusive, Foreign},
+    gpu::Gpus,
+    memory::{Exclusive, Foreign, OnGpu},
     snapshot::Snapshot,
     subscription::{Arrived, Inner, NotArrived},
-    tensors_in::{lend_to_write, text_of},
+    tensors_in::Fences,
     wait::{at_most, wait},
 };
 use pyo3::prelude::*;
 use std::{
-    collections::HashSet,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_client::{self as client, Buffers, FillCause, FillError, Filled, Glob, Shape, TensorName};
+use target::{Sorted, Target, check_dense, sorted};
+use tensor_relay_client::{self as client, Buffers, FillCause, FillError, Filled, Glob, Shape};
+use tensor_relay_device::DeviceBuffer;
 
 /// A mapping of tensors, and how they are received into.
 pub(crate) struct Out {
     mapping: Py<PyAny>,
     is_atomic: bool,
+    gpus: Arc<Gpus>,
     /// A version that is received right into the tensors, when nobody waits for it any more: after a timeout, or Ctrl-C.
     /// The tensors stay lent until then.
     pending: Arc<Mutex<Option<Pending>>>,
 }
 
-type Pending = Pin<Box<dyn Future<Output = Result<Filled<Exclusive>, Failed>> + Send>>;
+type Pending = Pin<Box<dyn Future<Output = Result<Got, Failed>> + Send>>;
+
+/// A version in the tensors, which are on the host or on a GPU.
+enum Got {
+    Host(Filled<Exclusive>),
+    Gpu(Filled<DeviceBuffer>),
+}
 
 /// Why no version came into the tensors.
 enum Failed {
     Closed,
-    Fill(FillError<Exclusive>),
-}
-
-/// One of the tensors.
-struct Target {
-    name: TensorName,
-    memory: Foreign,
+    Host(FillError<Exclusive>),
+    Gpu(FillError<DeviceBuffer>),
 }
 
 impl Out {
-    pub(crate) fn new(mapping: Py<PyAny>, is_atomic: bool) -> Self {
-        Self { mapping, is_atomic, pending: Arc::default() }
+    pub(crate) fn new(mapping: Py<PyAny>, is_atomic: bool, gpus: Arc<Gpus>) -> Self {
+        Self { mapping, is_atomic, gpus, pending: Arc::default() }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
@@ -54,6 +60,7 @@ impl Out {
         Self {
             mapping: self.mapping.clone_ref(py),
             is_atomic: self.is_atomic,
+            gpus: Arc::clone(&self.gpus),
             pending: Arc::clone(&self.pending),
         }
     }
@@ -67,35 +74,9 @@ impl Out {
     /// Copies a whole version to the tensors, all of them or none.
     ///
     /// # Errors
-    /// `TargetError` names the first that is not of the version.
+    /// `TargetError` names the first that is not of the version; `TornError` where a GPU fails in the middle.
     pub(crate) fn copy(&self, py: Python<'_>, arrived: &Arrived) -> PyResult<Snapshot> {
-        let snapshot = &arrived.snapshot;
-        let mut copies = vec![];
-        for Target { name, memory } in self.targets(py)? {
-            let bytes = snapshot.tensor(name.as_str());
-            let (Some(tensor), Some(bytes)) = (snapshot.manifest().tensor(name.as_str()), bytes) else {
-                let message = format!(
-                    "`out` has a tensor {name}, and {} has none, or it is not selected",
-                    snapshot.id()
-                );
-                return Err(Kind::Target.raise(py, message));
-            };
-            if (tensor.dtype, tensor.shape.dimensions()) != (memory.dtype(), memory.shape()) {
-                let message = format!(
-                    "tensor {name} is {} {} in {}, and {} {:?} in `out`",
-                    tensor.dtype,
-                    tensor.shape,
-                    snapshot.id(),
-                    memory.dtype(),
-                    memory.shape()
-                );
-                return Err(Kind::Target.raise(py, message));
-            }
-            copies.push((memory, bytes));
-        }
-        py.detach(|| copies.iter_mut().for_each(|(memory, bytes)| memory.copy_from(bytes)));
-        copies.into_iter().for_each(|(memory, _)| memory.give_back(py));
-        Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))
+        copy::to_all(py, arrived, self.targets(py)?)
     }
 
     /// Receives the next version right into the tensors.
@@ -118,13 +99,20 @@ impl Out {
             }
         };
         match received {
-            Ok(filled) => {
+            Ok(Got::Host(filled)) => {
                 let snapshot = Snapshot::filled(&filled);
                 give_back(py, filled.into_buffers());
                 Ok(Ok(snapshot))
             }
+            Ok(Got::Gpu(filled)) => Ok(Ok(Snapshot::filled(&filled))),
             Err(Failed::Closed) => Ok(Err(NotArrived::Closed)),
-            Err(Failed::Fill(error)) => not_filled(py, error),
+            Err(Failed::Host(error)) => {
+                let message = error.to_string();
+                let FillError { cause, torn, buffers, .. } = error;
+                give_back(py, buffers);
+                not_filled(py, &message, torn, cause)
+            }
+            Err(Failed::Gpu(error)) => not_filled(py, &error.to_string(), error.torn, error.cause),
         }
     }
 
@@ -139,51 +127,26 @@ impl Out {
     }
 
     fn begin(&self, py: Python<'_>, inner: &Inner) -> PyResult<Pending> {
-        let mut buffers = Buffers::new();
-        for Target { name, memory } in self.targets(py)? {
-            let (dtype, shape) = (memory.dtype(), Shape::new(memory.shape()));
-            let shape = shape.map_err(Kind::Target.because(py))?;
-            let exclusive = Exclusive::new(memory).ok_or_else(|| {
-                let message = format!(
-                    "the elements of {name} in `out` do not lie side by side, so nothing can be received right into it: make \
-                     it contiguous, or take atomic=True"
-                );
-                Kind::Target.raise(py, message)
-            })?;
-            buffers.expect(name.clone(), dtype, shape);
-            buffers.insert(name, exclusive);
+        let Sorted { host, gpu } = sorted(self.targets(py)?);
+        if let (Some(host), Some(gpu)) = (host.first(), gpu.first()) {
+            let message = format!(
+                "{} of `out` lies on the host, and {} on {}: right into them, a version is received in one place; take \
+                 atomic=True",
+                host.name,
+                gpu.name,
+                gpu.memory.device().name()
+            );
+            return Err(Kind::Target.raise(py, message));
         }
-        let subscription = Arc::clone(&inner.subscription);
-        Ok(Box::pin(async move {
-            let mut subscription = subscription.lock_owned().await;
-            let subscription = subscription.as_mut().ok_or(Failed::Closed)?;
-            subscription.next_into(buffers).await.map_err(Failed::Fill)
-        }))
+        match gpu.is_empty() {
+            true => begin_on_host(py, inner, host),
+            false => begin_on_gpu(py, inner, gpu),
+        }
     }
 
-    /// The tensors, as they are now; one for all names that share it. What is no tensor is passed over, as in a
-    /// `state_dict` that is published.
+    /// The tensors, as they are now.
     fn targets(&self, py: Python<'_>) -> PyResult<Vec<Target>> {
-        let (mut targets, mut known) = (vec![], HashSet::new());
-        for item in self.mapping.bind(py).call_method0("items")?.try_iter()? {
-            let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-            if entries::is_entry(&value) {
-                continue;
-            }
-            let text = text_of(&name)?;
-            let name = TensorName::new(&text).map_err(Kind::Request.because(py))?;
-            let refuse = |why: &dyn std::fmt::Display| {
-                Kind::Target.raise(py, format!("{name} of `out` cannot be received into: {why}"))
-            };
-            let memory = lend_to_write(&value).map_err(|error| refuse(&error.value(py)))?;
-            if !memory.is_writable() {
-                return Err(refuse(&"it is read-only"));
-            }
-            if memory.identity().is_none_or(|identity| known.insert(identity)) {
-                targets.push(Target { name, memory });
-            }
-        }
-        Ok(targets)
+        target::all_of(self.mapping.bind(py), &self.gpus)
     }
 
     fn pending(&self) -> MutexGuard<'_, Option<Pending>> {
@@ -191,19 +154,61 @@ impl Out {
     }
 }
 
+fn begin_on_host(py: Python<'_>, inner: &Inner, targets: Vec<Target<Foreign>>) -> PyResult<Pending> {
+    let mut buffers = Buffers::new();
+    for Target { name, memory, .. } in targets {
+        let (dtype, shape) = (memory.dtype(), Shape::new(memory.shape()));
+        let shape = shape.map_err(Kind::Target.because(py))?;
+        let exclusive = Exclusive::new(memory).ok_or_else(|| {
+            let message = format!(
+                "the elements of {name} in `out` do not lie side by side, so nothing can be received right into it: make \
+                 it contiguous, or take atomic=True"
+            );
+            Kind::Target.raise(py, message)
+        })?;
+        buffers.expect(name.clone(), dtype, shape);
+        buffers.insert(name, exclusive);
+    }
+    let subscription = Arc::clone(&inner.subscription);
+    Ok(Box::pin(async move {
+        let mut subscription = subscription.lock_owned().await;
+        let subscription = subscription.as_mut().ok_or(Failed::Closed)?;
+        subscription.next_into(buffers).await.map(Got::Host).map_err(Failed::Host)
+    }))
+}
+
+fn begin_on_gpu(py: Python<'_>, inner: &Inner, targets: Vec<Target<OnGpu>>) -> PyResult<Pending> {
+    let (mut buffers, mut fences) = (Buffers::new(), Fences::default());
+    for Target { name, memory, .. } in targets {
+        check_dense(py, &name, &memory)?;
+        let shape = Shape::new(memory.shape()).map_err(Kind::Target.because(py))?;
+        buffers.expect(name.clone(), memory.dtype(), shape);
+        let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
+        buffers.insert(name, buffer);
+    }
+    let subscription = Arc::clone(&inner.subscription);
+    Ok(Box::pin(async move {
+        let mut subscription = subscription.lock_owned().await;
+        let subscription = subscription.as_mut().ok_or(Failed::Closed)?;
+        subscription.next_into_device(buffers).await.map(Got::Gpu).map_err(Failed::Gpu)
+    }))
+}
+
 fn give_back(py: Python<'_>, buffers: Buffers<Exclusive>) {
     buffers.into_iter().for_each(|(_, memory)| memory.give_back(py));
 }
 
 /// Says why, and whether the tensors are torn.
-fn not_filled(py: Python<'_>, error: FillError<Exclusive>) -> PyResult<Result<Snapshot, NotArrived>> {
-    let message = error.to_string();
-    let FillError { cause, torn, buffers, .. } = error;
-    give_back(py, buffers);
+fn not_filled(
+    py: Python<'_>,
+    message: &str,
+    torn: Option<client::VersionId>,
+    cause: FillCause,
+) -> PyResult<Result<Snapshot, NotArrived>> {
     match (torn, cause) {
         (None, FillCause::Subscription(error)) => Ok(Err(NotArrived::Subscription(error))),
         (None, cause) => Err(of_fill(py, &cause)),
-        (Some(id), cause) => Err(torn_by(py, &message, &id, &cause)),
+        (Some(id), cause) => Err(torn_by(py, message, &id, &cause)),
     }
 }
 

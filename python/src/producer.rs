@@ -2,6 +2,7 @@
 
 use crate::{
     errors::Kind,
+    gpu::{GpuOptions, Gpus},
     publication::Publication,
     relay::{cast_to, metadata_of, topic_called},
     runtime::{self, Here},
@@ -10,12 +11,11 @@ use crate::{
 };
 use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
 use std::{
-    io,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_server::beside::{self, ConnectError, PublishError, Refusal, SealError};
+use tensor_relay_server::beside::{self, ConnectError, PublishError, Refusal};
 
 /// A connection to a server on this machine, which sends what is published through it.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -24,6 +24,7 @@ pub(crate) struct Producer {
     open: Here<Mutex<Option<Arc<beside::Producer>>>>,
     path: PathBuf,
     timeout: Duration,
+    gpus: Here<Gpus>,
 }
 
 /// Connects to the server that made the socket at `path`. `tensor_relay.publish_to` says what each option is.
@@ -31,9 +32,13 @@ pub(crate) struct Producer {
 #[pyo3(signature = (path, *, timeout))]
 pub(crate) fn publish_to(py: Python<'_>, path: PathBuf, timeout: f64) -> PyResult<Producer> {
     let timeout = finite_seconds("timeout", timeout)?;
+    let gpus = Here::new(Gpus::new(py, GPUS)?);
     let producer = connect(py, &path, timeout)?;
-    Ok(Producer { open: Here::new(Mutex::new(Some(producer))), path, timeout })
+    Ok(Producer { open: Here::new(Mutex::new(Some(producer))), path, timeout, gpus })
 }
+
+/// How tensors on GPUs come to the host: through 16 slots of 4 MiB, several times what is on its way at once.
+const GPUS: GpuOptions = GpuOptions { memory_bytes: None, pinned_bytes: 64 << 20, chunk_bytes: 4 << 20 };
 
 #[pymethods]
 impl Producer {
@@ -46,7 +51,7 @@ impl Producer {
     /// Publishes tensors as the next version of `topic`: visible to all of the server's subscribers at once, or not at all.
     ///
     /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`. All tensors are copied, once, into memory that
-    /// the server sends from: they may be written again when this returns. The publication's `path` and `path_reason` say
+    /// the server sends from, those of GPUs by way of the host: they may be written again when this returns. The publication's `path` and `path_reason` say
     /// by which way they went. How topics keep versions is the server's choice.
     ///
     /// A server that was started again since the last call is connected to first.
@@ -68,11 +73,10 @@ impl Producer {
         let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
         let producer = self.connected(py)?;
-        let mut taken = TensorsIn::of(tensors, dtype)?;
+        let mut taken = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
         metadata.append(&mut taken.entries);
-        let sealed = py.detach(|| taken.seal(producer.terms()));
-        taken.give_back(py);
-        let version = sealed.map_err(|error| of_seal(py, &error))?;
+        let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
+        let version = lain.seal(py, producer.terms())?;
         let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
         let published = published.ok_or_else(|| {
             let waited = timeout.unwrap_or_default().as_secs_f64();
@@ -99,6 +103,7 @@ impl Producer {
     /// Ends the connection. What is published stays with the server. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         drop(self.state(py)?.take());
+        self.gpus.get(py)?.close();
         Ok(())
     }
 
@@ -154,13 +159,6 @@ fn connect(py: Python<'_>, path: &std::path::Path, timeout: Duration) -> PyResul
         };
         kind.raise(py, error)
     })
-}
-
-fn of_seal(py: Python<'_>, error: &SealError<io::Error>) -> PyErr {
-    match error {
-        SealError::Memory { .. } | SealError::Fill(_) => Kind::NoRoom.raise(py, error),
-        _ => Kind::Publish.raise(py, error),
-    }
 }
 
 fn of_publish(py: Python<'_>, error: &PublishError) -> PyErr {

@@ -3,10 +3,12 @@
 use crate::{
     entries,
     errors::Kind,
+    gpu::Gpus,
     publication::Publication,
     runtime::{self, Here},
     tensors_in::{TensorsIn, dtype_called},
     topic_options::Words,
+    version::Version,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
 use pyo3::{
@@ -21,9 +23,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use tensor_relay_server::{
-    Dtype, Held, LendError, Metadata, Publisher, Server, StageError, Staging, Ticket, Topic, TopicOptions,
-};
+use tensor_relay_server::{Device, Dtype, Metadata, Publisher, Server, Staging, Ticket, Topic, TopicOptions};
 
 /// A server that runs in this process, on threads of its own.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -31,6 +31,9 @@ pub(crate) struct Relay {
     open: Here<Mutex<Option<Open>>>,
     address: SocketAddr,
     ticket: Ticket,
+    gpus: Here<Gpus>,
+    /// The GPU that staged versions are held on; none for this machine's memory.
+    device: Option<usize>,
 }
 
 /// A topic's publisher, whoever publishes with it now; none once it ended.
@@ -100,13 +103,17 @@ impl Relay {
 
     /// Publishes tensors as the next version of `topic`: visible to all subscribers at once, or not at all.
     ///
-    /// `tensors` maps names to tensors in host memory: of PyTorch, NumPy (with ml_dtypes), JAX, or anything else with
-    /// `__dlpack__` or the buffer protocol. Values that are text, numbers, truth values or None travel as the version's
+    /// `tensors` maps names to tensors, in host memory or on CUDA's GPUs: of PyTorch, NumPy (with ml_dtypes), JAX, CuPy, or
+    /// anything else with `__dlpack__` or the buffer protocol. Values that are text, numbers, truth values or None travel as the version's
     /// `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
     ///
     /// With `hold="stage"` all tensors are copied, and may be written again when this returns. With `hold="borrow"`
     /// nothing is copied of tensors whose elements lie side by side: they are read when they are sent, and must not be
-    /// written before the publication is `released`. `dtype`, e.g. "bf16", casts floating-point tensors first.
+    /// written before the publication is `released`; all lie on the host then, or all on one GPU. `dtype`, e.g. "bf16",
+    /// casts floating-point tensors first.
+    ///
+    /// What is read of a GPU comes after all work that was put on its framework's current stream before, which is waited
+    /// for without keeping that stream, or any other, waiting.
     ///
     /// `metadata` is text that travels with the version (numbers become text). `timeout` bounds, in seconds, how long
     /// readers in mode `every` are waited for, beside what `open` says.
@@ -130,11 +137,13 @@ impl Relay {
         let hold = Hold::called(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
-        let mut taken = TensorsIn::of(tensors, dtype)?;
+        let gpus = self.gpus.get(py)?;
+        let mut taken = TensorsIn::of(tensors, dtype, gpus)?;
         metadata.append(&mut taken.entries);
+        let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
         let Version { held, payload_bytes, copied_bytes } = match hold {
-            Hold::Stage => stage(py, taken, &staging)?,
-            Hold::Borrow => borrow(py, taken, &staging)?,
+            Hold::Stage => lain.stage(py, &staging, self.staged_on(py)?.as_ref())?,
+            Hold::Borrow => lain.lend(py, &staging)?,
         };
         let publish = async {
             match publisher.lock().await.as_mut() {
@@ -200,10 +209,12 @@ impl Relay {
     fn close(&self, py: Python<'_>, grace: f64) -> PyResult<bool> {
         let grace = finite_seconds("grace", grace)?;
         let open = self.state(py)?.take();
-        match open {
+        let finished = match open {
             Some(open) => wait(py, open.close(grace)),
             None => Ok(true),
-        }
+        };
+        self.gpus.get(py)?.close();
+        finished
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -227,9 +238,21 @@ const GRACE: Duration = Duration::from_secs(8);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Relay {
-    pub(crate) fn new(server: Server, address: SocketAddr, ticket: Ticket) -> Self {
+    pub(crate) fn new(
+        server: Server,
+        address: SocketAddr,
+        ticket: Ticket,
+        gpus: Gpus,
+        device: Option<usize>,
+    ) -> Self {
         let open = Open { server, publishers: HashMap::new(), ended: vec![] };
-        Self { open: Here::new(Mutex::new(Some(open))), address, ticket }
+        Self { open: Here::new(Mutex::new(Some(open))), address, ticket, gpus: Here::new(gpus), device }
+    }
+
+    /// The GPU that staged versions are held on.
+    fn staged_on(&self, py: Python<'_>) -> PyResult<Option<Device>> {
+        let (gpus, Some(ordinal)) = (self.gpus.get(py)?, self.device) else { return Ok(None) };
+        py.detach(|| gpus.device(ordinal)).map(Some).map_err(|error| error.raise(py))
     }
 
     /// What is open. Others may wait for it with the GIL given away, so that whoever has it may use Python.
@@ -325,47 +348,9 @@ impl Hold {
     }
 }
 
-/// A version to be published, and what it cost.
-struct Version {
-    held: Held,
-    payload_bytes: u64,
-    copied_bytes: u64,
-}
-
-fn stage(py: Python<'_>, tensors: TensorsIn, staging: &Staging) -> PyResult<Version> {
-    let staged = py.detach(|| tensors.stage(staging));
-    tensors.give_back(py);
-    let staged = staged.map_err(|error| of_stage(py, &error))?;
-    let payload_bytes = staged.manifest().payload_bytes();
-    Ok(Version { held: staged.into(), payload_bytes, copied_bytes: payload_bytes })
-}
-
-fn borrow(py: Python<'_>, tensors: TensorsIn, staging: &Staging) -> PyResult<Version> {
-    let lent = py.detach(|| tensors.lend(staging));
-    let (borrowed, copied_bytes) = lent.map_err(|error| of_lend(py, error.as_ref()))?;
-    let payload_bytes = borrowed.manifest().payload_bytes();
-    Ok(Version { held: borrowed.into(), payload_bytes, copied_bytes })
-}
-
 pub(crate) fn cast_to(py: Python<'_>, name: &str) -> PyResult<Dtype> {
     let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
     dtype_called(name).ok_or_else(unknown)
-}
-
-fn of_stage(py: Python<'_>, error: &StageError) -> PyErr {
-    match error {
-        StageError::Memory(_) => Kind::NoRoom.raise(py, error),
-        _ => Kind::Publish.raise(py, error),
-    }
-}
-
-fn of_lend(py: Python<'_>, error: Option<&LendError>) -> PyErr {
-    match error {
-        Some(LendError::Stage(error)) => of_stage(py, error),
-        Some(error) => Kind::Publish.raise(py, error),
-        None => Kind::NoRoom
-            .raise(py, "there is no memory to gather a tensor whose elements do not lie side by side"),
-    }
 }
 
 /// Metadata as it travels: text, and numbers as text.

@@ -44,7 +44,8 @@ fn start() -> io::Result<Runtime> {
     Ok(Runtime { handle, pid: std::process::id() })
 }
 
-fn forked(py: Python<'_>, parent: u32) -> PyErr {
+/// The error of a process that was forked from `parent`, which uses what is wanted.
+pub(crate) fn forked(py: Python<'_>, parent: u32) -> PyErr {
     let message = format!(
         "process {} was forked from {parent} after tensor_relay had started there, and threads do not survive a fork: \
          fork first, or let `multiprocessing` use the start method `spawn`",

@@ -1,6 +1,12 @@
 //! `tensor_relay.serve`: how a server begins.
 
-use crate::{errors::Kind, relay::Relay, runtime, wait::finite_seconds};
+use crate::{
+    errors::Kind,
+    gpu::{GpuOptions, Gpus, ordinal_called},
+    relay::Relay,
+    runtime,
+    wait::finite_seconds,
+};
 use pyo3::prelude::*;
 use std::{net::SocketAddr, path::PathBuf};
 use tensor_relay_server::{
@@ -10,7 +16,8 @@ use tensor_relay_server::{
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
 #[pyfunction]
-#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, sessions_max, stall_timeout, reader_linger))]
+#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, sessions_max, stall_timeout, reader_linger, device, gpu_memory_bytes,
+                    pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
     py: Python<'_>,
@@ -23,6 +30,9 @@ pub(crate) fn serve(
     sessions_max: usize,
     stall_timeout: f64,
     reader_linger: f64,
+    device: &str,
+    gpu_memory_bytes: Option<u64>,
+    pinned_bytes: u64,
 ) -> PyResult<Relay> {
     let listen: SocketAddr = listen.parse().map_err(|_| {
         Kind::Request
@@ -37,6 +47,11 @@ pub(crate) fn serve(
         reader_linger: finite_seconds("reader_linger", reader_linger)?,
         ..Config::default()
     };
+    let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes };
+    let (gpus, device) = (Gpus::new(py, options)?, ordinal_called(py, device)?);
+    if let Some(ordinal) = device {
+        py.detach(|| gpus.device(ordinal)).map_err(|error| error.raise(py))?;
+    }
     let state_dir = state_dir.or_else(Identity::default_dir).ok_or_else(|| {
         Kind::Other.raise(py, "there is no home directory to keep the server's key in: give state_dir")
     })?;
@@ -46,7 +61,7 @@ pub(crate) fn serve(
     let server = Server::start(listener, config);
     let address = server.local_address().map_err(Kind::Other.because(py))?;
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
-    Ok(Relay::new(server, address, ticket))
+    Ok(Relay::new(server, address, ticket, gpus, device))
 }
 
 fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {

@@ -1,12 +1,19 @@
 //! `tensor_relay.Snapshot`: one version, whole and verified.
 
-use crate::{entries, errors::Kind, memory::Exclusive, subscription::Arrived, tensor::Tensor};
+use crate::{
+    entries,
+    errors::{Kind, of_device},
+    memory::{Exported, Readable, Reading, Stream},
+    subscription::Arrived,
+    tensor::Tensor,
+    wait::{seconds, wait, wait_at_most},
+};
 use pyo3::{
     exceptions::PyKeyError,
     prelude::*,
     types::{PyDict, PyIterator, PyList},
 };
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 use tensor_relay_client::{self as client, Filled, Gap, VersionId};
 
 /// The tensors of one version by name, as a mapping. Their memory lives as long as anything refers to it, and is used again
@@ -22,6 +29,8 @@ pub(crate) struct Snapshot {
     receipt: client::Receipt,
     /// None where it was received into the user's own tensors.
     tensors: Option<client::Snapshot>,
+    /// The memory of those that lie on a GPU, if they have any.
+    reading: Option<Arc<Reading>>,
 }
 
 /// What it took to receive a version.
@@ -39,8 +48,11 @@ pub(crate) struct Receipt {
 
 impl Snapshot {
     pub(crate) fn whole(Arrived { snapshot, gap }: &Arrived) -> Self {
-        let facts = Self::without_tensors(snapshot, gap.as_deref());
-        Self { tensors: Some(snapshot.clone()), ..facts }
+        Self::without_tensors(snapshot, gap.as_deref()).with(snapshot.clone())
+    }
+
+    fn with(self, tensors: client::Snapshot) -> Self {
+        Self { reading: Reading::of(tensors.clone()), tensors: Some(tensors), ..self }
     }
 
     pub(crate) fn without_tensors(snapshot: &client::Snapshot, gap: Option<&Gap>) -> Self {
@@ -53,10 +65,11 @@ impl Snapshot {
             gap: gap.map(Gap::to_string),
             receipt: snapshot.receipt(),
             tensors: None,
+            reading: None,
         }
     }
 
-    pub(crate) fn filled(filled: &Filled<Exclusive>) -> Self {
+    pub(crate) fn filled<B>(filled: &Filled<B>) -> Self {
         Self {
             id: filled.id().clone(),
             metadata: filled.metadata().to_vec(),
@@ -66,17 +79,26 @@ impl Snapshot {
             gap: filled.gap().map(Gap::to_string),
             receipt: filled.receipt(),
             tensors: None,
+            reading: None,
         }
     }
 
-    fn tensor(&self, name: &str) -> Option<Tensor> {
+    pub(crate) fn tensor(&self, name: &str) -> Option<Tensor> {
         let snapshot = self.tensors.as_ref()?;
-        Some(Tensor::new(snapshot.manifest().tensor(name)?, snapshot.tensor(name)?))
+        let described = snapshot.manifest().tensor(name)?;
+        let bytes = match &self.reading {
+            Some(reading) => Exported::Gpu(Readable::new(reading, snapshot.device_tensor(name)?.range())),
+            None => Exported::Host(snapshot.tensor(name)?),
+        };
+        Some(Tensor::new(described, bytes))
     }
 
     fn names(&self) -> Vec<&str> {
-        let tensors = self.tensors.iter().flat_map(client::Snapshot::tensors);
-        tensors.map(|(tensor, _)| tensor.name.as_str()).collect()
+        let Some(snapshot) = &self.tensors else { return vec![] };
+        match snapshot.is_on_device() {
+            true => snapshot.device_tensors().map(|(tensor, _)| tensor.name.as_str()).collect(),
+            false => snapshot.tensors().map(|(tensor, _)| tensor.name.as_str()).collect(),
+        }
     }
 
     /// All tensors by name, each made what `make` makes of it.
@@ -86,10 +108,10 @@ impl Snapshot {
         make: impl Fn(Bound<'py, Tensor>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for (tensor, bytes) in self.tensors.iter().flat_map(client::Snapshot::tensors) {
-            let made = make(Bound::new(py, Tensor::new(tensor, bytes))?);
-            let made = made.map_err(|error| crate::tensors_in::name_it(py, tensor.name.as_str(), error))?;
-            all.set_item(tensor.name.as_str(), made)?;
+        for name in self.names() {
+            let Some(tensor) = self.tensor(name) else { continue };
+            let made = make(Bound::new(py, tensor)?);
+            all.set_item(name, made.map_err(|error| crate::tensors_in::name_it(py, name, error))?)?;
         }
         Ok(all)
     }
@@ -166,7 +188,7 @@ impl Snapshot {
         self.tensors.as_ref().map_or(0, client::Snapshot::payload_bytes)
     }
 
-    /// All tensors as NumPy arrays in the snapshot's memory. See `Tensor.numpy`.
+    /// All tensors as NumPy arrays in the snapshot's memory, which is on the host. See `Tensor.numpy`.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.all(py, |tensor| tensor.call_method0("numpy"))
     }
@@ -184,18 +206,64 @@ impl Snapshot {
     /// Writes the tensors to `path` as a safetensors file, in one step and durably: whoever reads it sees the old file or
     /// the new one.
     ///
+    /// What lies on a GPU is copied to the host first.
+    ///
     /// Raises TensorRelayError when the system refuses, or when the tensors were received into `out`.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let snapshot = self.tensors.as_ref().ok_or_else(|| {
             Kind::Other.raise(py, "this version was received into `out`: save the tensors that are there")
         })?;
-        py.detach(|| snapshot.save_safetensors(&path)).map_err(Kind::Other.because(py))
+        let on_host = match snapshot.is_on_device() {
+            true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
+            false => snapshot.clone(),
+        };
+        py.detach(|| on_host.save_safetensors(&path)).map_err(Kind::Other.because(py))
     }
 
-    /// Lets `stream` wait until the tensors may be read: nothing to wait for, since they are in host memory.
+    /// The GPU that the tensors lie on, as `cuda:0`; `cpu` for host memory.
+    #[getter]
+    fn device(&self) -> &str {
+        let device = self.tensors.as_ref().and_then(client::Snapshot::device);
+        device.map_or("cpu", tensor_relay_device::Device::name)
+    }
+
+    /// The same snapshot in host memory: a copy, or itself if it is there. `timeout` is in seconds.
+    ///
+    /// Raises RelayTimeoutError after `timeout`, NoRoomError beyond `memory_bytes`, and TensorRelayError when the GPU
+    /// fails or the tensors were received into `out`.
+    #[pyo3(signature = (timeout = None))]
+    fn to_host(slf: Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<Self>> {
+        let (py, this) = (slf.py(), slf.get());
+        let timeout = seconds("timeout", timeout)?;
+        let snapshot = this.tensors.as_ref().ok_or_else(|| {
+            Kind::Other.raise(py, "this version was received into `out`: the tensors are there")
+        })?;
+        if !snapshot.is_on_device() {
+            return Ok(slf.unbind());
+        }
+        let copied = wait_at_most(py, timeout, snapshot.to_host())?
+            .ok_or_else(|| Kind::Timeout.raise(py, "the tensors were not copied to the host in time"))?;
+        let copied = copied.map_err(|error| of_device(py, &error))?;
+        let facts = Self { gap: this.gap.clone(), ..Self::without_tensors(&copied, None) };
+        Py::new(py, facts.with(copied))
+    }
+
+    /// Says that `stream` reads the tensors. It may do so at once, since they are there: nobody waits. On a GPU their
+    /// memory is used again only after the stream is past what is on it by the time that nobody has any of them any more.
+    ///
+    /// stream: a stream of PyTorch, CuPy or Numba, anything with `__cuda_stream__`, or the number of a stream, which must
+    /// then live until that time; None is the legacy default stream. What makes tensors of a framework (`torch()`,
+    /// `jax()`) names that one's current stream by itself. For tensors in host memory it means nothing.
+    ///
+    /// Raises TypeError for what is no stream, and BufferError for 0.
     #[pyo3(signature = (stream = None))]
-    fn wait(&self, stream: Option<&Bound<'_, PyAny>>) {
-        let _ = stream;
+    fn wait(&self, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        if let Some(reading) = &self.reading
+            && let Some(stream) = Stream::of(stream)?
+        {
+            reading.read_on(stream);
+        }
+        Ok(())
     }
 
     /// The names of the tensors, in the order in which they were published.

@@ -2,7 +2,13 @@
 
 use crate::{
     errors::Kind,
-    memory::{self, CPU, Export, Viewed, capsule, data_type_of, dense, fill_view, format_of},
+    gpu::copies::CopyFailed,
+    memory::{
+        self, CPU, Export, Exported, Readable, Stream, Viewed, capsule, data_type_of, dense, fill_view,
+        format_of,
+    },
+    runtime::forked,
+    wait::wait,
 };
 use bytes::Bytes;
 use pyo3::{exceptions::PyBufferError, ffi, prelude::*, types::PyTuple};
@@ -11,7 +17,7 @@ use tensor_relay_client::{Dtype, Tensor as Described};
 /// One tensor, without a copy: whatever is made of it lies in the snapshot's own memory, and keeps that.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Tensor {
-    bytes: Bytes,
+    bytes: Exported,
     dtype: Dtype,
     shape: Vec<u64>,
     /// Shape and strides (in bytes) as views have them.
@@ -19,16 +25,20 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    pub(crate) fn new(described: &Described, bytes: Bytes) -> Self {
+    pub(crate) fn new(described: &Described, bytes: Exported) -> Self {
         Self::of(bytes, described.dtype, described.shape.dimensions().to_vec())
     }
 
-    fn of(bytes: Bytes, dtype: Dtype, shape: Vec<u64>) -> Self {
+    fn of(bytes: Exported, dtype: Dtype, shape: Vec<u64>) -> Self {
         let item_bytes = dtype.bits() as isize / 8;
         // Numbers of a manifest that was checked: each fits what its bytes do, which are here.
         let strides = dense(&shape).iter().map(|stride| *stride as isize * item_bytes).collect();
         let viewed = (shape.iter().map(|len| *len as isize).collect(), strides);
         Self { bytes, dtype, shape, viewed }
+    }
+
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        matches!(self.bytes, Exported::Gpu(_))
     }
 
     fn frameworks<'py>(slf: Bound<'py, Self>, function: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -83,19 +93,22 @@ impl Tensor {
 
     /// As a NumPy array in the same memory. Types that NumPy lacks (bf16, fp8) need the package ml_dtypes.
     ///
-    /// Raises UnsupportedTensorError where NumPy has no such type.
+    /// Raises UnsupportedTensorError where NumPy has no such type, and for tensors on a GPU, where NumPy has no arrays:
+    /// `to_host()` copies them.
     fn numpy(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         Self::frameworks(slf, "to_numpy")
     }
 
-    /// As a PyTorch tensor in the same memory, on the CPU.
+    /// As a PyTorch tensor in the same memory, on the CPU or on the GPU where it lies. On a GPU it may be read at once, and
+    /// its memory is used again only after the stream that is PyTorch's current one now is past what reads it. Where it is
+    /// read on other streams, name them to `Snapshot.wait`.
     ///
     /// Raises UnsupportedTensorError where PyTorch has no such type.
     fn torch(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
         Self::frameworks(slf, "to_torch")
     }
 
-    /// As a JAX array on the CPU, in the same memory where JAX can: 64-bit types become 32-bit ones unless JAX is told
+    /// As a JAX array, on the CPU or on the GPU where it lies, in the same memory where JAX can: 64-bit types become 32-bit ones unless JAX is told
     /// otherwise (`jax_enable_x64`), as everywhere in JAX.
     ///
     /// Raises UnsupportedTensorError where JAX has no such type.
@@ -103,18 +116,39 @@ impl Tensor {
         Self::frameworks(slf, "to_jax")
     }
 
-    /// Where it lies, as DLPack says it: `(1, 0)`, the host.
+    /// A copy of it in host memory; itself if it lies there. Waits for the copy.
+    ///
+    /// Raises NoRoomError, and TensorRelayError when the GPU fails.
+    fn to_host(slf: Bound<'_, Self>) -> PyResult<Py<Self>> {
+        let (py, tensor) = (slf.py(), slf.get());
+        match &tensor.bytes {
+            Exported::Host(_) => Ok(slf.unbind()),
+            Exported::Gpu(bytes) => {
+                let copy = Exported::Host(copied(py, bytes, bytes.to_host())?);
+                Py::new(py, Self::of(copy, tensor.dtype, tensor.shape.clone()))
+            }
+        }
+    }
+
+    /// Where it lies, as DLPack says it: `(1, 0)`, the host, or `(2, N)`, `cuda:N`.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        CPU
+        self.bytes.device()
     }
 
     /// Hands it over by DLPack, without a copy unless `copy` is True: in a capsule of DLPack 1 for who asks for that by
     /// `max_version`, else in one of the time before.
     ///
     /// It is handed over as writable, because frameworks do not heed anything else; who writes to it writes to the
-    /// snapshot.
+    /// snapshot. With `dl_device=(1, 0)` what lies on a GPU is copied to the host.
     ///
-    /// Raises BufferError for another device, a stream, or elements that DLPack's users cannot take.
+    /// On a GPU, `stream` is the number of the stream that the tensor is read on: 1 the legacy default stream, as is None, 2
+    /// the per-thread default stream. It may read at once: the bytes are there. When the last tensor of the version is gone,
+    /// its memory is used again only after that stream is past what is on it by then, so the stream must live until then
+    /// (PyTorch's, JAX's and default ones do), or be named to `Snapshot.wait` as an object, which keeps it. -1 names none:
+    /// its user sees to it that nothing reads the tensor when it goes.
+    ///
+    /// Raises BufferError for another device, a stream that is none, elements that DLPack's users cannot take, and when a
+    /// copy fails.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__(
         &self,
@@ -124,16 +158,10 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        if stream.is_some_and(|stream| stream != -1) {
-            return Err(PyBufferError::new_err(
-                "it lies on the host, which has no streams: `stream` must be None",
-            ));
-        }
-        if dl_device.is_some_and(|device| device != CPU) {
-            return Err(PyBufferError::new_err("it lies on the host: take it there, and move the result"));
-        }
-        let is_copy = copy == Some(true);
-        let bytes = if is_copy { Bytes::copy_from_slice(&self.bytes) } else { self.bytes.clone() };
+        let (bytes, is_copy) = match &self.bytes {
+            Exported::Host(bytes) => on_host(bytes, stream, dl_device, copy)?,
+            Exported::Gpu(bytes) => on_gpu(py, bytes, stream, dl_device, copy)?,
+        };
         let (dtype, shape) = self.handed_over()?;
         let strides = dense(&shape);
         let shape = shape.iter().map(|len| *len as i64).collect();
@@ -157,7 +185,12 @@ impl Tensor {
         })?;
         let (shape, strides) = &tensor.viewed;
         let item_bytes = tensor.dtype.bits() as usize / 8;
-        let viewed = Viewed { bytes: &tensor.bytes, format, item_bytes, shape, strides };
+        let Exported::Host(bytes) = &tensor.bytes else {
+            return Err(PyBufferError::new_err(
+                "it lies on a GPU, where the buffer protocol does not reach: take `to_host()`",
+            ));
+        };
+        let viewed = Viewed { bytes, format, item_bytes, shape, strides };
         // SAFETY: Python gave `view`. All that is viewed belongs to `slf`, which is frozen.
         unsafe { fill_view(view, flags, slf.clone().into_any(), &viewed) }
     }
@@ -182,5 +215,75 @@ impl Tensor {
             _ => return Err(refuse("frameworks take them in pairs, and its last dimension is odd")),
         }
         Ok((dtype, shape))
+    }
+}
+
+/// Bytes on the host, for a consumer there; and whether they are a copy for it.
+fn on_host(
+    bytes: &Bytes,
+    stream: Option<i64>,
+    dl_device: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<(Exported, bool)> {
+    if stream.is_some_and(|stream| stream != -1) {
+        return Err(PyBufferError::new_err(
+            "it lies on the host, which has no streams: `stream` must be None",
+        ));
+    }
+    if dl_device.is_some_and(|device| device != CPU) {
+        return Err(PyBufferError::new_err("it lies on the host: take it there, and move the result"));
+    }
+    let is_copy = copy == Some(true);
+    let bytes = if is_copy { Bytes::copy_from_slice(bytes) } else { bytes.clone() };
+    Ok((Exported::Host(bytes), is_copy))
+}
+
+/// The same for bytes on a GPU. Their consumer may want them on the host.
+fn on_gpu(
+    py: Python<'_>,
+    bytes: &Readable,
+    stream: Option<i64>,
+    dl_device: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<(Exported, bool)> {
+    let here = Exported::Gpu(bytes.clone()).device();
+    let wanted = dl_device.unwrap_or(here);
+    if wanted == CPU {
+        return match copy {
+            Some(false) => {
+                let message =
+                    format!("it lies on {}, and gets to the host only as a copy", bytes.device().name());
+                Err(PyBufferError::new_err(message))
+            }
+            _ => Ok((Exported::Host(copied(py, bytes, bytes.to_host())?), true)),
+        };
+    }
+    if wanted != here {
+        let message = format!("it lies on {}: take it there, and move the result", bytes.device().name());
+        return Err(PyBufferError::new_err(message));
+    }
+    let is_copy = copy == Some(true);
+    let bytes = if is_copy { copied(py, bytes, bytes.copy())? } else { bytes.clone() };
+    check_fork(py, &bytes)?;
+    if let Some(stream) = Stream::of_consumer(py, stream)? {
+        bytes.reading.read_on(stream);
+    }
+    Ok((Exported::Gpu(bytes), is_copy))
+}
+
+/// Waits for a copy of bytes on a GPU.
+fn copied<T: Send>(
+    py: Python<'_>,
+    bytes: &Readable,
+    copy: impl Future<Output = Result<T, CopyFailed>> + Send,
+) -> PyResult<T> {
+    check_fork(py, bytes)?;
+    wait(py, copy)?.map_err(|failed| failed.raise(py))
+}
+
+fn check_fork(py: Python<'_>, bytes: &Readable) -> PyResult<()> {
+    match bytes.reading.forked_from() {
+        Some(parent) => Err(forked(py, parent)),
+        None => Ok(()),
     }
 }

@@ -3,27 +3,31 @@
 use crate::{
     entries,
     errors::Kind,
-    memory::{Foreign, Identity},
+    gpu::{self, Gpus},
+    memory::{Foreign, Identity, Lent, OnGpu},
+    version::Lain,
 };
-use bytes::Bytes;
 use pyo3::{
-    exceptions::{PyException, PyMemoryError},
+    exceptions::{PyBufferError, PyException, PyMemoryError},
     prelude::*,
     types::PyString,
 };
-use std::{collections::HashMap, io};
-use tensor_relay_server::{
-    Borrowed, Dtype, LendError, Metadata, Shape, StageError, Staged, Staging, TensorName, TensorSpec,
-    beside::{SealError, SealedVersion, Terms},
+use std::collections::{BTreeMap, HashMap};
+use tensor_relay_device::{
+    Device, DeviceBuffer,
+    cuda::{CudaError, Fence},
 };
+use tensor_relay_server::{Dtype, Metadata, Shape, TensorName, TensorSpec};
 
 /// What somebody wants to publish, taken from Python. Its memory is lent to us meanwhile.
 pub(crate) struct TensorsIn {
     specs: Vec<TensorSpec>,
     /// One for each spec; none for an alias.
-    memory: Vec<Option<Foreign>>,
+    memory: Vec<Option<Lent>>,
     /// The values that are no tensors.
     pub(crate) entries: Metadata,
+    /// How many bytes were copied by the tensors' own libraries, since their elements lay in a way that we cannot take.
+    copied_bytes: u64,
 }
 
 impl TensorsIn {
@@ -31,8 +35,8 @@ impl TensorsIn {
     ///
     /// # Errors
     /// `UnsupportedTensorError` names the first value that cannot travel.
-    pub(crate) fn of(mapping: &Bound<'_, PyAny>, dtype: Option<Dtype>) -> PyResult<Self> {
-        let mut taken = Self { specs: vec![], memory: vec![], entries: vec![] };
+    pub(crate) fn of(mapping: &Bound<'_, PyAny>, dtype: Option<Dtype>, gpus: &Gpus) -> PyResult<Self> {
+        let mut taken = Self { specs: vec![], memory: vec![], entries: vec![], copied_bytes: 0 };
         let mut known = HashMap::new();
         for item in mapping.call_method0("items")?.try_iter()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
@@ -40,7 +44,7 @@ impl TensorsIn {
             match entries::is_entry(&value) {
                 true => taken.entries.push(entries::to_metadata(&name, &value)?),
                 false => taken
-                    .add(&name, &value, dtype, &mut known)
+                    .add(&name, &value, dtype, gpus, &mut known)
                     .map_err(|error| blame(&name, &value, error))?,
             }
         }
@@ -52,11 +56,12 @@ impl TensorsIn {
         name: &str,
         value: &Bound<'_, PyAny>,
         dtype: Option<Dtype>,
+        gpus: &Gpus,
         known: &mut HashMap<Identity, usize>,
     ) -> PyResult<()> {
         let py = value.py();
         let name = TensorName::new(name).map_err(Kind::Request.because(py))?;
-        let mut memory = lend(value)?;
+        let (mut memory, mut was_copied) = lend(value, gpus)?;
         if let Some(identity) = memory.identity() {
             if let Some(first) = known.get(&identity) {
                 let spec = TensorSpec { name, alias_of: Some(*first), ..self.specs[*first].clone() };
@@ -69,7 +74,12 @@ impl TensorsIn {
         }
         if let Some(dtype) = dtype.filter(|dtype| is_float(memory.dtype()) && memory.dtype() != *dtype) {
             memory.give_back(py);
-            memory = lend(&frameworks(py)?.call_method1("cast", (value, dtype.name()))?)?;
+            let cast = frameworks(py)?.call_method1("cast", (value, dtype.name()))?;
+            (memory, was_copied) = lend(&cast, gpus)?;
+        }
+        if let Lent::Gpu(tensor) = &memory {
+            check_dense(tensor)?;
+            self.copied_bytes += if was_copied { tensor.len() as u64 } else { 0 };
         }
         let shape = Shape::new(memory.shape()).map_err(Kind::UnsupportedTensor.because(py))?;
         self.specs.push(TensorSpec::new(name, memory.dtype(), shape));
@@ -77,94 +87,101 @@ impl TensorsIn {
         Ok(())
     }
 
-    /// Copies all tensors to memory of the relay's. Needs no GIL.
+    /// The tensors as they are published, those of GPUs lent to these: each with its memory, and none for an alias; and
+    /// how many bytes were copied for that. Needs no GIL.
     ///
     /// # Errors
-    /// [`StageError`] when they cannot be laid out, or there is no memory.
-    pub(crate) fn stage(&self, staging: &Staging) -> Result<Staged, StageError> {
-        Staged::new(staging, self.specs.clone(), vec![], |index, out| {
-            if let Some(memory) = &self.memory[index] {
-                memory.copy_to(out);
-            }
-            Ok(())
+    /// What the engine of a GPU says.
+    pub(crate) fn settle(self) -> Result<Lain, CudaError> {
+        let mut fences = Fences::default();
+        let mut settle = |memory: Lent| {
+            Ok::<_, CudaError>(match memory {
+                Lent::Host(tensor) => Memory::Host(tensor),
+                Lent::Gpu(tensor) => Memory::Gpu(fences.lend(tensor)?),
+            })
+        };
+        let memory = self.memory.into_iter().map(|memory| memory.map(&mut settle).transpose());
+        Ok(Lain {
+            specs: self.specs,
+            memory: memory.collect::<Result<_, _>>()?,
+            copied_bytes: self.copied_bytes,
         })
-    }
-
-    /// Copies all tensors to memory for a server beside this process. Needs no GIL.
-    ///
-    /// # Errors
-    /// [`SealError`] when they cannot be laid out, or there is no memory.
-    pub(crate) fn seal(&self, terms: &Terms) -> Result<SealedVersion, SealError<io::Error>> {
-        SealedVersion::new(terms, self.specs.clone(), vec![], |index, out| match &self.memory[index] {
-            None => Ok(()),
-            Some(memory) if memory.is_dense() => out.write(memory.as_ref()),
-            Some(memory) => out.write(&gathered(memory).ok_or(io::ErrorKind::OutOfMemory)?),
-        })
-    }
-
-    /// Lends all tensors to who reads them, and says how many bytes had to be copied for that: those of tensors whose
-    /// elements do not lie side by side. Needs no GIL.
-    ///
-    /// # Errors
-    /// [`LendError`] when they cannot be laid out; `None` when there is no memory for the copies.
-    pub(crate) fn lend(self, staging: &Staging) -> Result<(Borrowed, u64), Option<LendError>> {
-        let mut copied_bytes = 0;
-        let mut tensors = Vec::with_capacity(self.specs.len());
-        for (spec, memory) in self.specs.into_iter().zip(self.memory) {
-            let bytes = match memory {
-                None => Bytes::new(),
-                Some(memory) if memory.is_dense() => memory.into_bytes(),
-                Some(memory) => {
-                    copied_bytes += memory.len() as u64;
-                    gathered(&memory).ok_or(None)?
-                }
-            };
-            tensors.push((spec, bytes));
-        }
-        Ok((Borrowed::from_tensors(staging, tensors, vec![])?, copied_bytes))
-    }
-
-    /// Gives the memory back that is still lent.
-    pub(crate) fn give_back(self, py: Python<'_>) {
-        self.memory.into_iter().flatten().for_each(|memory| memory.give_back(py));
     }
 }
 
-/// The elements side by side.
-fn gathered(memory: &Foreign) -> Option<Bytes> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(memory.len()).ok()?;
-    bytes.resize(memory.len(), 0);
-    memory.copy_to(&mut bytes);
-    Some(bytes.into())
+/// A tensor's memory, to be copied from or to.
+pub(crate) enum Memory {
+    Host(Foreign),
+    Gpu(DeviceBuffer),
+}
+
+/// One fence for each GPU: passed when all is done there that the libraries of its tensors made its engine wait for. Made
+/// after all of them were asked for their memory.
+#[derive(Default)]
+pub(crate) struct Fences(BTreeMap<usize, Fence>);
+
+impl Fences {
+    /// Lends a tensor to its GPU. Needs no GIL.
+    ///
+    /// # Errors
+    /// What the engine of the GPU says.
+    pub(crate) fn lend(&mut self, tensor: OnGpu) -> Result<DeviceBuffer, CudaError> {
+        let fence = self.of(tensor.device())?;
+        Ok(tensor.into_buffer(fence))
+    }
+
+    fn of(&mut self, device: &Device) -> Result<Fence, CudaError> {
+        let engine = gpu::engine(device);
+        match self.0.get(&engine.info().ordinal) {
+            Some(fence) => Ok(fence.clone()),
+            None => {
+                let fence = engine.fence_intake()?;
+                self.0.insert(engine.info().ordinal, fence.clone());
+                Ok(fence)
+            }
+        }
+    }
+}
+
+/// Refuses a tensor on a GPU whose library did not bring its elements side by side.
+fn check_dense(tensor: &OnGpu) -> PyResult<()> {
+    match tensor.is_dense() {
+        true => Ok(()),
+        false => Err(PyBufferError::new_err(format!(
+            "its elements do not lie side by side on {}, and its library has no way to bring them together that is known \
+             here: publish a contiguous copy of it",
+            tensor.device().name()
+        ))),
+    }
 }
 
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
 
-fn frameworks(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+/// What is peculiar to frameworks, in Python.
+pub(crate) fn frameworks(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     py.import("tensor_relay._frameworks")
 }
 
-/// A tensor's memory, whatever framework it is of; for some, that of a copy.
-fn lend(value: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    lent_by(&frameworks(value.py())?.call_method1("lender", (value,))?)
+/// A tensor's memory, whatever framework it is of; for some, that of a copy, which is told.
+fn lend(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
+    lent_by(&frameworks(value.py())?.call_method1("lender", (value,))?, gpus)
 }
 
 /// A tensor's own memory, to be written.
-pub(crate) fn lend_to_write(value: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    lent_by(&frameworks(value.py())?.call_method1("lender_to_write", (value,))?)
+pub(crate) fn lend_to_write(value: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Lent> {
+    Ok(lent_by(&frameworks(value.py())?.call_method1("lender_to_write", (value,))?, gpus)?.0)
 }
 
-/// The memory of what `_frameworks` found: who lends it, and the dtype if that cannot say it.
-fn lent_by(found: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    let (lender, dtype): (Bound<'_, PyAny>, Option<String>) = found.extract()?;
-    let memory = Foreign::of(&lender)?;
+/// The memory of what `_frameworks` found: who lends it, the dtype if that cannot say it, and whether it is a copy.
+fn lent_by(found: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
+    let (lender, dtype, is_copy): (Bound<'_, PyAny>, Option<String>, bool) = found.extract()?;
+    let memory = Lent::of(&lender, gpus)?;
     let dtype = dtype.and_then(|name| dtype_called(&name));
     Ok(match dtype {
-        Some(dtype) => memory.taken_for(dtype),
-        None => memory,
+        Some(dtype) => (memory.taken_for(dtype), is_copy),
+        None => (memory, is_copy),
     })
 }
 

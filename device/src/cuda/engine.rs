@@ -84,6 +84,18 @@ impl CudaEngine {
         self.inbox.ask(|reply| Command::Fence(stream, reply))?
     }
 
+    /// The handle of a stream of the engine's own, for those who hand tensors over: they make it wait for their work, as
+    /// DLPack's `stream` asks for, and [`fence_intake`](Self::fence_intake) tells when that is done. So no stream of
+    /// anybody else's waits for anything. It lives as long as the engine, and nothing else may be put on it.
+    pub fn intake(&self) -> Result<usize, CudaError> {
+        self.inbox.ask(Command::Intake)?
+    }
+
+    /// Makes a fence of the place where that stream is now: passed when all is done that it was made to wait for.
+    pub fn fence_intake(&self) -> Result<Fence, CudaError> {
+        self.inbox.ask(Command::FenceIntake)?
+    }
+
     /// Makes memory of the caller's a memory that this engine copies from and to, in place. No copy of it begins before
     /// `after` is passed. The engine waits for that by asking now and then, so no stream is kept waiting; a copy that
     /// waits for longer than the option `fence_timeout` fails.

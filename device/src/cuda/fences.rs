@@ -32,13 +32,31 @@ impl Fences {
         gpu: &mut Gpu,
         setting: &Setting,
     ) -> Result<Fence, CudaError> {
-        let mark = gpu.mark_stream(stream)?;
-        let id = self.next_id;
-        self.next_id += 1;
+        Ok(self.keep(gpu.mark_stream(stream)?, setting))
+    }
+
+    /// The same for the stream that those who hand tensors over make wait for their work.
+    pub(super) fn record_intake(&mut self, gpu: &mut Gpu, setting: &Setting) -> Result<Fence, CudaError> {
+        Ok(self.keep(gpu.mark_intake()?, setting))
+    }
+
+    /// A fence that is never passed: of a stream whose place could not be recorded.
+    pub(super) fn lost(&mut self, error: CudaError, setting: &Setting) -> Fence {
+        let (_, seen) = watch::channel(Some(Err(error)));
+        Fence::new(self.new_id(), seen, setting.inbox.clone())
+    }
+
+    fn keep(&mut self, mark: Mark, setting: &Setting) -> Fence {
+        let id = self.new_id();
         let (verdict, seen) = watch::channel(None);
         self.open
             .insert(id, Watched { mark, verdict, asking: Asking::new(Instant::now()) });
-        Ok(Fence::new(id, seen, setting.inbox.clone()))
+        Fence::new(id, seen, setting.inbox.clone())
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
     }
 
     /// Makes a stream wait for a fence. One that is not open any more is passed, or failed: its owner can tell.

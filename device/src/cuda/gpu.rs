@@ -24,6 +24,8 @@ pub(super) struct Gpu {
     lanes: [Lane; 2],
     /// Where copies within the device run, once there was one.
     within: Option<CUstream>,
+    /// Where those who hand tensors over let us wait for their work; made when it is first asked for.
+    intake: Option<CUstream>,
     /// Events that are in no use.
     events: Vec<CUevent>,
     /// The context is current on the thread that opened it, and on no other.
@@ -75,7 +77,7 @@ impl Gpu {
             bell: Arc::new(Bell { direction, inbox: inbox.clone() }),
         };
         let lanes = Direction::BOTH.map(lane);
-        Ok(Self { driver, device, lanes, within: None, events: Vec::new(), _here: PhantomData })
+        Ok(Self { driver, device, lanes, within: None, intake: None, events: Vec::new(), _here: PhantomData })
     }
 
     pub(super) fn driver(&self) -> &Driver {
@@ -160,6 +162,21 @@ impl Gpu {
         Ok(unsafe { self.record(stream.raw()) }?)
     }
 
+    /// The stream that those who hand tensors over make wait for their work. It lives until `close`.
+    pub(super) fn intake(&mut self) -> Result<CUstream, DriverError> {
+        match self.intake {
+            Some(stream) => Ok(stream),
+            None => Ok(*self.intake.insert(self.driver.new_stream()?)),
+        }
+    }
+
+    /// Marks the place where that stream is now.
+    pub(super) fn mark_intake(&mut self) -> Result<Mark, DriverError> {
+        let stream = self.intake()?;
+        // SAFETY: the stream lives until `close`.
+        unsafe { self.record(stream) }
+    }
+
     /// Makes a caller's stream wait for a mark.
     pub(super) fn order(&self, stream: StreamHandle, mark: &Mark) -> Result<(), CudaError> {
         self.refuse_capturing(stream)?;
@@ -204,8 +221,8 @@ impl Gpu {
     pub(super) fn close(self) {
         let [out, into] = &self.lanes;
         if [out, into].into_iter().all(|lane| self.becomes_idle(lane.bells)) {
-            let streams = [out.copies, out.bells, into.copies, into.bells];
-            let streams: Vec<CUstream> = streams.into_iter().chain(self.within).collect();
+            let own = [out.copies, out.bells, into.copies, into.bells];
+            let streams: Vec<CUstream> = own.into_iter().chain(self.within).chain(self.intake).collect();
             unbind(&self.driver, self.device, &streams, &self.events);
         }
     }

@@ -15,7 +15,7 @@ use super::{
     fence::{Fence, StreamHandle},
     flight::Direction,
     holdings::Shared,
-    memory::CudaMemory,
+    memory::{CudaMemory, StreamKeeper},
     page_locked::PageLocked,
     share::{Exported, Imported, ShareError},
     shares::Wish,
@@ -100,10 +100,16 @@ pub(super) enum Command {
     Share(Wish),
     /// Take back memory that nobody uses any more, once the streams that may still do are past these fences.
     TakeBack(ManuallyDrop<Holding>, Vec<Fence>),
+    /// Let a memory go, once these streams are past what is on them by now.
+    GiveUp(Arc<CudaMemory>, Vec<(StreamHandle, StreamKeeper)>),
     /// Take back page-locked memory that nobody uses any more.
     Unlock(ManuallyDrop<Mapping>),
     /// Record where a caller's stream is now.
     Fence(StreamHandle, Reply<Result<Fence, CudaError>>),
+    /// Name the stream that those who hand tensors over make wait for their work.
+    Intake(Reply<Result<usize, CudaError>>),
+    /// Record where that stream is now.
+    FenceIntake(Reply<Result<Fence, CudaError>>),
     /// Let a caller's stream wait for a fence.
     WaitFence(u64, StreamHandle, Reply<Result<(), CudaError>>),
     /// Nobody has this fence any more.

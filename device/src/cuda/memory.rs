@@ -1,4 +1,5 @@
 use std::{
+    any::Any,
     fmt,
     mem::{self, ManuallyDrop},
     ops::Range,
@@ -11,6 +12,9 @@ use super::{
     inbox::{Command, Holding, Inbox},
 };
 use crate::id::Id;
+
+/// What keeps a stream of a caller's.
+pub type StreamKeeper = Box<dyn Any + Send + Sync>;
 
 /// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent to it by a caller.
 ///
@@ -74,6 +78,22 @@ impl CudaMemory {
         let fence = self.inbox.ask(|reply| Command::Fence(stream, reply))??;
         self.hold_for(fence);
         Ok(())
+    }
+
+    /// Lets the memory go, once each of `streams` is past what is on it by the time that the engine's thread hears of
+    /// this. For destructors: it waits for nobody. Where that cannot be told of a stream, since the device failed or the
+    /// stream is being captured into a graph, the memory is kept for good.
+    ///
+    /// What comes with a stream keeps it, and is dropped by that thread when the stream is not needed any more: that must
+    /// not wait for a lock that somebody holds who asks this engine for something.
+    ///
+    /// # Safety
+    ///
+    /// Each stream lives for as long as what comes with it.
+    pub unsafe fn give_up(self: Arc<Self>, streams: Vec<(StreamHandle, StreamKeeper)>) {
+        let inbox = self.inbox.clone();
+        // Where the thread is gone, nobody reuses the memory.
+        let _ = inbox.tell(Command::GiveUp(self, streams));
     }
 
     /// Adds a fence to those that must be passed first.

@@ -208,11 +208,35 @@ impl Worker {
                 None => shares.start(wish, gpu, setting),
             },
             Command::TakeBack(holding, until) => holdings.take_back(holding, until),
+            Command::GiveUp(memory, streams) => {
+                for (stream, _keeper) in streams {
+                    let fence = match failed {
+                        Some(error) => Err(error.clone()),
+                        None => fences.record(stream, gpu, setting),
+                    };
+                    // Where nobody can tell how far a stream is, the memory is kept for good.
+                    memory.hold_for(fence.unwrap_or_else(|error| fences.lost(error, setting)));
+                }
+            }
             Command::Unlock(mapping) => holdings.unlock(mapping, gpu, setting, failed.is_some()),
             Command::Fence(stream, reply) => {
                 let fence = match failed {
                     Some(error) => Err(error.clone()),
                     None => fences.record(stream, gpu, setting),
+                };
+                let _ = reply.send(fence);
+            }
+            Command::Intake(reply) => {
+                let intake = match failed {
+                    Some(error) => Err(error.clone()),
+                    None => gpu.intake().map(|stream| stream.expose_provenance()).map_err(CudaError::from),
+                };
+                let _ = reply.send(intake);
+            }
+            Command::FenceIntake(reply) => {
+                let fence = match failed {
+                    Some(error) => Err(error.clone()),
+                    None => fences.record_intake(gpu, setting),
                 };
                 let _ = reply.send(fence);
             }

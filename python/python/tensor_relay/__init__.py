@@ -96,6 +96,9 @@ def serve(
     sessions_max: int = 1_024,
     stall_timeout: float = 30.0,
     reader_linger: float = 30.0,
+    device: str = "cpu",
+    gpu_memory_bytes: int | None = None,
+    pinned_bytes: int = 256 << 20,
 ) -> Relay:
     """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
 
@@ -111,8 +114,13 @@ def serve(
     sessions_max: how many clients may be connected.
     stall_timeout: after how long without a byte taken a subscriber in mid-transfer is evicted.
     reader_linger: how long the place of a named reader in mode "every" is kept when its connection is lost.
+    device: where staged versions are held: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of any GPU
+        can be published in either case.
+    gpu_memory_bytes: how much memory of each GPU versions may take. By default what it has.
+    pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU: taken when the first tensor
+        of it is published. Half of it keeps chunks for further subscribers.
 
-    Raises TensorRelayError when the port or the key cannot be used, RequestError for what is no address or codec, and
+    Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for what is no address or codec, and
     ForkError in a process that was forked from one that uses tensor_relay.
     """
     relay = _native.serve(
@@ -125,6 +133,9 @@ def serve(
         sessions_max=sessions_max,
         stall_timeout=stall_timeout,
         reader_linger=reader_linger,
+        device=str(device),
+        gpu_memory_bytes=gpu_memory_bytes,
+        pinned_bytes=pinned_bytes,
     )
     _open.add(relay)
     return relay
@@ -141,6 +152,9 @@ def connect(
     reconnect_timeout: float = 60.0,
     versions_held_max: int = 4,
     hold_timeout: float = 10.0,
+    device: str = "cpu",
+    gpu_memory_bytes: int | None = None,
+    pinned_bytes: int = 256 << 20,
 ) -> Client:
     """Connects to a server. Use it as a context manager, or `close()` it.
 
@@ -155,9 +169,13 @@ def connect(
     versions_held_max: how many snapshots of a subscription may be held at a time. A snapshot is held as long as anything
         refers to its memory, an array made of it among them.
     hold_timeout: how long a subscription waits, when so many are held, for one to be let go.
+    device: where snapshots land: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of `out` may lie
+        anywhere in either case.
+    gpu_memory_bytes: how much memory of each GPU snapshots may take. By default what it has.
+    pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU that is used.
 
     Raises TicketError for what is no ticket, ServerUnreachableError, ServerRefusedError when another server answers than
-    the ticket names, and ForkError.
+    the ticket names, TensorRelayError when the device cannot be used, and ForkError.
     """
     client = _native.connect(
         _read_ticket(ticket),
@@ -169,6 +187,9 @@ def connect(
         reconnect_timeout=reconnect_timeout,
         versions_held_max=versions_held_max,
         hold_timeout=hold_timeout,
+        device=str(device),
+        gpu_memory_bytes=gpu_memory_bytes,
+        pinned_bytes=pinned_bytes,
     )
     _open.add(client)
     return client

@@ -29,46 +29,73 @@ _CASTS = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
 }
 
 
-def lender(tensor: Any) -> tuple[Any, str | None]:
-    """Who lends the tensor's memory, and the dtype of its elements where that one cannot say it. May copy."""
-    torch, numpy, jax = (sys.modules.get(name) for name in ("torch", "numpy", "jax"))
+def lender(tensor: Any) -> tuple[Any, str | None, bool]:
+    """Who lends the tensor's memory, the dtype of its elements where that one cannot say it, and whether it is a copy."""
+    torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return tensor.detach().resolve_conj().resolve_neg(), None
+        lent = tensor.detach().resolve_conj().resolve_neg()
+        return (lent, None, False) if not lent.is_cuda else _of_torch(lent.contiguous(), tensor)
     if numpy is not None and isinstance(tensor, numpy.generic):
         tensor = numpy.asarray(tensor)
     if numpy is not None and isinstance(tensor, numpy.ndarray):
         return _of_numpy(tensor)
     if jax is not None and isinstance(tensor, jax.Array):
-        return tensor.block_until_ready(), None
-    return tensor, None
+        return tensor.block_until_ready(), None, False
+    if cupy is not None and isinstance(tensor, cupy.ndarray):
+        with tensor.device:
+            lent = cupy.ascontiguousarray(tensor)
+        return lent, None, lent.data.ptr != tensor.data.ptr
+    return tensor, None, False
 
 
-def lender_to_write(tensor: Any) -> tuple[Any, str | None]:
+def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
     """The same for a tensor that is to be written: never that of a copy."""
     torch, numpy, jax = (sys.modules.get(name) for name in ("torch", "numpy", "jax"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         if tensor.is_conj() or tensor.is_neg():
             raise TypeError("it is a lazy view of another tensor: give that one")
-        return tensor.detach(), None
+        lent = tensor.detach()
+        return (lent, None, False) if not lent.is_cuda else _of_torch(lent, tensor)
     if numpy is not None and isinstance(tensor, numpy.ndarray):
-        return _of_numpy(tensor)
+        lent, dtype, is_copy = _of_numpy(tensor)
+        if is_copy:
+            raise TypeError("its elements are not aligned: receive into an array whose are")
+        return lent, dtype, False
     if jax is not None and isinstance(tensor, jax.Array):
         raise TypeError("JAX's arrays never change: take `snapshot.jax()` instead")
-    return tensor, None
+    return tensor, None, False
 
 
-def _of_numpy(array: Any) -> tuple[Any, str | None]:
+class _OnItsGpu:
+    """A tensor of PyTorch on a GPU, which hands it over only where that GPU is the current one."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        with sys.modules["torch"].cuda.device(self._tensor.device):
+            return self._tensor.__dlpack__(**options)
+
+
+def _of_torch(lent: Any, tensor: Any) -> tuple[Any, None, bool]:
+    return _OnItsGpu(lent), None, lent.data_ptr() != tensor.data_ptr()
+
+
+def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
     """NumPy hands over no types that it lacks, so their bits are handed over as integers."""
     name = array.dtype.name
     if name in _OF_ML_DTYPES:
-        return array.view(f"u{array.dtype.itemsize}"), _OF_ML_DTYPES[name]
+        return array.view(f"u{array.dtype.itemsize}"), _OF_ML_DTYPES[name], False
     if not array.dtype.isbuiltin:
         raise TypeError(f"no dtype here stands for NumPy's {name}: publish its bits as integers")
     if not array.dtype.isnative:
         raise TypeError("its bytes are in the order of another machine: `.astype(array.dtype.newbyteorder('='))`")
     if not array.flags.aligned or any(stride % (array.itemsize or 1) for stride in array.strides):
-        return array.copy(), None
-    return array, None
+        return array.copy(), None, True
+    return array, None, False
 
 
 def cast(tensor: Any, dtype: str) -> Any:
@@ -108,6 +135,8 @@ def to_numpy(tensor: Any) -> Any:
     """An array in the tensor's memory."""
     import numpy
 
+    if tensor.__dlpack_device__()[0] != 1:
+        raise UnsupportedTensorError("it lies on a GPU, and NumPy's arrays on the host: `to_host()` copies it there")
     if (theirs := _TO_ML_DTYPES.get(tensor.dtype)) is not None:
         return numpy.from_dlpack(tensor.bits).view(getattr(_ml_dtypes(tensor.dtype), theirs))
     return _made_by("NumPy", numpy.from_dlpack, tensor)
@@ -125,6 +154,49 @@ def to_jax(tensor: Any) -> Any:
     import jax.dlpack
 
     return _made_by("JAX", jax.dlpack.from_dlpack, tensor)
+
+
+def stream_called(number: int) -> Any:
+    """The object that keeps this stream, if its framework would destroy it with the last reference and can be asked for it.
+    PyTorch and JAX keep theirs for ever."""
+    cupy = sys.modules.get("cupy")
+    current = cupy.cuda.get_current_stream() if cupy is not None else None
+    return current if current is not None and current.ptr == number else None
+
+
+def copier(target: Any, tensor: Any) -> Callable[[], None] | None:
+    """What copies the tensor to the target, where both lie on one GPU and the target's framework can do that there: on its
+    current stream, behind what that does already."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    try:
+        if torch is not None and isinstance(target, torch.Tensor) and _are_together(target, tensor):
+            return _copier_of_torch(target, to_torch(tensor))
+        if cupy is not None and isinstance(target, cupy.ndarray) and _are_together(target, tensor):
+            return _copier_of_cupy(target, _made_by("CuPy", cupy.from_dlpack, tensor))
+    except UnsupportedTensorError:
+        pass  # It lacks the type, and the target lies about it: its bytes are copied another way.
+    return None
+
+
+def _are_together(target: Any, tensor: Any) -> bool:
+    return bool(tuple(map(int, target.__dlpack_device__())) == tensor.__dlpack_device__())
+
+
+def _copier_of_torch(target: Any, source: Any) -> Callable[[], None]:
+    def copy() -> None:
+        torch = sys.modules["torch"]
+        with torch.no_grad(), torch.cuda.device(target.device):
+            target.copy_(source, non_blocking=True)
+
+    return copy
+
+
+def _copier_of_cupy(target: Any, source: Any) -> Callable[[], None]:
+    def copy() -> None:
+        with target.device:
+            target[...] = source
+
+    return copy
 
 
 def _made_by(framework: str, make: Callable[[Any], Any], tensor: Any) -> Any:

@@ -5,6 +5,34 @@ use tensor_relay_client::Dtype;
 
 /// Memory of the host.
 pub(crate) const DEVICE_CPU: i32 = 1;
+/// Memory of a GPU of NVIDIA's.
+pub(crate) const DEVICE_CUDA: i32 = 2;
+/// Memory of the host that CUDA has page-locked.
+pub(crate) const DEVICE_CUDA_HOST: i32 = 3;
+/// Memory that CUDA moves between the host and a GPU.
+pub(crate) const DEVICE_CUDA_MANAGED: i32 = 13;
+
+/// The other kinds of devices, by the names that DLPack has for them.
+const DEVICES: &[(i32, &str)] = &[
+    (4, "OpenCL"),
+    (7, "Vulkan"),
+    (8, "Metal"),
+    (9, "VPI"),
+    (10, "ROCm"),
+    (11, "ROCm's page-locked memory"),
+    (12, "an extension's"),
+    (14, "oneAPI"),
+    (15, "WebGPU"),
+    (16, "Hexagon"),
+    (17, "MAIA"),
+    (18, "Trainium"),
+];
+
+/// What a kind of device is called.
+pub(crate) fn device_name(kind: i32) -> &'static str {
+    let found = DEVICES.iter().find(|(number, _)| *number == kind);
+    found.map_or("a kind that is not known here", |(_, name)| name)
+}
 
 /// The version that we speak. Those of the same major number are laid out alike.
 pub(crate) const VERSION: Version = Version { major: 1, minor: 1 };

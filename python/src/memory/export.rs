@@ -1,10 +1,14 @@
 //! Our tensors, in DLPack's capsules for others.
 #![allow(unsafe_code, reason = "makes DLPack's capsules, and the functions that free what is in them")]
 
-use super::dlpack::{
-    DEVICE_CPU, DataType, Device, IS_COPIED, LEGACY, LegacyTensor, Names, Tensor, VERSION, VERSIONED,
-    VersionedTensor,
+use super::{
+    dlpack::{
+        DEVICE_CPU, DEVICE_CUDA, DataType, Device, IS_COPIED, LEGACY, LegacyTensor, Names, Tensor, VERSION,
+        VERSIONED, VersionedTensor,
+    },
+    readable::Readable,
 };
+use crate::gpu;
 use bytes::Bytes;
 use pyo3::{ffi, prelude::*};
 use std::{ffi::c_void, ptr};
@@ -12,7 +16,7 @@ use std::{ffi::c_void, ptr};
 /// A tensor to hand over.
 pub(crate) struct Export {
     /// Its elements.
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: Exported,
     pub(crate) dtype: DataType,
     /// Its dimensions, in elements of `dtype`.
     pub(crate) shape: Vec<i64>,
@@ -20,6 +24,41 @@ pub(crate) struct Export {
     pub(crate) strides: Vec<i64>,
     /// Whether nobody else has these bytes.
     pub(crate) is_copy: bool,
+}
+
+/// Bytes to hand over, and what keeps them.
+#[derive(Debug, Clone)]
+pub(crate) enum Exported {
+    Host(Bytes),
+    Gpu(Readable),
+}
+
+impl Exported {
+    /// How many.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            Self::Gpu(bytes) => bytes.len(),
+        }
+    }
+
+    /// Where they lie, as DLPack says it.
+    pub(crate) fn device(&self) -> (i32, i32) {
+        match self {
+            Self::Host(_) => (DEVICE_CPU, 0),
+            // Devices are counted by the driver, whose numbers are of this type.
+            Self::Gpu(bytes) => (DEVICE_CUDA, gpu::engine(bytes.device()).info().ordinal as i32),
+        }
+    }
+
+    /// As writable, which `Tensor` in Python says: frameworks have no word for tensors that are not, or pass it over.
+    fn data(&self) -> *mut c_void {
+        match self {
+            _ if self.len() == 0 => ptr::null_mut(),
+            Self::Host(bytes) => bytes.as_ptr().cast_mut().cast(),
+            Self::Gpu(bytes) => ptr::without_provenance_mut(bytes.address()),
+        }
+    }
 }
 
 /// A capsule with `export` in it: of DLPack 1, or of the time before. The bytes are held until its consumer is done with
@@ -33,7 +72,7 @@ pub(crate) fn capsule(py: Python<'_>, export: Export, is_versioned: bool) -> PyR
 
 /// What a capsule's pointers lead to.
 struct Kept {
-    bytes: Bytes,
+    bytes: Exported,
     shape: Vec<i64>,
     strides: Vec<i64>,
 }
@@ -82,13 +121,9 @@ fn wrap<M: Managed>(py: Python<'_>, export: Export) -> PyResult<Py<PyAny>> {
     let Export { bytes, dtype, shape, strides, is_copy } = export;
     let ndim = shape.len() as i32; // 16 at most (`Shape`).
     let kept = Box::leak(Box::new(Kept { bytes, shape, strides }));
-    let data = match kept.bytes.is_empty() {
-        true => ptr::null_mut(),
-        // As writable, which `Tensor` in Python says: frameworks have no word for tensors that are not, or pass it over.
-        false => kept.bytes.as_ptr().cast_mut().cast(),
-    };
+    let (data, (kind, id)) = (kept.bytes.data(), kept.bytes.device());
     let (shape, strides) = (kept.shape.as_mut_ptr(), kept.strides.as_mut_ptr());
-    let device = Device { kind: DEVICE_CPU, id: 0 };
+    let device = Device { kind, id };
     let tensor = Tensor { data, device, ndim, dtype, shape, strides, byte_offset: 0 };
     let managed = M::new(tensor, ptr::from_mut(kept).cast(), if is_copy { IS_COPIED } else { 0 });
     let managed = Box::into_raw(Box::new(managed));

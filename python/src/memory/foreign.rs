@@ -63,6 +63,11 @@ impl Foreign {
         self.len
     }
 
+    /// Where they begin, whoever can reach that.
+    pub(super) fn address(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
     /// Whether they lie side by side, in order.
     pub(crate) fn is_dense(&self) -> bool {
         self.runs.is_one()

@@ -3,44 +3,118 @@
 
 use super::{
     dlpack::{self, DataType, LEGACY, LegacyTensor, Names, VERSIONED, VersionedTensor},
-    foreign::{Foreign, Keep},
+    foreign::{Foreign, Identity, Keep},
+    on_gpu::OnGpu,
     strides::{Runs, dense},
 };
+use crate::gpu::{self, Gpus};
 use pyo3::{
     buffer::{ElementType, PyUntypedBuffer},
     exceptions::{PyBufferError, PyTypeError},
     ffi,
     prelude::*,
-    types::{IntoPyDict, PyCapsule},
+    types::{PyCapsule, PyDict},
 };
-use std::{ffi::c_void, ptr::NonNull};
+use std::{ffi::c_void, fmt::Display, ptr::NonNull};
 use tensor_relay_client::Dtype;
 
-/// Devices whose memory the processor reads and writes like any other: the host's, page-locked or not.
-const HOST: [i32; 2] = [dlpack::DEVICE_CPU, 3];
+/// A tensor of another library, wherever its memory is.
+#[derive(Debug)]
+pub(crate) enum Lent {
+    /// Where the processor reads and writes it.
+    Host(Foreign),
+    Gpu(OnGpu),
+}
 
-impl Foreign {
-    /// Asks `tensor` for its memory, without a copy.
+impl Lent {
+    /// Asks `tensor` for its memory, without a copy. That of a GPU may be used when [`CudaEngine::fence_intake`] says so.
     ///
     /// # Errors
     /// `TypeError` for what is no tensor; `BufferError` for one whose memory is elsewhere, or whose elements have no name
     /// here; and what its own library raises.
-    pub(crate) fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
-        match tensor.hasattr("__dlpack__")? {
-            true => Self::from_dlpack(tensor),
-            false => Self::from_buffer(tensor),
+    ///
+    /// [`CudaEngine::fence_intake`]: tensor_relay_device::cuda::CudaEngine::fence_intake
+    pub(crate) fn of(tensor: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Self> {
+        if !tensor.hasattr("__dlpack__")? {
+            return Ok(Self::Host(Foreign::from_buffer(tensor)?));
+        }
+        let (kind, id): (i32, i32) = tensor.call_method0("__dlpack_device__")?.extract()?;
+        match kind {
+            dlpack::DEVICE_CPU | dlpack::DEVICE_CUDA_HOST => {
+                Ok(Self::Host(Foreign::in_capsule(Capsule::take(&export(tensor, None)?)?)?))
+            }
+            dlpack::DEVICE_CUDA | dlpack::DEVICE_CUDA_MANAGED => {
+                Ok(Self::Gpu(on_gpu(tensor, gpus, usize::try_from(id).unwrap_or(usize::MAX))?))
+            }
+            other => Err(PyBufferError::new_err(format!(
+                "it lies in memory of {} (DLPack's {kind}:{id}), and only tensors of the host and of CUDA's GPUs travel: copy \
+                 it to the host first",
+                dlpack::device_name(other)
+            ))),
         }
     }
 
-    fn from_dlpack(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (kind, id): (i32, i32) = tensor.call_method0("__dlpack_device__")?.extract()?;
-        if !HOST.contains(&kind) {
-            return Err(PyBufferError::new_err(format!(
-                "it lies on a device (DLPack's {kind}:{id}), and tensors of devices do not travel from Python yet: copy it \
-                 to the host first, as `.cpu()` does"
-            )));
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self {
+            Self::Host(tensor) => tensor.dtype(),
+            Self::Gpu(tensor) => tensor.dtype(),
         }
-        let capsule = Capsule::take(&export(tensor)?)?;
+    }
+
+    pub(crate) fn shape(&self) -> &[u64] {
+        match self {
+            Self::Host(tensor) => tensor.shape(),
+            Self::Gpu(tensor) => tensor.shape(),
+        }
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        match self {
+            Self::Host(tensor) => tensor.is_writable(),
+            Self::Gpu(tensor) => tensor.is_writable(),
+        }
+    }
+
+    /// What it shares with other names for the same memory; none without memory.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        match self {
+            Self::Host(tensor) => tensor.identity(),
+            Self::Gpu(tensor) => tensor.identity(),
+        }
+    }
+
+    /// Takes its elements for some of another dtype of the same size, where its own library has no word for that.
+    pub(crate) fn taken_for(self, dtype: Dtype) -> Self {
+        match self {
+            Self::Host(tensor) => Self::Host(tensor.taken_for(dtype)),
+            Self::Gpu(tensor) => Self::Gpu(tensor.taken_for(dtype)),
+        }
+    }
+
+    /// Gives the memory back now, where the interpreter is at hand.
+    pub(crate) fn give_back(self, py: Python<'_>) {
+        match self {
+            Self::Host(tensor) => tensor.give_back(py),
+            Self::Gpu(tensor) => tensor.give_back(py),
+        }
+    }
+}
+
+/// Asks a tensor on GPU `ordinal` for its memory. Its library makes the engine's stream wait for the work that is on its
+/// own: this is who consumes it, by DLPack's words.
+fn on_gpu(tensor: &Bound<'_, PyAny>, gpus: &Gpus, ordinal: usize) -> PyResult<OnGpu> {
+    let refuse = |why: &dyn Display| {
+        PyBufferError::new_err(format!("it lies on cuda:{ordinal}, which cannot be used: {why}"))
+    };
+    let device = tensor.py().detach(|| gpus.device(ordinal)).map_err(|error| refuse(&error))?;
+    let stream = tensor.py().detach(|| gpu::engine(&device).intake());
+    let stream = stream.map_err(|error| refuse(&error))?;
+    let tensor = Foreign::in_capsule(Capsule::take(&export(tensor, Some(stream))?)?)?;
+    Ok(OnGpu::new(tensor, device))
+}
+
+impl Foreign {
+    fn in_capsule(capsule: Capsule) -> PyResult<Self> {
         let tensor = capsule.tensor()?;
         // SAFETY: the capsule keeps its tensor, whose library vouches for so many dimensions at its pointers.
         let (shape, strides) = unsafe { dimensions(tensor) }?;
@@ -83,13 +157,18 @@ impl Foreign {
     }
 }
 
-/// The tensor's capsule: of DLPack 1 where its library knows that, else of the time before.
-fn export<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
-    let version =
-        [("max_version", (dlpack::VERSION.major, dlpack::VERSION.minor))].into_py_dict(tensor.py())?;
-    let capsule = match tensor.call_method("__dlpack__", (), Some(&version)) {
+/// The tensor's capsule: of DLPack 1 where its library knows that, else of the time before. On a GPU `stream` is the
+/// stream that is to wait for the tensor.
+fn export<'py>(tensor: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyCapsule>> {
+    let words = PyDict::new(tensor.py());
+    if let Some(stream) = stream {
+        words.set_item("stream", stream)?;
+    }
+    let old = words.copy()?;
+    words.set_item("max_version", (dlpack::VERSION.major, dlpack::VERSION.minor))?;
+    let capsule = match tensor.call_method("__dlpack__", (), Some(&words)) {
         Err(error) if error.is_instance_of::<PyTypeError>(tensor.py()) => {
-            tensor.call_method0("__dlpack__")?
+            tensor.call_method("__dlpack__", (), Some(&old))?
         }
         capsule => capsule?,
     };

@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use cudarc::driver::sys::{CUresult, CUstream};
 use tensor_relay_device::{
     CopyEngine, CopyError, Stretch,
-    cuda::{CudaEngine, CudaMemory, Fence, StreamHandle},
+    cuda::{CudaEngine, CudaMemory, Fence, StreamHandle, StreamKeeper},
 };
-use tensor_relay_tests::fake_cuda::{Direction, FakeCuda, Turn};
+use tensor_relay_tests::fake_cuda::{Direction, Effect, FakeCuda, Fault, Turn};
 use tokio::time::timeout;
 
 use crate::{
@@ -165,6 +165,83 @@ async fn memory_that_a_stream_uses_is_given_to_nobody_else() {
 
     call!(cuStreamDestroy_v2(consumer)).unwrap();
     drop((current, next, slots, engine));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
+    let fake = machine();
+    let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
+    let current = Current::new(0);
+    let (first, second) = (stream(), stream());
+    let blocks = [Block::in_stream(first), Block::in_stream(second)];
+    let (address, kept) = (memory.address(), Arc::new(()));
+    let readers = [first, second].map(|stream| (handle(stream), Box::new(Arc::clone(&kept)) as StreamKeeper));
+    // SAFETY: the streams live as long as the test.
+    unsafe { memory.give_up(readers.into()) };
+    let next = engine.allocate(LEN).unwrap();
+    assert_ne!(next.address(), address);
+    assert_eq!(Arc::strong_count(&kept), 1, "the streams are not needed any more");
+    for block in blocks {
+        assert_eq!(engine.stats().cached_bytes, 0);
+        block.lift();
+    }
+    fake.until("the memory is back for reuse", |_| engine.stats().cached_bytes > 0);
+
+    call!(cuStreamDestroy_v2(first)).unwrap();
+    call!(cuStreamDestroy_v2(second)).unwrap();
+    drop((current, next, slots, engine));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn memory_of_readers_that_nobody_can_ask_is_kept() {
+    let fake = machine();
+    let End { engine, slots, memory } = End::open(0, impatient()).unwrap();
+    let current = Current::new(0);
+    let reader = stream();
+    fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
+    // SAFETY: the stream lives as long as the test.
+    unsafe { memory.give_up(vec![(handle(reader), Box::new(()))]) };
+    fake.until("the memory is kept", |_| engine.stats().kept_bytes >= LEN as u64);
+    assert_eq!(engine.stats().cached_bytes, 0);
+    call!(cuStreamDestroy_v2(reader)).unwrap();
+    drop((current, slots, engine));
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// The way of DLPack: who hands a tensor over makes the engine's stream wait, and no other.
+#[tokio::test]
+async fn a_copy_waits_for_what_the_intake_waits_for() {
+    let fake = machine();
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&pattern(LEN)).await.unwrap();
+    let current = Current::new(0);
+    let producer = stream();
+    let block = Block::in_stream(producer);
+    call!(cuMemsetD8Async(end.memory.address(), 0x22, CHUNK, producer)).unwrap();
+    let intake = end.engine.intake().unwrap();
+    assert_eq!(end.engine.intake().unwrap(), intake, "there is one");
+    let intake: CUstream = std::ptr::with_exposed_provenance_mut(intake);
+    let mut event = std::ptr::null_mut();
+    call!(cuEventCreate(&mut event, 2)).unwrap();
+    call!(cuEventRecord(event, producer)).unwrap();
+    call!(cuStreamWaitEvent(intake, event, 0)).unwrap();
+    call!(cuEventDestroy_v2(event)).unwrap();
+    let memory = lend(&end.engine, &end.memory, end.engine.fence_intake().unwrap());
+
+    let slot = end.slots.acquire().await;
+    let copying = end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot);
+    engine_has_asked(&fake);
+    assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
+    block.lift();
+    let slot = copying.await.unwrap();
+    assert!(slot.iter().all(|byte| *byte == 0x22), "the bytes are those that the producer wrote");
+
+    call!(cuStreamDestroy_v2(producer)).unwrap();
+    drop((current, slot, memory, end));
     nothing_is_left(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }

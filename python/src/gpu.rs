@@ -1,0 +1,152 @@
+//! The GPUs that a relay or a client uses: each opened when the first tensor needs it.
+
+pub(crate) mod copies;
+
+use crate::errors::Kind;
+use pyo3::prelude::*;
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tensor_relay_device::{
+    AllocError, Capacity, Device,
+    cuda::{self, CudaEngine, CudaError, CudaOptions},
+};
+
+/// How GPUs are used.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GpuOptions {
+    /// The most memory of each that versions may take.
+    pub(crate) memory_bytes: Option<u64>,
+    /// How much page-locked memory of this machine chunks pass through, for each.
+    pub(crate) pinned_bytes: u64,
+    /// How long chunks are.
+    pub(crate) chunk_bytes: u32,
+}
+
+/// The GPUs of one relay or client.
+#[derive(Debug)]
+pub(crate) struct Gpus {
+    capacity: Capacity,
+    memory_bytes: Option<u64>,
+    open: Mutex<BTreeMap<usize, Device>>,
+}
+
+/// Why a GPU cannot be used. It says what is missing.
+#[derive(Debug)]
+pub(crate) enum GpuError {
+    Cuda(CudaError),
+    Pinned(AllocError),
+}
+
+/// What memory comes in: a slot begins on a page.
+const PAGE_BYTES: u64 = 4096;
+
+/// The fewest slots that let anything overlap: one is copied while the other is sent or received.
+const SLOTS_MIN: u64 = 2;
+
+/// How long the end of the interpreter waits for GPUs to be given back. A copy takes milliseconds, and what a program still
+/// holds of them is the driver's to clean up.
+const LAST_COPIES: Duration = Duration::from_millis(200);
+
+impl Gpus {
+    /// None is opened yet.
+    ///
+    /// # Errors
+    /// `RequestError` for too little page-locked memory.
+    pub(crate) fn new(py: Python<'_>, options: GpuOptions) -> PyResult<Self> {
+        let GpuOptions { memory_bytes, pinned_bytes, chunk_bytes } = options;
+        let stride_bytes = u64::from(chunk_bytes).next_multiple_of(PAGE_BYTES);
+        let slots = pinned_bytes / stride_bytes;
+        if slots < SLOTS_MIN {
+            let message = format!(
+                "pinned_bytes is {pinned_bytes}, but must hold two chunks of {chunk_bytes} bytes, one to be copied while the \
+                 other travels: give it {} or more",
+                SLOTS_MIN * stride_bytes
+            );
+            return Err(Kind::Request.raise(py, message));
+        }
+        let capacity = Capacity { slots: slots as usize, slot_bytes: chunk_bytes as usize };
+        Ok(Self { capacity, memory_bytes, open: Mutex::default() })
+    }
+
+    /// The GPU with this number, which is opened if it is not: that takes up to a second. Needs no GIL.
+    ///
+    /// # Errors
+    /// [`GpuError`] says what is missing.
+    pub(crate) fn device(&self, ordinal: usize) -> Result<Device, GpuError> {
+        let mut open = self.open();
+        if let Some(device) = open.get(&ordinal) {
+            return Ok(device.clone());
+        }
+        let options = CudaOptions { memory_limit_bytes: self.memory_bytes, ..CudaOptions::default() };
+        let engine = CudaEngine::open(ordinal, options).map_err(GpuError::Cuda)?;
+        let device = Device::new(engine, self.capacity).map_err(GpuError::Pinned)?;
+        let Capacity { slots, slot_bytes } = self.capacity;
+        tracing::info!("Opened {}, with {slots} page-locked slots of {slot_bytes} bytes.", device.name());
+        open.insert(ordinal, device.clone());
+        Ok(device)
+    }
+
+    /// Lets go of all of them. What still lies there keeps its own.
+    pub(crate) fn close(&self) {
+        let open = std::mem::take(&mut *self.open());
+        drop(open); // Without the lock.
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<usize, Device>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The engine of a GPU.
+///
+/// # Panics
+/// When it is no GPU of [`Gpus`].
+pub(crate) fn engine(device: &Device) -> &Arc<CudaEngine> {
+    device.engine().expect("`Gpus` opens no other kind")
+}
+
+/// The number in `cuda:N`; none for `cpu`.
+///
+/// # Errors
+/// `RequestError` for anything else.
+pub(crate) fn ordinal_called(py: Python<'_>, name: &str) -> PyResult<Option<usize>> {
+    let number = name.strip_prefix("cuda:").filter(|digits| !digits.starts_with('+'));
+    match (name, number.and_then(|digits| digits.parse().ok())) {
+        ("cpu", _) => Ok(None),
+        (_, Some(ordinal)) => Ok(Some(ordinal)),
+        _ => {
+            let message = format!("device is \"cpu\", or \"cuda:N\" for GPU N, and not {name:?}");
+            Err(Kind::Request.raise(py, message))
+        }
+    }
+}
+
+/// Waits a moment until GPUs that were opened are given back.
+pub(crate) fn close_all() {
+    if !cuda::all_closed(LAST_COPIES) {
+        tracing::info!("A GPU was still in use at the end.");
+    }
+}
+
+impl GpuError {
+    /// The error for who asked for the GPU.
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Cuda(_) => Kind::Other.raise(py, self),
+            Self::Pinned(_) => Kind::NoRoom.raise(py, self),
+        }
+    }
+}
+
+impl Display for GpuError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cuda(error) => error.fmt(f),
+            Self::Pinned(error) => write!(f, "{error}; `pinned_bytes` takes less"),
+        }
+    }
+}

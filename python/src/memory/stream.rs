@@ -1,0 +1,136 @@
+//! Streams of a GPU that somebody else has, on which our tensors are read.
+#![allow(unsafe_code, reason = "takes the numbers of other libraries' streams for streams")]
+
+use crate::{interpreter, tensors_in::frameworks};
+use pyo3::{
+    exceptions::{PyBufferError, PyTypeError},
+    prelude::*,
+    types::{PyAnyMethods, PyInt},
+};
+use std::ptr;
+use tensor_relay_device::cuda::{StreamHandle, StreamKeeper};
+
+/// A stream on which a tensor is read, and what keeps it, where that is known.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    handle: StreamHandle,
+    keeper: Option<Py<PyAny>>,
+}
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, in DLPack and in CUDA.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
+
+/// Where frameworks have the handle of a stream: PyTorch, CuPy, Numba.
+const ATTRIBUTES: [&str; 3] = ["cuda_stream", "ptr", "handle"];
+
+impl Stream {
+    /// The stream that DLPack means by this number, or None. None where the consumer says that it needs no order.
+    ///
+    /// # Errors
+    /// `BufferError` for 0, which means two streams and which DLPack forbids, and for what is no stream.
+    pub(crate) fn numbered(number: Option<i64>) -> PyResult<Option<Self>> {
+        let number = match number {
+            None => LEGACY,
+            Some(-1) => return Ok(None),
+            Some(0) => {
+                return Err(PyBufferError::new_err(
+                    "stream 0 may mean two streams, so DLPack forbids it: 1 is the legacy default stream, 2 the per-thread one",
+                ));
+            }
+            Some(number) => usize::try_from(number)
+                .map_err(|_| PyBufferError::new_err(format!("{number} is no stream")))?,
+        };
+        Ok(Some(Self { handle: handle(number), keeper: None }))
+    }
+
+    /// The stream that an object stands for: a number as above, a stream of PyTorch, CuPy or Numba, or anything with
+    /// `__cuda_stream__`. None is the legacy default stream.
+    ///
+    /// # Errors
+    /// `TypeError` for what is none, and those of [`numbered`](Self::numbered).
+    pub(crate) fn of(object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Self>> {
+        let Some(object) = object else { return Self::numbered(None) };
+        if object.is_instance_of::<PyInt>() {
+            return Self::numbered(Some(object.extract()?));
+        }
+        let number: usize = match number_of(object)? {
+            0 => LEGACY, // What frameworks call their default stream.
+            number => number,
+        };
+        Ok(Some(Self { handle: handle(number), keeper: Some(object.clone().unbind()) }))
+    }
+
+    /// The same for the stream that a consumer names by DLPack, with what keeps it, where its framework can tell.
+    ///
+    /// # Errors
+    /// As [`numbered`](Self::numbered).
+    pub(crate) fn of_consumer(py: Python<'_>, number: Option<i64>) -> PyResult<Option<Self>> {
+        let stream = Self::numbered(number)?;
+        let keeper = match number {
+            Some(number) if stream.is_some() => {
+                Some(frameworks(py)?.call_method1("stream_called", (number,))?.unbind())
+            }
+            _ => None,
+        };
+        Ok(stream.map(|stream| Self { keeper: keeper.filter(|keeper| !keeper.is_none(py)), ..stream }))
+    }
+
+    /// As the engine of the GPU takes it.
+    pub(super) fn into_parts(self) -> (StreamHandle, StreamKeeper) {
+        (self.handle, Box::new(KeptStream(self.keeper)))
+    }
+
+    /// Adds it to `streams`, which has each once, and kept if it is.
+    pub(super) fn join(self, streams: &mut Vec<Self>) {
+        match streams.iter_mut().find(|known| known.handle == self.handle) {
+            Some(known) if known.keeper.is_none() => known.keeper = self.keeper,
+            Some(_) => {}
+            None => streams.push(self),
+        }
+    }
+}
+
+fn number_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    if object.hasattr("__cuda_stream__")? {
+        let (_version, handle): (i64, usize) = object.call_method0("__cuda_stream__")?.extract()?;
+        return Ok(handle);
+    }
+    for attribute in ATTRIBUTES {
+        if let Some(handle) = object.getattr_opt(attribute)? {
+            // Numba's is a number in a ctypes object.
+            let handle = handle.getattr_opt("value")?.unwrap_or(handle);
+            return Ok(handle.extract::<Option<usize>>()?.unwrap_or(0));
+        }
+    }
+    Err(PyTypeError::new_err(format!(
+        "{} is no stream: give the number of one, or a stream of PyTorch, CuPy or Numba",
+        object.get_type().fully_qualified_name()?
+    )))
+}
+
+/// The stream with this number. The per-thread default stream has its number on every thread, and means another one on each:
+/// work of the legacy default stream comes after it, so that one stands for it.
+fn handle(number: usize) -> StreamHandle {
+    match number {
+        LEGACY | PER_THREAD => StreamHandle::LEGACY,
+        number => {
+            // SAFETY: the number of a stream of the device's primary context, in which all of CUDA's runtime works. Who names
+            // it keeps it until the tensors that are read on it are gone, says our documentation (`Tensor.__dlpack__`), or
+            // gave an object that keeps it, which we hold until then.
+            let stream = unsafe { StreamHandle::from_raw(ptr::with_exposed_provenance_mut(number)) };
+            stream.unwrap_or(StreamHandle::LEGACY)
+        }
+    }
+}
+
+/// An object that keeps a stream. It goes where the interpreter is at hand.
+struct KeptStream(Option<Py<PyAny>>);
+
+impl Drop for KeptStream {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.0.take() {
+            interpreter::later(move |_| drop(keeper));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Whole versions, copied to a user's own tensors: all of them or none.
+
+use super::{
+    target::{Sorted, Target, check_dense, sorted},
+    torn_by,
+};
+use crate::{
+    errors::{Kind, of_device, of_fill},
+    memory::{Foreign, OnGpu},
+    runtime,
+    snapshot::Snapshot,
+    subscription::Arrived,
+    tensor::Tensor,
+    tensors_in::{Fences, frameworks},
+    wait::wait,
+};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use tensor_relay_client::{self as client, Buffers, FillCause};
+use tensor_relay_device::DeviceBuffer;
+
+/// Copies a whole version to the tensors, all of them or none.
+///
+/// # Errors
+/// `TargetError` names the first that is not of the version; `TornError` where a GPU fails in the middle.
+pub(super) fn to_all(py: Python<'_>, arrived: &Arrived, targets: Vec<Target>) -> PyResult<Snapshot> {
+    let snapshot = &arrived.snapshot;
+    targets.iter().try_for_each(|target| check(py, snapshot, target))?;
+    let Sorted { host, gpu } = sorted(targets);
+    let (copiers, gpu) = copiers(py, &Snapshot::whole(arrived), gpu)?;
+    let rounds = rounds(py, snapshot, gpu)?;
+    let on_host = match snapshot.is_on_device() && !host.is_empty() {
+        true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
+        false => snapshot.clone(),
+    };
+    // From here on nothing ends it but a device.
+    let runtime = runtime::handle(py)?;
+    let copied = py.detach(|| {
+        rounds
+            .iter()
+            .try_for_each(|buffers| runtime.block_on(snapshot.copy_into_device(buffers)))
+    });
+    match copied {
+        Ok(()) => copiers.iter().try_for_each(|copy| copy.call0().map(drop))?,
+        Err(FillCause::Device(error)) => {
+            let message = format!("{error}; tensors of `out` are torn: some hold bytes of {}", snapshot.id());
+            return Err(torn_by(py, &message, snapshot.id(), &FillCause::Device(error)));
+        }
+        Err(cause) => return Err(of_fill(py, &cause)),
+    }
+    copy_to_host(py, &on_host, host);
+    Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))
+}
+
+/// Refuses a tensor that is not one of the version.
+fn check(py: Python<'_>, snapshot: &client::Snapshot, Target { name, memory, .. }: &Target) -> PyResult<()> {
+    let of = snapshot.manifest().tensor(name.as_str());
+    let is_here = snapshot.tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some();
+    let Some(tensor) = of.filter(|_| is_here) else {
+        let message =
+            format!("`out` has a tensor {name}, and {} has none, or it is not selected", snapshot.id());
+        return Err(Kind::Target.raise(py, message));
+    };
+    if (tensor.dtype, tensor.shape.dimensions()) != (memory.dtype(), memory.shape()) {
+        let message = format!(
+            "tensor {name} is {} {} in {}, and {} {:?} in `out`",
+            tensor.dtype,
+            tensor.shape,
+            snapshot.id(),
+            memory.dtype(),
+            memory.shape()
+        );
+        return Err(Kind::Target.raise(py, message));
+    }
+    Ok(())
+}
+
+/// Copies what is on the host. Every tensor was found to fit.
+fn copy_to_host(py: Python<'_>, snapshot: &client::Snapshot, targets: Vec<Target<Foreign>>) {
+    let mut targets = targets;
+    py.detach(|| {
+        for Target { name, memory, .. } in &mut targets {
+            if let Some(bytes) = snapshot.tensor(name.as_str()) {
+                memory.copy_from(&bytes);
+            }
+        }
+    });
+    targets.into_iter().for_each(|target| target.memory.give_back(py));
+}
+
+/// What copies within GPUs, and the tensors for which there is no such.
+type Copiers<'py> = (Vec<Bound<'py, PyAny>>, Vec<Target<OnGpu>>);
+
+/// What copies to those tensors whose own framework can do it on the GPU where the version has landed; and the others.
+fn copiers<'py>(py: Python<'py>, snapshot: &Snapshot, targets: Vec<Target<OnGpu>>) -> PyResult<Copiers<'py>> {
+    let (mut copiers, mut others) = (vec![], vec![]);
+    let copier = frameworks(py)?.getattr("copier")?;
+    for target in targets {
+        let tensor = snapshot.tensor(target.name.as_str()).filter(Tensor::is_on_gpu);
+        let found = match tensor {
+            Some(tensor) => copier.call1((target.value.bind(py), tensor))?,
+            None => py.None().into_bound(py),
+        };
+        match found.is_none() {
+            true => others.push(target),
+            false => copiers.push(found),
+        }
+    }
+    Ok((copiers, others))
+}
+
+/// The tensors on GPUs as they can be copied to, some at a time: those of one GPU, and of several that are tied in the
+/// version, one.
+fn rounds(
+    py: Python<'_>,
+    snapshot: &client::Snapshot,
+    targets: Vec<Target<OnGpu>>,
+) -> PyResult<Vec<Buffers<DeviceBuffer>>> {
+    let mut fences = Fences::default();
+    let mut seen: BTreeMap<(String, u64), usize> = BTreeMap::new();
+    let mut rounds: BTreeMap<(String, usize), Buffers<DeviceBuffer>> = BTreeMap::new();
+    for Target { name, memory, .. } in targets {
+        check_dense(py, &name, &memory)?;
+        let device = memory.device().name().to_owned();
+        let start = snapshot
+            .manifest()
+            .tensor(name.as_str())
+            .map_or(0, |tensor| tensor.range().start);
+        let round = match memory.len() {
+            0 => continue,
+            _ => seen.entry((device.clone(), start)).or_default(),
+        };
+        let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
+        rounds.entry((device, *round)).or_default().insert(name, buffer);
+        *round += 1;
+    }
+    Ok(rounds.into_values().collect())
+}

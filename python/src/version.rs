@@ -1,0 +1,305 @@
+//! The tensors of a version to be: copied for it, or lent to it, wherever they lie.
+
+use crate::{
+    errors::Kind,
+    gpu::copies::{self, CopyFailed},
+    memory::{Foreign, no_bytes},
+    runtime,
+    tensors_in::Memory,
+    wait::wait,
+};
+use bytes::Bytes;
+use pyo3::prelude::*;
+use std::io;
+use tensor_relay_device::{Device, DeviceBuffer};
+use tensor_relay_server::{
+    Borrowed, DeviceError, Held, LendError, StageError, Staged, Staging, TensorSpec,
+    beside::{SealError, SealedVersion, TensorWriter, Terms},
+};
+use tokio::runtime::Handle;
+
+/// Tensors that can be read.
+pub(crate) struct Lain {
+    pub(crate) specs: Vec<TensorSpec>,
+    /// One for each spec; none for an alias.
+    pub(crate) memory: Vec<Option<Memory>>,
+    /// How many bytes were copied to come to this.
+    pub(crate) copied_bytes: u64,
+}
+
+/// A version to be published, and what it cost.
+pub(crate) struct Version {
+    pub(crate) held: Held,
+    pub(crate) payload_bytes: u64,
+    pub(crate) copied_bytes: u64,
+}
+
+/// Where all tensors of a version lie.
+enum Place {
+    Host,
+    Gpu(Device),
+    /// In several places: the first tensor that is elsewhere than the first, where it is, and where that is.
+    Several {
+        name: String,
+        place: String,
+        first: String,
+    },
+}
+
+impl Lain {
+    /// Copies all tensors to memory of the relay's: its host's, or that of `device`.
+    ///
+    /// # Errors
+    /// `NoRoomError`, `PublishError`, and what a GPU says.
+    pub(crate) fn stage(
+        self,
+        py: Python<'_>,
+        staging: &Staging,
+        device: Option<&Device>,
+    ) -> PyResult<Version> {
+        let staged = match self.place() {
+            Place::Host => {
+                let staged = py.detach(|| self.copy_from_host(staging));
+                self.give_back(py);
+                staged.map_err(|error| of_stage(py, &error))?
+            }
+            Place::Gpu(on) => {
+                let staged = Staged::from_device(staging, self.into_buffers(&on), vec![]);
+                wait(py, staged)?.map_err(|error| of_device(py, &error))?
+            }
+            Place::Several { .. } => {
+                let runtime = runtime::handle(py)?;
+                let staged = py.detach(|| self.copy_from_anywhere(staging, runtime));
+                self.give_back(py);
+                staged.map_err(|error| of_stage_anywhere(py, &error))?
+            }
+        };
+        let payload_bytes = staged.manifest().payload_bytes();
+        let held = match device {
+            None => staged.into(),
+            Some(device) => wait(py, staged.onto(device))?.map_err(|error| of_device(py, &error))?,
+        };
+        Ok(Version { held, payload_bytes, copied_bytes: payload_bytes })
+    }
+
+    /// Lends all tensors to who reads them. What does not lie side by side on the host is copied.
+    ///
+    /// # Errors
+    /// `NoRoomError` when there is no memory for these copies; `UnsupportedTensorError` when the tensors lie in several
+    /// places; `PublishError`.
+    pub(crate) fn lend(self, py: Python<'_>, staging: &Staging) -> PyResult<Version> {
+        let mut copied_bytes = self.copied_bytes;
+        let lent = match self.place() {
+            Place::Host => py.detach(|| self.lend_host(staging)).map(|(borrowed, copied)| {
+                copied_bytes += copied;
+                borrowed
+            }),
+            Place::Gpu(on) => {
+                let tensors = self.into_buffers(&on);
+                py.detach(|| Borrowed::from_device(staging, tensors, vec![])).map_err(Some)
+            }
+            Place::Several { name, place, first } => {
+                let message = format!(
+                    "tensor {name} lies on {place}, and others of its version on {first}: what is borrowed lies in one \
+                     place; take hold=\"stage\", or publish the tensors of each as a topic of their own"
+                );
+                self.give_back(py);
+                return Err(Kind::UnsupportedTensor.raise(py, message));
+            }
+        };
+        let borrowed = lent.map_err(|error| of_lend(py, error.as_ref()))?;
+        let payload_bytes = borrowed.manifest().payload_bytes();
+        Ok(Version { held: borrowed.into(), payload_bytes, copied_bytes })
+    }
+
+    /// Copies all tensors to memory that a server beside this process reads where it is; those of GPUs by way of the host.
+    ///
+    /// # Errors
+    /// `NoRoomError`, `PublishError`, and what a GPU says.
+    pub(crate) fn seal(self, py: Python<'_>, terms: &Terms) -> PyResult<SealedVersion> {
+        let runtime = runtime::handle(py)?;
+        let sealed = py.detach(|| self.copy_to_be_sealed(terms, runtime));
+        self.give_back(py);
+        sealed.map_err(|error| of_seal(py, &error))
+    }
+
+    fn copy_to_be_sealed(
+        &self,
+        terms: &Terms,
+        runtime: &Handle,
+    ) -> Result<SealedVersion, SealError<Unsealed>> {
+        SealedVersion::new(terms, self.specs.clone(), vec![], |index, out| match &self.memory[index] {
+            None => Ok(()),
+            Some(Memory::Host(memory)) if memory.is_dense() => Ok(out.write(memory.as_ref())?),
+            Some(Memory::Host(memory)) => {
+                Ok(out.write(&gathered(memory).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?)?)
+            }
+            Some(Memory::Gpu(buffer)) => runtime.block_on(write_from_gpu(buffer, out)),
+        })
+    }
+
+    fn place(&self) -> Place {
+        let mut all = self.specs.iter().zip(&self.memory);
+        let mut all = all.by_ref().filter_map(|(spec, memory)| Some((spec, memory.as_ref()?)));
+        let Some((_, first)) = all.next() else { return Place::Host };
+        if let Some((spec, memory)) = all.find(|(_, memory)| !is_beside(memory, first)) {
+            let (place, first) = (place_of(memory).to_owned(), place_of(first).to_owned());
+            return Place::Several { name: spec.name.as_str().to_owned(), place, first };
+        }
+        match first {
+            Memory::Host(_) => Place::Host,
+            Memory::Gpu(buffer) => Place::Gpu(buffer.device().clone()),
+        }
+    }
+
+    fn copy_from_host(&self, staging: &Staging) -> Result<Staged, StageError> {
+        Staged::new(staging, self.specs.clone(), vec![], |index, out| {
+            if let Some(Memory::Host(memory)) = &self.memory[index] {
+                memory.copy_to(out);
+            }
+            Ok(())
+        })
+    }
+
+    /// One tensor after the other, so slower than from one place.
+    fn copy_from_anywhere(
+        &self,
+        staging: &Staging,
+        runtime: &Handle,
+    ) -> Result<Staged, StageError<CopyFailed>> {
+        Staged::new(staging, self.specs.clone(), vec![], |index, out| {
+            match &self.memory[index] {
+                Some(Memory::Host(memory)) => memory.copy_to(out),
+                Some(Memory::Gpu(buffer)) => {
+                    runtime.block_on(copies::read(buffer, 0..buffer.len_bytes(), out))?;
+                }
+                None => {}
+            }
+            Ok(())
+        })
+    }
+
+    /// Also says how many bytes had to be copied. `None` when there is no memory for that.
+    fn lend_host(self, staging: &Staging) -> Result<(Borrowed, u64), Option<LendError>> {
+        let mut copied_bytes = 0;
+        let mut tensors = Vec::with_capacity(self.specs.len());
+        for (spec, memory) in self.specs.into_iter().zip(self.memory) {
+            let bytes = match memory {
+                Some(Memory::Host(memory)) if memory.is_dense() => memory.into_bytes(),
+                Some(Memory::Host(memory)) => {
+                    copied_bytes += memory.len() as u64;
+                    gathered(&memory).ok_or(None)?
+                }
+                _ => Bytes::new(),
+            };
+            tensors.push((spec, bytes));
+        }
+        Ok((Borrowed::from_tensors(staging, tensors, vec![])?, copied_bytes))
+    }
+
+    /// The tensors, all of which lie on `device`.
+    fn into_buffers(self, device: &Device) -> Vec<(TensorSpec, DeviceBuffer)> {
+        let buffer = |memory| match memory {
+            Some(Memory::Gpu(buffer)) => buffer,
+            _ => no_bytes(device),
+        };
+        self.specs.into_iter().zip(self.memory.into_iter().map(buffer)).collect()
+    }
+
+    /// Gives the memory back that is still lent.
+    fn give_back(self, py: Python<'_>) {
+        for memory in self.memory.into_iter().flatten() {
+            match memory {
+                Memory::Host(memory) => memory.give_back(py),
+                Memory::Gpu(buffer) => drop(buffer),
+            }
+        }
+    }
+}
+
+/// Why the bytes of a tensor do not come into memory that is to be sealed.
+#[derive(Debug, thiserror::Error)]
+enum Unsealed {
+    #[error(transparent)]
+    Write(#[from] io::Error),
+    #[error(transparent)]
+    Copy(#[from] CopyFailed),
+}
+
+/// How much of a GPU's tensor is on the host at once, on its way to memory that is to be sealed.
+const PIECE_BYTES: u64 = 64 << 20;
+
+async fn write_from_gpu(buffer: &DeviceBuffer, out: &mut TensorWriter<'_>) -> Result<(), Unsealed> {
+    let end = buffer.len_bytes();
+    let mut start = 0;
+    while start < end {
+        let next = end.min(start + PIECE_BYTES);
+        out.write(&copies::to_host(buffer, start..next).await?)?;
+        start = next;
+    }
+    Ok(())
+}
+
+fn is_beside(memory: &Memory, other: &Memory) -> bool {
+    match (memory, other) {
+        (Memory::Host(_), Memory::Host(_)) => true,
+        (Memory::Gpu(buffer), Memory::Gpu(other)) => buffer.device().is(other.device()),
+        _ => false,
+    }
+}
+
+fn place_of(memory: &Memory) -> &str {
+    match memory {
+        Memory::Host(_) => "the host",
+        Memory::Gpu(buffer) => buffer.device().name(),
+    }
+}
+
+/// The elements side by side.
+fn gathered(memory: &Foreign) -> Option<Bytes> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(memory.len()).ok()?;
+    bytes.resize(memory.len(), 0);
+    memory.copy_to(&mut bytes);
+    Some(bytes.into())
+}
+
+fn of_stage(py: Python<'_>, error: &StageError) -> PyErr {
+    match error {
+        StageError::Memory(_) => Kind::NoRoom.raise(py, error),
+        _ => Kind::Publish.raise(py, error),
+    }
+}
+
+fn of_stage_anywhere(py: Python<'_>, error: &StageError<CopyFailed>) -> PyErr {
+    match error {
+        StageError::Memory(_) => Kind::NoRoom.raise(py, error),
+        StageError::Fill(error) => error.raise(py),
+        _ => Kind::Publish.raise(py, error),
+    }
+}
+
+fn of_seal(py: Python<'_>, error: &SealError<Unsealed>) -> PyErr {
+    match error {
+        SealError::Memory { .. } | SealError::Fill(Unsealed::Write(_)) => Kind::NoRoom.raise(py, error),
+        SealError::Fill(Unsealed::Copy(error)) => error.raise(py),
+        _ => Kind::Publish.raise(py, error),
+    }
+}
+
+fn of_device(py: Python<'_>, error: &DeviceError) -> PyErr {
+    match error {
+        DeviceError::Memory(_) => Kind::NoRoom.raise(py, error),
+        DeviceError::Tensors(error) => of_lend(py, Some(error)),
+        _ => Kind::Publish.raise(py, error),
+    }
+}
+
+fn of_lend(py: Python<'_>, error: Option<&LendError>) -> PyErr {
+    match error {
+        Some(LendError::Stage(error)) => of_stage(py, error),
+        Some(error) => Kind::Publish.raise(py, error),
+        None => Kind::NoRoom
+            .raise(py, "there is no memory to gather a tensor whose elements do not lie side by side"),
+    }
+}

@@ -1,0 +1,158 @@
+"""Versions in tensors that exist on a GPU: a model's own parameters."""
+
+import contextlib
+import gc
+import sys
+import types
+
+import numpy as np
+import pytest
+from conftest import PATIENCE_S, InThread, gpu_called, until
+from cuda_by_hand import Array, Taken, lent
+
+import tensor_relay
+
+ATOMIC = pytest.mark.parametrize("atomic", [True, False])
+WHERE = pytest.mark.parametrize("where", ["client", "gpu_client"])
+
+
+def noise(nbytes, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
+
+
+@ATOMIC
+@WHERE
+def test_tensors_are_received_into(relay, gpu, request, atomic, where):
+    client = request.getfixturevalue(where)
+    out = {"x": gpu.array(bytes(9 << 20)), "b": gpu.array(bytes(14), "bf16"), "none": gpu.array(b"", "f32"), "step": 3}
+    subscription = client.subscribe("t", out=out, atomic=atomic, timeout=PATIENCE_S)
+    for number in range(1, 4):
+        sent = {"x": gpu.array(noise(9 << 20, number)), "b": gpu.array(noise(14, number), "bf16"), "none": gpu.array(b"", "f32")}
+        relay.publish("t", {**sent, "other": np.zeros(9)}, metadata={"step": number})
+        snapshot = next(subscription)
+        assert (snapshot.version, len(snapshot), snapshot.metadata) == (number, 0, {"step": str(number)})
+        assert out["x"].bytes() == noise(9 << 20, number) and out["b"].bytes() == noise(14, number)
+    until("the tensors are back", lambda: not lent)
+    relay.end("t")
+    assert list(subscription) == []
+
+
+@ATOMIC
+def test_tied_tensors(relay, client, gpu, atomic):
+    weight, one = gpu.array(noise(400), "f32"), gpu.array(bytes(400), "f32")
+    relay.publish("t", {"embed": weight, "head": weight})
+    client.subscribe("t", out={"embed": one, "head": one}, atomic=atomic).next(PATIENCE_S)
+    assert one.bytes() == noise(400)
+    if atomic:
+        two = {"embed": gpu.array(bytes(400), "f32"), "head": gpu.array(bytes(400), "f32")}
+        client.subscribe("t", out=two).next(PATIENCE_S)
+        assert two["embed"].bytes() == two["head"].bytes() == noise(400)
+
+
+@WHERE
+def test_tensors_in_several_places(relay, gpu, fake, request, where):
+    client = request.getfixturevalue(where)
+    relay.publish("t", {name: np.frombuffer(noise(5000, seed), np.uint8) for seed, name in enumerate("abc")})
+    with gpu_called(fake, 1) as other:
+        out = {"a": gpu.array(bytes(5000)), "b": np.zeros(5000, np.uint8), "c": other.array(bytes(5000))}
+        client.subscribe("t", out=out).next(PATIENCE_S)
+        assert (out["a"].bytes(), out["b"].tobytes(), out["c"].bytes()) == (noise(5000), noise(5000, 1), noise(5000, 2))
+        for wrong, words in [("b", "b of `out` lies on the host, and a on cuda:0"), ("c", "device")]:
+            with pytest.raises(tensor_relay.TargetError, match=words):
+                client.subscribe("t", out={"a": out["a"], wrong: out[wrong]}, atomic=False).next(PATIENCE_S)
+        del out
+        gc.collect()
+
+
+@ATOMIC
+@WHERE
+def test_writing_waits_for_the_users_stream(relay, gpu, fake, request, atomic, where):
+    """Goal: what the user's stream still reads of the version before, it reads as it was.
+
+    Method: the read is a copy that the driver holds back.
+    """
+    client = request.getfixturevalue(where)
+    out, seen = {"w": gpu.array(noise(1 << 20))}, gpu.array(bytes(1 << 20))
+    subscription = client.subscribe("t", out=out, atomic=atomic)
+    with gpu.on(gpu.stream()), fake.held("@dtod"):
+        gpu.copy(seen.address, out["w"].address, 1 << 20)
+        relay.publish("t", {"w": np.frombuffer(noise(1 << 20, 1), np.uint8)})
+        receiving = InThread(lambda: subscription.next(PATIENCE_S))
+        assert receiving.is_held()
+    assert receiving.result().version == 1
+    assert seen.bytes() == noise(1 << 20) and out["w"].bytes() == noise(1 << 20, 1)
+
+
+def test_a_framework_copies_within_its_gpu(relay, gpu_client, gpu, fake, monkeypatch):
+    """CuPy's place is taken by the framework by hand: nothing of a version comes back to the host, gaps are no matter, and
+    the copy is the current stream's, behind what that does already."""
+
+    class Ndarray(Array):
+        device = contextlib.nullcontext()
+
+        def __setitem__(self, _, source):
+            (rows, columns), (stride, _one) = self.shape, self.strides
+            for row in range(rows):
+                gpu.copy(self.address + row * stride, source.address + row * columns, columns)
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray, cupy.from_dlpack = Ndarray, lambda tensor: Taken(gpu, tensor)
+    cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: types.SimpleNamespace(ptr=gpu.current))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    whole, seen = gpu.array(noise(100 * 300)), gpu.array(bytes(100 * 300))
+    out = {"w": Ndarray(gpu, 100 * 200, "u8", (100, 200), base=whole, strides=(300, 1), offset=50)}
+    subscription = gpu_client.subscribe("t", out=out)
+    before = fake.ended("@dtoh")
+    with gpu.on(gpu.stream()):
+        with fake.held("@dtod"):
+            gpu.copy(seen.address, whole.address, 100 * 300)
+            for number in (1, 2):  # The first version's memory has a reader while the second lands.
+                relay.publish("t", {"w": np.frombuffer(noise(100 * 200, number), np.uint8).reshape(100, 200)})
+                assert subscription.next(PATIENCE_S).version == number
+        gpu.synchronize()
+        assert fake.ended("@dtoh") == before
+        expected = np.frombuffer(noise(100 * 300), np.uint8).reshape(100, 300).copy()
+        assert seen.bytes() == expected.tobytes()
+        expected[:, 50:250] = np.frombuffer(noise(100 * 200, 2), np.uint8).reshape(100, 200)
+        assert whole.bytes() == expected.tobytes()
+
+
+@ATOMIC
+def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, gpu, atomic):
+    relay.publish("t", {"x": np.ones((2, 3), np.float32), "y": np.ones(4, np.float32)})
+    whole = gpu.array(noise(96), "f32", (4, 6))
+    cases = [
+        ({"x": gpu.array(bytes(24), "i32", (2, 3))}, "x"), ({"x": gpu.array(bytes(24), "f32", (3, 2))}, "x"),
+        ({"z": gpu.array(bytes(24), "f32", (2, 3))}, "z"), ({"x": whole.view((2, 3), strides=(6, 2))}, "x.*side by side"),
+    ]  # fmt: skip
+    for wrong, words in cases:
+        y = gpu.array(noise(16), "f32")
+        with pytest.raises(tensor_relay.TargetError, match=words):
+            client.subscribe("t", out={"y": y, **wrong}, atomic=atomic, select=["*"]).next(PATIENCE_S)
+        assert y.bytes() == noise(16)
+    assert whole.bytes() == noise(96)
+
+
+@ATOMIC
+def test_a_gpu_that_fails_in_the_middle_tears(relay, client, gpu, fake, atomic):
+    out = {"w": gpu.array(noise(16 << 20))}
+    subscription = client.subscribe("t", out=out, atomic=atomic)
+    fake.break_at("@htod:2")
+    relay.publish("t", {"w": np.zeros(16 << 20, np.uint8)})
+    with pytest.raises(tensor_relay.TornError) as torn:
+        subscription.next(PATIENCE_S)
+    assert torn.value.version == 1 and torn.value.__cause__ is not None
+
+
+def test_after_a_timeout_the_next_call_goes_on(relay, client, gpu):
+    out = {"w": gpu.array(bytes(1000))}
+    with client.subscribe("t", out=out, atomic=False) as subscription:
+        for _ in range(2):
+            with pytest.raises(tensor_relay.RelayTimeoutError):
+                subscription.next(0.01)
+        relay.publish("t", {"w": np.frombuffer(noise(1000), np.uint8)})
+        assert subscription.next(PATIENCE_S).version == 1 and out["w"].bytes() == noise(1000)
+        with pytest.raises(tensor_relay.RelayTimeoutError):
+            subscription.next(0.01)
+    # Closed while the tensors were lent.
+    until("the tensors are back", lambda: not lent)

@@ -1,0 +1,171 @@
+"""Tensors on GPUs, published: what arrives, in which order they are read, and when they come back."""
+
+import gc
+
+import numpy as np
+import pytest
+from conftest import InThread, gpu_called, received, until
+from cuda_by_hand import DTYPES, LEGACY, lent
+
+import tensor_relay
+
+HOLDS = pytest.mark.parametrize("hold", ["stage", "borrow"])
+
+
+def noise(nbytes, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
+
+
+@HOLDS
+@pytest.mark.parametrize("knows_versions", [True, False])
+def test_every_dtype_arrives(relay, client, gpu, hold, knows_versions):
+    contents = {dtype: noise(6 * bits // 8 * 1000, seed) for seed, (dtype, (_, bits)) in enumerate(DTYPES.items())}
+    arrays = {dtype: gpu.array(content, dtype, (2, 3, 1000)) for dtype, content in contents.items()}
+    arrays["none"] = gpu.array(b"", "f32", (0, 5))
+    arrays["number"] = gpu.array(noise(8), "f64", ())
+    for array in arrays.values():
+        array.knows_versions = knows_versions
+    published = relay.publish("t", {**arrays, "step": 3}, hold=hold)
+    assert published.copied_bytes == (published.payload_bytes if hold == "stage" else 0)
+    snapshot = received(client)
+    assert snapshot.entries == {"step": 3} and snapshot.device == "cpu"
+    for dtype, content in contents.items():
+        assert (snapshot[dtype].dtype, snapshot[dtype].shape) == (dtype, (2, 3, 1000))
+        assert snapshot[dtype].raw.numpy().tobytes() == content, dtype
+    assert snapshot["none"].shape == (0, 5) and snapshot["number"].raw.numpy().tobytes() == arrays["number"].bytes()
+
+
+@HOLDS
+def test_large_ones_in_the_middle_of_an_allocation(relay, client, gpu, hold):
+    content = noise(11 << 20)
+    whole = gpu.array(content)
+    relay.publish("t", {"part": whole.view((10 << 20,), offset=777)}, hold=hold)
+    assert received(client)["part"].numpy().tobytes() == content[777 : 777 + (10 << 20)]
+
+
+def test_a_staged_version_is_the_producers_no_more(relay, client, gpu):
+    array, other = gpu.array(noise(1000)), gpu.array(noise(1000, 1))
+    expected = array.bytes()
+    published = relay.publish("t", {"w": array})
+    assert published.released
+    gpu.copy(array.address, other.address, 1000)
+    assert received(client)["w"].numpy().tobytes() == expected
+    until("its memory is back", lambda: not lent)
+
+
+def test_a_borrowed_version_is_read_where_it_is(relay, client, gpu, fake):
+    array = gpu.array(noise(5 << 20))
+    expected, before = array.bytes(), fake.ended("@dtoh")
+    published = relay.publish("t", {"w": array, "tied": array}, hold="borrow")
+    assert (published.copied_bytes, fake.ended("@dtoh")) == (0, before)
+    snapshot = received(client)
+    assert snapshot["w"].numpy().tobytes() == snapshot["tied"].numpy().tobytes() == expected
+    with pytest.raises(tensor_relay.RelayTimeoutError):
+        published.wait_released(0.01)
+    assert lent
+    published.withdraw()
+    published.wait_released()
+    until("its memory is back", lambda: not lent)
+
+
+@HOLDS
+def test_tied_weights_are_sent_once(relay, client, gpu, hold):
+    weight = gpu.array(noise(40_000), "f32", (100, 100))
+    tensors = {"embed": weight, "head": weight.view((100, 100)), "flat": weight.view((10_000,)), "other": gpu.array(noise(4))}
+    assert relay.publish("t", tensors, hold=hold).payload_bytes == pytest.approx(80_004, abs=4 * 256)
+    snapshot = received(client)
+    for name, array in tensors.items():
+        assert snapshot[name].raw.numpy().tobytes() == array.bytes(), name
+
+
+@HOLDS
+def test_reading_waits_for_the_producers_stream(relay, client, gpu, fake, hold):
+    """Goal: what a producer still computes is published as it will be, and nobody else's stream waits for it.
+
+    Method: the weights are written by a copy that the driver holds back, on a stream of their own.
+    """
+    weights, new = gpu.array(noise(1 << 20)), gpu.array(noise(1 << 20, 1))
+    expected = new.bytes()
+    with fake.held("@dtod"), gpu.on(gpu.stream()):
+        gpu.copy(weights.address, new.address, 1 << 20)
+        work = InThread(lambda: relay.publish("t", {"w": weights}, hold=hold))
+        if hold == "borrow":
+            work.result()
+            work = InThread(lambda: received(client))
+        assert work.is_held()
+        with gpu.on(LEGACY):
+            gpu.synchronize()  # It waits for nothing.
+    work.result()
+    assert received(client)["w"].numpy().tobytes() == expected
+
+
+def test_tensors_of_several_places_are_staged(relay, client, gpu, fake):
+    with gpu_called(fake, 1) as other:
+        tensors = {"a": gpu.array(noise(9 << 20)), "host": np.frombuffer(noise(5000, 1), np.uint8), "b": other.array(noise(77, 2))}
+        expected = {"a": noise(9 << 20), "host": noise(5000, 1), "b": noise(77, 2)}
+        relay.publish("t", tensors)
+        snapshot = received(client)
+        assert {name: tensor.numpy().tobytes() for name, tensor in snapshot.items()} == expected
+        with pytest.raises(tensor_relay.UnsupportedTensorError, match='host lies on the host, and others .* cuda:0: .*"stage"'):
+            relay.publish("t", tensors, hold="borrow")
+        del tensors["host"]
+        with pytest.raises(tensor_relay.UnsupportedTensorError, match="b lies on cuda:1, and others of its version on cuda:0"):
+            relay.publish("t", tensors, hold="borrow")
+        # All on the second one is one place.
+        relay.publish("u", {"b": tensors["b"]}, hold="borrow")
+        assert received(client, "u")["b"].numpy().tobytes() == expected["b"]
+        relay.withdraw("u")
+        del tensors
+        gc.collect()
+
+
+def test_what_cannot_travel_is_refused_by_name(relay, gpu):
+    square = gpu.array(noise(64), "f32", (4, 4))
+    turned = square.view((4, 4), strides=(1, 4))
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="turned.*side by side on cuda:0.*contiguous"):
+        relay.publish("t", {"square": square, "turned": turned})
+    for kind, words in [(8, "Metal"), (10, "ROCm"), (99, "not known here")]:
+        square.kind = kind
+        with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"tensor weights .*{words}"):
+            relay.publish("t", {"weights": square})
+    square.kind, real, square.gpu = 2, gpu, type("Gpu", (), {"ordinal": 7})
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="weights .*no device cuda:7. This process sees 2, cuda:0 to cuda:1"):
+        relay.publish("t", {"weights": square})
+    square.gpu = real
+
+
+def test_memory_that_cuda_moves_is_read_as_a_gpus(relay, client, gpu):
+    array = gpu.array(noise(1000))
+    array.kind = 13
+    relay.publish("t", {"w": array})
+    assert received(client)["w"].numpy().tobytes() == noise(1000)
+
+
+def test_staged_versions_on_a_gpu(tmp_path, fake, gpu):
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device="cuda:0", gpu_memory_bytes=16 << 20, pinned_bytes=16 << 20) as relay:
+        with tensor_relay.connect(relay.ticket) as client:
+            for content in (gpu.array(noise(8 << 20)), np.frombuffer(noise(8 << 20), np.uint8)):
+                relay.publish("t", {"w": content})
+                assert relay.stats()["staged_bytes"] == 0, "it is held on the GPU"
+                assert received(client)["w"].numpy().tobytes() == noise(8 << 20)
+            with pytest.raises(tensor_relay.NoRoomError, match="cuda:0"):
+                relay.publish("t", {"w": np.zeros(32 << 20, np.uint8)})
+
+
+def test_options_that_make_no_sense(tmp_path, fake):
+    for word in ("cuda", "cuda:x", "gpu"):
+        with pytest.raises(tensor_relay.RequestError, match="cuda:N"):
+            tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device=word)
+    with pytest.raises(tensor_relay.RequestError, match="two chunks of 4194304 bytes"):
+        tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, pinned_bytes=1 << 20)
+    with pytest.raises(tensor_relay.TensorRelayError, match="no device cuda:7"):
+        tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, device="cuda:7")
+
+
+@HOLDS
+def test_a_gpu_that_fails_is_told(relay, client, gpu, fake, hold):
+    array = gpu.array(noise(1 << 20))
+    fake.break_at("@dtoh:1")
+    with pytest.raises(tensor_relay.TensorRelayError):
+        relay.publish("t", {"w": array}, hold=hold)
+        received(client)

@@ -1,0 +1,200 @@
+"""Versions that land on a GPU: how their tensors are handed over, how long their memory lives, and who may read it."""
+
+import gc
+import os
+import sys
+import types
+import weakref
+from ctypes import c_void_p
+
+import numpy as np
+import pytest
+from conftest import PATIENCE_S, received, until
+from cuda_by_hand import DTYPES, Taken
+
+import tensor_relay
+
+
+def noise(nbytes, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_version": (1, 0)}])
+def test_every_dtype_is_handed_over(relay, gpu_client, gpu, options):
+    contents = {dtype: noise(6 * bits // 8 * 10, seed) for seed, (dtype, (_, bits)) in enumerate(DTYPES.items())}
+    arrays = {dtype: gpu.array(content, dtype, (2, 3, 10)) for dtype, content in contents.items()}
+    arrays["none"] = gpu.array(b"", "f32", (0, 5))
+    relay.publish("t", arrays)
+    snapshot = received(gpu_client)
+    assert snapshot.device == "cuda:0" and list(snapshot) == list(arrays) and len(snapshot) == len(arrays)
+    for dtype, content in contents.items():
+        tensor = snapshot[dtype]
+        assert (tensor.dtype, tensor.shape, tensor.__dlpack_device__()) == (dtype, (2, 3, 10), (2, 0))
+        taken = Taken(gpu, tensor, **options)
+        assert (taken.is_versioned, taken.device, taken.shape, taken.code) == (bool(options), (2, 0), (2, 3, 10), DTYPES[dtype])
+        assert taken.bytes() == content, dtype
+        assert taken.address % 256 == 0
+        assert Taken(gpu, tensor.raw).bytes() == Taken(gpu, tensor.bits).bytes() == content if DTYPES[dtype][1] < 128 else True
+    assert Taken(gpu, snapshot["none"]).shape == (0, 5)
+
+
+def test_from_the_host_to_a_gpu_and_back(relay, gpu_client, gpu, tmp_path):
+    relay.publish("t", {"w": np.frombuffer(noise(9 << 20), np.uint8), "n": np.float32(7)}, metadata={"k": "v"})
+    snapshot = received(gpu_client)
+    assert Taken(gpu, snapshot["w"]).bytes() == noise(9 << 20)
+    host = snapshot.to_host()
+    assert (host.device, host.version, host.metadata, host.entries) == ("cpu", snapshot.version, {"k": "v"}, {})
+    assert host.to_host() is host
+    assert host["w"].numpy().tobytes() == noise(9 << 20) and host["n"].numpy() == 7
+    assert snapshot["w"].to_host().numpy().tobytes() == noise(9 << 20)
+    snapshot.save(tmp_path / "w.safetensors")
+    assert noise(9 << 20) in (tmp_path / "w.safetensors").read_bytes()
+
+
+def test_a_consumer_says_where_and_how(relay, gpu_client, gpu):
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    tensor = received(gpu_client)["w"]
+    same, copy = Taken(gpu, tensor, copy=False), Taken(gpu, tensor, copy=True)
+    assert same.address == Taken(gpu, tensor, dl_device=(2, 0)).address != copy.address
+    host = Taken(gpu, tensor, dl_device=(1, 0), max_version=(1, 0))
+    assert host.device == (1, 0)
+    assert same.bytes() == copy.bytes() == host.bytes() == noise(1000)
+    assert np.from_dlpack(tensor, device="cpu").tobytes() == noise(1000)
+    for stream in (None, 1, 2, -1, gpu.stream()):
+        assert tensor.__dlpack__(stream=stream)
+    for options, words in [
+        ({"stream": 0}, "DLPack forbids"), ({"stream": -7}, "no stream"), ({"dl_device": (2, 1)}, "cuda:0"),
+        ({"dl_device": (1, 0), "copy": False}, "only as a copy"),
+    ]:  # fmt: skip
+        with pytest.raises(BufferError, match=words):
+            tensor.__dlpack__(**options)
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="to_host"):
+        tensor.numpy()
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="tensor w: .*to_host"):
+        received(gpu_client).numpy()
+    with pytest.raises(BufferError, match="to_host"):
+        memoryview(tensor)
+
+
+def test_memory_lives_as_long_as_anything_refers_to_it(relay, gpu_client, gpu):
+    relay.publish("t", {"w": gpu.array(noise(1 << 20)), "x": gpu.array(noise(50, 1))})
+    taken = Taken(gpu, received(gpu_client)["x"])
+    capsule = received(gpu_client)["w"].__dlpack__()
+    gc.collect()
+    for seed in range(2, 12):
+        relay.publish("t", {"w": gpu.array(noise(1 << 20, seed)), "x": gpu.array(noise(50, seed))})
+        assert Taken(gpu, received(gpu_client)["x"]).bytes() == noise(50, seed)
+        assert taken.bytes() == noise(50, 1)
+    del capsule
+
+
+def test_a_hundred_versions_take_what_a_few_do(relay, gpu_client, gpu, fake):
+    subscription = gpu_client.subscribe("t")
+    for number in range(100):
+        relay.publish("t", {"w": gpu.array(noise(1 << 20, number))})
+        snapshot = subscription.next(PATIENCE_S)
+        assert Taken(gpu, snapshot["w"]).bytes() == noise(1 << 20, number)
+        if number == 20:
+            early = fake.numbers("live")["device_bytes"]
+    assert fake.numbers("live")["device_bytes"] <= early
+
+
+@pytest.mark.parametrize("how", ["capsule", "number", "object", "protocol"])
+def test_memory_is_used_again_when_its_readers_are_done(relay, gpu_client, gpu, fake, how):
+    """Goal: who let a tensor go while its stream still reads it reads that version, and none that came later.
+
+    Method: the read is a copy that the driver holds back, and later versions have nowhere to go but to that memory.
+    """
+    relay.publish("t", {"w": gpu.array(noise(1 << 20))})
+    stream, seen = gpu.stream(), gpu.array(bytes(1 << 20))
+    snapshot = received(gpu_client)
+    with gpu.on(stream):
+        taken = Taken(gpu, snapshot["w"], stream if how == "capsule" else -1)
+        address = taken.address
+        if how == "number":
+            snapshot.wait(stream)
+        elif how == "object":
+            snapshot.wait(type("Stream", (), {"cuda_stream": stream})())
+        elif how == "protocol":
+            snapshot.wait(type("Stream", (), {"__cuda_stream__": lambda self: (0, stream)})())
+        with fake.held("@dtod"):
+            gpu.copy(seen.address, address, 1 << 20)
+            del snapshot, taken
+            gc.collect()
+            addresses = []
+            for number in range(1, 4):
+                relay.publish("t", {"w": np.frombuffer(noise(1 << 20, number), np.uint8)})
+                later = received(gpu_client)
+                addresses.append(Taken(gpu, later["w"], -1).address)
+                del later
+            assert address not in addresses
+        assert seen.bytes() == noise(1 << 20)
+    # Now it is used again.
+    def is_used_again():
+        relay.publish("t", {"w": np.frombuffer(noise(1 << 20), np.uint8)})
+        snapshots.append(received(gpu_client))
+        return address in [Taken(gpu, snapshot["w"], -1).address for snapshot in snapshots]
+
+    snapshots = []
+    until("its memory is used again", is_used_again)
+
+
+@pytest.mark.parametrize("how", ["wait", "capsule"])
+def test_a_stream_is_kept_while_it_is_needed(relay, gpu_client, gpu, fake, monkeypatch, how):
+    class Stream:
+        def __init__(self):
+            self.ptr = gpu.stream()
+
+        def __del__(self):
+            gpu("cuStreamDestroy_v2", c_void_p(self.ptr))
+            gpu.streams.remove(self.ptr)
+
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    snapshot, stream = received(gpu_client), Stream()
+    kept = weakref.ref(stream)
+    if how == "wait":
+        snapshot.wait(stream)
+    else:  # As CuPy does, which is asked for the object.
+        cupy = types.ModuleType("cupy")
+        cupy.ndarray, cupy.cuda = Stream, types.SimpleNamespace(get_current_stream=lambda: kept())
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        Taken(gpu, snapshot["w"], stream.ptr)
+    del stream
+    gc.collect()
+    assert kept() is not None
+    del snapshot
+    until("the stream is not needed any more", lambda: kept() is None)
+
+
+def test_what_is_no_stream(relay, gpu_client, gpu):
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    snapshot = received(gpu_client)
+    assert snapshot.wait() is None and snapshot.wait(2) is None
+    with pytest.raises(TypeError, match="no stream"):
+        snapshot.wait("yes")
+    with pytest.raises(BufferError, match="two streams"):
+        snapshot.wait(0)
+
+
+def test_a_fork_is_refused(relay, gpu_client, gpu):
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    tensor = received(gpu_client)["w"]
+    child = os.fork()
+    if child == 0:
+        try:
+            tensor.__dlpack__()
+            os._exit(1)
+        except tensor_relay.ForkError:
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_gpu_with_too_little_memory(relay, fake):
+    relay.publish("t", {"w": np.zeros(32 << 20, np.uint8)})
+    with tensor_relay.connect(relay.ticket, device="cuda:1", gpu_memory_bytes=16 << 20, pinned_bytes=16 << 20) as client:
+        with pytest.raises(tensor_relay.NoRoomError, match="cuda:1"):
+            received(client)
+    with pytest.raises(tensor_relay.TensorRelayError, match="no device cuda:2"):
+        tensor_relay.connect(relay.ticket, device="cuda:2")
