@@ -37,7 +37,7 @@ mod _native {
         publication::Publication,
         relay::Relay,
         serve::serve,
-        snapshot::{Receipt, Snapshot},
+        snapshot::{CodecCount, Receipt, Snapshot},
         subscription::{Progress, Subscription},
         tensor::Tensor,
     };
