@@ -33,8 +33,8 @@ use turns::{Turn, turns};
 pub struct CompareArgs {
     /// Who is compared: the first with each of the others. `all` are tensor-relay, stock-quinn, tcp, tcp-tls and all
     /// peers; there are also `10000-tensors`, which is tensor-relay with the bytes cut small, `2-lanes`, `4-lanes`,
-    /// `8-lanes`, `raw`, `bitplanes`, `planes` and `zstd`, which is tensor-relay with that codec instead of a choice, and
-    /// `other-build`.
+    /// `8-lanes`, `raw`, `bitplanes`, `planes` and `zstd`, which is tensor-relay with that codec instead of a choice; `borrowed`,
+    /// which lends its tensors for each round and hashes them as they are sent; and `other-build`.
     #[arg(value_name = "NAME", default_values = [roster::RELAY, roster::STOCK_QUINN])]
     pub names: Vec<String>,
     /// How much each round moves.
@@ -59,6 +59,10 @@ pub struct CompareArgs {
     /// Another build of tensor-relay-bench, whose tensor-relay is then the contender `other-build`.
     #[arg(long, value_name = "PROGRAM")]
     pub relay: Option<PathBuf>,
+    /// A Python interpreter that has the package tensor_relay and NumPy. It brings `python`, which is `borrowed` with both
+    /// sides in Python, and `python-producer` and `python-consumer` with one.
+    #[arg(long, value_name = "PROGRAM")]
+    pub python: Option<PathBuf>,
     /// A file that says how to start what users would pick instead: bench/peers/peers.json. A peer whose name is taken,
     /// such as `tcp`, is called `peers/tcp`.
     #[arg(long, value_name = "FILE")]
@@ -77,6 +81,7 @@ Examples:
   compare tensor-relay stock-quinn --namespaces --mtu 1472
   compare tensor-relay other-build --relay old/tensor-relay-bench
   compare tensor-relay raw --data weights --namespaces --rate 1Gbit
+  compare borrowed python python-consumer --python .venv/bin/python --pairs 20
   compare all --peers bench/peers/peers.json --small 1000 --json all.json";
 
 /// Compares and prints a table. `this` is the program that runs, to be started again for each side.
@@ -122,6 +127,9 @@ fn write(path: &Path, comparison: &Comparison) -> Result<()> {
 
 fn chosen(args: &CompareArgs, this: &Program) -> Result<Vec<Contender>> {
     let mut roster = Roster::of_this(this, args.relay.as_deref());
+    if let Some(python) = &args.python {
+        roster.extend_with_python(this, python);
+    }
     if let Some(path) = &args.peers {
         roster.extend(peers::read(path)?)?;
     }

@@ -11,6 +11,7 @@ mod ticket_file;
 
 use crate::contender::{Begun, Ready, ReceiveArgs, Received, Sent, ServeArgs, print};
 use anyhow::{Result, ensure};
+use clap::ValueEnum;
 pub use data::Data;
 use small::SmallPublisher;
 use std::time::Duration;
@@ -34,6 +35,19 @@ pub struct Goods {
     /// How chunks are encoded.
     #[arg(long, default_value = "auto", value_parser = parse_codec)]
     pub codec: CodecChoice,
+    /// What is done for each round.
+    #[arg(long, value_enum, default_value_t)]
+    pub hold: Hold,
+}
+
+/// What a producer does for each version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Hold {
+    /// Nothing: the bytes were staged and hashed before the first.
+    #[default]
+    Stage,
+    /// Lends its tensors, which are hashed as they are sent.
+    Borrow,
 }
 
 /// Publishes what `goods` say, and sends it to whoever subscribes.

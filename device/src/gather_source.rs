@@ -31,10 +31,16 @@ impl GatherSource {
 
     fn bytes(&self, range: &Range<u64>) -> Result<Bytes, SourceError> {
         check_range(range, self.parts.len_bytes())?;
-        match self.parts.common_with(range).next() {
-            Some((common, part, bytes)) if common == *range => Ok(slice(&common, part, bytes)),
-            _ => self.gather(range),
+        match self.in_one_part(range) {
+            Some(bytes) => Ok(bytes),
+            None => self.gather(range),
         }
+    }
+
+    /// The bytes of `range`, where all of them are one part's.
+    fn in_one_part(&self, range: &Range<u64>) -> Option<Bytes> {
+        let (common, part, bytes) = self.parts.common_with(range).next()?;
+        (common == *range).then(|| slice(&common, part, bytes))
     }
 
     fn gather(&self, range: &Range<u64>) -> Result<Bytes, SourceError> {
@@ -61,6 +67,10 @@ impl Source for GatherSource {
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(async move { self.bytes(&range) })
+    }
+
+    fn is_in_place(&self, range: &Range<u64>) -> bool {
+        check_range(range, self.parts.len_bytes()).is_ok() && self.in_one_part(range).is_some()
     }
 }
 
@@ -96,6 +106,7 @@ mod tests {
     async fn a_read_within_a_part_shares_its_bytes() {
         let (bytes, source) = source();
         for (range, first) in [(2..6, 0), (3..5, 1), (6..10, 4), (9..10, 7)] {
+            assert!(source.is_in_place(&range));
             assert_eq!(source.read(range).await.unwrap().as_ptr(), bytes[first..].as_ptr());
         }
     }
@@ -106,6 +117,9 @@ mod tests {
         assert_eq!(source.read(0..12).await.unwrap()[..], [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
         assert_eq!(source.read(10..12).await.unwrap()[..], [0, 0]);
         assert_eq!(source.read(9..11).await.unwrap()[..], [8, 0]);
+        for range in [0..12, 10..12, 9..11, 5..7, 9..13] {
+            assert!(!source.is_in_place(&range), "{range:?} is gathered, or is not there");
+        }
     }
 
     #[tokio::test]

@@ -28,6 +28,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// waiting.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>>;
 
+    /// Whether the bytes of `range` lie in host memory in one piece, so that a read copies nothing. For counting alone.
+    fn is_in_place(&self, range: &Range<u64>) -> bool {
+        let _ = range;
+        false
+    }
+
     /// The slots of the device that reads come from, where they come from one. What was read may hold one of them.
     fn slots(&self) -> Option<&SlotPool> {
         None
@@ -137,6 +143,10 @@ impl Source for HostSource {
 
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>> {
         Box::pin(ready(self.slice(range)))
+    }
+
+    fn is_in_place(&self, range: &Range<u64>) -> bool {
+        range.end <= self.len_bytes()
     }
 }
 

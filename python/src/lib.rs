@@ -41,7 +41,7 @@ mod _native {
         publication::Publication,
         relay::Relay,
         serve::serve,
-        snapshot::{Receipt, Snapshot},
+        snapshot::{CodecCount, Receipt, Snapshot},
         subscription::{Progress, Subscription},
         tensor::Tensor,
     };

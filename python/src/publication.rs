@@ -99,8 +99,8 @@ impl Publication {
         self.payload_bytes
     }
 
-    /// How many bytes were copied to publish it: all with `hold="stage"`, and by a `Producer`; with `hold="borrow"` those of tensors whose
-    /// elements do not lie side by side.
+    /// How many bytes were copied to publish it: all with `hold="stage"`, and by a `Producer`; with `hold="borrow"` those of
+    /// tensors whose elements do not lie side by side. What a framework copies by itself, to cast for one, is not in it.
     #[getter]
     fn copied_bytes(&self) -> u64 {
         self.copied_bytes

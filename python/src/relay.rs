@@ -20,8 +20,11 @@ use pyo3::{
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 use tensor_relay_server::{Device, Dtype, Metadata, Publisher, Server, Staging, Ticket, Topic, TopicOptions};
 
@@ -34,6 +37,8 @@ pub(crate) struct Relay {
     gpus: Here<Gpus>,
     /// The GPU that staged versions are held on; none for this machine's memory.
     device: Option<usize>,
+    /// What was copied to publish, of all versions.
+    copied_bytes: AtomicU64,
 }
 
 /// A topic's publisher, whoever publishes with it now; none once it ended.
@@ -43,8 +48,6 @@ type SharedPublisher = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 struct Open {
     server: Server,
     publishers: HashMap<Topic, SharedPublisher>,
-    /// Topics that ended, whose subscribers may not have heard of it.
-    ended: Vec<Topic>,
 }
 
 #[pymethods]
@@ -158,6 +161,7 @@ impl Relay {
         })?;
         let published = published.ok_or_else(|| ended(py, &topic))?;
         let publication = published.map_err(Kind::Publish.because(py))?;
+        self.copied_bytes.fetch_add(copied_bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
     }
 
@@ -166,11 +170,7 @@ impl Relay {
     ///
     /// Raises PublishError when it is not open.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
-        let publisher = self.take_publisher(py, topic)?;
-        if let Some(open) = self.state(py)?.as_mut() {
-            open.ended.push(publisher.topic().clone());
-        }
-        publisher.end();
+        self.take_publisher(py, topic)?.end();
         Ok(())
     }
 
@@ -182,7 +182,11 @@ impl Relay {
         Ok(())
     }
 
-    /// What it has done and is doing, as numbers by name.
+    /// What it has done and is doing, as numbers by name: open `sessions`; `transfers` under way; versions that subscribers
+    /// `committed`, and subscribers that were `evicted`; `staged_bytes`, which staged versions take now; `read_bytes`, the
+    /// bytes of chunks that were read to be sent, and `copied_bytes`, those that were copied for that or to publish; and
+    /// what the network carried. With `hold="borrow"` nothing is copied of tensors of a chunk or more, but the end of one
+    /// that is no multiple of 256 bytes; smaller ones share chunks, which are put together when they are sent.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.state(py)?.as_ref().ok_or_else(|| closed(py))?.server.stats();
         let by_name = PyDict::new(py);
@@ -192,6 +196,8 @@ impl Relay {
             ("committed", stats.committed),
             ("evicted", stats.evicted),
             ("staged_bytes", stats.staged_bytes),
+            ("read_bytes", stats.encoder.host_read_bytes),
+            ("copied_bytes", self.copied_bytes.load(Ordering::Relaxed) + stats.encoder.host_copied_bytes),
             ("sent_bytes", stats.traffic.sent_bytes),
             ("received_bytes", stats.traffic.received_bytes),
             ("sent_packets", stats.traffic.sent_packets),
@@ -202,9 +208,8 @@ impl Relay {
         Ok(by_name)
     }
 
-    /// Ends in order, within `grace` seconds: subscribers of topics that ended take what they asked for and are told; then
-    /// there are no new sessions, transfers under way finish, and everybody is told. Returns whether all transfers
-    /// finished. Closing again does nothing.
+    /// Ends in order, within `grace` seconds: there are no new sessions, transfers under way finish, subscribers of topics
+    /// that ended take what they asked for, and everybody is told. Returns whether all finished. Closing again does nothing.
     #[pyo3(signature = (grace = 8.0))]
     fn close(&self, py: Python<'_>, grace: f64) -> PyResult<bool> {
         let grace = finite_seconds("grace", grace)?;
@@ -234,9 +239,6 @@ impl Relay {
 /// How long transfers may take to finish when a `with` block ends.
 const GRACE: Duration = Duration::from_secs(8);
 
-/// How often a relay that is being closed looks whether the subscribers of ended topics were told.
-const LOOK: Duration = Duration::from_millis(20);
-
 impl Relay {
     pub(crate) fn new(
         server: Server,
@@ -245,8 +247,15 @@ impl Relay {
         gpus: Gpus,
         device: Option<usize>,
     ) -> Self {
-        let open = Open { server, publishers: HashMap::new(), ended: vec![] };
-        Self { open: Here::new(Mutex::new(Some(open))), address, ticket, gpus: Here::new(gpus), device }
+        let open = Open { server, publishers: HashMap::new() };
+        Self {
+            open: Here::new(Mutex::new(Some(open))),
+            address,
+            ticket,
+            gpus: Here::new(gpus),
+            device,
+            copied_bytes: AtomicU64::new(0),
+        }
     }
 
     /// The GPU that staged versions are held on.
@@ -282,15 +291,8 @@ impl Relay {
 
 impl Open {
     async fn close(self, grace: Duration) -> bool {
-        let Self { server, publishers, ended } = self;
-        let begun = Instant::now();
-        let told = async {
-            while ended.iter().any(|topic| server.subscribers(topic) > 0) {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
-        let _ = tokio::time::timeout(grace, told).await;
-        let finished = server.shutdown(grace.saturating_sub(begun.elapsed())).await;
+        let Self { server, publishers } = self;
+        let finished = server.shutdown(grace).await;
         drop(publishers); // Only now: what a publisher that goes takes back is still sent.
         finished
     }
@@ -309,7 +311,6 @@ impl Open {
             .publisher_with(topic.clone(), None, options)
             .map_err(Kind::Publish.because(py))?;
         let publisher = Arc::new(tokio::sync::Mutex::new(Some(publisher)));
-        self.ended.retain(|ended| *ended != topic);
         self.publishers.insert(topic, Arc::clone(&publisher));
         Ok(publisher)
     }

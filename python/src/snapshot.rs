@@ -44,6 +44,21 @@ pub(crate) struct Receipt {
     chunks: u32,
     /// How often it went on over another connection.
     resumed: u32,
+    /// What came in which codec, by its name; "sparse" are changes to an earlier version.
+    codecs: Py<PyDict>,
+}
+
+/// What came of a version in one codec.
+#[pyclass(frozen, get_all, module = "tensor_relay")]
+pub(crate) struct CodecCount {
+    /// The chunks that travelled in it. Those that came again after a lost connection count again.
+    chunks: u64,
+    /// The bytes that these are in the tensors.
+    raw_bytes: u64,
+    /// The bytes that came over the network for them.
+    wire_bytes: u64,
+    /// How long it took to decode them, in seconds of all workers together.
+    decode_s: f64,
 }
 
 impl Snapshot {
@@ -177,9 +192,25 @@ impl Snapshot {
 
     /// What it took to receive it.
     #[getter]
-    fn receipt(&self) -> Receipt {
-        let client::Receipt { duration, wire_bytes, chunks, resumed, .. } = self.receipt;
-        Receipt { duration_s: duration.as_secs_f64(), wire_bytes, chunks, resumed }
+    fn receipt(&self, py: Python<'_>) -> PyResult<Receipt> {
+        let client::Receipt { duration, wire_bytes, chunks, resumed, codecs, .. } = self.receipt;
+        let by_name = PyDict::new(py);
+        for (codec, count) in codecs.iter() {
+            let count = CodecCount {
+                chunks: count.chunks,
+                raw_bytes: count.raw_bytes,
+                wire_bytes: count.wire_bytes,
+                decode_s: count.worked.as_secs_f64(),
+            };
+            by_name.set_item(codec.name(), Py::new(py, count)?)?;
+        }
+        Ok(Receipt {
+            duration_s: duration.as_secs_f64(),
+            wire_bytes,
+            chunks,
+            resumed,
+            codecs: by_name.unbind(),
+        })
     }
 
     /// The size of its tensors in bytes, with the padding between them; 0 where they were received into `out`.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -53,6 +54,23 @@ def test_a_state_dict_moves_between_processes(tmp_path):
         ended(producer)
     versions = [int(line) for line in said.split()]
     assert versions[-1] == 3 and versions == sorted(versions)
+
+
+@pytest.mark.parametrize("readme", [HERE.parent / "README.md", HERE.parents[1] / "README.md"], ids=["package", "project"])
+def test_the_readmes_ten_lines(readme, tmp_path):
+    """As they stand there, but for the address, which must be free, and the place of the key."""
+    pytest.importorskip("torch")
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    (producer_code,) = (block for block in blocks if "tensor_relay.serve(" in block)
+    (consumer_code,) = (block for block in blocks if "tensor_relay.connect(" in block)
+    assert "0.0.0.0:4747" in producer_code
+    (tmp_path / "producer.py").write_text(producer_code.replace("0.0.0.0:4747", "127.0.0.1:0"))
+    (tmp_path / "consumer.py").write_text(consumer_code + "print(snapshot.version, snapshot.metadata['step'], model.weight.sum().item())\n")
+    with python(tmp_path / "producer.py", XDG_STATE_HOME=str(tmp_path)) as producer:
+        with python(tmp_path / "consumer.py", producer.stdout.readline().strip()) as consumer:
+            last = ended(consumer).splitlines()[-1].split()
+        ended(producer)
+    assert last[:2] == ["10", "9"] and float(last[2]) != 0
 
 
 def test_the_command_line_receives_what_python_publishes(relay, program, tmp_path):

@@ -160,6 +160,9 @@ mod tests {
             }
         }
         assert_eq!(shared, 4096, "all but the last chunk, which has padding");
+        let stats = encoder.stats();
+        assert_eq!(stats.host_read_bytes, manifest.payload_bytes());
+        assert_eq!(stats.host_copied_bytes, stats.host_read_bytes - 4096, "as it is counted");
     }
 
     #[test]

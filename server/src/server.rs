@@ -123,16 +123,6 @@ impl Server {
         self.staging.clone()
     }
 
-    /// How many subscriptions follow `topic`: none, once all those of a topic that ended were told so. None either of a topic
-    /// without a version.
-    pub fn subscribers(&self, topic: &Topic) -> u64 {
-        let topics = self.shared.catalogue.list();
-        topics
-            .iter()
-            .find(|entry| entry.id.topic == *topic)
-            .map_or(0, |entry| entry.subscribers)
-    }
-
     /// What it has done and is doing.
     pub fn stats(&self) -> ServerStats {
         let counters = &self.shared.counters;
@@ -161,12 +151,13 @@ impl Server {
         move || catalogue.sent()
     }
 
-    /// Ends in order: no new sessions, transfers under way finish within `grace`, every client is told, and the last
-    /// packets leave. Returns whether all transfers finished.
+    /// Ends in order: no new sessions; within `grace`, transfers under way finish, and subscribers of topics that ended take
+    /// what they asked for and are told; then every client is told, and the last packets leave. Returns whether all of them
+    /// finished. Readers in mode `every` take as long as their users do.
     pub async fn shutdown(self, grace: Duration) -> bool {
         self.shared.draining.send_replace(true);
-        let mut transfers = self.shared.transfers.subscribe();
-        let finished = tokio::time::timeout(grace, transfers.wait_for(|count| *count == 0))
+        let mut unfinished = self.shared.unfinished.subscribe();
+        let finished = tokio::time::timeout(grace, unfinished.wait_for(|count| *count == 0))
             .await
             .is_ok();
         self.shared.ending.send_replace(true);

@@ -8,7 +8,7 @@ use crate::{
     joining::{self, Joinable, Open},
     lanes::Lanes,
     link_rate::LinkMeter,
-    subscription::{Inbox, Subscription, Wanted, Word},
+    subscription::{Inbox, Subscription, Unfinished, Wanted, Word},
     traffic::Traffic,
     watching,
 };
@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: watch::Sender<u64>,
     /// Versions that are being sent, each to one subscription.
     pub(crate) transfers: watch::Sender<u64>,
+    /// Subscriptions that a shutdown waits for: all, until they have heard of it and have nothing to finish.
+    pub(crate) unfinished: watch::Sender<u64>,
     /// Where further lanes find their sessions.
     pub(crate) joinable: Joinable,
     /// The further lanes of all sessions, which joined.
@@ -83,6 +85,7 @@ impl Shared {
             tally: Tally::default(),
             sessions: watch::Sender::new(0),
             transfers: watch::Sender::new(0),
+            unfinished: watch::Sender::new(0),
             draining: watch::Sender::new(false),
             ending: watch::Sender::new(false),
         }
@@ -378,6 +381,7 @@ impl Session {
             shared: Arc::clone(&self.shared),
             inbox,
             wanted: Wanted::new(subscribe.selection, subscribe.manifest, subscribe.partial),
+            unfinished: Some(Unfinished::begin(&self.shared)),
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };
         self.inboxes.insert(id, words);

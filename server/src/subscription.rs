@@ -72,6 +72,8 @@ pub(crate) struct Subscription {
     pub(crate) base: ClientBase,
     /// Whether a version under way is given up for a newer one.
     pub(crate) preempt: bool,
+    /// `None` when it is to begin nothing any more: nobody waits for it then.
+    pub(crate) unfinished: Option<Unfinished>,
 }
 
 /// What the client wants of each version, and what it holds already.
@@ -197,11 +199,14 @@ impl Subscription {
         }
     }
 
-    /// Waits for a version that the client is to have next.
+    /// Waits for a version that the client is to have next. While the server drains, there is one in topics that ended
+    /// alone: what they have left is bounded, and their subscribers should hear that it was all.
     async fn next_version(&mut self) -> Result<(Arc<Retained>, u64), Ended> {
+        let mut draining = self.shared.draining.subscribe();
         loop {
-            let draining = *self.shared.draining.borrow();
-            if !draining {
+            if *draining.borrow_and_update() && self.follower.topic().ended().is_none() {
+                self.unfinished = None;
+            } else {
                 match self.cursor.next(self.follower.look()) {
                     Step::Send { retained, skipped } => return Ok((retained, skipped)),
                     Step::End(reason) => return Err(Ended::Told(reason)),
@@ -210,6 +215,7 @@ impl Subscription {
             }
             tokio::select! {
                 () = self.follower.changed() => {}
+                _ = draining.changed() => {} // What is shared holds the sender.
                 word = self.inbox.next() => self.handle_idle_word(word)?,
             }
         }
@@ -451,5 +457,22 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.transfers.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Lets a shutdown wait for a subscription for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Unfinished(Arc<Shared>);
+
+impl Unfinished {
+    pub(crate) fn begin(shared: &Arc<Shared>) -> Self {
+        shared.unfinished.send_modify(|count| *count += 1);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.unfinished.send_modify(|count| *count -= 1);
     }
 }

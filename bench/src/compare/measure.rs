@@ -110,13 +110,13 @@ fn start(
         End::Serving => ("serve", &contender.serve),
         End::Receiving => ("receive", &contender.receive),
     };
-    let mut words = role.clone();
+    let mut words = role.words.clone();
     words.extend([option("bytes", load.bytes), option("mtu", load.mtu)]);
     words.extend(options);
     if contender.is_ours && load.data != Data::Noise {
         words.extend(matches!(end, End::Serving).then(|| option("data", load.data.word())));
     }
-    let mut command = network.command(end, &contender.program);
+    let mut command = network.command(end, &role.program);
     command.envs(environment(contender));
     if let Some(folder) = &contender.folder {
         command.current_dir(folder);

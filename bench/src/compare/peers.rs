@@ -1,6 +1,6 @@
 //! What users would pick instead: programs of others, started by commands that a file lists.
 
-use super::roster::Contender;
+use super::roster::{Contender, Role};
 use crate::program::Program;
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -56,12 +56,13 @@ impl Peer {
         let (executable, lead) =
             words.split_first().with_context(|| format!("{:?} has no program", self.name))?;
         let lead: Vec<&str> = lead.iter().map(String::as_str).collect();
+        let program = Program::new(executable, &lead);
+        let side = |side: &str| Role { program: program.clone(), words: vec![side.into()] };
         Ok(Contender {
-            program: Program::new(executable, &lead),
             folder: Some(folder.into()),
             name: self.name,
-            serve: vec!["serve".into()],
-            receive: vec!["receive".into()],
+            serve: side("serve"),
+            receive: side("receive"),
             encrypted: self.encrypted,
             receives_into: self.receives_into,
             note: self.note,
@@ -95,11 +96,11 @@ mod tests {
         std::fs::write(folder.join("peers.json"), list).unwrap();
         let peers = read(&folder.join("peers.json")).unwrap();
         let script = folder.join("zeromq.py");
-        let words: Vec<_> = peers[0].program.words().map(|word| word.to_owned()).collect();
+        let words: Vec<_> = peers[0].serve.program.words().map(|word| word.to_owned()).collect();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(words, ["python3".as_ref(), script.as_os_str(), "--fast".as_ref()]);
         assert!(peers[0].is_peer && !peers[0].encrypted && !peers[0].has_small);
-        assert_eq!(peers[0].serve, ["serve"]);
+        assert_eq!(peers[0].serve.words, ["serve"]);
         assert_eq!(peers[0].folder.as_deref(), Some(folder.as_path()), "that is where it runs");
     }
 

@@ -7,16 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Something that can be compared: a program, and what to say to it before the options of
-/// [`contender`](crate::contender).
+/// Something that can be compared.
 #[derive(Debug, Clone)]
 pub(super) struct Contender {
     pub(super) name: String,
-    pub(super) program: Program,
     /// Where its processes run, if not where this one does.
     pub(super) folder: Option<PathBuf>,
-    pub(super) serve: Vec<OsString>,
-    pub(super) receive: Vec<OsString>,
+    pub(super) serve: Role,
+    pub(super) receive: Role,
     /// Whether bytes travel encrypted.
     pub(super) encrypted: bool,
     /// Whether the receiving side uses its memory again.
@@ -31,6 +29,13 @@ pub(super) struct Contender {
     pub(super) is_peer: bool,
 }
 
+/// What plays one side: a program, and what to say to it before the options of [`contender`](crate::contender).
+#[derive(Debug, Clone)]
+pub(super) struct Role {
+    pub(super) program: Program,
+    pub(super) words: Vec<OsString>,
+}
+
 /// All that there are.
 #[derive(Debug)]
 pub(super) struct Roster {
@@ -40,19 +45,43 @@ pub(super) struct Roster {
 impl Roster {
     /// Those that `this` program is itself, and with `other_build` its tensor-relay too.
     pub(super) fn of_this(this: &Program, other_build: Option<&Path>) -> Self {
+        let own = |name: &str, role: &str, serve: &[&str], receive: &[&str], encrypted: bool| {
+            own(name, this, role, serve, receive, encrypted)
+        };
         let mut contenders = vec![
-            own(RELAY, this, ROLE, &[], &[], true),
-            own(STOCK_QUINN, this, "stock-quinn", &[], &[], true),
-            own("tcp", this, "tcp", &[], &[], false),
-            own("tcp-tls", this, "tcp", &["--tls"], &["--tls"], true),
-            own(MANY_TENSORS, this, ROLE, &["--tensors=10000"], &[], true),
+            own(RELAY, ROLE, &[], &[], true),
+            own(STOCK_QUINN, "stock-quinn", &[], &[], true),
+            own("tcp", "tcp", &[], &[], false),
+            own("tcp-tls", "tcp", &["--tls"], &["--tls"], true),
+            own(MANY_TENSORS, ROLE, &["--tensors=10000"], &[], true),
+            own(BORROWED, ROLE, &[BORROW], &[], true),
         ];
-        contenders.extend(LANES.map(|(name, option)| own(name, this, ROLE, &[], &[option], true)));
-        contenders.extend(CODECS.map(|(name, option)| own(name, this, ROLE, &[option], &[], true)));
+        contenders.extend(LANES.map(|(name, option)| own(name, ROLE, &[], &[option], true)));
+        contenders.extend(CODECS.map(|(name, option)| own(name, ROLE, &[option], &[], true)));
         if let Some(executable) = other_build {
-            contenders.push(own(OTHER_BUILD, &Program::new(executable, &[]), ROLE, &[], &[], true));
+            contenders.push(self::own(OTHER_BUILD, &Program::new(executable, &[]), ROLE, &[], &[], true));
         }
         Self { contenders }
+    }
+
+    /// Adds `borrowed` with Python at either side or at both: `python` is an interpreter that has the package.
+    pub(super) fn extend_with_python(&mut self, this: &Program, python: &Path) {
+        let borrowed = own(BORROWED, this, ROLE, &[BORROW], &[], true);
+        let in_python = |side: &str| Role {
+            program: Program::new(python, &["-P", "-c", IN_PYTHON]),
+            words: vec![side.into()],
+        };
+        let (serve, receive) = (in_python("serve"), in_python("receive"));
+        self.contenders.extend([
+            Contender {
+                name: "python".into(),
+                serve: serve.clone(),
+                receive: receive.clone(),
+                ..borrowed.clone()
+            },
+            Contender { name: "python-producer".into(), serve, ..borrowed.clone() },
+            Contender { name: "python-consumer".into(), receive, ..borrowed },
+        ]);
     }
 
     /// Adds `peers`. One whose name is taken is called `peers/NAME`.
@@ -113,14 +142,15 @@ fn own(
     receive: &[&str],
     encrypted: bool,
 ) -> Contender {
-    let words =
-        |side: &str, options: &[&str]| [role, side].iter().chain(options).map(OsString::from).collect();
+    let side = |side: &str, options: &[&str]| Role {
+        program: program.clone(),
+        words: [role, side].iter().chain(options).map(OsString::from).collect(),
+    };
     Contender {
         name: name.into(),
-        program: program.clone(),
         folder: None,
-        serve: words("serve", serve),
-        receive: words("receive", receive),
+        serve: side("serve", serve),
+        receive: side("receive", receive),
         encrypted,
         receives_into: "reused".into(),
         note: String::new(),
@@ -136,6 +166,11 @@ pub(super) const STOCK_QUINN: &str = "stock-quinn";
 const ROLE: &str = "relay";
 const MANY_TENSORS: &str = "10000-tensors";
 const OTHER_BUILD: &str = "other-build";
+/// Tensors that are lent by their producer, and hashed when they are sent.
+const BORROWED: &str = "borrowed";
+const BORROW: &str = "--hold=borrow";
+/// Both sides of it in Python.
+const IN_PYTHON: &str = include_str!("../relay/contender.py");
 const ALL: &str = "all";
 
 /// Sessions of several lanes, for machines with the cores for them.
@@ -183,9 +218,34 @@ mod tests {
     fn tensor_relay_is_ours_in_all_circumstances() {
         let ours = roster().contenders.into_iter().filter(|contender| contender.is_ours);
         let names: Vec<String> = ours.map(|contender| contender.name).collect();
-        let variants =
-            ["10000-tensors", "2-lanes", "4-lanes", "8-lanes", "raw", "bitplanes", "planes", "zstd"];
+        let variants = [
+            "10000-tensors",
+            "borrowed",
+            "2-lanes",
+            "4-lanes",
+            "8-lanes",
+            "raw",
+            "bitplanes",
+            "planes",
+            "zstd",
+        ];
         assert_eq!(names, [&["tensor-relay"], &variants[..], &["other-build"]].concat());
+    }
+
+    #[test]
+    fn python_plays_either_side() {
+        let mut roster = roster();
+        roster.extend_with_python(&Program::new("bench", &[]), Path::new("python3.12"));
+        let names = ["python", "python-producer", "python-consumer"].map(String::from);
+        let plays = |role: &Role| role.program.words().next().unwrap() == "python3.12";
+        let sides: Vec<_> = roster
+            .pick(&names)
+            .unwrap()
+            .iter()
+            .map(|c| (plays(&c.serve), plays(&c.receive)))
+            .collect();
+        assert_eq!(sides, [(true, true), (true, false), (false, true)]);
+        assert!(roster.pick(&["all".into()]).unwrap().iter().all(|c| !c.name.contains("python")));
     }
 
     #[test]
@@ -209,7 +269,7 @@ mod tests {
     #[test]
     fn roles_come_before_options() {
         let tls = roster().pick(&["tcp-tls".into()]).unwrap().remove(0);
-        assert_eq!(tls.serve, ["tcp", "serve", "--tls"]);
-        assert_eq!(tls.receive, ["tcp", "receive", "--tls"]);
+        assert_eq!(tls.serve.words, ["tcp", "serve", "--tls"]);
+        assert_eq!(tls.receive.words, ["tcp", "receive", "--tls"]);
     }
 }

@@ -1,18 +1,28 @@
 //! What is sent in each round: bytes that are in memory once, as a version that nobody has seen.
 
-use super::Goods;
+use super::{Goods, Hold};
 use anyhow::Result;
+use bytes::Bytes;
 use std::{convert::Infallible, sync::Arc};
 use tensor_relay_device::{AllocError, HostMemory, HostSource, Source};
 use tensor_relay_protocol::{ChunkHash, Manifest};
 use tensor_relay_server::{
-    Borrowed, Publication, Publisher, Server, Staging, TensorSpec, Topic, TopicOptions,
+    Borrowed, Held, Publication, Publisher, Server, Staging, TensorSpec, Topic, TopicOptions,
 };
 
 /// The bytes, staged and hashed before the first round.
 pub(super) struct Supply {
     staging: Staging,
     specs: Vec<TensorSpec>,
+    payload: Payload,
+    hold: Hold,
+}
+
+/// The bytes of all tensors, as they are laid out.
+#[derive(Clone)]
+struct Payload {
+    /// Those of each tensor.
+    tensors: Vec<Bytes>,
     source: Arc<dyn Source>,
     hashes: Vec<ChunkHash>,
 }
@@ -33,27 +43,42 @@ impl Supply {
         let specs = goods.data.specs(bytes, goods.tensors)?;
         let mut made = None;
         Borrowed::from_hashed_source(&staging, specs.clone(), vec![], |manifest| {
-            let (source, hashes) = fill(manifest, goods)?;
-            made = Some((Arc::clone(&source), hashes.clone()));
-            Ok::<_, AllocError>((source, hashes))
+            let payload = fill(manifest, goods)?;
+            made = Some(payload.clone());
+            Ok::<_, AllocError>((payload.source, payload.hashes))
         })?;
-        let (source, hashes) = made.expect("a version is made of what the function above has filled");
-        Ok(Self { staging, specs, source, hashes })
+        let payload = made.expect("a version is made of what the function above has filled");
+        Ok(Self { staging, specs, payload, hold: goods.hold })
     }
 
-    /// Publishes it for this round. Costs some microseconds: nothing is copied, and nothing hashed. What earlier rounds
+    /// Publishes it for this round. Costs some microseconds: nothing is copied, nor hashed before it is sent. What earlier rounds
     /// chose for its chunks, and encoded of them, is not found again, since it was of another version.
     ///
     /// # Errors
     /// When the topic of the round is there already.
     pub(super) async fn offer(&self, server: &Server, round: u32) -> Result<Offer> {
-        let made = || Ok::<_, Infallible>((Arc::clone(&self.source), self.hashes.clone()));
-        let version = Borrowed::from_hashed_source(&self.staging, self.specs.clone(), vec![], |_| made())?;
+        let version = self.version()?;
         // There is one version of each topic, so that nobody needs a copy of it.
         let options = TopicOptions { bases: 0, ..TopicOptions::default() };
         let mut publisher = server.publisher_with(topic(round)?, None, options)?;
         let publication = publisher.publish(version, vec![]).await?;
         Ok(Offer { publisher, publication })
+    }
+}
+
+impl Supply {
+    fn version(&self) -> Result<Held> {
+        let (staging, specs) = (&self.staging, self.specs.clone());
+        let Payload { tensors, source, hashes } = self.payload.clone();
+        Ok(match self.hold {
+            Hold::Stage => Borrowed::from_hashed_source(staging, specs, vec![], |_| {
+                Ok::<_, Infallible>((source, hashes))
+            })?,
+            Hold::Borrow => {
+                Borrowed::from_tensors(staging, specs.into_iter().zip(tensors).collect(), vec![])?
+            }
+        }
+        .into())
     }
 }
 
@@ -73,7 +98,7 @@ pub(super) fn topic(round: u32) -> Result<Topic> {
 }
 
 /// The payload that is laid out so, and the hash of each chunk.
-fn fill(manifest: &Manifest, goods: &Goods) -> Result<(Arc<dyn Source>, Vec<ChunkHash>), AllocError> {
+fn fill(manifest: &Manifest, goods: &Goods) -> Result<Payload, AllocError> {
     let in_memory = |range: std::ops::Range<u64>| range.start as usize..range.end as usize;
     let mut region = HostMemory::new(u64::MAX).allocate(manifest.payload_bytes() as usize)?;
     region.fill(0);
@@ -83,5 +108,10 @@ fn fill(manifest: &Manifest, goods: &Goods) -> Result<(Arc<dyn Source>, Vec<Chun
     let bytes = region.freeze();
     let chunks = manifest.chunking().iter();
     let hashes = chunks.map(|(_, range)| ChunkHash::of(&bytes[in_memory(range)])).collect();
-    Ok((Arc::new(HostSource::new(bytes)), hashes))
+    let tensors = manifest
+        .tensors()
+        .iter()
+        .map(|tensor| bytes.slice(in_memory(tensor.range())))
+        .collect();
+    Ok(Payload { tensors, source: Arc::new(HostSource::new(bytes)), hashes })
 }

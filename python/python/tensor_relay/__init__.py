@@ -24,7 +24,19 @@ import weakref
 from collections.abc import Iterable, Mapping
 
 from . import _native
-from ._native import Client, Producer, Progress, Publication, Receipt, Relay, Snapshot, Subscription, Tensor, TopicInfo
+from ._native import (
+    Client,
+    CodecCount,
+    Producer,
+    Progress,
+    Publication,
+    Receipt,
+    Relay,
+    Snapshot,
+    Subscription,
+    Tensor,
+    TopicInfo,
+)
 from .errors import (
     ClosedError,
     DamagedError,
@@ -50,6 +62,7 @@ from .errors import (
 __all__ = [
     "Client",
     "ClosedError",
+    "CodecCount",
     "DamagedError",
     "ForkError",
     "HoldingTooManyError",

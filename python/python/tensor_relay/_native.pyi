@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar, final, overload
 
 __all__ = [
     "Client",
+    "CodecCount",
     "Producer",
     "Progress",
     "Publication",
@@ -57,6 +58,17 @@ class Tensor:
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
+class CodecCount:
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def raw_bytes(self) -> int: ...
+    @property
+    def wire_bytes(self) -> int: ...
+    @property
+    def decode_s(self) -> float: ...
+
+@final
 class Receipt:
     @property
     def duration_s(self) -> float: ...
@@ -66,6 +78,8 @@ class Receipt:
     def chunks(self) -> int: ...
     @property
     def resumed(self) -> int: ...
+    @property
+    def codecs(self) -> dict[str, CodecCount]: ...
 
 @final
 class Snapshot(Mapping[str, Tensor]):

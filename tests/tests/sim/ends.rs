@@ -4,10 +4,12 @@ use futures_util::StreamExt;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{pin::pin, time::Duration};
-use tensor_relay_client::{ClientError, ConnectError, EndReason, Subscription, SubscriptionError, Version};
+use tensor_relay_client::{
+    ClientError, ConnectError, EndReason, Request, Subscription, SubscriptionError, Version,
+};
 use tensor_relay_protocol::Blame;
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, publish, server_config, simulate, topic},
+    pair::{Sim, client_config, eventually, keeping, publish, server_config, simulate, topic},
     simnet::Path,
     tensors,
 };
@@ -114,6 +116,79 @@ fn the_end_of_a_topic() {
             }
         }
     });
+}
+
+/// Goal: who follows a topic that ended hears that before the server is gone, after all that it asked for, however soon the
+/// shutdown comes. Method: publish, end and shut down at once, beside readers of every version and of the newest.
+#[test]
+fn a_shutdown_right_after_the_end_of_a_topic() {
+    for seed in 0..10 {
+        simulate(seed, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher_with(topic("t"), None, keeping(3)).unwrap();
+            let client = sim.client(1, client_config()).await.unwrap();
+            let every = Request::every(topic("t")).window(1);
+            let mut every = client.subscribe_to(every).await.unwrap();
+            let mut latest = client.subscribe(&topic("t")).await.unwrap();
+            let mut goes_on = client.subscribe(&topic("u")).await.unwrap();
+            client.list().await.unwrap();
+            for version in 1..=3 {
+                publish(&server, &mut publisher, version, 300_000).await;
+            }
+            publisher.end();
+            let reading = async {
+                for version in 1..=3 {
+                    let snapshot = every.next().await.unwrap();
+                    assert_eq!(snapshot.id().version, Version(version));
+                    tensors::check(&snapshot);
+                }
+                expect_topic_ended(&every.next().await.unwrap_err());
+                tensors::check(&latest.next().await.unwrap());
+                expect_topic_ended(&latest_end(&mut latest).await);
+            };
+            let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), reading);
+            assert!(finished && sim.elapsed() < Duration::from_secs(10), "{:?}", sim.elapsed());
+            expect_shut_down(goes_on.next().await.unwrap_err());
+        });
+    }
+}
+
+/// The error after the last version.
+async fn latest_end(subscription: &mut Subscription) -> SubscriptionError {
+    loop {
+        if let Err(error) = subscription.next().await {
+            return error;
+        }
+    }
+}
+
+/// Goal: a reader of an ended topic that takes nothing more keeps a shutdown no longer than its grace. Method: a window of one
+/// version, of two, and a user that never asks for the second.
+#[test]
+fn a_shutdown_beside_a_reader_that_takes_nothing() {
+    simulate(7, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher_with(topic("t"), None, keeping(2)).unwrap();
+        let client = sim.client(1, client_config()).await.unwrap();
+        let every = Request::every(topic("t")).window(1);
+        let mut every = client.subscribe_to(every).await.unwrap();
+        client.list().await.unwrap();
+        for version in 1..=2 {
+            publish(&server, &mut publisher, version, 1000).await;
+        }
+        every.next().await.unwrap();
+        publisher.end();
+        let (grace, began) = (Duration::from_secs(3), sim.elapsed());
+        assert!(!server.shutdown(grace).await, "its reader was not told");
+        let took = sim.elapsed() - began;
+        assert!(took >= grace && took < grace + Duration::from_secs(1), "{took:?}");
+        drop(every);
+    });
+}
+
+fn expect_topic_ended(error: &SubscriptionError) {
+    let ended = matches!(error, SubscriptionError::Ended { reason: EndReason::TopicEnded, .. });
+    assert!(ended, "{error}");
 }
 
 /// Goal: what a client leaves behind in mid-transfer is given back at once, and others go on.

@@ -56,6 +56,11 @@ pub struct Encoder {
 /// What an encoder has done. `requested - encoded` were answered from the cache or needed no encoding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
+    /// Bytes that were read of sources on this host, each time that a chunk was: memory, and files.
+    pub host_read_bytes: u64,
+    /// Of those, bytes that had to be copied first: of files, and of chunks that do not lie in one piece, because they hold
+    /// several tensors, or padding, of a version whose tensors stay where their producer has them.
+    pub host_copied_bytes: u64,
     /// Chunks asked for in a codec other than `raw`.
     pub requested: u64,
     /// Chunks that a codec ran on.
@@ -91,6 +96,8 @@ pub struct EncoderStats {
 
 #[derive(Debug, Default)]
 struct Counters {
+    host_read_bytes: AtomicU64,
+    host_copied_bytes: AtomicU64,
     requested: AtomicU64,
     encoded: AtomicU64,
     incompressible: AtomicU64,
@@ -249,10 +256,13 @@ impl Encoder {
 
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
+        let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
         let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes, .. } = &self.counters;
         let Counters { compared, updates, updated_bytes, update_bytes, .. } = &self.counters;
         let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
         EncoderStats {
+            host_read_bytes: host_read_bytes.load(Ordering::Relaxed),
+            host_copied_bytes: host_copied_bytes.load(Ordering::Relaxed),
             requested: requested.load(Ordering::Relaxed),
             encoded: encoded.load(Ordering::Relaxed),
             incompressible: incompressible.load(Ordering::Relaxed),
@@ -279,10 +289,12 @@ impl Encoder {
 
     async fn raw_of_host(&self, payload: &Payload, chunk: ChunkIndex) -> Result<Encoded, SourceError> {
         let (range, _) = payload.manifest().chunk(chunk);
+        let is_in_place = payload.source().is_in_place(&range);
         let bytes = {
             let _reading = self.stages.begin(Stage::Read);
             payload.source().read(range).await?
         };
+        self.count_read(bytes.len() as u64, is_in_place);
         let hash = match payload.hash(chunk) {
             Some(hash) => hash,
             None => {
@@ -320,6 +332,12 @@ impl Encoder {
         let encoded =
             encoded.map(|bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO });
         (encoded, spent)
+    }
+
+    fn count_read(&self, bytes: u64, is_in_place: bool) {
+        let copied = if is_in_place { 0 } else { bytes };
+        self.counters.host_read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters.host_copied_bytes.fetch_add(copied, Ordering::Relaxed);
     }
 
     fn count(&self, raw_bytes: usize, encoded: Option<&Bytes>) {

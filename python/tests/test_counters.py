@@ -1,0 +1,80 @@
+"""What is copied, and how it travelled, in numbers that a program can read."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import HERE, PATIENCE_S, ended, python, received
+
+import tensor_relay
+
+MIB = 1 << 20
+CHUNK_BYTES = 4 * MIB
+# `TENSOR_RELAY_TEST_BORROW_MIB=1024` for what `bench/results` has, which `TENSOR_RELAY_TEST_REPORT=FILE` writes.
+SIZE_MIB = int(os.environ.get("TENSOR_RELAY_TEST_BORROW_MIB", 64))
+
+PRODUCER = HERE / "borrowing.py"
+
+
+@pytest.mark.parametrize("hold", ["borrow", "stage"])
+def test_a_borrowed_state_dict_is_not_copied(hold, tmp_path):
+    """By the counters, and by the most memory that the producer's process ever had: the staged one shows that both tell."""
+    with python(PRODUCER, tmp_path / "state", SIZE_MIB, hold) as producer:
+        with tensor_relay.connect(producer.stdout.readline().strip()) as client:
+            snapshot = client.subscribe("policy").next(PATIENCE_S)
+            assert len(snapshot) == 2 * SIZE_MIB // 16
+            first = snapshot["layers.0.weight"].numpy().copy()
+        report = json.loads(ended(producer))
+    assert (first.view(np.uint32)[0, :2] == report.pop("first_words")).all()
+    payload, copied, grown = report["payload_bytes"], report["copied_bytes"], report["grown_bytes"]
+    assert payload >= SIZE_MIB * MIB and report["read_bytes"] >= payload
+    if hold == "borrow":
+        assert report["publication_copied_bytes"] == report["staged_bytes"] == 0
+        # The biases, a thousandth of all, share chunks, which are put together to be sent.
+        assert 0 < copied <= payload / 500 and grown < payload / 4
+    else:
+        assert report["publication_copied_bytes"] == report["staged_bytes"] == copied == payload <= grown
+    if path := os.environ.get("TENSOR_RELAY_TEST_REPORT"):
+        file = Path(path)
+        reports = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(reports | {hold: report}, indent=2) + "\n")
+
+
+def test_copies_are_counted_byte_by_byte(relay, client):
+    whole, small = np.ones(2 * CHUNK_BYTES, np.uint8), np.ones(1000, np.uint8)
+    relay.publish("t", {"whole": whole}, hold="borrow")
+    received(client)
+    stats = relay.stats()
+    assert (stats["copied_bytes"], stats["read_bytes"]) == (0, whole.nbytes)
+    published = relay.publish("t", {"small": small, "turned": whole.reshape(2, -1).T}, hold="borrow")
+    assert published.copied_bytes == whole.nbytes, "its elements do not lie side by side"
+    assert relay.stats()["copied_bytes"] == whole.nbytes
+    received(client)
+    assert relay.stats()["copied_bytes"] == whole.nbytes + 1024, "and the small one was padded to be sent"
+    relay.publish("t", {"whole": whole})
+    assert relay.stats()["copied_bytes"] == 2 * whole.nbytes + 1024
+
+
+def test_receipts_tell_of_codecs(relay, client):
+    weights = np.random.default_rng(1).normal(size=CHUNK_BYTES // 2).astype(np.float32)
+    relay.publish("t", {"w": weights})
+    receipt = received(client).receipt
+    count = receipt.codecs["bitplanes"]
+    assert sum(count.chunks for count in receipt.codecs.values()) == receipt.chunks == 2
+    assert sum(count.raw_bytes for count in receipt.codecs.values()) == weights.nbytes
+    assert sum(count.wire_bytes for count in receipt.codecs.values()) == receipt.wire_bytes < weights.nbytes
+    assert count.wire_bytes < count.raw_bytes and count.decode_s > 0
+
+
+def test_receipts_tell_of_changes(relay, client):
+    relay.open("t", keep_versions=2)
+    weights = np.random.default_rng(1).normal(size=CHUNK_BYTES // 4).astype(np.float32)
+    subscription = client.subscribe("t")
+    relay.publish("t", {"w": weights})
+    assert "sparse" not in subscription.next(PATIENCE_S).receipt.codecs
+    weights[::1000] += 1
+    relay.publish("t", {"w": weights})
+    receipt = subscription.next(PATIENCE_S).receipt
+    assert list(receipt.codecs) == ["sparse"] and receipt.codecs["sparse"].raw_bytes == weights.nbytes
