@@ -51,7 +51,7 @@ fn check<M: Clone + PartialEq + std::fmt::Debug>(
 
 fn random_frame(dice: &mut impl Rng) -> Vec<u8> {
     let publication = PublicationId(dice.random());
-    let topic = Topic::new(["policy", "kv/req-17"][dice.random_range(0..2)]).unwrap();
+    let topic = Topic::new(["policy", "kv/req-17"][dice.random_range(0..2)]).expect("a topic");
     let text: String = "warum ".repeat(dice.random_range(0..9));
     let device = CudaDevice(dice.random());
     let memory = match dice.random_range(0..3) {
