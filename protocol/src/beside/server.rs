@@ -72,7 +72,7 @@ pub struct Progress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Somebody else publishes into the topic.
+    /// The server publishes into the topic itself.
     TopicTaken,
     /// There is no room for it.
     NoRoom,
@@ -182,7 +182,7 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TopicTaken => f.write_str("somebody else publishes into the topic"),
+            Self::TopicTaken => f.write_str("the server publishes into the topic itself"),
             Self::NoRoom => f.write_str("there is no room for it"),
             Self::UnfitMemory => f.write_str("its memory is not what was said of it"),
             Self::UnsupportedMemory => f.write_str("the server cannot use memory of this kind"),

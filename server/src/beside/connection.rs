@@ -4,15 +4,15 @@ use super::{
     Published,
     channel::{ChannelError, Hearer, PROMPT, Speaker, split},
     draft::{Draft, Ready, Refused, TAKEN},
-    topics::{Lease, Topics},
+    topics::Topics,
 };
-use crate::{Publication, PublishError, Staging};
+use crate::{Held, Publication, PublishError, Staging};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tensor_relay_protocol::{
-    Topic,
+    Metadata, Topic,
     beside::{
         Hello, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal, ServerMessage, Welcome,
         encode_server, text_that_fits,
@@ -80,7 +80,7 @@ async fn converse(
     let versions = Versions::default();
     let worker =
         Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.to_owned() };
-    // Whoever ends first ends the others: with the last of them the topics are free for another producer.
+    // Whoever ends first ends the others.
     let ended = tokio::select! {
         heard = hear(&mut hearer, &house, &versions, &todo) => heard,
         spoken = speak(&speaker, unsaid) => spoken,
@@ -187,7 +187,6 @@ struct Worker {
 
 impl Worker {
     async fn work(self, mut tasks: mpsc::Receiver<Task>) {
-        let mut leases: HashMap<Topic, Lease> = HashMap::new();
         let mut followers = JoinSet::new();
         loop {
             let task = tokio::select! {
@@ -198,7 +197,7 @@ impl Worker {
                 None => return,
                 Some(Task::Publish(publish, draft)) => {
                     let id = publish.publication;
-                    match self.publish(publish, draft, &mut leases, &mut followers).await {
+                    match self.publish(publish, draft, &mut followers).await {
                         Ok(published) => published,
                         Err((reason, text)) => {
                             lock(&self.versions).remove(&id);
@@ -206,12 +205,10 @@ impl Worker {
                         }
                     }
                 }
-                Some(Task::End { request, topic, withdraw }) => {
-                    match self.end(&topic, withdraw, &mut leases).await {
-                        Ok(()) => ServerMessage::Ended { request },
-                        Err((reason, text)) => ServerMessage::Refused { publication: request, reason, text },
-                    }
-                }
+                Some(Task::End { request, topic, withdraw }) => match self.end(&topic, withdraw).await {
+                    Ok(()) => ServerMessage::Ended { request },
+                    Err((reason, text)) => ServerMessage::Refused { publication: request, reason, text },
+                },
             };
             if self.say.send(answer).await.is_err() {
                 return;
@@ -223,7 +220,6 @@ impl Worker {
         &self,
         publish: Publish,
         draft: Draft,
-        leases: &mut HashMap<Topic, Lease>,
         followers: &mut JoinSet<()>,
     ) -> Result<ServerMessage, Refused> {
         let Publish { publication: id, topic, metadata, reason } = publish;
@@ -234,25 +230,12 @@ impl Worker {
         let Ready { held, returned } = draft.ready(&self.house.staging)?;
         let manifest = held.manifest();
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
-        if !leases.contains_key(&topic) {
-            leases.insert(topic.clone(), self.house.topics.lease(&topic).await?);
-        }
-        let publisher = leases.get_mut(&topic).and_then(|lease| lease.as_mut());
-        let publisher = publisher.ok_or_else(|| not_open(&topic))?;
-        let published = tokio::select! {
-            published = publisher.publish(held, metadata) => published,
+        let publication = tokio::select! {
+            published = self.push(&topic, held, metadata) => published?,
             () = taken_back.notified() => {
                 return Err((Refusal::TopicEnded, "its producer took it back before it was published".into()));
             }
         };
-        let publication = published.map_err(|error| match error {
-            PublishError::Expired { .. } => {
-                leases.remove(&topic).map(|mut lease| lease.take());
-                self.house.topics.tidy(&topic);
-                (Refusal::TopicEnded, error.to_string())
-            }
-            PublishError::TooMuchMetadata { .. } => (Refusal::BadManifest, error.to_string()),
-        })?;
         let version = publication.id().clone();
         lock(&self.versions).insert(id, Standing::Published(publication.clone()));
         let answer =
@@ -264,20 +247,22 @@ impl Worker {
         Ok(answer)
     }
 
-    async fn end(
-        &self,
-        topic: &Topic,
-        withdraw: bool,
-        leases: &mut HashMap<Topic, Lease>,
-    ) -> Result<(), Refused> {
-        let lease = match leases.remove(topic) {
-            Some(lease) => Some(lease),
-            None if self.house.topics.is_open(topic) => Some(self.house.topics.lease(topic).await?),
-            None => None,
-        };
-        let publisher = lease.and_then(|mut lease| lease.take());
-        self.house.topics.tidy(topic);
-        match (publisher, withdraw) {
+    /// Publishes when it is this version's turn.
+    async fn push(&self, topic: &Topic, held: Held, metadata: Metadata) -> Result<Publication, Refused> {
+        let mut lease = self.house.topics.lease(topic).await?;
+        let publisher = lease.as_mut().ok_or_else(|| not_open(topic))?;
+        let published = publisher.publish(held, metadata).await;
+        published.map_err(|error| match error {
+            PublishError::Expired { .. } => {
+                *lease = None; // The next publish opens it anew.
+                (Refusal::TopicEnded, error.to_string())
+            }
+            PublishError::TooMuchMetadata { .. } => (Refusal::BadManifest, error.to_string()),
+        })
+    }
+
+    async fn end(&self, topic: &Topic, withdraw: bool) -> Result<(), Refused> {
+        match (self.house.topics.take(topic).await, withdraw) {
             (Some(publisher), true) => publisher.withdraw(),
             (Some(publisher), false) => publisher.end(),
             (None, _) => return Err(not_open(topic)),

@@ -124,13 +124,14 @@ async fn versions_go_on_counting_when_a_producer_comes_again() {
 }
 
 #[tokio::test]
-async fn a_topic_has_one_producer_at_a_time() {
+async fn producers_share_topics_with_one_another_and_not_with_files() {
     let home = Home::default();
     let (one, two) = (home.producer().await, home.producer().await);
-    let _first = publish(&one, 100).await;
-    let versioned = version(&two, 100);
-    let refused = two.publish(topic(), versioned, vec![]).await.unwrap_err();
-    assert!(matches!(refused, PublishError::Refused { reason: Refusal::TopicTaken, .. }), "{refused}");
+    for number in 1..=3 {
+        let (first, second) = (publish(&one, 100).await, publish(&two, 100).await);
+        assert_eq!((first.id().version.0, second.id().version.0), (2 * number - 1, 2 * number));
+        assert_eq!(first.id().epoch, second.id().epoch);
+    }
     let file = home.server.publisher(Topic::new("file").unwrap()).unwrap();
     let refused = two.publish(file.topic().clone(), version(&two, 100), vec![]).await.unwrap_err();
     assert!(matches!(refused, PublishError::Refused { reason: Refusal::TopicTaken, .. }), "{refused}");

@@ -1,19 +1,15 @@
-//! The topics that producers beside this server publish into: each has one producer at a time, and outlives it.
+//! The topics that producers beside this server publish into. They outlive producers, and several may share one.
 
 use super::draft::Refused;
 use crate::{Publisher, TopicOptions, server::open_publisher, session::Shared};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 use tensor_relay_protocol::{Topic, beside::Refusal};
 use tokio::sync::OwnedMutexGuard;
 
-/// How long a producer waits for the one before to have gone: one that ended is noticed at once, but not before.
-const TURN: Duration = Duration::from_secs(5);
-
-/// A topic's publisher, while a connection has it. None once the topic ended.
+/// A topic's publisher, while somebody publishes with it. None once the topic ended.
 pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
 
 /// Publishers by topic, kept over connections: so that versions go on counting when a producer comes again.
@@ -29,15 +25,14 @@ impl Topics {
         Self { shared, options, publishers: Mutex::default() }
     }
 
-    /// Gives the publisher of `topic` to one producer, when the one before has gone. It is opened if it is not.
+    /// Gives the publisher of `topic` for one publish, in the order in which it was asked for. It is opened if it is not.
+    /// Waits for as long as those before wait for their readers. Cancel safe.
     ///
     /// # Errors
-    /// When another publishes into it, from wherever.
+    /// When the topic has a publisher elsewhere in this server: files are served under its name.
     pub(super) async fn lease(&self, topic: &Topic) -> Result<Lease, Refused> {
         let place = Arc::clone(self.places().entry(topic.clone()).or_default());
-        let mut lease = tokio::time::timeout(TURN, place.lock_owned())
-            .await
-            .map_err(|_| (Refusal::TopicTaken, format!("another producer publishes into topic {topic}")))?;
+        let mut lease = place.lock_owned().await;
         if lease.is_none() {
             match open_publisher(&self.shared, topic.clone(), None, self.options.clone()) {
                 Ok(publisher) => *lease = Some(publisher),
@@ -51,9 +46,13 @@ impl Topics {
         Ok(lease)
     }
 
-    /// Whether somebody publishes into `topic`, or did.
-    pub(super) fn is_open(&self, topic: &Topic) -> bool {
-        self.places().contains_key(topic)
+    /// Takes the publisher of `topic` for good, when those who asked for it before are done; none if it has none. Cancel
+    /// safe.
+    pub(super) async fn take(&self, topic: &Topic) -> Option<Publisher> {
+        let place = self.places().get(topic).map(Arc::clone)?;
+        let publisher = place.lock_owned().await.take();
+        self.tidy(topic);
+        publisher
     }
 
     /// Forgets a topic that has no publisher and that nobody waits for.

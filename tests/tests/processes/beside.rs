@@ -47,7 +47,8 @@ fn ticket(server: &Serving) -> &str {
 
 /// Publishes the file called `name` with `words`, to the end.
 fn publish(home: &Home, name: &str, words: &[&str]) -> serde_json::Value {
-    let all = [&["publish", &home.word("s"), "policy", name, "--json"], words].concat();
+    let socket = home.word("s");
+    let all = [&["publish", &socket, "policy", name, "--json"], words].concat();
     home.run(&all).with(0).events().remove(0)
 }
 

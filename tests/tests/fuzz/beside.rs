@@ -1,0 +1,92 @@
+//! Goal: whatever bytes come over a producer's socket, they are a message that keeps the rules, or an error.
+//!
+//! Method: messages that hold all that messages can hold are changed as a hostile process may change them, and read by both
+//! ends. What could be read is written and read again: it must come back as itself.
+
+use crate::mutation::mutate;
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::ops::Range;
+use tensor_relay_protocol::{
+    Epoch, MessageError, Topic, Version,
+    beside::{
+        CudaDevice, Hello, IpcHandle, Lend, Memory, MemoryKind, ProducerMessage, Progress, PublicationId,
+        Publish, Refusal, ServerMessage, Welcome, encode_producer, encode_server,
+    },
+};
+
+/// How many changed messages are read: a second in a debug build.
+const CASES: u64 = 20_000;
+
+#[test]
+fn messages_of_producers_survive_any_bytes() {
+    let (mut read, mut refused) = (0u64, 0u64);
+    for case in 0..CASES {
+        let mut dice = ChaCha8Rng::seed_from_u64(case);
+        let mut bytes = random_frame(&mut dice);
+        let donor = random_frame(&mut dice);
+        mutate(&mut dice, &mut bytes, &donor);
+        let body = bytes.get(4..).unwrap_or_default();
+        match (
+            check(body, ProducerMessage::decode, encode_producer),
+            check(body, ServerMessage::decode, encode_server),
+        ) {
+            (false, false) => refused += 1,
+            _ => read += 1,
+        }
+    }
+    assert!(read > 0 && refused > 0, "some are messages, and some are not: {read} and {refused}");
+}
+
+/// Whether `bytes` are a message; if so, checks that it comes back as itself.
+fn check<M: Clone + PartialEq + std::fmt::Debug>(
+    bytes: &[u8],
+    decode: impl Fn(&[u8]) -> Result<M, MessageError>,
+    encode: impl Fn(M) -> Vec<u8>,
+) -> bool {
+    let Ok(message) = decode(bytes) else { return false };
+    assert_eq!(decode(&encode(message.clone())[4..]), Ok(message));
+    true
+}
+
+fn random_frame(dice: &mut impl Rng) -> Vec<u8> {
+    let publication = PublicationId(dice.random());
+    let topic = Topic::new(["policy", "kv/req-17"][dice.random_range(0..2)]).expect("a topic");
+    let text: String = "warum ".repeat(dice.random_range(0..9));
+    let device = CudaDevice(dice.random());
+    let memory = match dice.random_range(0..3) {
+        0 => Memory::Memfd { offset: dice.random() },
+        1 => Memory::CudaIpc { device, handle: Box::new(IpcHandle([9; 64])), offset: dice.random() },
+        _ => Memory::CudaFd { device, buffer_bytes: dice.random(), offset: dice.random() },
+    };
+    let range: Range<u64> = dice.random_range(0..1 << 40)..dice.random_range(1 << 40..1 << 41);
+    match dice.random_range(0..12) {
+        0 => encode_producer(ProducerMessage::Hello(Hello { revision_min: 1, revision_max: 2, agent: text })),
+        1 => encode_producer(ProducerMessage::Manifest(text.into())),
+        2..4 => encode_producer(ProducerMessage::Lend(Lend { range, memory })),
+        4 => {
+            let metadata = vec![(text.clone(), text.clone()); dice.random_range(0..3)];
+            encode_producer(ProducerMessage::Publish(Publish { publication, topic, metadata, reason: text }))
+        }
+        5 => encode_producer(ProducerMessage::Withdraw(publication)),
+        6 => encode_producer(ProducerMessage::End { request: publication, topic, withdraw: dice.random() }),
+        7 => encode_server(ServerMessage::Welcome(Welcome {
+            revision: 1,
+            agent: text,
+            chunk_bytes: dice.random(),
+            memories: MemoryKind::ALL.to_vec(),
+        })),
+        8 => {
+            let (epoch, version) = (Epoch(dice.random()), Version(dice.random()));
+            encode_server(ServerMessage::Published { publication, epoch, version })
+        }
+        9 => encode_server(ServerMessage::Refused { publication, reason: Refusal::NoRoom, text }),
+        10 => encode_server(ServerMessage::Progress(Progress {
+            publication,
+            committed: dice.random(),
+            is_over: dice.random(),
+            is_released: dice.random(),
+        })),
+        _ => encode_server(ServerMessage::Close { text }),
+    }
+}
