@@ -20,7 +20,7 @@ pub(crate) async fn exchange_a_tensor(
     engines.push(engine.clone());
     let end = End::of(engine)?;
     end.fill(&pattern(LEN)).await?;
-    drop(share::export(&end.engine, &[end.memory.clone()])?);
+    drop(share::export(&end.engine, std::slice::from_ref(&end.memory))?);
 
     let buffer = end.engine.shared_buffer(LEN as u64)?;
     buffer.fill(vec![(end.memory.clone(), 0)])?;

@@ -1,5 +1,7 @@
 //! How processes share memory of a device: what CUDA's documentation promises of that, and what the fake driver judges.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::{
     env,
     ffi::c_void,
