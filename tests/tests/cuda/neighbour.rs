@@ -1,6 +1,8 @@
 //! Another process on the same machine: this test binary, started again, with an engine of its own. It does what it is
 //! told by lines, and says by lines what came of it.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::{
     env, fs,
     io::{BufRead, BufReader, Write},
@@ -203,7 +205,7 @@ fn neighbour() {
 
 async fn export(end: &End) -> String {
     end.fill(&pattern(end.memory.len_bytes() as usize)).await.unwrap();
-    let named = end.engine.name_memory(&[Arc::clone(&end.memory)]).unwrap();
+    let named = end.engine.name_memory(std::slice::from_ref(&end.memory)).unwrap();
     let memory: IpcMemory = named.into_iter().next().unwrap().unwrap();
     words_of(&memory)
 }

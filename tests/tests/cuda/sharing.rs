@@ -1,5 +1,7 @@
 //! Memory that two processes have: this one, and a [`Neighbour`].
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::{fs, sync::Arc, thread, time::Duration};
 
 use cudarc::driver::sys::CUstream;
@@ -30,7 +32,7 @@ async fn full(fake: &Turn) -> End {
 
 /// The name of one memory, which is shared where it is.
 fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
-    engine.name_memory(&[Arc::clone(memory)])?.remove(0)
+    engine.name_memory(std::slice::from_ref(memory))?.remove(0)
 }
 
 /// That nothing of this process's is left, and that neither driver has seen anything that no program may do.
@@ -186,7 +188,7 @@ async fn a_stream_that_does_not_end_is_a_reason() {
     let fake = machine();
     let end = full(&fake).await;
     let producer = Producer::new(&end);
-    let refused = share::export(&end.engine, &[producer.memory.clone()]).unwrap_err();
+    let refused = share::export(&end.engine, std::slice::from_ref(&producer.memory)).unwrap_err();
     assert!(matches!(refused, ShareError::FenceTimedOut { .. }), "{refused:?}");
     producer.end();
     drop(end);
@@ -228,7 +230,7 @@ async fn where_nothing_can_be_shared_both_reasons_are_told() {
     let fake = machine();
     fake.set_shareable(false, false);
     let end = full(&fake).await;
-    let export = share::export(&end.engine, &[end.memory.clone()]).unwrap();
+    let export = share::export(&end.engine, std::slice::from_ref(&end.memory)).unwrap();
     assert!(export.buffer.is_none());
     let [Place::Nowhere { in_place, copy }] = &export.places[..] else { panic!("{export:?}") };
     assert!(matches!(in_place, ShareError::NotExportable { .. }), "{in_place:?}");
