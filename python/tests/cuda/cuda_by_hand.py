@@ -222,6 +222,7 @@ lent = {}
 
 @_Deleter
 def _delete(managed):
+    lent[managed] = None  # Here the array goes, if this was the last reference to it, and another thread may look meanwhile.
     del lent[managed]
 
 
