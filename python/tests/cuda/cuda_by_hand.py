@@ -56,6 +56,12 @@ class Gpu:
             self("cuStreamDestroy_v2", c_void_p(stream))
         self.driver.call("cuDevicePrimaryCtxRelease_v2", self.ordinal)
 
+    def name(self):
+        """Its model."""
+        text = ctypes.create_string_buffer(100)
+        self("cuDeviceGetName", text, c_int(len(text)), c_int(self.ordinal))
+        return text.value.decode()
+
     def __call__(self, name, *arguments):
         self.driver.call("cuCtxSetCurrent", c_void_p(self.context))
         self.driver.call(name, *arguments)
