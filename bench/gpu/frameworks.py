@@ -68,7 +68,7 @@ def by_hand(state):
         gpu = Gpu(Driver())
     except Exception as error:
         raise Skipped(f"there is no CUDA: {error}") from error
-    found = {}
+    found = {"device": gpu.name()}
     content = os.urandom(32 * MIB)
     relay, client = pair(state / "a", device="cuda:0")
     for hold in ("stage", "borrow"):
@@ -147,15 +147,15 @@ def torch_model(state):
 
     trained, found = model(), {}
     for atomic in (True, False):
-        follower = model()
+        follower, topic = model(), f"policy/{atomic}"
         addresses = [parameter.data_ptr() for parameter in follower.parameters()]
-        subscription = client.subscribe("policy", out=follower.state_dict(), atomic=atomic)
+        subscription = client.subscribe(topic, out=follower.state_dict(), atomic=atomic)
         begun = time.perf_counter()
         for _ in range(5):
             with torch.no_grad():
                 for parameter in trained.parameters():
                     parameter.add_(torch.randn_like(parameter))
-            relay.publish("policy", trained.state_dict())
+            relay.publish(topic, trained.state_dict())
             next_of(subscription)
             for name, tensor in trained.state_dict().items():
                 assert torch.equal(tensor, follower.state_dict()[name]), name
@@ -186,9 +186,10 @@ def torch_rates(state):
     out = {"w": torch.empty_like(weights)}
     relay, client = pair(state / "out")
     for atomic in (True, False):
-        rates, subscription = [], client.subscribe("t", out=out, atomic=atomic)
+        rates, topic = [], f"t/{atomic}"
+        subscription = client.subscribe(topic, out=out, atomic=atomic)
         for number in range(4):
-            relay.publish("t", {"w": weights + number}, hold="borrow")
+            relay.publish(topic, {"w": weights + number}, hold="borrow")
             begun = time.perf_counter()
             next_of(subscription)
             rates.append(gbps(size, time.perf_counter() - begun))
@@ -308,7 +309,8 @@ def main():
         found = document["parts"][name] = outcome_of(name)
         failed |= found["outcome"] == "failed"
         print(f"{name:14} {found['outcome']:8} {({key: value for key, value in found.items() if key != 'outcome'})}", flush=True)
-    path = asked.out / f"{document['date']}-gpu-frameworks.json"
+    is_fake = any(found.get("device", "").startswith("Fake") for found in document["parts"].values())
+    path = asked.out / f"{document['date']}-gpu-{'FAKE-' if is_fake else ''}frameworks.json"
     path.write_text(json.dumps(document, indent=2) + "\n")
     print(f"written: {path}")
     return int(failed)

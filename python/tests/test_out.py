@@ -76,7 +76,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, 
 def test_what_cannot_be_written_is_refused_by_name(relay, client):
     frozen = np.zeros(3)
     frozen.flags.writeable = False
-    for value, words in [(frozen, "read-only"), (b"abc", "read-only"), ([1], "no tensor")]:
+    crooked = np.zeros(25, np.uint8)[1:].view(np.float64)
+    for value, words in [(frozen, "read-only"), (b"abc", "read-only"), ([1], "no tensor"), (crooked, "aligned")]:
         with pytest.raises(tensor_relay.TargetError, match=f"weights.*{words}"):
             client.subscribe("t", out={"weights": value})
     jax = pytest.importorskip("jax")

@@ -171,10 +171,14 @@ impl Gpu {
     }
 
     /// Marks the place where that stream is now.
-    pub(super) fn mark_intake(&mut self) -> Result<Mark, DriverError> {
+    pub(super) fn mark_intake(&mut self) -> Result<Mark, CudaError> {
         let stream = self.intake()?;
+        // SAFETY: the stream lives until `close`. Who made it wait for a stream that is captured has captured it, too.
+        if unsafe { self.driver.is_capturing(stream) }? {
+            return Err(CudaError::Capturing);
+        }
         // SAFETY: the stream lives until `close`.
-        unsafe { self.record(stream) }
+        Ok(unsafe { self.record(stream) }?)
     }
 
     /// Makes a caller's stream wait for a mark.

@@ -42,9 +42,10 @@ def lender(tensor: Any) -> tuple[Any, str | None, bool]:
     if jax is not None and isinstance(tensor, jax.Array):
         return tensor.block_until_ready(), None, False
     if cupy is not None and isinstance(tensor, cupy.ndarray):
+        if tensor.flags.c_contiguous:
+            return tensor, None, False
         with tensor.device:
-            lent = cupy.ascontiguousarray(tensor)
-        return lent, None, lent.data.ptr != tensor.data.ptr
+            return cupy.ascontiguousarray(tensor), None, True
     return tensor, None, False
 
 

@@ -56,6 +56,12 @@ class Gpu:
             self("cuStreamDestroy_v2", c_void_p(stream))
         self.driver.call("cuDevicePrimaryCtxRelease_v2", self.ordinal)
 
+    def name(self):
+        """Its model."""
+        text = ctypes.create_string_buffer(100)
+        self("cuDeviceGetName", text, c_int(len(text)), c_int(self.ordinal))
+        return text.value.decode()
+
     def __call__(self, name, *arguments):
         self.driver.call("cuCtxSetCurrent", c_void_p(self.context))
         self.driver.call(name, *arguments)
@@ -222,6 +228,7 @@ lent = {}
 
 @_Deleter
 def _delete(managed):
+    lent[managed] = None  # Here the array goes, if this was the last reference to it, and another thread may look meanwhile.
     del lent[managed]
 
 

@@ -180,6 +180,8 @@ async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
     let readers = [first, second].map(|stream| (handle(stream), Box::new(Arc::clone(&kept)) as StreamKeeper));
     // SAFETY: the streams live as long as the test.
     unsafe { memory.give_up(readers.into()) };
+    // The engine's thread has heard of it by its answer to this, and of what came of it by its next one.
+    let heard = engine.allocate(1).unwrap();
     let next = engine.allocate(LEN).unwrap();
     assert_ne!(next.address(), address);
     assert_eq!(Arc::strong_count(&kept), 1, "the streams are not needed any more");
@@ -191,7 +193,7 @@ async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
 
     call!(cuStreamDestroy_v2(first)).unwrap();
     call!(cuStreamDestroy_v2(second)).unwrap();
-    drop((current, next, slots, engine));
+    drop((current, heard, next, slots, engine));
     nothing_is_left(&fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
 }
