@@ -30,6 +30,11 @@ mod wait;
 
 use pyo3::prelude::*;
 
+/// What the command line allocates with, for what is allocated in Rust: encoded chunks come and go, and the system's would
+/// give their memory back, and ask for it again, each time. Python's own memory, and its tensors', are not touched.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// What `tensor_relay` is made of. Private: import from `tensor_relay`.
 #[pymodule(gil_used = true)]
 mod _native {
