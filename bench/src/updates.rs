@@ -16,7 +16,7 @@ use crate::{
     program::Program,
     side::Side,
     size,
-    stats::Summary,
+    stats::{PairedRatio, Summary},
 };
 use anyhow::{Context, Result};
 use ends::{Publishing, Update};
@@ -31,8 +31,8 @@ pub struct UpdatesArgs {
     /// What the versions are.
     #[command(flatten)]
     pub steps: StepsArgs,
-    /// How often both ways are measured.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How often both ways are measured, one beside the other. From six pairs on there is an interval.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
     /// What lies between the two ends.
     #[command(flatten)]
@@ -46,7 +46,8 @@ const EXAMPLES: &str = "\
 Examples:
   updates --namespaces --mtu 1472 --rate 1Gbit                  one element in a hundred changes
   updates --size 1GiB --changed 0.1 --versions 20
-  updates --steps checkpoints/ --namespaces --rate 1Gbit        safetensors files, in order of their names
+  updates --steps checkpoints/ --namespaces --rate 1Gbit --pairs 20
+                                                                safetensors files, in order of their names
 
 What is asked of it, with --steps of a real fine-tuning at 1 Gbit/s: a version comes as at most 1/50 of its bytes at a
 learning rate of 1e-6, as at most 1/20 at 1e-5, and is committed at least 20 times sooner than whole. Both ends keep as many
@@ -72,6 +73,8 @@ struct Document<'a> {
     network: &'a NetworkArgs,
     steps: &'a StepsArgs,
     runs: &'a [Run],
+    /// How many times sooner a version is committed as changes than whole.
+    sooner: Option<PairedRatio>,
 }
 
 /// One run: every version but the first.
@@ -105,6 +108,7 @@ pub async fn run(args: UpdatesArgs, this: &Program) -> Result<()> {
             network: &args.network,
             steps: &args.steps,
             runs: &runs,
+            sooner: Table(&runs).sooner(),
         };
         let text = serde_json::to_string_pretty(&document)?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -130,9 +134,10 @@ async fn measure(args: &UpdatesArgs, way: Way, this: &Program, network: &Network
         Side::start("the subscriber".into(), network.command(End::Receiving, this), &follow)?;
     let mut updates = Vec::new();
     for version in 1..=publishing.versions {
-        let update: Update = subscriber.line(VERSION_MAX).await?;
+        let came = subscriber.line(VERSION_MAX).await?;
+        let made = producer.line(VERSION_MAX).await?;
         if version > 1 {
-            updates.push(update);
+            updates.push(Update { came, made });
         }
     }
     subscriber.end().await;
@@ -148,16 +153,16 @@ impl Run {
     }
 
     fn seconds(&self) -> f64 {
-        self.median(|update| update.seconds)
+        self.median(|update| update.came.seconds)
     }
 
     /// How many times smaller a version is on the wire than its payload.
     fn ratio(&self) -> f64 {
-        self.median(|update| update.payload_bytes as f64 / update.wire_bytes.max(1) as f64)
+        self.median(|Update { came, .. }| came.payload_bytes as f64 / came.wire_bytes.max(1) as f64)
     }
 
     fn wire_bytes(&self) -> f64 {
-        self.median(|update| update.wire_bytes as f64)
+        self.median(|update| update.came.wire_bytes as f64)
     }
 
     fn line(&self) -> String {

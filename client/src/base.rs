@@ -17,9 +17,11 @@ pub(crate) type Of = (Epoch, Version);
 
 /// The base of one subscription.
 ///
-/// While a version comes, the base becomes that version chunk by chunk, on the worker that verifies each: its bytes are in
-/// the cache then. So there is one copy and not two, and no pass over it at the commit. Meanwhile it is neither the one
-/// version nor the other: what is verified will not be decoded again, and a version that is given up ends the base.
+/// While a version comes, the base becomes that version chunk by chunk, on the worker that verifies each: changes are
+/// applied to the chunk where it lies, and the user's copy is made of that, so that memory is passed over once. Meanwhile
+/// the base is neither the one version nor the other: what is verified will not be decoded again, and a version that is
+/// given up ends the base. A worker has its chunk alone. If it fails, or is cut off, the chunk does not come back: nobody
+/// knows how far the changes went, so nothing is coded against it, nor against the rest.
 #[derive(Debug)]
 pub(crate) struct Base {
     /// Where copies lie; `None` when there are to be none.
@@ -173,5 +175,123 @@ impl Chunk {
     pub(crate) fn put(&self, base: ingress::Base) {
         let of = if base.keep { Some(self.becomes) } else { self.against };
         self.shared.copy().put(self.chunk, of, base.memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use tensor_relay_protocol::{
+        Dtype, Limits, Manifest, Shape, SubscriptionId, TensorName, TensorSpec, Topic, VersionId,
+    };
+
+    const CHUNKS: u32 = 3;
+
+    fn selection() -> Selection {
+        let shape = Shape::new(&[u64::from(CHUNKS) * 256]).unwrap();
+        let spec = TensorSpec::new(TensorName::new("t").unwrap(), Dtype::U8, shape);
+        Selection::all(Arc::new(Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap()))
+    }
+
+    fn of(version: u64) -> Of {
+        (Epoch(1), Version(version))
+    }
+
+    fn announce(version: u64, may_be_base: bool) -> Announce {
+        let (epoch, version) = of(version);
+        Announce {
+            subscription: SubscriptionId(1),
+            id: VersionId { topic: Topic::new("t").unwrap(), epoch, version },
+            manifest: selection().manifest().digest(),
+            skipped: 0,
+            metadata: vec![],
+            may_be_base,
+        }
+    }
+
+    /// Settles chunks of the version under way; of those in `torn` the worker fails after it took its chunk.
+    fn settle(base: &Base, chunks: impl IntoIterator<Item = u32>, is_update: bool, torn: &[u32]) {
+        for number in chunks {
+            let Some(chunk) = base.chunk(ChunkIndex(number)) else { continue };
+            match chunk.take(is_update) {
+                Some(taken) if !torn.contains(&number) => chunk.put(taken),
+                taken => drop(taken),
+            }
+        }
+    }
+
+    /// A base that is version 1.
+    fn first() -> Base {
+        let mut base = Base::new(Some(HostMemory::new(u64::MAX)));
+        assert_eq!(base.begin(&announce(1, true), &selection()), None);
+        settle(&base, 0..CHUNKS, false, &[]);
+        assert!(base.handle_committed());
+        base
+    }
+
+    #[test]
+    fn a_version_that_was_applied_is_the_base_of_the_next() {
+        let mut base = first();
+        for version in 2..5 {
+            assert_eq!(base.begin(&announce(version, true), &selection()), Some(Version(version - 1)));
+            settle(&base, 0..CHUNKS, true, &[]);
+            assert!(base.handle_committed());
+            assert_eq!(base.tell(None), Some(of(version)));
+        }
+    }
+
+    /// The connection is lost, or the bytes are the wrong ones, while changes are applied to a chunk.
+    #[test]
+    fn a_chunk_that_was_torn_is_never_told_of() {
+        for torn in 0..CHUNKS {
+            let mut base = first();
+            base.begin(&announce(2, true), &selection());
+            settle(&base, 0..CHUNKS, true, &[torn]);
+            let verified: BTreeSet<u32> = (0..CHUNKS).filter(|chunk| *chunk != torn).collect();
+            let held: RangeSet = verified.iter().map(|chunk| *chunk..chunk + 1).collect();
+            assert_eq!((base.tell(Some(&held)), base.tell(None)), (None, None));
+            let again = base.resume(&announce(2, true));
+            assert_eq!(again, None, "the rest comes whole");
+            settle(&base, [torn], false, &[]);
+            assert!(!base.handle_committed(), "its memory is lost");
+            assert_eq!(base.begin(&announce(3, true), &selection()), None);
+            settle(&base, 0..CHUNKS, false, &[]);
+            assert!(base.handle_committed(), "and there is another one");
+        }
+    }
+
+    /// A chunk was settled and put back, and the news of it was lost with the connection.
+    #[test]
+    fn a_chunk_that_was_applied_unheard_is_not_applied_again() {
+        let mut base = first();
+        base.begin(&announce(2, true), &selection());
+        settle(&base, [0], true, &[]);
+        assert_eq!(
+            base.tell(Some(&RangeSet::new())),
+            None,
+            "one chunk is of version 2, the rest of version 1"
+        );
+        assert_eq!(base.tell(Some(&RangeSet::from_range(0..1))), Some(of(1)), "had it been heard");
+        assert_eq!(base.resume(&announce(2, true)), Some(Version(1)));
+        let unheard = base.chunk(ChunkIndex(0)).unwrap();
+        assert!(unheard.take(true).is_none(), "it is not of version 1 any more");
+    }
+
+    #[test]
+    fn what_is_given_up_or_not_kept_ends_the_base() {
+        let mut base = first();
+        base.begin(&announce(2, true), &selection());
+        let late = base.chunk(ChunkIndex(1)).unwrap();
+        let taken = late.take(true).unwrap();
+        base.handle_given_up();
+        late.put(taken);
+        assert_eq!((base.tell(None), base.begin(&announce(3, true), &selection())), (None, None));
+
+        let mut base = first();
+        assert_eq!(base.begin(&announce(2, false), &selection()), Some(Version(1)));
+        settle(&base, 0..CHUNKS, true, &[]);
+        assert!(!base.handle_committed());
+        assert_eq!(base.tell(None), None);
     }
 }

@@ -20,7 +20,7 @@ use std::{
 use tensor_relay_device::{Region, Sink, SinkError, Slot, SlotPool, Target};
 use tensor_relay_protocol::{
     ChunkHasher, ChunkHeader, CodecId, Context, CorruptChunk, DecodeError, Dtype, Limits, Manifest,
-    ManifestDigest, ManifestError, ManifestHeader, Verified, codec,
+    ManifestDigest, ManifestError, ManifestHeader, Sparse, Verified, codec,
 };
 
 /// Why a chunk did not arrive.
@@ -71,15 +71,16 @@ enum Bytes {
 pub struct Base {
     /// The copy. Which version it is of is for the caller to know.
     pub memory: Region,
-    /// Whether it becomes the chunk that is received: it is written once that is verified.
+    /// Whether it becomes the chunk that is received. Changes are applied to it where it lies then, before anybody knows
+    /// whether they are the right ones: a copy that comes back is that chunk, verified, and one that was torn never does.
     pub keep: bool,
 }
 
 impl Base {
-    /// Becomes a chunk that was verified, if it is to. Costs a copy of bytes that are in the cache.
+    /// Becomes a chunk that was received raw and verified, if it is to.
     fn update(&mut self, raw: &[u8]) {
         if self.keep && self.memory.len() == raw.len() {
-            self.memory.copy_from_slice(raw);
+            copy(raw, &mut self.memory, |_| ());
         }
     }
 }
@@ -198,22 +199,69 @@ impl Ingress {
         let (expected, tally) = (header.encoded_bytes as usize, Arc::clone(&self.tally));
         self.workers
             .run_over(target.len(), move || {
-                let against = base.as_ref().filter(|_| header.base.is_some());
-                let context = Context { dtype, base: against.map(|base| &*base.memory) };
                 let began = Instant::now();
-                codec(header.codec).decode(context, &slot[..expected], &mut target)?;
-                let took = began.elapsed();
-                let mut hasher = ChunkHasher::new();
-                hasher.update(&target);
-                let verified = hasher.verify(header.chunk, header.hash)?;
-                count(&tally, &header, took);
-                if let Some(base) = &mut base {
-                    base.update(&target);
-                }
+                let encoded = &slot[..expected];
+                let verified = decode_verified(&header, dtype, encoded, base.as_mut(), &mut target)?;
+                count(&tally, &header, began.elapsed());
                 Ok((verified, target, base))
             })
             .await
     }
+}
+
+/// Decodes a chunk into its place, lets the base become it, if it is to, and verifies it. After a failure the base is of no
+/// use.
+fn decode_verified(
+    header: &ChunkHeader,
+    dtype: Dtype,
+    encoded: &[u8],
+    base: Option<&mut Base>,
+    target: &mut [u8],
+) -> Result<Verified, ReceiveError> {
+    let hasher = match base {
+        Some(base) if base.keep && header.base.is_some() => apply(dtype, encoded, base, target)?,
+        base => decode(header, dtype, encoded, base, target)?,
+    };
+    Ok(hasher.verify(header.chunk, header.hash)?)
+}
+
+/// Turns the base into the chunk, and copies it from there to its place, hashing on the way: one pass, in which each piece
+/// is read from memory once and written to it once.
+fn apply(
+    dtype: Dtype,
+    encoded: &[u8],
+    base: &mut Base,
+    target: &mut [u8],
+) -> Result<ChunkHasher, DecodeError> {
+    if base.memory.len() != target.len() {
+        return Err(DecodeError::NoBase { expected: target.len() });
+    }
+    let (mut hasher, mut rest) = (ChunkHasher::new(), target);
+    Sparse::apply(dtype, encoded, &mut base.memory, |piece| {
+        if let Some(place) = rest.split_off_mut(..piece.len()) {
+            copy(piece, place, |piece| hasher.update(piece));
+        }
+    })?;
+    Ok(hasher)
+}
+
+/// Decodes a chunk into its place, hashes it, and lets the base become it, if it is to.
+fn decode(
+    header: &ChunkHeader,
+    dtype: Dtype,
+    encoded: &[u8],
+    base: Option<&mut Base>,
+    target: &mut [u8],
+) -> Result<ChunkHasher, DecodeError> {
+    let against = base.as_ref().filter(|_| header.base.is_some());
+    let context = Context { dtype, base: against.map(|base| &*base.memory) };
+    codec(header.codec).decode(context, encoded, target)?;
+    let mut hasher = ChunkHasher::new();
+    match base.filter(|base| base.keep && base.memory.len() == target.len()) {
+        Some(base) => copy(target, &mut base.memory, |piece| hasher.update(piece)),
+        None => hasher.update(target),
+    }
+    Ok(hasher)
 }
 
 fn count(tally: &Tally, header: &ChunkHeader, took: Duration) {
@@ -239,6 +287,14 @@ async fn receive_raw(
 /// slower where the C library makes one instruction of them (`rep movsb` on AMD processors).
 const COPY_BYTES: usize = 4 << 10;
 
+/// Copies between equal lengths, and shows each piece to `seen` while it is in the first cache.
+fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
+    for (to, from) in to.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)) {
+        to.copy_from_slice(from);
+        seen(to);
+    }
+}
+
 /// Fills `out` from `stream`, which must end right after; `seen` sees each piece once it is in place.
 async fn read_exactly(
     stream: &mut DataIn,
@@ -253,10 +309,7 @@ async fn read_exactly(
         let more = stream
             .read_pieces(|piece| {
                 if let Some(place) = out.get_mut(filled..filled + piece.len()) {
-                    for (place, piece) in place.chunks_mut(COPY_BYTES).zip(piece.chunks(COPY_BYTES)) {
-                        place.copy_from_slice(piece);
-                        seen(place);
-                    }
+                    copy(piece, place, &mut seen);
                 }
                 filled += piece.len();
             })
@@ -335,4 +388,107 @@ pub async fn receive_manifest(
         return Err(ReceiveManifestError::WrongDigest { expected: header.digest, found });
     }
     Ok(Manifest::decode(encoded.freeze(), limits)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_device::HostMemory;
+    use tensor_relay_protocol::{ChunkHash, ChunkIndex, Epoch, SubscriptionId, Version};
+
+    const BYTES: usize = 100_001;
+
+    /// Two versions of a chunk, and the header and bytes of what changed from the first to the second.
+    struct Update {
+        before: Vec<u8>,
+        after: Vec<u8>,
+        header: ChunkHeader,
+        encoded: Vec<u8>,
+    }
+
+    impl Update {
+        fn new() -> Self {
+            let before: Vec<u8> = (0..BYTES as u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+            let mut after = before.clone();
+            after.iter_mut().step_by(997).for_each(|byte| *byte ^= 0x55);
+            let mut encoded = vec![0; BYTES];
+            let context = Context { dtype: Dtype::Bf16, base: Some(&before) };
+            let written = codec(CodecId::Sparse).encode(context, &after, &mut encoded).unwrap();
+            encoded.truncate(written);
+            let header = ChunkHeader {
+                subscription: SubscriptionId(1),
+                epoch: Epoch(1),
+                version: Version(2),
+                chunk: ChunkIndex(0),
+                codec: CodecId::Sparse,
+                raw_bytes: BYTES as u32,
+                encoded_bytes: written as u32,
+                hash: ChunkHash::of(&after),
+                base: Some(Version(1)),
+                attempt: 0,
+            };
+            Self { before, after, header, encoded }
+        }
+
+        fn base(&self, keep: bool) -> Base {
+            let mut memory = HostMemory::new(u64::MAX).allocate(BYTES).unwrap();
+            memory.copy_from_slice(&self.before);
+            Base { memory, keep }
+        }
+
+        /// Settles `encoded`, which came as this chunk; gives the chunk's place and the base.
+        fn settle(&self, encoded: &[u8], mut base: Base) -> Result<(Vec<u8>, Base), ReceiveError> {
+            let mut target = vec![0x5a; BYTES];
+            let verified =
+                decode_verified(&self.header, Dtype::Bf16, encoded, Some(&mut base), &mut target)?;
+            assert_eq!(verified.hash(), ChunkHash::of(&target));
+            Ok((target, base))
+        }
+    }
+
+    #[test]
+    fn a_base_becomes_the_chunk_where_it_lies_if_it_is_to() {
+        let update = Update::new();
+        let (target, base) = update.settle(&update.encoded, update.base(true)).unwrap();
+        assert!(target == update.after && *base.memory == *update.after);
+        let (target, base) = update.settle(&update.encoded, update.base(false)).unwrap();
+        assert!(target == update.after && *base.memory == *update.before);
+    }
+
+    /// A base that was torn is gone with the failure: whatever changes were applied to it before.
+    #[test]
+    fn what_is_not_the_chunk_is_an_error() {
+        let update = Update::new();
+        let other = ChunkHash::of(&update.before);
+        let unlike = Update { header: ChunkHeader { hash: other, ..update.header }, ..Update::new() };
+        let cut = &update.encoded[..update.encoded.len() - 1];
+        let mut longer = update.encoded.clone();
+        longer.push(0);
+        for keep in [true, false] {
+            let outcome = unlike.settle(&update.encoded, unlike.base(keep));
+            assert!(matches!(outcome, Err(ReceiveError::Corrupt(_))), "{outcome:?}");
+            for bytes in [cut, &longer] {
+                let outcome = update.settle(bytes, update.base(keep));
+                assert!(matches!(outcome, Err(ReceiveError::Decode(_))), "{outcome:?}");
+            }
+            let memory = HostMemory::new(u64::MAX).allocate(BYTES - 1).unwrap();
+            let outcome = update.settle(&update.encoded, Base { memory, keep });
+            assert!(matches!(outcome, Err(ReceiveError::Decode(DecodeError::NoBase { .. }))), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_whole_chunk_is_the_base_of_the_next_one() {
+        let update = Update::new();
+        let mut encoded = vec![0; 2 * BYTES];
+        let context = Context { dtype: Dtype::Bf16, base: None };
+        let written = codec(CodecId::Planes).encode(context, &update.after, &mut encoded).unwrap();
+        let header = ChunkHeader { codec: CodecId::Planes, base: None, ..update.header };
+        let whole = Update { header, ..update };
+        for keep in [true, false] {
+            let (target, base) = whole.settle(&encoded[..written], whole.base(keep)).unwrap();
+            assert!(target == whole.after);
+            assert!(*base.memory == *if keep { &whole.after } else { &whole.before });
+        }
+    }
 }

@@ -4,7 +4,10 @@ use super::steps::StepsArgs;
 use crate::{contender::print, node::clock};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 use tensor_relay_client::{Client, Connector, Request, Ticket, Topic, Tuning};
 use tensor_relay_server::{Identity, Listener, Server};
 
@@ -46,17 +49,37 @@ pub(super) struct Publishing {
     pub(super) versions: u32,
 }
 
+/// The publishing end's line on each version, once that was committed.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Made {
+    /// What it took to read, copy and hash it, before its publish.
+    pub(super) staging_s: f64,
+    /// What workers took since then, together: to compare it with what the subscriber has, or to encode it.
+    pub(super) encoding_s: f64,
+}
+
 /// The following end's line on each version.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Update {
+pub(super) struct Came {
     pub(super) version: u64,
     pub(super) payload_bytes: u64,
     /// What came over the network for it, as encoded.
     pub(super) wire_bytes: u64,
     /// The payload bytes that came as changes.
     pub(super) delta_bytes: u64,
+    /// What workers took for it, together: to decode, hash and copy it.
+    pub(super) decoding_s: f64,
     /// From its publish to its commit, by the clock that both processes share.
     pub(super) seconds: f64,
+}
+
+/// All that is known of one version.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Update {
+    #[serde(flatten)]
+    pub(super) came: Came,
+    #[serde(flatten)]
+    pub(super) made: Made,
 }
 
 const TOPIC: &str = "updates";
@@ -84,11 +107,16 @@ pub async fn publish(args: PublishArgs) -> Result<()> {
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
     let mut publisher = server.publisher(topic)?;
     print(&Publishing { ticket: ticket.to_string(), versions })?;
-    while let Some(staged) = steps.next(&server.staging())? {
+    loop {
+        let began = Instant::now();
+        let Some(staged) = steps.next(&server.staging())? else { break };
+        let (staging_s, worked) = (began.elapsed().as_secs_f64(), server.stats().codecs.total().worked);
         let published = vec![(PUBLISHED_NS.to_owned(), clock::monotonic_ns().to_string())];
         let mut publication = publisher.publish(staged, published).await?;
         let committed = publication.committed(1, VERSION_MAX).await;
         ensure!(committed, "{} was not committed within {} s", publication.id(), VERSION_MAX.as_secs());
+        let encoding = server.stats().codecs.total().worked.saturating_sub(worked);
+        print(&Made { staging_s, encoding_s: encoding.as_secs_f64() })?;
     }
     // The subscriber's last lines are read before this process is ended.
     std::future::pending().await
@@ -111,11 +139,12 @@ pub async fn follow(args: FollowArgs) -> Result<()> {
         let published = snapshot.metadata().iter().find(|(key, _)| key == PUBLISHED_NS);
         let published: u64 = published.context("a version does not say when it was published")?.1.parse()?;
         let receipt = snapshot.receipt();
-        print(&Update {
+        print(&Came {
             version: snapshot.id().version.0,
             payload_bytes: snapshot.payload_bytes(),
             wire_bytes: receipt.wire_bytes,
             delta_bytes: receipt.codecs.changes().raw_bytes,
+            decoding_s: receipt.codecs.total().worked.as_secs_f64(),
             seconds: now_ns.saturating_sub(published) as f64 / 1e9,
         })?;
     }

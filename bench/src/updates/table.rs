@@ -1,6 +1,9 @@
 //! What the runs come down to, for people.
 
-use super::{Run, Way, ends::Update};
+use super::{
+    Run, Way,
+    ends::{Came, Update},
+};
 use crate::stats::{PairedRatio, Summary};
 use std::fmt::{self, Display, Formatter};
 
@@ -13,13 +16,31 @@ impl Table<'_> {
     }
 
     fn ways(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| way | wire bytes of a version | smaller | publish to commit, ms |")?;
-        writeln!(f, "|---|---:|---:|---:|")?;
+        writeln!(
+            f,
+            "| way | wire bytes of a version | smaller | publish to commit, ms | staging before, ms | encoding, ms of workers | decoding, ms of workers |"
+        )?;
+        writeln!(f, "|---|---:|---:|---:|---:|---:|---:|")?;
         for (way, name) in [(Way::Changes, "changes"), (Way::Whole, "whole")] {
             let each = |value: fn(&Run) -> f64| Summary::of(&self.of(way).map(value).collect::<Vec<_>>());
+            let ms = |value: fn(&Update) -> f64| {
+                let runs: Vec<f64> = self.of(way).map(|run| run.median(value) * 1e3).collect();
+                Summary::of(&runs)
+            };
             let rows = (each(Run::wire_bytes), each(Run::ratio), each(|run| run.seconds() * 1e3));
-            if let (Some(wire), Some(ratio), Some(ms)) = rows {
-                writeln!(f, "| {name} | {:.0} | {ratio} | {ms} |", wire.median)?;
+            let work = (
+                ms(|update| update.made.staging_s),
+                ms(|update| update.made.encoding_s),
+                ms(|update| update.came.decoding_s),
+            );
+            if let ((Some(wire), Some(ratio), Some(took)), (Some(staging), Some(encoding), Some(decoding))) =
+                (rows, work)
+            {
+                writeln!(
+                    f,
+                    "| {name} | {:.0} | {ratio} | {took} | {:.1} | {:.1} | {:.1} |",
+                    wire.median, staging.median, encoding.median, decoding.median
+                )?;
             }
         }
         Ok(())
@@ -31,7 +52,7 @@ impl Table<'_> {
             "\n| version | bytes | as changes | smaller | ms | whole | smaller | ms | times sooner |"
         )?;
         writeln!(f, "|---:|---:|---:|---:|---:|---:|---:|---:|---:|")?;
-        let numbers = self.0.iter().flat_map(|run| &run.updates).map(|update| update.version);
+        let numbers = self.0.iter().flat_map(|run| &run.updates).map(|update| update.came.version);
         let mut numbers: Vec<u64> = numbers.collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -50,20 +71,21 @@ impl Table<'_> {
         let updates: Vec<&Update> = self
             .of(way)
             .flat_map(|run| &run.updates)
-            .filter(|update| update.version == number)
+            .filter(|update| update.came.version == number)
             .collect();
-        let median = |value: fn(&Update) -> f64| {
-            let values: Vec<f64> = updates.iter().map(|update| value(update)).collect();
+        let median = |value: fn(&Came) -> f64| {
+            let values: Vec<f64> = updates.iter().map(|update| value(&update.came)).collect();
             Summary::of(&values).map(|summary| summary.median)
         };
         Some(Middle {
-            payload_bytes: updates.first()?.payload_bytes,
-            wire_bytes: median(|update| update.wire_bytes as f64)?,
-            ms: median(|update| update.seconds * 1e3)?,
+            payload_bytes: updates.first()?.came.payload_bytes,
+            wire_bytes: median(|came| came.wire_bytes as f64)?,
+            ms: median(|came| came.seconds * 1e3)?,
         })
     }
 
-    fn sooner(&self) -> Option<PairedRatio> {
+    /// How many times sooner a version is committed as changes than whole, over neighbouring runs.
+    pub(super) fn sooner(&self) -> Option<PairedRatio> {
         let pairs = self
             .of(Way::Whole)
             .map(Run::seconds)
@@ -98,11 +120,15 @@ impl Display for Table<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::ends::Made, *};
 
     fn run(way: Way, wire_bytes: u64, seconds: f64) -> Run {
-        let update = |version| Update { version, payload_bytes: 1000, wire_bytes, delta_bytes: 0, seconds };
-        Run { way, updates: vec![update(2), update(3)] }
+        let came = |version| {
+            let (payload_bytes, delta_bytes, decoding_s) = (1000, 0, 0.003);
+            Came { version, payload_bytes, wire_bytes, delta_bytes, decoding_s, seconds }
+        };
+        let made = Made { staging_s: 0.001, encoding_s: 0.002 };
+        Run { way, updates: [2, 3].map(|version| Update { came: came(version), made }).into() }
     }
 
     #[test]
@@ -114,7 +140,7 @@ mod tests {
             run(Way::Changes, 10, 0.2),
         ];
         let table = Table(&runs).to_string();
-        assert!(table.contains("| changes | 10 | 100 |"), "{table}");
+        assert!(table.contains("| changes | 10 | 100 | 150 (100 to 200) | 1.0 | 2.0 | 3.0 |\n"), "{table}");
         assert!(table.contains("so many times sooner: 25.0 (–, pairs: 2).\n"), "{table}");
         for version in ["2", "3"] {
             let row = format!("\n| {version} | 1000 | 10 | 100.0 | 150.0 | 1000 | 1.0 | 4000.0 | 26.7 |\n");

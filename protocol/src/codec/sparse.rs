@@ -4,7 +4,7 @@ mod changes;
 #[cfg(test)]
 mod tests;
 
-use self::changes::{Changes, apply};
+use self::changes::{Changes, Pending, TILE_BYTES};
 use super::{
     Codec, CodecId, Context, DecodeError,
     histogram::Histogram,
@@ -48,6 +48,29 @@ impl Sparse {
             .and_then(|()| segments.bytes(tail))
             .expect("there is room for three heads and the tail");
         out
+    }
+
+    /// Turns `base` into the chunk that `encoded` says, where it lies: for a receiver whose base is to become the version
+    /// that came. `done` is shown every byte of the chunk once, in order and in pieces of at most 16 KiB, each while it is
+    /// in the cache: what is to be done with it besides, as hashing and copying, is cheapest there.
+    ///
+    /// Costs one pass over the base, and a few nanoseconds for each change.
+    ///
+    /// # Errors
+    /// [`DecodeError`] when `encoded` is no update of so many bytes. Then `base` is neither what it was nor what it was to
+    /// become, and of no use any more. Any input is survived.
+    pub fn apply(
+        dtype: Dtype,
+        encoded: &[u8],
+        base: &mut [u8],
+        done: impl FnMut(&[u8]),
+    ) -> Result<(), DecodeError> {
+        match width(dtype) {
+            8 => apply::<8>(encoded, base, done),
+            4 => apply::<4>(encoded, base, done),
+            2 => apply::<2>(encoded, base, done),
+            _ => apply::<1>(encoded, base, done),
+        }
     }
 }
 
@@ -113,28 +136,70 @@ fn outlook<const W: usize>(changes: &mut Changes, base: &[u8], raw: &[u8]) -> us
     (sample * raw.len() as f64 / (SLICES * SLICE_BYTES) as f64) as usize
 }
 
+/// Makes `raw` of `base`, tile by tile: each is copied just before its changes come, which find it in the cache.
 fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
+    with_changes::<W>(encoded, raw.len(), |mut pending, tail| {
+        let (elements, rest) = raw.as_chunks_mut::<W>();
+        let (base, _) = base.as_chunks::<W>();
+        rest.copy_from_slice(tail);
+        let tiles = elements.chunks_mut(tile_elements::<W>()).zip(base.chunks(tile_elements::<W>()));
+        for (number, (tile, base)) in tiles.enumerate() {
+            tile.copy_from_slice(base);
+            pending.apply_to(number * tile_elements::<W>(), tile)?;
+        }
+        pending.is_empty().then_some(())
+    })
+}
+
+/// Makes the chunk of its base where that lies, and shows each tile to `done`.
+fn apply<const W: usize>(
+    encoded: &[u8],
+    base: &mut [u8],
+    mut done: impl FnMut(&[u8]),
+) -> Result<(), DecodeError> {
+    with_changes::<W>(encoded, base.len(), |mut pending, tail| {
+        let (elements, rest) = base.as_chunks_mut::<W>();
+        for (number, tile) in elements.chunks_mut(tile_elements::<W>()).enumerate() {
+            pending.apply_to(number * tile_elements::<W>(), tile)?;
+            done(tile.as_flattened());
+        }
+        rest.copy_from_slice(tail);
+        done(rest);
+        pending.is_empty().then_some(())
+    })
+}
+
+const fn tile_elements<const W: usize>() -> usize {
+    TILE_BYTES / W
+}
+
+/// Unpacks the changes of a chunk of `raw_bytes`, and gives them to `work` with what is no whole element. It says `None`
+/// where they do not fit the chunk.
+fn with_changes<const W: usize>(
+    encoded: &[u8],
+    raw_bytes: usize,
+    work: impl FnOnce(Pending<'_, W>, &[u8]) -> Option<()>,
+) -> Result<(), DecodeError> {
     let broken = |detail| DecodeError::malformed(CodecId::Sparse, detail);
     let mut rest = encoded;
     let gaps = Segment::read(CodecId::Sparse, &mut rest)?;
     let differences = Segment::read(CodecId::Sparse, &mut rest)?;
     let values = Segment::read(CodecId::Sparse, &mut rest)?;
     let bytes = gaps.len().saturating_add(differences.len()).saturating_add(values.len());
-    if bytes > raw.len() {
+    if bytes > raw_bytes {
         return Err(broken("the changes take more bytes than the chunk"));
     }
-    let (elements, tail) = raw.split_at_mut(raw.len() / W * W);
-    if rest.len() != tail.len() {
+    if rest.len() != raw_bytes % W {
         return Err(broken("what follows the changes is not the rest of the chunk"));
     }
-    tail.copy_from_slice(rest);
     with_scratch(bytes, |scratch| {
         let (for_gaps, scratch) = scratch.split_at_mut(gaps.len());
         let (for_differences, for_values) = scratch.split_at_mut(differences.len());
         let gaps = gaps.unpack(for_gaps)?;
         let differences = differences.unpack(for_differences)?;
         let values = values.unpack(for_values)?;
-        apply::<W>(&base[..elements.len()], elements, gaps, differences, values)
+        Pending::new(gaps, differences, values)
+            .and_then(|pending| work(pending, rest))
             .ok_or_else(|| broken("the changes do not fit the chunk or each other"))
     })
 }

@@ -1,5 +1,7 @@
 //! What changed between two strings of elements: where, and by how much.
 
+use std::slice;
+
 /// The changed elements of a string against its base, as the three strings that travel (PROTOCOL.md §8.7).
 #[derive(Default)]
 pub(super) struct Changes {
@@ -25,7 +27,7 @@ const BLOCK_BYTES: usize = 64;
 /// Blocks that are compared before the differing ones are looked at.
 const TILE_BLOCKS: usize = 256;
 
-const TILE_BYTES: usize = TILE_BLOCKS * BLOCK_BYTES;
+pub(super) const TILE_BYTES: usize = TILE_BLOCKS * BLOCK_BYTES;
 
 /// The bytes of a word, in which elements are told apart.
 const WORD_BYTES: usize = 8;
@@ -179,40 +181,59 @@ fn unzigzag(zigzag: u8) -> u64 {
     (zigzag >> 1) ^ (zigzag & 1).wrapping_neg()
 }
 
-/// Makes `raw` of `base` and what changed; both are whole elements of `W` bytes, as many. `None`, with `raw` half done,
-/// when the three strings do not fit each other or lead out of it.
+/// Changes on their way to the elements that they are of, from the first to the last.
 ///
-/// The base is copied a little ahead of the changes, so that these find it in the cache.
-pub(super) fn apply<const W: usize>(
-    base: &[u8],
-    raw: &mut [u8],
-    gaps: &[u8],
-    differences: &[u8],
-    values: &[u8],
-) -> Option<()> {
-    let (base, raw) = (base.as_chunks::<W>().0, raw.as_chunks_mut::<W>().0);
-    let (values, cut) = values.as_chunks::<W>();
-    let (mut gaps, mut values) = (gaps.iter(), values.iter());
-    let (mut next, mut copied) = (0, 0);
-    for difference in differences {
-        next += take_gap(&mut gaps)?;
-        if next >= copied {
-            let end = raw.len().min(next + TILE_BYTES / W);
-            raw[copied..end].copy_from_slice(&base[copied..end]);
-            copied = end;
-        }
-        let element = raw.get_mut(next)?;
-        match *difference {
-            REPLACED => *element = *values.next()?,
-            difference => add(element, unzigzag(difference)),
-        }
-        next += 1;
-    }
-    raw[copied..].copy_from_slice(&base[copied..]);
-    (gaps.len() == 0 && values.len() == 0 && cut.is_empty()).then_some(())
+/// They are applied to one tile after the other, so that the caller can do with each what it wants before and after, while
+/// its bytes are in the first cache.
+pub(super) struct Pending<'a, const W: usize> {
+    gaps: slice::Iter<'a, u8>,
+    differences: slice::Iter<'a, u8>,
+    values: slice::Iter<'a, [u8; W]>,
+    /// The element that changes next, and its difference.
+    next: Option<(usize, u8)>,
 }
 
-fn take_gap(gaps: &mut std::slice::Iter<'_, u8>) -> Option<usize> {
+impl<'a, const W: usize> Pending<'a, W> {
+    /// The changes that these three strings say. `None` when they do not fit each other, as far as that is known yet.
+    pub(super) fn new(gaps: &'a [u8], differences: &'a [u8], values: &'a [u8]) -> Option<Self> {
+        let (values, cut) = values.as_chunks();
+        let (gaps, differences) = (gaps.iter(), differences.iter());
+        let mut pending = Self { gaps, differences, values: values.iter(), next: None };
+        pending.advance(0)?;
+        cut.is_empty().then_some(pending)
+    }
+
+    /// Applies to `tile`, whose first element is number `first`, what changes there. Tiles come in order and leave nothing
+    /// out. `None`, with the tile half done, when the strings do not fit each other.
+    pub(super) fn apply_to(&mut self, first: usize, tile: &mut [[u8; W]]) -> Option<()> {
+        while let Some((at, difference)) = self.next
+            && let Some(element) = tile.get_mut(at - first)
+        {
+            match difference {
+                REPLACED => *element = *self.values.next()?,
+                difference => add(element, unzigzag(difference)),
+            }
+            self.advance(at + 1)?;
+        }
+        Some(())
+    }
+
+    /// Whether nothing is left: no change behind the last tile, and no byte that no change took.
+    pub(super) fn is_empty(&self) -> bool {
+        self.next.is_none() && self.gaps.len() == 0 && self.values.len() == 0
+    }
+
+    /// Finds the next change, `from` being the element behind the one before.
+    fn advance(&mut self, from: usize) -> Option<()> {
+        self.next = match self.differences.next() {
+            Some(difference) => Some((from + take_gap(&mut self.gaps)?, *difference)),
+            None => None,
+        };
+        Some(())
+    }
+}
+
+fn take_gap(gaps: &mut slice::Iter<'_, u8>) -> Option<usize> {
     let mut gap = 0;
     loop {
         let byte = usize::from(*gaps.next()?);

@@ -13,9 +13,18 @@ fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
+/// Decodes into other memory and where the base lies: both come to the same.
 fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeError> {
     let mut raw = vec![0x55; base.len()];
-    Sparse.decode(context(dtype, base), encoded, &mut raw).map(|()| raw)
+    let outcome = Sparse.decode(context(dtype, base), encoded, &mut raw).map(|()| raw);
+    let (mut in_place, mut seen) = (base.to_vec(), vec![]);
+    let applied = Sparse::apply(dtype, encoded, &mut in_place, |piece| {
+        assert!(piece.len() <= TILE_BYTES);
+        seen.extend_from_slice(piece);
+    });
+    assert_eq!(applied.map(|()| &in_place), outcome.as_ref().map_err(Clone::clone));
+    assert!(outcome.is_err() || seen == in_place, "every byte is seen once, in order, as it is in the end");
+    outcome
 }
 
 /// `len` bytes that look random, and are the same every time.
