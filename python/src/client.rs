@@ -83,7 +83,7 @@ pub(crate) fn connect(
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes: CHUNK_BYTES };
     let gpus = Gpus::new(py, options)?;
-    let open = |ordinal| py.detach(|| gpus.device(ordinal)).map_err(|error| error.raise(py));
+    let open = |ordinal| gpus.device(py, ordinal).map_err(|error| error.raise(py));
     let device = ordinal_called(py, device)?.map(open).transpose()?;
     let config = Config {
         device,

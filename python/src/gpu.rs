@@ -31,7 +31,15 @@ pub(crate) struct GpuOptions {
 pub(crate) struct Gpus {
     capacity: Capacity,
     memory_bytes: Option<u64>,
-    open: Mutex<BTreeMap<usize, Device>>,
+    open: Mutex<BTreeMap<usize, Opened>>,
+}
+
+/// A GPU that is open.
+#[derive(Debug, Clone)]
+pub(crate) struct Opened {
+    pub(crate) device: Device,
+    /// The stream that is to wait for tensors which are handed over, as DLPack knows it ([`CudaEngine::intake`]).
+    pub(crate) intake: usize,
 }
 
 /// Why a GPU cannot be used. It says what is missing.
@@ -72,22 +80,35 @@ impl Gpus {
         Ok(Self { capacity, memory_bytes, open: Mutex::default() })
     }
 
-    /// The GPU with this number, which is opened if it is not: that takes up to a second. Needs no GIL.
+    /// The GPU with this number, which is opened if it is not: that takes up to a second, without the GIL.
     ///
     /// # Errors
     /// [`GpuError`] says what is missing.
-    pub(crate) fn device(&self, ordinal: usize) -> Result<Device, GpuError> {
+    pub(crate) fn opened(&self, py: Python<'_>, ordinal: usize) -> Result<Opened, GpuError> {
+        // A version has thousands of tensors, and giving the GIL away for each would give others a turn each time.
+        let known = self.open.try_lock().ok().and_then(|open| open.get(&ordinal).cloned());
+        known.map_or_else(|| py.detach(|| self.open_if_needed(ordinal)), Ok)
+    }
+
+    /// The same for who hands nothing over.
+    pub(crate) fn device(&self, py: Python<'_>, ordinal: usize) -> Result<Device, GpuError> {
+        Ok(self.opened(py, ordinal)?.device)
+    }
+
+    fn open_if_needed(&self, ordinal: usize) -> Result<Opened, GpuError> {
         let mut open = self.open();
-        if let Some(device) = open.get(&ordinal) {
-            return Ok(device.clone());
+        if let Some(opened) = open.get(&ordinal) {
+            return Ok(opened.clone());
         }
         let options = CudaOptions { memory_limit_bytes: self.memory_bytes, ..CudaOptions::default() };
         let engine = CudaEngine::open(ordinal, options).map_err(GpuError::Cuda)?;
+        let intake = engine.intake().map_err(GpuError::Cuda)?;
         let device = Device::new(engine, self.capacity).map_err(GpuError::Pinned)?;
         let Capacity { slots, slot_bytes } = self.capacity;
         tracing::info!("Opened {}, with {slots} page-locked slots of {slot_bytes} bytes.", device.name());
-        open.insert(ordinal, device.clone());
-        Ok(device)
+        let opened = Opened { device, intake };
+        open.insert(ordinal, opened.clone());
+        Ok(opened)
     }
 
     /// Lets go of all of them. What still lies there keeps its own.
@@ -96,7 +117,7 @@ impl Gpus {
         drop(open); // Without the lock.
     }
 
-    fn open(&self) -> MutexGuard<'_, BTreeMap<usize, Device>> {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<usize, Opened>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -261,7 +261,7 @@ impl Relay {
     /// The GPU that staged versions are held on.
     fn staged_on(&self, py: Python<'_>) -> PyResult<Option<Device>> {
         let (gpus, Some(ordinal)) = (self.gpus.get(py)?, self.device) else { return Ok(None) };
-        py.detach(|| gpus.device(ordinal)).map(Some).map_err(|error| error.raise(py))
+        gpus.device(py, ordinal).map(Some).map_err(|error| error.raise(py))
     }
 
     /// What is open. Others may wait for it with the GIL given away, so that whoever has it may use Python.

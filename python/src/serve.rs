@@ -50,7 +50,7 @@ pub(crate) fn serve(
     let options = GpuOptions { memory_bytes: gpu_memory_bytes, pinned_bytes, chunk_bytes };
     let (gpus, device) = (Gpus::new(py, options)?, ordinal_called(py, device)?);
     if let Some(ordinal) = device {
-        py.detach(|| gpus.device(ordinal)).map_err(|error| error.raise(py))?;
+        gpus.device(py, ordinal).map_err(|error| error.raise(py))?;
     }
     let state_dir = state_dir.or_else(Identity::default_dir).ok_or_else(|| {
         Kind::Other.raise(py, "there is no home directory to keep the server's key in: give state_dir")

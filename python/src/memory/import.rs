@@ -7,7 +7,7 @@ use super::{
     on_gpu::OnGpu,
     strides::{Runs, dense},
 };
-use crate::gpu::{self, Gpus};
+use crate::gpu::{Gpus, Opened};
 use pyo3::{
     buffer::{ElementType, PyUntypedBuffer},
     exceptions::{PyBufferError, PyTypeError},
@@ -106,10 +106,8 @@ fn on_gpu(tensor: &Bound<'_, PyAny>, gpus: &Gpus, ordinal: usize) -> PyResult<On
     let refuse = |why: &dyn Display| {
         PyBufferError::new_err(format!("it lies on cuda:{ordinal}, which cannot be used: {why}"))
     };
-    let device = tensor.py().detach(|| gpus.device(ordinal)).map_err(|error| refuse(&error))?;
-    let stream = tensor.py().detach(|| gpu::engine(&device).intake());
-    let stream = stream.map_err(|error| refuse(&error))?;
-    let tensor = Foreign::in_capsule(Capsule::take(&export(tensor, Some(stream))?)?)?;
+    let Opened { device, intake } = gpus.opened(tensor.py(), ordinal).map_err(|error| refuse(&error))?;
+    let tensor = Foreign::in_capsule(Capsule::take(&export(tensor, Some(intake))?)?)?;
     Ok(OnGpu::new(tensor, device))
 }
 
