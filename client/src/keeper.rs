@@ -63,7 +63,13 @@ impl Keeper {
                 self.end(lost, Some(link)).await;
                 return;
             }
-            tracing::warn!(error = %lost, "The connection was lost; making another one.");
+            match self.session.is_waited_for() {
+                true => tracing::warn!(error = %lost, "The connection was lost; making another one."),
+                // As at the end of a program that has all it wanted, when its server is faster.
+                false => {
+                    tracing::debug!(error = %lost, "The connection was lost while nobody waits; making another one.")
+                }
+            }
             self.session.detach(link.give_up(lost.last_word()).await);
             match self.reconnect(lost).await {
                 Ok(next) => link = next,

@@ -86,6 +86,11 @@ impl Session {
         })
     }
 
+    /// Whether a user waits for anything that takes a connection.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !(self.receivings.is_empty() && self.watches.is_empty() && self.lists.is_empty())
+    }
+
     /// The way in of all its chunks, for who wants to know how they overlap.
     pub(crate) fn ingress(&self) -> &Ingress {
         &self.ingress

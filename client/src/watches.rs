@@ -49,6 +49,11 @@ struct Watch {
 }
 
 impl Watches {
+    /// Whether nobody watches.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
     /// Begins a watch, and says what to tell the server; `None` where there are as many as a server takes.
     pub(crate) fn begin(
         &mut self,
