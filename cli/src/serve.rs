@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning, reachable,
+    BaseStats, CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning, reachable,
 };
 use tokio::task::JoinSet;
 
@@ -118,9 +118,10 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         failure = device::failure(loader.device.as_ref()) => Err(failure),
     };
     drop((watching, open));
-    let sent = server.sent_reader();
+    let (sent, bases) = (server.sent_reader(), server.stats().bases);
     let drained = drain(server, args.grace, &mut signals).await;
     report_sent(sent(), args.json);
+    report_bases(bases, args.json);
     ended.map(|exit| drained.unwrap_or_else(|| exit.into()))
 }
 
@@ -188,6 +189,21 @@ fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json
             .map_err(Into::into)
             .and_then(|()| writeln!(out));
         let _ = out.flush();
+    }
+}
+
+/// Tells, at the end, what was kept beside what is retained, if anything was.
+fn report_bases(BaseStats { versions, bytes }: BaseStats, as_json: bool) {
+    if versions > 0 {
+        eprintln!(
+            "kept {} as bases of later ones: {}",
+            units::count(versions as usize, "version"),
+            units::bytes(bytes)
+        );
+    }
+    if as_json {
+        let line = json!({ "event": "bases", "versions": versions, "bytes": bytes });
+        let _ = writeln!(std::io::stdout(), "{line}"); // Whoever started the server may have closed stdout.
     }
 }
 

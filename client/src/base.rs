@@ -10,7 +10,7 @@ pub(crate) use copy::Copy;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensor_relay_device::{HostMemory, Region};
 use tensor_relay_protocol::{Announce, ChunkIndex, Epoch, ManifestDigest, RangeSet, Selection, Version};
-use tensor_relay_transport::ingress;
+use tensor_relay_transport::{Workers, ingress};
 
 /// Which version a chunk of a base is of.
 pub(crate) type Of = (Epoch, Version);
@@ -26,6 +26,8 @@ pub(crate) type Of = (Epoch, Version);
 pub(crate) struct Base {
     /// Where copies lie; `None` when there are to be none.
     memory: Option<HostMemory>,
+    /// Where memory is given back.
+    workers: Workers,
     copy: Option<(ManifestDigest, Arc<Shared>)>,
     /// The version under way.
     under_way: Option<UnderWay>,
@@ -65,8 +67,8 @@ pub(crate) struct Chunk {
 
 impl Base {
     /// No base yet; one is kept in `memory`, if there is to be any.
-    pub(crate) fn new(memory: Option<HostMemory>) -> Self {
-        Self { memory, copy: None, under_way: None, told: None, complained: false }
+    pub(crate) fn new(memory: Option<HostMemory>, workers: Workers) -> Self {
+        Self { memory, workers, copy: None, under_way: None, told: None, complained: false }
     }
 
     /// What the server is told on a new connection: the version against which it may code what is not `held` of the version
@@ -125,8 +127,8 @@ impl Base {
         let whole = self.copy.as_ref().and_then(|(_, shared)| shared.copy().whole());
         self.told = whole.filter(|whole| Some(*whole) == of);
         let has_ended = self.told.is_none() && self.copy.take().is_some();
-        if let Some(memory) = self.memory.as_ref().filter(|_| has_ended && !keep) {
-            memory.release_cached(); // No other version of this topic will want it soon.
+        if let Some(memory) = self.memory.clone().filter(|_| has_ended && !keep) {
+            self.workers.begin(move || memory.release_cached()); // No version of this topic will want it soon.
         }
         self.told.is_some()
     }
@@ -223,7 +225,7 @@ mod tests {
 
     /// A base that is version 1.
     fn first() -> Base {
-        let mut base = Base::new(Some(HostMemory::new(u64::MAX)));
+        let mut base = Base::new(Some(HostMemory::new(u64::MAX)), Workers::Inline);
         assert_eq!(base.begin(&announce(1, true), &selection()), None);
         settle(&base, 0..CHUNKS, false, &[]);
         assert!(base.handle_committed());

@@ -13,6 +13,7 @@ use std::{
     },
     time::Duration,
 };
+use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
 use tensor_relay_transport::{Connector, Fingerprint, LaneError, LaneStats, Tuning, ingress::OverlapStats};
 use tokio::{
@@ -67,6 +68,7 @@ impl Client {
             lane: watch::Sender::new(link.lane().clone()),
             roster: Arc::clone(&way.roster),
             ingress: session.ingress().clone(),
+            bases: session.bases().cloned(),
             reconnects: AtomicU64::new(0),
             ended: watch::Sender::new(None),
         });
@@ -140,6 +142,13 @@ impl Client {
     pub fn lanes_reader(&self) -> impl Fn() -> Vec<LaneStats> + Send + Sync + 'static {
         let state = Arc::clone(&self.state);
         move || state.lanes()
+    }
+
+    /// How much memory copies of versions take now, to which later ones are applied as changes, in all subscriptions: at most
+    /// [`Config::base_bytes`]. What is kept to be reused for the next one counts.
+    pub fn base_bytes(&self) -> u64 {
+        let stats = self.state.bases.as_ref().map(HostMemory::stats);
+        stats.map_or(0, |stats| stats.in_use_bytes + stats.cached_bytes)
     }
 
     /// How receiving overlapped with the copies to a device so far, in all subscriptions.

@@ -12,6 +12,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
+use tensor_relay_device::HostMemory;
 use tensor_relay_transport::{Lane, LaneStats, ingress::Ingress};
 use tokio::{
     sync::{mpsc, watch},
@@ -27,6 +28,8 @@ pub(crate) struct State {
     pub(crate) roster: Arc<Roster>,
     /// The way in of all chunks.
     pub(crate) ingress: Ingress,
+    /// Where the bases of all subscriptions lie, if there are to be any.
+    pub(crate) bases: Option<HostMemory>,
     /// How often a connection was made again.
     pub(crate) reconnects: AtomicU64,
     /// Why there will be none any more.

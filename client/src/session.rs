@@ -96,6 +96,11 @@ impl Session {
         &self.ingress
     }
 
+    /// Where its bases lie, for who wants to know how much they take.
+    pub(crate) fn bases(&self) -> Option<&HostMemory> {
+        self.bases.as_ref()
+    }
+
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }

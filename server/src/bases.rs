@@ -124,6 +124,11 @@ impl Bases {
         Left(self.shelf().forget(topic))
     }
 
+    /// Whether anybody holds a version of this topic, or may come back for one.
+    pub(crate) fn has_any(&self, topic: u64) -> bool {
+        self.shelf().has_any(topic)
+    }
+
     /// Takes back a version that left retention, if it is here.
     pub(crate) fn take_back(&self, topic: u64, (epoch, version): Of) -> Left {
         let taken = self.shelf().evict(Key { topic, epoch, version });

@@ -4,7 +4,7 @@
 
 use crate::{
     bases::Bases,
-    topic::{Retained, TopicState},
+    topic::{self, Retained, TopicState},
 };
 use std::{
     collections::BTreeMap,
@@ -150,7 +150,11 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.topic.follower_leaves();
+        if self.topic.follower_leaves()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(topic::forsaken(Arc::downgrade(&self.topic)));
+        }
         self.catalogue.tidy(&self.topic);
     }
 }

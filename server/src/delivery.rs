@@ -22,6 +22,8 @@ pub(crate) struct Delivery {
     encoded: Encoded,
     /// How often it was begun before.
     attempt: u8,
+    /// Whether it was counted as sent: once, however often it is sent again.
+    is_counted: bool,
 }
 
 /// A chunk that was written whole and has not arrived: a further lane may take it with it. Dropped, it is given up.
@@ -73,7 +75,7 @@ enum Attempt {
 
 impl Delivery {
     pub(crate) fn new(outgoing: Outgoing, chunk: ChunkIndex, encoded: Encoded) -> Self {
-        Self { outgoing, chunk, encoded, attempt: 0 }
+        Self { outgoing, chunk, encoded, attempt: 0, is_counted: false }
     }
 
     /// Writes the chunk to one lane after the other, until one took it whole.
@@ -87,6 +89,7 @@ impl Delivery {
         loop {
             match self.attempt().await? {
                 Attempt::Written(load, stream) => {
+                    self.count();
                     if !load.is_among_several() {
                         stream.leave();
                         return Ok(Sent::Chunk(None));
@@ -94,7 +97,10 @@ impl Delivery {
                     return Ok(Sent::Chunk(Some(Box::new(Unsettled { delivery: self, load, stream }))));
                 }
                 // Of a chunk that was begun before, the receiver has all already; it still counts as sent.
-                Attempt::Stopped if self.attempt > 0 => return Ok(Sent::Chunk(None)),
+                Attempt::Stopped if self.attempt > 0 => {
+                    self.count();
+                    return Ok(Sent::Chunk(None));
+                }
                 Attempt::Stopped => return Ok(Sent::GivenUp),
                 Attempt::LaneLost => self.begin_again(),
             }
@@ -128,8 +134,9 @@ impl Delivery {
 
     /// The same attempt, for a task on the lane's thread.
     fn clone_for_lane(&self) -> Self {
-        let Self { outgoing, chunk, encoded, attempt } = self;
-        Self { outgoing: outgoing.clone(), chunk: *chunk, encoded: encoded.clone(), attempt: *attempt }
+        let Self { outgoing, chunk, encoded, attempt, is_counted } = self;
+        let (outgoing, encoded) = (outgoing.clone(), encoded.clone());
+        Self { outgoing, chunk: *chunk, encoded, attempt: *attempt, is_counted: *is_counted }
     }
 
     async fn write(&self, lane: &Lane) -> Result<OnItsWay, LaneError> {
@@ -156,6 +163,13 @@ impl Delivery {
             hash: self.encoded.hash,
             base: base.map(|base| base.version),
             attempt: self.attempt,
+        }
+    }
+
+    /// Counts the chunk as sent.
+    fn count(&mut self) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            self.outgoing.count(self.chunk, &self.encoded);
         }
     }
 

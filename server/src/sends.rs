@@ -152,12 +152,7 @@ impl Outgoing {
     async fn send_chunk(self, chunk: ChunkIndex) -> Result<Sent, SendError> {
         let encoded = self.encode(chunk).await.map_err(SendError::Source)?;
         self.progress.note(1); // From now on it is the subscriber who is waited for.
-        let outgoing = self.clone();
-        let sent = Delivery::new(self, chunk, encoded.clone()).send().await?;
-        if let Sent::Chunk(_) = sent {
-            outgoing.count(chunk, &encoded);
-        }
-        Ok(sent)
+        Delivery::new(self, chunk, encoded).send().await
     }
 
     /// The base is held here alone: not while a slow subscriber takes what was made of it.
@@ -182,7 +177,7 @@ impl Outgoing {
     }
 
     /// Counts a chunk that was sent.
-    fn count(&self, chunk: ChunkIndex, encoded: &Encoded) {
+    pub(crate) fn count(&self, chunk: ChunkIndex, encoded: &Encoded) {
         let (range, _) = self.retained.payload.manifest().chunk(chunk);
         let wire_bytes = encoded.bytes.len() as u64;
         for tally in [&*self.tally, &self.shared.tally] {

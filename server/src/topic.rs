@@ -15,7 +15,7 @@ use crate::{
     retention::{Full, Keep, ReaderId, Retention, Seq},
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
@@ -86,6 +86,8 @@ struct State {
     followers: u64,
     /// When the last follower left, if there is none.
     left: Option<Instant>,
+    /// Whether somebody waits to let the bases go.
+    is_looked_after: bool,
     published: Option<Instant>,
     /// What was published last, whether or not it is still retained.
     last: Option<(Epoch, Version)>,
@@ -350,10 +352,28 @@ impl TopicState {
         state.left = None;
     }
 
-    pub(crate) fn follower_leaves(&self) {
+    /// Returns whether it was the last one and may come back for a base, so that [`forsaken`] is to be run: once at a time.
+    pub(crate) fn follower_leaves(&self) -> bool {
         let mut state = self.state();
         state.followers -= 1;
         state.left = (state.followers == 0).then(Instant::now);
+        let begins = state.left.is_some() && !state.is_looked_after && self.bases.has_any(self.number);
+        state.is_looked_after |= begins;
+        begins
+    }
+
+    /// Lets the bases go if nobody will come back for one; says when to look again where somebody may.
+    fn forget_forsaken(&self) -> Option<Instant> {
+        let mut state = self.state();
+        let look_at = state.left.map(|left| left + self.linger);
+        if look_at.is_some_and(|look_at| Instant::now() <= look_at) {
+            return look_at;
+        }
+        state.is_looked_after = false; // Also where somebody follows again: when the last one leaves, this begins anew.
+        let gone = look_at.map(|_| self.bases.forget(self.number));
+        drop(state);
+        drop(gone); // Outside of the lock: it may be gigabytes.
+        None
     }
 
     pub(crate) fn followers(&self) -> u64 {
@@ -391,6 +411,14 @@ impl State {
 impl Drop for TopicState {
     fn drop(&mut self) {
         drop(self.bases.forget(self.number));
+    }
+}
+
+/// Lets the bases of a topic go when nobody has followed it for as long as who was lost may take to come back. Before that
+/// they would stay until something else is published.
+pub(crate) async fn forsaken(topic: Weak<TopicState>) {
+    while let Some(look_at) = topic.upgrade().and_then(|topic| topic.forget_forsaken()) {
+        tokio::time::sleep_until(look_at + Duration::from_millis(1)).await;
     }
 }
 

@@ -439,8 +439,7 @@ mod tests {
         /// Settles `encoded`, which came as this chunk; gives the chunk's place and the base.
         fn settle(&self, encoded: &[u8], mut base: Base) -> Result<(Vec<u8>, Base), ReceiveError> {
             let mut target = vec![0x5a; BYTES];
-            let verified =
-                decode_verified(&self.header, Dtype::Bf16, encoded, Some(&mut base), &mut target)?;
+            let verified = decode_verified(&self.header, Dtype::Bf16, encoded, Some(&mut base), &mut target)?;
             assert_eq!(verified.hash(), ChunkHash::of(&target));
             Ok((target, base))
         }

@@ -32,6 +32,14 @@ impl Workers {
         }
     }
 
+    /// Begins `work` that nobody waits for, as giving memory back to the system, which takes milliseconds for gigabytes.
+    pub fn begin(self, work: impl FnOnce() + Send + 'static) {
+        match self {
+            Self::Inline => work(),
+            Self::Threads => drop(tokio::task::spawn_blocking(work)),
+        }
+    }
+
     /// Runs `work` to its end, even when the future is dropped, and returns what it returns.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self {

@@ -8,7 +8,7 @@ use std::{
     thread::available_parallelism,
     time::{Duration, Instant},
 };
-use tensor_relay_protocol::{CodecId, CodecSet, LinkClass, Look, Machine, SMALL_BYTES};
+use tensor_relay_protocol::{Codec, CodecId, CodecSet, LinkClass, Look, Machine, SMALL_BYTES, Sparse};
 
 /// The links, in Gbit/s.
 const LINKS_GBIT: [u32; 4] = [1, 10, 25, 100];
@@ -41,8 +41,11 @@ impl Choice {
         let link = |gbit_per_s: &u32| {
             let class = LinkClass::of(f64::from(*gbit_per_s) * 1e9 / 8.0);
             let mut chunks = BTreeMap::new();
-            for Seen { look, .. } in &seen {
-                let codec = machine.choose(look, job.dtype, CodecSet::all(), class);
+            for Seen { look, is_update, .. } in &seen {
+                let codec = match is_update {
+                    true => CodecId::Sparse,
+                    false => machine.choose(look, job.dtype, CodecSet::all(), class),
+                };
                 *chunks.entry(codec.name()).or_default() += 1;
             }
             LinkChoice { gbit_per_s: *gbit_per_s, chunks }
@@ -54,6 +57,8 @@ impl Choice {
 /// One chunk, looked at.
 struct Seen {
     look: Look,
+    /// Whether it changed so little since its base that nothing is chosen.
+    is_update: bool,
     took: Option<Duration>,
 }
 
@@ -62,18 +67,19 @@ impl Seen {
     fn at(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
         let raw = job.chunk(chunk);
         if raw.len() < SMALL_BYTES {
-            return Self { look: Look::NOTHING, took: None };
+            return Self { look: Look::NOTHING, is_update: false, took: None };
         }
         let look = || {
             let begin = Instant::now();
-            let look = Look::at(job.context(chunk), raw);
+            let look = Look::at(job.dtype, raw);
             (look, begin.elapsed())
         };
         let (first, mut took) = look();
         for _ in 1..rounds {
             took = took.min(look().1);
         }
-        Self { look: first, took: Some(took) }
+        let update = Sparse.encode(job.context(chunk), raw, &mut vec![0; raw.len() / 2]);
+        Self { look: first, is_update: update.is_some(), took: Some(took) }
     }
 }
 

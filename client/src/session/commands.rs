@@ -105,7 +105,7 @@ impl Session {
     fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Subscription>) -> SubscriptionId {
         let id = SubscriptionId(self.next_id);
         self.next_id += 1;
-        let base = Base::new(self.bases.clone());
+        let base = Base::new(self.bases.clone(), self.config.workers);
         let receiving = Receiving::new(request.clone(), self.credit, self.config.stall_timeout, base);
         let patience = Patience {
             topic_timeout: self.config.topic_timeout,

@@ -95,7 +95,8 @@ impl Machine {
     fn rates(&self, codec: CodecId, dtype: Dtype, share: f64) -> Option<(f64, f64)> {
         let bytes = dtype.bits().div_ceil(8);
         match (codec, self.instructions, bytes) {
-            (CodecId::Raw, ..) => None,
+            // What needs a base is compared with it instead of being chosen.
+            (CodecId::Raw | CodecId::Sparse, ..) => None,
             // The more repeats, the faster: 5 GB/s where nearly nothing is left, 1.2 on floats.
             (CodecId::Zstd, ..) => Some((1.0 / (0.25 + 0.75 * share), 1.0 / (0.1 + 0.6 * share))),
             (CodecId::BitPlanes, Instructions::Avx512, 0..=1) => Some((6.5, 7.0)),
@@ -106,7 +107,6 @@ impl Machine {
             (CodecId::Planes, _, 0..=1) => Some((1.5, 2.0)),
             (CodecId::Planes, _, 2) => Some((2.6, 5.2)),
             (CodecId::Planes, ..) => Some((3.6, 7.5)),
-            (CodecId::Sparse, ..) => Some((5.0, 15.0)),
         }
     }
 }
@@ -123,7 +123,6 @@ mod tests {
 
     const BIT_PLANES: CodecId = CodecId::BitPlanes;
     const PLANES: CodecId = CodecId::Planes;
-    const SPARSE: CodecId = CodecId::Sparse;
 
     fn machine(instructions: Instructions, processors: usize) -> Machine {
         Machine { instructions, workers: workers_of(processors) }
@@ -171,8 +170,6 @@ mod tests {
             [CodecId::Zstd, CodecId::Zstd, CodecId::Zstd, CodecId::Raw, CodecId::Raw],
             "of two that are as small, the cheaper one; and none that is slower than the link"
         );
-        let trained: &[_] = &[(BIT_PLANES, 0.667), (PLANES, 0.662), (SPARSE, 0.0013)]; // SmolLM2, one step at 1e-6
-        assert_eq!(at_each_class(two, Dtype::Bf16, trained), [SPARSE, SPARSE, SPARSE, SPARSE, CodecId::Raw]);
     }
 
     #[test]

@@ -105,6 +105,11 @@ impl<T> Shelf<T> {
         Some(&self.entries.get(&key)?.kept.as_ref()?.item)
     }
 
+    /// Whether anybody holds an item of `topic`, or may come back for one.
+    pub(super) fn has_any(&self, topic: u64) -> bool {
+        self.entries.keys().any(|key| key.topic == topic)
+    }
+
     /// Lets all items of `topic` go.
     pub(super) fn forget(&mut self, topic: u64) -> Vec<T> {
         let keys: Vec<Key> = self.kept_keys(Some(topic)).collect();

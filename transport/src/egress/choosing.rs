@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_protocol::{
-    ChunkIndex, CodecId, CodecSet, Context, LinkClass, Look, Machine, ManifestDigest, SMALL_BYTES,
+    ChunkIndex, CodecId, CodecSet, LinkClass, Look, Machine, ManifestDigest, SMALL_BYTES,
 };
 
 /// How a subscriber is to get a chunk.
@@ -135,7 +135,7 @@ impl Chooser {
             let (_, dtype) = payload.manifest().chunk(chunk);
             let looking = move || {
                 let began = Instant::now();
-                (Look::at(Context { dtype, base: None }, &raw), began.elapsed())
+                (Look::at(dtype, &raw), began.elapsed())
             };
             let (look, took) = self.workers.run(looking).await;
             spent = took;

@@ -53,7 +53,8 @@ pub struct Encoder {
     counters: Counters,
 }
 
-/// What an encoder has done. `requested - encoded` were answered from the cache or needed no encoding.
+/// What an encoder has done, once for all who get it. `requested - encoded` were answered from the cache or needed no
+/// encoding. How many bytes were sent in which codec, and what that took, is in [`CodecStats`](crate::CodecStats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
     /// Bytes that were read of sources on this host, each time that a chunk was: memory, and files.
@@ -67,19 +68,11 @@ pub struct EncoderStats {
     pub encoded: u64,
     /// Of those, chunks that gained too little and travel raw.
     pub incompressible: u64,
-    /// Raw bytes that went into codecs.
-    pub raw_bytes: u64,
-    /// Bytes that came out.
-    pub encoded_bytes: u64,
     /// Chunks that were compared with the same ones of a base, by their hashes or byte by byte. `compared - updates` changed
     /// too much.
     pub compared: u64,
     /// Of those, chunks that became an update.
     pub updates: u64,
-    /// Raw bytes of these chunks.
-    pub updated_bytes: u64,
-    /// Bytes of the updates.
-    pub update_bytes: u64,
     /// Looks that were taken at chunks to choose a codec. Most chunks need none: one is good for its neighbours too.
     pub looks: u64,
     /// Chunks of sources on devices that were asked for. `source_asked - source_reads` were answered by a read for
@@ -101,12 +94,8 @@ struct Counters {
     requested: AtomicU64,
     encoded: AtomicU64,
     incompressible: AtomicU64,
-    raw_bytes: AtomicU64,
-    encoded_bytes: AtomicU64,
     compared: AtomicU64,
     updates: AtomicU64,
-    updated_bytes: AtomicU64,
-    update_bytes: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -256,9 +245,13 @@ impl Encoder {
 
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
+<<<<<<< HEAD
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
         let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes, .. } = &self.counters;
         let Counters { compared, updates, updated_bytes, update_bytes, .. } = &self.counters;
+=======
+        let Counters { requested, encoded, incompressible, compared, updates } = &self.counters;
+>>>>>>> inplace
         let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
         EncoderStats {
             host_read_bytes: host_read_bytes.load(Ordering::Relaxed),
@@ -266,12 +259,8 @@ impl Encoder {
             requested: requested.load(Ordering::Relaxed),
             encoded: encoded.load(Ordering::Relaxed),
             incompressible: incompressible.load(Ordering::Relaxed),
-            raw_bytes: raw_bytes.load(Ordering::Relaxed),
-            encoded_bytes: encoded_bytes.load(Ordering::Relaxed),
             compared: compared.load(Ordering::Relaxed),
             updates: updates.load(Ordering::Relaxed),
-            updated_bytes: updated_bytes.load(Ordering::Relaxed),
-            update_bytes: update_bytes.load(Ordering::Relaxed),
             looks: self.chooser.looks(),
             source_asked: asked,
             source_reads: begun,
@@ -327,12 +316,16 @@ impl Encoder {
         });
         let (encoded, spent) = encoding.await;
         let encoded_bytes = encoded.as_ref().map(Bytes::len);
-        self.count(raw_bytes, encoded.as_ref());
+        self.counters.encoded.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .incompressible
+            .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
         self.chooser.handle_encoded(payload, chunk, wanted, raw_bytes, encoded_bytes);
         let encoded =
             encoded.map(|bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO });
         (encoded, spent)
     }
+<<<<<<< HEAD
 
     fn count_read(&self, bytes: u64, is_in_place: bool) {
         let copied = if is_in_place { 0 } else { bytes };
@@ -349,6 +342,8 @@ impl Encoder {
         let encoded_bytes = encoded.map_or(raw_bytes, Bytes::len);
         self.counters.encoded_bytes.fetch_add(encoded_bytes as u64, Ordering::Relaxed);
     }
+=======
+>>>>>>> inplace
 }
 
 impl fmt::Debug for Encoder {
@@ -382,7 +377,7 @@ mod tests {
             assert!(encoded.bytes.len() < 100);
         }
         let stats = encoder.stats();
-        assert_eq!((stats.requested, stats.encoded, stats.raw_bytes), (20, 1, 4096));
+        assert_eq!((stats.requested, stats.encoded), (20, 1));
     }
 
     #[tokio::test]
