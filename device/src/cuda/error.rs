@@ -121,6 +121,12 @@ pub struct DriverError {
 }
 
 impl DriverError {
+    /// What was refused, without advice: for whoever knows better what that means there.
+    pub(super) fn refusal(&self) -> String {
+        let Self { call, code, name, text } = self;
+        format!("The CUDA driver refused {call} with {name} ({code}): {text}.")
+    }
+
     /// What a person can do about it, where that is known.
     pub fn advice(&self) -> Option<&'static str> {
         Some(match self.code {
@@ -145,8 +151,7 @@ impl DriverError {
 
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { call, code, name, text } = self;
-        write!(f, "The CUDA driver refused {call} with {name} ({code}): {text}.")?;
+        f.write_str(&self.refusal())?;
         match self.advice() {
             Some(advice) => write!(f, " {advice}"),
             None => Ok(()),

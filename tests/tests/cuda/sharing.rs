@@ -306,7 +306,11 @@ async fn what_a_neighbour_says_is_not_believed() {
     assert_eq!(import(IpcMemory { len: 0, ..named }), ShareError::Empty);
     // A handle opens nothing in the process that it is from.
     let own = name(&end.engine, &end.memory).unwrap();
-    assert!(import(own).to_string().contains("CUDA_ERROR_INVALID_CONTEXT"), "{}", import(own));
+    let refused = import(own).to_string();
+    assert!(
+        refused.contains("CUDA_ERROR_INVALID_CONTEXT") && !refused.contains("reset the device"),
+        "{refused}"
+    );
 
     let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
     let device = device_of(&end);

@@ -92,7 +92,8 @@ fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, Shar
 async fn ways(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
     let outcome = other_process(job, &[], shared, &fd).await?;
     job.printer().check(format!("another process reads it {how}"), outcome);
-    let apart = other_process(job, &["unshare", "--pid", "--ipc", "--fork"], shared, &fd).await?;
+    let apart =
+        other_process(job, &["unshare", "--pid", "--ipc", "--fork", "--kill-child"], shared, &fd).await?;
     let said = apart.unwrap_or_else(|why| format!("it does not: {why}"));
     job.printer()
         .note(format!("A process in PID and IPC namespaces of its own reads it {how}: {said}"));

@@ -110,8 +110,9 @@ pub enum ShareError {
     },
     /// The handle of another process's allocation opens nothing here.
     #[error(
-        "{device} could not open the memory of another process by its handle: {source} A handle is good while that process \
-         lives and keeps the memory; not in that process itself, nor in containers that do not share a PID namespace with it."
+        "{device} could not open the memory of another process by its handle: {} A handle is good while that process \
+         lives and keeps the memory; not in that process itself, nor in containers that do not share a PID namespace with it.",
+        without_advice(source)
     )]
     NotOpened {
         /// The engine.
@@ -143,6 +144,14 @@ pub enum ShareError {
     /// The engine cannot be asked, or its device failed.
     #[error(transparent)]
     Engine(#[from] CudaError),
+}
+
+/// What the driver said, without its usual advice: an invalid context is here one that it cannot see.
+fn without_advice(error: &CudaError) -> String {
+    match error {
+        CudaError::Driver(error) => error.refusal(),
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
