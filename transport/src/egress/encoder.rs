@@ -245,13 +245,8 @@ impl Encoder {
 
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
-<<<<<<< HEAD
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
-        let Counters { requested, encoded, incompressible, raw_bytes, encoded_bytes, .. } = &self.counters;
-        let Counters { compared, updates, updated_bytes, update_bytes, .. } = &self.counters;
-=======
-        let Counters { requested, encoded, incompressible, compared, updates } = &self.counters;
->>>>>>> inplace
+        let Counters { requested, encoded, incompressible, compared, updates, .. } = &self.counters;
         let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
         EncoderStats {
             host_read_bytes: host_read_bytes.load(Ordering::Relaxed),
@@ -325,25 +320,12 @@ impl Encoder {
             encoded.map(|bytes| Encoded { codec: wanted, hash: raw.hash, bytes, spent: Duration::ZERO });
         (encoded, spent)
     }
-<<<<<<< HEAD
 
     fn count_read(&self, bytes: u64, is_in_place: bool) {
         let copied = if is_in_place { 0 } else { bytes };
         self.counters.host_read_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.counters.host_copied_bytes.fetch_add(copied, Ordering::Relaxed);
     }
-
-    fn count(&self, raw_bytes: usize, encoded: Option<&Bytes>) {
-        self.counters.encoded.fetch_add(1, Ordering::Relaxed);
-        self.counters.raw_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
-        self.counters
-            .incompressible
-            .fetch_add(encoded.is_none().into(), Ordering::Relaxed);
-        let encoded_bytes = encoded.map_or(raw_bytes, Bytes::len);
-        self.counters.encoded_bytes.fetch_add(encoded_bytes as u64, Ordering::Relaxed);
-    }
-=======
->>>>>>> inplace
 }
 
 impl fmt::Debug for Encoder {
