@@ -49,6 +49,7 @@ def test_a_staged_version_is_the_producers_no_more(relay, client, gpu):
     published = relay.publish("t", {"w": array})
     assert published.released
     gpu.copy(array.address, other.address, 1000)
+    gpu.synchronize()
     assert received(client)["w"].numpy().tobytes() == expected
     until("its memory is back", lambda: not lent)
 
