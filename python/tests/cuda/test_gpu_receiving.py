@@ -96,7 +96,8 @@ def test_a_hundred_versions_take_what_a_few_do(relay, gpu_client, gpu, fake):
         assert Taken(gpu, snapshot["w"]).bytes() == noise(1 << 20, number)
         if number == 20:
             early = fake.numbers("live")["device_bytes"]
-    assert fake.numbers("live")["device_bytes"] <= early
+    # What is under way at a moment varies by a few versions; a leak would be of eighty.
+    assert fake.numbers("live")["device_bytes"] < early + (20 << 20)
 
 
 @pytest.mark.parametrize("how", ["capsule", "number", "object", "protocol"])
