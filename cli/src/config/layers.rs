@@ -236,7 +236,7 @@ mod tests {
             assert_eq!(defaults, in_force.values, "{} {}", setting.command(), setting.key());
             seen += usize::from(in_force.origin != Origin::Default);
         }
-        assert_eq!(seen, 5, "connect-timeout twice, topic, json, ticket");
+        assert_eq!(seen, 6, "connect-timeout three times, topic, json, ticket");
     }
 
     #[test]
