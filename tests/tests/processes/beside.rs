@@ -96,6 +96,7 @@ fn published_from_the_shell() {
     let released = first.end().with(0);
     assert_eq!(released.events().last().unwrap()["event"], "released", "{released:?}");
     wait_until("the first is unmapped", || mappings(&server.process) == 1);
+    subscriber.hear_out(r#""version":2"#); // It is written after it was committed.
     files::assert_same(&home.path("two"), &home.path("out/policy.safetensors"));
     server.process.hear_out(r#""event":"published","topic":"policy""#);
     server.process.hear_out(r#""path":"memfd","from":"process "#);
