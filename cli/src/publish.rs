@@ -16,7 +16,7 @@ use tensor_relay_server::{
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotInTime {
     #[error(
-        "the version was not published within {0:?}: subscribers in mode `every` are not done with older ones. It was taken \
+        "the version was not published within {0:?}: subscribers in mode `every` are not done with older ones. It is taken \
          back; --timeout waits longer"
     )]
     Published(Duration),

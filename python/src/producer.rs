@@ -76,7 +76,7 @@ impl Producer {
         let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
         let published = published.ok_or_else(|| {
             let waited = timeout.unwrap_or_default().as_secs_f64();
-            let message = format!("{topic} was not published within {waited} s, and was taken back");
+            let message = format!("{topic} was not published within {waited} s, and is taken back");
             Kind::Timeout.raise(py, message)
         })?;
         published.map(Publication::beside).map_err(|error| of_publish(py, &error))

@@ -231,10 +231,11 @@ impl Worker {
         let manifest = held.manifest();
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
         let publication = tokio::select! {
-            published = self.push(&topic, held, metadata) => published?,
+            biased; // What was taken back before its turn is never published, not even in the same moment.
             () = taken_back.notified() => {
                 return Err((Refusal::TopicEnded, "its producer took it back before it was published".into()));
             }
+            published = self.push(&topic, held, metadata) => published?,
         };
         let version = publication.id().clone();
         lock(&self.versions).insert(id, Standing::Published(publication.clone()));

@@ -100,7 +100,7 @@ impl Draft {
         check_chunks(&manifest, staging)?;
         let (loan, returned) = Loan::new();
         let bytes = match (self.memory, manifest.payload_bytes()) {
-            (None, 0) => Bytes::new(),
+            (None, 0) => loan.lend(Bytes::new()), // On loan as well: it is released when nobody can take it.
             (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => {
                 loan.lend(map(&lent, staging)?)
             }

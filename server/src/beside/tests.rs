@@ -40,6 +40,12 @@ impl Home {
         Producer::connect(&self.path()).await.unwrap()
     }
 
+    /// Whether there is a version of the topic called `name`.
+    fn offers(&self, name: &str) -> bool {
+        let names = self.server.shared().catalogue.names();
+        names.iter().any(|topic| topic.as_str() == name)
+    }
+
     /// A connection that was greeted, to say on it whatever can be said.
     async fn raw(&self) -> (Hearer, Speaker) {
         let (mut hearer, speaker) = split(UnixStream::connect(self.path()).await.unwrap());
@@ -99,14 +105,40 @@ async fn a_version_is_released_when_another_takes_its_place() {
     assert_eq!(home.server.stats().staged_bytes, 0);
 }
 
+/// Goal: a version without bytes is on offer until it is taken back, as any other is.
+/// Method: what its producer is told of it, before and after; what a second answer of the server says has been done by then.
 #[tokio::test]
 async fn a_version_without_bytes_is_one() {
     let home = Home::default();
     let producer = home.producer().await;
     let mut empty = publish(&producer, 0).await;
     assert_eq!(empty.payload_bytes(), 0);
+    producer.end(Topic::new("none").unwrap(), false).await.unwrap_err(); // An answer later.
+    producer.publish(Topic::new("other").unwrap(), version(&producer, 10), vec![]).await.unwrap();
+    assert!(!empty.is_released() && !empty.is_over());
+    assert!(home.offers("policy"));
     empty.withdraw();
     assert!(empty.released(PATIENCE).await.unwrap());
+    assert!(!home.offers("policy"));
+}
+
+/// Goal: a version that was taken back before its turn is never published.
+/// Method: say in one breath that it is complete and that it is taken back, many times.
+#[tokio::test]
+async fn what_was_taken_back_in_time_is_not_published() {
+    let home = Home::default();
+    let (mut hearer, speaker) = home.raw().await;
+    for number in 1..=20 {
+        let withdraw = encode_producer(ProducerMessage::Withdraw(PublicationId(number)));
+        let said = [manifest(0, 4 << 20), complete(number), withdraw].concat();
+        speaker.say(&said, None).await.unwrap();
+        let refused = answer(&mut hearer).await;
+        assert!(
+            matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }),
+            "{number}: {refused:?}"
+        );
+    }
+    assert!(!home.offers("policy"));
 }
 
 #[tokio::test]
