@@ -31,7 +31,7 @@ pub(crate) enum NotInTime {
 
 pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
-    let producer = Producer::connect_within(&args.socket, args.connect_timeout).await?;
+    let producer = Producer::connect_to(&args.socket, args.connect_timeout, args.server_uid).await?;
     let version = seal(&args, producer.terms().clone()).await?;
     let tensors = version.manifest().tensors().len();
     let publish = producer.publish(args.topic.clone(), version, args.metadata.clone());
