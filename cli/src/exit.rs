@@ -78,7 +78,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
 /// Why there is no connection to a server beside this process.
 fn of_socket(error: &beside::ConnectError) -> Exit {
     match error {
-        beside::ConnectError::NotPermitted { .. } | beside::ConnectError::Refused { .. } => Exit::Refused,
+        beside::ConnectError::NotPermitted { .. }
+        | beside::ConnectError::Refused { .. }
+        | beside::ConnectError::Stranger { .. } => Exit::Refused,
         _ => Exit::Unreachable,
     }
 }

@@ -16,7 +16,7 @@ use tensor_relay_server::{
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotInTime {
     #[error(
-        "the version was not published within {0:?}: subscribers in mode `every` are not done with older ones. It was taken \
+        "the version was not published within {0:?}: subscribers in mode `every` are not done with older ones. It is taken \
          back; --timeout waits longer"
     )]
     Published(Duration),
@@ -31,7 +31,7 @@ pub(crate) enum NotInTime {
 
 pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
-    let producer = Producer::connect_within(&args.socket, args.connect_timeout).await?;
+    let producer = Producer::connect_to(&args.socket, args.connect_timeout, args.server_uid).await?;
     let version = seal(&args, producer.terms().clone()).await?;
     let tensors = version.manifest().tensors().len();
     let publish = producer.publish(args.topic.clone(), version, args.metadata.clone());

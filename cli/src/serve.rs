@@ -240,6 +240,9 @@ fn refuse_nothing(args: &ServeArgs) -> anyhow::Result<()> {
                 .into()
         )),
         (_, None, false) => bail!(UsageError("--publish-uid means nothing without --publish-socket PATH".into())),
+        (_, None, _) if args.expire_after.is_some() => {
+            bail!(UsageError("--expire-after means nothing without --publish-socket PATH".into()))
+        }
         _ => Ok(()),
     }
 }

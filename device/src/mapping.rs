@@ -4,8 +4,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 /// One private mapping, given back by `munmap` on drop: zeroed memory from the kernel, or a file that is only read.
 ///
-/// It starts on a page, so it is more than aligned for payloads (256 bytes), and it asks for huge pages:
-/// large tensors touch hundreds of thousands of small ones otherwise. It owns addresses, not access: who may
+/// It starts on a page, so it is more than aligned for payloads (256 bytes), and, unless it is a file's, it asks
+/// for huge pages: large tensors touch hundreds of thousands of small ones otherwise. It owns addresses, not access: who may
 /// read and write which bytes is the business of [`Region`](crate::Region), through the one owner that a
 /// mapping is given.
 #[derive(Debug)]

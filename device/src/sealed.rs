@@ -1,15 +1,16 @@
-use std::{fmt, io, os::fd::AsFd, slice};
+use std::{
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd},
+    slice,
+};
 
 use bytes::Bytes;
 use rustix::{
-    fs::{fcntl_get_seals, fstat, fstatfs},
+    fs::{SeekFrom, Stat, fcntl_get_seals, fstat, fstatfs, seek},
     io::Errno,
 };
 
-use crate::{
-    mapping::{Mapping, PAGE_BYTES},
-    memfd::SEALS,
-};
+use crate::{mapping::Mapping, memfd::SEALS};
 
 /// Memory that another process wrote and sealed, mapped here to be read: no byte of it is copied.
 ///
@@ -23,11 +24,14 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// Maps `len_bytes` of `fd` from `offset` on, if they are there and can never change.
+    /// Maps all of `fd`, if it has exactly `len_bytes`, and all of them are there and can never change.
+    ///
+    /// Not a part of it: the whole file stays in memory for as long as the mapping does, and would be counted nowhere.
+    /// Looks at every page's entry for holes; call it off the executor.
     ///
     /// # Errors
     /// [`SealedError`] says what its owner did wrong.
-    pub fn map(fd: impl AsFd, offset: u64, len_bytes: u64) -> Result<Self, SealedError> {
+    pub fn map(fd: impl AsFd, len_bytes: u64) -> Result<Self, SealedError> {
         let fd = fd.as_fd();
         let seals = match fcntl_get_seals(fd) {
             Err(Errno::INVAL) => return Err(SealedError::NotAMemfd),
@@ -40,21 +44,28 @@ impl Sealed {
         if !seals.contains(SEALS) {
             return Err(SealedError::NotSealed);
         }
-        if !offset.is_multiple_of(PAGE_BYTES as u64) {
-            return Err(SealedError::Misaligned { offset });
-        }
         let stat = fstat(fd)?; // After the seals: nothing changes any more.
         let found_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        let end = offset.checked_add(len_bytes).filter(|end| *end <= found_bytes);
-        if end.is_none() || len_bytes == 0 {
-            return Err(SealedError::TooShort { offset, len_bytes, found_bytes });
+        if found_bytes != len_bytes || len_bytes == 0 {
+            return Err(SealedError::WrongLength { len_bytes, found_bytes });
         }
-        let written_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
+        let written_bytes = written_bytes(fd, &stat)?;
         if written_bytes < found_bytes {
             return Err(SealedError::Sparse { written_bytes, found_bytes });
         }
         let len = usize::try_from(len_bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { mapping: Mapping::of_file(fd, offset, len)?, len })
+        Ok(Self { mapping: Mapping::of_file(fd, 0, len)?, len })
+    }
+}
+
+/// How many bytes were written without a gap from the beginning on. What the file takes is no proof: space can be reserved
+/// beyond its end, for as many pages as are missing before it.
+fn written_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, SealedError> {
+    let taken_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
+    match seek(fd, SeekFrom::Hole(0)) {
+        Ok(hole) => Ok(hole.min(taken_bytes)),
+        Err(Errno::INVAL) => Ok(taken_bytes), // A sandbox's kernel without this call; it counts what it gives by itself.
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -91,17 +102,11 @@ pub enum SealedError {
          F_SEAL_GROW and F_SEAL_SEAL before it is sent"
     )]
     NotSealed,
-    /// It does not begin on a page.
-    #[error("the memory begins at byte {offset} of its memfd, which is no multiple of 4096")]
-    Misaligned {
-        /// Where it was said to begin.
-        offset: u64,
-    },
-    /// It ends before its bytes do.
-    #[error("the memfd has {found_bytes} bytes, and {len_bytes} from byte {offset} on were said to be in it")]
-    TooShort {
-        /// Where they were said to begin.
-        offset: u64,
+    /// It is shorter or longer than it was said to be.
+    #[error(
+        "the memfd has {found_bytes} bytes, and was said to have {len_bytes}: lend one that holds the payload and nothing else"
+    )]
+    WrongLength {
         /// How many there were said to be.
         len_bytes: u64,
         /// How many it has.
@@ -109,10 +114,10 @@ pub enum SealedError {
     },
     /// Parts of it were never written: reading them here would take memory that its writer never had.
     #[error(
-        "the memfd has {found_bytes} bytes, of which only {written_bytes} were ever written: write all of them"
+        "the memfd has {found_bytes} bytes, of which only the first {written_bytes} were ever written: write all of them"
     )]
     Sparse {
-        /// How much memory it has.
+        /// How many bytes lie before the first that was not.
         written_bytes: u64,
         /// Its length.
         found_bytes: u64,
@@ -138,7 +143,9 @@ const BLOCK_BYTES: u64 = 512;
 mod tests {
     use std::io::Write;
 
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    };
 
     use super::*;
     use crate::Memfd;
@@ -158,39 +165,38 @@ mod tests {
         let mut memfd = Memfd::new(10_000).unwrap();
         memfd.write_at(&bytes, 0).unwrap();
         let fd = memfd.seal().unwrap();
-        let (whole, tail) = (Sealed::map(&fd, 0, 10_000).unwrap(), Sealed::map(&fd, 8192, 1808).unwrap());
+        let (one, other) = (Sealed::map(&fd, 10_000).unwrap(), Sealed::map(&fd, 10_000).unwrap());
         drop(fd); // The mappings keep the memory.
-        assert_eq!(whole.as_ref(), &bytes[..]);
-        let tail = Bytes::from(tail);
-        drop(whole);
-        assert_eq!(tail[..], bytes[8192..]);
+        assert_eq!(one.as_ref(), &bytes[..]);
+        let other = Bytes::from(other);
+        drop(one);
+        assert_eq!(other[..], bytes[..]);
     }
 
     #[test]
     fn what_could_change_is_refused() {
         for missing in [SealFlags::WRITE, SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
-            let refused = Sealed::map(memfd(b"abc", SEALS.difference(missing)), 0, 3);
+            let refused = Sealed::map(memfd(b"abc", SEALS.difference(missing)), 3);
             assert!(matches!(refused, Err(SealedError::NotSealed)), "{missing:?}: {refused:?}");
         }
-        assert!(Sealed::map(memfd(b"abc", SEALS), 0, 3).is_ok());
+        assert!(Sealed::map(memfd(b"abc", SEALS), 3).is_ok());
     }
 
     #[test]
     fn what_is_no_memfd_is_refused() {
         for path in ["/dev/zero", "/proc/self/exe", "/"] {
-            let refused = Sealed::map(std::fs::File::open(path).unwrap(), 0, 1);
+            let refused = Sealed::map(std::fs::File::open(path).unwrap(), 1);
             assert!(matches!(refused, Err(SealedError::NotAMemfd)), "{path}: {refused:?}");
         }
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn memory_of_another_length_is_refused() {
         let file = memfd(&[1; 5000], SEALS);
-        for (offset, len) in [(0, 5001), (4096, 905), (8192, 1), (0, u64::MAX), (4096, u64::MAX), (0, 0)] {
-            let refused = Sealed::map(&file, offset, len);
-            assert!(matches!(refused, Err(SealedError::TooShort { .. })), "{offset}, {len}: {refused:?}");
+        for len in [5001, 4999, 4096, 1, u64::MAX, 0] {
+            let refused = Sealed::map(&file, len);
+            assert!(matches!(refused, Err(SealedError::WrongLength { .. })), "{len}: {refused:?}");
         }
-        assert!(matches!(Sealed::map(&file, 1, 1), Err(SealedError::Misaligned { offset: 1 })));
     }
 
     #[test]
@@ -198,7 +204,21 @@ mod tests {
         let file = memfd(b"abc", SealFlags::empty());
         ftruncate(&file, 1 << 30).unwrap();
         fcntl_add_seals(&file, SEALS).unwrap();
-        let refused = Sealed::map(&file, 0, 1 << 30);
+        let refused = Sealed::map(&file, 1 << 30);
+        assert!(matches!(refused, Err(SealedError::Sparse { .. })), "{refused:?}");
+    }
+
+    /// Goal: a file that takes as much memory as it is long, though not where its bytes are, is refused.
+    /// Method: leave its pages out, and reserve as many beyond its end.
+    #[test]
+    fn memory_that_was_paid_for_elsewhere_is_refused() {
+        let len = 64 << 10;
+        let file = memfd(b"abc", SealFlags::empty());
+        ftruncate(&file, len).unwrap();
+        fallocate(&file, FallocateFlags::KEEP_SIZE, len, len).unwrap();
+        fcntl_add_seals(&file, SEALS).unwrap();
+        assert!(fstat(&file).unwrap().st_blocks as u64 * BLOCK_BYTES >= len);
+        let refused = Sealed::map(&file, len);
         assert!(matches!(refused, Err(SealedError::Sparse { .. })), "{refused:?}");
     }
 }

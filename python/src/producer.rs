@@ -25,16 +25,23 @@ pub(crate) struct Producer {
     path: PathBuf,
     timeout: Duration,
     gpus: Here<Gpus>,
+    /// Who must listen there.
+    server_uid: Option<u32>,
 }
 
 /// Connects to the server that made the socket at `path`. `tensor_relay.publish_to` says what each option is.
 #[pyfunction]
-#[pyo3(signature = (path, *, timeout))]
-pub(crate) fn publish_to(py: Python<'_>, path: PathBuf, timeout: f64) -> PyResult<Producer> {
+#[pyo3(signature = (path, *, timeout, server_uid))]
+pub(crate) fn publish_to(
+    py: Python<'_>,
+    path: PathBuf,
+    timeout: f64,
+    server_uid: Option<u32>,
+) -> PyResult<Producer> {
     let timeout = finite_seconds("timeout", timeout)?;
     let gpus = Here::new(Gpus::new(py, GPUS)?);
-    let producer = connect(py, &path, timeout)?;
-    Ok(Producer { open: Here::new(Mutex::new(Some(producer))), path, timeout, gpus })
+    let producer = connect(py, &path, timeout, server_uid)?;
+    Ok(Producer { open: Here::new(Mutex::new(Some(producer))), path, timeout, gpus, server_uid })
 }
 
 /// How tensors on GPUs come to the host: through 16 slots of 4 MiB, several times what is on its way at once.
@@ -72,7 +79,7 @@ impl Producer {
         let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
         let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
-        let producer = self.connected(py)?;
+        let producer = self.connected(py, timeout)?;
         let mut taken = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
         metadata.append(&mut taken.entries);
         let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
@@ -80,7 +87,7 @@ impl Producer {
         let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
         let published = published.ok_or_else(|| {
             let waited = timeout.unwrap_or_default().as_secs_f64();
-            let message = format!("{topic} was not published within {waited} s, and was taken back");
+            let message = format!("{topic} was not published within {waited} s, and is taken back");
             Kind::Timeout.raise(py, message)
         })?;
         published.map(Publication::beside).map_err(|error| of_publish(py, &error))
@@ -126,8 +133,8 @@ impl Producer {
         Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The connection; another one, where the server has gone since.
-    fn connected(&self, py: Python<'_>) -> PyResult<Arc<beside::Producer>> {
+    /// The connection; another one, where the server has gone since: within `timeout`, if that is shorter than usual.
+    fn connected(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Arc<beside::Producer>> {
         let closed = || {
             Kind::Closed.raise(py, "this producer was closed: connect again with `tensor_relay.publish_to`")
         };
@@ -135,26 +142,38 @@ impl Producer {
         if producer.lost().is_none() {
             return Ok(producer);
         }
-        let again = connect(py, &self.path, self.timeout)?;
+        let timeout = timeout.map_or(self.timeout, |timeout| timeout.min(self.timeout));
+        let again = connect(py, &self.path, timeout, self.server_uid)?;
         match &mut *self.state(py)? {
-            Some(producer) => *producer = Arc::clone(&again),
-            None => return Err(closed()), // Meanwhile.
+            // Another thread was faster, and may have published through its own: that one stays.
+            Some(producer) if producer.lost().is_none() => Ok(Arc::clone(producer)),
+            Some(producer) => {
+                *producer = Arc::clone(&again);
+                Ok(again)
+            }
+            None => Err(closed()), // Meanwhile.
         }
-        Ok(again)
     }
 
     fn end_topic(&self, py: Python<'_>, topic: &str, withdraw: bool) -> PyResult<()> {
-        let (topic, producer) = (topic_called(py, topic)?, self.connected(py)?);
+        let (topic, producer) = (topic_called(py, topic)?, self.connected(py, None)?);
         wait(py, producer.end(topic, withdraw))?.map_err(|error| of_publish(py, &error))
     }
 }
 
-fn connect(py: Python<'_>, path: &std::path::Path, timeout: Duration) -> PyResult<Arc<beside::Producer>> {
+fn connect(
+    py: Python<'_>,
+    path: &std::path::Path,
+    timeout: Duration,
+    server_uid: Option<u32>,
+) -> PyResult<Arc<beside::Producer>> {
     let _in_runtime = runtime::handle(py)?.enter();
-    let connected = wait(py, beside::Producer::connect_within(path, timeout))?;
+    let connected = wait(py, beside::Producer::connect_to(path, timeout, server_uid))?;
     connected.map(Arc::new).map_err(|error| {
         let kind = match error {
-            ConnectError::NotPermitted { .. } | ConnectError::Refused { .. } => Kind::Refused,
+            ConnectError::NotPermitted { .. }
+            | ConnectError::Refused { .. }
+            | ConnectError::Stranger { .. } => Kind::Refused,
             _ => Kind::Unreachable,
         };
         kind.raise(py, error)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -102,10 +103,36 @@ def test_a_server_that_comes_again(server):
         assert second.version == 1 and second.epoch != first.epoch
 
 
+def test_threads_that_find_the_server_come_again(server):
+    with tensor_relay.publish_to(server.socket) as producer:
+        producer.publish("t", {"x": np.ones(3)})
+        server.end()
+        server.start()
+        threads = 8
+        together, publications = threading.Barrier(threads), []
+
+        def publish(number):
+            together.wait(PATIENCE_S)
+            publications.append(producer.publish(f"t{number}", {"x": np.ones(3)}))
+
+        running = [threading.Thread(target=publish, args=[number]) for number in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join(PATIENCE_S)
+        assert len(publications) == threads
+        with tensor_relay.connect(server.ticket) as client:
+            for publication in publications:  # None of them lost its connection to another's.
+                client.subscribe(publication.topic).next(timeout=PATIENCE_S)
+                publication.wait_committed(timeout=PATIENCE_S)
+
+
 def test_what_cannot_be(server, tmp_path):
     with pytest.raises(tensor_relay.ServerUnreachableError, match="there is no socket"):
         tensor_relay.publish_to(tmp_path / "none", timeout=0)
-    producer = tensor_relay.publish_to(server.socket)
+    with pytest.raises(tensor_relay.ServerRefusedError, match="not one of user 54321"):
+        tensor_relay.publish_to(server.socket, server_uid=54321)
+    producer = tensor_relay.publish_to(server.socket, server_uid=os.geteuid())
     with pytest.raises(tensor_relay.UnsupportedTensorError, match="optimizer"):
         producer.publish("t", {"optimizer": object()})
     with pytest.raises(tensor_relay.RequestError):

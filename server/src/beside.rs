@@ -50,12 +50,26 @@ use tensor_relay_protocol::{
 };
 use tokio::{
     net::UnixStream,
+    sync::Semaphore,
     task::{JoinHandle, JoinSet},
+    time::Instant,
 };
 use topics::Topics;
 
 /// How many producers may be connected at once. A training job has a few.
 const PRODUCERS_MAX: usize = 64;
+
+/// How many bytes of manifests may have come, of all producers, that were not read yet: eight as large as they may be.
+const MANIFESTS_MAX_BYTES: usize = 256 << 20;
+
+/// How many may be told at once why they are not let in. The others just find the connection closed.
+const TURNED_AWAY_MAX: usize = 8;
+
+/// How long who is turned away may take to hear why.
+const TURNING_AWAY: Duration = Duration::from_secs(1);
+
+/// How often the log hears of those who are turned away, at most.
+const WARNING: Duration = Duration::from_secs(1);
 
 /// How long nobody is let in when the system has no descriptors left.
 const REST: Duration = Duration::from_millis(200);
@@ -107,14 +121,17 @@ impl Server {
         let shared = self.shared();
         let agent = shared.config.agent.clone();
         let topics = Topics::new(Arc::clone(shared), options);
-        let house = House { topics, staging: self.staging(), agent, report: Box::new(report) };
+        let manifests = Arc::new(Semaphore::new(MANIFESTS_MAX_BYTES));
+        let house = House { topics, staging: self.staging(), manifests, agent, report: Box::new(report) };
         let path = door.path().into();
         Open { path, accepting: tokio::spawn(accept(door, Arc::new(house))) }
     }
 }
 
 async fn accept(door: Door, house: Arc<House>) {
-    let mut producers = JoinSet::new();
+    // Apart: who is turned away takes nobody's place.
+    let (mut producers, mut turned_away) = (JoinSet::new(), JoinSet::new());
+    let mut warned: Option<Instant> = None;
     loop {
         let stream = match door.accept().await {
             Ok(stream) => stream,
@@ -125,13 +142,19 @@ async fn accept(door: Door, house: Arc<House>) {
             }
         };
         while producers.try_join_next().is_some() {}
+        while turned_away.try_join_next().is_some() {}
         match admit(&stream, &door, producers.len()) {
             Ok(peer) => {
                 producers.spawn(connection::serve(stream, peer, Arc::clone(&house)));
             }
             Err(text) => {
-                tracing::warn!("A producer was turned away from {}: {text}.", door.path().display());
-                producers.spawn(turn_away(stream, text));
+                if warned.is_none_or(|at| at.elapsed() >= WARNING) {
+                    warned = Some(Instant::now());
+                    tracing::warn!("A producer was turned away from {}: {text}.", door.path().display());
+                }
+                if turned_away.len() < TURNED_AWAY_MAX {
+                    turned_away.spawn(tokio::time::timeout(TURNING_AWAY, turn_away(stream, text)));
+                }
             }
         }
     }
@@ -148,6 +171,12 @@ fn admit(stream: &UnixStream, door: &Door, connected: usize) -> Result<String, S
         Some(pid) => format!("process {pid} of user {uid}"),
         None => format!("a process of user {uid}"),
     };
+    if door.is_nobody(uid) {
+        return Err(format!(
+            "the system says that its user is {uid}, which stands for every user who has no number here: let it run as one that \
+             the server's container knows"
+        ));
+    }
     if !door.admits(uid) {
         let ours = rustix::process::geteuid().as_raw();
         return Err(format!(
@@ -168,6 +197,6 @@ async fn turn_away(stream: UnixStream, text: String) {
         .await;
     if said.is_ok() {
         // What it says meanwhile is heard first: closed over unread bytes, a socket forgets what it was told.
-        let _ = tokio::time::timeout(channel::PROMPT, hearer.next()).await;
+        let _ = hearer.next().await;
     }
 }

@@ -103,6 +103,11 @@ impl Publisher {
         self.epoch
     }
 
+    /// Whether its topic expired.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.topic.ended().is_some()
+    }
+
     /// Lets the next version have this number, where it is higher than it would be: for content that was published under
     /// a number before a restart.
     pub fn continue_at(&mut self, version: Version) {

@@ -38,6 +38,10 @@ pub(crate) struct PublishArgs {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
 
+    /// The user that the server must run as, by number: for a socket in a folder where others may make files. Default: anybody.
+    #[arg(long, value_name = "UID", help_heading = "Connection")]
+    pub(crate) server_uid: Option<u32>,
+
     /// Print one JSON object per line on stdout instead of text.
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,

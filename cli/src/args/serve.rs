@@ -26,9 +26,14 @@ pub(crate) struct ServeArgs {
     pub(crate) publish_socket: Option<PathBuf>,
 
     /// With --publish-socket: a further user whose processes may publish, by number; repeat it or write `,` between them
-    /// for several. Default: the server's own, and root.
+    /// for several. Default: the server's own, and root. Not 65534: it stands for every user who has no number here.
     #[arg(long, value_name = "UID", value_delimiter = ',', help_heading = "Topics")]
     pub(crate) publish_uid: Vec<u32>,
+
+    /// With --publish-socket: after how long without a publish a topic that came through it ends by itself, in seconds; at
+    /// most 4096 may be open. Default: never.
+    #[arg(long, value_name = "SECONDS", value_parser = units::parse_seconds, help_heading = "Topics")]
+    pub(crate) expire_after: Option<Duration>,
 
     /// Whether tensors are copied to memory first, or read from their files each time they are sent.
     #[arg(long, value_enum, default_value_t = Hold::Stage, help_heading = "Topics")]

@@ -208,7 +208,7 @@ def connect(
     return client
 
 
-def publish_to(path: str | os.PathLike[str], *, timeout: float = 10.0) -> Producer:
+def publish_to(path: str | os.PathLike[str], *, timeout: float = 10.0, server_uid: int | None = None) -> Producer:
     """Connects to a `tensor-relay serve --publish-socket PATH` that runs on this machine, in this container or beside it in
     a pod: it sends what is published here, with processors and memory of its own. Use it as a context manager, or
     `close()` it.
@@ -216,11 +216,13 @@ def publish_to(path: str | os.PathLike[str], *, timeout: float = 10.0) -> Produc
     path: the server's socket, on a path that both share. The server's user and this process' must be the same, or the
         server be started with `--publish-uid`.
     timeout: how long the server is tried to be reached, which may start later.
+    server_uid: the user that the server must run as, by number; None is anybody. For a socket in a folder where others may
+        make files, who could listen there in its place.
 
-    Raises ServerUnreachableError where nobody listens, ServerRefusedError when this user may not publish there, and
-    ForkError.
+    Raises ServerUnreachableError where nobody listens, ServerRefusedError when this user may not publish there or another
+    than `server_uid` listens, and ForkError.
     """
-    producer = _native.publish_to(path, timeout=timeout)
+    producer = _native.publish_to(path, timeout=timeout, server_uid=server_uid)
     _open.add(producer)
     return producer
 

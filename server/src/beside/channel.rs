@@ -4,14 +4,14 @@ use rustix::{
     io::Errno,
     net::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+        SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
     },
 };
 use std::{
     collections::VecDeque,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::Duration,
 };
@@ -24,9 +24,6 @@ use tokio::{
 
 /// How long a message may take from its first byte to its last, and a peer to take one. Both ends are on one machine.
 pub(super) const PROMPT: Duration = Duration::from_secs(10);
-
-/// How many descriptors may have come that no message has taken yet. A message has one at most, and few are read at once.
-const DESCRIPTORS_MAX: usize = 16;
 
 /// How many descriptors one call takes from the system; more in one message break the rules.
 const DESCRIPTORS_AT_ONCE: usize = 4;
@@ -49,6 +46,10 @@ pub(super) enum ChannelError {
     Deaf,
     #[error("the peer sent more descriptors than messages that want one")]
     StrayDescriptors,
+    #[error(
+        "this process has no descriptor left for the one that the peer sent: let it open more files (`ulimit -n`), and publish again"
+    )]
+    NoDescriptors,
 }
 
 /// Hears one end of a connection.
@@ -88,6 +89,11 @@ impl Hearer {
             if let Some(frame) = self.take_frame()? {
                 return Ok(Some(frame));
             }
+            // All whole messages are handled: a descriptor that is left came with one that wants none, or with the one that
+            // has begun. Kept, it would be taken for that of a later one.
+            if self.descriptors.len() > usize::from(!self.heard.is_empty()) {
+                return Err(ChannelError::StrayDescriptors);
+            }
             let bytes = match self.heard.is_empty() {
                 true => self.hear().await?,
                 false => timeout_at(self.since + PROMPT, self.hear())
@@ -102,7 +108,7 @@ impl Hearer {
         }
     }
 
-    /// The descriptor that came with the message that was heard last, if one did.
+    /// The descriptor that came with the message that was heard last, if one did. Take it before the next one is heard.
     pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
     }
@@ -135,11 +141,8 @@ impl Hearer {
             self.heard.len() <= PREFIX_BYTES + FRAME_MAX_BYTES + part.len(),
             "one frame, and a part"
         );
-        self.descriptors.extend(descriptors.ok_or(ChannelError::StrayDescriptors)?);
-        match self.descriptors.len() > DESCRIPTORS_MAX {
-            true => Err(ChannelError::StrayDescriptors),
-            false => Ok(bytes),
-        }
+        self.descriptors.extend(descriptors?);
+        Ok(bytes)
     }
 }
 
@@ -162,10 +165,32 @@ impl Speaker {
         }
         Ok(())
     }
+
+    /// What ends the connection when it is dropped.
+    pub(super) fn ends(&self) -> Ends {
+        Ends(Arc::clone(&self.stream))
+    }
 }
 
-/// What is there now: how many bytes, and the descriptors; `None` if more came than are taken.
-fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Option<Vec<OwnedFd>>)> {
+/// Ends a connection when it is dropped, for whoever else has its descriptor, too: a child that was forked keeps those of
+/// its parent open, and the other end would wait for it.
+#[derive(Debug)]
+pub(super) struct Ends(Arc<UnixStream>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = shutdown(&*self.0, Shutdown::Both); // It has ended already: what is wanted.
+    }
+}
+
+impl AsFd for Ends {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What is there now: how many bytes, and the descriptors, unless more came than are taken.
+fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Result<Vec<OwnedFd>, ChannelError>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
@@ -181,8 +206,14 @@ fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Option<Ve
             descriptors.extend(rights);
         }
     }
-    let cut = received.flags.contains(ReturnFlags::CTRUNC);
-    Ok((received.bytes, (!cut).then_some(descriptors)))
+    let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
+    let descriptors = match is_cut {
+        false => Ok(descriptors),
+        // As many as there was space for, and more; or fewer, since the system had no more to give.
+        true if descriptors.len() >= DESCRIPTORS_AT_ONCE => Err(ChannelError::StrayDescriptors),
+        true => Err(ChannelError::NoDescriptors),
+    };
+    Ok((received.bytes, descriptors))
 }
 
 fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<usize> {
@@ -204,7 +235,6 @@ fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
     use tensor_relay_protocol::beside::{ProducerMessage, PublicationId, encode_producer};
 
     fn frame(number: u64) -> Vec<u8> {
@@ -244,6 +274,19 @@ mod tests {
         assert!(hearer.next().await.unwrap().is_none());
     }
 
+    /// Goal: a connection ends for the other end although a child has it, too. Method: a second descriptor of the same
+    /// socket, as a fork makes one.
+    #[tokio::test]
+    async fn a_connection_ends_for_children_too() {
+        let (mut hearer, _speaker, far) = pair();
+        let (_far_hearer, far) = split(far);
+        let ends = far.ends();
+        let _of_a_child = ends.as_fd().try_clone_to_owned().unwrap();
+        drop((far, ends));
+        let heard = timeout(PROMPT, hearer.next()).await.expect("it ended");
+        assert!(heard.unwrap().is_none());
+    }
+
     #[tokio::test]
     async fn a_message_that_stays_half_is_given_up() {
         tokio::time::pause();
@@ -272,6 +315,16 @@ mod tests {
         assert_eq!(hearer.next().await.unwrap().unwrap(), frame(2)[4..]);
         assert!(hearer.take_descriptor().is_some());
         assert!(hearer.take_descriptor().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_descriptor_is_not_kept_for_a_later_message() {
+        let (mut hearer, _speaker, far) = pair();
+        let (_, far) = split(far);
+        far.say(&frame(1), Some(some_file().as_fd())).await.unwrap();
+        far.say(&frame(2), None).await.unwrap();
+        assert_eq!(hearer.next().await.unwrap().unwrap(), frame(1)[4..]);
+        assert!(matches!(hearer.next().await, Err(ChannelError::StrayDescriptors)));
     }
 
     #[tokio::test]

@@ -6,11 +6,12 @@ use super::{
     draft::{Draft, Ready, Refused, TAKEN},
     topics::Topics,
 };
-use crate::{Held, Publication, PublishError, Staging};
+use crate::{Publication, PublishError, Staging};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use tensor_relay_device::Returned;
 use tensor_relay_protocol::{
     Metadata, Topic,
     beside::{
@@ -20,13 +21,16 @@ use tensor_relay_protocol::{
 };
 use tokio::{
     net::UnixStream,
-    sync::{Notify, mpsc},
+    sync::{
+        Notify, Semaphore,
+        mpsc::{self, error::TrySendError},
+    },
     task::JoinSet,
 };
 
-/// How many complete versions of one producer may wait for the one before to be published. Producers wait for each answer
-/// before they publish again into a topic.
-const WAITING_MAX: usize = 16;
+/// How many complete versions of one producer may wait for the one before to be published; further ones are refused. Threads
+/// of a producer may publish into as many topics at once.
+pub(super) const WAITING_MAX: usize = 16;
 
 /// How many messages to a producer may wait to be written: as many as one of ours is likely to have versions out.
 const UNSAID_MAX: usize = 64;
@@ -35,6 +39,8 @@ const UNSAID_MAX: usize = 64;
 pub(super) struct House {
     pub(super) topics: Topics,
     pub(super) staging: Staging,
+    /// A permit for each byte of manifests that may have come and not been read yet.
+    pub(super) manifests: Arc<Semaphore>,
     pub(super) agent: String,
     pub(super) report: Box<dyn Fn(Published) + Send + Sync>,
 }
@@ -58,6 +64,7 @@ type Versions = Arc<Mutex<HashMap<PublicationId, Standing>>>;
 /// Serves a producer until it goes, or breaks a rule. Dropping it ends the connection; what is published stays.
 pub(super) async fn serve(stream: UnixStream, peer: String, house: Arc<House>) {
     let (hearer, speaker) = split(stream);
+    let _ends = speaker.ends();
     if let Err(error) = converse(hearer, speaker, &peer, house).await {
         tracing::warn!(%peer, "A producer beside this server was cut off: {error}.");
     }
@@ -78,18 +85,23 @@ async fn converse(
     let (say, unsaid) = mpsc::channel(UNSAID_MAX);
     let (todo, tasks) = mpsc::channel(WAITING_MAX);
     let versions = Versions::default();
+    let farewell = say.clone();
     let worker =
         Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.to_owned() };
+    let mut speaking = std::pin::pin!(speak(&speaker, unsaid));
     // Whoever ends first ends the others.
     let ended = tokio::select! {
-        heard = hear(&mut hearer, &house, &versions, &todo) => heard,
-        spoken = speak(&speaker, unsaid) => spoken,
+        heard = hear(&mut hearer, &house, &versions, &todo, &farewell) => heard,
+        spoken = &mut speaking => return spoken,
         () = worker.work(tasks) => Ok(()),
     };
-    match ended {
-        Ok(()) => Ok(()),
-        Err(error) => close(&speaker, error).await,
+    if let Err(error) = &ended {
+        // After what is being said, and what waits to be: not in the middle of a message.
+        let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
+        let last = async { tokio::join!(farewell.send(close), speaking) };
+        let _ = tokio::time::timeout(PROMPT, last).await; // As far as the producer listens.
     }
+    ended
 }
 
 /// Exchanges the first messages; false when the producer went without one.
@@ -126,12 +138,13 @@ async fn hear(
     house: &House,
     versions: &Versions,
     todo: &mpsc::Sender<Task>,
+    say: &mpsc::Sender<ServerMessage>,
 ) -> Result<(), ChannelError> {
     let mut draft = Draft::default();
     while let Some(frame) = hearer.next().await? {
         let task = match ProducerMessage::decode(&frame)? {
             ProducerMessage::Manifest(part) => {
-                draft.handle_manifest(&part, &house.staging.limits);
+                draft.handle_manifest(&part, &house.staging.limits, &house.manifests);
                 continue;
             }
             ProducerMessage::Lend(lend) => {
@@ -158,17 +171,34 @@ async fn hear(
             ProducerMessage::End { request, topic, withdraw } => Task::End { request, topic, withdraw },
             _ => return Err(out_of_turn("a message that has no place here")),
         };
-        if todo.send(task).await.is_err() {
+        // Refused rather than waited for: who waits here hears neither what is taken back nor that its producer is gone.
+        let refused = match todo.try_send(task) {
+            Ok(()) => continue,
+            Err(TrySendError::Closed(_)) => return Ok(()),
+            Err(TrySendError::Full(Task::Publish(Publish { publication, .. }, _))) => {
+                lock(versions).remove(&publication);
+                publication
+            }
+            Err(TrySendError::Full(Task::End { request, .. })) => request,
+        };
+        let text =
+            format!("{WAITING_MAX} requests of its producer wait already: publish when one is answered");
+        let refused = ServerMessage::Refused { publication: refused, reason: Refusal::NoRoom, text };
+        if say.send(refused).await.is_err() {
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// Says what is to be said, in order.
+/// Says what is to be said, in order, and nothing after a farewell.
 async fn speak(speaker: &Speaker, mut unsaid: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
     while let Some(message) = unsaid.recv().await {
+        let is_last = matches!(message, ServerMessage::Close { .. });
         speaker.say(&encode_server(message), None).await?;
+        if is_last {
+            break;
+        }
     }
     Ok(())
 }
@@ -227,13 +257,18 @@ impl Worker {
             Some(Standing::Waiting(taken_back)) => Arc::clone(taken_back),
             _ => Arc::default(),
         };
-        let Ready { held, returned } = draft.ready(&self.house.staging)?;
-        let manifest = held.manifest();
-        let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
-        let publication = tokio::select! {
-            published = self.push(&topic, held, metadata) => published?,
+        let published = tokio::select! {
+            biased; // What was taken back before its turn is never published, not even in the same moment.
             () = taken_back.notified() => {
-                return Err((Refusal::TopicEnded, "its producer took it back before it was published".into()));
+                Err((Refusal::TopicEnded, "its producer took it back before it was published".into()))
+            }
+            published = self.push(&topic, draft, metadata) => published,
+        };
+        let (publication, returned, tensors, payload_bytes) = match published {
+            Ok(published) => published,
+            Err(refused) => {
+                self.house.topics.tidy(&topic); // It may have been named for this alone.
+                return Err(refused);
             }
         };
         let version = publication.id().clone();
@@ -242,32 +277,41 @@ impl Worker {
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.say.clone()));
         let peer = self.peer.clone();
-        tracing::info!(%version, %peer, payload_bytes, path = "memfd", "A producer beside this server published: {reason}.");
+        tracing::info!(%version, %peer, payload_bytes, path = "memfd", ?reason, "A producer beside this server published.");
         (self.house.report)(Published { id: version, tensors, payload_bytes, peer });
         Ok(answer)
     }
 
-    /// Publishes when it is this version's turn.
-    async fn push(&self, topic: &Topic, held: Held, metadata: Metadata) -> Result<Publication, Refused> {
+    /// Publishes when it is this version's turn. Until then nothing is mapped, and nothing counts.
+    async fn push(
+        &self,
+        topic: &Topic,
+        draft: Draft,
+        metadata: Metadata,
+    ) -> Result<(Publication, Returned, usize, u64), Refused> {
         let mut lease = self.house.topics.lease(topic).await?;
-        let publisher = lease.as_mut().ok_or_else(|| not_open(topic))?;
-        let published = publisher.publish(held, metadata).await;
-        published.map_err(|error| match error {
-            PublishError::Expired { .. } => {
+        let staging = self.house.staging.clone();
+        // Off the executor: a large manifest is read, and a large memfd is looked at page by page.
+        let ready = tokio::task::spawn_blocking(move || draft.ready(&staging)).await;
+        let Ready { held, returned } = ready.map_err(|error| (Refusal::UnfitMemory, error.to_string()))??;
+        let manifest = held.manifest();
+        let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
+        let publisher = self.house.topics.open(topic, &mut lease)?;
+        match publisher.publish(held, metadata).await {
+            Ok(publication) => Ok((publication, returned, tensors, payload_bytes)),
+            Err(error @ PublishError::Expired { .. }) => {
                 *lease = None; // The next publish opens it anew.
-                (Refusal::TopicEnded, error.to_string())
+                Err((Refusal::TopicEnded, error.to_string()))
             }
-            PublishError::TooMuchMetadata { .. } => (Refusal::BadManifest, error.to_string()),
-        })
+            Err(error) => Err((Refusal::BadManifest, error.to_string())),
+        }
     }
 
     async fn end(&self, topic: &Topic, withdraw: bool) -> Result<(), Refused> {
-        match (self.house.topics.take(topic).await, withdraw) {
-            (Some(publisher), true) => publisher.withdraw(),
-            (Some(publisher), false) => publisher.end(),
-            (None, _) => return Err(not_open(topic)),
+        match self.house.topics.end(topic, withdraw).await? {
+            true => Ok(()),
+            false => Err(not_open(topic)),
         }
-        Ok(())
     }
 }
 
@@ -279,7 +323,7 @@ fn not_open(topic: &Topic) -> Refused {
 async fn follow(
     id: PublicationId,
     publication: Publication,
-    returned: tensor_relay_device::Returned,
+    returned: Returned,
     versions: Versions,
     say: mpsc::Sender<ServerMessage>,
 ) {

@@ -1,18 +1,15 @@
 //! The socket that producers connect to: a file with a name, and who may use it.
 
 use rustix::{
-    fs::{FlockOperation, Mode, OFlags, chmod, fchmod, flock, lstat, open, unlink},
+    fs::{FileType, FlockOperation, Mode, OFlags, chmod, fchmod, flock, fstat, lstat, open, unlink},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with},
 };
 use std::{
     fs, io,
     os::{
-        fd::OwnedFd,
-        unix::{
-            fs::{FileTypeExt, MetadataExt},
-            net,
-        },
+        fd::{AsRawFd, OwnedFd},
+        unix::{fs::FileTypeExt, net},
     },
     path::{Path, PathBuf},
     thread,
@@ -26,6 +23,9 @@ const BACKLOG: i32 = 64;
 /// How long another server may take that makes a socket in the same folder. It takes it a few system calls.
 const TURN: Duration = Duration::from_secs(5);
 
+/// What [`overflow_uid`] is where the system does not say.
+const OVERFLOW_UID: u32 = 65_534;
+
 /// A socket with a name, that listens. Its name goes when this is dropped.
 #[derive(Debug)]
 pub struct Door {
@@ -34,6 +34,8 @@ pub struct Door {
     /// Which file it is, whatever takes its name later.
     file: (u64, u64),
     uids: Vec<u32>,
+    /// The number under which the system shows every user who has none in this user namespace. Never let in.
+    overflow: u32,
 }
 
 /// Why there is no socket to publish to.
@@ -74,6 +76,15 @@ pub enum DoorError {
         /// Who could have used it.
         mode: u32,
     },
+    /// The number stands for everybody who has none here.
+    #[error(
+        "user {uid} cannot be let in by its number: the system gives it to every user of another container who has none here. \
+         Let the process run as a user that this container knows"
+    )]
+    Overflow {
+        /// Which number.
+        uid: u32,
+    },
     /// The system refused.
     #[error("cannot make the socket {}: {source}", path.display())]
     Io {
@@ -95,6 +106,10 @@ impl Door {
     /// [`DoorError`]; nothing is left behind then.
     pub fn open(path: &Path, uids: &[u32]) -> Result<Self, DoorError> {
         let failed = |source: io::Error| DoorError::Io { path: path.into(), source };
+        let overflow = overflow_uid();
+        if uids.contains(&overflow) {
+            return Err(DoorError::Overflow { uid: overflow });
+        }
         let address = SocketAddrUnix::new(path).map_err(|_| DoorError::TooLong { path: path.into() })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         // Whoever makes or replaces a socket in this folder does it alone: two that find the same one left behind would
@@ -107,32 +122,36 @@ impl Door {
         // The file that `bind` makes has the socket's own mode: it is never anybody else's, not for a moment.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
         bind(&socket, &address).map_err(|error| failed(error.into()))?;
-        let door = Self::bound(socket, path, uids);
+        let door = Self::bound(socket, path, uids, overflow);
         drop(turn);
         door
     }
 
     /// A socket that has its name already, and gives it back when anything fails.
-    fn bound(socket: OwnedFd, path: &Path, uids: &[u32]) -> Result<Self, DoorError> {
-        let made = || -> Result<(u64, u64), DoorError> {
-            let failed = |source: io::Error| DoorError::Io { path: path.into(), source };
-            let found = fs::symlink_metadata(path).map_err(failed)?;
-            let mode = found.mode() & 0o777;
+    fn bound(socket: OwnedFd, path: &Path, uids: &[u32], overflow: u32) -> Result<Self, DoorError> {
+        let failed = |source: io::Error| DoorError::Io { path: path.into(), source };
+        // Looked at once, and held: somebody else may give the name to another file, whose mode must stay as it is.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let held = open(path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
+        let found = fstat(&held).map_err(|error| failed(error.into()))?;
+        if !FileType::from_raw_mode(found.st_mode).is_socket() {
+            return Err(DoorError::NotASocket { path: path.into() });
+        }
+        let file = (found.st_dev, found.st_ino);
+        let made = || -> Result<UnixListener, DoorError> {
+            let mode = found.st_mode & 0o777;
             if mode & 0o077 != 0 {
                 return Err(DoorError::NotPrivate { path: path.into(), mode });
             }
             if !uids.is_empty() {
-                chmod(path, Mode::from_raw_mode(0o666)).map_err(|error| failed(error.into()))?;
+                let name = format!("/proc/self/fd/{}", held.as_raw_fd()); // What is held, whatever its name is by now.
+                chmod(name, Mode::from_raw_mode(0o666)).map_err(|error| failed(error.into()))?;
             }
             listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
-            Ok((found.dev(), found.ino()))
+            UnixListener::from_std(net::UnixListener::from(socket)).map_err(failed)
         };
-        let file = made().inspect_err(|_| {
-            let _ = unlink(path); // It is ours: nobody else makes one here meanwhile.
-        })?;
-        let listener = UnixListener::from_std(net::UnixListener::from(socket));
-        let listener = listener.map_err(|source| DoorError::Io { path: path.into(), source })?;
-        Ok(Self { listener, path: path.into(), file, uids: uids.into() })
+        let listener = made().inspect_err(|_| unlink_if(path, file))?;
+        Ok(Self { listener, path: path.into(), file, uids: uids.into(), overflow })
     }
 
     /// Where it is.
@@ -147,17 +166,33 @@ impl Door {
 
     /// Whether processes of `uid` may publish.
     pub(super) fn admits(&self, uid: u32) -> bool {
-        uid == 0 || uid == rustix::process::geteuid().as_raw() || self.uids.contains(&uid)
+        let is_known = uid == rustix::process::geteuid().as_raw() || self.uids.contains(&uid);
+        uid == 0 || (is_known && !self.is_nobody(uid))
+    }
+
+    /// Whether the system gives this number to every user who has none here.
+    pub(super) fn is_nobody(&self, uid: u32) -> bool {
+        uid == self.overflow
     }
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
-        let is_ours = lstat(&self.path).is_ok_and(|found| (found.st_dev, found.st_ino) == self.file);
-        if is_ours {
-            let _ = unlink(&self.path); // Gone already, or the folder is: what is wanted.
-        }
+        unlink_if(&self.path, self.file);
     }
+}
+
+/// Removes a name, if it is still that of `file`.
+fn unlink_if(path: &Path, file: (u64, u64)) {
+    if lstat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == file) {
+        let _ = unlink(path); // Gone already, or the folder is: what is wanted.
+    }
+}
+
+/// The number that the system shows for users who have none in this user namespace.
+fn overflow_uid() -> u32 {
+    let said = fs::read_to_string("/proc/sys/fs/overflowuid").ok();
+    said.and_then(|said| said.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
 }
 
 /// Waits until nobody else makes a socket in `folder`.
@@ -170,6 +205,13 @@ fn take_turn(folder: &Path) -> io::Result<OwnedFd> {
             Ok(()) => return Ok(folder),
             Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                let text = format!(
+                    "another process has locked its folder for {} s: end it, or choose another path",
+                    TURN.as_secs()
+                );
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             // Some network file systems have no locks. Two servers that start at the same moment are what is lost.
             Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::NOSYS) => return Ok(folder),
@@ -260,5 +302,33 @@ mod tests {
         let second = Door::open(&path, &[]).unwrap();
         drop(first);
         assert!(second.path().exists());
+    }
+
+    /// Goal: what is at the path when the socket is made is neither followed nor taken away.
+    /// Method: a link in its place, to a file.
+    #[tokio::test]
+    async fn a_link_in_its_place_is_left_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let (file, path) = (home.path().join("model.safetensors"), home.path().join("s"));
+        fs::write(&file, b"precious").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&file, &path).unwrap();
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let refused = Door::bound(socket, &path, &[12_345], OVERFLOW_UID);
+        assert!(matches!(refused, Err(DoorError::NotASocket { .. })), "{refused:?}");
+        assert_eq!((mode(&file), path.is_symlink()), (0o600, true));
+    }
+
+    #[tokio::test]
+    async fn a_number_that_many_share_is_not_let_in() {
+        let home = tempfile::tempdir().unwrap();
+        let (path, nobody) = (home.path().join("s"), overflow_uid());
+        let refused = Door::open(&path, &[nobody]);
+        assert!(matches!(refused, Err(DoorError::Overflow { uid }) if uid == nobody), "{refused:?}");
+        let mut door = Door::open(&path, &[12_345]).unwrap();
+        assert!(door.admits(12_345));
+        door.overflow = 12_345;
+        assert!(!door.admits(12_345), "though it was named");
     }
 }

@@ -9,6 +9,7 @@ use tensor_relay_protocol::{
     beside::{Lend, Memory, MemoryKind, Refusal},
 };
 use tensor_relay_transport::egress::Payload;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The kinds of memory that this server takes.
 pub(super) const TAKEN: &[MemoryKind] = &[MemoryKind::Memfd];
@@ -21,6 +22,8 @@ pub(super) type Refused = (Refusal, String);
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     manifest: Vec<u8>,
+    /// The share of these bytes in what all producers may have on the way.
+    room: Option<OwnedSemaphorePermit>,
     memory: Option<Lent>,
     /// What is wrong with it already. The rest is passed over then, until it is published, and refused.
     wrong: Option<Refused>,
@@ -56,7 +59,19 @@ impl AsRef<[u8]> for Owned {
 
 impl Draft {
     /// Takes a part of the manifest.
-    pub(super) fn handle_manifest(&mut self, part: &Bytes, limits: &Limits) {
+    pub(super) fn handle_manifest(&mut self, part: &Bytes, limits: &Limits, room: &Arc<Semaphore>) {
+        if self.wrong.is_some() {
+            return;
+        }
+        let permits = u32::try_from(part.len()).unwrap_or(u32::MAX); // A message is smaller.
+        let Ok(permit) = Arc::clone(room).try_acquire_many_owned(permits) else {
+            let text = "too many manifests came that were not read yet: publish again when others are done";
+            return self.refuse(Refusal::NoRoom, text.into());
+        };
+        match &mut self.room {
+            Some(room) => room.merge(permit),
+            None => self.room = Some(permit),
+        }
         let max = limits.manifest_bytes as usize;
         match self.manifest.len() + part.len() > max {
             true => self.refuse(Refusal::BadManifest, format!("its manifest has more than {max} bytes")),
@@ -66,6 +81,9 @@ impl Draft {
 
     /// Takes lent memory, with the descriptor that came with it.
     pub(super) fn handle_lend(&mut self, lend: Lend, descriptor: Option<OwnedFd>) {
+        if self.wrong.is_some() {
+            return;
+        }
         let Lend { range, memory } = lend;
         match (memory, descriptor) {
             (Memory::Memfd { .. }, None) => {
@@ -100,7 +118,7 @@ impl Draft {
         check_chunks(&manifest, staging)?;
         let (loan, returned) = Loan::new();
         let bytes = match (self.memory, manifest.payload_bytes()) {
-            (None, 0) => Bytes::new(),
+            (None, 0) => loan.lend(Bytes::new()), // On loan as well: it is released when nobody can take it.
             (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => {
                 loan.lend(map(&lent, staging)?)
             }
@@ -142,8 +160,13 @@ fn not_all_of_it(lent: Option<&Lent>, payload_bytes: u64) -> Refused {
 
 fn map(lent: &Lent, staging: &Staging) -> Result<Bytes, Refused> {
     let len = lent.range.end - lent.range.start;
-    let sealed = Sealed::map(&lent.descriptor, lent.offset, len)
-        .map_err(|error| (Refusal::UnfitMemory, error.to_string()))?;
+    if lent.offset != 0 {
+        let text =
+            format!("the payload begins at byte {} of its memfd: lend one that begins with it", lent.offset);
+        return Err((Refusal::UnfitMemory, text));
+    }
+    let sealed =
+        Sealed::map(&lent.descriptor, len).map_err(|error| (Refusal::UnfitMemory, error.to_string()))?;
     let charge = charge(staging, len as usize).map_err(|error| (Refusal::NoRoom, error.to_string()))?;
     Ok(Bytes::from_owner(Owned { sealed, _charge: charge }))
 }
@@ -153,5 +176,27 @@ fn charge(staging: &Staging, len: usize) -> Result<Charge, AllocError> {
     match staging.memory.charge(len) {
         Err(AllocError::OverBudget { .. }) if staging.bases.give_way() => staging.memory.charge(len),
         given => given,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: manifests of all producers together are bounded while they wait, and what was refused keeps nothing.
+    #[test]
+    fn manifests_that_wait_are_bounded() {
+        let (room, part, limits) =
+            (Arc::new(Semaphore::new(100)), Bytes::from(vec![0; 40]), Limits::default());
+        let (mut one, mut two) = (Draft::default(), Draft::default());
+        one.handle_manifest(&part, &limits, &room);
+        two.handle_manifest(&part, &limits, &room);
+        one.handle_manifest(&part, &limits, &room);
+        assert!(matches!(one.wrong, Some((Refusal::NoRoom, _))) && two.wrong.is_none());
+        assert_eq!((room.available_permits(), one.manifest.len()), (60, 0));
+        one.handle_manifest(&part, &limits, &room);
+        assert_eq!(one.manifest.len(), 0, "what is refused keeps nothing that follows");
+        drop(two);
+        assert_eq!(room.available_permits(), 100);
     }
 }

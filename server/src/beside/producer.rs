@@ -1,7 +1,7 @@
 //! The other end of the socket: a process that publishes into the server beside it.
 
 use super::{
-    channel::{ChannelError, Hearer, PROMPT, Speaker, split},
+    channel::{ChannelError, Ends, Hearer, PROMPT, Speaker, split},
     publication::Publication,
     version::{SealedVersion, Terms},
 };
@@ -37,6 +37,9 @@ const IN_HOST_MEMORY: &str = "the tensors are in host memory";
 /// How often it is tried to connect to a server that is not there yet.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long a server that is there may take to answer, when no time is left to wait for one.
+const ANSWER: Duration = Duration::from_secs(1);
+
 /// Messages that belong together, each with the descriptor that goes with it.
 pub(super) type Outgoing = Vec<(Vec<u8>, Option<SealedFd>)>;
 
@@ -49,6 +52,8 @@ pub struct Producer {
     outgoing: mpsc::UnboundedSender<Outgoing>,
     next: AtomicU64,
     talking: JoinHandle<()>,
+    /// Dropped with this: children that were forked have the socket, too, and must not keep the connection.
+    _ends: Ends,
 }
 
 /// Why there is no connection to a server.
@@ -67,6 +72,12 @@ pub enum ConnectError {
         /// Where.
         path: PathBuf,
     },
+    /// So many wait to be let in that the system turns further ones away.
+    #[error("the server at {} is too busy to let this process in: try again", path.display())]
+    Busy {
+        /// Where.
+        path: PathBuf,
+    },
     /// The socket is another user's.
     #[error(
         "the socket {} is private to another user: run as that user, or start the server with --publish-uid {uid}",
@@ -78,6 +89,20 @@ pub enum ConnectError {
         /// Who asks.
         uid: u32,
     },
+    /// Somebody else than expected listens. Nothing was told to them.
+    #[error(
+        "a process of user {found_uid} listens at {}, and not one of user {expected_uid}: see who made this socket, or name \
+         the user that the server runs as",
+        path.display()
+    )]
+    Stranger {
+        /// Where.
+        path: PathBuf,
+        /// Who listens.
+        found_uid: u32,
+        /// Who should.
+        expected_uid: u32,
+    },
     /// The server said why not.
     #[error("the server at {} does not let this process publish: {why}", path.display())]
     Refused {
@@ -87,7 +112,7 @@ pub enum ConnectError {
         why: String,
     },
     /// The server does not answer.
-    #[error("the server at {} did not answer within {} s", path.display(), PROMPT.as_secs())]
+    #[error("the server at {} did not answer in time", path.display())]
     NoAnswer {
         /// Where.
         path: PathBuf,
@@ -131,29 +156,49 @@ impl Producer {
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect(path: &Path) -> Result<Self, ConnectError> {
-        let greeted = tokio::time::timeout(PROMPT, greet(path)).await;
+        Self::try_for(path, PROMPT, None).await
+    }
+
+    async fn try_for(path: &Path, timeout: Duration, server_uid: Option<u32>) -> Result<Self, ConnectError> {
+        let greeted = tokio::time::timeout(timeout, greet(path, server_uid)).await;
         let greeted = greeted.unwrap_or_else(|_| Err(ConnectError::NoAnswer { path: path.into() }));
         let (hearer, speaker, terms) = greeted?;
+        let _ends = speaker.ends();
         let desk =
             Arc::new(Desk { waiting: Mutex::default(), lost: watch::Sender::new(None), path: path.into() });
         let (outgoing, unsaid) = mpsc::unbounded_channel();
         let talking = tokio::spawn(talk(hearer, speaker, unsaid, Arc::clone(&desk)));
-        Ok(Self { path: path.into(), terms, desk, outgoing, next: AtomicU64::new(1), talking })
+        Ok(Self { path: path.into(), terms, desk, outgoing, next: AtomicU64::new(1), talking, _ends })
     }
 
-    /// The same for at most `timeout`, while there is no server yet: one beside may start later, or again.
+    /// The same for at most `timeout`, while there is no server yet: one beside may start later, or again. A server that is
+    /// there has a second to answer, however short that is.
     ///
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
-        let deadline = Instant::now() + timeout;
+        Self::connect_to(path, timeout, None).await
+    }
+
+    /// The same, and only to a server of the user `server_uid`, if one is given: for sockets in folders where others may make
+    /// files, who could listen there in its place. The system vouches for who listens.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect_to(
+        path: &Path,
+        timeout: Duration,
+        server_uid: Option<u32>,
+    ) -> Result<Self, ConnectError> {
+        let begun = Instant::now();
         loop {
-            match Self::connect(path).await {
-                Err(ConnectError::NoSocket { .. } | ConnectError::NobodyListens { .. })
-                    if Instant::now() < deadline =>
-                {
-                    tokio::time::sleep(LOOK).await;
-                }
+            let left = timeout.saturating_sub(begun.elapsed());
+            match Self::try_for(path, left.clamp(ANSWER, PROMPT), server_uid).await {
+                Err(
+                    ConnectError::NoSocket { .. }
+                    | ConnectError::NobodyListens { .. }
+                    | ConnectError::Busy { .. },
+                ) if begun.elapsed() < timeout => tokio::time::sleep(LOOK.min(left)).await,
                 outcome => return outcome,
             }
         }
@@ -380,8 +425,14 @@ impl Waiting {
 }
 
 /// Connects and exchanges the first messages.
-async fn greet(path: &Path) -> Result<(Hearer, Speaker, Terms), ConnectError> {
+async fn greet(path: &Path, server_uid: Option<u32>) -> Result<(Hearer, Speaker, Terms), ConnectError> {
     let stream = UnixStream::connect(path).await.map_err(|error| why_not(path, &error))?;
+    if let Some(expected_uid) = server_uid {
+        let found_uid = stream.peer_cred().map_err(|error| why_not(path, &error))?.uid();
+        if found_uid != expected_uid {
+            return Err(ConnectError::Stranger { path: path.into(), found_uid, expected_uid });
+        }
+    }
     let (mut hearer, speaker) = split(stream);
     let hello = Hello {
         revision_min: *REVISIONS.start(),
@@ -408,6 +459,7 @@ fn why_not(path: &Path, error: &io::Error) -> ConnectError {
     match error.kind() {
         io::ErrorKind::NotFound => ConnectError::NoSocket { path },
         io::ErrorKind::ConnectionRefused => ConnectError::NobodyListens { path },
+        io::ErrorKind::WouldBlock => ConnectError::Busy { path },
         io::ErrorKind::PermissionDenied => {
             ConnectError::NotPermitted { path, uid: rustix::process::geteuid().as_raw() }
         }
@@ -430,15 +482,16 @@ async fn talk(
         }
         std::future::pending::<Result<(), ChannelError>>().await
     };
+    let _ends = speaker.ends();
     let hear = async {
-        let mut farewell = None;
         while let Some(frame) = hearer.next().await? {
             match ServerMessage::decode(&frame)? {
-                ServerMessage::Close { text } => farewell = Some(text),
+                // Nothing follows it. The connection may break now, over what the server did not hear.
+                ServerMessage::Close { text } => return Ok(Some(text)),
                 message => desk.handle(message),
             }
         }
-        Ok::<_, ChannelError>(farewell)
+        Ok::<_, ChannelError>(None)
     };
     let mut hear = std::pin::pin!(hear);
     let ended = tokio::select! {

@@ -40,6 +40,12 @@ impl Home {
         Producer::connect(&self.path()).await.unwrap()
     }
 
+    /// Whether there is a version of the topic called `name`.
+    fn offers(&self, name: &str) -> bool {
+        let names = self.server.shared().catalogue.names();
+        names.iter().any(|topic| topic.as_str() == name)
+    }
+
     /// A connection that was greeted, to say on it whatever can be said.
     async fn raw(&self) -> (Hearer, Speaker) {
         let (mut hearer, speaker) = split(UnixStream::connect(self.path()).await.unwrap());
@@ -99,14 +105,43 @@ async fn a_version_is_released_when_another_takes_its_place() {
     assert_eq!(home.server.stats().staged_bytes, 0);
 }
 
+/// Goal: a version without bytes is on offer until it is taken back, as any other is.
+/// Method: what its producer is told of it, before and after; what a second answer of the server says has been done by then.
 #[tokio::test]
 async fn a_version_without_bytes_is_one() {
     let home = Home::default();
     let producer = home.producer().await;
     let mut empty = publish(&producer, 0).await;
     assert_eq!(empty.payload_bytes(), 0);
+    producer.end(Topic::new("none").unwrap(), false).await.unwrap_err(); // An answer later.
+    producer
+        .publish(Topic::new("other").unwrap(), version(&producer, 10), vec![])
+        .await
+        .unwrap();
+    assert!(!empty.is_released() && !empty.is_over());
+    assert!(home.offers("policy"));
     empty.withdraw();
     assert!(empty.released(PATIENCE).await.unwrap());
+    assert!(!home.offers("policy"));
+}
+
+/// Goal: a version that was taken back before its turn is never published.
+/// Method: say in one breath that it is complete and that it is taken back, many times.
+#[tokio::test]
+async fn what_was_taken_back_in_time_is_not_published() {
+    let home = Home::default();
+    let (mut hearer, speaker) = home.raw().await;
+    for number in 1..=20 {
+        let withdraw = encode_producer(ProducerMessage::Withdraw(PublicationId(number)));
+        let said = [manifest(0, 4 << 20), complete(number), withdraw].concat();
+        speaker.say(&said, None).await.unwrap();
+        let refused = answer(&mut hearer).await;
+        assert!(
+            matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }),
+            "{number}: {refused:?}"
+        );
+    }
+    assert!(!home.offers("policy"));
 }
 
 #[tokio::test]
@@ -196,13 +231,16 @@ async fn what_is_not_true_of_a_version_refuses_it() {
     let (mut hearer, speaker) = home.raw().await;
     let (right, chunk_bytes) = (manifest(1000, 4 << 20), 4 << 20);
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let (fit, short) = (sealed(1024), sealed(1023));
-    let (fit, short, file) = (Some(fit.as_fd()), Some(short.as_fd()), Some(file.as_fd()));
+    let (fit, short, long) = (sealed(1024), sealed(1023), sealed(8192));
+    let (fit, short, long, file) =
+        (Some(fit.as_fd()), Some(short.as_fd()), Some(long.as_fd()), Some(file.as_fd()));
     let wrong = [
         (vec![], Refusal::BadManifest),
         (vec![(right.clone(), None)], Refusal::UnfitMemory),
         (vec![(right.clone(), None), (lend(0..1024, 0), None)], Refusal::UnfitMemory),
         (vec![(right.clone(), None), (lend(0..1024, 0), short)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1024, 0), long)], Refusal::UnfitMemory),
+        (vec![(right.clone(), None), (lend(0..1024, 4096), long)], Refusal::UnfitMemory),
         (vec![(right.clone(), None), (lend(0..1024, 0), file)], Refusal::UnfitMemory),
         (vec![(right.clone(), None), (lend(0..1000, 0), fit)], Refusal::UnfitMemory),
         (vec![(right.clone(), None), (lend(1..1025, 0), fit)], Refusal::UnfitMemory),
@@ -318,4 +356,93 @@ async fn many_versions_leave_nothing_behind() {
     // Other tests of this process have some, but not hundreds.
     let (descriptors, mappings) = held();
     assert!(descriptors < 50 && mappings < 50, "{descriptors} descriptors, {mappings} mappings");
+}
+
+/// Goal: who is turned away takes nobody's place, and holds nothing for long.
+/// Method: all places but one are taken; many come that are turned away and never hear why; one place becomes free.
+#[tokio::test]
+async fn who_is_turned_away_takes_no_place() {
+    let home = Home::default();
+    let mut inside = Vec::new();
+    for _ in 0..PRODUCERS_MAX {
+        inside.push(home.producer().await);
+    }
+    let refused = Producer::connect(&home.path()).await.unwrap_err();
+    let ConnectError::Refused { why, .. } = refused else { panic!("{refused}") };
+    assert!(why.contains("64 producers"), "{why}");
+    let mut deaf = Vec::new();
+    for _ in 0..2 * PRODUCERS_MAX {
+        deaf.push(loop {
+            match UnixStream::connect(home.path()).await {
+                Ok(stream) => break stream,
+                Err(_) => tokio::task::yield_now().await, // So many at once do not fit before the door.
+            }
+        });
+    }
+    inside.pop();
+    let deadline = Instant::now() + channel::PROMPT / 2;
+    while Producer::connect(&home.path()).await.is_err() {
+        assert!(Instant::now() < deadline, "the place that is free is not given");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Goal: who publishes more than may wait is refused, and heard on.
+/// Method: say more versions than that in one breath, none of them right; count what was refused for which reason.
+#[tokio::test]
+async fn more_than_may_wait_is_refused() {
+    let home = Home::default();
+    let (mut hearer, speaker) = home.raw().await;
+    let more = connection::WAITING_MAX as u64 + 20;
+    let said: Vec<u8> = (0..more).flat_map(complete).collect();
+    speaker.say(&said, None).await.unwrap();
+    let (mut full, mut wrong) = (0, 0);
+    for _ in 0..more {
+        match answer(&mut hearer).await {
+            ServerMessage::Refused { reason: Refusal::NoRoom, .. } => full += 1,
+            ServerMessage::Refused { reason: Refusal::BadManifest, .. } => wrong += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((full, wrong), (20, connection::WAITING_MAX));
+}
+
+/// Goal: a topic that was only named, for a version that was refused, is not open, and takes no place for ever.
+#[tokio::test]
+async fn a_refused_version_opens_no_topic() {
+    let home = Home::default();
+    let (mut hearer, speaker) = home.raw().await;
+    speaker.say(&complete(1), None).await.unwrap();
+    assert!(matches!(answer(&mut hearer).await, ServerMessage::Refused { .. }));
+    let end = ProducerMessage::End { request: PublicationId(2), topic: topic(), withdraw: false };
+    speaker.say(&encode_producer(end), None).await.unwrap();
+    let refused = answer(&mut hearer).await;
+    assert!(matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }), "{refused:?}");
+}
+
+/// Goal: a producer waits for a server that is there but does not answer no longer than it was told, and for one that is too
+/// busy until it is not. Method: a socket that nobody accepts at, with room for one; the clock goes on by itself.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let begun = Instant::now();
+    let silent = Producer::connect_within(&path, Duration::ZERO).await.unwrap_err();
+    assert!(matches!(silent, ConnectError::NoAnswer { .. }), "{silent}");
+    assert!(begun.elapsed() < channel::PROMPT / 2, "{:?}", begun.elapsed());
+    let _waiting = UnixStream::connect(&path).await;
+    let busy = Producer::connect_within(&path, Duration::ZERO).await.unwrap_err();
+    assert!(matches!(busy, ConnectError::Busy { .. }), "{busy}");
+}
+
+#[tokio::test]
+async fn a_producer_can_say_who_must_listen() {
+    let home = Home::default();
+    let ours = rustix::process::geteuid().as_raw();
+    Producer::connect_to(&home.path(), PATIENCE, Some(ours)).await.unwrap();
+    let stranger = Producer::connect_to(&home.path(), PATIENCE, Some(ours + 1)).await.unwrap_err();
+    let ConnectError::Stranger { found_uid, expected_uid, .. } = stranger else { panic!("{stranger}") };
+    assert_eq!((found_uid, expected_uid), (ours, ours + 1));
 }

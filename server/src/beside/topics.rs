@@ -5,6 +5,7 @@ use crate::{Publisher, TopicOptions, server::open_publisher, session::Shared};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 use tensor_relay_protocol::{Topic, beside::Refusal};
 use tokio::sync::OwnedMutexGuard;
@@ -12,12 +13,21 @@ use tokio::sync::OwnedMutexGuard;
 /// A topic's publisher, while somebody publishes with it. None once the topic ended.
 pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
 
+/// Where a topic's publisher is, and who waits for it.
+type Place = Arc<tokio::sync::Mutex<Option<Publisher>>>;
+
+/// How many topics producers may have open at once: a training job has a few, and each stays for as long as the server.
+pub(super) const TOPICS_MAX: usize = 4096;
+
+/// How long a publish waits for those of other producers into the same topic, which wait for its readers in turn.
+const TURN: Duration = Duration::from_secs(60);
+
 /// Publishers by topic, kept over connections: so that versions go on counting when a producer comes again.
 #[derive(Debug)]
 pub(super) struct Topics {
     shared: Arc<Shared>,
     options: TopicOptions,
-    publishers: Mutex<HashMap<Topic, Arc<tokio::sync::Mutex<Option<Publisher>>>>>,
+    publishers: Mutex<HashMap<Topic, Place>>,
 }
 
 impl Topics {
@@ -25,48 +35,87 @@ impl Topics {
         Self { shared, options, publishers: Mutex::default() }
     }
 
-    /// Gives the publisher of `topic` for one publish, in the order in which it was asked for. It is opened if it is not.
-    /// Waits for as long as those before wait for their readers. Cancel safe.
+    /// Gives the place of `topic`'s publisher for one publish, in the order in which it was asked for: none is there if the
+    /// topic is not open. Waits while those before wait for their readers, for [`TURN`] at most. Cancel safe.
+    ///
+    /// # Errors
+    /// When others have it for too long, or there are too many topics.
+    pub(super) async fn lease(&self, topic: &Topic) -> Result<Lease, Refused> {
+        let place = {
+            let mut places = self.places();
+            if places.len() >= TOPICS_MAX && !places.contains_key(topic) {
+                places.retain(|_, place| !is_idle(place));
+                if places.len() >= TOPICS_MAX {
+                    return Err((
+                        Refusal::NoRoom,
+                        format!("there are {TOPICS_MAX} topics: end one that is done"),
+                    ));
+                }
+            }
+            Arc::clone(places.entry(topic.clone()).or_default())
+        };
+        self.turn(topic, place).await
+    }
+
+    /// Opens `topic` if it is not.
     ///
     /// # Errors
     /// When the topic has a publisher elsewhere in this server: files are served under its name.
-    pub(super) async fn lease(&self, topic: &Topic) -> Result<Lease, Refused> {
-        let place = Arc::clone(self.places().entry(topic.clone()).or_default());
-        let mut lease = place.lock_owned().await;
-        if lease.is_none() {
-            match open_publisher(&self.shared, topic.clone(), None, self.options.clone()) {
-                Ok(publisher) => *lease = Some(publisher),
-                Err(taken) => {
-                    drop(lease);
-                    self.tidy(topic);
-                    return Err((Refusal::TopicTaken, taken.to_string()));
-                }
-            }
-        }
-        Ok(lease)
+    pub(super) fn open<'a>(&self, topic: &Topic, lease: &'a mut Lease) -> Result<&'a mut Publisher, Refused> {
+        let publisher = match lease.take() {
+            Some(publisher) => publisher,
+            None => open_publisher(&self.shared, topic.clone(), None, self.options.clone())
+                .map_err(|taken| (Refusal::TopicTaken, taken.to_string()))?,
+        };
+        Ok(lease.insert(publisher))
     }
 
-    /// Takes the publisher of `topic` for good, when those who asked for it before are done; none if it has none. Cancel
-    /// safe.
-    pub(super) async fn take(&self, topic: &Topic) -> Option<Publisher> {
-        let place = self.places().get(topic).map(Arc::clone)?;
-        let publisher = place.lock_owned().await.take();
+    /// Ends `topic` for good when those who asked for it before are done, and says whether it was open. With `withdraw`, what
+    /// is retained of it goes, too. Cancel safe.
+    ///
+    /// # Errors
+    /// When others have it for too long.
+    pub(super) async fn end(&self, topic: &Topic, withdraw: bool) -> Result<bool, Refused> {
+        let Some(place) = self.places().get(topic).map(Arc::clone) else { return Ok(false) };
+        let mut lease = self.turn(topic, place).await?;
+        let publisher = lease.take();
+        let was_open = publisher.is_some();
+        // While nobody else can open it: its name is free only then.
+        match (publisher, withdraw) {
+            (Some(publisher), true) => publisher.withdraw(),
+            (Some(publisher), false) => publisher.end(),
+            (None, _) => {}
+        }
+        drop(lease);
         self.tidy(topic);
-        publisher
+        Ok(was_open)
+    }
+
+    async fn turn(&self, topic: &Topic, place: Place) -> Result<Lease, Refused> {
+        tokio::time::timeout(TURN, place.lock_owned()).await.map_err(|_| {
+            let waited = TURN.as_secs();
+            let text = format!(
+                "others have published into topic {topic} for {waited} s, and wait for its readers: try again, or evict those"
+            );
+            (Refusal::NoRoom, text)
+        })
     }
 
     /// Forgets a topic that has no publisher and that nobody waits for.
     pub(super) fn tidy(&self, topic: &Topic) {
         let mut places = self.places();
-        let is_idle = |place: &Arc<tokio::sync::Mutex<Option<Publisher>>>| {
-            Arc::strong_count(place) == 1 && place.try_lock().is_ok_and(|publisher| publisher.is_none())
-        };
         if places.get(topic).is_some_and(is_idle) {
             places.remove(topic);
         }
     }
 
-    fn places(&self) -> MutexGuard<'_, HashMap<Topic, Arc<tokio::sync::Mutex<Option<Publisher>>>>> {
+    fn places(&self) -> MutexGuard<'_, HashMap<Topic, Place>> {
         self.publishers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether nobody waits for a place, and its topic is not open: never was, or has expired.
+fn is_idle(place: &Place) -> bool {
+    let is_closed = |publisher: &Option<Publisher>| publisher.as_ref().is_none_or(Publisher::has_ended);
+    Arc::strong_count(place) == 1 && place.try_lock().is_ok_and(|publisher| is_closed(&publisher))
 }

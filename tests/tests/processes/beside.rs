@@ -115,9 +115,9 @@ fn in_vain() {
     let words = ["publish", &socket, "policy", "w", "--connect-timeout=0.2"];
     home.run(&words).failed(3, &["there is no socket", "--publish-socket"]);
     let server = server(&home, &[]);
-    let waits = [&words[..], &["--timeout=0.2", "--wait-committed=2"]].concat();
+    let waits = [&words[..], &["--timeout=2", "--wait-committed=2"]].concat();
     home.run(&waits).failed(3, &["0 of 2 subscribers", "policy version 1"]);
-    let waits = [&words[..], &["--timeout=0.2", "--wait-released"]].concat();
+    let waits = [&words[..], &["--timeout=2", "--wait-released"]].concat();
     home.run(&waits).failed(3, &["policy version 2", "still in use"]);
     home.run(&["publish", &socket, "policy", "missing"]).failed(1, &["missing"]);
     server.process.end_by(Signal::KILL);
@@ -163,16 +163,16 @@ fn other_users() {
         println!("skipped: only root can be other users");
         return;
     }
-    let (home, nobody, other) = (Home::new(), 65_534, 12_345);
+    let (home, trainer, other) = (Home::new(), 12_344, 12_345);
     fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();
     let path = home.path("s");
     let private = server(&home, &[]);
     assert!(connect_as(0, &path).is_ok());
-    let refused = connect_as(nobody, &path).unwrap_err();
-    assert!(matches!(refused, ConnectError::NotPermitted { uid: 65_534, .. }), "{refused}");
+    let refused = connect_as(trainer, &path).unwrap_err();
+    assert!(matches!(refused, ConnectError::NotPermitted { uid: 12_344, .. }), "{refused}");
     private.process.end_by(Signal::TERM).with(0);
-    let mut shared = server(&home, &["--publish-uid=65534"]);
-    connect_as(nobody, &path).unwrap();
+    let mut shared = server(&home, &["--publish-uid=12344"]);
+    connect_as(trainer, &path).unwrap();
     let refused = connect_as(other, &path).unwrap_err();
     let ConnectError::Refused { why, .. } = refused else { panic!("{refused}") };
     assert!(why.contains("user 12345 may not publish") && why.contains("--publish-uid 12345"), "{why}");
