@@ -220,7 +220,7 @@ impl Client {
         if let Some(client) = open.and_then(Arc::into_inner) {
             wait(py, async { tokio::time::timeout(GOOD_BYE, client.close()).await.ok() })?;
         }
-        self.gpus.get(py)?.close();
+        self.gpus.get(py)?.close(py);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod foreign;
 mod import;
 mod on_gpu;
 mod readable;
+mod returning;
 mod stream;
 mod strides;
 
@@ -20,6 +21,7 @@ pub(crate) use foreign::{Exclusive, Foreign, Identity};
 pub(crate) use import::Lent;
 pub(crate) use on_gpu::{OnGpu, no_bytes};
 pub(crate) use readable::{Readable, Reading};
+pub(crate) use returning::{Returning, ToReturn};
 pub(crate) use stream::Stream;
 pub(crate) use strides::dense;
 

@@ -6,7 +6,7 @@ mod target;
 use crate::{
     errors::{Kind, of_fill},
     gpu::Gpus,
-    memory::{Exclusive, Foreign, OnGpu},
+    memory::{Exclusive, Foreign, OnGpu, Returning},
     snapshot::Snapshot,
     subscription::{Arrived, Inner, NotArrived},
     tensors_in::Fences,
@@ -37,7 +37,7 @@ type Pending = Pin<Box<dyn Future<Output = Result<Got, Failed>> + Send>>;
 /// A version in the tensors, which are on the host or on a GPU.
 enum Got {
     Host(Filled<Exclusive>),
-    Gpu(Filled<DeviceBuffer>),
+    Gpu(Filled<DeviceBuffer>, Returning),
 }
 
 /// Why no version came into the tensors.
@@ -67,7 +67,11 @@ impl Out {
 
     /// What to subscribe to, so that little travels but these tensors.
     pub(crate) fn selection(&self, py: Python<'_>) -> PyResult<Vec<Glob>> {
-        let named: Buffers<()> = self.targets(py)?.into_iter().map(|target| (target.name, ())).collect();
+        let mut named = Buffers::new();
+        for Target { name, memory, .. } in self.targets(py)? {
+            memory.give_back(py);
+            named.insert(name, ());
+        }
         Ok(named.selection())
     }
 
@@ -104,7 +108,12 @@ impl Out {
                 give_back(py, filled.into_buffers());
                 Ok(Ok(snapshot))
             }
-            Ok(Got::Gpu(filled)) => Ok(Ok(Snapshot::filled(&filled))),
+            Ok(Got::Gpu(filled, returning)) => {
+                let snapshot = Snapshot::filled(&filled);
+                drop(filled);
+                returning.give_back(py);
+                Ok(Ok(snapshot))
+            }
             Err(Failed::Closed) => Ok(Err(NotArrived::Closed)),
             Err(Failed::Host(error)) => {
                 let message = error.to_string();
@@ -186,11 +195,12 @@ fn begin_on_gpu(py: Python<'_>, inner: &Inner, targets: Vec<Target<OnGpu>>) -> P
         let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
         buffers.insert(name, buffer);
     }
-    let subscription = Arc::clone(&inner.subscription);
+    let (subscription, returning) = (Arc::clone(&inner.subscription), fences.returning());
     Ok(Box::pin(async move {
         let mut subscription = subscription.lock_owned().await;
         let subscription = subscription.as_mut().ok_or(Failed::Closed)?;
-        subscription.next_into_device(buffers).await.map(Got::Gpu).map_err(Failed::Gpu)
+        let filled = subscription.next_into_device(buffers).await.map_err(Failed::Gpu)?;
+        Ok(Got::Gpu(filled, returning))
     }))
 }
 
@@ -208,14 +218,14 @@ fn not_filled(
     match (torn, cause) {
         (None, FillCause::Subscription(error)) => Ok(Err(NotArrived::Subscription(error))),
         (None, cause) => Err(of_fill(py, &cause)),
-        (Some(id), cause) => Err(torn_by(py, message, &id, &cause)),
+        (Some(id), cause) => Err(torn_by(py, message, &id, of_fill(py, &cause))),
     }
 }
 
-fn torn_by(py: Python<'_>, message: &str, id: &client::VersionId, cause: &FillCause) -> PyErr {
+fn torn_by(py: Python<'_>, message: &str, id: &client::VersionId, cause: PyErr) -> PyErr {
     let raised = Kind::Torn.raise(py, message);
     // The class has this attribute; an interpreter without memory for it has worse to tell.
     let _ = raised.value(py).setattr("version", id.version.0);
-    raised.set_cause(py, Some(of_fill(py, cause)));
+    raised.set_cause(py, Some(cause));
     raised
 }

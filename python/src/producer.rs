@@ -58,8 +58,8 @@ impl Producer {
     /// Publishes tensors as the next version of `topic`: visible to all of the server's subscribers at once, or not at all.
     ///
     /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`. All tensors are copied, once, into memory that
-    /// the server sends from, those of GPUs by way of the host: they may be written again when this returns. The publication's `path` and `path_reason` say
-    /// by which way they went. How topics keep versions is the server's choice.
+    /// the server sends from, those of GPUs by way of the host: they may be written again when this returns. The
+    /// publication's `path` and `path_reason` say by which way they went. How topics keep versions is the server's choice.
     ///
     /// A server that was started again since the last call is connected to first.
     ///
@@ -83,14 +83,16 @@ impl Producer {
         let mut taken = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
         metadata.append(&mut taken.entries);
         let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
-        let version = lain.seal(py, producer.terms())?;
+        let (version, copied_bytes) = lain.seal(py, producer.terms())?;
         let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
         let published = published.ok_or_else(|| {
             let waited = timeout.unwrap_or_default().as_secs_f64();
             let message = format!("{topic} was not published within {waited} s, and is taken back");
             Kind::Timeout.raise(py, message)
         })?;
-        published.map(Publication::beside).map_err(|error| of_publish(py, &error))
+        published
+            .map(|publication| Publication::beside(publication, copied_bytes))
+            .map_err(|error| of_publish(py, &error))
     }
 
     /// Says that nothing will follow in `topic`, as `Relay.end` does.
@@ -110,7 +112,7 @@ impl Producer {
     /// Ends the connection. What is published stays with the server. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         drop(self.state(py)?.take());
-        self.gpus.get(py)?.close();
+        self.gpus.get(py)?.close(py);
         Ok(())
     }
 

@@ -60,9 +60,10 @@ impl Publication {
         Self { publication: Here::new(Handle::Here(publication)), payload_bytes, copied_bytes }
     }
 
-    /// One of a server beside this process.
-    pub(crate) fn beside(publication: beside::Publication) -> Self {
-        let (payload_bytes, copied_bytes) = (publication.payload_bytes(), publication.copied_bytes());
+    /// One of a server beside this process; so many bytes were copied before they were copied for it.
+    pub(crate) fn beside(publication: beside::Publication, copied_bytes: u64) -> Self {
+        let payload_bytes = publication.payload_bytes();
+        let copied_bytes = copied_bytes + publication.copied_bytes();
         Self { publication: Here::new(Handle::Beside(publication)), payload_bytes, copied_bytes }
     }
 

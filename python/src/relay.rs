@@ -218,7 +218,7 @@ impl Relay {
             Some(open) => wait(py, open.close(grace)),
             None => Ok(true),
         };
-        self.gpus.get(py)?.close();
+        self.gpus.get(py)?.close(py);
         finished
     }
 

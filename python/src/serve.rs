@@ -16,8 +16,8 @@ use tensor_relay_server::{
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
 #[pyfunction]
-#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, sessions_max, stall_timeout, reader_linger, device, gpu_memory_bytes,
-                    pinned_bytes))]
+#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, sessions_max, stall_timeout,
+                    reader_linger, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
     py: Python<'_>,

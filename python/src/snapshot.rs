@@ -283,18 +283,17 @@ impl Snapshot {
     /// memory is used again only after the stream is past what is on it by the time that nobody has any of them any more.
     ///
     /// stream: a stream of PyTorch, CuPy or Numba, anything with `__cuda_stream__`, or the number of a stream, which must
-    /// then live until that time; None is the legacy default stream. What makes tensors of a framework (`torch()`,
-    /// `jax()`) names that one's current stream by itself. For tensors in host memory it means nothing.
+    /// then live until that time; None is the legacy default stream. `torch()` names PyTorch's current stream by itself, and
+    /// what `jax()` gives is JAX's own. For tensors in host memory it means nothing.
     ///
-    /// Raises TypeError for what is no stream, and BufferError for 0.
+    /// Raises TypeError for what is no stream, ValueError for one of another GPU, and BufferError for 0 and for one that
+    /// cannot be waited for, e.g. while it is captured into a graph.
     #[pyo3(signature = (stream = None))]
-    fn wait(&self, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        if let Some(reading) = &self.reading
-            && let Some(stream) = Stream::of(stream)?
-        {
-            reading.read_on(stream);
+    fn wait(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        match (&self.reading, Stream::of(stream)?) {
+            (Some(reading), Some(stream)) => reading.check_and_read_on(py, stream),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The names of the tensors, in the order in which they were published.

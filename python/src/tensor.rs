@@ -108,8 +108,9 @@ impl Tensor {
         Self::frameworks(slf, "to_torch")
     }
 
-    /// As a JAX array, on the CPU or on the GPU where it lies, in the same memory where JAX can: 64-bit types become 32-bit ones unless JAX is told
-    /// otherwise (`jax_enable_x64`), as everywhere in JAX.
+    /// As a JAX array, on the CPU or on the GPU where it lies: on the CPU in the same memory where JAX can; on a GPU as a
+    /// copy of JAX's own, which is whole when this returns, since JAX does not say on which stream it reads. 64-bit types
+    /// become 32-bit ones unless JAX is told otherwise (`jax_enable_x64`), as everywhere in JAX.
     ///
     /// Raises UnsupportedTensorError where JAX has no such type.
     fn jax(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
@@ -144,7 +145,7 @@ impl Tensor {
     /// On a GPU, `stream` is the number of the stream that the tensor is read on: 1 the legacy default stream, as is None, 2
     /// the per-thread default stream. It may read at once: the bytes are there. When the last tensor of the version is gone,
     /// its memory is used again only after that stream is past what is on it by then, so the stream must live until then
-    /// (PyTorch's, JAX's and default ones do), or be named to `Snapshot.wait` as an object, which keeps it. -1 names none:
+    /// (PyTorch's and default ones do), or be named to `Snapshot.wait` as an object, which keeps it. -1 names none:
     /// its user sees to it that nothing reads the tensor when it goes.
     ///
     /// Raises BufferError for another device, a stream that is none, elements that DLPack's users cannot take, and when a

@@ -4,7 +4,7 @@ use crate::{
     entries,
     errors::Kind,
     gpu::{self, Gpus},
-    memory::{Foreign, Identity, Lent, OnGpu},
+    memory::{Foreign, Identity, Lent, OnGpu, Returning, ToReturn},
     version::Lain,
 };
 use pyo3::{
@@ -37,7 +37,7 @@ impl TensorsIn {
     /// `UnsupportedTensorError` names the first value that cannot travel.
     pub(crate) fn of(mapping: &Bound<'_, PyAny>, dtype: Option<Dtype>, gpus: &Gpus) -> PyResult<Self> {
         let mut taken = Self { specs: vec![], memory: vec![], entries: vec![], copied_bytes: 0 };
-        let mut known = HashMap::new();
+        let mut known = Known::default();
         for item in mapping.call_method0("items")?.try_iter()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
             let name = text_of(&name)?;
@@ -48,6 +48,7 @@ impl TensorsIn {
                     .map_err(|error| blame(&name, &value, error))?,
             }
         }
+        known.uncast.into_iter().for_each(|memory| memory.give_back(mapping.py()));
         Ok(taken)
     }
 
@@ -57,23 +58,27 @@ impl TensorsIn {
         value: &Bound<'_, PyAny>,
         dtype: Option<Dtype>,
         gpus: &Gpus,
-        known: &mut HashMap<Identity, usize>,
+        known: &mut Known,
     ) -> PyResult<()> {
         let py = value.py();
         let name = TensorName::new(name).map_err(Kind::Request.because(py))?;
         let (mut memory, mut was_copied) = lend(value, gpus)?;
-        if let Some(identity) = memory.identity() {
-            if let Some(first) = known.get(&identity) {
+        // A copy is made anew for each name, so it is never the memory of another one.
+        if let Some(identity) = memory.identity().filter(|_| !was_copied) {
+            if let Some(first) = known.places.get(&identity) {
                 let spec = TensorSpec { name, alias_of: Some(*first), ..self.specs[*first].clone() };
                 self.specs.push(spec);
                 self.memory.push(None);
                 memory.give_back(py);
                 return Ok(());
             }
-            known.insert(identity, self.specs.len());
+            known.places.insert(identity, self.specs.len());
         }
         if let Some(dtype) = dtype.filter(|dtype| is_float(memory.dtype()) && memory.dtype() != *dtype) {
-            memory.give_back(py);
+            match was_copied {
+                true => memory.give_back(py),
+                false => known.uncast.push(memory),
+            }
             let cast = frameworks(py)?.call_method1("cast", (value, dtype.name()))?;
             (memory, was_copied) = lend(&cast, gpus)?;
         }
@@ -101,12 +106,19 @@ impl TensorsIn {
             })
         };
         let memory = self.memory.into_iter().map(|memory| memory.map(&mut settle).transpose());
-        Ok(Lain {
-            specs: self.specs,
-            memory: memory.collect::<Result<_, _>>()?,
-            copied_bytes: self.copied_bytes,
-        })
+        let memory = memory.collect::<Result<_, _>>()?;
+        Ok(Lain { specs: self.specs, memory, copied_bytes: self.copied_bytes, returning: fences.returning() })
     }
+}
+
+/// The tensors of a mapping so far, by which others are found to be the same ones.
+#[derive(Default)]
+struct Known {
+    /// Which of the version's tensors lies there.
+    places: HashMap<Identity, usize>,
+    /// What tensors that were cast lent before. It stays lent, for else its library may give the same address to another
+    /// tensor, which would be taken for the first.
+    uncast: Vec<Lent>,
 }
 
 /// A tensor's memory, to be copied from or to.
@@ -117,26 +129,41 @@ pub(crate) enum Memory {
 
 /// One fence for each GPU: passed when all is done there that the libraries of its tensors made its engine wait for. Made
 /// after all of them were asked for their memory.
-#[derive(Default)]
-pub(crate) struct Fences(BTreeMap<usize, Fence>);
+pub(crate) struct Fences {
+    passed: BTreeMap<usize, Fence>,
+    back: ToReturn,
+    returning: Returning,
+}
+
+impl Default for Fences {
+    fn default() -> Self {
+        let (back, returning) = Returning::new();
+        Self { passed: BTreeMap::new(), back, returning }
+    }
+}
 
 impl Fences {
+    /// Where the tensors come back that were lent. No other is lent after that.
+    pub(crate) fn returning(self) -> Returning {
+        self.returning
+    }
+
     /// Lends a tensor to its GPU. Needs no GIL.
     ///
     /// # Errors
     /// What the engine of the GPU says.
     pub(crate) fn lend(&mut self, tensor: OnGpu) -> Result<DeviceBuffer, CudaError> {
         let fence = self.of(tensor.device())?;
-        Ok(tensor.into_buffer(fence))
+        Ok(tensor.into_buffer(fence, self.back.clone()))
     }
 
     fn of(&mut self, device: &Device) -> Result<Fence, CudaError> {
         let engine = gpu::engine(device);
-        match self.0.get(&engine.info().ordinal) {
+        match self.passed.get(&engine.info().ordinal) {
             Some(fence) => Ok(fence.clone()),
             None => {
                 let fence = engine.fence_intake()?;
-                self.0.insert(engine.info().ordinal, fence.clone());
+                self.passed.insert(engine.info().ordinal, fence.clone());
                 Ok(fence)
             }
         }

@@ -3,7 +3,7 @@
 use crate::{
     errors::Kind,
     gpu::copies::{self, CopyFailed},
-    memory::{Foreign, no_bytes},
+    memory::{Foreign, Returning, no_bytes},
     runtime,
     tensors_in::Memory,
     wait::wait,
@@ -25,6 +25,8 @@ pub(crate) struct Lain {
     pub(crate) memory: Vec<Option<Memory>>,
     /// How many bytes were copied to come to this.
     pub(crate) copied_bytes: u64,
+    /// Where those of GPUs come back.
+    pub(crate) returning: Returning,
 }
 
 /// A version to be published, and what it cost.
@@ -57,21 +59,27 @@ impl Lain {
         staging: &Staging,
         device: Option<&Device>,
     ) -> PyResult<Version> {
+        let copied_bytes = self.copied_bytes;
         let staged = match self.place() {
             Place::Host => {
                 let staged = py.detach(|| self.copy_from_host(staging));
-                self.give_back(py);
+                drop(self.give_back(py));
                 staged.map_err(|error| of_stage(py, &error))?
             }
             Place::Gpu(on) => {
-                let staged = Staged::from_device(staging, self.into_buffers(&on), vec![]);
-                wait(py, staged)?.map_err(|error| of_device(py, &error))?
+                let (tensors, returning) = self.into_buffers(&on);
+                let staged = Staged::from_device(staging, tensors, vec![]);
+                let staged = wait(py, staged)?.map_err(|error| of_device(py, &error))?;
+                returning.give_back(py);
+                staged
             }
             Place::Several { .. } => {
                 let runtime = runtime::handle(py)?;
                 let staged = py.detach(|| self.copy_from_anywhere(staging, runtime));
-                self.give_back(py);
-                staged.map_err(|error| of_stage_anywhere(py, &error))?
+                let returning = self.give_back(py);
+                let staged = staged.map_err(|error| of_stage_anywhere(py, &error))?;
+                returning.give_back(py);
+                staged
             }
         };
         let payload_bytes = staged.manifest().payload_bytes();
@@ -79,7 +87,7 @@ impl Lain {
             None => staged.into(),
             Some(device) => wait(py, staged.onto(device))?.map_err(|error| of_device(py, &error))?,
         };
-        Ok(Version { held, payload_bytes, copied_bytes: payload_bytes })
+        Ok(Version { held, payload_bytes, copied_bytes: copied_bytes + payload_bytes })
     }
 
     /// Lends all tensors to who reads them. What does not lie side by side on the host is copied.
@@ -95,7 +103,7 @@ impl Lain {
                 borrowed
             }),
             Place::Gpu(on) => {
-                let tensors = self.into_buffers(&on);
+                let (tensors, _) = self.into_buffers(&on);
                 py.detach(|| Borrowed::from_device(staging, tensors, vec![])).map_err(Some)
             }
             Place::Several { name, place, first } => {
@@ -103,7 +111,7 @@ impl Lain {
                     "tensor {name} lies on {place}, and others of its version on {first}: what is borrowed lies in one \
                      place; take hold=\"stage\", or publish the tensors of each as a topic of their own"
                 );
-                self.give_back(py);
+                drop(self.give_back(py));
                 return Err(Kind::UnsupportedTensor.raise(py, message));
             }
         };
@@ -113,14 +121,18 @@ impl Lain {
     }
 
     /// Copies all tensors to memory that a server beside this process reads where it is; those of GPUs by way of the host.
+    /// Also says how many bytes were copied to bring the elements of a tensor together first.
     ///
     /// # Errors
     /// `NoRoomError`, `PublishError`, and what a GPU says.
-    pub(crate) fn seal(self, py: Python<'_>, terms: &Terms) -> PyResult<SealedVersion> {
+    pub(crate) fn seal(self, py: Python<'_>, terms: &Terms) -> PyResult<(SealedVersion, u64)> {
         let runtime = runtime::handle(py)?;
+        let copied_bytes = self.copied_bytes + self.crooked_bytes();
         let sealed = py.detach(|| self.copy_to_be_sealed(terms, runtime));
-        self.give_back(py);
-        sealed.map_err(|error| of_seal(py, &error))
+        let returning = self.give_back(py);
+        let sealed = sealed.map_err(|error| of_seal(py, &error))?;
+        returning.give_back(py);
+        Ok((sealed, copied_bytes))
     }
 
     fn copy_to_be_sealed(
@@ -136,6 +148,15 @@ impl Lain {
             }
             Some(Memory::Gpu(buffer)) => runtime.block_on(write_from_gpu(buffer, out)),
         })
+    }
+
+    /// The bytes of tensors on the host whose elements do not lie side by side.
+    fn crooked_bytes(&self) -> u64 {
+        let lengths = self.memory.iter().flatten().map(|memory| match memory {
+            Memory::Host(memory) if !memory.is_dense() => memory.len() as u64,
+            _ => 0,
+        });
+        lengths.sum()
     }
 
     fn place(&self) -> Place {
@@ -197,23 +218,24 @@ impl Lain {
         Ok((Borrowed::from_tensors(staging, tensors, vec![])?, copied_bytes))
     }
 
-    /// The tensors, all of which lie on `device`.
-    fn into_buffers(self, device: &Device) -> Vec<(TensorSpec, DeviceBuffer)> {
+    /// The tensors, all of which lie on `device`, and where they come back.
+    fn into_buffers(self, device: &Device) -> (Vec<(TensorSpec, DeviceBuffer)>, Returning) {
         let buffer = |memory| match memory {
             Some(Memory::Gpu(buffer)) => buffer,
             _ => no_bytes(device),
         };
-        self.specs.into_iter().zip(self.memory.into_iter().map(buffer)).collect()
+        (self.specs.into_iter().zip(self.memory.into_iter().map(buffer)).collect(), self.returning)
     }
 
-    /// Gives the memory back that is still lent.
-    fn give_back(self, py: Python<'_>) {
+    /// Gives the memory back that is still lent: at once on the host, on GPUs where it is not used any more.
+    fn give_back(self, py: Python<'_>) -> Returning {
         for memory in self.memory.into_iter().flatten() {
             match memory {
                 Memory::Host(memory) => memory.give_back(py),
                 Memory::Gpu(buffer) => drop(buffer),
             }
         }
+        self.returning
     }
 }
 
@@ -281,7 +303,12 @@ fn of_stage_anywhere(py: Python<'_>, error: &StageError<CopyFailed>) -> PyErr {
 
 fn of_seal(py: Python<'_>, error: &SealError<Unsealed>) -> PyErr {
     match error {
-        SealError::Memory { .. } | SealError::Fill(Unsealed::Write(_)) => Kind::NoRoom.raise(py, error),
+        SealError::Memory { .. } => Kind::NoRoom.raise(py, error),
+        SealError::Fill(Unsealed::Write(cause))
+            if matches!(cause.kind(), io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull) =>
+        {
+            Kind::NoRoom.raise(py, error)
+        }
         SealError::Fill(Unsealed::Copy(error)) => error.raise(py),
         _ => Kind::Publish.raise(py, error),
     }

@@ -51,7 +51,7 @@ def test_tensors_go_by_shared_memory(server):
         publication = producer.publish("policy", sent, metadata={"run": "a"})
         assert (publication.topic, publication.version, publication.path) == ("policy", 1, "memfd")
         assert "host memory" in publication.path_reason
-        assert publication.copied_bytes == sent["w"].nbytes + sent["turned"].nbytes
+        assert publication.copied_bytes == sent["w"].nbytes + 2 * sent["turned"].nbytes, "it is brought together first"
         publication.wait_released(timeout=0)  # Copied: `sent` may be written.
         sent["w"] += 1
         subscription = client.subscribe("policy")

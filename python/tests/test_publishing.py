@@ -187,3 +187,32 @@ def test_a_budget_is_refused_with_numbers(tmp_path):
             relay.publish("t", {"x": np.zeros(1 << 20)})
         assert isinstance(refused.value, MemoryError)
         relay.publish("t", {"x": np.zeros(1 << 20)}, hold="borrow")
+
+
+def test_tensors_that_are_made_one_after_the_other_are_not_taken_for_one(relay, client):
+    """Goal: a cast lets go of what it read. Its allocator has that address at hand for the next tensor, which is another one.
+
+    Method: scalars and unaligned arrays have no memory that can be lent, so copies of them are made, one at a time. Objects
+    that make their memory when they are asked for it do the same.
+    """
+
+    class Made:
+        def __init__(self, value):
+            self.value = value
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, **options):
+            return np.full(1000, self.value).__dlpack__(**options)
+
+        def astype(self, dtype):
+            return np.full(1000, self.value, dtype)
+
+    for make in (np.float64, Made, lambda value: np.frombuffer(b"." + np.float64(value).tobytes() * 9, np.uint8)[1:].view(np.float64)):
+        tensors = {str(value): make(value) for value in range(20)}
+        relay.publish("t", tensors, dtype="f32")
+        got = received(client)
+        assert {name: float(tensor.numpy().flat[0]) for name, tensor in got.items()} == {name: float(name) for name in tensors}
+    weight = np.ones(1000)
+    assert relay.publish("t", {"a": weight, "tied": weight}, dtype="f32").payload_bytes < 2 * 4000

@@ -34,24 +34,27 @@ def lender(tensor: Any) -> tuple[Any, str | None, bool]:
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         lent = tensor.detach().resolve_conj().resolve_neg()
-        return (lent, None, False) if not lent.is_cuda else _of_torch(lent.contiguous(), tensor)
+        if lent.is_cuda:
+            return _of_torch(lent.contiguous(), tensor)
+        return lent, None, tensor.is_conj() or tensor.is_neg()
     if numpy is not None and isinstance(tensor, numpy.generic):
-        tensor = numpy.asarray(tensor)
+        lent, dtype, _ = _of_numpy(numpy.asarray(tensor))
+        return lent, dtype, True
     if numpy is not None and isinstance(tensor, numpy.ndarray):
         return _of_numpy(tensor)
     if jax is not None and isinstance(tensor, jax.Array):
         return tensor.block_until_ready(), None, False
     if cupy is not None and isinstance(tensor, cupy.ndarray):
         if tensor.flags.c_contiguous:
-            return tensor, None, False
+            return _OnItsGpu(tensor, tensor.device), None, False
         with tensor.device:
-            return cupy.ascontiguousarray(tensor), None, True
+            return _OnItsGpu(cupy.ascontiguousarray(tensor), tensor.device), None, True
     return tensor, None, False
 
 
 def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
     """The same for a tensor that is to be written: never that of a copy."""
-    torch, numpy, jax = (sys.modules.get(name) for name in ("torch", "numpy", "jax"))
+    torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
         if tensor.is_conj() or tensor.is_neg():
             raise TypeError("it is a lazy view of another tensor: give that one")
@@ -64,25 +67,29 @@ def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
         return lent, dtype, False
     if jax is not None and isinstance(tensor, jax.Array):
         raise TypeError("JAX's arrays never change: take `snapshot.jax()` instead")
+    if cupy is not None and isinstance(tensor, cupy.ndarray):
+        return _OnItsGpu(tensor, tensor.device), None, False
     return tensor, None, False
 
 
 class _OnItsGpu:
-    """A tensor of PyTorch on a GPU, which hands it over only where that GPU is the current one."""
+    """A tensor of PyTorch or CuPy on a GPU. It is handed over where that GPU is the current one: elsewhere PyTorch refuses,
+    and CuPy makes who takes it wait for the current GPU's stream, and not for the one that the tensor is made on."""
 
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
+    def __init__(self, tensor: Any, gpu: Any) -> None:
+        self._tensor, self._gpu = tensor, gpu
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        with sys.modules["torch"].cuda.device(self._tensor.device):
+        with self._gpu:
             return self._tensor.__dlpack__(**options)
 
 
 def _of_torch(lent: Any, tensor: Any) -> tuple[Any, None, bool]:
-    return _OnItsGpu(lent), None, lent.data_ptr() != tensor.data_ptr()
+    gpu = sys.modules["torch"].cuda.device(lent.device)
+    return _OnItsGpu(lent, gpu), None, lent.data_ptr() != tensor.data_ptr()
 
 
 def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
@@ -151,18 +158,25 @@ def to_torch(tensor: Any) -> Any:
 
 
 def to_jax(tensor: Any) -> Any:
-    """An array in the tensor's memory, where that suits JAX."""
+    """An array in the tensor's memory, where that suits JAX; on a GPU, a copy that JAX has made of it.
+
+    JAX names no stream that it reads an array on: its kernels may run long after the array is gone, and the memory of a
+    version is used again then. Of memory that is JAX's own, JAX knows when that is free."""
     import jax.dlpack
 
-    return _made_by("JAX", jax.dlpack.from_dlpack, tensor)
+    array = _made_by("JAX", jax.dlpack.from_dlpack, tensor)
+    return array if tensor.__dlpack_device__()[0] == 1 else array.copy().block_until_ready()
 
 
 def stream_called(number: int) -> Any:
     """The object that keeps this stream, if its framework would destroy it with the last reference and can be asked for it.
     PyTorch and JAX keep theirs for ever."""
-    cupy = sys.modules.get("cupy")
-    current = cupy.cuda.get_current_stream() if cupy is not None else None
-    return current if current is not None and current.ptr == number else None
+    cupy = sys.modules.get("cupy") if number > 2 else None  # Default streams are nobody's.
+    try:
+        current = cupy.cuda.get_current_stream() if cupy is not None else None
+        return current if current is not None and current.ptr == number else None
+    except Exception:
+        return None  # CuPy does not work here, so it is not who asks.
 
 
 def copier(target: Any, tensor: Any) -> Callable[[], None] | None:
@@ -203,5 +217,5 @@ def _copier_of_cupy(target: Any, source: Any) -> Callable[[], None]:
 def _made_by(framework: str, make: Callable[[Any], Any], tensor: Any) -> Any:
     try:
         return make(tensor)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, BufferError, RuntimeError, TypeError, ValueError) as error:  # The first is PyTorch's without CUDA.
         raise UnsupportedTensorError(f"{framework} does not take {tensor.dtype}: {error}; take `bits` or `raw`") from error

@@ -5,14 +5,23 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use pyo3::prelude::*;
 use std::{ops::Range, time::Duration};
-use tensor_relay_device::{AllocError, Device, DeviceBuffer, HostMemory, SinkError, Source, SourceError};
+use tensor_relay_device::{
+    AllocError, Device, DeviceBuffer, HostMemory, SinkError, Source, SourceError, cuda::CudaOptions,
+};
 use tokio::time::timeout;
 
 /// How many run at once: one on its way, one that is put into its place, one to spare.
 const COPIES_AT_ONCE: usize = 3;
 
-/// How long one may take, the wait for a slot included. Longer than an engine lets one take, or wait for a caller's stream.
-const COPY_TIMEOUT: Duration = Duration::from_secs(25);
+/// How long one may take. A copy that an engine lets wait for a caller's stream, and then takes too long, is the engine's to
+/// tell of, which knows why it is late; and one may have to wait for another such copy, whose slot it needs.
+fn copy_timeout() -> Duration {
+    let CudaOptions { fence_timeout, copy_timeout, .. } = CudaOptions::default();
+    2 * (fence_timeout + copy_timeout) + MARGIN
+}
+
+/// What comes on top of what engines let copies take.
+const MARGIN: Duration = Duration::from_secs(5);
 
 /// Why bytes cannot be copied.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +35,7 @@ pub(crate) enum CopyFailed {
     #[error(
         "A copy on {device} had not ended after {} s. The device hangs, or other copies keep all of its slots: look for its \
          first error, and start this process again if there is no other.",
-        COPY_TIMEOUT.as_secs()
+        copy_timeout().as_secs()
     )]
     TimedOut { device: Box<str> },
 }
@@ -74,13 +83,13 @@ pub(crate) async fn copy(buffer: &DeviceBuffer, range: Range<u64>) -> Result<Dev
             target.copy_from_slice(&bytes);
             sink.write(target).await
         };
-        timeout(COPY_TIMEOUT, written).await.map_err(|_| late(device))??;
+        timeout(copy_timeout(), written).await.map_err(|_| late(device))??;
     }
     Ok(copy)
 }
 
 async fn read_piece(source: &dyn Source, piece: Range<u64>, device: &Device) -> Result<Bytes, CopyFailed> {
-    let read = timeout(COPY_TIMEOUT, source.read(piece)).await;
+    let read = timeout(copy_timeout(), source.read(piece)).await;
     Ok(read.map_err(|_| late(device))??)
 }
 

@@ -77,6 +77,11 @@ impl Foreign {
         self.is_writable
     }
 
+    /// Whether several of its elements are one in memory, along a whole dimension.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.runs.outer().iter().any(|(_, stride)| *stride == 0)
+    }
+
     /// Takes its elements for some of another dtype of the same size, where its own library has no word for that.
     pub(crate) fn taken_for(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;

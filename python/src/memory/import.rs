@@ -41,7 +41,7 @@ impl Lent {
         let (kind, id): (i32, i32) = tensor.call_method0("__dlpack_device__")?.extract()?;
         match kind {
             dlpack::DEVICE_CPU | dlpack::DEVICE_CUDA_HOST => {
-                Ok(Self::Host(Foreign::in_capsule(Capsule::take(&export(tensor, None)?)?)?))
+                Ok(Self::Host(Foreign::in_capsule(Capsule::take(&export(tensor, None)?)?, None)?))
             }
             dlpack::DEVICE_CUDA | dlpack::DEVICE_CUDA_MANAGED => {
                 Ok(Self::Gpu(on_gpu(tensor, gpus, usize::try_from(id).unwrap_or(usize::MAX))?))
@@ -72,6 +72,14 @@ impl Lent {
         match self {
             Self::Host(tensor) => tensor.is_writable(),
             Self::Gpu(tensor) => tensor.is_writable(),
+        }
+    }
+
+    /// Whether several of its elements are one in memory, along a whole dimension.
+    pub(crate) fn is_repeated(&self) -> bool {
+        match self {
+            Self::Host(tensor) => tensor.is_repeated(),
+            Self::Gpu(tensor) => tensor.is_repeated(),
         }
     }
 
@@ -107,13 +115,15 @@ fn on_gpu(tensor: &Bound<'_, PyAny>, gpus: &Gpus, ordinal: usize) -> PyResult<On
         PyBufferError::new_err(format!("it lies on cuda:{ordinal}, which cannot be used: {why}"))
     };
     let Opened { device, intake } = gpus.opened(tensor.py(), ordinal).map_err(|error| refuse(&error))?;
-    let tensor = Foreign::in_capsule(Capsule::take(&export(tensor, Some(intake))?)?)?;
+    let tensor = Foreign::in_capsule(Capsule::take(&export(tensor, Some(intake))?)?, Some(ordinal))?;
     Ok(OnGpu::new(tensor, device))
 }
 
 impl Foreign {
-    fn in_capsule(capsule: Capsule) -> PyResult<Self> {
+    /// The tensor in a capsule, whose library has said that it lies on this GPU, or on the host.
+    fn in_capsule(capsule: Capsule, gpu: Option<usize>) -> PyResult<Self> {
         let tensor = capsule.tensor()?;
+        check_device(tensor.device, gpu)?;
         // SAFETY: the capsule keeps its tensor, whose library vouches for so many dimensions at its pointers.
         let (shape, strides) = unsafe { dimensions(tensor) }?;
         let (dtype, per_element) = dlpack::dtype_of(tensor.dtype).ok_or_else(|| unknown(tensor.dtype))?;
@@ -171,6 +181,29 @@ fn export<'py>(tensor: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bo
         capsule => capsule?,
     };
     Ok(capsule.cast_into::<PyCapsule>()?)
+}
+
+/// Refuses a capsule whose tensor lies elsewhere than `__dlpack_device__` has said: its address means nothing there. Which
+/// of the host's devices it is does not matter: some libraries count those, and all are one memory.
+fn check_device(found: dlpack::Device, gpu: Option<usize>) -> PyResult<()> {
+    let is_there = match found.kind {
+        dlpack::DEVICE_CPU | dlpack::DEVICE_CUDA_HOST => gpu.is_none(),
+        dlpack::DEVICE_CUDA | dlpack::DEVICE_CUDA_MANAGED => {
+            gpu.is_some() && usize::try_from(found.id).ok() == gpu
+        }
+        _ => false,
+    };
+    let said = || gpu.map_or_else(|| "the host".to_owned(), |ordinal| format!("cuda:{ordinal}"));
+    match is_there {
+        true => Ok(()),
+        false => Err(PyBufferError::new_err(format!(
+            "its library said that it lies on {}, and handed over memory of DLPack's device {}:{}: that is a mistake of the \
+             library",
+            said(),
+            found.kind,
+            found.id
+        ))),
+    }
 }
 
 fn unknown(dtype: DataType) -> PyErr {

@@ -1,7 +1,10 @@
 //! Memory on a GPU that a tensor of somebody else has lent us.
 #![allow(unsafe_code, reason = "lends the memory of other libraries' tensors to a copy engine")]
 
-use super::foreign::{Foreign, Identity};
+use super::{
+    foreign::{Foreign, Identity},
+    returning::ToReturn,
+};
 use crate::gpu;
 use pyo3::prelude::*;
 use tensor_relay_client::Dtype;
@@ -51,6 +54,10 @@ impl OnGpu {
         self.tensor.is_writable()
     }
 
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.tensor.is_repeated()
+    }
+
     pub(crate) fn identity(&self) -> Option<Identity> {
         self.tensor.identity()
     }
@@ -64,24 +71,24 @@ impl OnGpu {
         self.tensor.give_back(py);
     }
 
-    /// Lends its memory to copies, none of which begins before `ready` is passed. It comes back when none runs and nobody
-    /// holds the buffer.
+    /// Lends its memory to copies, none of which begins before `ready` is passed. It comes back, by `back`, when none runs
+    /// and nobody holds the buffer.
     ///
     /// # Panics
     /// When its elements do not lie side by side.
-    pub(crate) fn into_buffer(self, ready: Fence) -> DeviceBuffer {
+    pub(crate) fn into_buffer(self, ready: Fence, back: ToReturn) -> DeviceBuffer {
         assert!(self.is_dense(), "asked before");
         let Self { tensor, device } = self;
-        let (address, len) = match tensor.len() {
-            0 => (0, 0),
-            len => (tensor.address() as u64, len),
+        let (address, len, ready) = match tensor.len() {
+            0 => (0, 0, None), // Nothing is read, so nothing is waited for.
+            len => (tensor.address() as u64, len, Some(ready)),
         };
         // SAFETY: the tensor's library vouches that so many bytes lie there, in memory of this device, and stay while the
         // tensor is kept. All processes of CUDA's runtime use its primary context. What was put on streams before to use
         // the memory is behind `ready`, since the library was given the engine's stream to make it wait (`__dlpack__`).
         // That nobody writes it while it is read, nor touches it while it is written, is the user's promise, as on the
         // host.
-        let memory = unsafe { gpu::engine(&device).lend(address, len, tensor, Some(ready)) };
+        let memory = unsafe { gpu::engine(&device).lend(address, len, back.bring(tensor), ready) };
         device.wrap::<CudaEngine>(memory).expect("memory of this engine")
     }
 }

@@ -2,8 +2,12 @@
 #![allow(unsafe_code, reason = "tells the engine of a GPU on which streams of others its memory is read")]
 
 use super::stream::Stream;
-use crate::gpu::copies::{self, CopyFailed};
+use crate::gpu::{
+    self,
+    copies::{self, CopyFailed},
+};
 use bytes::Bytes;
+use pyo3::{exceptions::PyBufferError, prelude::*};
 use std::{
     mem,
     ops::Range,
@@ -44,7 +48,27 @@ impl Reading {
 
     /// Keeps the memory until `stream` is past what reads it.
     pub(crate) fn read_on(&self, stream: Stream) {
-        stream.join(&mut self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        let spare = stream.join(&mut self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(spare); // Without the lock: an object that goes may run any code.
+    }
+
+    /// The same for a stream that its user names: it is asked first whether it is one of this GPU.
+    ///
+    /// # Errors
+    /// `ValueError` for one of another GPU, `BufferError` for one that the GPU knows no place of: it is none of its streams,
+    /// or is captured into a graph.
+    pub(crate) fn check_and_read_on(&self, py: Python<'_>, stream: Stream) -> PyResult<()> {
+        let engine = gpu::engine(self.device());
+        stream.check_device(py, engine.info().ordinal)?;
+        if let Some(handle) = stream.own_handle() {
+            let fence = py.detach(|| engine.fence(handle));
+            fence.map_err(|error| {
+                let message = format!("the stream cannot be waited for on {}: {error}", self.device().name());
+                PyBufferError::new_err(message)
+            })?;
+        }
+        self.read_on(stream);
+        Ok(())
     }
 
     /// The process that opened the GPU, where this is another one: its fork, which has none.
@@ -64,13 +88,20 @@ impl Drop for Reading {
             mem::forget((self.buffer.clone(), self.snapshot.take(), streams));
             return;
         }
-        if let Some(memory) = self.memory()
-            && !streams.is_empty()
-        {
-            let streams = streams.into_iter().map(Stream::into_parts).collect();
-            // SAFETY: each stream lives while its keeper does, or for as long as anybody has a tensor that is read on it,
-            // which was so until now, as its user promised (`Stream`).
-            unsafe { memory.give_up(streams) };
+        let Some(memory) = self.memory().filter(|_| !streams.is_empty()) else { return };
+        let (kept, unkept): (Vec<_>, Vec<_>) = streams.into_iter().partition(Stream::is_kept);
+        for handle in unkept.iter().filter_map(Stream::own_handle) {
+            // Its user keeps it no longer than until this returns, so its place is recorded now. The engine's thread needs
+            // no GIL for that, and microseconds; should it hang, it is waited for as long as its `answer_timeout`.
+            if let Err(error) = memory.in_use_until(handle) {
+                tracing::warn!("{} bytes of a GPU are never used again: {error}", memory.len_bytes());
+                mem::forget(Arc::clone(&memory));
+            }
+        }
+        if !kept.is_empty() {
+            let kept = kept.into_iter().map(Stream::into_parts).collect();
+            // SAFETY: each lives while its keeper does, or for ever.
+            unsafe { memory.give_up(kept) };
         }
     }
 }

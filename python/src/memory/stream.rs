@@ -3,7 +3,7 @@
 
 use crate::{interpreter, tensors_in::frameworks};
 use pyo3::{
-    exceptions::{PyBufferError, PyTypeError},
+    exceptions::{PyBufferError, PyTypeError, PyValueError},
     prelude::*,
     types::{PyAnyMethods, PyInt},
 };
@@ -23,6 +23,9 @@ const PER_THREAD: usize = 2;
 
 /// Where frameworks have the handle of a stream: PyTorch, CuPy, Numba.
 const ATTRIBUTES: [&str; 3] = ["cuda_stream", "ptr", "handle"];
+
+/// Where frameworks have the number of a stream's GPU: PyTorch, CuPy.
+const DEVICES: [&str; 2] = ["device_index", "device_id"];
 
 impl Stream {
     /// The stream that DLPack means by this number, or None. None where the consumer says that it needs no order.
@@ -81,12 +84,50 @@ impl Stream {
         (self.handle, Box::new(KeptStream(self.keeper)))
     }
 
-    /// Adds it to `streams`, which has each once, and kept if it is.
-    pub(super) fn join(self, streams: &mut Vec<Self>) {
+    /// Whether it lives for as long as we have this: an object of it is here, or nobody can destroy it.
+    pub(super) fn is_kept(&self) -> bool {
+        self.keeper.is_some() || self.handle == StreamHandle::LEGACY
+    }
+
+    /// The stream, unless it is the default one, which every GPU has.
+    pub(super) fn own_handle(&self) -> Option<StreamHandle> {
+        (self.handle != StreamHandle::LEGACY).then_some(self.handle)
+    }
+
+    /// Refuses it where its object says that it is a stream of another GPU than this.
+    ///
+    /// # Errors
+    /// `ValueError`.
+    pub(super) fn check_device(&self, py: Python<'_>, ordinal: usize) -> PyResult<()> {
+        let Some(object) = &self.keeper else { return Ok(()) };
+        for attribute in DEVICES {
+            let device: Option<i64> = match object.bind(py).getattr_opt(attribute)? {
+                Some(device) => device.extract().ok(),
+                None => None,
+            };
+            // CuPy has -1 where a stream does not know.
+            if let Some(device) = device.filter(|device| *device >= 0 && *device != ordinal as i64) {
+                return Err(PyValueError::new_err(format!(
+                    "it is a stream of cuda:{device}, and the tensors lie on cuda:{ordinal}: name the stream of cuda:{ordinal} \
+                     that reads them"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds it to `streams`, which has each once, and kept if it is. Gives the object back that is not needed.
+    pub(super) fn join(self, streams: &mut Vec<Self>) -> Option<Py<PyAny>> {
         match streams.iter_mut().find(|known| known.handle == self.handle) {
-            Some(known) if known.keeper.is_none() => known.keeper = self.keeper,
-            Some(_) => {}
-            None => streams.push(self),
+            Some(known) if known.keeper.is_none() => {
+                known.keeper = self.keeper;
+                None
+            }
+            Some(_) => self.keeper,
+            None => {
+                streams.push(self);
+                None
+            }
         }
     }
 }

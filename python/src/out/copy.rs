@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     errors::{Kind, of_device, of_fill},
-    memory::{Foreign, OnGpu},
+    memory::{Foreign, OnGpu, Returning},
     runtime,
     snapshot::Snapshot,
     subscription::Arrived,
@@ -14,42 +14,70 @@ use crate::{
     tensors_in::{Fences, frameworks},
     wait::wait,
 };
-use pyo3::prelude::*;
-use std::collections::BTreeMap;
+use pyo3::{exceptions::PyException, prelude::*};
+use std::{collections::BTreeMap, fmt::Display};
 use tensor_relay_client::{self as client, Buffers, FillCause};
 use tensor_relay_device::DeviceBuffer;
 
 /// Copies a whole version to the tensors, all of them or none.
 ///
 /// # Errors
-/// `TargetError` names the first that is not of the version; `TornError` where a GPU fails in the middle.
+/// `TargetError` names the first that is not of the version; `TornError` where a GPU, or a framework that copies within it,
+/// fails in the middle; and what a signal handler raised meanwhile (Ctrl-C), once all are copied.
 pub(super) fn to_all(py: Python<'_>, arrived: &Arrived, targets: Vec<Target>) -> PyResult<Snapshot> {
     let snapshot = &arrived.snapshot;
     targets.iter().try_for_each(|target| check(py, snapshot, target))?;
     let Sorted { host, gpu } = sorted(targets);
     let (copiers, gpu) = copiers(py, &Snapshot::whole(arrived), gpu)?;
-    let rounds = rounds(py, snapshot, gpu)?;
+    let (rounds, returning) = rounds(py, snapshot, gpu)?;
     let on_host = match snapshot.is_on_device() && !host.is_empty() {
         true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
         false => snapshot.clone(),
     };
-    // From here on nothing ends it but a device.
+    // From here on nothing ends it but a device, or a framework that refuses.
     let runtime = runtime::handle(py)?;
     let copied = py.detach(|| {
         rounds
             .iter()
             .try_for_each(|buffers| runtime.block_on(snapshot.copy_into_device(buffers)))
     });
+    drop(rounds);
+    let torn = |why: &dyn Display, cause: PyErr| {
+        let message = format!("{why}; tensors of `out` are torn: some hold bytes of {}", snapshot.id());
+        torn_by(py, &message, snapshot.id(), cause)
+    };
     match copied {
-        Ok(()) => copiers.iter().try_for_each(|copy| copy.call0().map(drop))?,
+        Ok(()) => returning.give_back(py),
         Err(FillCause::Device(error)) => {
-            let message = format!("{error}; tensors of `out` are torn: some hold bytes of {}", snapshot.id());
-            return Err(torn_by(py, &message, snapshot.id(), &FillCause::Device(error)));
+            return Err(torn(&error.to_string(), of_fill(py, &FillCause::Device(error))));
         }
         Err(cause) => return Err(of_fill(py, &cause)),
     }
+    let mut interrupted = None;
+    for copy in &copiers {
+        let copied = call_through(copy, &mut interrupted);
+        copied.map_err(|error| torn(&error.value(py).to_string(), error))?;
+    }
     copy_to_host(py, &on_host, host);
-    Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))
+    match interrupted {
+        Some(interrupt) => Err(interrupt),
+        None => Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref())),
+    }
+}
+
+/// How often a copy is begun again that Ctrl-C ended.
+const INTERRUPTS_MAX: u32 = 8;
+
+/// Calls what copies a tensor, as often as it takes: Ctrl-C raises in the middle of it, wherever that is, and a copy that
+/// is made twice is made once. What was raised is kept for later.
+fn call_through(copy: &Bound<'_, PyAny>, interrupted: &mut Option<PyErr>) -> PyResult<()> {
+    for _ in 0..INTERRUPTS_MAX {
+        match copy.call0() {
+            Err(error) if !error.is_instance_of::<PyException>(copy.py()) => *interrupted = Some(error),
+            copied => return copied.map(drop),
+        }
+    }
+    copy.call0().map(drop)
 }
 
 /// Refuses a tensor that is not one of the version.
@@ -69,6 +97,14 @@ fn check(py: Python<'_>, snapshot: &client::Snapshot, Target { name, memory, .. 
             snapshot.id(),
             memory.dtype(),
             memory.shape()
+        );
+        return Err(Kind::Target.raise(py, message));
+    }
+    if memory.is_repeated() {
+        let message = format!(
+            "elements of {name} in `out` share memory (a stride is 0, as in an expanded tensor), so they cannot hold what {} \
+             has: give a tensor of its own",
+            snapshot.id()
         );
         return Err(Kind::Target.raise(py, message));
     }
@@ -103,7 +139,10 @@ fn copiers<'py>(py: Python<'py>, snapshot: &Snapshot, targets: Vec<Target<OnGpu>
         };
         match found.is_none() {
             true => others.push(target),
-            false => copiers.push(found),
+            false => {
+                target.memory.give_back(py);
+                copiers.push(found);
+            }
         }
     }
     Ok((copiers, others))
@@ -115,7 +154,7 @@ fn rounds(
     py: Python<'_>,
     snapshot: &client::Snapshot,
     targets: Vec<Target<OnGpu>>,
-) -> PyResult<Vec<Buffers<DeviceBuffer>>> {
+) -> PyResult<(Vec<Buffers<DeviceBuffer>>, Returning)> {
     let mut fences = Fences::default();
     let mut seen: BTreeMap<(String, u64), usize> = BTreeMap::new();
     let mut rounds: BTreeMap<(String, usize), Buffers<DeviceBuffer>> = BTreeMap::new();
@@ -126,13 +165,14 @@ fn rounds(
             .manifest()
             .tensor(name.as_str())
             .map_or(0, |tensor| tensor.range().start);
-        let round = match memory.len() {
-            0 => continue,
-            _ => seen.entry((device.clone(), start)).or_default(),
-        };
+        if memory.len() == 0 {
+            memory.give_back(py);
+            continue;
+        }
+        let round = seen.entry((device.clone(), start)).or_default();
         let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
         rounds.entry((device, *round)).or_default().insert(name, buffer);
         *round += 1;
     }
-    Ok(rounds.into_values().collect())
+    Ok((rounds.into_values().collect(), fences.returning()))
 }

@@ -44,8 +44,9 @@ pub(super) fn all_of(mapping: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Vec<Ta
         if !memory.is_writable() {
             return Err(refuse(&"it is read-only"));
         }
-        if memory.identity().is_none_or(|identity| known.insert(identity)) {
-            targets.push(Target { name, memory, value: value.unbind() });
+        match memory.identity().is_none_or(|identity| known.insert(identity)) {
+            true => targets.push(Target { name, memory, value: value.unbind() }),
+            false => memory.give_back(py),
         }
     }
     Ok(targets)

@@ -43,4 +43,4 @@ def test_a_program_that_closes_nothing(driver_library, tmp_path, how):
     report = (tmp_path / "report").read_text()
     assert "violations=0" in report, report
     if how == "let go":
-        assert "device_blocks=0 device_bytes=0 host_blocks=0" in report, report
+        assert "device_blocks=0 device_bytes=0 shared=0 host_blocks=0" in report, report

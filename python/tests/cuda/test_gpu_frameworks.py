@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 from conftest import gpu_called, received
-from cuda_by_hand import Array
+from cuda_by_hand import Array, Taken
 
 import tensor_relay
 
@@ -20,7 +20,11 @@ def noise(nbytes, seed=0):
 class OfCupy(Array):
     """An array of CuPy's, as far as publishing goes."""
 
-    device = contextlib.nullcontext()
+    current = 0
+
+    @property
+    def device(self):
+        return current_device(OfCupy, self.gpu.ordinal)
 
     @property
     def flags(self):
@@ -47,7 +51,7 @@ def test_what_has_gaps_is_brought_together_by_its_framework(relay, client, gpu, 
     for hold in ("stage", "borrow"):
         with gpu.on(gpu.stream()):
             published = relay.publish("t", {"gaps": gaps, "number": number}, hold=hold)
-        assert published.copied_bytes == (100 * 200 if hold == "borrow" else published.payload_bytes)
+        assert published.copied_bytes == 100 * 200 + (0 if hold == "borrow" else published.payload_bytes)
         snapshot = received(client)
         np.testing.assert_array_equal(snapshot["gaps"].numpy(), expected)
         assert snapshot["number"].shape == ()
@@ -60,7 +64,7 @@ class OfTorch:
     current = 0
 
     def __init__(self, array):
-        self.array, self.device = array, array.gpu.ordinal
+        self.array, self.device = array, types.SimpleNamespace(index=array.gpu.ordinal)
 
     def detach(self):
         return self
@@ -79,21 +83,22 @@ class OfTorch:
         return self.array.__dlpack_device__()
 
     def __dlpack__(self, **options):
-        if OfTorch.current != self.device:
+        if OfTorch.current != self.device.index:
             raise BufferError("Can't export tensors on a different CUDA device index.")
         return self.array.__dlpack__(**options)
 
 
 @contextlib.contextmanager
-def current_device(ordinal):
-    before, OfTorch.current = OfTorch.current, ordinal
+def current_device(framework, ordinal):
+    before, framework.current = framework.current, ordinal
     yield
-    OfTorch.current = before
+    framework.current = before
 
 
 def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
-    torch.Tensor, torch.cuda = OfTorch, types.SimpleNamespace(device=current_device)
+    torch.Tensor = OfTorch
+    torch.cuda = types.SimpleNamespace(device=lambda device: current_device(OfTorch, device.index))
     monkeypatch.setitem(sys.modules, "torch", torch)
     with gpu_called(fake, 1) as other:
         sent, out = OfTorch(other.array(noise(5000))), OfTorch(other.array(bytes(5000)))
@@ -114,3 +119,72 @@ def test_a_cast_is_the_frameworks_own(relay, client, gpu):
     relay.publish("t", {"w": array, "tied": array}, dtype="f16")
     snapshot = received(client)
     assert snapshot["w"].dtype == snapshot["tied"].dtype == "f16" and snapshot["tied"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_cupy_hands_over_where_its_gpu_is_the_current_one(relay, client, gpu, fake, monkeypatch):
+    """CuPy takes the current GPU's stream for the one that the array is made on, whichever GPU the array is on."""
+    exported = []
+
+    class Ndarray(OfCupy):
+        def __dlpack__(self, **options):
+            exported.append((OfCupy.current, self.gpu.ordinal))
+            return super().__dlpack__(**options)
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = Ndarray
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with gpu_called(fake, 1) as other:
+        sent, out = (Ndarray(other, 5000, "u8", (5000,), base=other.array(content)) for content in (noise(5000), bytes(5000)))
+        relay.publish("t", {"w": sent})
+        client.subscribe("t", out={"w": out}, atomic=False).next(60)
+        assert out.bytes() == noise(5000)
+        del sent, out
+        gc.collect()
+    assert len(exported) > 1 and set(exported) == {(1, 1)}
+
+
+def test_what_jax_gets_is_its_own(relay, gpu_client, gpu, monkeypatch):
+    """JAX does not say on which stream it reads, so it gets a copy, which is done before the tensor may go."""
+    done = []
+
+    class JaxArray:
+        def __init__(self, taken, is_copy=False):
+            self.taken, self.is_copy = taken, is_copy
+
+        def copy(self):
+            return JaxArray(self.taken, is_copy=True)
+
+        def block_until_ready(self):
+            done.append(self.is_copy)
+            return self
+
+    jax = types.ModuleType("jax")
+    jax.Array, jax.dlpack = JaxArray, types.ModuleType("jax.dlpack")
+    jax.dlpack.from_dlpack = lambda tensor: JaxArray(Taken(gpu, tensor))
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "jax.dlpack", jax.dlpack)
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    got = received(gpu_client)["w"].jax()
+    assert got.is_copy and done == [True]
+
+
+def test_a_cupy_that_does_not_work_is_nobodys_business(relay, gpu_client, gpu, monkeypatch):
+    def broken():
+        raise RuntimeError("cudaErrorInsufficientDriver")
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray, cupy.cuda = type("Ndarray", (), {}), types.SimpleNamespace(get_current_stream=broken)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    tensor = received(gpu_client)["w"]
+    for stream in (1, gpu.stream()):
+        assert Taken(gpu, tensor, stream).bytes() == noise(1000)
+
+
+def test_a_library_that_hands_over_other_memory_than_it_says(relay, gpu):
+    array = gpu.array(noise(1000))
+    for said in ((1, 0), (2, 1)):
+        handed_over = lambda self, stream=None, **options: Array.__dlpack__(self, stream=-1, **options)  # noqa: E731
+        array.__class__ = type("Liar", (Array,), {"__dlpack_device__": lambda self: said, "__dlpack__": handed_over})
+        with pytest.raises(tensor_relay.UnsupportedTensorError, match="tensor w .*DLPack's device 2:0"):
+            relay.publish("t", {"w": array})

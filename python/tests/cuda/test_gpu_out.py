@@ -117,6 +117,71 @@ def test_a_framework_copies_within_its_gpu(relay, gpu_client, gpu, fake, monkeyp
         assert whole.bytes() == expected.tobytes()
 
 
+def cupy_that_copies(gpu, monkeypatch, copy):
+    """CuPy's place is taken by the framework by hand, which copies by `copy`. Gives its kind of array."""
+
+    class Ndarray(Array):
+        device = contextlib.nullcontext()
+
+        def __setitem__(self, _, source):
+            copy(self, source)
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray, cupy.from_dlpack = Ndarray, lambda tensor: Taken(gpu, tensor)
+    cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: types.SimpleNamespace(ptr=gpu.current))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return Ndarray
+
+
+def test_a_framework_that_refuses_in_the_middle_tears(relay, gpu_client, gpu, monkeypatch):
+    copied = []
+
+    def copy(target, source):
+        if copied:
+            raise RuntimeError("out of something")
+        copied.append(gpu.copy(target.address, source.address, target.nbytes))
+
+    ndarray = cupy_that_copies(gpu, monkeypatch, copy)
+    relay.publish("t", {name: np.frombuffer(noise(1000), np.uint8) for name in "ab"})
+    out = {name: ndarray(gpu, 1000, "u8", (1000,)) for name in "ab"}
+    with pytest.raises(tensor_relay.TornError, match="out of something.*torn") as torn:
+        gpu_client.subscribe("t", out=out).next(PATIENCE_S)
+    assert torn.value.version == 1 and isinstance(torn.value.__cause__, RuntimeError) and len(copied) == 1
+
+
+def test_ctrl_c_while_a_framework_copies_comes_when_all_is_copied(relay, gpu_client, gpu, monkeypatch):
+    """Goal: all tensors or none, and Ctrl-C is not lost. It arrives in the middle of the second tensor of four."""
+    begun = []
+
+    def copy(target, source):
+        begun.append(target)
+        gpu.copy(target.address, source.address, target.nbytes // 2)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        gpu.copy(target.address + target.nbytes // 2, source.address + target.nbytes // 2, target.nbytes // 2)
+
+    ndarray = cupy_that_copies(gpu, monkeypatch, copy)
+    tensors = {name: np.frombuffer(noise(1000, seed), np.uint8) for seed, name in enumerate("abcd")}
+    relay.publish("t", tensors)
+    out = {name: ndarray(gpu, 1000, "u8", (1000,)) for name in "abc"} | {"d": np.zeros(1000, np.uint8)}
+    with pytest.raises(KeyboardInterrupt):
+        gpu_client.subscribe("t", out=out).next(PATIENCE_S)
+    assert {name: target.bytes() if name != "d" else target.tobytes() for name, target in out.items()} == {
+        name: tensor.tobytes() for name, tensor in tensors.items()
+    }
+
+
+def test_elements_that_are_one_in_memory_are_no_target(relay, gpu_client, gpu, monkeypatch):
+    ndarray = cupy_that_copies(gpu, monkeypatch, lambda target, source: pytest.fail("it was refused before"))
+    relay.publish("t", {"w": np.ones((10, 100), np.uint8)})
+    one = gpu.array(noise(100))
+    host = np.lib.stride_tricks.as_strided(np.zeros(100, np.uint8), (10, 100), (0, 1), writeable=True)
+    for repeated in (ndarray(gpu, 1000, "u8", (10, 100), base=one, strides=(0, 1)), host):
+        with pytest.raises(tensor_relay.TargetError, match="w in `out` share memory"):
+            gpu_client.subscribe("t", out={"w": repeated}).next(PATIENCE_S)
+    assert one.bytes() == noise(100) and not host.any()
+
+
 @ATOMIC
 def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, gpu, atomic):
     relay.publish("t", {"x": np.ones((2, 3), np.float32), "y": np.ones(4, np.float32)})

@@ -1,11 +1,12 @@
 """Tensors on GPUs, published: what arrives, in which order they are read, and when they come back."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
-from conftest import InThread, gpu_called, received, until
-from cuda_by_hand import DTYPES, LEGACY, lent
+from conftest import PATIENCE_S, InThread, gpu_called, received, until
+from cuda_by_hand import DTYPES, LEGACY, Array, lent
 
 import tensor_relay
 
@@ -168,3 +169,32 @@ def test_a_gpu_that_fails_is_told(relay, gpu, fake):
     fake.break_at("@dtoh:1")
     with pytest.raises(tensor_relay.PublishError, match="cuda:0.*start the process again"):
         relay.publish("t", {"w": array})
+
+
+def test_memory_is_back_when_a_call_returns_that_copied_it(relay, client, gpu):
+    """Goal: what was copied is its owner's again at once, who may give it to JAX or free it, whatever other threads do.
+
+    Method: the thread that gives back what nobody waits for is kept busy: it destroys an array, which waits.
+    """
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(Array):
+        def __del__(self):
+            entered.set()
+            assert go_on.wait(PATIENCE_S)
+            super().__del__()
+
+    relay.publish("slow", {"w": Slow(gpu, 1000, "u8", (1000,))}, hold="borrow")
+    relay.withdraw("slow")
+    assert entered.wait(PATIENCE_S)
+    try:
+        others = set(lent)
+        for tensors in ({"w": gpu.array(noise(1000))}, {"w": gpu.array(noise(1000)), "host": np.zeros(9)}):
+            relay.publish("t", {**tensors, "none": gpu.array(b"", "f32")})
+            assert set(lent) == others
+        for atomic in (True, False):
+            out = gpu.array(bytes(1000))
+            client.subscribe("t", out={"w": out}, atomic=atomic).next(PATIENCE_S)
+            assert set(lent) == others and out.bytes() == noise(1000)
+    finally:
+        go_on.set()

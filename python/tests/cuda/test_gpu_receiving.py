@@ -9,7 +9,7 @@ from ctypes import c_void_p
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, received, until
+from conftest import PATIENCE_S, gpu_called, received, until
 from cuda_by_hand import DTYPES, Taken
 
 import tensor_relay
@@ -165,6 +165,41 @@ def test_a_stream_is_kept_while_it_is_needed(relay, gpu_client, gpu, fake, monke
     assert kept() is not None
     del snapshot
     until("the stream is not needed any more", lambda: kept() is None)
+
+
+def test_a_stream_that_is_only_a_number_may_go_with_the_last_tensor(relay, gpu_client, gpu, fake):
+    """Goal: nobody touches a stream after the last tensor is gone that is read on it: its user may destroy it then.
+
+    Method: its place is recorded by the time that the tensor is gone.
+    """
+
+    def recorded():
+        return int(dict(line.split("=") for line in fake.tell("calls").splitlines())["cuEventRecord"])
+
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    for _ in range(20):
+        snapshot, stream = received(gpu_client), gpu.stream()
+        taken = Taken(gpu, snapshot["w"], stream)
+        del snapshot
+        before = recorded()
+        taken.close()
+        assert recorded() > before
+        gpu.streams.remove(stream)
+        gpu("cuStreamDestroy_v2", c_void_p(stream))
+
+
+def test_a_stream_of_another_gpu_is_refused(relay, gpu_client, gpu, fake):
+    relay.publish("t", {"w": gpu.array(noise(1000))})
+    snapshot = received(gpu_client)
+    with gpu_called(fake, 1) as other:
+        stream = other.stream()
+        for where in ("device_index", "device_id"):
+            with pytest.raises(ValueError, match="stream of cuda:1, and the tensors lie on cuda:0"):
+                snapshot.wait(type("Stream", (), {"cuda_stream": 0, where: 1})())
+        with pytest.raises(BufferError, match="cannot be waited for on cuda:0"):
+            snapshot.wait(stream)
+        snapshot.wait(type("Stream", (), {"ptr": 0, "device_id": -1})())
+        snapshot.wait(type("Stream", (), {"cuda_stream": 0, "device_index": 0})())
 
 
 def test_what_is_no_stream(relay, gpu_client, gpu):

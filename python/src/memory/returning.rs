@@ -1,0 +1,77 @@
+//! Memory of others that was lent to an engine for one call, on its way back.
+
+use super::foreign::Foreign;
+use pyo3::prelude::*;
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    time::{Duration, Instant},
+};
+
+/// Where tensors come back that were lent for one call, so that the call gives them back itself: when it returns, JAX may
+/// donate them, and PyTorch may resize them. Where nobody waits here, each goes back by an errand, a little later.
+#[derive(Debug)]
+pub(crate) struct Returning(Mutex<Receiver<Foreign>>);
+
+/// How long the last of them may take once all copies have ended: the engine lets go of a copy's memory right after it has
+/// told of its end. Late ones go back by an errand.
+const LAST: Duration = Duration::from_secs(5);
+
+impl Returning {
+    /// And the way there, for each tensor that is lent.
+    pub(crate) fn new() -> (ToReturn, Self) {
+        let (sender, receiver) = mpsc::channel();
+        (ToReturn(sender), Self(Mutex::new(receiver)))
+    }
+
+    /// Gives all of them back. To be called when whoever had them is done with them.
+    pub(crate) fn give_back(self, py: Python<'_>) {
+        let returned = py.detach(|| self.all());
+        returned.into_iter().for_each(|tensor| tensor.give_back(py));
+    }
+
+    fn all(self) -> Vec<Foreign> {
+        let receiver = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (mut returned, until) = (vec![], Instant::now() + LAST);
+        loop {
+            match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(tensor) => returned.push(tensor),
+                Err(RecvTimeoutError::Disconnected) => return returned,
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!(
+                        "Tensors on a GPU are given back later: it still holds them after their copies."
+                    );
+                    return returned;
+                }
+            }
+        }
+    }
+}
+
+/// The way to a [`Returning`].
+#[derive(Debug, Clone)]
+pub(crate) struct ToReturn(Sender<Foreign>);
+
+impl ToReturn {
+    /// `tensor`, which goes there when it is dropped.
+    pub(super) fn bring(self, tensor: Foreign) -> Brought {
+        Brought { tensor: Some(tensor), to: self }
+    }
+}
+
+/// A tensor that is lent.
+#[derive(Debug)]
+pub(super) struct Brought {
+    /// `None` only while it is dropped.
+    tensor: Option<Foreign>,
+    to: ToReturn,
+}
+
+impl Drop for Brought {
+    fn drop(&mut self) {
+        // Where nobody waits it comes out again, and is dropped here.
+        let _ = self.tensor.take().map(|tensor| self.to.0.send(tensor));
+    }
+}
