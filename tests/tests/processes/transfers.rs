@@ -111,6 +111,7 @@ fn serve_says_what_it_serves() {
         "event": "serving",
         "listen": server.listen(),
         "key": key,
+        "ticket": format!("relay://{}?key={key}", server.listen()),
         "device": device(),
         "topics": [topic],
     });
