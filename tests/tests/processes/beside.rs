@@ -244,7 +244,7 @@ fn memfd(bytes: u64) -> Memfd {
     memfd
 }
 
-/// Goal: a producer that dies half way leaves no version and nothing mapped; what it had completed stays on offer.
+/// Goal: a producer that dies half way leaves no version; what it had completed stays on offer.
 /// Method: complete one version, say all of a second but that it is complete, and go.
 #[test]
 fn a_producer_that_dies_half_way() {
