@@ -58,11 +58,11 @@ def test_a_state_dict_moves_between_processes(tmp_path):
 
 @pytest.mark.parametrize("readme", [HERE.parent / "README.md", HERE.parents[1] / "README.md"], ids=["package", "project"])
 def test_the_readmes_ten_lines(readme, tmp_path):
-    """As they stand there, but for the address, which must be free, and the place of the key."""
+    """The first producer and the first consumer, as they stand there, but for the address, which must be free, and the key's place."""
     pytest.importorskip("torch")
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    (producer_code,) = (block for block in blocks if "tensor_relay.serve(" in block)
-    (consumer_code,) = (block for block in blocks if "tensor_relay.connect(" in block)
+    producer_code = next(block for block in blocks if "tensor_relay.serve(" in block)
+    consumer_code = next(block for block in blocks if "tensor_relay.connect(" in block)
     assert "0.0.0.0:4747" in producer_code
     (tmp_path / "producer.py").write_text(producer_code.replace("0.0.0.0:4747", "127.0.0.1:0"))
     (tmp_path / "consumer.py").write_text(consumer_code + "print(snapshot.version, snapshot.metadata['step'], model.weight.sum().item())\n")
