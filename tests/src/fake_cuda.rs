@@ -152,6 +152,9 @@ pub struct Live {
     pub device_blocks: u64,
     /// Their bytes, as devices count them.
     pub device_bytes: u64,
+    /// What is there to be shared with other processes, or is theirs: open handles of CUDA IPC; physical memory, mappings
+    /// and reserved addresses.
+    pub shared: u64,
     /// Blocks of page-locked memory.
     pub host_blocks: u64,
     /// Their bytes.
@@ -175,6 +178,8 @@ impl FakeCuda {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.tell("option devices 1");
         self.tell(&format!("option memory_bytes {}", 1_u64 << 30));
+        self.tell("option first_device 0");
+        self.set_shareable(true, true);
         self.set_gbps(0.0, 0.0);
         self.reset();
         Turn { fake: self, _turn: turn }
@@ -196,6 +201,18 @@ impl FakeCuda {
     pub fn set_gbps(&self, to_device: f64, to_host: f64) {
         self.tell(&format!("option h2d_gbps {to_device}"));
         self.tell(&format!("option d2h_gbps {to_host}"));
+    }
+
+    /// Chooses which number the first device has among those of the machine, as `CUDA_VISIBLE_DEVICES` does.
+    pub fn set_first_device(&self, number: usize) {
+        self.tell(&format!("option first_device {number}"));
+    }
+
+    /// Chooses whether plain allocations can be exported by CUDA IPC, and whether there are buffers that can be shared as
+    /// file descriptors.
+    pub fn set_shareable(&self, in_place: bool, as_descriptors: bool) {
+        self.tell(&format!("option exportable {}", u8::from(in_place)));
+        self.tell(&format!("option shareable_fds {}", u8::from(as_descriptors)));
     }
 
     /// Adds a fault.
@@ -337,6 +354,7 @@ impl Live {
         Self {
             device_blocks: numbers.get("device_blocks"),
             device_bytes: numbers.get("device_bytes"),
+            shared: numbers.get("shared"),
             host_blocks: numbers.get("host_blocks"),
             host_bytes: numbers.get("host_bytes"),
             streams: numbers.get("streams"),

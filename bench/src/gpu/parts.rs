@@ -11,6 +11,7 @@ mod null_network;
 mod program;
 mod quic;
 mod sessions;
+mod sharing;
 mod small;
 
 pub(super) use device::{FREE_BYTES, KIND};
@@ -45,6 +46,8 @@ pub enum Part {
     FanOut,
     /// Every dtype, byte for byte.
     Exact,
+    /// Memory that another process reads where it is.
+    Sharing,
     /// The device fails in mid-transfer.
     Fault,
     /// The program itself.
@@ -64,6 +67,7 @@ impl Part {
             Self::Small => "small",
             Self::FanOut => "fan-out",
             Self::Exact => "exact",
+            Self::Sharing => "sharing",
             Self::Fault => "fault",
             Self::Program => "program",
         }
@@ -81,6 +85,7 @@ impl Part {
             Self::Small => "Many small tensors",
             Self::FanOut => "Fan-out",
             Self::Exact => "Byte for byte",
+            Self::Sharing => "Shared with another process",
             Self::Fault => "A device that fails",
             Self::Program => "The program",
         }
@@ -98,6 +103,7 @@ impl Part {
             Self::Small => small::ABOUT,
             Self::FanOut => fan_out::ABOUT,
             Self::Exact => exact::ABOUT,
+            Self::Sharing => sharing::ABOUT,
             Self::Fault => fault::ABOUT,
             Self::Program => program::ABOUT,
         }
@@ -114,6 +120,7 @@ impl Part {
             Self::Sessions => 40,
             Self::Small => 30,
             Self::FanOut => 15,
+            Self::Sharing => 20,
         })
     }
 
@@ -128,6 +135,7 @@ impl Part {
         match self {
             Self::Device | Self::Cases | Self::Small | Self::Exact => 0,
             Self::Quic | Self::Sessions | Self::FanOut | Self::Program => 512 << 20,
+            Self::Sharing => 256 << 20,
             Self::Bandwidth | Self::Fault => 1 << 30,
             Self::NullNetwork => 2 << 30,
         }
@@ -145,6 +153,7 @@ impl Part {
             Self::Small => small::run(job).await,
             Self::FanOut => fan_out::run(job).await,
             Self::Exact => exact::run(job).await,
+            Self::Sharing => sharing::run(job).await,
             Self::Fault => fault::run(job).await,
             Self::Program => program::run(job).await,
         }
@@ -169,6 +178,9 @@ pub struct Job {
     /// Which fault, in a process that is made for it.
     #[arg(long, value_enum)]
     pub(super) scenario: Option<fault::Scenario>,
+    /// What another process shares, in a process that is made to take it.
+    #[arg(long)]
+    pub(super) shared: Option<sharing::Shared>,
 }
 
 impl Job {

@@ -75,6 +75,11 @@ impl OnDevice {
         self.len_bytes
     }
 
+    /// The memory of its parts.
+    pub(super) fn buffers(&self) -> impl Iterator<Item = &DeviceBuffer> {
+        self.parts.iter().map(|(_, buffer)| buffer)
+    }
+
     fn device(&self) -> Result<&Device> {
         let first = self.parts.first();
         ensure!(first.is_some(), "a payload without tensors is nowhere");

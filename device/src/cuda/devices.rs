@@ -6,7 +6,7 @@ use std::{
 
 use cudarc::driver::sys::CUdevice_attribute;
 
-use super::{driver::Driver, error::CudaError, gpu, probe::probe};
+use super::{driver::Driver, error::CudaError, gpu, probe::probe, share::DeviceUuid};
 
 /// What the driver says of a device, without a context on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Where it is on the PCI bus: `0000:17:00.0`. The same device has the same place in NVML and in sysfs.
     pub pci_bus_id: String,
+    /// What it is called in every process, whichever devices that sees; `None` where the driver does not tell.
+    pub uuid: Option<DeviceUuid>,
     /// Its generation: (9, 0) for Hopper.
     pub compute_capability: (u32, u32),
     /// Its memory.
@@ -88,6 +90,7 @@ impl DeviceInfo {
             ordinal,
             name: driver.device_name(device)?,
             pci_bus_id: driver.pci_bus_id(device)?,
+            uuid: driver.uuid(device).ok(),
             compute_capability: (major, minor),
             total_bytes: driver.total_bytes(device)?,
         })

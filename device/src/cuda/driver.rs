@@ -1,5 +1,9 @@
 //! The second circle: each call as a function that returns a `Result`.
 
+mod sharing;
+
+pub(super) use sharing::{IpcHandle, Physical};
+
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt, ptr,

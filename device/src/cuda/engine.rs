@@ -39,6 +39,7 @@ pub struct CudaEngine {
     inbox: Inbox,
     counters: Arc<Counters>,
     waiters: Waiters,
+    options: CudaOptions,
 }
 
 impl CudaEngine {
@@ -46,7 +47,20 @@ impl CudaEngine {
     pub fn open(ordinal: usize, options: CudaOptions) -> Result<Arc<Self>, CudaError> {
         let id = Id::unique();
         let Started { info, inbox, counters, waiters } = thread::start(probe()?, ordinal, id, &options)?;
-        Ok(Arc::new(Self { id, info, inbox, counters, waiters }))
+        Ok(Arc::new(Self { id, info, inbox, counters, waiters, options }))
+    }
+
+    pub(super) fn id(&self) -> Id {
+        self.id
+    }
+
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// How it behaves.
+    pub(super) fn options(&self) -> &CudaOptions {
+        &self.options
     }
 
     /// Which device it is.

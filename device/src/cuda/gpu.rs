@@ -22,6 +22,8 @@ pub(super) struct Gpu {
     driver: Driver,
     device: CUdevice,
     lanes: [Lane; 2],
+    /// Where copies within the device run, once there was one.
+    within: Option<CUstream>,
     /// Events that are in no use.
     events: Vec<CUevent>,
     /// The context is current on the thread that opened it, and on no other.
@@ -73,11 +75,15 @@ impl Gpu {
             bell: Arc::new(Bell { direction, inbox: inbox.clone() }),
         };
         let lanes = Direction::BOTH.map(lane);
-        Ok(Self { driver, device, lanes, events: Vec::new(), _here: PhantomData })
+        Ok(Self { driver, device, lanes, within: None, events: Vec::new(), _here: PhantomData })
     }
 
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    pub(super) fn device(&self) -> CUdevice {
+        self.device
     }
 
     /// Puts one stretch of a copy on its stream.
@@ -114,6 +120,36 @@ impl Gpu {
         let stream = self.lanes[direction as usize].copies;
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
+    }
+
+    /// Puts a copy within the device on the stream for those.
+    ///
+    /// # Safety
+    ///
+    /// Until a mark that is made after this was passed, the caller keeps both memories, which are so long.
+    pub(super) unsafe fn copy_within(&mut self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
+        let stream = match self.within {
+            Some(stream) => stream,
+            None => *self.within.insert(self.driver.new_stream()?),
+        };
+        // SAFETY: the caller's promise; the stream lives until `close`.
+        unsafe { self.driver.copy_within(to, from, len, stream) }
+    }
+
+    /// Marks the end of all copies within the device that were asked for so far.
+    pub(super) fn mark_within(&mut self) -> Result<Mark, DriverError> {
+        let stream = self.within.unwrap_or(self.lanes[0].copies);
+        // SAFETY: the stream lives until `close`.
+        unsafe { self.record(stream) }
+    }
+
+    /// Whether no copy within the device runs.
+    pub(super) fn is_idle_within(&self) -> Result<bool, DriverError> {
+        match self.within {
+            // SAFETY: the stream lives until `close`.
+            Some(stream) => unsafe { self.driver.stream_is_idle(stream) },
+            None => Ok(true),
+        }
     }
 
     /// Marks the place where a caller's stream is now.
@@ -169,6 +205,7 @@ impl Gpu {
         let [out, into] = &self.lanes;
         if [out, into].into_iter().all(|lane| self.becomes_idle(lane.bells)) {
             let streams = [out.copies, out.bells, into.copies, into.bells];
+            let streams: Vec<CUstream> = streams.into_iter().chain(self.within).collect();
             unbind(&self.driver, self.device, &streams, &self.events);
         }
     }

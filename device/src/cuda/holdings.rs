@@ -1,3 +1,5 @@
+mod sharing;
+
 use std::{
     mem::{self, ManuallyDrop},
     sync::Arc,
@@ -11,16 +13,21 @@ use super::{
     gpu::Gpu,
     inbox::Holding,
     memory::{CudaMemory, are_passed},
+    opened::Opened,
     options::CudaOptions,
     page_locked::PageLocked,
     shelf::{Block, NoRoom, Shelf, Taken},
     thread::{Setting, last_wait},
 };
+pub(super) use sharing::Shared;
+
 use crate::{host_memory::AllocError, mapping::Mapping};
 
 /// What an engine gave out, and what came back and is not free yet.
 pub(super) struct Holdings {
     shelf: Shelf,
+    /// Other processes' allocations that somebody has memory in.
+    opened: Opened,
     /// Device memory that somebody holds, or that waits below.
     blocks: usize,
     /// Page-locked memory that somebody holds.
@@ -42,6 +49,7 @@ impl Holdings {
     pub(super) fn new(options: &CudaOptions) -> Self {
         Self {
             shelf: Shelf::new(options.memory_limit_bytes.unwrap_or(u64::MAX)),
+            opened: Opened::default(),
             blocks: 0,
             locked: 0,
             waiting: Vec::new(),
@@ -114,7 +122,7 @@ impl Holdings {
     }
 
     /// Gives back what streams are past by now. What they are not past long after the engine is gone is kept for good.
-    pub(super) fn look(&mut self, now: Instant, setting: &Setting, failed: bool, closed: bool) {
+    pub(super) fn look(&mut self, now: Instant, gpu: &Gpu, setting: &Setting, failed: bool, closed: bool) {
         if self.waiting.is_empty() {
             return;
         }
@@ -122,7 +130,7 @@ impl Holdings {
             let given_up = closed && waiting.since + self.last_wait <= now;
             match are_passed(&mut waiting.fences) {
                 _ if failed => self.keep(waiting.holding, setting),
-                Some(Ok(())) => self.free(ManuallyDrop::into_inner(waiting.holding)),
+                Some(Ok(())) => self.free(ManuallyDrop::into_inner(waiting.holding), gpu, setting),
                 None if !given_up => self.waiting.push(waiting),
                 // It cannot be told what still uses it.
                 _ => self.keep(waiting.holding, setting),
@@ -186,12 +194,17 @@ impl Holdings {
         }
     }
 
-    /// Gives memory back that nobody uses: the engine's own to the shelf, a caller's to its owner.
-    fn free(&mut self, holding: Holding) {
+    /// Gives memory back that nobody uses: the engine's own to the shelf, a caller's to its owner; what is shared with
+    /// other processes is unmapped.
+    fn free(&mut self, holding: Holding, gpu: &Gpu, setting: &Setting) {
         match holding {
             Holding::Block(block) => {
                 self.blocks -= 1;
                 self.shelf.put_back(block);
+            }
+            Holding::Shared(shared) => {
+                self.blocks -= 1;
+                self.unmap(shared, gpu, setting);
             }
             Holding::Owner(owner) => drop(owner),
             Holding::Nothing => {}
@@ -200,9 +213,14 @@ impl Holdings {
 
     /// Keeps memory for good that something may still use.
     fn keep(&mut self, holding: ManuallyDrop<Holding>, setting: &Setting) {
-        if let Holding::Block(block) = &*holding {
+        let own_bytes = match &*holding {
+            Holding::Block(block) => Some(block.len_bytes),
+            Holding::Shared(shared) => Some(shared.own_bytes()),
+            Holding::Owner(_) | Holding::Nothing => None,
+        };
+        if let Some(own_bytes) = own_bytes {
             self.blocks -= 1;
-            setting.counters.kept_bytes.add(block.len_bytes);
+            setting.counters.kept_bytes.add(own_bytes);
         }
         self.kept = true;
     }

@@ -2,6 +2,7 @@ use std::{
     any::Any,
     fmt,
     mem::ManuallyDrop,
+    os::fd::OwnedFd,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError, Sender, SyncSender},
@@ -13,8 +14,11 @@ use super::{
     error::CudaError,
     fence::{Fence, StreamHandle},
     flight::Direction,
+    holdings::Shared,
     memory::CudaMemory,
     page_locked::PageLocked,
+    share::{Exported, Imported, ShareError},
+    shares::Wish,
     shelf::Block,
     waiters::Ticket,
 };
@@ -51,13 +55,22 @@ impl Inbox {
     /// answer after that is dropped by it, and so is what it carries. A stream in the question is used even then, which
     /// is why `StreamHandle::from_raw` asks for it to be kept.
     pub(super) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
+        self.ask_for(self.answer_timeout, question)
+    }
+
+    /// The same for what the thread itself waits for: `patience` is longer than that.
+    pub(super) fn ask_for<T>(
+        &self,
+        patience: Duration,
+        question: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, CudaError> {
         let stopped = || CudaError::Stopped { device: self.device.to_string() };
         let (reply, answer) = mpsc::sync_channel(1); // One answer: sending it never waits.
         self.tell(question(reply)).map_err(|_| stopped())?;
-        answer.recv_timeout(self.answer_timeout).map_err(|missing| match missing {
+        answer.recv_timeout(patience).map_err(|missing| match missing {
             RecvTimeoutError::Disconnected => stopped(),
             RecvTimeoutError::Timeout => {
-                CudaError::NoAnswer { device: self.device.to_string(), waited: self.answer_timeout }
+                CudaError::NoAnswer { device: self.device.to_string(), waited: patience }
             }
         })
     }
@@ -79,6 +92,12 @@ pub(super) enum Command {
     Allocate(usize, Reply<Result<Arc<CudaMemory>, AllocError>>),
     /// Give page-locked host memory.
     Lock(usize, Reply<Result<PageLocked, AllocError>>),
+    /// Give memory that another process can have too, and a descriptor of it.
+    Buffer(usize, Reply<Result<(Arc<CudaMemory>, OwnedFd), ShareError>>),
+    /// Give memory that another process has shared.
+    Import(Exported, Reply<Result<Imported, ShareError>>),
+    /// Share memory, once the streams that write it are past that.
+    Share(Wish),
     /// Take back memory that nobody uses any more, once the streams that may still do are past these fences.
     TakeBack(ManuallyDrop<Holding>, Vec<Fence>),
     /// Take back page-locked memory that nobody uses any more.
@@ -108,6 +127,8 @@ pub(super) struct Job {
 pub(super) enum Holding {
     /// Memory of the engine's own.
     Block(Block),
+    /// Memory that another process has too.
+    Shared(Shared),
     /// A caller's memory: whatever keeps it alive.
     Owner(Box<dyn Any + Send + Sync>),
     /// No byte.
@@ -118,6 +139,7 @@ impl fmt::Debug for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Block(block) => block.fmt(f),
+            Self::Shared(shared) => shared.fmt(f),
             Self::Owner(_) => f.write_str("Owner"),
             Self::Nothing => f.write_str("Nothing"),
         }

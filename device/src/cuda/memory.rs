@@ -1,6 +1,7 @@
 use std::{
     fmt,
     mem::{self, ManuallyDrop},
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -41,6 +42,22 @@ impl CudaMemory {
     /// Its bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len as u64
+    }
+
+    /// A part of it, as memory of its own that keeps the whole; `None` where it does not lie in it.
+    ///
+    /// Streams that are named to one of the two from then on are not named to the other, and copies to a part are not
+    /// among those that [`wait_on`](Self::wait_on) of the whole waits for.
+    pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Option<Arc<Self>> {
+        let len = range.end.checked_sub(range.start)?;
+        if range.end > self.len_bytes() {
+            return None;
+        }
+        let holding = Holding::Owner(Box::new(Arc::clone(self)));
+        let address = self.address + range.start;
+        let part = Self::new(self.engine, address, len as usize, holding, self.inbox.clone());
+        self.fences().iter().for_each(|fence| part.hold_for(fence.clone()));
+        Some(part)
     }
 
     /// Makes what is put on `stream` from now on wait for all copies to and from this memory that were asked for before.

@@ -56,6 +56,13 @@ impl Shelf {
         if let Some(block) = self.take_cached(len_bytes) {
             return Ok(Taken::Reused(block));
         }
+        let evicted = self.make_room(len_bytes)?;
+        Ok(Taken::Room { evicted, len_bytes })
+    }
+
+    /// Takes so many bytes into use that are no block, once what this gives up is freed. They end with `give_up`.
+    pub(super) fn make_room(&mut self, len_bytes: u64) -> Result<Vec<Block>, NoRoom> {
+        let no_room = NoRoom { in_use_bytes: self.in_use_bytes, limit_bytes: self.limit_bytes };
         let free_bytes = self.limit_bytes - self.in_use_bytes;
         let Some(keep_bytes) = free_bytes.checked_sub(len_bytes) else { return Err(no_room) };
         let mut evicted = Vec::new();
@@ -63,10 +70,10 @@ impl Shelf {
             evicted.extend(self.evict());
         }
         self.in_use_bytes += len_bytes;
-        Ok(Taken::Room { evicted, len_bytes })
+        Ok(evicted)
     }
 
-    /// Undoes a `Room` that the driver did not fill.
+    /// Undoes a `Room` that the driver did not fill, or ends what `make_room` took.
     pub(super) fn give_up(&mut self, len_bytes: u64) {
         self.in_use_bytes -= len_bytes;
     }

@@ -25,6 +25,8 @@ pub struct CudaStats {
     pub out_bytes: u64,
     /// Bytes that were copied to the device, by copies that ended.
     pub in_bytes: u64,
+    /// Bytes that were copied within the device, into memory that is shared with other processes.
+    pub shared_bytes: u64,
     /// Bytes of copies in quarantine.
     pub quarantined_bytes: u64,
     /// Bytes of slots and memory that a failed device may still reach, kept for good.
@@ -50,6 +52,7 @@ pub(super) struct Counters {
     pub(super) copies_kept: Counter,
     pub(super) out_bytes: Counter,
     pub(super) in_bytes: Counter,
+    pub(super) shared_bytes: Counter,
     pub(super) quarantined_bytes: Counter,
     pub(super) kept_bytes: Counter,
     pub(super) pinned_bytes: Counter,
@@ -73,6 +76,7 @@ impl Counters {
             copies_kept: kept,
             out_bytes: self.out_bytes.get(),
             in_bytes: self.in_bytes.get(),
+            shared_bytes: self.shared_bytes.get(),
             quarantined_bytes: self.quarantined_bytes.get(),
             kept_bytes: self.kept_bytes.get(),
             pinned_bytes: self.pinned_bytes.get(),

@@ -87,6 +87,7 @@ mod tests {
             ordinal,
             name: "GPU".into(),
             pci_bus_id: pci_bus_id.into(),
+            uuid: None,
             compute_capability: (9, 0),
             total_bytes: 100,
         }

@@ -8,11 +8,12 @@
 
 #![expect(non_snake_case, reason = "the driver's names")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUipcMemHandle,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
 /// What the driver says of a call: a `CUresult`, known or not.
@@ -99,6 +100,52 @@ symbols! {
     optional {
         fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
         fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
+        fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
+        fn cuMemGetAddressRange_v2(start: *mut CUdeviceptr, len: *mut usize, address: CUdeviceptr);
+        fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream);
+        fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, start: CUdeviceptr);
+        fn cuIpcOpenMemHandle_v2(start: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+        fn cuIpcCloseMemHandle(start: CUdeviceptr);
+        fn cuMemGetAllocationGranularity(
+            granularity: *mut usize,
+            prop: *const CUmemAllocationProp,
+            which: CUmemAllocationGranularity_flags,
+        );
+        fn cuMemCreate(
+            handle: *mut CUmemGenericAllocationHandle,
+            len: usize,
+            prop: *const CUmemAllocationProp,
+            flags: c_ulonglong,
+        );
+        fn cuMemRelease(handle: CUmemGenericAllocationHandle);
+        fn cuMemExportToShareableHandle(
+            shareable: *mut c_void,
+            handle: CUmemGenericAllocationHandle,
+            kind: CUmemAllocationHandleType,
+            flags: c_ulonglong,
+        );
+        fn cuMemImportFromShareableHandle(
+            handle: *mut CUmemGenericAllocationHandle,
+            shareable: *mut c_void,
+            kind: CUmemAllocationHandleType,
+        );
+        fn cuMemAddressReserve(
+            address: *mut CUdeviceptr,
+            len: usize,
+            alignment: usize,
+            wish: CUdeviceptr,
+            flags: c_ulonglong,
+        );
+        fn cuMemAddressFree(address: CUdeviceptr, len: usize);
+        fn cuMemMap(
+            address: CUdeviceptr,
+            len: usize,
+            offset: usize,
+            handle: CUmemGenericAllocationHandle,
+            flags: c_ulonglong,
+        );
+        fn cuMemUnmap(address: CUdeviceptr, len: usize);
+        fn cuMemSetAccess(address: CUdeviceptr, len: usize, desc: *const CUmemAccessDesc, count: usize);
     }
     of_codes {
         fn cuGetErrorName(code: Code, name: *mut *const c_char);

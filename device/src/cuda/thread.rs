@@ -23,6 +23,8 @@ use super::{
     holdings::Holdings,
     inbox::{Command, Inbox, Reply},
     options::CudaOptions,
+    share::Exported,
+    shares::Shares,
     stats::Counters,
     waiters::Waiters,
 };
@@ -119,6 +121,7 @@ struct Worker {
     copies: Copies,
     fences: Fences,
     holdings: Holdings,
+    shares: Shares,
     /// Why the device can do no more, once it cannot: all that comes after is refused with this.
     failed: Option<CudaError>,
     /// Since when the engine is gone.
@@ -129,7 +132,8 @@ impl Worker {
     fn new(gpu: Gpu, setting: Setting) -> Self {
         let copies = Copies::new(&setting.options);
         let holdings = Holdings::new(&setting.options);
-        Self { gpu, setting, copies, fences: Fences::default(), holdings, failed: None, closed: None }
+        let (fences, shares) = (Fences::default(), Shares::new(&setting.options));
+        Self { gpu, setting, copies, fences, holdings, shares, failed: None, closed: None }
     }
 
     fn run(mut self, commands: &Receiver<Command>) {
@@ -158,11 +162,12 @@ impl Worker {
         // it, so this is in the future. Open fences have one too (`is_done`), and none here: once it is past it would keep
         // this thread awake for as long as somebody has memory; and they are asked after all the time.
         let last = self.closed.and_then(|_| self.holdings.wake_at());
-        [self.copies.wake_at(), self.fences.wake_at(), last].into_iter().flatten().min()
+        let all = [self.copies.wake_at(), self.fences.wake_at(), self.shares.wake_at(), last];
+        all.into_iter().flatten().min()
     }
 
     fn handle(&mut self, command: Command) {
-        let Self { gpu, setting, copies, fences, holdings, failed, .. } = self;
+        let Self { gpu, setting, copies, fences, holdings, shares, failed, .. } = self;
         match command {
             Command::Copy(job) => match failed {
                 Some(error) => copies.refuse(job, error, setting),
@@ -174,7 +179,7 @@ impl Worker {
             }
             Command::Allocate(len, reply) => {
                 // What came back before this was asked for makes room for it.
-                holdings.look(Instant::now(), setting, failed.is_some(), false);
+                holdings.look(Instant::now(), gpu, setting, failed.is_some(), false);
                 let memory = holdings.allocate(len, gpu, setting, failed.as_ref());
                 let _ = reply.send(memory); // Nobody waits any more: it is dropped, and comes back.
             }
@@ -182,6 +187,26 @@ impl Worker {
                 let locked = holdings.lock(len, gpu, setting, failed.as_ref());
                 let _ = reply.send(locked);
             }
+            Command::Buffer(len, reply) => {
+                holdings.look(Instant::now(), gpu, setting, failed.is_some(), false);
+                let buffer = match failed {
+                    Some(error) => Err(error.clone().into()),
+                    None => holdings.buffer(len, gpu, setting),
+                };
+                let _ = reply.send(buffer); // Nobody waits any more: it is dropped, and comes back.
+            }
+            Command::Import(exported, reply) => {
+                let imported = match (failed, &exported) {
+                    (Some(error), _) => Err(error.clone().into()),
+                    (None, Exported::Fd(shared)) => holdings.import_fd(shared, gpu, setting),
+                    (None, Exported::Ipc(shared)) => holdings.import_ipc(shared, gpu, setting),
+                };
+                let _ = reply.send(imported); // Nobody waits any more: it is dropped, and comes back.
+            }
+            Command::Share(wish) => match failed {
+                Some(error) => wish.refuse(error.clone().into()),
+                None => shares.start(wish, gpu, setting),
+            },
             Command::TakeBack(holding, until) => holdings.take_back(holding, until),
             Command::Unlock(mapping) => holdings.unlock(mapping, gpu, setting, failed.is_some()),
             Command::Fence(stream, reply) => {
@@ -211,13 +236,14 @@ impl Worker {
 
     /// Does what is due, whether or not anything came.
     fn look(&mut self, now: Instant) {
-        let Self { gpu, setting, copies, fences, holdings, failed, closed } = self;
+        let Self { gpu, setting, copies, fences, holdings, shares, failed, closed } = self;
         if fences.look(now, gpu) {
             copies.suspect();
         }
         if failed.is_none() {
             copies.start_waiting(now, gpu, setting);
-            if let Err(error) = copies.look(now, gpu, setting) {
+            let looked = copies.look(now, gpu, setting);
+            if let Err(error) = looked.and_then(|()| shares.look(now, gpu, setting)) {
                 // Only here is it set.
                 let _ = setting.counters.failure.set(error.clone());
                 *failed = Some(error);
@@ -225,10 +251,11 @@ impl Worker {
         }
         if let Some(error) = failed {
             copies.fail(error, gpu, setting);
+            shares.fail(error, gpu, setting);
             fences.fail(error);
         }
         copies.order_streams(gpu);
-        holdings.look(now, setting, failed.is_some(), closed.is_some());
+        holdings.look(now, gpu, setting, failed.is_some(), closed.is_some());
     }
 
     /// Whether the engine was dropped and everything that it gave out is back: all of it, or, where the device failed,
@@ -237,7 +264,7 @@ impl Worker {
         let Some(closed) = self.closed else { return false };
         let fenced = !self.fences.is_empty() && closed.elapsed() < last_wait(&self.setting.options);
         let all_back = self.holdings.are_back() && !fenced;
-        self.copies.are_over() && (self.failed.is_some() || all_back)
+        self.copies.are_over() && self.shares.are_over() && (self.failed.is_some() || all_back)
     }
 
     /// Lets go of the device. Where it failed, or memory was kept for good, its context is kept too: whoever holds

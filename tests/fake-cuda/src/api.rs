@@ -11,8 +11,10 @@ mod copies;
 mod devices;
 mod errors;
 mod events;
+mod ipc;
 mod memories;
 mod streams;
+mod virtual_memory;
 
 /// Writes a result to where the caller wants it.
 fn give<T>(to: *mut T, value: T) -> Answer {

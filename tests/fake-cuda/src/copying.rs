@@ -5,9 +5,11 @@ use std::{
 
 use crate::{
     device::Device,
-    memory::{DeviceRange, HostRange, Missing, Use},
+    host_memory::HostRange,
+    memory::{DeviceRange, Missing},
     state::{self, State},
     status::{Answer, Status},
+    uses::Use,
 };
 
 /// Copies go on in pieces of this many bytes, and whoever does not wait sees where they are.

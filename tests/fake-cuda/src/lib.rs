@@ -9,6 +9,8 @@
 //! - any call and any execution can be made to fail or to hang, once or from then on (`faults`), and copies can be held
 //!   back until a test lets them go (`gates`);
 //! - an asynchronous error spoils its context for good, and host functions are not called any more (`device`);
+//! - memory is shared with other processes for real, by CUDA IPC (`ipc`) and by file descriptors (`virtual_memory`), under
+//!   the rules of the real driver, and can be made to be nothing that may be shared (`options`);
 //! - what no program may do is written down as a violation: freeing under a copy, freeing twice, using what was freed,
 //!   calling CUDA in a host function, destroying a context under copies (`report`).
 //!
@@ -26,6 +28,7 @@
 compile_error!("The fake CUDA driver is for tests on Linux.");
 
 mod api;
+mod backing;
 mod call;
 mod control;
 mod copying;
@@ -33,9 +36,13 @@ mod device;
 mod event;
 mod faults;
 mod gates;
+mod host_memory;
+mod ipc;
 mod memory;
 mod options;
 mod report;
 mod state;
 mod status;
 mod stream;
+mod uses;
+mod virtual_memory;

@@ -1,19 +1,17 @@
 use std::{
     collections::BTreeMap,
-    ffi::c_void,
-    ptr::{self, NonNull},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::fs::{FlockOperation, flock};
 
-use crate::status::{Answer, Status};
+use crate::{
+    backing::Backing,
+    ipc::{self, Handle},
+    status::{Answer, Status},
+    uses::{Use, Uses},
+};
 
-/// What fresh device memory is full of: whoever reads what he never wrote does not find zeroes.
-const FRESH: u8 = 0xD7;
 /// `cuMemAlloc` aligns to this; every block takes a multiple of it from the device.
 const ALIGNMENT: usize = 512;
 /// No processor that runs tests maps memory here, so the CPU cannot use a device's address.
@@ -21,31 +19,6 @@ const FIRST_ADDRESS: u64 = 1 << 60;
 
 /// Addresses are used once. So what was freed is known when it comes back.
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(FIRST_ADDRESS);
-
-/// How many copies use a block.
-#[derive(Clone, Debug, Default)]
-struct Uses(Arc<AtomicUsize>);
-
-/// One copy that uses a block, from when it is asked for until it has ended.
-#[derive(Debug)]
-pub(crate) struct Use(Arc<AtomicUsize>);
-
-impl Uses {
-    fn another(&self) -> Use {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        Use(self.0.clone())
-    }
-
-    fn any(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
-    }
-}
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 /// Why an address cannot be used.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,6 +36,8 @@ pub(crate) enum Freed {
     Unused,
     /// A copy uses it. It is kept for good, so that the copy harms nobody.
     InUse,
+    /// Another process has it open by CUDA IPC, which CUDA calls undefined.
+    OpenElsewhere,
 }
 
 /// The memory of one device.
@@ -80,6 +55,27 @@ struct Block {
     bytes: usize,
     backing: Backing,
     uses: Uses,
+    origin: Origin,
+}
+
+/// How a block of device memory came to be, which says what may be done with it.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// `cuMemAlloc`
+    Allocated,
+    /// `cuMemAllocAsync`: from a pool, so it has no handle for other processes.
+    Pooled,
+    /// `cuIpcOpenMemHandle`: another process's, and how many times it was opened here.
+    Opened { handle: Handle, times: usize },
+    /// `cuMemMap`, and whether `cuMemSetAccess` allowed its use.
+    Mapped { accessible: bool },
+}
+
+impl Origin {
+    /// Whether `cuMemFree` gives it back.
+    fn is_own(&self) -> bool {
+        matches!(self, Self::Allocated | Self::Pooled)
+    }
 }
 
 /// A range of device memory: where it is for copies, and the right to use it.
@@ -94,49 +90,139 @@ impl DeviceMemory {
         Self { limit_bytes, used_bytes: 0, blocks: BTreeMap::new(), freed: BTreeMap::new() }
     }
 
-    pub(crate) fn allocate(&mut self, bytes: usize) -> Answer<u64> {
+    pub(crate) fn allocate(&mut self, bytes: usize, origin: Origin) -> Answer<u64> {
         if bytes == 0 {
             return Err(Status::INVALID_VALUE);
         }
         let taken_bytes = bytes.checked_next_multiple_of(ALIGNMENT).ok_or(Status::OUT_OF_MEMORY)?;
-        if taken_bytes > self.limit_bytes - self.used_bytes {
+        self.take(taken_bytes)?;
+        let address = unused_address(taken_bytes, ALIGNMENT);
+        self.insert(address, bytes, Backing::new(bytes)?, origin);
+        Ok(address)
+    }
+
+    /// Takes bytes from the device, if it has them.
+    pub(crate) fn take(&mut self, bytes: usize) -> Answer {
+        if bytes > self.limit_bytes - self.used_bytes {
             return Err(Status::OUT_OF_MEMORY);
         }
-        self.used_bytes += taken_bytes;
-        // What lies between two blocks belongs to none.
-        let address = NEXT_ADDRESS.fetch_add((taken_bytes + ALIGNMENT) as u64, Ordering::Relaxed);
-        self.blocks
-            .insert(address, Block { bytes, backing: Backing::new(bytes), uses: Uses::default() });
-        Ok(address)
+        self.used_bytes += bytes;
+        Ok(())
     }
 
     /// Frees the block that begins at an address.
     pub(crate) fn free(&mut self, address: u64) -> Result<Freed, Missing> {
-        let Some(block) = self.blocks.remove(&address) else {
+        if !self.is_block(address) {
             return Err(self.why_missing(address));
-        };
-        self.freed.insert(address, block.bytes);
-        self.used_bytes -= block.bytes.next_multiple_of(ALIGNMENT);
-        if block.uses.any() {
-            std::mem::forget(block.backing);
-            return Ok(Freed::InUse);
         }
-        Ok(Freed::Unused)
+        let Some(block) = self.remove(address) else { return Err(Missing::Unknown) };
+        self.used_bytes -= block.bytes.next_multiple_of(ALIGNMENT);
+        Ok(block.end())
     }
 
-    /// Frees everything, as the end of a context does. Says how many blocks there were.
+    /// A name for the block that begins at an address, by which other processes find it. No copy may run meanwhile.
+    pub(crate) fn export(&mut self, address: u64, device_number: usize) -> Answer<Handle> {
+        let known = self.blocks.get_mut(&address).ok_or(Status::INVALID_VALUE)?;
+        let Origin::Allocated = known.origin else { return Err(Status::INVALID_VALUE) };
+        let file = known.backing.move_to_file(&ipc::name_of(address))?;
+        Ok(Handle::new(file, address, known.bytes, device_number))
+    }
+
+    /// Opens another process's block, or once more where it is open.
+    pub(crate) fn open(&mut self, handle: Handle) -> Answer<u64> {
+        for (address, block) in &mut self.blocks {
+            if let Origin::Opened { handle: known, times } = &mut block.origin
+                && *known == handle
+            {
+                *times += 1;
+                return Ok(*address);
+            }
+        }
+        let (backing, bytes) = handle.open()?;
+        let address = unused_address(bytes, ALIGNMENT);
+        self.insert(address, bytes, backing, Origin::Opened { handle, times: 1 });
+        Ok(address)
+    }
+
+    /// Closes what was opened at an address, once for each time.
+    pub(crate) fn close(&mut self, address: u64) -> Result<Freed, Missing> {
+        let missing = self.why_missing(address);
+        let Some(Block { origin: Origin::Opened { times, .. }, .. }) = self.blocks.get_mut(&address) else {
+            return Err(missing);
+        };
+        *times -= 1;
+        if *times > 0 {
+            return Ok(Freed::Unused);
+        }
+        Ok(self.remove(address).map_or(Freed::Unused, Block::end))
+    }
+
+    /// Maps bytes to a place that nothing is mapped to.
+    pub(crate) fn map(&mut self, address: u64, bytes: usize, backing: Backing) {
+        self.freed.remove(&address);
+        self.insert(address, bytes, backing, Origin::Mapped { accessible: false });
+    }
+
+    /// Allows the use of what is mapped to a place, which has to be one mapping.
+    pub(crate) fn set_access(&mut self, address: u64, bytes: usize, allowed: bool) -> Answer {
+        match self.blocks.get_mut(&address) {
+            Some(Block { origin: Origin::Mapped { accessible }, bytes: all, .. }) if *all == bytes => {
+                *accessible = allowed;
+                Ok(())
+            }
+            _ => Err(Status::INVALID_VALUE),
+        }
+    }
+
+    /// Takes away what is mapped to a place.
+    pub(crate) fn unmap(&mut self, address: u64, bytes: usize) -> Answer<Freed> {
+        match self.blocks.get(&address) {
+            Some(Block { origin: Origin::Mapped { .. }, bytes: all, .. }) if *all == bytes => {
+                Ok(self.remove(address).map_or(Freed::Unused, Block::end))
+            }
+            _ => Err(Status::INVALID_VALUE),
+        }
+    }
+
+    /// Whether anything is mapped between two addresses.
+    pub(crate) fn is_any_between(&self, start: u64, end: u64) -> bool {
+        self.blocks.range(start..end).next().is_some()
+    }
+
+    fn insert(&mut self, address: u64, bytes: usize, backing: Backing, origin: Origin) {
+        self.blocks
+            .insert(address, Block { bytes, backing, uses: Uses::default(), origin });
+    }
+
+    fn remove(&mut self, address: u64) -> Option<Block> {
+        let block = self.blocks.remove(&address)?;
+        self.freed.insert(address, block.bytes);
+        Some(block)
+    }
+
+    /// Frees everything that belongs to a context, as its end does; mappings belong to none. Says how many blocks there
+    /// were.
     pub(crate) fn free_all(&mut self) -> usize {
-        let addresses: Vec<u64> = self.blocks.keys().copied().collect();
-        addresses.iter().filter(|address| self.free(**address).is_ok()).count()
+        let of_context = |block: &Block| !matches!(block.origin, Origin::Mapped { .. });
+        let found = self.blocks.iter().filter(|(_, block)| of_context(block));
+        let addresses: Vec<u64> = found.map(|(address, _)| *address).collect();
+        for address in &addresses {
+            if self.free(*address).is_err()
+                && let Some(block) = self.remove(*address)
+            {
+                block.end();
+            }
+        }
+        addresses.len()
     }
 
     pub(crate) fn range(&self, address: u64, bytes: usize) -> Result<DeviceRange, Missing> {
         let (block, offset) = self.block_at(address).ok_or_else(|| self.why_missing(address))?;
-        if bytes > block.bytes - offset {
+        if bytes > block.bytes - offset || matches!(block.origin, Origin::Mapped { accessible: false }) {
             return Err(Missing::Unknown);
         }
         // In bounds: the offset is inside the block, which the pointer is the start of.
-        let start = block.backing.0.cast::<u8>().as_ptr().wrapping_add(offset);
+        let start = block.backing.start().wrapping_add(offset);
         Ok(DeviceRange { start, used: block.uses.another() })
     }
 
@@ -146,9 +232,9 @@ impl DeviceMemory {
         Some((address - offset as u64, block.bytes))
     }
 
-    /// Whether a block begins at an address.
+    /// Whether a block begins at an address that may be freed.
     pub(crate) fn is_block(&self, address: u64) -> bool {
-        self.blocks.contains_key(&address)
+        self.blocks.get(&address).is_some_and(|block| block.origin.is_own())
     }
 
     /// Whether a copy uses the block at an address.
@@ -156,8 +242,10 @@ impl DeviceMemory {
         self.block_at(address).is_some_and(|(block, _)| block.uses.any())
     }
 
-    pub(crate) fn blocks(&self) -> usize {
-        self.blocks.len()
+    /// Blocks of this process's own, and those that it has of others or has mapped.
+    pub(crate) fn blocks(&self) -> (usize, usize) {
+        let own = self.blocks.values().filter(|block| block.origin.is_own()).count();
+        (own, self.blocks.len() - own)
     }
 
     fn block_at(&self, address: u64) -> Option<(&Block, usize)> {
@@ -176,155 +264,26 @@ impl DeviceMemory {
     }
 }
 
-/// The bytes behind a block of device memory, reached through raw pointers alone.
-#[derive(Debug)]
-struct Backing(NonNull<[u8]>);
-
-// SAFETY: it owns its bytes, as the box that it came from did.
-unsafe impl Send for Backing {}
-
-impl Backing {
-    fn new(bytes: usize) -> Self {
-        let fresh = vec![FRESH; bytes].into_boxed_slice();
-        Self(NonNull::from(Box::leak(fresh)))
-    }
-}
-
-impl Drop for Backing {
-    fn drop(&mut self) {
-        // SAFETY: the pointer came from a box in `new`, and this is its only owner. `free` drops none that a copy uses.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
-/// Host memory that is page-locked: allocated here, or registered by its owner.
-#[derive(Debug, Default)]
-pub(crate) struct HostMemory {
-    blocks: BTreeMap<usize, HostBlock>,
-    /// Where allocated blocks were, and how long. Their addresses stay reserved, and fault.
-    freed: BTreeMap<usize, usize>,
-}
-
-#[derive(Debug)]
-struct HostBlock {
-    bytes: usize,
-    /// The device whose context it was allocated in, and dies with.
-    device: usize,
-    origin: Origin,
-    uses: Uses,
-}
-
-/// How host memory came to be page-locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// `cuMemHostAlloc`
-    Allocated,
-    /// `cuMemHostRegister`
-    Registered,
-}
-
-/// What a range of host memory is for a copy.
-#[derive(Debug)]
-pub(crate) enum HostRange {
-    /// All of it is page-locked.
-    PageLocked(Use),
-    /// None of it is.
-    Pageable,
-    /// Only some of it is, which is an error.
-    Mixed,
-    /// It was freed.
-    Freed,
-}
-
-impl HostMemory {
-    pub(crate) fn allocate(&mut self, bytes: usize, device: usize) -> Answer<usize> {
-        if bytes == 0 {
-            return Err(Status::INVALID_VALUE);
+impl Block {
+    /// Gives its bytes back, unless a copy uses them.
+    fn end(self) -> Freed {
+        if self.uses.any() {
+            std::mem::forget(self.backing);
+            return Freed::InUse;
         }
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: new memory at an address that the kernel chooses changes no memory that exists.
-        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
-        let start = mapped.map_err(|_| Status::OUT_OF_MEMORY)? as usize;
-        self.insert(start, bytes, device, Origin::Allocated);
-        Ok(start)
-    }
-
-    pub(crate) fn register(&mut self, start: usize, bytes: usize, device: usize) -> Answer {
-        if start == 0 || bytes == 0 || start.checked_add(bytes).is_none() {
-            return Err(Status::INVALID_VALUE);
-        }
-        if self.overlaps(start, bytes) {
-            return Err(Status::HOST_MEMORY_ALREADY_REGISTERED);
-        }
-        self.insert(start, bytes, device, Origin::Registered);
-        Ok(())
-    }
-
-    /// Frees or unregisters the block that begins at an address, if it came to be in that way.
-    pub(crate) fn remove(&mut self, start: usize, origin: Origin) -> Result<Freed, Missing> {
-        let found = self.blocks.get(&start).is_some_and(|block| block.origin == origin);
-        let Some(block) = found.then(|| self.blocks.remove(&start)).flatten() else {
-            return Err(if self.freed.contains_key(&start) { Missing::Freed } else { Missing::Unknown });
-        };
-        let in_use = block.uses.any();
-        if origin == Origin::Allocated {
-            self.freed.insert(start, block.bytes);
-            if !in_use {
-                make_inaccessible(start, block.bytes);
-            }
-        }
-        Ok(if in_use { Freed::InUse } else { Freed::Unused })
-    }
-
-    /// Removes all that belongs to a device's context. Says how many blocks there were.
-    pub(crate) fn remove_all(&mut self, device: usize) -> usize {
-        let of_device = self.blocks.iter().filter(|(_, block)| block.device == device);
-        let starts: Vec<(usize, Origin)> = of_device.map(|(start, block)| (*start, block.origin)).collect();
-        starts
-            .iter()
-            .filter(|(start, origin)| self.remove(*start, *origin).is_ok())
-            .count()
-    }
-
-    pub(crate) fn range(&self, start: usize, bytes: usize) -> HostRange {
-        let before = self.blocks.range(..=start).next_back();
-        if let Some((block_start, block)) = before
-            && start - block_start < block.bytes
-        {
-            let fits = bytes <= block.bytes - (start - block_start);
-            return if fits { HostRange::PageLocked(block.uses.another()) } else { HostRange::Mixed };
-        }
-        let freed = self.freed.range(..=start).next_back();
-        if freed.is_some_and(|(block_start, block_bytes)| start - block_start < *block_bytes) {
-            HostRange::Freed
-        } else if self.overlaps(start, bytes) {
-            HostRange::Mixed
-        } else {
-            HostRange::Pageable
+        // Whoever opened it holds a lock on its file, and loses it with his last breath.
+        let exported = self.backing.file().filter(|_| self.origin.is_own());
+        match exported.map(|file| flock(file, FlockOperation::NonBlockingLockExclusive)) {
+            Some(Err(_)) => Freed::OpenElsewhere,
+            _ => Freed::Unused,
         }
     }
-
-    /// How many blocks there are, and their bytes.
-    pub(crate) fn blocks(&self) -> (usize, usize) {
-        (self.blocks.len(), self.blocks.values().map(|block| block.bytes).sum())
-    }
-
-    fn insert(&mut self, start: usize, bytes: usize, device: usize, origin: Origin) {
-        self.blocks
-            .insert(start, HostBlock { bytes, device, origin, uses: Uses::default() });
-    }
-
-    fn overlaps(&self, start: usize, bytes: usize) -> bool {
-        let before = self.blocks.range(..start.saturating_add(bytes)).next_back();
-        before.is_some_and(|(block_start, block)| block_start + block.bytes > start)
-    }
 }
 
-/// Gives the memory back but keeps the addresses, so that whoever still uses them faults at once.
-fn make_inaccessible(start: usize, bytes: usize) {
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    let start = ptr::without_provenance_mut::<c_void>(start);
-    // SAFETY: the mapping is one that `allocate` made, and that its owner has just given back.
-    let replaced = unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) };
-    debug_assert!(replaced.is_ok(), "a mapping can be replaced: {replaced:?}");
+/// An address for so many bytes. What lies between two blocks belongs to none.
+pub(crate) fn unused_address(bytes: usize, alignment: usize) -> u64 {
+    let (room, alignment) = ((bytes + 2 * alignment) as u64, alignment as u64);
+    NEXT_ADDRESS
+        .fetch_add(room.next_multiple_of(alignment), Ordering::Relaxed)
+        .next_multiple_of(alignment)
 }

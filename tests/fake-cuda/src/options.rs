@@ -7,12 +7,20 @@ use crate::faults::Faults;
 pub(crate) struct Options {
     /// How many devices there are: `FAKE_CUDA_DEVICES`, 1.
     pub(crate) devices: usize,
+    /// The number of the first among those of the machine: `FAKE_CUDA_FIRST_DEVICE`, 0. So two processes can see different
+    /// devices under one ordinal, as with `CUDA_VISIBLE_DEVICES`.
+    pub(crate) first_device: usize,
     /// The memory of each: `FAKE_CUDA_MEM`, 1 GiB.
     pub(crate) memory_bytes: usize,
     /// The rate of each copy engine from the host, in 10⁹ bytes per second: `FAKE_CUDA_H2D_GBPS`. 0 is unbounded.
     pub(crate) h2d_gbps: f64,
     /// The same to the host: `FAKE_CUDA_D2H_GBPS`.
     pub(crate) d2h_gbps: f64,
+    /// Whether `cuMemAlloc`'s memory can be exported by CUDA IPC: `FAKE_CUDA_EXPORTABLE`, 1. With 0 it is refused like that
+    /// of PyTorch's expandable segments.
+    pub(crate) exportable: usize,
+    /// Whether physical memory can be shared as file descriptors: `FAKE_CUDA_SHAREABLE_FDS`, 1.
+    pub(crate) shareable_fds: usize,
     /// What `cuDriverGetVersion` says: `FAKE_CUDA_VERSION`, 13000.
     pub(crate) version: i32,
 }
@@ -21,9 +29,12 @@ impl Options {
     pub(crate) fn from_environment() -> Self {
         Self {
             devices: variable("FAKE_CUDA_DEVICES", 1),
+            first_device: variable("FAKE_CUDA_FIRST_DEVICE", 0),
             memory_bytes: variable("FAKE_CUDA_MEM", 1 << 30),
             h2d_gbps: variable("FAKE_CUDA_H2D_GBPS", 0.0),
             d2h_gbps: variable("FAKE_CUDA_D2H_GBPS", 0.0),
+            exportable: variable("FAKE_CUDA_EXPORTABLE", 1),
+            shareable_fds: variable("FAKE_CUDA_SHAREABLE_FDS", 1),
             version: variable("FAKE_CUDA_VERSION", 13000),
         }
     }
@@ -32,6 +43,9 @@ impl Options {
     pub(crate) fn set(&mut self, name: &str, value: &str) -> bool {
         match name {
             "devices" => assign(&mut self.devices, value),
+            "first_device" => assign(&mut self.first_device, value),
+            "exportable" => assign(&mut self.exportable, value),
+            "shareable_fds" => assign(&mut self.shareable_fds, value),
             "memory_bytes" => assign(&mut self.memory_bytes, value),
             "h2d_gbps" => assign(&mut self.h2d_gbps, value),
             "d2h_gbps" => assign(&mut self.d2h_gbps, value),

@@ -54,10 +54,13 @@ fn append(path: &Path, line: &str) -> std::io::Result<()> {
 /// What exists now, as `name=number` pairs. After a program has cleaned up, all are zero but the bytes copied.
 pub(crate) fn live(state: &State) -> String {
     let (host_blocks, host_bytes) = state.host.blocks();
+    let own_blocks = |device: &crate::device::Device| device.memory.blocks().0;
+    let others_blocks = |device: &crate::device::Device| device.memory.blocks().1;
     let sum = |count: fn(&crate::device::Device) -> usize| state.devices.iter().map(count).sum::<usize>();
     let pairs = [
-        ("device_blocks", sum(|device| device.memory.blocks())),
+        ("device_blocks", sum(own_blocks)),
         ("device_bytes", sum(|device| device.memory.used_bytes)),
+        ("shared", sum(others_blocks) + state.virtual_memory.things()),
         ("host_blocks", host_blocks),
         ("host_bytes", host_bytes),
         ("streams", sum(|device| device.created_streams())),

@@ -7,9 +7,10 @@ use crate::{
     call::Calls,
     device::Device,
     faults::Faults,
-    memory::HostMemory,
+    host_memory::HostMemory,
     options::{self, Options},
     report::Report,
+    virtual_memory::VirtualMemory,
 };
 
 /// All that the driver knows. One lock guards it; streams, waits and calls hold it, and give it up only while they copy,
@@ -28,6 +29,7 @@ pub(crate) struct State {
     pub(crate) devices: Vec<Device>,
     /// Host memory is page-locked for all devices at once, as it is with unified addresses.
     pub(crate) host: HostMemory,
+    pub(crate) virtual_memory: VirtualMemory,
     /// Copies that are under way without the lock.
     pub(crate) copying: usize,
 }
@@ -72,6 +74,7 @@ impl State {
             report: Report::from_environment(),
             devices: Device::all(&options),
             host: HostMemory::default(),
+            virtual_memory: VirtualMemory::default(),
             copying: 0,
             options,
         }
@@ -98,5 +101,6 @@ pub(crate) fn reset(mut state: Guard) -> Guard {
     state.report.forget();
     state.devices = Device::all(&state.options);
     state.host = HostMemory::default();
+    state.virtual_memory = VirtualMemory::default();
     state
 }

@@ -48,6 +48,7 @@ statuses! {
     INVALID_DEVICE = 101, c"invalid device ordinal";
     INVALID_CONTEXT = 201, c"invalid device context";
     ECC_UNCORRECTABLE = 214, c"uncorrectable ECC error encountered";
+    PEER_ACCESS_UNSUPPORTED = 217, c"peer access is not supported between these two devices";
     INVALID_HANDLE = 400, c"invalid resource handle";
     NOT_READY = 600, c"device not ready";
     ILLEGAL_ADDRESS = 700, c"an illegal memory access was encountered";
@@ -56,6 +57,7 @@ statuses! {
     HOST_MEMORY_NOT_REGISTERED = 713, c"pointer does not correspond to a registered memory region";
     LAUNCH_FAILED = 719, c"unspecified launch failure";
     NOT_PERMITTED = 800, c"operation not permitted";
+    NOT_SUPPORTED = 801, c"operation not supported";
     SYSTEM_NOT_READY = 802, c"system not yet initialized";
     SYSTEM_DRIVER_MISMATCH = 803, c"system has unsupported display driver / cuda driver combination";
     UNKNOWN = 999, c"unknown error";

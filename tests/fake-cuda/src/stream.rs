@@ -223,6 +223,9 @@ pub(crate) fn free(state: &mut State, device: usize, address: u64) -> Answer {
     let violation = match state.devices[device].memory.free(address) {
         Ok(Freed::Unused) => return Ok(()),
         Ok(Freed::InUse) => format!("device memory at {address:#x} is freed under a copy"),
+        Ok(Freed::OpenElsewhere) => {
+            format!("device memory at {address:#x} is freed while another process has it open")
+        }
         Err(Missing::Freed) => format!("device memory at {address:#x} is freed twice"),
         Err(Missing::Unknown) => format!("{address:#x} is freed, which is not the address of device memory"),
     };

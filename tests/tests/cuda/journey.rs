@@ -71,8 +71,9 @@ impl End {
     pub(crate) async fn read(&self) -> Result<Vec<u8>, Failure> {
         let source = self.source();
         let mut all = Vec::new();
-        for start in (0..LEN as u64).step_by(CHUNK) {
-            all.extend_from_slice(&source.read(start..(start + CHUNK as u64).min(LEN as u64)).await?);
+        let len = self.memory.len_bytes();
+        for start in (0..len).step_by(CHUNK) {
+            all.extend_from_slice(&source.read(start..(start + CHUNK as u64).min(len)).await?);
         }
         Ok(all)
     }

@@ -1,17 +1,20 @@
 //! The CUDA engine on the fake driver, which fails, hangs and judges.
 //!
 //! `engines.rs` has the cases that all engines pass. Here is what only a driver can do to one: [`sweep`] fails every call
-//! once; [`relay`] is the whole way from device to device; [`failures`] are whole devices that fail, hang or are taken away; [`order`] is about callers' streams, and
-//! [`overlap`] counts what goes on at the same time.
+//! once; [`relay`] is the whole way from device to device; [`failures`] are whole devices that fail, hang or are taken away; [`order`] is about callers' streams,
+//! [`sharing`] about memory that two processes have, and [`overlap`] counts what goes on at the same time.
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
+mod exchange;
 mod failures;
 mod journey;
+mod neighbour;
 mod order;
 mod overlap;
 mod probe;
 mod relay;
+mod sharing;
 mod sweep;
 
 #[path = "../fake_cuda/calls.rs"]

@@ -6,13 +6,15 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use tensor_relay_device::cuda::{CudaEngine, CudaStats};
+use tensor_relay_device::cuda::{CudaEngine, CudaStats, share::IpcMemory};
 use tensor_relay_tests::fake_cuda::{Effect, Fault, Turn};
 use tokio::time::timeout;
 
 use crate::{
+    exchange::exchange_a_tensor,
     journey::{CHUNK, Failure, LEN, come_home, move_a_tensor, nothing_is_left, pattern},
     machine,
+    neighbour::Neighbour,
     relay::{NothingCame, relay_a_tensor},
 };
 
@@ -33,6 +35,8 @@ enum Way {
     Engines,
     /// Through a server and a client.
     Relay,
+    /// Shared with another process, and taken from one, which has exported this.
+    Exchange(IpcMemory),
 }
 
 impl Way {
@@ -40,6 +44,7 @@ impl Way {
         match self {
             Self::Engines => move_a_tensor(engines).await,
             Self::Relay => relay_a_tensor(engines).await,
+            Self::Exchange(neighbours) => exchange_a_tensor(engines, neighbours).await,
         }
     }
 }
@@ -56,17 +61,51 @@ enum End {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_fails_once() {
     let fake = machine();
-    let calls = calls_of_a_clean_transfer(&fake, Way::Engines).await;
+    let ends = every_call_fails(&fake, Way::Engines).await;
+    assert_eq!(ends.keys().copied().collect::<Vec<_>>(), ["failed", "right"], "{ends:?}");
+}
+
+/// How often a transfer ends how, where each of its calls fails once.
+async fn every_call_fails(fake: &Turn, way: Way) -> BTreeMap<&'static str, u32> {
     let mut ends = BTreeMap::<&str, u32>::new();
-    for (function, count) in &calls {
-        for nth in 1..=*count {
+    for (function, count) in calls_of_a_clean_transfer(fake, way).await {
+        for nth in 1..=count {
             for code in [OUT_OF_MEMORY, LAUNCH_FAILED] {
-                let end = transfer(&fake, Fault::once(function, nth, Effect::Fail(code)), Way::Engines).await;
+                let end = transfer(fake, Fault::once(&function, nth, Effect::Fail(code)), way).await;
                 *ends.entry(kind(&end)).or_default() += 1;
             }
         }
     }
+    ends
+}
+
+/// The same where memory is shared with another process; its own driver is as good as ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_of_an_exchange_fails_once() {
+    let fake = machine();
+    let mut neighbour = Neighbour::start(0, None);
+    let ends = every_call_fails(&fake, Way::Exchange(neighbour.export())).await;
     assert_eq!(ends.keys().copied().collect::<Vec<_>>(), ["failed", "right"], "{ends:?}");
+    assert_eq!(neighbour.end().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_exchange_needs_hangs_or_breaks() {
+    let fake = machine();
+    let mut neighbour = Neighbour::start(0, None);
+    let way = Way::Exchange(neighbour.export());
+    let is_for_sharing =
+        |function: &String| ["cuIpc", "cuMem", "cuEvent"].iter().any(|part| function.starts_with(part));
+    let functions: Vec<String> = calls_of_a_clean_transfer(&fake, way).await.into_keys().collect();
+    for function in functions.iter().filter(|function| is_for_sharing(function)) {
+        transfer(&fake, Fault::once(function, 1, Effect::Hang), way).await;
+        transfer(&fake, Fault::from(function, 1, Effect::Fail(ILLEGAL_ADDRESS)), way).await;
+    }
+    for effect in [Effect::Fail(ILLEGAL_ADDRESS), Effect::Hang] {
+        let end = transfer(&fake, Fault::once("@dtod", 1, effect), way).await;
+        assert!(matches!(end, End::Failed(_)), "{effect:?}: {end:?}");
+    }
+    assert_eq!(neighbour.end().violations, [""; 0]);
 }
 
 /// The same on the whole way, from a producer's device to a consumer's.
@@ -150,8 +189,9 @@ async fn calls_of_a_clean_transfer(fake: &Turn, way: Way) -> BTreeMap<String, u6
     let mut engines = Vec::new();
     let bytes = way.go(&mut engines).await.expect("nothing fails");
     assert!(bytes == pattern(LEN));
-    come_home(fake, &engines[0]).await;
-    come_home(fake, &engines[1]).await;
+    for engine in &engines {
+        come_home(fake, engine).await;
+    }
     drop(engines);
     nothing_is_left(fake, 0).await;
     assert_eq!(fake.violations(), [""; 0]);
@@ -228,7 +268,7 @@ async fn check_what_is_left(
 
 /// Calls that give something back: what they refuse to take back is left, and counts as such nowhere but here.
 fn keeps_what_it_cannot_destroy(fault: &Fault) -> bool {
-    ["Destroy", "Release", "Free", "Unregister", "Query"]
+    ["Destroy", "Release", "Free", "Unregister", "Query", "Unmap", "Close"]
         .iter()
         .any(|part| fault.what.contains(part))
 }

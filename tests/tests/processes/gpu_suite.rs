@@ -36,6 +36,7 @@ fn the_whole_suite_on_the_fake_driver() {
         "small",
         "fan-out",
         "exact",
+        "sharing",
         "fault",
         "program",
     ];
@@ -52,6 +53,7 @@ fn the_whole_suite_on_the_fake_driver() {
         ("sessions", "gb_per_s"),
         ("small tensors", "quic_gb_per_s"),
         ("fan-out", "gb_per_s"),
+        ("copies within the device", "gb_per_s"),
     ] {
         let row = &table_of(parts, table)["rows"][0];
         assert!(row["measured"][column]["median"].as_f64().unwrap() > 0.0, "{table}: {row}");

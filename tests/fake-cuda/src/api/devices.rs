@@ -54,7 +54,7 @@ extern "C" fn cuDeviceGetName(name: *mut u8, capacity: c_int, device: c_int) -> 
 extern "C" fn cuDeviceGetPCIBusId(id: *mut u8, capacity: c_int, device: c_int) -> u32 {
     initialized("cuDeviceGetPCIBusId", |state| {
         check(&state, device)?;
-        let text = format!("{PCI_DOMAIN:04X}:{:02X}:00.0", device + 1);
+        let text = format!("{PCI_DOMAIN:04X}:{:02X}:00.0", number(&state, device) + 1);
         if (capacity as usize) <= text.len() {
             return Err(Status::INVALID_VALUE);
         }
@@ -74,7 +74,7 @@ extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
 extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_int) -> u32 {
     initialized("cuDeviceGetAttribute", |state| {
         let device = check(&state, device)?;
-        give(value, attribute_of(device, attribute))
+        give(value, attribute_of(number(&state, device as c_int), &state, attribute))
     })
 }
 
@@ -82,22 +82,41 @@ extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32, device: c_
 const PCI_DOMAIN: c_int = 0xFA4E;
 
 /// By their numbers in CUDA's header. Others are 0, which says that a device cannot do something.
-fn attribute_of(device: usize, attribute: u32) -> c_int {
+fn attribute_of(number: c_int, state: &State, attribute: u32) -> c_int {
     const MULTIPROCESSORS: u32 = 16;
     const PCI_BUS_ID: u32 = 33;
     const ASYNC_ENGINES: u32 = 40;
     const UNIFIED_ADDRESSING: u32 = 41;
     const PCI_DOMAIN_ID: u32 = 50;
     const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+    const VIRTUAL_MEMORY: u32 = 102;
+    const POSIX_FILE_DESCRIPTORS: u32 = 103;
     const MEMORY_POOLS: u32 = 115;
     match attribute {
-        MULTIPROCESSORS | UNIFIED_ADDRESSING | MEMORY_POOLS => 1,
+        MULTIPROCESSORS | UNIFIED_ADDRESSING | MEMORY_POOLS | VIRTUAL_MEMORY => 1,
         ASYNC_ENGINES => 2,
-        PCI_BUS_ID => device as c_int + 1,
+        PCI_BUS_ID => number + 1,
+        POSIX_FILE_DESCRIPTORS => c_int::from(state.options.shareable_fds != 0),
         PCI_DOMAIN_ID => PCI_DOMAIN,
         COMPUTE_CAPABILITY_MAJOR => 9,
         _ => 0,
     }
+}
+
+/// The same device in every process: fake ones of one number share their memory where it is shared.
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> u32 {
+    initialized("cuDeviceGetUuid_v2", |state| {
+        check(&state, device)?;
+        let mut bytes = *b"FAKE-CUDA-GPU-  ";
+        bytes[14..].copy_from_slice(&(number(&state, device) as u16).to_be_bytes());
+        give(uuid, bytes)
+    })
+}
+
+/// A device's number in the machine, whatever this process sees of that.
+fn number(state: &State, device: c_int) -> c_int {
+    state.options.first_device as c_int + device
 }
 
 /// The place of a device, if there is such a one.

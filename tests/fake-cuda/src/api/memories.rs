@@ -4,7 +4,8 @@ use super::give;
 use crate::{
     call::{in_context, initialized},
     device::resolve_stream,
-    memory::{Freed, HostRange, Missing, Origin},
+    host_memory::{HostRange, Locked},
+    memory::{Freed, Missing, Origin},
     state::Guard,
     status::{Answer, Status},
     stream::{self, Work},
@@ -22,7 +23,7 @@ extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32 {
     in_context("cuMemAlloc_v2", |mut state, device| {
-        let new = state.devices[device].memory.allocate(bytes)?;
+        let new = state.devices[device].memory.allocate(bytes, Origin::Allocated)?;
         give(address, new)
     })
 }
@@ -48,7 +49,7 @@ extern "C" fn cuMemFree_v2(address: u64) -> u32 {
 extern "C" fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: u64) -> u32 {
     in_context("cuMemAllocAsync", |mut state, device| {
         resolve_stream(&mut state, device, stream)?;
-        let new = state.devices[device].memory.allocate(bytes)?;
+        let new = state.devices[device].memory.allocate(bytes, Origin::Pooled)?;
         give(address, new)
     })
 }
@@ -76,7 +77,7 @@ extern "C" fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, _flags: c_ui
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeHost(start: *mut c_void) -> u32 {
     in_context("cuMemFreeHost", |state, _| {
-        remove_host(state, start.addr(), Origin::Allocated, Status::INVALID_VALUE)
+        remove_host(state, start.addr(), Locked::Allocated, Status::INVALID_VALUE)
     })
 }
 
@@ -88,13 +89,13 @@ extern "C" fn cuMemHostRegister_v2(start: *mut c_void, bytes: usize, _flags: c_u
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostUnregister(start: *mut c_void) -> u32 {
     in_context("cuMemHostUnregister", |state, _| {
-        remove_host(state, start.addr(), Origin::Registered, Status::HOST_MEMORY_NOT_REGISTERED)
+        remove_host(state, start.addr(), Locked::Registered, Status::HOST_MEMORY_NOT_REGISTERED)
     })
 }
 
-fn remove_host(mut state: Guard, start: usize, origin: Origin, unknown: Status) -> Answer {
+fn remove_host(mut state: Guard, start: usize, origin: Locked, unknown: Status) -> Answer {
     let (violation, status) = match state.host.remove(start, origin) {
-        Ok(Freed::Unused) => return Ok(()),
+        Ok(Freed::Unused | Freed::OpenElsewhere) => return Ok(()),
         Ok(Freed::InUse) => (format!("page-locked memory at {start:#x} is given back under a copy"), unknown),
         Err(Missing::Freed) => (format!("page-locked memory at {start:#x} is freed twice"), unknown),
         Err(Missing::Unknown) => (format!("{start:#x} is given back, which is not page-locked so"), unknown),

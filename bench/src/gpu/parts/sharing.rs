@@ -1,0 +1,234 @@
+//! Memory of the device that another process reads where it is: what only a real driver can prove.
+
+use super::{Job, Part, rate};
+use crate::{
+    gpu::{
+        line::{Cells, Line},
+        payload::{OnDevice, noise_of},
+        place::Engine,
+    },
+    size,
+};
+use anyhow::{Context, Result, bail, ensure};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    process::Stdio,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tensor_relay_device::{
+    Capacity,
+    cuda::{
+        CudaEngine, CudaMemory,
+        share::{DeviceUuid, Exported, FdMemory, Imported, IpcMemory, ShareError},
+    },
+};
+use tokio::{process::Command, time::timeout};
+
+pub(super) const ABOUT: &str = "\
+One tensor on the GPU is offered to another process, as a training process offers its tensors to a server beside it: in \
+place, by a handle of CUDA IPC, and as a copy in a buffer that a file descriptor names. The other process compares every \
+byte. Virtual memory, which PyTorch's expandable segments are, must have no handle; then the copy is the way. The rate is \
+that of the copy within the GPU. In namespaces of its own the other process stands for another container: what works \
+there is told, and is no failure.";
+
+pub(super) async fn run(job: Job) -> Result<()> {
+    match (&job.shared, job.engine()?) {
+        (_, Engine::Host(_)) => {
+            job.printer().note("The host engine shares no memory with other processes.");
+            Ok(())
+        }
+        (Some(shared), Engine::Cuda(engine)) => take(&job, &engine, shared).await,
+        (None, Engine::Cuda(engine)) => give(&job, &engine).await,
+    }
+}
+
+async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
+    let printer = job.printer();
+    let device = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
+    let tensor = OnDevice::whole(&device, job.bytes)?;
+    tensor.upload(&noise_of(job.bytes, 0)?).await?;
+    let memory = tensor.buffers().find_map(|buffer| buffer.memory::<CudaMemory>());
+    let memory = memory.context("the tensor is on this engine's device")?;
+
+    let named = name(engine, &memory);
+    let outcome = named.as_ref().map(|named| format!("at {} of its allocation", named.offset));
+    printer.check("a plain allocation has a handle", outcome.map_err(ToString::to_string));
+    if let Ok(named) = named {
+        ways(job, "in place", &Shared::Ipc(named), None).await?;
+        let own = engine.import(Exported::Ipc(named));
+        let outcome = own.err().map(|error| error.to_string()).ok_or_else(|| "it opens".to_owned());
+        printer.check("a handle opens nothing in its own process", outcome);
+    }
+    let buffer = match engine.shared_buffer(job.bytes) {
+        Ok(buffer) => buffer,
+        Err(error) => {
+            printer.check("there is memory that can be shared as a descriptor", Err(error.to_string()));
+            return Ok(());
+        }
+    };
+    for _ in 0..FILLS {
+        let begun = Instant::now();
+        buffer.fill(vec![(Arc::clone(&memory), 0)])?;
+        let setting = Cells::of([("bytes", size::text(job.bytes))]);
+        let measured = Cells::of([("gb_per_s", rate(job.bytes, begun.elapsed().as_secs_f64()))]);
+        printer.sample("copies within the device", setting, measured);
+    }
+    let refused = name(engine, buffer.memory()).err().map(|error| error.to_string());
+    printer.check("virtual memory has no handle", refused.ok_or_else(|| "it has one".to_owned()));
+    let FdMemory { device, fd, len } = buffer.export()?;
+    ways(job, "as a copy", &Shared::Fd { device, len }, Some(fd)).await
+}
+
+/// Several, because the first makes the stream.
+const FILLS: usize = 5;
+
+fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
+    engine.name_memory(std::slice::from_ref(memory))?.remove(0)
+}
+
+/// Offers memory to a process beside this one, and to one in namespaces of its own.
+async fn ways(job: &Job, how: &str, shared: &Shared, fd: Option<OwnedFd>) -> Result<()> {
+    let outcome = other_process(job, &[], shared, &fd).await?;
+    job.printer().check(format!("another process reads it {how}"), outcome);
+    let apart = other_process(job, &["unshare", "--pid", "--ipc", "--fork"], shared, &fd).await?;
+    let said = apart.unwrap_or_else(|why| format!("it does not: {why}"));
+    job.printer()
+        .note(format!("A process in PID and IPC namespaces of its own reads it {how}: {said}"));
+    Ok(())
+}
+
+/// Starts this program again, by `prefix`, to take what is shared. A descriptor is its standard input.
+async fn other_process(
+    job: &Job,
+    prefix: &[&str],
+    shared: &Shared,
+    fd: &Option<OwnedFd>,
+) -> Result<Result<String, String>> {
+    let this = std::env::current_exe().context("cannot find this program to start it again")?;
+    let mut words = prefix.iter().map(Into::into).chain([this.into_os_string()]);
+    let mut command = Command::new(words.next().context("there is at least this program")?);
+    let stdin = match fd {
+        Some(fd) => Stdio::from(fd.try_clone()?),
+        None => Stdio::null(),
+    };
+    command
+        .args(words)
+        .args(["gpu-part", Part::Sharing.name(), "--budget-ms=0"])
+        .arg(format!("--device={}", job.device))
+        .arg(format!("--bytes={}", job.bytes))
+        .arg(format!("--shared={shared}"))
+        .stdin(stdin)
+        .kill_on_drop(true);
+    let output = match timeout(OTHER_MAX, command.output()).await {
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => return Ok(Err(format!("it cannot be started: {error}"))),
+        Err(_) => return Ok(Err(format!("it had not ended after {OTHER_MAX:?} and was killed"))),
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    let mut checks = said.lines().filter_map(|line| match serde_json::from_str(line) {
+        Ok(Line::Check(check)) => Some(if check.passed { Ok(check.detail) } else { Err(check.detail) }),
+        _ => None,
+    });
+    let complaint = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " / ");
+    Ok(checks.next().unwrap_or_else(|| Err(format!("{}: {complaint}", output.status))))
+}
+
+/// A context takes a second, as many bytes as this moves another.
+const OTHER_MAX: Duration = Duration::from_secs(15);
+
+/// The other process.
+async fn take(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()> {
+    let exported = match *shared {
+        Shared::Ipc(memory) => Exported::Ipc(memory),
+        Shared::Fd { device, len } => {
+            Exported::Fd(FdMemory { device, fd: std::io::stdin().as_fd().try_clone_to_owned()?, len })
+        }
+    };
+    let outcome = compare(job, engine, exported).await;
+    job.printer()
+        .check("the bytes are equal", outcome.map_err(|error| format!("{error:#}")));
+    Ok(())
+}
+
+async fn compare(job: &Job, engine: &Arc<CudaEngine>, exported: Exported) -> Result<String> {
+    let begun = Instant::now();
+    let Imported { memory, returned } = engine.import(exported)?;
+    let opened_ms = begun.elapsed().as_millis();
+    let device = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
+    let buffer = device.wrap::<CudaEngine>(memory).context("it is this engine's")?;
+    let (source, expected) = (buffer.source(), noise_of(job.bytes, 0)?);
+    ensure!(buffer.len_bytes() == job.bytes, "{} bytes came", buffer.len_bytes());
+    for (number, piece) in expected.chunks(CAPACITY.slot_bytes).enumerate() {
+        let start = (number * CAPACITY.slot_bytes) as u64;
+        let read = source.read(start..start + piece.len() as u64).await?;
+        ensure!(read[..] == *piece, "bytes from {start} on are others");
+    }
+    drop((source, buffer));
+    timeout(RETURN_MAX, returned.wait()).await.context("it was not given back")?;
+    Ok(format!("{} bytes are equal; opened in {opened_ms} ms", job.bytes))
+}
+
+const CAPACITY: Capacity = Capacity { slots: 4, slot_bytes: 4 << 20 };
+const RETURN_MAX: Duration = Duration::from_secs(5);
+
+/// What another process is told of memory, but for the descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gpu) enum Shared {
+    Ipc(IpcMemory),
+    Fd { device: DeviceUuid, len: u64 },
+}
+
+impl std::fmt::Display for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        match self {
+            Self::Ipc(IpcMemory { device, handle, offset, len }) => {
+                write!(f, "ipc:{}:{}:{offset}:{len}", hex(&device.bytes()), hex(handle))
+            }
+            Self::Fd { device, len } => write!(f, "fd:{}:{len}", hex(&device.bytes())),
+        }
+    }
+}
+
+impl FromStr for Shared {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        fn bytes<const N: usize>(hex: &str) -> Result<[u8; N]> {
+            ensure!(hex.len() == 2 * N && hex.is_ascii(), "{hex:?} is not {N} bytes");
+            let mut bytes = [0; N];
+            for (at, byte) in bytes.iter_mut().enumerate() {
+                *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16)?;
+            }
+            Ok(bytes)
+        }
+        let words: Vec<&str> = text.split(':').collect();
+        Ok(match words[..] {
+            ["ipc", device, handle, offset, len] => Self::Ipc(IpcMemory {
+                device: DeviceUuid::new(bytes(device)?),
+                handle: bytes(handle)?,
+                offset: offset.parse()?,
+                len: len.parse()?,
+            }),
+            ["fd", device, len] => Self::Fd { device: DeviceUuid::new(bytes(device)?), len: len.parse()? },
+            _ => bail!("{text:?} is no shared memory"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shared_goes_through_an_argument() {
+        let device = DeviceUuid::new([9; 16]);
+        let ipc = Shared::Ipc(IpcMemory { device, handle: [0xAB; 64], offset: 512, len: 7 });
+        for shared in [ipc, Shared::Fd { device, len: 1 << 40 }] {
+            assert_eq!(shared.to_string().parse::<Shared>().unwrap(), shared);
+        }
+        assert!("fd:00:1".parse::<Shared>().is_err() && "".parse::<Shared>().is_err());
+    }
+}

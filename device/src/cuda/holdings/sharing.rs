@@ -1,0 +1,170 @@
+//! Memory that an engine shares with other processes: buffers of its own, and what others have shared.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use super::{Holdings, free_block};
+use crate::cuda::{
+    driver::{IpcHandle, OUT_OF_MEMORY},
+    error::CudaError,
+    gpu::Gpu,
+    inbox::Holding,
+    memory::CudaMemory,
+    share::{FdMemory, Imported, IpcMemory, ShareError},
+    shelf::NoRoom,
+    thread::Setting,
+    virtual_memory::Mapped,
+};
+use crate::loan::Loan;
+
+/// Memory that is not freed but unmapped.
+#[derive(Debug)]
+pub(in crate::cuda) enum Shared {
+    /// A buffer of this engine's own, which its budget counts.
+    Buffer(Mapped),
+    /// Another process's buffer, on loan.
+    Imported(Mapped, Loan),
+    /// A part of another process's allocation, likewise.
+    Opened(IpcHandle, Loan),
+}
+
+impl Holdings {
+    /// Gives memory that another process can have too, and a descriptor of it.
+    pub(in crate::cuda) fn buffer(
+        &mut self,
+        len: usize,
+        gpu: &Gpu,
+        setting: &Setting,
+    ) -> Result<(Arc<CudaMemory>, OwnedFd), ShareError> {
+        let no_buffer = |source| ShareError::NoBuffer { device: setting.device(), source };
+        let whole = whole(len, gpu).map_err(no_buffer)?;
+        let evicted =
+            self.shelf
+                .make_room(whole as u64)
+                .map_err(|NoRoom { in_use_bytes, limit_bytes }| ShareError::OverBudget {
+                    device: setting.device(),
+                    asked_bytes: whole as u64,
+                    in_use_bytes,
+                    budget_bytes: limit_bytes,
+                })?;
+        evicted.into_iter().for_each(|block| free_block(block, gpu, setting));
+        match self.ask_driver_for_buffer(whole, gpu, setting) {
+            Ok((mapped, fd)) => {
+                let address = mapped.address;
+                Ok((self.give(address, len, Shared::Buffer(mapped), setting), fd))
+            }
+            Err(error) => {
+                self.shelf.give_up(whole as u64);
+                Err(no_buffer(error))
+            }
+        }
+    }
+
+    /// Gives memory that another process has shared.
+    pub(in crate::cuda) fn import_fd(
+        &mut self,
+        shared: &FdMemory,
+        gpu: &Gpu,
+        setting: &Setting,
+    ) -> Result<Imported, ShareError> {
+        let not_mapped = |source| ShareError::NotMapped { device: setting.device(), source };
+        let len = usize::try_from(shared.len).unwrap_or(usize::MAX);
+        let whole = whole(len, gpu).map_err(not_mapped)?;
+        let mapped = Mapped::import(gpu, shared.fd.as_fd(), whole, setting).map_err(not_mapped)?;
+        let address = mapped.address;
+        let (loan, returned) = Loan::new();
+        let memory = self.give(address, len, Shared::Imported(mapped, loan), setting);
+        Ok(Imported { memory, returned })
+    }
+
+    /// The same of a part of an allocation. What does not lie in it is refused.
+    pub(in crate::cuda) fn import_ipc(
+        &mut self,
+        shared: &IpcMemory,
+        gpu: &Gpu,
+        setting: &Setting,
+    ) -> Result<Imported, ShareError> {
+        let IpcMemory { handle, offset, len, .. } = shared;
+        let opened = self.opened.open(handle, gpu);
+        let allocation =
+            opened.map_err(|source| ShareError::NotOpened { device: setting.device(), source })?;
+        if offset.checked_add(*len).is_none_or(|end| end > allocation.len) {
+            self.opened.close(handle, gpu);
+            return Err(ShareError::OutOfBounds { offset: *offset, len: *len, bytes: allocation.len });
+        }
+        let address = allocation.start + offset;
+        let (loan, returned) = Loan::new();
+        // No longer than an allocation, so it is a length of memory.
+        let memory = self.give(address, *len as usize, Shared::Opened(*handle, loan), setting);
+        Ok(Imported { memory, returned })
+    }
+
+    /// Takes the place of shared memory away, which nobody in this process uses any more.
+    pub(super) fn unmap(&mut self, shared: Shared, gpu: &Gpu, setting: &Setting) {
+        match shared {
+            Shared::Buffer(mapped) => {
+                self.shelf.give_up(mapped.len as u64);
+                end(mapped, gpu, setting);
+            }
+            Shared::Imported(mapped, loan) => {
+                end(mapped, gpu, setting);
+                drop(loan);
+            }
+            Shared::Opened(handle, loan) => {
+                self.opened.close(&handle, gpu);
+                drop(loan);
+            }
+        }
+    }
+
+    fn give(&mut self, address: u64, len: usize, shared: Shared, setting: &Setting) -> Arc<CudaMemory> {
+        self.blocks += 1;
+        self.count(setting);
+        CudaMemory::new(setting.engine, address, len, Holding::Shared(shared), setting.inbox.clone())
+    }
+
+    /// As for blocks: where the driver has no memory, again with what was kept for reuse given back.
+    fn ask_driver_for_buffer(
+        &mut self,
+        whole: usize,
+        gpu: &Gpu,
+        setting: &Setting,
+    ) -> Result<(Mapped, OwnedFd), CudaError> {
+        loop {
+            match Mapped::create(gpu, whole, setting) {
+                Err(CudaError::Driver(error)) if error.code == OUT_OF_MEMORY => match self.shelf.evict() {
+                    Some(block) => free_block(block, gpu, setting),
+                    None => return Err(error.into()),
+                },
+                made => return made,
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The bytes of the device that are lost where this is kept for good: those of others are not this process's.
+    pub(super) fn own_bytes(&self) -> u64 {
+        match self {
+            Self::Buffer(mapped) => mapped.len as u64,
+            Self::Imported(..) | Self::Opened(..) => 0,
+        }
+    }
+}
+
+/// A length as the driver maps it. Both ends of a buffer come to the same.
+fn whole(len: usize, gpu: &Gpu) -> Result<usize, CudaError> {
+    let granularity = gpu.driver().granularity(gpu.device())?;
+    // Beyond all numbers the driver is asked for a length that no device has.
+    Ok(len
+        .checked_next_multiple_of(granularity)
+        .unwrap_or(usize::MAX / granularity * granularity))
+}
+
+fn end(mapped: Mapped, gpu: &Gpu, setting: &Setting) {
+    // SAFETY: its last owner is gone, with it all copies, each of which is an owner, and every stream that was named as
+    // using it is past that (`Holdings::look`).
+    unsafe { mapped.end(gpu, setting) };
+}

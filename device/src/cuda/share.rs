@@ -1,0 +1,315 @@
+//! Memory of a device that another process on the same host reads where it is, without a copy through the host.
+//!
+//! A training process *exports* its tensors, and a server beside it *imports* them and serves them as its own
+//! ([`Device::wrap`](crate::Device::wrap), then `Borrowed::from_device`). What travels between the two is small: the 64
+//! bytes of a handle, or one file descriptor. There are three ways, and [`export`] says which it took and why:
+//!
+//! 1. **In place**: the memory itself, by a handle of CUDA IPC ([`CudaEngine::name_memory`]). It costs one call for each
+//!    allocation, and nothing for each byte. CUDA offers it for plain allocations alone (`cudaMalloc`), not for memory pools
+//!    (`cudaMallocAsync`) nor for virtual memory (PyTorch's expandable segments); and only to processes that see each
+//!    other: containers must share a PID namespace.
+//! 2. **Copied**: a buffer of the engine's own that can be shared as a file descriptor ([`SharedBuffer`]), filled by a copy
+//!    within the device, at the rate of its memory. It takes as much of the device again, and works between containers
+//!    that share nothing but a Unix socket, since the descriptor is permission enough.
+//! 3. Neither: then both refusals say why, and whoever asked sends the bytes through host memory.
+//!
+//! Failure is normal here, not exceptional: of the importer too, which only finds out when it tries. Have it say so to the
+//! exporter, who then takes the next way.
+//!
+//! ```no_run
+//! # fn send(_: tensor_relay_device::cuda::share::IpcMemory) {}
+//! use std::sync::Arc;
+//! use tensor_relay_device::{Device, DeviceBuffer, cuda::{CudaEngine, CudaMemory, share::{self, Exported, Place}}};
+//!
+//! /// In the training process. The tensors were lent to the engine behind a fence of their stream.
+//! fn offer(engine: &CudaEngine, tensors: &[Arc<CudaMemory>]) -> Result<(), share::ShareError> {
+//!     let export = share::export(engine, tensors)?;
+//!     for place in &export.places {
+//!         match place {
+//!             Place::InPlace(memory) => send(*memory),
+//!             Place::Copied { offset, why, .. } => eprintln!("At {offset} of the buffer. {why}"),
+//!             Place::Empty => {}
+//!             Place::Nowhere { copy, .. } => eprintln!("Through the host. {copy}"),
+//!         }
+//!     }
+//!     // `export` and the tensors are kept until the server says that it has let go.
+//!     Ok(())
+//! }
+//!
+//! /// In the server.
+//! fn take(engine: &CudaEngine, device: &Device, came: Exported) -> Result<DeviceBuffer, Box<dyn std::error::Error>> {
+//!     let imported = engine.import(came)?;
+//!     // Once `imported.returned` tells so, the training process is told that this one has let go.
+//!     Ok(device.wrap::<CudaEngine>(imported.memory).ok_or("the device has an engine of another kind")?)
+//! }
+//! ```
+//!
+//! # Order
+//!
+//! Nothing orders two processes but what they tell each other. So an export ends when all that writes the memory has: the
+//! fences with which it was lent, and the copies into a buffer. Who imports may read at once. It costs the exporter's
+//! calling thread the rest of its stream's work, up to [`CudaOptions::fence_timeout`]; whoever must not wait awaits
+//! [`Fence::passed`] first. A handle of an event (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
+//!
+//! # Who keeps what
+//!
+//! Memory that is shared in place belongs to the exporter: it keeps the [`CudaMemory`] until the importer said that it has
+//! let go, which is when [`Imported::returned`] says so: closing it comes after dropping it. CUDA leaves undefined what an importer reads after that, also when the exporter has died: whoever
+//! imports withdraws what it imported when its peer is gone. A buffer's memory lasts for as long as anybody has it, or its
+//! descriptor. What was imported is given back on the engine's thread, when nobody holds it and no copy uses it.
+//!
+//! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block: the importer
+//! must be trusted with that. It reads what it was told to, and no byte beyond the allocation.
+
+use std::{fmt, os::fd::OwnedFd, sync::Arc};
+
+use super::{CudaEngine, CudaMemory, error::CudaError, inbox::Command, shares::Wish};
+#[cfg(doc)]
+use super::{CudaOptions, Fence};
+use crate::loan::Returned;
+
+mod buffer;
+mod error;
+
+pub use buffer::SharedBuffer;
+pub use error::ShareError;
+
+/// A device's name in every process, whichever devices that sees and by which numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceUuid([u8; 16]);
+
+impl DeviceUuid {
+    /// The name with these bytes.
+    pub const fn new(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub const fn bytes(self) -> [u8; 16] {
+        self.0
+    }
+}
+
+/// As `nvidia-smi -L` has it: `GPU-` and groups of digits.
+impl fmt::Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        for (at, byte) in self.0.iter().enumerate() {
+            let dash = if [0, 4, 6, 8, 10].contains(&at) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Memory of a device as another process imports it ([`CudaEngine::import`]).
+#[derive(Debug)]
+pub enum Exported {
+    /// A part of an allocation of the other process.
+    Ipc(IpcMemory),
+    /// A buffer that was made to be shared.
+    Fd(FdMemory),
+}
+
+/// A part of an allocation of another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IpcMemory {
+    /// The device that it is on.
+    pub device: DeviceUuid,
+    /// CUDA's handle of the allocation (`CUipcMemHandle`). It means something to other processes alone.
+    pub handle: [u8; 64],
+    /// Where the part begins.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: u64,
+}
+
+/// A buffer that another process made to be shared.
+#[derive(Debug)]
+pub struct FdMemory {
+    /// The device that it is on.
+    pub device: DeviceUuid,
+    /// What names it. It goes over a Unix socket (`SCM_RIGHTS`), and may be closed after the import.
+    pub fd: OwnedFd,
+    /// The bytes of it that mean something.
+    pub len: u64,
+}
+
+/// Memory of another process, as memory of an engine.
+#[derive(Debug)]
+pub struct Imported {
+    /// The memory: for [`Device::wrap`](crate::Device::wrap) and all that engines do, writing too. It goes back when nobody
+    /// holds it and no copy uses it.
+    pub memory: Arc<CudaMemory>,
+    /// Tells when it has gone back, so that its owner may free or write it. Never, where the device failed under a copy.
+    pub returned: Returned,
+}
+
+/// How memories came to be shared: what [`export`] gives. Keep it, and the memories, until the importer has let go.
+#[derive(Debug)]
+pub struct Export {
+    /// For each memory, in their order.
+    pub places: Vec<Place>,
+    /// Where copies lie, if there are any.
+    pub buffer: Option<SharedBuffer>,
+}
+
+/// Where another process finds one memory.
+#[derive(Debug)]
+pub enum Place {
+    /// Where it is.
+    InPlace(IpcMemory),
+    /// In the shared buffer.
+    Copied {
+        /// Where in the buffer: a multiple of 256.
+        offset: u64,
+        /// Its bytes.
+        len: u64,
+        /// Why not in place.
+        why: ShareError,
+    },
+    /// It has no bytes.
+    Empty,
+    /// Nowhere: its bytes have to go through host memory.
+    Nowhere {
+        /// Why not in place.
+        in_place: ShareError,
+        /// Why not in a buffer.
+        copy: ShareError,
+    },
+}
+
+/// Shares memories of an engine with another process: each in place where CUDA offers that, the others as copies in one
+/// buffer where there is room for it.
+///
+/// Waits for the streams that write the memories, then for the copies, each with its deadline; fails as a whole where a
+/// stream takes too long, or the device or its engine cannot be asked.
+pub fn export(engine: &CudaEngine, memories: &[Arc<CudaMemory>]) -> Result<Export, ShareError> {
+    let named = engine.name_memory(memories)?;
+    let mut len = 0;
+    let mut parts = Vec::new();
+    let mut places: Vec<Place> = Vec::new();
+    for (memory, named) in memories.iter().zip(named) {
+        places.push(match named {
+            Ok(memory) => Place::InPlace(memory),
+            Err(ShareError::Empty) => Place::Empty,
+            Err(why) => {
+                let offset = len;
+                parts.push((Arc::clone(memory), offset));
+                len = (offset + memory.len_bytes()).next_multiple_of(COPIES_ALIGN);
+                Place::Copied { offset, len: memory.len_bytes(), why }
+            }
+        });
+    }
+    if parts.is_empty() {
+        return Ok(Export { places, buffer: None });
+    }
+    let copied = engine.shared_buffer(len).and_then(|buffer| buffer.fill(parts).map(|()| buffer));
+    match copied {
+        Ok(buffer) => Ok(Export { places, buffer: Some(buffer) }),
+        Err(copy) => {
+            let places = places.into_iter().map(|place| place.without_copy(&copy)).collect();
+            Ok(Export { places, buffer: None })
+        }
+    }
+}
+
+/// Copies in one buffer begin at multiples of this, as tensors in a payload do.
+const COPIES_ALIGN: u64 = 256;
+
+impl Place {
+    fn without_copy(self, error: &ShareError) -> Self {
+        match self {
+            Self::Copied { why, .. } => Self::Nowhere { in_place: why, copy: error.clone() },
+            other => other,
+        }
+    }
+}
+
+impl CudaEngine {
+    /// Names memories to other processes, in place. Each has an answer of its own, since memories of one program may come
+    /// from several allocators; keep those that are named until the importer has let go.
+    ///
+    /// Waits until the streams that write them are past that ([`CudaEngine::lend`], [`CudaMemory::in_use_until`]), up to
+    /// [`CudaOptions::fence_timeout`], and fails as a whole where they are not, or where the engine cannot be asked.
+    /// Copies to the memory are the caller's to await.
+    pub fn name_memory(
+        &self,
+        memories: &[Arc<CudaMemory>],
+    ) -> Result<Vec<Result<IpcMemory, ShareError>>, ShareError> {
+        let device = self.uuid()?;
+        memories.iter().try_for_each(|memory| self.check_own(memory))?;
+        // Of no bytes the driver knows no allocation.
+        let some = memories.iter().filter(|memory| memory.len_bytes() > 0).cloned().collect();
+        let patience = self.options().answer_timeout + self.options().fence_timeout;
+        let named = self
+            .inbox()
+            .ask_for(patience, |reply| Command::Share(Wish::Name(some, reply)))??;
+        let mut named = named.into_iter();
+        let name = |memory: &Arc<CudaMemory>| match memory.len_bytes() {
+            0 => Err(ShareError::Empty),
+            len => match named.next() {
+                Some(Ok((handle, offset))) => Ok(IpcMemory { device, handle, offset, len }),
+                Some(Err(source)) => Err(ShareError::NotExportable { device: self.device_name(), source }),
+                None => Err(CudaError::Stopped { device: self.device_name() }.into()),
+            },
+        };
+        Ok(memories.iter().map(name).collect())
+    }
+
+    /// Makes a buffer that another process can have too, of unspecified content. It counts against
+    /// [`CudaOptions::memory_limit_bytes`], in whole pages of 2 MiB as a rule, and costs some milliseconds for a GiB: keep
+    /// it for the next version.
+    pub fn shared_buffer(&self, len: u64) -> Result<SharedBuffer, ShareError> {
+        let device = self.uuid()?;
+        if len == 0 {
+            return Err(ShareError::Empty);
+        }
+        let bytes = usize::try_from(len).unwrap_or(usize::MAX);
+        let (memory, fd) = self.inbox().ask(|reply| Command::Buffer(bytes, reply))??;
+        let options = self.options();
+        let patience = options.answer_timeout + options.fence_timeout + options.copy_timeout;
+        Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), patience })
+    }
+
+    /// Takes memory that another process exported, as memory of this engine.
+    ///
+    /// What the other process says is not believed: memory of another device, a handle that opens nothing and a length
+    /// beyond the memory are refused. That it keeps the memory, and does not write it meanwhile, cannot be checked: then
+    /// copies have other bytes, or fail.
+    pub fn import(&self, exported: Exported) -> Result<Imported, ShareError> {
+        let (theirs, len) = match &exported {
+            Exported::Ipc(IpcMemory { device, len, .. }) | Exported::Fd(FdMemory { device, len, .. }) => {
+                (*device, *len)
+            }
+        };
+        let ours = self.uuid()?;
+        if ours != theirs {
+            return Err(ShareError::OtherDevice { device: self.device_name(), ours, theirs });
+        }
+        if len == 0 {
+            return Err(ShareError::Empty);
+        }
+        self.inbox().ask(|reply| Command::Import(exported, reply))?
+    }
+
+    fn uuid(&self) -> Result<DeviceUuid, ShareError> {
+        self.info()
+            .uuid
+            .ok_or_else(|| ShareError::UnknownDevice { device: self.device_name() })
+    }
+
+    fn check_own(&self, memory: &CudaMemory) -> Result<(), ShareError> {
+        if memory.engine() == self.id() { Ok(()) } else { Err(ShareError::ForeignMemory) }
+    }
+
+    fn device_name(&self) -> String {
+        self.inbox().device().into()
+    }
+}

@@ -1,0 +1,71 @@
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+#[cfg(doc)]
+use crate::cuda::{CudaEngine, CudaOptions};
+use crate::{
+    cuda::{
+        CudaMemory,
+        inbox::{Command, Inbox},
+        share::{DeviceUuid, FdMemory, ShareError},
+        shares::{Fill, Wish},
+    },
+    id::Id,
+};
+
+/// Memory of an engine's own that another process can have too, by a file descriptor: [`CudaEngine::shared_buffer`].
+#[derive(Debug)]
+pub struct SharedBuffer {
+    pub(super) device: DeviceUuid,
+    pub(super) memory: Arc<CudaMemory>,
+    pub(super) fd: OwnedFd,
+    pub(super) engine: Id,
+    pub(super) inbox: Inbox,
+    /// How long filling it may take, what it waits for included.
+    pub(super) patience: Duration,
+}
+
+impl SharedBuffer {
+    /// Its memory, for everything that engines do with memory. As long as this is held anywhere, it stays.
+    pub fn memory(&self) -> &Arc<CudaMemory> {
+        &self.memory
+    }
+
+    /// What names it to another process. It may be sent any number of times.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The same with a descriptor of its own, as an importer takes it. Fails where the process has too many open.
+    pub fn export(&self) -> io::Result<FdMemory> {
+        Ok(FdMemory { device: self.device, fd: self.fd.try_clone()?, len: self.memory.len_bytes() })
+    }
+
+    /// Copies memories into it: each to its offset. Costs a copy within the device, a few microseconds for each part, and
+    /// no byte of the host.
+    ///
+    /// Waits until the streams that write the memories are past that, and until the copies have ended: up to
+    /// [`CudaOptions::fence_timeout`] and [`CudaOptions::copy_timeout`]. Where it fails, what the parts' places hold is
+    /// unspecified, and late copies may still write to them. Nobody may read the buffer meanwhile: have the importer say
+    /// that it has let go before it is filled again.
+    pub fn fill(&self, parts: Vec<(Arc<CudaMemory>, u64)>) -> Result<(), ShareError> {
+        let bytes = self.memory.len_bytes();
+        for (memory, offset) in &parts {
+            let (offset, len) = (*offset, memory.len_bytes());
+            if memory.engine() != self.engine {
+                return Err(ShareError::ForeignMemory);
+            }
+            if offset.checked_add(len).is_none_or(|end| end > bytes) {
+                return Err(ShareError::OutOfBuffer { offset, len, bytes });
+            }
+        }
+        let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
+        let fill = Fill { to: Arc::clone(&self.memory), parts };
+        self.inbox
+            .ask_for(self.patience, |reply| Command::Share(Wish::Fill(fill, reply)))?
+    }
+}

@@ -1,0 +1,107 @@
+use std::{
+    ffi::c_void,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::{self, NonNull},
+};
+
+use rustix::{
+    fs::{MemfdFlags, ftruncate, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap},
+};
+
+use crate::status::{Answer, Status};
+
+/// What fresh device memory is full of: whoever reads what he never wrote does not find zeroes.
+const FRESH: u8 = 0xD7;
+
+/// The bytes behind a block of device memory, reached through raw pointers alone.
+///
+/// They are this process's own until somebody else is to have them too: then they are those of a file in memory, which
+/// others map as well. So most blocks cost no file.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    start: NonNull<u8>,
+    bytes: usize,
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: it owns its mapping, which belongs to no thread.
+unsafe impl Send for Backing {}
+
+impl Backing {
+    /// Memory of this process's own.
+    pub(crate) fn new(bytes: usize) -> Answer<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new memory at an address that the kernel chooses changes no memory that exists.
+        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+        let backing = Self { start: start_of(mapped)?, bytes, file: None };
+        // SAFETY: the mapping is new, and so long.
+        unsafe { backing.start.as_ptr().write_bytes(FRESH, bytes) };
+        Ok(backing)
+    }
+
+    /// A file in memory, full of fresh bytes, for [`of`](Self::of).
+    pub(crate) fn fresh_file(name: &str, bytes: usize) -> Answer<OwnedFd> {
+        let file = file(name, bytes)?;
+        let filled = Self::of(file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)?, bytes)?;
+        // SAFETY: the mapping is so long, and nobody else knows the file.
+        unsafe { filled.start.as_ptr().write_bytes(FRESH, bytes) };
+        Ok(file)
+    }
+
+    /// The first bytes of a file in memory, which others may have too.
+    pub(crate) fn of(file: OwnedFd, bytes: usize) -> Answer<Self> {
+        let start = map(ptr::null_mut(), bytes, MapFlags::SHARED, file.as_fd())?;
+        Ok(Self { start, bytes, file: Some(file) })
+    }
+
+    /// Moves the bytes into a file of this name, if they are in none yet. Their address stays. Nobody may write to them
+    /// meanwhile: what he writes would be lost.
+    pub(crate) fn move_to_file(&mut self, name: &str) -> Answer<BorrowedFd<'_>> {
+        if self.file.is_none() {
+            let file = file(name, self.bytes)?;
+            let copy = Self::of(file.try_clone().map_err(|_| Status::OUT_OF_MEMORY)?, self.bytes)?;
+            // SAFETY: both mappings are so long, and different.
+            unsafe { self.start.as_ptr().copy_to_nonoverlapping(copy.start.as_ptr(), self.bytes) };
+            map(self.start.as_ptr().cast(), self.bytes, MapFlags::SHARED | MapFlags::FIXED, file.as_fd())?;
+            self.file = Some(file);
+        }
+        self.file().ok_or(Status::UNKNOWN)
+    }
+
+    /// The file that the bytes are in, if they are in one.
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(OwnedFd::as_fd)
+    }
+
+    /// Where the bytes are for copies.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's own. Whoever drops it has seen that no copy uses it.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "a mapping can be unmapped: {unmapped:?}");
+    }
+}
+
+fn file(name: &str, bytes: usize) -> Answer<OwnedFd> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|_| Status::OUT_OF_MEMORY)?;
+    ftruncate(&file, bytes as u64).map_err(|_| Status::OUT_OF_MEMORY)?;
+    Ok(file)
+}
+
+/// Maps a file. With `FIXED`, `place` is the start of a mapping of this length that is the caller's to replace.
+fn map(place: *mut c_void, bytes: usize, flags: MapFlags, file: BorrowedFd<'_>) -> Answer<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: either the kernel chooses the address, or what is there is replaced by what has the same bytes; see above.
+    start_of(unsafe { mmap(place, bytes, protection, flags, file, 0) })
+}
+
+fn start_of(mapped: rustix::io::Result<*mut c_void>) -> Answer<NonNull<u8>> {
+    let start = mapped.map_err(|_| Status::OUT_OF_MEMORY)?;
+    NonNull::new(start.cast()).ok_or(Status::OUT_OF_MEMORY)
+}

@@ -1,0 +1,141 @@
+use std::{collections::BTreeMap, ffi::c_void, ptr};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::{
+    memory::{Freed, Missing},
+    status::{Answer, Status},
+    uses::{Use, Uses},
+};
+
+/// Host memory that is page-locked: allocated here, or registered by its owner.
+#[derive(Debug, Default)]
+pub(crate) struct HostMemory {
+    blocks: BTreeMap<usize, HostBlock>,
+    /// Where allocated blocks were, and how long. Their addresses stay reserved, and fault.
+    freed: BTreeMap<usize, usize>,
+}
+
+#[derive(Debug)]
+struct HostBlock {
+    bytes: usize,
+    /// The device whose context it was allocated in, and dies with.
+    device: usize,
+    origin: Locked,
+    uses: Uses,
+}
+
+/// How host memory came to be page-locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Locked {
+    /// `cuMemHostAlloc`
+    Allocated,
+    /// `cuMemHostRegister`
+    Registered,
+}
+
+/// What a range of host memory is for a copy.
+#[derive(Debug)]
+pub(crate) enum HostRange {
+    /// All of it is page-locked.
+    PageLocked(Use),
+    /// None of it is.
+    Pageable,
+    /// Only some of it is, which is an error.
+    Mixed,
+    /// It was freed.
+    Freed,
+}
+
+impl HostMemory {
+    pub(crate) fn allocate(&mut self, bytes: usize, device: usize) -> Answer<usize> {
+        if bytes == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new memory at an address that the kernel chooses changes no memory that exists.
+        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+        let start = mapped.map_err(|_| Status::OUT_OF_MEMORY)? as usize;
+        self.insert(start, bytes, device, Locked::Allocated);
+        Ok(start)
+    }
+
+    pub(crate) fn register(&mut self, start: usize, bytes: usize, device: usize) -> Answer {
+        if start == 0 || bytes == 0 || start.checked_add(bytes).is_none() {
+            return Err(Status::INVALID_VALUE);
+        }
+        if self.overlaps(start, bytes) {
+            return Err(Status::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        self.insert(start, bytes, device, Locked::Registered);
+        Ok(())
+    }
+
+    /// Frees or unregisters the block that begins at an address, if it came to be in that way.
+    pub(crate) fn remove(&mut self, start: usize, origin: Locked) -> Result<Freed, Missing> {
+        let found = self.blocks.get(&start).is_some_and(|block| block.origin == origin);
+        let Some(block) = found.then(|| self.blocks.remove(&start)).flatten() else {
+            return Err(if self.freed.contains_key(&start) { Missing::Freed } else { Missing::Unknown });
+        };
+        let in_use = block.uses.any();
+        if origin == Locked::Allocated {
+            self.freed.insert(start, block.bytes);
+            if !in_use {
+                make_inaccessible(start, block.bytes);
+            }
+        }
+        Ok(if in_use { Freed::InUse } else { Freed::Unused })
+    }
+
+    /// Removes all that belongs to a device's context. Says how many blocks there were.
+    pub(crate) fn remove_all(&mut self, device: usize) -> usize {
+        let of_device = self.blocks.iter().filter(|(_, block)| block.device == device);
+        let starts: Vec<(usize, Locked)> = of_device.map(|(start, block)| (*start, block.origin)).collect();
+        starts
+            .iter()
+            .filter(|(start, origin)| self.remove(*start, *origin).is_ok())
+            .count()
+    }
+
+    pub(crate) fn range(&self, start: usize, bytes: usize) -> HostRange {
+        let before = self.blocks.range(..=start).next_back();
+        if let Some((block_start, block)) = before
+            && start - block_start < block.bytes
+        {
+            let fits = bytes <= block.bytes - (start - block_start);
+            return if fits { HostRange::PageLocked(block.uses.another()) } else { HostRange::Mixed };
+        }
+        let freed = self.freed.range(..=start).next_back();
+        if freed.is_some_and(|(block_start, block_bytes)| start - block_start < *block_bytes) {
+            HostRange::Freed
+        } else if self.overlaps(start, bytes) {
+            HostRange::Mixed
+        } else {
+            HostRange::Pageable
+        }
+    }
+
+    /// How many blocks there are, and their bytes.
+    pub(crate) fn blocks(&self) -> (usize, usize) {
+        (self.blocks.len(), self.blocks.values().map(|block| block.bytes).sum())
+    }
+
+    fn insert(&mut self, start: usize, bytes: usize, device: usize, origin: Locked) {
+        self.blocks
+            .insert(start, HostBlock { bytes, device, origin, uses: Uses::default() });
+    }
+
+    fn overlaps(&self, start: usize, bytes: usize) -> bool {
+        let before = self.blocks.range(..start.saturating_add(bytes)).next_back();
+        before.is_some_and(|(block_start, block)| block_start + block.bytes > start)
+    }
+}
+
+/// Gives the memory back but keeps the addresses, so that whoever still uses them faults at once.
+fn make_inaccessible(start: usize, bytes: usize) {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    let start = ptr::without_provenance_mut::<c_void>(start);
+    // SAFETY: the mapping is one that `allocate` made, and that its owner has just given back.
+    let replaced = unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) };
+    debug_assert!(replaced.is_ok(), "a mapping can be replaced: {replaced:?}");
+}

@@ -1,0 +1,29 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// How many copies use a block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Uses(Arc<AtomicUsize>);
+
+/// One copy that uses a block, from when it is asked for until it has ended.
+#[derive(Debug)]
+pub(crate) struct Use(Arc<AtomicUsize>);
+
+impl Uses {
+    pub(crate) fn another(&self) -> Use {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Use(self.0.clone())
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,43 @@
+//! A tensor by all the ways in which processes share memory: what the sweep does again and again.
+
+use std::{sync::Arc, time::Duration};
+
+use tensor_relay_device::cuda::{
+    CudaEngine,
+    share::{self, Exported, Imported, IpcMemory},
+};
+use tokio::time::timeout;
+
+use crate::journey::{End, Failure, LEN, impatient, pattern};
+
+/// Shares a tensor in place and as a copy, takes the copy as its importer would, and takes what a neighbour exported, which
+/// has the same bytes. Gives what the importer read. The engine is put into `engines`, for when something fails in between.
+pub(crate) async fn exchange_a_tensor(
+    engines: &mut Vec<Arc<CudaEngine>>,
+    neighbours: IpcMemory,
+) -> Result<Vec<u8>, Failure> {
+    let engine = CudaEngine::open(0, impatient())?;
+    engines.push(engine.clone());
+    let end = End::of(engine)?;
+    end.fill(&pattern(LEN)).await?;
+    drop(share::export(&end.engine, std::slice::from_ref(&end.memory))?);
+
+    let buffer = end.engine.shared_buffer(LEN as u64)?;
+    buffer.fill(vec![(end.memory.clone(), 0)])?;
+    let copy = end.engine.import(Exported::Fd(buffer.export()?))?;
+    drop(buffer);
+    let in_place = end.engine.import(Exported::Ipc(neighbours))?;
+    let read = [read(&end, copy).await?, read(&end, in_place).await?];
+    let [copy, in_place] = read;
+    assert!(copy == in_place, "both have the same bytes");
+    Ok(copy)
+}
+
+async fn read(end: &End, imported: Imported) -> Result<Vec<u8>, Failure> {
+    let Imported { memory, returned } = imported;
+    let bytes = end.with(memory).read().await;
+    // A device that failed keeps it.
+    let is_back = timeout(Duration::from_secs(5), returned.wait()).await.is_ok();
+    assert!(is_back || end.engine.failure().is_some(), "it goes back when nobody holds it");
+    bytes
+}

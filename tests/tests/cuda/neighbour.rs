@@ -1,0 +1,218 @@
+//! Another process on the same machine: this test binary, started again, with an engine of its own. It does what it is
+//! told by lines, and says by lines what came of it.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Write},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    path::PathBuf,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use tensor_relay_device::cuda::{
+    CudaEngine, CudaMemory,
+    share::{DeviceUuid, Exported, FdMemory, Imported, IpcMemory},
+};
+use tensor_relay_tests::fake_cuda::{Installed, Library, Report};
+
+use tokio::time::timeout;
+
+use crate::journey::{End, impatient, pattern};
+
+const ROLE: &str = "FAKE_CUDA_NEIGHBOUR";
+const SAYS: &str = "neighbour says: ";
+
+/// The process as its test has it. Dropping it kills it.
+pub(crate) struct Neighbour {
+    process: Child,
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    installed: Installed,
+}
+
+impl Neighbour {
+    /// Starts it. Its device `cuda:0` is the machine's device `first_device`; `fd` is left open to it, under the same number.
+    pub(crate) fn start(first_device: usize, fd: Option<BorrowedFd<'_>>) -> Self {
+        let installed = Installed::new(Library::Fake);
+        let mut command = Command::new(env::current_exe().unwrap());
+        command
+            .args(["--exact", "neighbour::neighbour", "--nocapture", "--test-threads=1"])
+            .envs(installed.environment())
+            .env("FAKE_CUDA_FIRST_DEVICE", first_device.to_string())
+            .env(ROLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if let Some(fd) = fd {
+            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).unwrap();
+        }
+        let mut process = command.spawn().unwrap();
+        let commands = process.stdin.take();
+        let answers = BufReader::new(process.stdout.take().unwrap());
+        Self { process, commands, answers, installed }
+    }
+
+    /// Tells it to do something, and waits for what it says; an error is what it failed with.
+    pub(crate) fn tell(&mut self, command: &str) -> Result<String, String> {
+        let commands = self.commands.as_mut().unwrap();
+        writeln!(commands, "{command}").unwrap();
+        loop {
+            let mut line = String::new();
+            let read = self.answers.read_line(&mut line).unwrap();
+            assert!(read > 0, "the neighbour has ended instead of doing: {command}");
+            if let Some((_, said)) = line.trim_end().split_once(SAYS) {
+                return match said.split_once(' ') {
+                    Some(("failed", why)) => Err(why.to_owned()),
+                    _ => Ok(said.to_owned()),
+                };
+            }
+        }
+    }
+
+    /// Has it import a part of an allocation.
+    pub(crate) fn import(&mut self, memory: &IpcMemory) -> Result<String, String> {
+        self.tell(&format!("import {}", words_of(memory)))
+    }
+
+    /// Has it import so many bytes of the buffer whose descriptor it was started with.
+    pub(crate) fn import_fd(
+        &mut self,
+        device: DeviceUuid,
+        fd: BorrowedFd<'_>,
+        len: u64,
+    ) -> Result<String, String> {
+        self.tell(&format!("import fd {} {} {len}", hex(&device.bytes()), fd.as_raw_fd()))
+    }
+
+    /// The bytes of what it imported.
+    pub(crate) fn read(&mut self) -> Result<Vec<u8>, String> {
+        let path = self.path();
+        self.tell(&format!("read {}", path.display()))?;
+        Ok(fs::read(path).unwrap())
+    }
+
+    /// Has it export a tensor of `pattern`, in memory of its own.
+    pub(crate) fn export(&mut self) -> IpcMemory {
+        let said = self.tell("export").unwrap();
+        match exported_of(&said) {
+            Exported::Ipc(memory) => memory,
+            Exported::Fd(_) => panic!("{said}"),
+        }
+    }
+
+    /// Lets it end, and gives what its driver has to say.
+    pub(crate) fn end(mut self) -> Report {
+        drop(self.commands.take());
+        assert!(self.process.wait().unwrap().success());
+        self.installed.report()
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    fn path(&self) -> PathBuf {
+        self.installed.path().join("bytes")
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        let _ = self.process.kill(); // It may have ended.
+        let _ = self.process.wait();
+    }
+}
+
+/// Memory as a line has it.
+fn words_of(memory: &IpcMemory) -> String {
+    let IpcMemory { device, handle, offset, len } = memory;
+    format!("ipc {} {} {offset} {len}", hex(&device.bytes()), hex(handle))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn exported_of(words: &str) -> Exported {
+    fn bytes<const N: usize>(hex: &str) -> [u8; N] {
+        let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
+        std::array::from_fn(byte)
+    }
+    let words: Vec<&str> = words.split(' ').collect();
+    match words[..] {
+        ["ipc", device, handle, offset, len] => Exported::Ipc(IpcMemory {
+            device: DeviceUuid::new(bytes(device)),
+            handle: bytes(handle),
+            offset: offset.parse().unwrap(),
+            len: len.parse().unwrap(),
+        }),
+        ["fd", device, number, len] => Exported::Fd(FdMemory {
+            device: DeviceUuid::new(bytes(device)),
+            // SAFETY: the test has left it open to this process, for this.
+            fd: unsafe { OwnedFd::from_raw_fd(number.parse().unwrap()) },
+            len: len.parse().unwrap(),
+        }),
+        _ => panic!("{words:?} is no memory"),
+    }
+}
+
+/// The process's own side.
+#[test]
+fn neighbour() {
+    if env::var_os(ROLE).is_none() {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let engine = CudaEngine::open(0, impatient()).unwrap();
+    let end = End::of(engine).unwrap();
+    let mut imported = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let said = match line.split_once(' ').unwrap_or((&line, "")) {
+            ("export", _) => Ok(runtime.block_on(export(&end))),
+            ("import", words) => end
+                .engine
+                .import(exported_of(words))
+                .map(|new| imported = Some(new))
+                .map(|()| "done".to_owned()),
+            ("read", path) => {
+                let memory = imported.as_ref().unwrap().memory.clone();
+                fs::write(path, runtime.block_on(end.with(memory).read()).unwrap()).unwrap();
+                Ok("done".to_owned())
+            }
+            ("drop", _) => {
+                let Imported { memory, returned } = imported.take().unwrap();
+                drop(memory);
+                let waiting = async { timeout(Duration::from_secs(5), returned.wait()).await };
+                runtime.block_on(waiting).unwrap();
+                Ok("done".to_owned())
+            }
+            _ => panic!("the neighbour is told {line:?}"),
+        };
+        match said {
+            Ok(said) => println!("{SAYS}{said}"),
+            Err(error) => println!("{SAYS}failed {error}"),
+        }
+    }
+    drop((imported, end));
+    assert!(tensor_relay_device::cuda::all_closed(Duration::from_secs(5)));
+}
+
+async fn export(end: &End) -> String {
+    end.fill(&pattern(end.memory.len_bytes() as usize)).await.unwrap();
+    let named = end.engine.name_memory(std::slice::from_ref(&end.memory)).unwrap();
+    let memory: IpcMemory = named.into_iter().next().unwrap().unwrap();
+    words_of(&memory)
+}
+
+impl End {
+    /// The same engine and slots, with other memory.
+    pub(crate) fn with(&self, memory: Arc<CudaMemory>) -> Self {
+        Self { engine: self.engine.clone(), slots: self.slots.clone(), memory }
+    }
+}

@@ -1,0 +1,423 @@
+//! Memory that two processes have: this one, and a [`Neighbour`].
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{fs, sync::Arc, thread, time::Duration};
+
+use cudarc::driver::sys::CUstream;
+use tensor_relay_device::{
+    CopyEngine, Stretch,
+    cuda::{
+        CudaEngine, CudaError, CudaMemory,
+        share::{self, DeviceUuid, Exported, FdMemory, Imported, IpcMemory, Place, ShareError, SharedBuffer},
+    },
+};
+use tensor_relay_tests::fake_cuda::{Direction, Turn};
+
+use crate::{
+    calls::{Block, Current, call, stream},
+    journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern},
+    machine,
+    neighbour::Neighbour,
+    order::handle,
+};
+
+/// A device with a tensor of `pattern`.
+async fn full(fake: &Turn) -> End {
+    let end = End::open(0, impatient()).unwrap();
+    end.fill(&pattern(LEN)).await.unwrap();
+    assert_eq!(fake.live().shared, 0);
+    end
+}
+
+/// The name of one memory, which is shared where it is.
+fn name(engine: &CudaEngine, memory: &Arc<CudaMemory>) -> Result<IpcMemory, ShareError> {
+    engine.name_memory(std::slice::from_ref(memory))?.remove(0)
+}
+
+/// That nothing of this process's is left, and that neither driver has seen anything that no program may do.
+async fn all_is_well(fake: &Turn, neighbour: Neighbour) {
+    nothing_is_left(fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+    let report = neighbour.end();
+    assert_eq!(report.violations, [""; 0]);
+    assert_eq!(report.at_exit, [tensor_relay_tests::fake_cuda::Live::default()]);
+}
+
+#[tokio::test]
+async fn another_process_reads_a_tensor_where_it_is() {
+    let fake = machine();
+    let end = full(&fake).await;
+    let named = name(&end.engine, &end.memory).unwrap();
+    assert_eq!((named.offset, named.len), (0, LEN as u64));
+    let mut neighbour = Neighbour::start(0, None);
+    neighbour.import(&named).unwrap();
+    assert!(neighbour.read().unwrap() == pattern(LEN));
+    // It is the memory itself: what is written later is there too.
+    end.fill(&vec![0x5A; LEN]).await.unwrap();
+    assert!(neighbour.read().unwrap() == vec![0x5A; LEN]);
+    neighbour.tell("drop").unwrap();
+    drop(end);
+    all_is_well(&fake, neighbour).await;
+}
+
+#[tokio::test]
+async fn tensors_of_one_allocation_are_parts_of_it() {
+    let fake = machine();
+    let end = full(&fake).await;
+    let parts = [end.memory.slice(1000..5000).unwrap(), end.memory.slice(70_001..LEN as u64).unwrap()];
+    assert!(end.memory.slice(1..LEN as u64 + 1).is_none() && end.memory.slice(0..0).is_some());
+    let named = end.engine.name_memory(&parts).unwrap();
+    assert_eq!(fake.calls()["cuIpcGetMemHandle"], 1, "they have one handle");
+    let mut neighbour = Neighbour::start(0, None);
+    for (named, part) in named.into_iter().zip([1000..5000, 70_001..LEN]) {
+        neighbour.import(&named.unwrap()).unwrap();
+        assert!(neighbour.read().unwrap() == pattern(LEN)[part]);
+    }
+    neighbour.tell("drop").unwrap();
+    drop((parts, end));
+    all_is_well(&fake, neighbour).await;
+}
+
+#[tokio::test]
+async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
+    let fake = machine();
+    let mut neighbour = Neighbour::start(0, None);
+    let named = neighbour.export();
+    let end = End::open(0, impatient()).unwrap();
+    let import = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..named });
+    let Imported { memory: first, returned: first_returned } = end.engine.import(import(0)).unwrap();
+    let Imported { memory: second, returned } = end.engine.import(import(CHUNK as u64)).unwrap();
+    assert_eq!(second.address() - first.address(), CHUNK as u64);
+    assert_eq!(fake.calls()["cuIpcOpenMemHandle_v2"], 1);
+    drop(first);
+    first_returned.wait().await;
+
+    let gate = fake.hold(0, Direction::DeviceToHost);
+    let slot = end.slots.acquire().await;
+    let copying = end.engine.copy_out(vec![Stretch::new(&second, 0, CHUNK)], slot);
+    drop(second);
+    gate.until_waiting(1);
+    assert_eq!(fake.live().shared, 1, "a copy reads it");
+    assert!(!returned.is_returned());
+    drop(gate);
+    assert!(copying.await.unwrap()[..] == pattern(LEN)[CHUNK..2 * CHUNK]);
+    returned.wait().await;
+    assert_eq!((fake.live().shared, fake.calls()["cuIpcCloseMemHandle"]), (0, 1));
+    drop(end);
+    all_is_well(&fake, neighbour).await;
+}
+
+/// A producer's stream with memory that it is to fill, lent behind a fence.
+struct Producer {
+    _current: Current,
+    stream: CUstream,
+    block: Option<Block>,
+    memory: Arc<CudaMemory>,
+}
+
+impl Producer {
+    fn new(end: &End) -> Self {
+        let (current, stream) = (Current::new(0), stream());
+        let block = Some(Block::in_stream(stream));
+        call!(cuMemsetD8Async(end.memory.address(), 0x22, LEN, stream)).unwrap();
+        let fence = end.engine.fence(handle(stream)).unwrap();
+        // SAFETY: the owner is the memory itself, and what writes to it is behind the fence.
+        let memory = unsafe { end.engine.lend(end.memory.address(), LEN, end.memory.clone(), Some(fence)) };
+        Self { _current: current, stream, block, memory }
+    }
+
+    fn end(self) {
+        drop(self.block);
+        drop(self.memory);
+        call!(cuStreamDestroy_v2(self.stream)).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_shared_waits_for_its_stream() {
+    for in_place in [true, false] {
+        let fake = machine();
+        fake.set_shareable(in_place, true);
+        let end = full(&fake).await;
+        let mut producer = Producer::new(&end);
+        let (engine, memory) = (end.engine.clone(), producer.memory.clone());
+        let exporting = thread::spawn(move || share::export(&engine, &[memory]));
+        let asked = |fake: &Turn| fake.calls().get("cuEventQuery").copied().unwrap_or(0);
+        let before = asked(&fake);
+        fake.until("the engine has asked after the stream", |_| asked(&fake) >= before + 5);
+        assert!(!exporting.is_finished() && !fake.calls().contains_key("cuIpcGetMemHandle"));
+        producer.block.take().unwrap().lift();
+        let export = exporting.join().unwrap().unwrap();
+        let mut neighbour = match (&export.places[0], &export.buffer) {
+            (Place::InPlace(named), None) if in_place => {
+                let mut neighbour = Neighbour::start(0, None);
+                neighbour.import(named).unwrap();
+                neighbour
+            }
+            (Place::Copied { offset: 0, .. }, Some(buffer)) if !in_place => importer_of(&end, buffer),
+            other => panic!("{other:?}"),
+        };
+        assert!(
+            neighbour.read().unwrap()[..LEN] == vec![0x22; LEN],
+            "the bytes are those that the stream wrote"
+        );
+        neighbour.tell("drop").unwrap();
+        drop(export);
+        producer.end();
+        drop(end);
+        all_is_well(&fake, neighbour).await;
+    }
+}
+
+/// A neighbour that has imported a buffer.
+fn importer_of(end: &End, buffer: &SharedBuffer) -> Neighbour {
+    let mut neighbour = Neighbour::start(0, Some(buffer.fd()));
+    neighbour
+        .import_fd(device_of(end), buffer.fd(), buffer.memory().len_bytes())
+        .unwrap();
+    neighbour
+}
+
+fn device_of(end: &End) -> DeviceUuid {
+    end.engine.info().uuid.unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_that_does_not_end_is_a_reason() {
+    let fake = machine();
+    let end = full(&fake).await;
+    let producer = Producer::new(&end);
+    let refused = share::export(&end.engine, std::slice::from_ref(&producer.memory)).unwrap_err();
+    assert!(matches!(refused, ShareError::FenceTimedOut { .. }), "{refused:?}");
+    producer.end();
+    drop(end);
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_shared_in_place_is_copied_into_a_buffer_that_outlives_it() {
+    let fake = machine();
+    fake.set_shareable(false, true);
+    let end = full(&fake).await;
+    let parts = [end.memory.slice(3..1003).unwrap(), end.memory.slice(0..0).unwrap(), end.memory.clone()];
+    let export = share::export(&end.engine, &parts).unwrap();
+    let [Place::Copied { offset: 0, len: 1000, why }, Place::Empty, Place::Copied { offset: 1024, .. }] =
+        &export.places[..]
+    else {
+        panic!("{export:?}")
+    };
+    let why = why.to_string();
+    assert!(why.contains("cuIpcGetMemHandle") && why.contains("expandable segments"), "{why}");
+    let stats = end.engine.stats();
+    assert_eq!((stats.shared_bytes, stats.out_bytes), (1000 + LEN as u64, 0), "no byte went to the host");
+    // The budget counts whole pages.
+    assert_eq!(stats.device_bytes, (2 << 20) + (LEN as u64).next_multiple_of(512));
+
+    let mut neighbour = importer_of(&end, export.buffer.as_ref().unwrap());
+    drop((export, parts));
+    fake.until("the exporter has let go", |fake| fake.live().shared == 0);
+    let read = neighbour.read().unwrap();
+    assert!(read[..1000] == pattern(LEN)[3..1003] && read[1024..1024 + LEN] == pattern(LEN));
+    neighbour.tell("drop").unwrap();
+    drop(end);
+    all_is_well(&fake, neighbour).await;
+}
+
+#[tokio::test]
+async fn where_nothing_can_be_shared_both_reasons_are_told() {
+    let fake = machine();
+    fake.set_shareable(false, false);
+    let end = full(&fake).await;
+    let export = share::export(&end.engine, std::slice::from_ref(&end.memory)).unwrap();
+    assert!(export.buffer.is_none());
+    let [Place::Nowhere { in_place, copy }] = &export.places[..] else { panic!("{export:?}") };
+    assert!(matches!(in_place, ShareError::NotExportable { .. }), "{in_place:?}");
+    assert!(matches!(copy, ShareError::NoBuffer { .. }), "{copy:?}");
+    assert!(copy.to_string().contains("CUDA_ERROR_NOT_SUPPORTED"), "{copy}");
+    drop((export, end));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_buffer_has_a_budget() {
+    let fake = machine();
+    let end = full(&fake).await;
+    let most = end.engine.shared_buffer(14 << 20).unwrap();
+    let refused = end.engine.shared_buffer((2 << 20) + 1).unwrap_err();
+    let expected = ShareError::OverBudget {
+        device: "cuda:0".into(),
+        asked_bytes: 4 << 20,
+        in_use_bytes: (14 << 20) + (LEN as u64).next_multiple_of(512),
+        budget_bytes: 16 << 20,
+    };
+    assert_eq!(refused, expected);
+    drop(most);
+    fake.until("the buffer is gone", |fake| fake.live().shared == 0);
+    drop(end.engine.shared_buffer((2 << 20) + 1).unwrap());
+    assert!(matches!(end.engine.shared_buffer(u64::MAX), Err(ShareError::OverBudget { .. })));
+    drop(end);
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn parts_that_do_not_fit_and_memory_of_others_are_refused() {
+    let fake = machine();
+    let (end, other) = (full(&fake).await, End::open(1, impatient()).unwrap());
+    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+    for offset in [1, u64::MAX] {
+        let refused = buffer.fill(vec![(end.memory.clone(), offset)]).unwrap_err();
+        assert!(matches!(refused, ShareError::OutOfBuffer { .. }), "{refused:?}");
+    }
+    assert_eq!(buffer.fill(vec![(other.memory.clone(), 0)]), Err(ShareError::ForeignMemory));
+    assert_eq!(name(&end.engine, &other.memory), Err(ShareError::ForeignMemory));
+    assert!(!fake.calls().contains_key("cuMemcpyDtoDAsync_v2"));
+    drop((buffer, end, other));
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// What another process may say by mistake or on purpose, and what it is told.
+#[tokio::test]
+async fn what_a_neighbour_says_is_not_believed() {
+    let fake = machine();
+    let mut neighbour = Neighbour::start(0, None);
+    let named = neighbour.export();
+    let end = full(&fake).await;
+    let import = |memory: IpcMemory| end.engine.import(Exported::Ipc(memory)).unwrap_err();
+
+    let other = DeviceUuid::new([7; 16]);
+    let refused = import(IpcMemory { device: other, ..named });
+    assert!(matches!(refused, ShareError::OtherDevice { theirs, .. } if theirs == other), "{refused:?}");
+    assert!(refused.to_string().contains("GPU-07070707-0707-0707-0707-070707070707"), "{refused}");
+    let mut handle = named.handle;
+    handle[20] ^= 1;
+    assert!(matches!(import(IpcMemory { handle, ..named }), ShareError::NotOpened { .. }));
+    assert!(matches!(import(IpcMemory { handle: [0; 64], ..named }), ShareError::NotOpened { .. }));
+    // What the neighbour's engine took from its driver for the tensor.
+    let bytes = (LEN as u64).next_multiple_of(512);
+    for (offset, len) in [(1, bytes), (0, bytes + 1), (u64::MAX, 2), (bytes, 1)] {
+        let refused = import(IpcMemory { offset, len, ..named });
+        assert_eq!(refused, ShareError::OutOfBounds { offset, len, bytes });
+    }
+    assert_eq!(import(IpcMemory { len: 0, ..named }), ShareError::Empty);
+    // A handle opens nothing in the process that it is from.
+    let own = name(&end.engine, &end.memory).unwrap();
+    assert!(import(own).to_string().contains("CUDA_ERROR_INVALID_CONTEXT"), "{}", import(own));
+
+    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+    let device = device_of(&end);
+    let too_long = [(2 << 20) + 1, 1 << 46, u64::MAX];
+    let files = too_long.map(|len| FdMemory { len, ..buffer.export().unwrap() });
+    let null = FdMemory { device, fd: fs::File::open("/dev/null").unwrap().into(), len: 1 };
+    for file in files.into_iter().chain([null]) {
+        let (said, refused) = (format!("{file:?}"), end.engine.import(Exported::Fd(file)).unwrap_err());
+        assert!(matches!(refused, ShareError::NotMapped { .. }), "{said}: {refused:?}");
+    }
+    drop(buffer);
+    assert!(end.read().await.unwrap() == pattern(LEN), "the engine is as well as before");
+    drop(end);
+    all_is_well(&fake, neighbour).await;
+}
+
+/// As with `CUDA_VISIBLE_DEVICES`: the neighbour's `cuda:0` is this process's `cuda:1`.
+#[tokio::test]
+async fn devices_are_matched_by_name_and_not_by_number() {
+    let fake = machine();
+    let mut neighbour = Neighbour::start(1, None);
+    let named = neighbour.export();
+    let [first, second] = [0, 1].map(|ordinal| End::open(ordinal, impatient()).unwrap());
+    let refused = first.engine.import(Exported::Ipc(named)).unwrap_err();
+    assert!(matches!(refused, ShareError::OtherDevice { .. }), "{refused:?}");
+    let imported = second.engine.import(Exported::Ipc(named)).unwrap();
+    assert!(second.with(imported.memory).read().await.unwrap() == pattern(LEN));
+    drop((first, second));
+    all_is_well(&fake, neighbour).await;
+}
+
+#[tokio::test]
+async fn an_exporter_dies() {
+    let fake = machine();
+    let mut neighbour = Neighbour::start(0, None);
+    let named = neighbour.export();
+    let end = End::open(0, impatient()).unwrap();
+    let Imported { memory, returned } = end.engine.import(Exported::Ipc(named)).unwrap();
+    neighbour.kill();
+    // What is open stays so until it is dropped, and harms nobody.
+    assert!(end.with(memory).read().await.is_ok());
+    returned.wait().await;
+    assert_eq!(fake.live().shared, 0);
+    let refused = end.engine.import(Exported::Ipc(named)).unwrap_err();
+    assert!(matches!(refused, ShareError::NotOpened { .. }), "{refused:?}");
+    drop(end);
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// Files, address space and device memory are as they were after many versions.
+#[tokio::test]
+async fn nothing_leaks() {
+    let fake = machine();
+    let mut neighbour = Neighbour::start(0, None);
+    let named = neighbour.export();
+    let end = full(&fake).await;
+    let files = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let mut before = 0;
+    for version in 0..50 {
+        let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+        buffer.fill(vec![(end.memory.clone(), 0)]).unwrap();
+        let both = [Exported::Fd(buffer.export().unwrap()), Exported::Ipc(named)];
+        for exported in both {
+            let memory = end.engine.import(exported).unwrap().memory;
+            assert!(version % 10 > 0 || end.with(memory).read().await.unwrap() == pattern(LEN));
+        }
+        drop(buffer);
+        fake.until("all is given back", |fake| fake.live().shared == 0);
+        if version == 0 {
+            before = files();
+        }
+    }
+    assert_eq!(files(), before);
+    assert_eq!(end.engine.stats().kept_bytes, 0);
+    drop(end);
+    all_is_well(&fake, neighbour).await;
+}
+
+#[tokio::test]
+async fn late_copies_keep_their_memory_until_they_have_ended() {
+    let fake = machine();
+    let end = full(&fake).await;
+    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+    let gate = fake.hold(0, Direction::DeviceToDevice);
+    let late = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
+    assert!(matches!(late, ShareError::CopyTimedOut { .. }), "{late:?}");
+    drop(buffer);
+    let End { engine, slots, memory } = end;
+    drop((memory, slots));
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(fake.live().shared, 2, "the copy writes to it: a mapping and its addresses are there");
+    drop(gate);
+    fake.until("all is given back", |fake| fake.live().shared == 0);
+    drop(engine);
+    nothing_is_left(&fake, 0).await;
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_device_that_failed_shares_nothing() {
+    let fake = machine();
+    let end = full(&fake).await;
+    let buffer = end.engine.shared_buffer(LEN as u64).unwrap();
+    fake.fail_device(0, 700);
+    let refused = buffer.fill(vec![(end.memory.clone(), 0)]).unwrap_err();
+    assert!(refused.to_string().contains("700"), "{refused}");
+    fake.until("the engine gives the device up", |_| end.engine.failure().is_some());
+    let refused = name(&end.engine, &end.memory).unwrap_err();
+    assert!(matches!(refused, ShareError::Engine(CudaError::Driver(_))), "{refused:?}");
+    assert!(matches!(end.engine.shared_buffer(1), Err(ShareError::Engine(_))));
+    assert!(matches!(end.engine.import(Exported::Fd(buffer.export().unwrap())), Err(ShareError::Engine(_))));
+    assert_eq!(fake.violations(), [""; 0]);
+}

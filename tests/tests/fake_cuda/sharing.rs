@@ -1,0 +1,342 @@
+//! How processes share memory of a device: what CUDA's documentation promises of that, and what the fake driver judges.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{
+    env,
+    ffi::c_void,
+    io::{BufRead, BufReader, Write},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    ptr,
+};
+
+use cudarc::driver::sys::{
+    CUipcMemHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
+    CUmemAllocationType, CUmemLocation, CUmemLocation_st__bindgen_ty_1, CUmemLocationType, CUresult, CUuuid,
+};
+use tensor_relay_tests::fake_cuda::{self, Installed, Library, Live, Turn};
+
+use crate::calls::{Answer, Current, call, device_memory_of, stream};
+
+const MIB: usize = 1 << 20;
+const INVALID_VALUE: Answer = Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+const FILE_DESCRIPTOR: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+fn fake() -> Turn {
+    fake_cuda::load().exclusive()
+}
+
+fn ipc_handle(address: u64) -> Answer<CUipcMemHandle> {
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    call!(cuIpcGetMemHandle(&raw mut handle, address)).map(|()| handle)
+}
+
+fn open(handle: CUipcMemHandle) -> Answer<u64> {
+    let mut address = 0;
+    call!(cuIpcOpenMemHandle_v2(&raw mut address, handle, 1)).map(|()| address)
+}
+
+fn read(address: u64, bytes: usize) -> Vec<u8> {
+    let mut read = vec![0; bytes];
+    call!(cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, bytes)).unwrap();
+    read
+}
+
+fn location(device: i32) -> CUmemLocation {
+    CUmemLocation {
+        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        __bindgen_anon_1: CUmemLocation_st__bindgen_ty_1 { id: device },
+    }
+}
+
+fn prop(shareable: CUmemAllocationHandleType) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: shareable,
+        location: location(0),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+fn granularity() -> usize {
+    let mut granularity = 0;
+    let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    let prop = prop(FILE_DESCRIPTOR);
+    call!(cuMemGetAllocationGranularity(&raw mut granularity, &raw const prop, minimum)).unwrap();
+    granularity
+}
+
+fn physical(bytes: usize, shareable: CUmemAllocationHandleType) -> Answer<u64> {
+    let (mut handle, prop) = (0, prop(shareable));
+    call!(cuMemCreate(&raw mut handle, bytes, &raw const prop, 0)).map(|()| handle)
+}
+
+fn descriptor_of(handle: u64) -> Answer<OwnedFd> {
+    let mut fd = -1;
+    let place: *mut i32 = &raw mut fd;
+    call!(cuMemExportToShareableHandle(place.cast(), handle, FILE_DESCRIPTOR, 0))?;
+    // SAFETY: the driver has opened it for this test.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn import(fd: i32) -> Answer<u64> {
+    let mut handle = 0;
+    let number: *mut c_void = ptr::without_provenance_mut(fd as usize);
+    call!(cuMemImportFromShareableHandle(&raw mut handle, number, FILE_DESCRIPTOR)).map(|()| handle)
+}
+
+/// Maps physical memory, for the device to read and write.
+fn mapped(handle: u64, bytes: usize) -> u64 {
+    let mut address = 0;
+    call!(cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0)).unwrap();
+    call!(cuMemMap(address, bytes, 0, handle, 0)).unwrap();
+    assert_eq!(call!(cuMemsetD8_v2(address, 1, 1)), INVALID_VALUE, "its use is not allowed yet");
+    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let desc = CUmemAccessDesc { location: location(0), flags };
+    call!(cuMemSetAccess(address, bytes, &raw const desc, 1)).unwrap();
+    address
+}
+
+fn unmap(address: u64, bytes: usize) {
+    call!(cuMemUnmap(address, bytes)).unwrap();
+    call!(cuMemAddressFree(address, bytes)).unwrap();
+}
+
+#[test]
+fn a_device_has_one_name_in_all_processes() {
+    let fake = fake();
+    fake.reset_with(2, 1 << 20);
+    let _current = Current::new(0);
+    let name = |device| {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        call!(cuDeviceGetUuid_v2(&raw mut uuid, device)).map(|()| uuid.bytes)
+    };
+    let second = name(1).unwrap();
+    assert_ne!(name(0).unwrap(), second);
+    assert_eq!(name(2), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
+    fake.set_first_device(1);
+    assert_eq!(name(0).unwrap(), second, "CUDA_VISIBLE_DEVICES changes numbers and no names");
+}
+
+#[test]
+fn plain_allocations_have_handles_and_others_have_none() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let (memory, stream) = (device_memory_of(1, 5000), stream());
+    let handle = ipc_handle(memory).unwrap();
+    assert_eq!(ipc_handle(memory).unwrap().reserved, handle.reserved);
+    assert_eq!(read(memory, 5000), [1; 5000], "the bytes and their address stay");
+    assert_eq!(open(handle), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT), "it is this process's own");
+    assert_eq!(open(CUipcMemHandle { reserved: [7; 64] }).map(drop), INVALID_VALUE);
+
+    let mut pooled = 0;
+    call!(cuMemAllocAsync(&raw mut pooled, 5000, stream)).unwrap();
+    assert_eq!(ipc_handle(pooled).map(drop), INVALID_VALUE);
+    let bytes = granularity();
+    let physical = physical(bytes, FILE_DESCRIPTOR).unwrap();
+    let virtual_memory = mapped(physical, bytes);
+    assert_eq!(ipc_handle(virtual_memory).map(drop), INVALID_VALUE);
+    fake.set_shareable(false, true);
+    assert_eq!(ipc_handle(memory).map(drop), INVALID_VALUE);
+
+    unmap(virtual_memory, bytes);
+    call!(cuMemRelease(physical)).unwrap();
+    call!(cuMemFreeAsync(pooled, stream)).unwrap();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    call!(cuStreamDestroy_v2(stream)).unwrap();
+    call!(cuMemFree_v2(memory)).unwrap();
+    assert_eq!(fake.live(), Live { contexts: 1, ..Live::default() });
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[test]
+fn mapped_memory_lasts_as_long_as_anybody_has_it() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let bytes = 2 * granularity();
+    let first = physical(bytes, FILE_DESCRIPTOR).unwrap();
+    let address = mapped(first, bytes);
+    let fd = descriptor_of(first).unwrap();
+    call!(cuMemRelease(first)).unwrap();
+    call!(cuMemsetD8_v2(address, 0x77, bytes)).unwrap();
+    let second = import(fd.as_raw_fd()).unwrap();
+    drop(fd);
+    let again = mapped(second, bytes);
+    call!(cuMemRelease(second)).unwrap();
+    assert_ne!(again, address);
+    unmap(address, bytes);
+    assert_eq!(read(again, bytes), vec![0x77; bytes]);
+    call!(cuMemsetD8_v2(again, 0x78, 1)).unwrap();
+    assert_eq!(read(again, 2), [0x78, 0x77]);
+    unmap(again, bytes);
+    assert_eq!(fake.live(), Live { contexts: 1, ..Live::default() });
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[test]
+fn what_cannot_be_mapped_or_shared_is_refused() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let bytes = granularity();
+    assert_eq!(physical(bytes + 1, FILE_DESCRIPTOR).map(drop), INVALID_VALUE);
+    assert_eq!(physical(2 << 30, FILE_DESCRIPTOR), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    let private = physical(bytes, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE).unwrap();
+    assert_eq!(descriptor_of(private).map(drop), INVALID_VALUE);
+    let null = std::fs::File::open("/dev/null").unwrap();
+    assert_eq!(import(null.as_raw_fd()).map(drop), INVALID_VALUE);
+
+    let mut address = 0;
+    call!(cuMemAddressReserve(&raw mut address, 2 * bytes, 0, 0, 0)).unwrap();
+    assert_eq!(
+        call!(cuMemMap(address, 2 * bytes, 0, private, 0)),
+        INVALID_VALUE,
+        "it is longer than the memory"
+    );
+    call!(cuMemMap(address, bytes, 0, private, 0)).unwrap();
+    assert_eq!(call!(cuMemMap(address, bytes, 0, private, 0)), INVALID_VALUE, "something is mapped there");
+    call!(cuMemUnmap(address, bytes)).unwrap();
+    call!(cuMemAddressFree(address, 2 * bytes)).unwrap();
+    call!(cuMemRelease(private)).unwrap();
+    fake.set_shareable(true, false);
+    assert_eq!(physical(bytes, FILE_DESCRIPTOR), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+    assert_eq!(fake.live(), Live { contexts: 1, ..Live::default() });
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// What no program may do.
+#[test]
+fn mistakes_with_mappings_are_violations() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let bytes = granularity();
+    let handle = physical(bytes, FILE_DESCRIPTOR).unwrap();
+    let address = mapped(handle, bytes);
+    for (mistake, words) in [
+        (call!(cuMemFree_v2(address)), "which is not the address of device memory"),
+        (call!(cuIpcCloseMemHandle(address)), "where nothing was opened"),
+        (call!(cuMemAddressFree(address, bytes)), "that are mapped"),
+        (call!(cuMemUnmap(address, 2 * bytes)), "were not mapped so"),
+        (call!(cuMemRelease(handle + 1)), "is none"),
+    ] {
+        assert_eq!(mistake, INVALID_VALUE);
+        let violations = fake.violations();
+        assert!(violations.iter().any(|violation| violation.contains(words)), "{words}: {violations:?}");
+    }
+    unmap(address, bytes);
+    call!(cuMemRelease(handle)).unwrap();
+    assert_eq!(fake.violations().len(), 5);
+}
+
+const ROLE: &str = "FAKE_CUDA_OPENS";
+const SAYS: &str = "the other says: ";
+
+/// The other process: opens the handles that it is told, twice, and says what it reads; then closes them at the next line.
+#[test]
+fn other() {
+    if env::var_os(ROLE).is_none() {
+        return;
+    }
+    let current = Current::new(0);
+    let mut lines = std::io::stdin().lines();
+    let hex = lines.next().unwrap().unwrap();
+    let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap() as i8;
+    let handle = CUipcMemHandle { reserved: std::array::from_fn(byte) };
+    match open(handle) {
+        Err(error) => println!("{SAYS}{error:?}"),
+        Ok(address) => {
+            assert_eq!(open(handle), Ok(address), "an open one is counted");
+            let bytes = read(address, MIB);
+            call!(cuMemsetD8_v2(address, 0x99, 1)).unwrap();
+            println!("{SAYS}{}", bytes.iter().all(|byte| *byte == 0x42));
+            lines.next();
+            call!(cuIpcCloseMemHandle(address)).unwrap();
+            assert_eq!(read(address, MIB).len(), MIB, "it was opened twice");
+            call!(cuIpcCloseMemHandle(address)).unwrap();
+            assert_eq!(call!(cuIpcCloseMemHandle(address)), INVALID_VALUE);
+        }
+    }
+    drop(current);
+}
+
+struct Other {
+    process: Child,
+    tell: ChildStdin,
+    says: BufReader<ChildStdout>,
+    installed: Installed,
+}
+
+impl Other {
+    /// Starts it with a handle, and gives what it says.
+    fn opens(handle: CUipcMemHandle) -> (Self, String) {
+        let installed = Installed::new(Library::Fake);
+        let mut command = Command::new(env::current_exe().unwrap());
+        command
+            .args(["--exact", "sharing::other", "--nocapture", "--test-threads=1"])
+            .envs(installed.environment())
+            .env(ROLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut tell = process.stdin.take().unwrap();
+        let mut says = BufReader::new(process.stdout.take().unwrap());
+        let hex: String = handle.reserved.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+        writeln!(tell, "{hex}").unwrap();
+        let mut line = String::new();
+        while !line.contains(SAYS) {
+            line.clear();
+            assert!(says.read_line(&mut line).unwrap() > 0, "it has ended");
+        }
+        let said = line.split_once(SAYS).unwrap().1.trim_end().to_owned();
+        (Self { process, tell, says, installed }, said)
+    }
+
+    /// Lets it close what it has open, and end. Gives the violations of its own driver.
+    fn closes(mut self) -> Vec<String> {
+        writeln!(self.tell).unwrap();
+        while self.says.read_line(&mut String::new()).unwrap() > 0 {}
+        assert!(self.process.wait().unwrap().success());
+        self.installed.report().violations
+    }
+}
+
+#[test]
+fn two_processes_have_the_same_bytes() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let memory = device_memory_of(0x42, MIB);
+    let (other, said) = Other::opens(ipc_handle(memory).unwrap());
+    assert_eq!(said, "true");
+    assert_eq!(read(memory, 2), [0x99, 0x42], "what the other writes is there");
+    let violations = other.closes();
+    assert!(violations.len() == 1 && violations[0].contains("closed twice"), "{violations:?}");
+    call!(cuMemFree_v2(memory)).unwrap();
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+#[test]
+fn what_another_process_has_open_must_not_be_freed() {
+    let fake = fake();
+    let _current = Current::new(0);
+    let memory = device_memory_of(0x42, MIB);
+    let handle = ipc_handle(memory).unwrap();
+    let (other, _) = Other::opens(handle);
+    assert_eq!(call!(cuMemFree_v2(memory)), INVALID_VALUE);
+    let violations = fake.violations();
+    assert!(
+        violations.len() == 1 && violations[0].contains("while another process has it open"),
+        "{violations:?}"
+    );
+    drop(other.closes());
+    let (mut late, said) = Other::opens(handle);
+    assert_eq!(said, "CUDA_ERROR_INVALID_VALUE", "a handle of what was freed opens nothing");
+    assert!(late.process.wait().unwrap().success());
+}
