@@ -279,7 +279,7 @@ mod tests {
         let (mut hearer, _speaker, far) = pair();
         let (_, far) = split(far);
         let file = some_file();
-        let flood = async {
+        let flood = async move {
             for number in 0..40 {
                 if far.say(&frame(number), Some(file.as_fd())).await.is_err() {
                     return;

@@ -3,19 +3,20 @@
 use super::{
     Published,
     channel::{ChannelError, Hearer, PROMPT, Speaker, split},
-    draft::{Draft, Ready, Refused, TAKEN},
+    draft::{Draft, Ready, Refused, taken},
     topics::Topics,
 };
-use crate::{Held, Publication, PublishError, Staging};
+use crate::{Device, Held, Publication, PublishError, Staging};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use tensor_relay_device::Returned;
 use tensor_relay_protocol::{
     Metadata, Topic,
     beside::{
-        Hello, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal, ServerMessage, Welcome,
-        encode_server, text_that_fits,
+        Hello, MemoryKind, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal,
+        ServerMessage, Welcome, encode_server, text_that_fits,
     },
 };
 use tokio::{
@@ -35,6 +36,8 @@ const UNSAID_MAX: usize = 64;
 pub(super) struct House {
     pub(super) topics: Topics,
     pub(super) staging: Staging,
+    /// What it serves from, and takes memory of.
+    pub(super) device: Option<Device>,
     pub(super) agent: String,
     pub(super) report: Box<dyn Fn(Published) + Send + Sync>,
 }
@@ -49,7 +52,8 @@ enum Task {
 enum Standing {
     /// It was not published yet; who takes it back tells so.
     Waiting(Arc<Notify>),
-    Published(Publication),
+    /// And whether its memory is gone when its producer is.
+    Published(Publication, bool),
 }
 
 /// The versions of one producer whose memory is in use.
@@ -81,6 +85,7 @@ async fn converse(
     let worker =
         Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.to_owned() };
     // Whoever ends first ends the others.
+    let _theirs = Theirs(Arc::clone(&versions));
     let ended = tokio::select! {
         heard = hear(&mut hearer, &house, &versions, &todo) => heard,
         spoken = speak(&speaker, unsaid) => spoken,
@@ -89,6 +94,19 @@ async fn converse(
     match ended {
         Ok(()) => Ok(()),
         Err(error) => close(&speaker, error).await,
+    }
+}
+
+/// Takes back, when the connection ends, what lies in memory that goes with its producer.
+struct Theirs(Versions);
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        for standing in lock(&self.0).values() {
+            if let Standing::Published(publication, true) = standing {
+                publication.withdraw();
+            }
+        }
     }
 }
 
@@ -103,7 +121,7 @@ async fn greet(hearer: &mut Hearer, speaker: &Speaker, house: &House) -> Result<
     if revision < revision_min || revision < *REVISIONS.start() {
         return Err(out_of_turn("a Hello of other revisions of the protocol: update the older of the two"));
     }
-    let (agent, memories) = (house.agent.clone(), TAKEN.to_vec());
+    let (agent, memories) = (house.agent.clone(), taken(house.device.as_ref()).to_vec());
     let welcome = Welcome { revision, agent, chunk_bytes: house.staging.chunk_bytes, memories };
     speaker.say(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
     Ok(true)
@@ -137,7 +155,8 @@ async fn hear(
             ProducerMessage::Lend(lend) => {
                 let descriptor =
                     lend.memory.kind().has_descriptor().then(|| hearer.take_descriptor()).flatten();
-                draft.handle_lend(lend, descriptor);
+                let taken = taken(house.device.as_ref());
+                draft.handle_lend(lend, descriptor, taken, house.staging.limits.tensors);
                 continue;
             }
             ProducerMessage::Publish(publish) => {
@@ -149,7 +168,7 @@ async fn hear(
             }
             ProducerMessage::Withdraw(publication) => {
                 match lock(versions).get(&publication) {
-                    Some(Standing::Published(publication)) => publication.withdraw(),
+                    Some(Standing::Published(publication, _)) => publication.withdraw(),
                     Some(Standing::Waiting(taken_back)) => taken_back.notify_one(),
                     None => {} // It is gone already.
                 }
@@ -227,7 +246,9 @@ impl Worker {
             Some(Standing::Waiting(taken_back)) => Arc::clone(taken_back),
             _ => Arc::default(),
         };
-        let Ready { held, returned } = draft.ready(&self.house.staging)?;
+        let house = Arc::clone(&self.house);
+        let ready = move || draft.ready(&house.staging, house.device.as_ref());
+        let Ready { held, returned, path } = self.house.staging.workers.run(ready).await?;
         let manifest = held.manifest();
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
         let publication = tokio::select! {
@@ -237,13 +258,14 @@ impl Worker {
             }
         };
         let version = publication.id().clone();
-        lock(&self.versions).insert(id, Standing::Published(publication.clone()));
+        let standing = Standing::Published(publication.clone(), path == MemoryKind::CudaIpc);
+        lock(&self.versions).insert(id, standing);
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.say.clone()));
         let peer = self.peer.clone();
-        tracing::info!(%version, %peer, payload_bytes, path = "memfd", "A producer beside this server published: {reason}.");
-        (self.house.report)(Published { id: version, tensors, payload_bytes, peer });
+        tracing::info!(%version, %peer, payload_bytes, path = path.name(), "A producer beside this server published: {reason}.");
+        (self.house.report)(Published { id: version, tensors, payload_bytes, path, reason, peer });
         Ok(answer)
     }
 
@@ -279,17 +301,23 @@ fn not_open(topic: &Topic) -> Refused {
 async fn follow(
     id: PublicationId,
     publication: Publication,
-    returned: tensor_relay_device::Returned,
+    returned: Vec<Returned>,
     versions: Versions,
     say: mpsc::Sender<ServerMessage>,
 ) {
+    let all_returned = async {
+        for returned in returned {
+            returned.wait().await;
+        }
+    };
+    let mut all_returned = std::pin::pin!(all_returned);
     let mut commits = publication.commits();
     let mut told = Progress { publication: id, committed: 0, is_over: false, is_released: false };
     while !told.is_released {
         let is_over = told.is_over;
         tokio::select! {
             changed = commits.changed(), if !is_over => told.is_over = changed.is_err(),
-            () = returned.wait() => told.is_released = true,
+            () = &mut all_returned => told.is_released = true,
         }
         told.committed = *commits.borrow_and_update();
         told.is_over |= told.is_released;
