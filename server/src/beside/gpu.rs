@@ -1,13 +1,13 @@
 //! Tensors on a device that another process serves: by the shortest way that works.
 
 use super::{
-    producer::{Producer, PublishError, Way},
+    producer::{Kept, Producer, PublishError, Way},
     publication::Publication,
     version::SealError,
 };
 use crate::{LendError, lend::parts};
 use std::{io, ops::Range, os::fd::OwnedFd, sync::Arc};
-use tensor_relay_device::{Device, DeviceBuffer, KeptShared, Memfd, SharedBy, SharedMemory, SourceError};
+use tensor_relay_device::{Device, DeviceBuffer, Memfd, SharedBy, SharedMemory, SourceError};
 use tensor_relay_protocol::{
     LayoutError, Limits, Manifest, Metadata, TensorSpec, Topic,
     beside::{CudaDevice, IpcHandle, Lend, Memory, MemoryKind, Refusal},
@@ -58,13 +58,41 @@ impl Producer {
         tensors: Vec<(TensorSpec, DeviceBuffer)>,
         metadata: Metadata,
     ) -> Result<Publication, PublishDeviceError> {
+        self.publish_by(&[MemoryKind::CudaIpc, MemoryKind::CudaFd], topic, device, tensors, metadata)
+            .await
+    }
+
+    /// The same of a copy in every case, on the device or else in host memory: tensors may be written again when this
+    /// returns, and the version outlives this process.
+    ///
+    /// # Errors
+    /// [`PublishDeviceError`].
+    pub async fn publish_copy_from_device(
+        &self,
+        topic: Topic,
+        device: &Device,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+    ) -> Result<Publication, PublishDeviceError> {
+        self.publish_by(&[MemoryKind::CudaFd], topic, device, tensors, metadata).await
+    }
+
+    /// Tries these ways in order, then host memory.
+    async fn publish_by(
+        &self,
+        kinds: &[MemoryKind],
+        topic: Topic,
+        device: &Device,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+    ) -> Result<Publication, PublishDeviceError> {
         let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
         let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
         let manifest = Manifest::layout(specs, vec![], self.terms().chunk_bytes, &Limits::default())?;
         let parts: Parts = Arc::new(parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
         let mut why_not = vec![];
-        for kind in [MemoryKind::CudaIpc, MemoryKind::CudaFd] {
-            let (way, kept) = match self.way(kind, device, &manifest, &parts).await {
+        for &kind in kinds {
+            let way = match self.way(kind, device, &manifest, &parts).await {
                 Ok(way) => way,
                 Err(why) => {
                     why_not.push(why);
@@ -73,10 +101,7 @@ impl Producer {
             };
             let way = Way { reason: reason(kind, &why_not), ..way };
             match self.send(topic.clone(), &manifest, metadata.clone(), way).await {
-                Ok(publication) => {
-                    keep_until_released(publication.clone(), (kept, Arc::clone(&parts)));
-                    return Ok(publication);
-                }
+                Ok(publication) => return Ok(publication),
                 Err(PublishError::Refused {
                     reason: Refusal::UnfitMemory | Refusal::UnsupportedMemory,
                     text,
@@ -86,18 +111,18 @@ impl Producer {
         }
         let (lends, copied_bytes) = through_host(device, &manifest, &parts).await?;
         let reason = reason(MemoryKind::Memfd, &why_not);
-        let way = Way { path: MemoryKind::Memfd, reason, copied_bytes, lends };
+        let way = Way { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
         Ok(self.send(topic, &manifest, metadata, way).await?)
     }
 
-    /// Shares tensors in one way, and gives what has to be kept for that.
+    /// Shares tensors in one way.
     async fn way(
         &self,
         kind: MemoryKind,
         device: &Device,
         manifest: &Manifest,
         parts: &Parts,
-    ) -> Result<(Way, Option<KeptShared>), String> {
+    ) -> Result<Way, String> {
         if !self.terms().memories.contains(&kind) {
             return Err(format!(
                 "the server takes no memory of the kind {kind}, since it does not serve from a GPU"
@@ -107,31 +132,38 @@ impl Producer {
             return Err("the tensors have no bytes".into());
         }
         let (device, parts, bytes) = (device.clone(), Arc::clone(parts), manifest.payload_bytes());
-        let share = move || -> Result<(Lends, u64, Option<KeptShared>), String> {
+        let share = move || -> Result<(Lends, u64, Kept), String> {
             match kind {
                 MemoryKind::CudaIpc => {
                     let buffers: Vec<_> = parts.iter().map(|(_, buffer)| buffer.clone()).collect();
                     let named = device.name_to_others(&buffers).map_err(|error| error.to_string())?;
                     let lends = parts.iter().map(|(range, _)| range.clone()).zip(named).map(lend).collect();
-                    Ok((lends, 0, None))
+                    Ok((lends, 0, Box::new(parts)))
                 }
                 _ => {
                     let (memory, kept) =
                         device.copy_for_others(bytes, &parts).map_err(|error| error.to_string())?;
-                    let copied = parts.iter().map(|(range, _)| range.end - range.start).sum();
-                    Ok((vec![lend((0..bytes, memory))], copied, Some(kept)))
+                    Ok((vec![lend((0..bytes, memory))], copied_bytes(&parts), Box::new(kept)))
                 }
             }
         };
         let (lends, copied_bytes, kept) = Workers::Threads.run(share).await?;
-        Ok((Way { path: kind, reason: "".into(), copied_bytes, lends }, kept))
+        Ok(Way { path: kind, reason: "".into(), copied_bytes, lends, kept: Some(kept) })
     }
+}
+
+/// The bytes of all tensors, without the padding between them.
+fn copied_bytes(parts: &Parts) -> u64 {
+    parts.iter().map(|(range, _)| range.end - range.start).sum()
 }
 
 /// Why tensors go so, and not by a shorter way.
 fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
     let way = match kind {
         MemoryKind::CudaIpc => "the tensors' allocations can be shared where they are",
+        MemoryKind::CudaFd if why_not.is_empty() => {
+            "the tensors were copied on their GPU, so that they may be written again"
+        }
         MemoryKind::CudaFd => {
             "the tensors were copied on their GPU, since they cannot be shared where they are"
         }
@@ -139,7 +171,10 @@ fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
     };
     match why_not {
         [] => way.into(),
-        why => format!("{way}: {}", why.join(" ")).into(),
+        why => {
+            let why: Vec<_> = why.iter().map(|why| why.trim_end_matches('.')).collect();
+            format!("{way}: {}", why.join("; ")).into()
+        }
     }
 }
 
@@ -157,7 +192,7 @@ fn lend((range, shared): (Range<u64>, SharedMemory)) -> (Lend, Option<OwnedFd>) 
     }
 }
 
-/// Copies tensors off their device into shared memory, a chunk at a time.
+/// Copies tensors off their device into shared memory, as much at a time as a slot of the device holds.
 async fn through_host(
     device: &Device,
     manifest: &Manifest,
@@ -170,21 +205,14 @@ async fn through_host(
     let failed = |source| SealError::Memory { bytes, source };
     let source = device.source(bytes, parts.iter().cloned()).map_err(LendError::from)?;
     let mut memfd = Memfd::new(bytes).map_err(failed)?;
-    for (_, range) in manifest.chunking().iter() {
+    let step = device.slots().slot_bytes();
+    for start in (0..bytes).step_by(step) {
+        let range = start..bytes.min(start + step as u64);
         let chunk = egress::read(&*source, range.clone()).await?;
         let written = move || memfd.write_at(&chunk, range.start).map(|()| memfd);
         memfd = Workers::Threads.run(written).await.map_err(failed)?;
     }
-    let copied_bytes = memfd.written_bytes();
     let sealed = memfd.seal().map_err(failed)?;
     let lend = Lend { range: 0..bytes, memory: Memory::Memfd { offset: 0 } };
-    Ok((vec![(lend, Some(sealed.into()))], copied_bytes))
-}
-
-/// Holds what a server reads until it says that it has let go, or is gone.
-fn keep_until_released(mut publication: Publication, kept: impl Send + 'static) {
-    tokio::spawn(async move {
-        while let Ok(false) = publication.released(crate::config::DEADLINE_MAX).await {}
-        drop(kept);
-    });
+    Ok((vec![(lend, Some(sealed.into()))], copied_bytes(parts)))
 }

@@ -6,6 +6,7 @@ use super::{
     version::{SealedVersion, Terms},
 };
 use std::{
+    any::Any,
     collections::HashMap,
     io,
     os::fd::{AsFd, OwnedFd},
@@ -232,7 +233,8 @@ impl Producer {
         let (payload_bytes, copied_bytes) = (version.manifest.payload_bytes(), version.copied_bytes());
         let lend = Lend { range: 0..payload_bytes, memory: Memory::Memfd { offset: 0 } };
         let lends = version.memory.map(|memory| (lend, Some(memory.into()))).into_iter().collect();
-        let way = Way { path: MemoryKind::Memfd, reason: IN_HOST_MEMORY.into(), copied_bytes, lends };
+        let reason = IN_HOST_MEMORY.into();
+        let way = Way { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
         self.send(topic, &version.manifest, metadata, way).await
     }
 
@@ -245,7 +247,7 @@ impl Producer {
         way: Way,
     ) -> Result<Publication, PublishError> {
         check_metadata(&metadata)?;
-        let Way { path, reason, copied_bytes, lends } = way;
+        let Way { path, reason, copied_bytes, lends, kept } = way;
         if !self.terms.memories.contains(&path) {
             return Err(PublishError::Kind(path));
         }
@@ -253,6 +255,9 @@ impl Producer {
         let said = text_that_fits(reason.to_string());
         let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: said };
         let (progress, answer) = self.ask(number);
+        if let Some(kept) = kept {
+            keep(kept, progress.clone()); // Also where nobody waits for the answer any more: the server may read it by then.
+        }
         self.say(messages(manifest, lends, publish));
         let mut unanswered = Unanswered { number: Some(number), producer: self };
         let answered = answer.await;
@@ -343,6 +348,18 @@ pub(super) struct Way {
     pub(super) reason: Arc<str>,
     pub(super) copied_bytes: u64,
     pub(super) lends: Vec<(Lend, Option<OwnedFd>)>,
+    pub(super) kept: Option<Kept>,
+}
+
+/// What a server reads for as long as it holds a version.
+pub(super) type Kept = Box<dyn Any + Send>;
+
+/// Holds that until the server says that it has let go, refuses the version, or is gone.
+fn keep(kept: Kept, mut progress: watch::Receiver<Progress>) {
+    tokio::spawn(async move {
+        let _ = progress.wait_for(|progress| progress.is_released).await; // An error: nothing is told of it any more.
+        drop(kept);
+    });
 }
 
 /// A version in messages: its manifest in parts, its memory, and the word that it is complete.

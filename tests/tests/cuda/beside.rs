@@ -33,17 +33,25 @@ fn serve(home: &Home, device: &str) -> Serving {
 /// Publishes one tensor, has a subscriber compare it byte for byte, and gives what became of it.
 async fn publish(home: &Home, server: &Serving, device: &Device) -> (Producer, Publication) {
     let producer = Producer::connect(&home.path("s")).await.unwrap();
-    let shape = Shape::new(&[LEN as u64]).unwrap();
-    let spec = TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, shape);
-    let tensors = vec![(spec, tensor(device).await)];
+    let tensors = vec![(spec(), tensor(device).await)];
     let topic = Topic::new("policy").unwrap();
     let published = producer.publish_from_device(topic, device, tensors, vec![]).await.unwrap();
+    check_received(home, server);
+    (producer, published)
+}
+
+/// Has a subscriber compare the tensor byte for byte.
+fn check_received(home: &Home, server: &Serving) {
     let ticket = server.said["ticket"].as_str().unwrap();
     home.run(&["subscribe", ticket, "--topic=policy", "--once", "--out=out", "--device=cpu"])
         .with(0);
     let file = fs::read(home.path("out/policy.safetensors")).unwrap();
     assert!(file[file.len() - LEN..] == pattern(LEN), "every byte");
-    (producer, published)
+}
+
+fn spec() -> TensorSpec {
+    let shape = Shape::new(&[LEN as u64]).unwrap();
+    TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, shape)
 }
 
 fn device() -> Device {
@@ -113,6 +121,33 @@ async fn what_lies_in_a_producers_memory_goes_with_it() {
         assert!(std::time::Instant::now() < deadline, "it is taken back");
     }
     drop((published, device));
+    server.process.end_by(Signal::TERM).with(0);
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// Goal: a copy in a buffer that a descriptor names outlives its producer, and is read byte for byte.
+/// Method: end the connection and free the buffer, then subscribe.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_buffer_outlives_its_producer() {
+    let fake = machine();
+    let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
+    let server = serve(&home, "--device=cuda:0");
+    let device = device();
+    let producer = Producer::connect(&home.path("s")).await.unwrap();
+    let (topic, tensors) = (Topic::new("policy").unwrap(), vec![(spec(), tensor(&device).await)]);
+    let published = producer
+        .publish_copy_from_device(topic, &device, tensors, vec![])
+        .await
+        .unwrap();
+    assert_eq!((published.path(), published.copied_bytes()), (MemoryKind::CudaFd, LEN as u64));
+    drop((producer, published, device));
+    // The engine's thread frees what nobody holds.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while fake.live().contexts > 0 {
+        assert!(std::time::Instant::now() < deadline, "its producer is done with the GPU");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    check_received(&home, &server);
     server.process.end_by(Signal::TERM).with(0);
     assert_eq!(fake.violations(), [""; 0]);
 }
