@@ -80,6 +80,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, TryRecvError, channel};
     use tensor_relay_client::{Epoch, Topic, Version, VersionId};
+    use tensor_relay_server::beside::MemoryKind;
 
     /// A pipe that nobody reads until `open` is dropped, or that is closed.
     struct Stopped {
@@ -105,7 +106,14 @@ mod tests {
     fn published(number: u64) -> Published {
         let id =
             VersionId { topic: Topic::new("policy").unwrap(), epoch: Epoch(1), version: Version(number) };
-        Published { id, tensors: 1, payload_bytes: 256, peer: "process 7 of user 1".into() }
+        Published {
+            id,
+            tensors: 1,
+            payload_bytes: 256,
+            path: MemoryKind::Memfd,
+            reason: "the tensors are in host memory".into(),
+            peer: "process 7 of user 1".into(),
+        }
     }
 
     /// Goal: who reads nothing holds nobody up, and misses what does not fit; who reads then hears the rest.
