@@ -70,6 +70,9 @@ struct Replaced {
     /// Of what came through the socket: by which way.
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'static str>,
+    /// Likewise, why by that one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
     /// Likewise, who published it.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<String>,
@@ -110,7 +113,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         write_tickets(path, &tickets(&args, &topics, &any))
             .with_context(|| format!("cannot write the ticket file {}", path.display()))?;
     }
-    let open = beside::open(&server, &args)?;
+    let open = beside::open(&server, &args, loader.device.as_ref())?;
     report(&args, listening, identity.fingerprint(), &topics, &any);
     let watching = watch(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
@@ -181,6 +184,7 @@ fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json
             tensors: *tensors,
             payload_bytes: *payload_bytes,
             path: None,
+            reason: None,
             from: None,
         };
         let mut out = std::io::stdout().lock();

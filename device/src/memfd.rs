@@ -81,6 +81,12 @@ impl Memfd {
     }
 }
 
+impl From<SealedFd> for OwnedFd {
+    fn from(sealed: SealedFd) -> Self {
+        sealed.0
+    }
+}
+
 impl AsFd for SealedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -4,9 +4,10 @@ use crate::{
     errors::Kind,
     gpu::{GpuOptions, Gpus},
     publication::Publication,
-    relay::{cast_to, metadata_of, topic_called},
+    relay::{Hold, cast_to, metadata_of, topic_called},
     runtime::{self, Here},
     tensors_in::TensorsIn,
+    version::OnGpu,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
 use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
@@ -15,7 +16,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_server::beside::{self, ConnectError, PublishError, Refusal};
+use tensor_relay_server::beside::{
+    self, ConnectError, MemoryKind, PublishDeviceError, PublishError, Refusal, SealError,
+};
 
 /// A connection to a server on this machine, which sends what is published through it.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -57,42 +60,67 @@ impl Producer {
 
     /// Publishes tensors as the next version of `topic`: visible to all of the server's subscribers at once, or not at all.
     ///
-    /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`. All tensors are copied, once, into memory that
-    /// the server sends from, those of GPUs by way of the host: they may be written again when this returns. The
-    /// publication's `path` and `path_reason` say by which way they went. How topics keep versions is the server's choice.
+    /// `tensors`, `metadata`, `dtype` and `timeout` are as for `Relay.publish`. With `hold="stage"` all tensors are copied,
+    /// once, into memory that the server sends from, and may be written again when this returns: on their GPU, where all lie
+    /// on one that the server serves from, else on the host. With `hold="borrow"` the server reads such tensors where they
+    /// lie, if the GPU's driver can share them: they must not be written before `Publication.wait_released`, and the version
+    /// is taken back when this process ends; others are copied all the same. The publication's `path` and `path_reason` say
+    /// by which way they went. How topics keep versions is the server's choice.
     ///
     /// A server that was started again since the last call is connected to first.
     ///
     /// Raises UnsupportedTensorError for a value that cannot travel, by its name; PublishError when the server refuses the
     /// version; NoRoomError beyond its memory; RelayTimeoutError after `timeout`. Nothing was published then.
     /// ServerUnreachableError when the connection is lost: whether it was published is not known then.
-    #[pyo3(signature = (topic, tensors, *, metadata = None, dtype = None, timeout = None))]
+    #[pyo3(signature = (topic, tensors, *, hold = "stage", metadata = None, dtype = None, timeout = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn publish(
         &self,
         py: Python<'_>,
         topic: &str,
         tensors: &Bound<'_, PyAny>,
+        hold: &str,
         metadata: Option<&Bound<'_, PyDict>>,
         dtype: Option<&str>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
         let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
+        let hold = Hold::called(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
         let producer = self.connected(py, timeout)?;
         let mut taken = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
         metadata.append(&mut taken.entries);
         let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
-        let (version, copied_bytes) = lain.seal(py, producer.terms())?;
-        let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
-        let published = published.ok_or_else(|| {
+        let late = || {
             let waited = timeout.unwrap_or_default().as_secs_f64();
             let message = format!("{topic} was not published within {waited} s, and is taken back");
             Kind::Timeout.raise(py, message)
-        })?;
-        published
-            .map(|publication| Publication::beside(publication, copied_bytes))
-            .map_err(|error| of_publish(py, &error))
+        };
+        let lain = match lain.on_one_gpu() {
+            Ok(OnGpu { device, tensors, copied_bytes, returning }) => {
+                let publish = async {
+                    let topic = topic.clone();
+                    match hold {
+                        Hold::Stage => {
+                            producer.publish_copy_from_device(topic, &device, tensors, metadata).await
+                        }
+                        Hold::Borrow => producer.publish_from_device(topic, &device, tensors, metadata).await,
+                    }
+                };
+                let published = wait_at_most(py, timeout, publish)?.ok_or_else(late)?;
+                let publication = published.map_err(|error| of_publish_device(py, &error))?;
+                if publication.path() != MemoryKind::CudaIpc {
+                    returning.give_back(py);
+                }
+                return Ok(Publication::beside(publication, copied_bytes));
+            }
+            Err(lain) => lain,
+        };
+        let (version, copied_bytes) = lain.seal(py, producer.terms())?;
+        let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
+        let publication = published.ok_or_else(late)?.map_err(|error| of_publish(py, &error))?;
+        Ok(Publication::beside(publication, copied_bytes))
     }
 
     /// Says that nothing will follow in `topic`, as `Relay.end` does.
@@ -186,6 +214,14 @@ fn of_publish(py: Python<'_>, error: &PublishError) -> PyErr {
     match error {
         PublishError::Refused { reason: Refusal::NoRoom, .. } => Kind::NoRoom.raise(py, error),
         PublishError::Lost(_) => Kind::Unreachable.raise(py, error),
+        _ => Kind::Publish.raise(py, error),
+    }
+}
+
+fn of_publish_device(py: Python<'_>, error: &PublishDeviceError) -> PyErr {
+    match error {
+        PublishDeviceError::Publish(error) => of_publish(py, error),
+        PublishDeviceError::Memory(SealError::Memory { .. }) => Kind::NoRoom.raise(py, error),
         _ => Kind::Publish.raise(py, error),
     }
 }

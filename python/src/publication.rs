@@ -7,7 +7,10 @@ use crate::{
 };
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
-use tensor_relay_server::{self as server, VersionId, beside};
+use tensor_relay_server::{
+    self as server, VersionId,
+    beside::{self, MemoryKind},
+};
 
 /// A version that was published. Holds none of its memory.
 #[pyclass(frozen, module = "tensor_relay")]
@@ -21,7 +24,7 @@ pub(crate) struct Publication {
 #[derive(Clone)]
 enum Handle {
     Here(server::Publication),
-    /// Beside this process; its tensors were copied.
+    /// Beside this process.
     Beside(beside::Publication),
 }
 
@@ -47,10 +50,13 @@ impl Handle {
         }
     }
 
-    async fn released(&self, timeout: Duration) -> bool {
+    async fn released(&mut self, timeout: Duration) -> Result<bool, beside::Lost> {
         match self {
-            Self::Here(publication) => publication.released(timeout).await,
-            Self::Beside(_) => true,
+            Self::Here(publication) => Ok(publication.released(timeout).await),
+            Self::Beside(publication) if publication.path() == MemoryKind::CudaIpc => {
+                publication.released(timeout).await
+            }
+            Self::Beside(_) => Ok(true), // They were copied.
         }
     }
 }
@@ -100,7 +106,7 @@ impl Publication {
         self.payload_bytes
     }
 
-    /// How many bytes were copied to publish it: all with `hold="stage"`, and by a `Producer`; with `hold="borrow"` those of
+    /// How many bytes were copied to publish it: all with `hold="stage"`, and by a `Producer` unless `path` is "cuda_ipc"; with `hold="borrow"` those of
     /// tensors whose elements do not lie side by side. What a framework copies by itself, to cast for one, is not in it.
     #[getter]
     fn copied_bytes(&self) -> u64 {
@@ -113,18 +119,20 @@ impl Publication {
         Ok(self.publication.get(py)?.committed_count())
     }
 
-    /// Whether the tensors may be written again: at once with `hold="stage"`, and by a `Producer`; with `hold="borrow"` once the version was
-    /// replaced or withdrawn and nobody reads it any more.
+    /// Whether the tensors may be written again: at once with `hold="stage"`; with `hold="borrow"` once the version was replaced or
+    /// withdrawn and nobody reads it any more. A `Producer` borrows tensors on GPUs alone (`path` is "cuda_ipc").
     #[getter]
     fn released(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(match self.publication.get(py)? {
             Handle::Here(publication) => publication.is_released(),
-            Handle::Beside(_) => true,
+            Handle::Beside(publication) => {
+                publication.path() != MemoryKind::CudaIpc || publication.is_released()
+            }
         })
     }
 
-    /// By which way its tensors came to the server: "memfd", shared memory, to one that runs beside this process; "process"
-    /// where it runs in this one.
+    /// By which way its tensors came to the server: to one that runs beside this process by "memfd", shared memory of the host,
+    /// "cuda_fd", a copy on their GPU, or "cuda_ipc", from where they lie; "process" where it runs in this one.
     #[getter]
     fn path(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(match self.publication.get(py)? {
@@ -173,10 +181,13 @@ impl Publication {
     /// publish the next one, or `withdraw()`, before waiting. `timeout` is in seconds; None waits for as long as it takes.
     ///
     /// Raises RelayTimeoutError after `timeout`: the tensors are still being read then, and must not be written.
+    /// ServerUnreachableError when the connection to a server beside this process is lost: whether it still reads them is not
+    /// known then.
     #[pyo3(signature = (timeout = Some(60.0)), text_signature = "($self, timeout=60.0)")]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let (publication, timeout) = self.to_wait(py, timeout)?;
-        match wait(py, publication.released(timeout))? {
+        let (mut publication, timeout) = self.to_wait(py, timeout)?;
+        let released = wait(py, publication.released(timeout))?;
+        match released.map_err(Kind::Unreachable.because(py))? {
             true => Ok(()),
             false => Err(Kind::Timeout.raise(
                 py,

@@ -329,7 +329,8 @@ fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
 }
 
 /// When a producer may write its tensors again.
-enum Hold {
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Hold {
     /// At once: they are copied.
     Stage,
     /// When nobody reads them any more.
@@ -337,7 +338,7 @@ enum Hold {
 }
 
 impl Hold {
-    fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
+    pub(crate) fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
         match name {
             "stage" => Ok(Self::Stage),
             "borrow" => Ok(Self::Borrow),

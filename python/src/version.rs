@@ -36,6 +36,16 @@ pub(crate) struct Version {
     pub(crate) copied_bytes: u64,
 }
 
+/// Tensors that all lie on one GPU.
+pub(crate) struct OnGpu {
+    pub(crate) device: Device,
+    pub(crate) tensors: Vec<(TensorSpec, DeviceBuffer)>,
+    /// How many bytes were copied to come to this.
+    pub(crate) copied_bytes: u64,
+    /// Where they come back.
+    pub(crate) returning: Returning,
+}
+
 /// Where all tensors of a version lie.
 enum Place {
     Host,
@@ -118,6 +128,14 @@ impl Lain {
         let borrowed = lent.map_err(|error| of_lend(py, error.as_ref()))?;
         let payload_bytes = borrowed.manifest().payload_bytes();
         Ok(Version { held: borrowed.into(), payload_bytes, copied_bytes })
+    }
+
+    /// The tensors as they lie on one GPU; as they were, where they do not.
+    pub(crate) fn on_one_gpu(self) -> Result<OnGpu, Self> {
+        let Place::Gpu(device) = self.place() else { return Err(self) };
+        let copied_bytes = self.copied_bytes;
+        let (tensors, returning) = self.into_buffers(&device);
+        Ok(OnGpu { device, tensors, copied_bytes, returning })
     }
 
     /// Copies all tensors to memory that a server beside this process reads where it is; those of GPUs by way of the host.

@@ -7,7 +7,7 @@
 //!
 //! // In the server:
 //! let door = Door::open("/run/relay/publish.sock".as_ref(), &[])?;
-//! let _open = server.publish_from(door, TopicOptions::default(), |published| println!("{}", published.id));
+//! let _open = server.publish_from(door, TopicOptions::default(), None, |published| println!("{}", published.id));
 //!
 //! // In the other process:
 //! let producer = Producer::connect("/run/relay/publish.sock".as_ref()).await?;
@@ -27,6 +27,7 @@ mod channel;
 mod connection;
 mod door;
 mod draft;
+mod gpu;
 mod producer;
 mod publication;
 #[cfg(test)]
@@ -35,12 +36,13 @@ mod topics;
 mod version;
 
 pub use door::{Door, DoorError};
+pub use gpu::PublishDeviceError;
 pub use producer::{ConnectError, Producer, PublishError};
 pub use publication::{Lost, Publication};
 pub use tensor_relay_protocol::beside::{MemoryKind, Refusal};
 pub use version::{SealError, SealedVersion, TensorWriter, Terms};
 
-use crate::{Server, TopicOptions};
+use crate::{Device, Server, TopicOptions};
 use channel::split;
 use connection::House;
 use std::{path::Path, sync::Arc, time::Duration};
@@ -83,6 +85,10 @@ pub struct Published {
     pub tensors: usize,
     /// How many bytes they are, with the padding between them.
     pub payload_bytes: u64,
+    /// By which kind of memory it came.
+    pub path: MemoryKind,
+    /// Why by that one, as its producer says.
+    pub reason: String,
     /// Who published it, for people.
     pub peer: String,
 }
@@ -111,18 +117,21 @@ impl Server {
     /// Lets producers beside this server publish through `door`: their topics have `options`, and `report` hears of each
     /// version, on the runtime's thread.
     ///
-    /// What they publish counts within [`Config::staged_bytes`](crate::Config::staged_bytes).
+    /// What they publish in host memory counts within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device`
+    /// that processes can share, its memory is served from where their tensors lie, or from a copy on it.
     pub fn publish_from(
         &self,
         door: Door,
         options: TopicOptions,
+        device: Option<Device>,
         report: impl Fn(Published) + Send + Sync + 'static,
     ) -> Open {
         let shared = self.shared();
         let agent = shared.config.agent.clone();
         let topics = Topics::new(Arc::clone(shared), options);
         let manifests = Arc::new(Semaphore::new(MANIFESTS_MAX_BYTES));
-        let house = House { topics, staging: self.staging(), manifests, agent, report: Box::new(report) };
+        let report = Box::new(report);
+        let house = House { topics, staging: self.staging(), manifests, device, agent, report };
         let path = door.path().into();
         Open { path, accepting: tokio::spawn(accept(door, Arc::new(house))) }
     }

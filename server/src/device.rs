@@ -4,8 +4,8 @@ use crate::{Borrowed, Held, LendError, StageError, Staged, Staging, lend::parts}
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
-    AllocError, BoxFuture, CopyError, Device, DeviceBuffer, HostSink, HostSource, Loan, Sink, SinkError,
-    SlotPool, Source, SourceError,
+    AllocError, BoxFuture, CopyError, Device, DeviceBuffer, HostSink, HostSource, Loan, Returned, Sink,
+    SinkError, SlotPool, Source, SourceError,
 };
 use tensor_relay_protocol::{ChunkHash, Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::{
@@ -118,10 +118,15 @@ impl Borrowed {
         metadata: Metadata,
     ) -> Result<Self, LendError> {
         let (manifest, source) = lay_out(staging, tensors, metadata)?;
-        let (loan, returned) = Loan::new();
-        let source = Arc::new(LentSource { source, loan: Arc::new(loan) });
+        let (source, returned) = lent(source);
         Ok(Self { payload: Payload::new(Arc::new(manifest), source), returned: Some(returned) })
     }
+}
+
+/// The same source, and what tells when nobody reads it any more.
+pub(crate) fn lent(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
+    let (loan, returned) = Loan::new();
+    (Arc::new(LentSource { source, loan: Arc::new(loan) }), returned)
 }
 
 /// The manifest of tensors on one device, and the source of their payload.

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 use tensor_relay_server::{
-    Server, TopicOptions,
+    Device, Server, TopicOptions,
     beside::{Door, Open, Published},
 };
 
@@ -17,13 +17,17 @@ use tensor_relay_server::{
 const UNTOLD_MAX: usize = 256;
 
 /// Lets producers in, if that is wanted, until the result is dropped.
-pub(super) fn open(server: &Server, args: &ServeArgs) -> anyhow::Result<Option<Open>> {
+pub(super) fn open(
+    server: &Server,
+    args: &ServeArgs,
+    device: Option<&Device>,
+) -> anyhow::Result<Option<Open>> {
     let Some(path) = &args.publish_socket else { return Ok(None) };
     let door = Door::open(path, &args.publish_uid).context("cannot let other processes publish")?;
     // Versions follow one another here, whether or not files are watched.
     let options = TopicOptions { bases: args.bases, expire_after: args.expire_after, ..args.topic_options() };
     let telling = teller(args.json, io::stderr, io::stdout)?;
-    Ok(Some(server.publish_from(door, options, move |published| {
+    Ok(Some(server.publish_from(door, options, device.cloned(), move |published| {
         let _ = telling.try_send(published); // Nobody reads what is told, and the server serves all the same.
     })))
 }
@@ -51,12 +55,12 @@ fn tell(untold: &Receiver<Published>, as_json: bool, err: &mut impl Write, out: 
     }
 }
 
-fn for_people(Published { id, tensors, payload_bytes, peer }: &Published) -> String {
+fn for_people(Published { id, tensors, payload_bytes, path, reason, peer }: &Published) -> String {
     let (tensors, bytes) = (units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
-    format!("{id}: {tensors}, {bytes}, by memfd from {peer}\n")
+    format!("{id}: {tensors}, {bytes}, from {peer} by {path}: {reason:?}\n")
 }
 
-fn for_programs(Published { id, tensors, payload_bytes, peer }: &Published) -> String {
+fn for_programs(Published { id, tensors, payload_bytes, path, reason, peer }: &Published) -> String {
     let line = Replaced {
         event: "published",
         topic: id.topic.to_string(),
@@ -64,7 +68,8 @@ fn for_programs(Published { id, tensors, payload_bytes, peer }: &Published) -> S
         version: id.version.0,
         tensors: *tensors,
         payload_bytes: *payload_bytes,
-        path: Some("memfd"),
+        path: Some(path.name()),
+        reason: Some(reason.clone()),
         from: Some(peer.clone()),
     };
     serde_json::to_string(&line).map_or_else(|_| String::new(), |line| line + "\n")
@@ -75,6 +80,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, TryRecvError, channel};
     use tensor_relay_client::{Epoch, Topic, Version, VersionId};
+    use tensor_relay_server::beside::MemoryKind;
 
     /// A pipe that nobody reads until `open` is dropped, or that is closed.
     struct Stopped {
@@ -100,7 +106,14 @@ mod tests {
     fn published(number: u64) -> Published {
         let id =
             VersionId { topic: Topic::new("policy").unwrap(), epoch: Epoch(1), version: Version(number) };
-        Published { id, tensors: 1, payload_bytes: 256, peer: "process 7 of user 1".into() }
+        Published {
+            id,
+            tensors: 1,
+            payload_bytes: 256,
+            path: MemoryKind::Memfd,
+            reason: "the tensors are in host memory".into(),
+            peer: "process 7 of user 1".into(),
+        }
     }
 
     /// Goal: who reads nothing holds nobody up, and misses what does not fit; who reads then hears the rest.

@@ -44,14 +44,19 @@ impl Opened {
     }
 
     /// Closes an allocation for one user, whose memory nobody uses any more; with the last it is closed for good.
-    pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) {
-        let Some(known) = self.open.get_mut(handle) else { return };
+    ///
+    /// # Errors
+    /// The driver's. The allocation stays open, which takes nothing of the device, and its owner must not free it.
+    pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) -> Result<(), CudaError> {
+        let Some(known) = self.open.get_mut(handle) else { return Ok(()) };
         known.users -= 1;
-        if known.users == 0
-            && let Some(last) = self.open.remove(handle)
-        {
+        if known.users > 0 {
+            return Ok(());
+        }
+        match self.open.remove(handle) {
             // SAFETY: its last user is gone, with it all copies, each of which is one, and the streams that were named.
-            let _ = unsafe { gpu.driver().close_ipc(last.start) }; // It stays open, and takes nothing of the device.
+            Some(last) => unsafe { gpu.driver().close_ipc(last.start) },
+            None => Ok(()),
         }
     }
 }

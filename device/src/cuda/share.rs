@@ -54,8 +54,9 @@
 //! # Who keeps what
 //!
 //! Memory that is shared in place belongs to the exporter: it keeps the [`CudaMemory`] until the importer said that it has
-//! let go, which is when [`Imported::returned`] says so: closing it comes after dropping it. CUDA leaves undefined what an importer reads after that, also when the exporter has died: whoever
-//! imports withdraws what it imported when its peer is gone. A buffer's memory lasts for as long as anybody has it, or its
+//! let go, which is when [`Imported::returned`] says so: closing it comes after dropping it. CUDA leaves undefined what an
+//! importer reads after that, also when the exporter has died: whoever imports withdraws what it imported when its peer is
+//! gone. A buffer's memory lasts for as long as anybody has it, or its
 //! descriptor. What was imported is given back on the engine's thread, when nobody holds it and no copy uses it.
 //!
 //! Small plain allocations share blocks of 2 MiB with others of their process, and CUDA maps the whole block: the importer
@@ -147,7 +148,8 @@ pub struct Imported {
     /// The memory: for [`Device::wrap`](crate::Device::wrap) and all that engines do, writing too. It goes back when nobody
     /// holds it and no copy uses it.
     pub memory: Arc<CudaMemory>,
-    /// Tells when it has gone back, so that its owner may free or write it. Never, where the device failed under a copy.
+    /// Tells when it has gone back, so that its owner may free or write it. Never, where the device failed under a copy,
+    /// or the driver did not close an allocation.
     pub returned: Returned,
 }
 

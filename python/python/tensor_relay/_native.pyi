@@ -253,6 +253,7 @@ class Producer:
         topic: str,
         tensors: Mapping[str, Any],
         *,
+        hold: Literal["stage", "borrow"] = "stage",
         metadata: dict[str, str | int | float] | None = None,
         dtype: str | None = None,
         timeout: float | None = None,

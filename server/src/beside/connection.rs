@@ -3,10 +3,10 @@
 use super::{
     Published,
     channel::{ChannelError, Hearer, PROMPT, Speaker, split},
-    draft::{Draft, Ready, Refused, TAKEN},
+    draft::{Draft, Ready, Refused, taken},
     topics::Topics,
 };
-use crate::{Publication, PublishError, Staging};
+use crate::{Device, Publication, PublishError, Staging};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,8 +15,8 @@ use tensor_relay_device::Returned;
 use tensor_relay_protocol::{
     Metadata, Topic,
     beside::{
-        Hello, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal, ServerMessage, Welcome,
-        encode_server, text_that_fits,
+        Hello, MemoryKind, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal,
+        ServerMessage, Welcome, encode_server, text_that_fits,
     },
 };
 use tokio::{
@@ -41,6 +41,8 @@ pub(super) struct House {
     pub(super) staging: Staging,
     /// A permit for each byte of manifests that may have come and not been read yet.
     pub(super) manifests: Arc<Semaphore>,
+    /// What it serves from, and takes memory of.
+    pub(super) device: Option<Device>,
     pub(super) agent: String,
     pub(super) report: Box<dyn Fn(Published) + Send + Sync>,
 }
@@ -55,7 +57,8 @@ enum Task {
 enum Standing {
     /// It was not published yet; who takes it back tells so.
     Waiting(Arc<Notify>),
-    Published(Publication),
+    /// And whether its memory is gone when its producer is.
+    Published(Publication, bool),
 }
 
 /// The versions of one producer whose memory is in use.
@@ -90,11 +93,13 @@ async fn converse(
         Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.to_owned() };
     let mut speaking = std::pin::pin!(speak(&speaker, unsaid));
     // Whoever ends first ends the others.
+    let theirs = Theirs(Arc::clone(&versions));
     let ended = tokio::select! {
         heard = hear(&mut hearer, &house, &versions, &todo, &farewell) => heard,
         spoken = &mut speaking => return spoken,
         () = worker.work(tasks) => Ok(()),
     };
+    drop(theirs); // At once: who is gone does not hear a farewell, and its memory is gone with it.
     if let Err(error) = &ended {
         // After what is being said, and what waits to be: not in the middle of a message.
         let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
@@ -102,6 +107,19 @@ async fn converse(
         let _ = tokio::time::timeout(PROMPT, last).await; // As far as the producer listens.
     }
     ended
+}
+
+/// Takes back, when the connection ends, what lies in memory that goes with its producer.
+struct Theirs(Versions);
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        for standing in lock(&self.0).values() {
+            if let Standing::Published(publication, true) = standing {
+                publication.withdraw();
+            }
+        }
+    }
 }
 
 /// Exchanges the first messages; false when the producer went without one.
@@ -115,7 +133,7 @@ async fn greet(hearer: &mut Hearer, speaker: &Speaker, house: &House) -> Result<
     if revision < revision_min || revision < *REVISIONS.start() {
         return Err(out_of_turn("a Hello of other revisions of the protocol: update the older of the two"));
     }
-    let (agent, memories) = (house.agent.clone(), TAKEN.to_vec());
+    let (agent, memories) = (house.agent.clone(), taken(house.device.as_ref()).to_vec());
     let welcome = Welcome { revision, agent, chunk_bytes: house.staging.chunk_bytes, memories };
     speaker.say(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
     Ok(true)
@@ -150,7 +168,8 @@ async fn hear(
             ProducerMessage::Lend(lend) => {
                 let descriptor =
                     lend.memory.kind().has_descriptor().then(|| hearer.take_descriptor()).flatten();
-                draft.handle_lend(lend, descriptor);
+                let taken = taken(house.device.as_ref());
+                draft.handle_lend(lend, descriptor, taken, house.staging.limits.tensors);
                 continue;
             }
             ProducerMessage::Publish(publish) => {
@@ -162,7 +181,7 @@ async fn hear(
             }
             ProducerMessage::Withdraw(publication) => {
                 match lock(versions).get(&publication) {
-                    Some(Standing::Published(publication)) => publication.withdraw(),
+                    Some(Standing::Published(publication, _)) => publication.withdraw(),
                     Some(Standing::Waiting(taken_back)) => taken_back.notify_one(),
                     None => {} // It is gone already.
                 }
@@ -205,6 +224,15 @@ async fn speak(speaker: &Speaker, mut unsaid: mpsc::Receiver<ServerMessage>) -> 
 
 fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, Standing>> {
     versions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A version that was published, and what is told of it.
+struct Pushed {
+    publication: Publication,
+    returned: Vec<Returned>,
+    path: MemoryKind,
+    tensors: usize,
+    payload_bytes: u64,
 }
 
 /// Does what a producer wants, one after the other.
@@ -264,7 +292,7 @@ impl Worker {
             }
             published = self.push(&topic, draft, metadata) => published,
         };
-        let (publication, returned, tensors, payload_bytes) = match published {
+        let Pushed { publication, returned, path, tensors, payload_bytes } = match published {
             Ok(published) => published,
             Err(refused) => {
                 self.house.topics.tidy(&topic); // It may have been named for this alone.
@@ -272,33 +300,31 @@ impl Worker {
             }
         };
         let version = publication.id().clone();
-        lock(&self.versions).insert(id, Standing::Published(publication.clone()));
+        let standing = Standing::Published(publication.clone(), path == MemoryKind::CudaIpc);
+        lock(&self.versions).insert(id, standing);
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.say.clone()));
         let peer = self.peer.clone();
-        tracing::info!(%version, %peer, payload_bytes, path = "memfd", ?reason, "A producer beside this server published.");
-        (self.house.report)(Published { id: version, tensors, payload_bytes, peer });
+        tracing::info!(%version, %peer, payload_bytes, %path, ?reason, "A producer beside this server published.");
+        (self.house.report)(Published { id: version, tensors, payload_bytes, path, reason, peer });
         Ok(answer)
     }
 
     /// Publishes when it is this version's turn. Until then nothing is mapped, and nothing counts.
-    async fn push(
-        &self,
-        topic: &Topic,
-        draft: Draft,
-        metadata: Metadata,
-    ) -> Result<(Publication, Returned, usize, u64), Refused> {
+    async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
         let mut lease = self.house.topics.lease(topic).await?;
-        let staging = self.house.staging.clone();
-        // Off the executor: a large manifest is read, and a large memfd is looked at page by page.
-        let ready = tokio::task::spawn_blocking(move || draft.ready(&staging)).await;
-        let Ready { held, returned } = ready.map_err(|error| (Refusal::UnfitMemory, error.to_string()))??;
+        let house = Arc::clone(&self.house);
+        // Off the executor: a large manifest is read, a large memfd is looked at page by page, and a GPU's driver is asked.
+        let ready = move || draft.ready(&house.staging, house.device.as_ref());
+        let ready = tokio::task::spawn_blocking(ready).await;
+        let Ready { held, returned, path } =
+            ready.map_err(|error| (Refusal::UnfitMemory, error.to_string()))??;
         let manifest = held.manifest();
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
         let publisher = self.house.topics.open(topic, &mut lease)?;
         match publisher.publish(held, metadata).await {
-            Ok(publication) => Ok((publication, returned, tensors, payload_bytes)),
+            Ok(publication) => Ok(Pushed { publication, returned, path, tensors, payload_bytes }),
             Err(error @ PublishError::Expired { .. }) => {
                 *lease = None; // The next publish opens it anew.
                 Err((Refusal::TopicEnded, error.to_string()))
@@ -323,17 +349,23 @@ fn not_open(topic: &Topic) -> Refused {
 async fn follow(
     id: PublicationId,
     publication: Publication,
-    returned: Returned,
+    returned: Vec<Returned>,
     versions: Versions,
     say: mpsc::Sender<ServerMessage>,
 ) {
+    let all_returned = async {
+        for returned in returned {
+            returned.wait().await;
+        }
+    };
+    let mut all_returned = std::pin::pin!(all_returned);
     let mut commits = publication.commits();
     let mut told = Progress { publication: id, committed: 0, is_over: false, is_released: false };
     while !told.is_released {
         let is_over = told.is_over;
         tokio::select! {
             changed = commits.changed(), if !is_over => told.is_over = changed.is_err(),
-            () = returned.wait() => told.is_released = true,
+            () = &mut all_returned => told.is_released = true,
         }
         told.committed = *commits.borrow_and_update();
         told.is_over |= told.is_released;

@@ -3,16 +3,23 @@
 use crate::{Held, Staging};
 use bytes::Bytes;
 use std::{ops::Range, os::fd::OwnedFd, sync::Arc};
-use tensor_relay_device::{AllocError, Charge, HostSource, Loan, Returned, Sealed};
+use tensor_relay_device::{
+    AllocError, Charge, Device, HostSource, Loan, Returned, Sealed, SharedBy, SharedMemory,
+};
 use tensor_relay_protocol::{
-    Limits, Manifest,
-    beside::{Lend, Memory, MemoryKind, Refusal},
+    Limits, Manifest, Tensor,
+    beside::{CudaDevice, Lend, Memory, MemoryKind, Refusal},
 };
 use tensor_relay_transport::egress::Payload;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The kinds of memory that this server takes.
-pub(super) const TAKEN: &[MemoryKind] = &[MemoryKind::Memfd];
+/// The kinds of memory that a server takes which serves from `device`, if it does.
+pub(super) fn taken(device: Option<&Device>) -> &'static [MemoryKind] {
+    match device {
+        Some(device) if device.is_shareable() => MemoryKind::ALL,
+        _ => &[MemoryKind::Memfd],
+    }
+}
 
 /// Why a version is refused, for the producer and for people.
 pub(super) type Refused = (Refusal, String);
@@ -25,6 +32,8 @@ pub(super) struct Draft {
     /// The share of these bytes in what all producers may have on the way.
     room: Option<OwnedSemaphorePermit>,
     memory: Option<Lent>,
+    /// Parts of the payload that lie in allocations of a GPU.
+    in_place: Vec<(Range<u64>, SharedMemory)>,
     /// What is wrong with it already. The rest is passed over then, until it is published, and refused.
     wrong: Option<Refused>,
 }
@@ -35,14 +44,18 @@ struct Lent {
     range: Range<u64>,
     offset: u64,
     descriptor: OwnedFd,
+    /// Of a GPU's buffer: which one, and how large that is. None for memory of the host.
+    on_device: Option<(CudaDevice, u64)>,
 }
 
 /// A version that is ready to be published.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) held: Held,
-    /// Tells when nobody uses its memory any more.
-    pub(super) returned: Returned,
+    /// Tell when nobody uses its memory any more, one after the other.
+    pub(super) returned: Vec<Returned>,
+    /// By which kind of memory it came.
+    pub(super) path: MemoryKind,
 }
 
 /// The memory of one version, and its share of the server's budget. Gone together.
@@ -79,59 +92,149 @@ impl Draft {
         }
     }
 
-    /// Takes lent memory, with the descriptor that came with it.
-    pub(super) fn handle_lend(&mut self, lend: Lend, descriptor: Option<OwnedFd>) {
+    /// Takes lent memory of the kinds in `taken`, with the descriptor that came with it, and at most `parts_max` parts.
+    pub(super) fn handle_lend(
+        &mut self,
+        lend: Lend,
+        descriptor: Option<OwnedFd>,
+        taken: &[MemoryKind],
+        parts_max: usize,
+    ) {
         if self.wrong.is_some() {
             return;
         }
         let Lend { range, memory } = lend;
         match (memory, descriptor) {
-            (Memory::Memfd { .. }, None) => {
-                self.refuse(Refusal::UnfitMemory, "no descriptor came with the memfd that is lent".into());
+            (other, _) if !taken.contains(&other.kind()) => self.refuse(
+                Refusal::UnsupportedMemory,
+                format!(
+                    "this server takes no memory of the kind {}, since it does not serve from a GPU",
+                    other.kind()
+                ),
+            ),
+            (Memory::CudaIpc { .. }, _) if self.in_place.len() >= parts_max => {
+                self.refuse(Refusal::UnfitMemory, format!("its payload lies in more than {parts_max} parts"));
             }
-            (Memory::Memfd { .. }, Some(_)) if self.memory.is_some() => {
-                self.refuse(
-                    Refusal::UnfitMemory,
-                    "the payload of a version lies in one memfd, and two came".into(),
-                );
+            (Memory::CudaIpc { device, handle, offset }, _) => {
+                let len = range.end - range.start;
+                let memory = SharedMemory { device: device.0, by: SharedBy::Handle(handle.0), offset, len };
+                self.in_place.push((range, memory));
+            }
+            (other, None) => {
+                let text = format!("no descriptor came with the {} that is lent", other.kind());
+                self.refuse(Refusal::UnfitMemory, text);
+            }
+            (_, Some(_)) if self.memory.is_some() => {
+                let text = "the payload of a version lies in one memory with a descriptor, and two came";
+                self.refuse(Refusal::UnfitMemory, text.into());
             }
             (Memory::Memfd { offset }, Some(descriptor)) => {
-                self.memory = Some(Lent { range, offset, descriptor });
+                self.memory = Some(Lent { range, offset, descriptor, on_device: None });
             }
-            (other, _) => self.refuse(
-                Refusal::UnsupportedMemory,
-                format!("this server takes memory of the kind memfd, and it is of the kind {}", other.kind()),
-            ),
+            (Memory::CudaFd { device, buffer_bytes, offset }, Some(descriptor)) => {
+                let on_device = Some((device, buffer_bytes));
+                self.memory = Some(Lent { range, offset, descriptor, on_device });
+            }
+            (other, Some(_)) => {
+                let text = format!("this build knows no memory of the kind {}", other.kind());
+                self.refuse(Refusal::UnsupportedMemory, text);
+            }
         }
     }
 
-    /// Checks what was said, maps the memory, and counts it within the server's budget.
+    /// Checks what was said, and maps the memory, which counts within the server's budget, or takes it from its `device`.
+    /// Blocks for as long as that takes.
     ///
     /// # Errors
     /// What is wrong with the version; nothing of it is kept then.
-    pub(super) fn ready(self, staging: &Staging) -> Result<Ready, Refused> {
+    pub(super) fn ready(self, staging: &Staging, device: Option<&Device>) -> Result<Ready, Refused> {
         if let Some(wrong) = self.wrong {
             return Err(wrong);
         }
         let manifest = Manifest::decode(self.manifest.into(), &staging.limits)
             .map_err(|error| (Refusal::BadManifest, error.to_string()))?;
         check_chunks(&manifest, staging)?;
-        let (loan, returned) = Loan::new();
-        let bytes = match (self.memory, manifest.payload_bytes()) {
-            (None, 0) => loan.lend(Bytes::new()), // On loan as well: it is released when nobody can take it.
-            (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => {
-                loan.lend(map(&lent, staging)?)
+        let manifest = Arc::new(manifest);
+        match (self.memory, device) {
+            (
+                Some(Lent { range, offset, descriptor: fd, on_device: Some((cuda, buffer_bytes)) }),
+                Some(device),
+            ) => {
+                let (by, len) = (SharedBy::Descriptor { fd, buffer_bytes }, range.end - range.start);
+                let memory = SharedMemory { device: cuda.0, by, offset, len };
+                on_device(manifest, vec![(range, memory)], device, MemoryKind::CudaFd)
             }
-            (lent, payload_bytes) => return Err(not_all_of_it(lent.as_ref(), payload_bytes)),
-        };
-        let payload = Payload::new(Arc::new(manifest), Arc::new(HostSource::new(bytes)));
-        // Nobody can write to it, and nobody waits to: so it may serve as long as what is staged.
-        Ok(Ready { held: Held { payload, returned: None }, returned })
+            (None, Some(device)) if !self.in_place.is_empty() => {
+                on_device(manifest, self.in_place, device, MemoryKind::CudaIpc)
+            }
+            (memory, _) => on_host(manifest, memory, staging),
+        }
     }
 
     fn refuse(&mut self, reason: Refusal, text: String) {
         *self = Self { wrong: self.wrong.take().or(Some((reason, text))), ..Self::default() };
     }
+}
+
+/// A version in shared memory of the host. Nobody can write to it, and nobody waits to: so it may serve as long as what is
+/// staged.
+fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> Result<Ready, Refused> {
+    let (loan, returned) = Loan::new();
+    let bytes = match (memory, manifest.payload_bytes()) {
+        (None, 0) => loan.lend(Bytes::new()), // On loan as well: it is released when nobody can take it.
+        (Some(lent), payload_bytes) if lent.range == (0..payload_bytes) => loan.lend(map(&lent, staging)?),
+        (lent, payload_bytes) => return Err(not_all_of_it(lent.as_ref(), payload_bytes)),
+    };
+    let payload = Payload::new(manifest, Arc::new(HostSource::new(bytes)));
+    Ok(Ready { held: Held { payload, returned: None }, returned: vec![returned], path: MemoryKind::Memfd })
+}
+
+/// A version in a GPU's memory, which its producer has, too.
+fn on_device(
+    manifest: Arc<Manifest>,
+    mut lent: Vec<(Range<u64>, SharedMemory)>,
+    device: &Device,
+    path: MemoryKind,
+) -> Result<Ready, Refused> {
+    lent.sort_by_key(|(range, _)| range.start);
+    // Tensors alone, and not what lies between them: that may be anything in their memory, and reads as zeros here.
+    let mut tensors: Vec<_> = manifest
+        .tensors()
+        .iter()
+        .map(Tensor::range)
+        .filter(|range| !range.is_empty())
+        .collect();
+    tensors.sort_by_key(|range| (range.start, range.end));
+    tensors.dedup(); // Aliases.
+    let mut tensors = tensors.into_iter().peekable();
+    let unfit = |error: String| (Refusal::UnfitMemory, error);
+    let (mut parts, mut gone) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(lent.len()));
+    for (range, memory) in lent {
+        let mut inside = vec![];
+        while let Some(tensor) =
+            tensors.next_if(|tensor| range.start <= tensor.start && tensor.end <= range.end)
+        {
+            inside.push(tensor);
+        }
+        let places: Vec<_> = inside
+            .iter()
+            .map(|tensor| tensor.start - range.start..tensor.end - range.start)
+            .collect();
+        let (buffers, returned) = device.import(memory, &places).map_err(|error| unfit(error.to_string()))?;
+        parts.extend(inside.into_iter().zip(buffers));
+        gone.push(returned);
+    }
+    if let Some(range) = tensors.next() {
+        let text =
+            format!("bytes {} to {} of its payload were not lent in one piece", range.start, range.end);
+        return Err(unfit(text));
+    }
+    let source = device
+        .source(manifest.payload_bytes(), parts)
+        .map_err(|error| unfit(error.to_string()))?;
+    let (source, returned) = crate::device::lent(source);
+    let held = Held { payload: Payload::new(manifest, source), returned: Some(returned) };
+    Ok(Ready { held, returned: gone, path })
 }
 
 fn check_chunks(manifest: &Manifest, staging: &Staging) -> Result<(), Refused> {

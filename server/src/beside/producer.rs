@@ -6,9 +6,10 @@ use super::{
     version::{SealedVersion, Terms},
 };
 use std::{
+    any::Any,
     collections::HashMap,
     io,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -16,12 +17,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tensor_relay_device::SealedFd;
 use tensor_relay_protocol::{
-    Epoch, MessageError, Metadata, Topic, Version, VersionId,
+    Epoch, Manifest, MessageError, Metadata, Topic, Version, VersionId,
     beside::{
         Hello, Lend, MANIFEST_PART_MAX_BYTES, Memory, MemoryKind, ProducerMessage, Progress, PublicationId,
-        Publish, REVISIONS, Refusal, ServerMessage, encode_producer,
+        Publish, REVISIONS, Refusal, ServerMessage, encode_producer, text_that_fits,
     },
     check_metadata,
 };
@@ -41,7 +41,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Messages that belong together, each with the descriptor that goes with it.
-pub(super) type Outgoing = Vec<(Vec<u8>, Option<SealedFd>)>;
+pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
 
 /// Publishes into the server at the other end of a socket. Dropping it ends the connection; what is published stays.
 #[derive(Debug)]
@@ -230,17 +230,35 @@ impl Producer {
         version: SealedVersion,
         metadata: Metadata,
     ) -> Result<Publication, PublishError> {
+        let (payload_bytes, copied_bytes) = (version.manifest.payload_bytes(), version.copied_bytes());
+        let lend = Lend { range: 0..payload_bytes, memory: Memory::Memfd { offset: 0 } };
+        let lends = version.memory.map(|memory| (lend, Some(memory.into()))).into_iter().collect();
+        let reason = IN_HOST_MEMORY.into();
+        let way = Way { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
+        self.send(topic, &version.manifest, metadata, way).await
+    }
+
+    /// Publishes what `manifest` describes and `way` lends.
+    pub(super) async fn send(
+        &self,
+        topic: Topic,
+        manifest: &Manifest,
+        metadata: Metadata,
+        way: Way,
+    ) -> Result<Publication, PublishError> {
         check_metadata(&metadata)?;
-        let path = MemoryKind::Memfd;
+        let Way { path, reason, copied_bytes, lends, kept } = way;
         if !self.terms.memories.contains(&path) {
             return Err(PublishError::Kind(path));
         }
         let number = PublicationId(self.next.fetch_add(1, Ordering::Relaxed));
-        let (payload_bytes, copied_bytes) = (version.manifest.payload_bytes(), version.copied_bytes());
-        let publish =
-            Publish { publication: number, topic: topic.clone(), metadata, reason: IN_HOST_MEMORY.into() };
+        let said = text_that_fits(reason.to_string());
+        let publish = Publish { publication: number, topic: topic.clone(), metadata, reason: said };
         let (progress, answer) = self.ask(number);
-        self.say(messages(version, publish));
+        if let Some(kept) = kept {
+            keep(kept, progress.clone()); // Also where nobody waits for the answer any more: the server may read it by then.
+        }
+        self.say(messages(manifest, lends, publish));
         let mut unanswered = Unanswered { number: Some(number), producer: self };
         let answered = answer.await;
         unanswered.number = None;
@@ -254,8 +272,8 @@ impl Producer {
             lost: self.desk.lost.subscribe(),
             outgoing: self.outgoing.clone(),
             path,
-            reason: IN_HOST_MEMORY.into(),
-            payload_bytes,
+            reason,
+            payload_bytes: manifest.payload_bytes(),
             copied_bytes,
         })
     }
@@ -323,18 +341,39 @@ impl Drop for Unanswered<'_> {
     }
 }
 
+/// By which memory a version goes, and why.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) path: MemoryKind,
+    pub(super) reason: Arc<str>,
+    pub(super) copied_bytes: u64,
+    pub(super) lends: Vec<(Lend, Option<OwnedFd>)>,
+    pub(super) kept: Option<Kept>,
+}
+
+/// What a server reads for as long as it holds a version.
+pub(super) type Kept = Box<dyn Any + Send>;
+
+/// Holds that until the server says that it has let go, refuses the version, or is gone.
+fn keep(kept: Kept, mut progress: watch::Receiver<Progress>) {
+    tokio::spawn(async move {
+        let _ = progress.wait_for(|progress| progress.is_released).await; // An error: nothing is told of it any more.
+        drop(kept);
+    });
+}
+
 /// A version in messages: its manifest in parts, its memory, and the word that it is complete.
-fn messages(version: SealedVersion, publish: Publish) -> Outgoing {
-    let manifest = version.manifest.encoded();
+fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: Publish) -> Outgoing {
+    let manifest = manifest.encoded();
     let parts = (0..manifest.len()).step_by(MANIFEST_PART_MAX_BYTES).map(|start| {
         let part = manifest.slice(start..manifest.len().min(start + MANIFEST_PART_MAX_BYTES));
         (encode_producer(ProducerMessage::Manifest(part)), None)
     });
-    let range = 0..version.manifest.payload_bytes();
-    let lend = ProducerMessage::Lend(Lend { range, memory: Memory::Memfd { offset: 0 } });
-    let lend = version.memory.map(|memory| (encode_producer(lend), Some(memory)));
+    let lends = lends
+        .into_iter()
+        .map(|(lend, descriptor)| (encode_producer(ProducerMessage::Lend(lend)), descriptor));
     parts
-        .chain(lend)
+        .chain(lends)
         .chain([(encode_producer(ProducerMessage::Publish(publish)), None)])
         .collect()
 }

@@ -86,8 +86,8 @@ impl Publication {
         self.progress.borrow().is_over
     }
 
-    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passed before. The tensors that it was
-    /// made of were copied, and need not wait for that.
+    /// Waits until [`is_released`](Self::is_released); returns false when `timeout` passed before. Tensors that were copied
+    /// need not wait for that; those that are read where they lie (`cuda_ipc`) must not be written before.
     ///
     /// # Errors
     /// [`Lost`] when the connection ends before.

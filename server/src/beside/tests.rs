@@ -28,7 +28,7 @@ impl Home {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, Tuning::default()).unwrap();
         let server = Server::start(listener, config);
         let door = Door::open(&folder.path().join("s"), &[]).unwrap();
-        let open = Some(server.publish_from(door, options, |_| {}));
+        let open = Some(server.publish_from(door, options, None, |_| {}));
         Self { folder, server, open }
     }
 

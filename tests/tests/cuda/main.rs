@@ -6,6 +6,7 @@
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
+mod beside;
 mod exchange;
 mod failures;
 mod journey;

@@ -91,7 +91,7 @@ impl Holdings {
         let allocation =
             opened.map_err(|source| ShareError::NotOpened { device: setting.device(), source })?;
         if offset.checked_add(*len).is_none_or(|end| end > allocation.len) {
-            self.opened.close(handle, gpu);
+            let _ = self.opened.close(handle, gpu); // Nobody was told that it is open.
             return Err(ShareError::OutOfBounds { offset: *offset, len: *len, bytes: allocation.len });
         }
         let address = allocation.start + offset;
@@ -112,10 +112,11 @@ impl Holdings {
                 end(mapped, gpu, setting);
                 drop(loan);
             }
-            Shared::Opened(handle, loan) => {
-                self.opened.close(&handle, gpu);
-                drop(loan);
-            }
+            Shared::Opened(handle, loan) => match self.opened.close(&handle, gpu) {
+                Ok(()) => drop(loan),
+                // It is open still, so that its owner must not hear that it has gone back: that would free it.
+                Err(_) => std::mem::forget(loan),
+            },
         }
     }
 

@@ -1,0 +1,103 @@
+"""Tensors on GPUs, published into a server beside this process: by which way they go, and when they may be written again."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE_S, received, until
+from cuda_by_hand import lent
+from test_gpu_publishing import noise
+
+import tensor_relay
+
+
+class Server:
+    """A process of its own that serves from the same GPUs."""
+
+    def __init__(self, program, library, folder):
+        self.socket, self.report = folder / "s", folder / "report"
+        for name in ("libcuda.so", "libcuda.so.1"):
+            (folder / name).symlink_to(Path(library).resolve())
+        paths = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": ":".join(filter(None, paths)),
+            "TENSOR_RELAY_FAKE_CUDA": "1",
+            "FAKE_CUDA_DEVICES": "2",
+            "FAKE_CUDA_REPORT": str(self.report),
+            "TENSOR_RELAY_PINNED_MEM": "16MiB",
+        }
+        words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={folder}/state", "--device=cuda:0"]
+        words.append(f"--publish-socket={self.socket}")
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+        self.ticket = json.loads(self.process.stdout.readline())["ticket"]
+
+
+@pytest.fixture
+def server(fake, tmp_path):
+    program = os.environ.get("TENSOR_RELAY_PROGRAM")
+    if not program:
+        pytest.skip("TENSOR_RELAY_PROGRAM does not say where the program is")
+    server = Server(program, fake.path, tmp_path)
+    yield server
+    server.process.terminate()
+    assert server.process.wait(PATIENCE_S) == 0
+    report = server.report.read_text()
+    assert "violations=0" in report and " violation " not in report, report
+
+
+@pytest.fixture
+def shares(fake):
+    """Chooses what the driver shares with other processes: allocations in place, and buffers."""
+
+    def choose(in_place, buffers):
+        fake.tell(f"option exportable {int(in_place)}")
+        fake.tell(f"option shareable_fds {int(buffers)}")
+
+    yield choose
+    choose(True, True)
+
+
+@pytest.mark.parametrize(
+    ("hold", "in_place", "buffers", "path", "why"),
+    [
+        ("stage", True, True, "cuda_fd", "so that they may be written again"),
+        ("stage", True, False, "memfd", "through host memory"),
+        ("borrow", True, True, "cuda_ipc", "where they are"),
+        ("borrow", False, True, "cuda_fd", "cannot be shared where they are"),
+    ],
+)
+def test_the_shortest_way_that_hold_allows(server, gpu, shares, hold, in_place, buffers, path, why):
+    shares(in_place, buffers)
+    array, other = gpu.array(noise(5 << 20)), gpu.array(noise(5 << 20, 1))
+    expected = array.bytes()
+    with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
+        published = producer.publish("t", {"w": array, "tied": array, "step": 3}, hold=hold)
+        assert (published.path, why in published.path_reason) == (path, True), published.path_reason
+        if path == "cuda_ipc":
+            assert published.copied_bytes == 0 and not published.released and lent
+            with pytest.raises(tensor_relay.RelayTimeoutError):
+                published.wait_released(0.01)
+        else:
+            assert published.copied_bytes == 5 << 20 and published.released and not lent
+            gpu.copy(array.address, other.address, 5 << 20)
+            gpu.synchronize()
+        snapshot = received(client)
+        assert snapshot["w"].numpy().tobytes() == snapshot["tied"].numpy().tobytes() == expected
+        assert snapshot.entries == {"step": 3}
+        published.withdraw()
+        published.wait_released(PATIENCE_S)
+        until("its memory is back", lambda: not lent)
+
+
+def test_tensors_of_several_places_go_by_the_host(server, gpu):
+    with tensor_relay.publish_to(server.socket) as producer, tensor_relay.connect(server.ticket) as client:
+        published = producer.publish("t", {"gpu": gpu.array(noise(9 << 20)), "host": memoryview(noise(5000, 1))}, hold="borrow")
+        assert published.path == "memfd" and published.released
+        snapshot = received(client)
+        assert {name: tensor.numpy().tobytes() for name, tensor in snapshot.items()} == {
+            "gpu": noise(9 << 20),
+            "host": noise(5000, 1),
+        }

@@ -1,0 +1,218 @@
+//! Tensors on a device that another process serves: by the shortest way that works.
+
+use super::{
+    producer::{Kept, Producer, PublishError, Way},
+    publication::Publication,
+    version::SealError,
+};
+use crate::{LendError, lend::parts};
+use std::{io, ops::Range, os::fd::OwnedFd, sync::Arc};
+use tensor_relay_device::{Device, DeviceBuffer, Memfd, SharedBy, SharedMemory, SourceError};
+use tensor_relay_protocol::{
+    LayoutError, Limits, Manifest, Metadata, TensorSpec, Topic,
+    beside::{CudaDevice, IpcHandle, Lend, Memory, MemoryKind, Refusal},
+};
+use tensor_relay_transport::{Workers, egress};
+
+/// Why tensors on a device were not published.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishDeviceError {
+    /// They make no version as they were given.
+    #[error(transparent)]
+    Tensors(#[from] LendError),
+    /// They cannot be laid out together.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// They could not be copied to the host.
+    #[error(transparent)]
+    Read(#[from] SourceError),
+    /// There is no shared memory for them.
+    #[error(transparent)]
+    Memory(#[from] SealError<io::Error>),
+    /// The server did not publish them.
+    #[error(transparent)]
+    Publish(#[from] PublishError),
+}
+
+/// What is lent of a version, with the descriptor that goes with it.
+type Lends = Vec<(Lend, Option<OwnedFd>)>;
+
+/// The tensors of a version, where they belong in its payload.
+type Parts = Arc<Vec<(Range<u64>, DeviceBuffer)>>;
+
+impl Producer {
+    /// Publishes tensors on `device` into `topic`, by the shortest way that works: from where they lie, which costs no copy;
+    /// from a copy on the device; or through host memory. The publication says which, and why not a shorter one. Aliases come
+    /// with a buffer of no bytes.
+    ///
+    /// From where they lie (`cuda_ipc`) they must not be written before the publication is released, and the version is taken
+    /// back when this process goes; else they may be written when this returns.
+    ///
+    /// # Errors
+    /// [`PublishDeviceError`].
+    pub async fn publish_from_device(
+        &self,
+        topic: Topic,
+        device: &Device,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+    ) -> Result<Publication, PublishDeviceError> {
+        self.publish_by(&[MemoryKind::CudaIpc, MemoryKind::CudaFd], topic, device, tensors, metadata)
+            .await
+    }
+
+    /// The same of a copy in every case, on the device or else in host memory: tensors may be written again when this
+    /// returns, and the version outlives this process.
+    ///
+    /// # Errors
+    /// [`PublishDeviceError`].
+    pub async fn publish_copy_from_device(
+        &self,
+        topic: Topic,
+        device: &Device,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+    ) -> Result<Publication, PublishDeviceError> {
+        self.publish_by(&[MemoryKind::CudaFd], topic, device, tensors, metadata).await
+    }
+
+    /// Tries these ways in order, then host memory.
+    async fn publish_by(
+        &self,
+        kinds: &[MemoryKind],
+        topic: Topic,
+        device: &Device,
+        tensors: Vec<(TensorSpec, DeviceBuffer)>,
+        metadata: Metadata,
+    ) -> Result<Publication, PublishDeviceError> {
+        let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
+        let (specs, buffers): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+        let manifest = Manifest::layout(specs, vec![], self.terms().chunk_bytes, &Limits::default())?;
+        let parts: Parts = Arc::new(parts(&manifest, &aliases, buffers, DeviceBuffer::len_bytes)?);
+        let mut why_not = vec![];
+        for &kind in kinds {
+            let way = match self.way(kind, device, &manifest, &parts).await {
+                Ok(way) => way,
+                Err(why) => {
+                    why_not.push(why);
+                    continue;
+                }
+            };
+            let way = Way { reason: reason(kind, &why_not), ..way };
+            match self.send(topic.clone(), &manifest, metadata.clone(), way).await {
+                Ok(publication) => return Ok(publication),
+                Err(PublishError::Refused {
+                    reason: Refusal::UnfitMemory | Refusal::UnsupportedMemory,
+                    text,
+                }) => why_not.push(text),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let (lends, copied_bytes) = through_host(device, &manifest, &parts).await?;
+        let reason = reason(MemoryKind::Memfd, &why_not);
+        let way = Way { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
+        Ok(self.send(topic, &manifest, metadata, way).await?)
+    }
+
+    /// Shares tensors in one way.
+    async fn way(
+        &self,
+        kind: MemoryKind,
+        device: &Device,
+        manifest: &Manifest,
+        parts: &Parts,
+    ) -> Result<Way, String> {
+        if !self.terms().memories.contains(&kind) {
+            return Err(format!(
+                "the server takes no memory of the kind {kind}, since it does not serve from a GPU"
+            ));
+        }
+        if parts.is_empty() {
+            return Err("the tensors have no bytes".into());
+        }
+        let (device, parts, bytes) = (device.clone(), Arc::clone(parts), manifest.payload_bytes());
+        let share = move || -> Result<(Lends, u64, Kept), String> {
+            match kind {
+                MemoryKind::CudaIpc => {
+                    let buffers: Vec<_> = parts.iter().map(|(_, buffer)| buffer.clone()).collect();
+                    let named = device.name_to_others(&buffers).map_err(|error| error.to_string())?;
+                    let lends = parts.iter().map(|(range, _)| range.clone()).zip(named).map(lend).collect();
+                    Ok((lends, 0, Box::new(parts)))
+                }
+                _ => {
+                    let (memory, kept) =
+                        device.copy_for_others(bytes, &parts).map_err(|error| error.to_string())?;
+                    Ok((vec![lend((0..bytes, memory))], copied_bytes(&parts), Box::new(kept)))
+                }
+            }
+        };
+        let (lends, copied_bytes, kept) = Workers::Threads.run(share).await?;
+        Ok(Way { path: kind, reason: "".into(), copied_bytes, lends, kept: Some(kept) })
+    }
+}
+
+/// The bytes of all tensors, without the padding between them.
+fn copied_bytes(parts: &Parts) -> u64 {
+    parts.iter().map(|(range, _)| range.end - range.start).sum()
+}
+
+/// Why tensors go so, and not by a shorter way.
+fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
+    let way = match kind {
+        MemoryKind::CudaIpc => "the tensors' allocations can be shared where they are",
+        MemoryKind::CudaFd if why_not.is_empty() => {
+            "the tensors were copied on their GPU, so that they may be written again"
+        }
+        MemoryKind::CudaFd => {
+            "the tensors were copied on their GPU, since they cannot be shared where they are"
+        }
+        _ => "the tensors were copied through host memory, since their GPU's cannot be shared",
+    };
+    match why_not {
+        [] => way.into(),
+        why => {
+            let why: Vec<_> = why.iter().map(|why| why.trim_end_matches('.')).collect();
+            format!("{way}: {}", why.join("; ")).into()
+        }
+    }
+}
+
+/// Shared memory, as it is said.
+fn lend((range, shared): (Range<u64>, SharedMemory)) -> (Lend, Option<OwnedFd>) {
+    let (device, offset) = (CudaDevice(shared.device), shared.offset);
+    match shared.by {
+        SharedBy::Handle(handle) => {
+            let handle = Box::new(IpcHandle(handle));
+            (Lend { range, memory: Memory::CudaIpc { device, handle, offset } }, None)
+        }
+        SharedBy::Descriptor { fd, buffer_bytes } => {
+            (Lend { range, memory: Memory::CudaFd { device, buffer_bytes, offset } }, Some(fd))
+        }
+    }
+}
+
+/// Copies tensors off their device into shared memory, as much at a time as a slot of the device holds.
+async fn through_host(
+    device: &Device,
+    manifest: &Manifest,
+    parts: &Parts,
+) -> Result<(Lends, u64), PublishDeviceError> {
+    let bytes = manifest.payload_bytes();
+    if bytes == 0 {
+        return Ok((vec![], 0));
+    }
+    let failed = |source| SealError::Memory { bytes, source };
+    let source = device.source(bytes, parts.iter().cloned()).map_err(LendError::from)?;
+    let mut memfd = Memfd::new(bytes).map_err(failed)?;
+    let step = device.slots().slot_bytes();
+    for start in (0..bytes).step_by(step) {
+        let range = start..bytes.min(start + step as u64);
+        let chunk = egress::read(&*source, range.clone()).await?;
+        let written = move || memfd.write_at(&chunk, range.start).map(|()| memfd);
+        memfd = Workers::Threads.run(written).await.map_err(failed)?;
+    }
+    let sealed = memfd.seal().map_err(failed)?;
+    let lend = Lend { range: 0..bytes, memory: Memory::Memfd { offset: 0 } };
+    Ok((vec![(lend, Some(sealed.into()))], copied_bytes(parts)))
+}

@@ -1,0 +1,153 @@
+//! Tensors on a GPU that a server beside their process serves: by each of the ways, and by the next where one does not work.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{fs, sync::Arc, time::Duration};
+
+use tensor_relay_device::{Capacity, Device, DeviceBuffer, cuda::CudaEngine};
+use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec, Topic};
+use tensor_relay_server::beside::{MemoryKind, Producer, Publication};
+use tensor_relay_tests::processes::{Gpu, Home, Serving, Signal};
+
+use crate::{
+    journey::{LEN, impatient, pattern},
+    machine,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A tensor of `pattern`.
+async fn tensor(device: &Device) -> DeviceBuffer {
+    let buffer = device.allocate(LEN).unwrap();
+    let sink = buffer.sink();
+    let mut target = sink.open(0..LEN as u64).await.unwrap();
+    target.copy_from_slice(&pattern(LEN));
+    sink.write(target).await.unwrap();
+    buffer
+}
+
+fn serve(home: &Home, device: &str) -> Serving {
+    home.serve(&[&format!("--publish-socket={}", home.word("s")), device])
+}
+
+/// Publishes one tensor, has a subscriber compare it byte for byte, and gives what became of it.
+async fn publish(home: &Home, server: &Serving, device: &Device) -> (Producer, Publication) {
+    let producer = Producer::connect(&home.path("s")).await.unwrap();
+    let tensors = vec![(spec(), tensor(device).await)];
+    let topic = Topic::new("policy").unwrap();
+    let published = producer.publish_from_device(topic, device, tensors, vec![]).await.unwrap();
+    check_received(home, server);
+    (producer, published)
+}
+
+/// Has a subscriber compare the tensor byte for byte.
+fn check_received(home: &Home, server: &Serving) {
+    let ticket = server.said["ticket"].as_str().unwrap();
+    home.run(&["subscribe", ticket, "--topic=policy", "--once", "--out=out", "--device=cpu"])
+        .with(0);
+    let file = fs::read(home.path("out/policy.safetensors")).unwrap();
+    assert!(file[file.len() - LEN..] == pattern(LEN), "every byte");
+}
+
+fn spec() -> TensorSpec {
+    let shape = Shape::new(&[LEN as u64]).unwrap();
+    TensorSpec::new(TensorName::new("w").unwrap(), Dtype::U8, shape)
+}
+
+fn device() -> Device {
+    let engine: Arc<CudaEngine> = CudaEngine::open(0, impatient()).unwrap();
+    Device::new(engine, Capacity { slots: 4, slot_bytes: 4 << 20 }).unwrap()
+}
+
+/// Goal: the shortest way that works is taken, and told with the reason why no shorter one was.
+/// Method: a driver that shares allocations, one that shares buffers alone, and one that shares nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_shortest_way_that_works() {
+    for (in_place, buffers, expected) in [
+        (true, true, MemoryKind::CudaIpc),
+        (false, true, MemoryKind::CudaFd),
+        (false, false, MemoryKind::Memfd),
+    ] {
+        let fake = machine();
+        fake.set_shareable(in_place, buffers);
+        let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
+        let mut server = serve(&home, "--device=cuda:0");
+        let device = device();
+        let (producer, mut published) = publish(&home, &server, &device).await;
+        assert_eq!(published.path(), expected, "{}", published.reason());
+        let copied = if expected == MemoryKind::CudaIpc { 0 } else { LEN as u64 };
+        assert_eq!(published.copied_bytes(), copied);
+        let is_shortest = !published.reason().contains("since");
+        assert_eq!(is_shortest, in_place, "{}", published.reason());
+        server.process.hear_out(&format!(r#""path":"{expected}""#));
+        assert!(!published.released(Duration::from_millis(1)).await.unwrap());
+        published.withdraw();
+        assert!(published.released(PATIENCE).await.unwrap());
+        drop((producer, device));
+        server.process.end_by(Signal::TERM).with(0);
+        assert_eq!(fake.violations(), [""; 0]);
+    }
+}
+
+/// Goal: a server that serves from the host gets a copy there, and the producer is told why.
+/// Method: a server without a device.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_a_gpu() {
+    let fake = machine();
+    let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
+    let server = serve(&home, "--device=cpu");
+    let device = device();
+    let (producer, published) = publish(&home, &server, &device).await;
+    assert_eq!(published.path(), MemoryKind::Memfd);
+    assert!(published.reason().contains("does not serve from a GPU"), "{}", published.reason());
+    drop((producer, device));
+    server.process.end_by(Signal::TERM).with(0);
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// Goal: what lies in a producer's memory goes with it: nobody reads what may be gone.
+/// Method: end the connection, and look what is on offer.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lies_in_a_producers_memory_goes_with_it() {
+    let fake = machine();
+    let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
+    let server = serve(&home, "--device=cuda:0");
+    let device = device();
+    let (producer, published) = publish(&home, &server, &device).await;
+    assert_eq!(published.path(), MemoryKind::CudaIpc);
+    drop(producer);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !home.list(&server).as_array().unwrap().is_empty() {
+        assert!(std::time::Instant::now() < deadline, "it is taken back");
+    }
+    drop((published, device));
+    server.process.end_by(Signal::TERM).with(0);
+    assert_eq!(fake.violations(), [""; 0]);
+}
+
+/// Goal: a copy in a buffer that a descriptor names outlives its producer, and is read byte for byte.
+/// Method: end the connection and free the buffer, then subscribe.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_buffer_outlives_its_producer() {
+    let fake = machine();
+    let home = Home::with_gpu(Gpu::fake().with("FAKE_CUDA_FIRST_DEVICE", "0"));
+    let server = serve(&home, "--device=cuda:0");
+    let device = device();
+    let producer = Producer::connect(&home.path("s")).await.unwrap();
+    let (topic, tensors) = (Topic::new("policy").unwrap(), vec![(spec(), tensor(&device).await)]);
+    let published = producer
+        .publish_copy_from_device(topic, &device, tensors, vec![])
+        .await
+        .unwrap();
+    assert_eq!((published.path(), published.copied_bytes()), (MemoryKind::CudaFd, LEN as u64));
+    drop((producer, published, device));
+    // The engine's thread frees what nobody holds.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while fake.live().contexts > 0 {
+        assert!(std::time::Instant::now() < deadline, "its producer is done with the GPU");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    check_received(&home, &server);
+    server.process.end_by(Signal::TERM).with(0);
+    assert_eq!(fake.violations(), [""; 0]);
+}
