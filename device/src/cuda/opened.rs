@@ -43,15 +43,17 @@ impl Opened {
         }
     }
 
-    /// Closes an allocation for one user, whose memory nobody uses any more; with the last it is closed for good.
-    pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) {
-        let Some(known) = self.open.get_mut(handle) else { return };
+    /// Closes an allocation for one user, whose memory nobody uses any more; with the last it is closed for good. Says
+    /// whether the driver did so: if not, it stays open, and takes nothing of the device.
+    pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) -> bool {
+        let Some(known) = self.open.get_mut(handle) else { return false };
         known.users -= 1;
-        if known.users == 0
-            && let Some(last) = self.open.remove(handle)
-        {
-            // SAFETY: its last user is gone, with it all copies, each of which is one, and the streams that were named.
-            let _ = unsafe { gpu.driver().close_ipc(last.start) }; // It stays open, and takes nothing of the device.
+        if known.users > 0 {
+            return true;
         }
+        let start = known.start;
+        self.open.remove(handle);
+        // SAFETY: its last user is gone, with it all copies, each of which is one, and the streams that were named.
+        unsafe { gpu.driver().close_ipc(start) }.is_ok()
     }
 }
