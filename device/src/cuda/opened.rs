@@ -43,20 +43,17 @@ impl Opened {
         }
     }
 
-    /// Closes an allocation for one user, whose memory nobody uses any more; with the last it is closed for good.
-    ///
-    /// # Errors
-    /// The driver's. The allocation stays open, which takes nothing of the device, and its owner must not free it.
-    pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) -> Result<(), CudaError> {
-        let Some(known) = self.open.get_mut(handle) else { return Ok(()) };
+    /// Closes an allocation for one user, whose memory nobody uses any more; with the last it is closed for good. Says
+    /// whether the driver did so: if not, it stays open, and takes nothing of the device.
+    pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) -> bool {
+        let Some(known) = self.open.get_mut(handle) else { return false };
         known.users -= 1;
         if known.users > 0 {
-            return Ok(());
+            return true;
         }
-        match self.open.remove(handle) {
-            // SAFETY: its last user is gone, with it all copies, each of which is one, and the streams that were named.
-            Some(last) => unsafe { gpu.driver().close_ipc(last.start) },
-            None => Ok(()),
-        }
+        let start = known.start;
+        self.open.remove(handle);
+        // SAFETY: its last user is gone, with it all copies, each of which is one, and the streams that were named.
+        unsafe { gpu.driver().close_ipc(start) }.is_ok()
     }
 }

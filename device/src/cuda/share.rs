@@ -148,8 +148,8 @@ pub struct Imported {
     /// The memory: for [`Device::wrap`](crate::Device::wrap) and all that engines do, writing too. It goes back when nobody
     /// holds it and no copy uses it.
     pub memory: Arc<CudaMemory>,
-    /// Tells when it has gone back, so that its owner may free or write it. Never, where the device failed under a copy,
-    /// or the driver did not close an allocation.
+    /// Tells when it has gone back, so that its owner may free or write it. Never, where the device failed under a copy, or
+    /// the driver does not close it.
     pub returned: Returned,
 }
 
@@ -215,6 +215,7 @@ pub fn export(engine: &CudaEngine, memories: &[Arc<CudaMemory>]) -> Result<Expor
     let copied = engine.shared_buffer(len).and_then(|buffer| buffer.fill(parts).map(|()| buffer));
     match copied {
         Ok(buffer) => Ok(Export { places, buffer: Some(buffer) }),
+        Err(error @ (ShareError::Engine(_) | ShareError::FenceTimedOut { .. })) => Err(error),
         Err(copy) => {
             let places = places.into_iter().map(|place| place.without_copy(&copy)).collect();
             Ok(Export { places, buffer: None })
@@ -282,9 +283,9 @@ impl CudaEngine {
 
     /// Takes memory that another process exported, as memory of this engine.
     ///
-    /// What the other process says is not believed: memory of another device, a handle that opens nothing and a length
-    /// beyond the memory are refused. That it keeps the memory, and does not write it meanwhile, cannot be checked: then
-    /// copies have other bytes, or fail.
+    /// What the other process says is not believed: memory that it says is on another device, a handle that opens nothing and
+    /// a length beyond the memory are refused. What it says wrongly of the device, that it keeps the memory, and that it does
+    /// not write it meanwhile, is not checked: then copies are slower, have other bytes, or fail.
     pub fn import(&self, exported: Exported) -> Result<Imported, ShareError> {
         let (theirs, len) = match &exported {
             Exported::Ipc(IpcMemory { device, len, .. }) | Exported::Fd(FdMemory { device, len, .. }) => {

@@ -63,27 +63,31 @@ impl Mapped {
             Ok(()) => Ok(mapped),
             Err(error) => {
                 // SAFETY: nobody has its address.
-                unsafe { mapped.end(gpu, setting) };
+                if !unsafe { mapped.end(gpu) } {
+                    setting.counters.kept_bytes.add(len as u64);
+                }
                 Err(error)
             }
         }
     }
 
-    /// Takes the mapping away, and its addresses. What the driver refuses to take is kept, and counted.
+    /// Takes the mapping away, and its addresses. Says whether the driver took it; if not, it is kept, and the caller counts
+    /// what is this process's.
     ///
     /// # Safety
     ///
     /// Nobody in this process uses the memory any more.
-    pub(super) unsafe fn end(self, gpu: &Gpu, setting: &Setting) {
+    #[must_use]
+    pub(super) unsafe fn end(self, gpu: &Gpu) -> bool {
         let Self { address, len } = self;
         // SAFETY: the caller's promise.
         let unmapped = unsafe { gpu.driver().unmap(address, len) };
         if unmapped.is_err() {
-            setting.counters.kept_bytes.add(len as u64);
-            return;
+            return false;
         }
         // SAFETY: its mapping was taken away, and was all that there was.
         let _ = unsafe { gpu.driver().unreserve(address, len) }; // Addresses alone are lost.
+        true
     }
 }
 

@@ -105,7 +105,8 @@ fn config_tells_every_source() {
     assert_eq!(line("--grace"), format!("2.5 {}:5", home.word(".config/tensor-relay/config.toml")));
     assert!(!format!("{said:?}{people:?}").contains("relay://"), "a secret was printed");
     assert!(!people.out.contains("subscribe"), "{people:?}");
-    home.run(&["config", "bogus"]).failed(2, &["bogus", "serve, publish, subscribe"]);
+    home.run(&["config", "bogus"])
+        .failed(2, &["bogus", "serve, publish, subscribe"]);
 }
 
 /// Goal: a mistake in the file or a variable is told with the place to mend, and nothing is done.

@@ -91,7 +91,7 @@ impl Holdings {
         let allocation =
             opened.map_err(|source| ShareError::NotOpened { device: setting.device(), source })?;
         if offset.checked_add(*len).is_none_or(|end| end > allocation.len) {
-            let _ = self.opened.close(handle, gpu); // Nobody was told that it is open.
+            self.opened.close(handle, gpu); // If the driver does not, it takes nothing of the device.
             return Err(ShareError::OutOfBounds { offset: *offset, len: *len, bytes: allocation.len });
         }
         let address = allocation.start + offset;
@@ -102,21 +102,20 @@ impl Holdings {
     }
 
     /// Takes the place of shared memory away, which nobody in this process uses any more.
+    ///
+    /// What another process lent has gone back only where the driver took it: its owner must not free what is still open
+    /// here, so it is never told otherwise.
     pub(super) fn unmap(&mut self, shared: Shared, gpu: &Gpu, setting: &Setting) {
         match shared {
             Shared::Buffer(mapped) => {
-                self.shelf.give_up(mapped.len as u64);
-                end(mapped, gpu, setting);
+                let bytes = mapped.len as u64;
+                self.shelf.give_up(bytes);
+                if !end(mapped, gpu) {
+                    setting.counters.kept_bytes.add(bytes);
+                }
             }
-            Shared::Imported(mapped, loan) => {
-                end(mapped, gpu, setting);
-                drop(loan);
-            }
-            Shared::Opened(handle, loan) => match self.opened.close(&handle, gpu) {
-                Ok(()) => drop(loan),
-                // It is open still, so that its owner must not hear that it has gone back: that would free it.
-                Err(_) => std::mem::forget(loan),
-            },
+            Shared::Imported(mapped, loan) => give_back(loan, end(mapped, gpu)),
+            Shared::Opened(handle, loan) => give_back(loan, self.opened.close(&handle, gpu)),
         }
     }
 
@@ -164,8 +163,15 @@ fn whole(len: usize, gpu: &Gpu) -> Result<usize, CudaError> {
         .unwrap_or(usize::MAX / granularity * granularity))
 }
 
-fn end(mapped: Mapped, gpu: &Gpu, setting: &Setting) {
+fn give_back(loan: Loan, is_closed: bool) {
+    match is_closed {
+        true => drop(loan),
+        false => std::mem::forget(loan),
+    }
+}
+
+fn end(mapped: Mapped, gpu: &Gpu) -> bool {
     // SAFETY: its last owner is gone, with it all copies, each of which is an owner, and every stream that was named as
     // using it is past that (`Holdings::look`).
-    unsafe { mapped.end(gpu, setting) };
+    unsafe { mapped.end(gpu) }
 }
