@@ -1,10 +1,17 @@
 //! The other end of the socket: a process that publishes into the server beside it.
 
+mod desk;
+mod greeting;
+
+pub use greeting::ConnectError;
+
 use super::{
-    channel::{ChannelError, Ends, Hearer, PROMPT, Speaker, split},
+    channel::{ChannelError, Ends, Hearer, PROMPT, Speaker},
     publication::Publication,
     version::{SealedVersion, Terms},
 };
+use desk::{Answer, Desk, Waiting};
+use greeting::greet;
 use std::{
     any::Any,
     collections::HashMap,
@@ -54,77 +61,6 @@ pub struct Producer {
     talking: JoinHandle<()>,
     /// Dropped with this: children that were forked have the socket, too, and must not keep the connection.
     _ends: Ends,
-}
-
-/// Why there is no connection to a server.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// There is no socket.
-    #[error("there is no socket at {}: start `tensor-relay serve --publish-socket` with this path", path.display())]
-    NoSocket {
-        /// Where.
-        path: PathBuf,
-    },
-    /// The server that made it is gone, or something else is there.
-    #[error("nobody listens at {}: the server that made it has ended", path.display())]
-    NobodyListens {
-        /// Where.
-        path: PathBuf,
-    },
-    /// So many wait to be let in that the system turns further ones away.
-    #[error("the server at {} is too busy to let this process in: try again", path.display())]
-    Busy {
-        /// Where.
-        path: PathBuf,
-    },
-    /// The socket is another user's.
-    #[error(
-        "the socket {} is private to another user: run as that user, or start the server with --publish-uid {uid}",
-        path.display()
-    )]
-    NotPermitted {
-        /// Where.
-        path: PathBuf,
-        /// Who asks.
-        uid: u32,
-    },
-    /// Somebody else than expected listens. Nothing was told to them.
-    #[error(
-        "a process of user {found_uid} listens at {}, and not one of user {expected_uid}: see who made this socket, or name \
-         the user that the server runs as",
-        path.display()
-    )]
-    Stranger {
-        /// Where.
-        path: PathBuf,
-        /// Who listens.
-        found_uid: u32,
-        /// Who should.
-        expected_uid: u32,
-    },
-    /// The server said why not.
-    #[error("the server at {} does not let this process publish: {why}", path.display())]
-    Refused {
-        /// Where.
-        path: PathBuf,
-        /// What it said.
-        why: String,
-    },
-    /// The server does not answer.
-    #[error("the server at {} did not answer in time", path.display())]
-    NoAnswer {
-        /// Where.
-        path: PathBuf,
-    },
-    /// The system refused, or what answered is no server.
-    #[error("cannot connect to {}: {why}", path.display())]
-    Broken {
-        /// Where.
-        path: PathBuf,
-        /// What happened.
-        why: String,
-    },
 }
 
 /// Why a version was not published.
@@ -376,134 +312,6 @@ fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: P
         .chain(lends)
         .chain([(encode_producer(ProducerMessage::Publish(publish)), None)])
         .collect()
-}
-
-/// Where answers wait for who asked.
-#[derive(Debug)]
-struct Desk {
-    /// What was asked and may still change. What is released is forgotten.
-    waiting: Mutex<HashMap<PublicationId, Waiting>>,
-    lost: watch::Sender<Option<Arc<str>>>,
-    path: PathBuf,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    answered: Option<oneshot::Sender<Answer>>,
-    progress: watch::Sender<Progress>,
-}
-
-#[derive(Debug)]
-enum Answer {
-    Published(Epoch, Version),
-    Refused(Refusal, String),
-    Ended,
-}
-
-impl Desk {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<PublicationId, Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn handle(&self, message: ServerMessage) {
-        match message {
-            ServerMessage::Published { publication, epoch, version } => {
-                self.answer(publication, Answer::Published(epoch, version), true);
-            }
-            ServerMessage::Refused { publication, reason, text } => {
-                self.answer(publication, Answer::Refused(reason, text), false);
-            }
-            ServerMessage::Ended { request } => self.answer(request, Answer::Ended, false),
-            ServerMessage::Progress(progress) => {
-                let mut waiting = self.waiting();
-                if let Some(asked) = waiting.get(&progress.publication) {
-                    asked.progress.send_replace(progress);
-                }
-                if progress.is_released
-                    && waiting.get(&progress.publication).is_some_and(Waiting::is_answered)
-                {
-                    waiting.remove(&progress.publication);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Gives an answer to who waits for it, if anybody does. What is published may `change` further.
-    fn answer(&self, number: PublicationId, answer: Answer, change: bool) {
-        let mut waiting = self.waiting();
-        if let Some(answered) = waiting.get_mut(&number).and_then(|asked| asked.answered.take()) {
-            let _ = answered.send(answer); // It waits no longer.
-        }
-        let is_over = |asked: &Waiting| !change || asked.progress.borrow().is_released;
-        if waiting.get(&number).is_some_and(is_over) {
-            waiting.remove(&number);
-        }
-    }
-
-    /// Lets all who wait know that the connection ended.
-    fn end(&self, why: impl FnOnce() -> String) {
-        self.lost.send_if_modified(|lost| {
-            let is_first = lost.is_none();
-            if is_first {
-                *lost = Some(why().into());
-            }
-            is_first
-        });
-        // After that: who asks later looks whether it is lost.
-        for (_, asked) in self.waiting().drain() {
-            drop(asked.answered);
-        }
-    }
-}
-
-impl Waiting {
-    fn is_answered(&self) -> bool {
-        self.answered.is_none()
-    }
-}
-
-/// Connects and exchanges the first messages.
-async fn greet(path: &Path, server_uid: Option<u32>) -> Result<(Hearer, Speaker, Terms), ConnectError> {
-    let stream = UnixStream::connect(path).await.map_err(|error| why_not(path, &error))?;
-    if let Some(expected_uid) = server_uid {
-        let found_uid = stream.peer_cred().map_err(|error| why_not(path, &error))?.uid();
-        if found_uid != expected_uid {
-            return Err(ConnectError::Stranger { path: path.into(), found_uid, expected_uid });
-        }
-    }
-    let (mut hearer, speaker) = split(stream);
-    let hello = Hello {
-        revision_min: *REVISIONS.start(),
-        revision_max: *REVISIONS.end(),
-        agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
-    };
-    // Who is turned away finds the socket closed, and why in it.
-    let _ = speaker.say(&encode_producer(ProducerMessage::Hello(hello)), None).await;
-    let broken = |why: String| ConnectError::Broken { path: path.into(), why };
-    let frame = hearer.next().await.map_err(|error| broken(error.to_string()))?;
-    let frame = frame.ok_or_else(|| broken("it ended before it answered".into()))?;
-    match ServerMessage::decode(&frame).map_err(|error| broken(error.to_string()))? {
-        ServerMessage::Welcome(welcome) => {
-            let terms = Terms { chunk_bytes: welcome.chunk_bytes, memories: welcome.memories };
-            Ok((hearer, speaker, terms))
-        }
-        ServerMessage::Close { text } => Err(ConnectError::Refused { path: path.into(), why: text }),
-        _ => Err(broken("what answers is no server".into())),
-    }
-}
-
-fn why_not(path: &Path, error: &io::Error) -> ConnectError {
-    let path = path.to_owned();
-    match error.kind() {
-        io::ErrorKind::NotFound => ConnectError::NoSocket { path },
-        io::ErrorKind::ConnectionRefused => ConnectError::NobodyListens { path },
-        io::ErrorKind::WouldBlock => ConnectError::Busy { path },
-        io::ErrorKind::PermissionDenied => {
-            ConnectError::NotPermitted { path, uid: rustix::process::geteuid().as_raw() }
-        }
-        _ => ConnectError::Broken { path, why: error.to_string() },
-    }
 }
 
 /// Says what is to be said and hears what comes, until the connection ends.

@@ -1,0 +1,97 @@
+//! Where the answers of a server beside wait for who asked.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tensor_relay_protocol::{
+    Epoch, Version,
+    beside::{Progress, PublicationId, Refusal, ServerMessage},
+};
+use tokio::sync::{oneshot, watch};
+
+/// Where answers wait for who asked.
+#[derive(Debug)]
+pub(super) struct Desk {
+    /// What was asked and may still change. What is released is forgotten.
+    pub(super) waiting: Mutex<HashMap<PublicationId, Waiting>>,
+    pub(super) lost: watch::Sender<Option<Arc<str>>>,
+    pub(super) path: PathBuf,
+}
+
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) answered: Option<oneshot::Sender<Answer>>,
+    pub(super) progress: watch::Sender<Progress>,
+}
+
+#[derive(Debug)]
+pub(super) enum Answer {
+    Published(Epoch, Version),
+    Refused(Refusal, String),
+    Ended,
+}
+
+impl Desk {
+    pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<PublicationId, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn handle(&self, message: ServerMessage) {
+        match message {
+            ServerMessage::Published { publication, epoch, version } => {
+                self.answer(publication, Answer::Published(epoch, version), true);
+            }
+            ServerMessage::Refused { publication, reason, text } => {
+                self.answer(publication, Answer::Refused(reason, text), false);
+            }
+            ServerMessage::Ended { request } => self.answer(request, Answer::Ended, false),
+            ServerMessage::Progress(progress) => {
+                let mut waiting = self.waiting();
+                if let Some(asked) = waiting.get(&progress.publication) {
+                    asked.progress.send_replace(progress);
+                }
+                if progress.is_released
+                    && waiting.get(&progress.publication).is_some_and(Waiting::is_answered)
+                {
+                    waiting.remove(&progress.publication);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives an answer to who waits for it, if anybody does. What is published may `change` further.
+    fn answer(&self, number: PublicationId, answer: Answer, change: bool) {
+        let mut waiting = self.waiting();
+        if let Some(answered) = waiting.get_mut(&number).and_then(|asked| asked.answered.take()) {
+            let _ = answered.send(answer); // It waits no longer.
+        }
+        let is_over = |asked: &Waiting| !change || asked.progress.borrow().is_released;
+        if waiting.get(&number).is_some_and(is_over) {
+            waiting.remove(&number);
+        }
+    }
+
+    /// Lets all who wait know that the connection ended.
+    pub(super) fn end(&self, why: impl FnOnce() -> String) {
+        self.lost.send_if_modified(|lost| {
+            let is_first = lost.is_none();
+            if is_first {
+                *lost = Some(why().into());
+            }
+            is_first
+        });
+        // After that: who asks later looks whether it is lost.
+        for (_, asked) in self.waiting().drain() {
+            drop(asked.answered);
+        }
+    }
+}
+
+impl Waiting {
+    fn is_answered(&self) -> bool {
+        self.answered.is_none()
+    }
+}
