@@ -99,7 +99,9 @@ fn published_from_the_shell() {
     subscriber.hear_out(r#""version":2"#); // It is written after it was committed.
     files::assert_same(&home.path("two"), &home.path("out/policy.safetensors"));
     server.process.hear_out(r#""event":"published","topic":"policy""#);
-    server.process.hear_out(r#""path":"memfd","reason":"the tensors are in host memory","from":"process "#);
+    server
+        .process
+        .hear_out(r#""path":"memfd","reason":"the tensors are in host memory","from":"process "#);
     subscriber.end_by(Signal::TERM).with(143);
     server.process.end_by(Signal::TERM).with(0);
     assert!(!home.path("s").exists(), "the socket goes with its server");
