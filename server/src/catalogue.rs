@@ -1,6 +1,6 @@
 //! What is on offer: the topics of a server by name.
 //!
-//! Synchronous and small. What a topic is, is in [`topic`](crate::topic).
+//! Synchronous and small. What a topic is, is in [`topic`].
 
 use crate::{
     bases::Bases,

@@ -49,7 +49,7 @@ pub(super) struct House {
 
 /// What is to be done in the order in which the producer said it.
 enum Task {
-    Publish(Publish, Draft),
+    Publish(Publish, Box<Draft>),
     End { request: PublicationId, topic: Topic, withdraw: bool },
 }
 
@@ -177,7 +177,7 @@ async fn hear(
                 if lock(versions).insert(publish.publication, waiting).is_some() {
                     return Err(out_of_turn("two versions under one number"));
                 }
-                Task::Publish(publish, std::mem::take(&mut draft))
+                Task::Publish(publish, Box::new(std::mem::take(&mut draft)))
             }
             ProducerMessage::Withdraw(publication) => {
                 match lock(versions).get(&publication) {
@@ -255,7 +255,7 @@ impl Worker {
                 None => return,
                 Some(Task::Publish(publish, draft)) => {
                     let id = publish.publication;
-                    match self.publish(publish, draft, &mut followers).await {
+                    match self.publish(publish, *draft, &mut followers).await {
                         Ok(published) => published,
                         Err((reason, text)) => {
                             lock(&self.versions).remove(&id);

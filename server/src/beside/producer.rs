@@ -14,26 +14,23 @@ use desk::{Answer, Desk, Waiting};
 use greeting::greet;
 use std::{
     any::Any,
-    collections::HashMap,
-    io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 use tensor_relay_protocol::{
-    Epoch, Manifest, MessageError, Metadata, Topic, Version, VersionId,
+    Manifest, MessageError, Metadata, Topic, VersionId,
     beside::{
-        Hello, Lend, MANIFEST_PART_MAX_BYTES, Memory, MemoryKind, ProducerMessage, Progress, PublicationId,
-        Publish, REVISIONS, Refusal, ServerMessage, encode_producer, text_that_fits,
+        Lend, MANIFEST_PART_MAX_BYTES, Memory, MemoryKind, ProducerMessage, Progress, PublicationId, Publish,
+        Refusal, ServerMessage, encode_producer, text_that_fits,
     },
     check_metadata,
 };
 use tokio::{
-    net::UnixStream,
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
 };

@@ -7,7 +7,6 @@ use super::super::{
 use std::{
     io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 use tensor_relay_protocol::beside::{Hello, ProducerMessage, REVISIONS, ServerMessage, encode_producer};
 use tokio::net::UnixStream;
