@@ -11,7 +11,7 @@ use tensor_relay_tests::fake_cuda::{Effect, Fault, Turn};
 use tokio::time::timeout;
 
 use crate::{
-    exchange::exchange_a_tensor,
+    exchange::{NotBack, exchange_a_tensor},
     journey::{CHUNK, Failure, LEN, come_home, move_a_tensor, no_more_is_left, nothing_is_left, pattern},
     machine,
     neighbour::Neighbour,
@@ -213,6 +213,8 @@ async fn transfer(fake: &Turn, fault: Fault, way: Way) -> End {
         Ok(Err(failure)) => {
             // Behind a copy that hangs, others wait, until the engine gives up the device.
             assert!(fault.effect == Effect::Hang || !failure.is::<NothingCame>(), "{fault}: {failure}");
+            // Its owner must not free what the driver has not closed.
+            assert!(!failure.is::<NotBack>() || closes_what_is_anothers(&fault), "{fault}: {failure}");
             End::Failed(failure)
         }
         Err(_) => End::GivenUp,
@@ -263,6 +265,10 @@ async fn check_what_is_left(
         no_more_is_left(fake, kept).await;
     }
     assert_eq!(fake.violations(), [""; 0], "{fault}");
+}
+
+fn closes_what_is_anothers(fault: &Fault) -> bool {
+    ["cuIpcCloseMemHandle", "cuMemUnmap"].contains(&fault.what.as_str())
 }
 
 /// Calls that give something back: what they refuse to take back is left, and counts as such nowhere but here.
