@@ -25,7 +25,7 @@ pub struct CodecsArgs {
     /// What the elements of files are that do not say it themselves.
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
-    /// A file with the same tensors of another version, for codecs that send changes.
+    /// A file with the same tensors of another version, for codecs that make deltas.
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     /// The size of a chunk, as a server cuts it.

@@ -4,6 +4,7 @@ use crate::{
     codecs::{self, CodecsArgs},
     compare::{self, CompareArgs},
     contender::{ReceiveArgs, ServeArgs},
+    deltas::{self, DeltasArgs, FollowArgs, PublishArgs},
     network::delay::{self, DelayArgs},
     node::{self, NodeArgs, WorkerArgs},
     program::Program,
@@ -12,7 +13,6 @@ use crate::{
     run::{self as running, RunArgs},
     stock_quinn::{self, Congestion},
     tcp::{self, Encryption},
-    updates::{self, FollowArgs, PublishArgs, UpdatesArgs},
 };
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
@@ -35,14 +35,14 @@ pub enum Command {
     /// Moves the same bytes through tensor-relay and through others, side by side, and compares.
     #[command(alias = "raw")]
     Compare(CompareArgs),
-    /// Measures versions that differ a little, one after the other: as changes to the one before, and whole.
-    Updates(UpdatesArgs),
-    /// The end of `updates` that publishes.
+    /// Measures versions that differ a little, one after the other: as deltas against the one before, and whole.
+    Deltas(DeltasArgs),
+    /// The end of `deltas` that publishes.
     #[command(hide = true)]
-    UpdatesPublish(PublishArgs),
-    /// The end of `updates` that follows.
+    DeltasPublish(PublishArgs),
+    /// The end of `deltas` that follows.
     #[command(hide = true)]
-    UpdatesFollow(FollowArgs),
+    DeltasFollow(FollowArgs),
     /// Makes a page with plots, and tables, of the files that the others write.
     Report(ReportArgs),
     /// Measures what each codec makes of your own tensors, and how fast.
@@ -149,9 +149,9 @@ pub async fn run(args: BenchArgs, this: Program) -> Result<()> {
     args.lifetime.begin();
     match args.command {
         Command::Compare(args) => until_interrupted(compare::run(args, &this)).await,
-        Command::Updates(args) => until_interrupted(updates::run(args, &this)).await,
-        Command::UpdatesPublish(args) => updates::publish(args).await,
-        Command::UpdatesFollow(args) => updates::follow(args).await,
+        Command::Deltas(args) => until_interrupted(deltas::run(args, &this)).await,
+        Command::DeltasPublish(args) => deltas::publish(args).await,
+        Command::DeltasFollow(args) => deltas::follow(args).await,
         Command::Run(args) => until_interrupted(running::run(*args, &this)).await,
         Command::Node(args) => until_interrupted(node::run(args, &this)).await,
         Command::Worker(args) => node::worker::run(args).await,

@@ -5,7 +5,7 @@
 //! - [`contender`] is what anything that moves bytes must offer to be compared; [`relay`],
 //!   [`stock_quinn`] and [`tcp`] offer it.
 //! - [`compare`] is the harness that compares them, side by side, in processes of their own.
-//! - [`updates`] measures versions that differ a little, as changes and whole.
+//! - [`deltas`] measures versions that differ a little, as deltas and whole.
 //! - [`report`] makes pages and tables of what was measured.
 //! - [`run`] measures what users do, on one machine or across several; [`node`] is its end on another machine.
 //! - [`codecs`] measures codecs on a user's own tensors.
@@ -22,6 +22,7 @@ pub mod compare;
 pub mod contender;
 pub mod cpu;
 mod date;
+pub mod deltas;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 mod latency;
@@ -40,5 +41,4 @@ pub mod stats;
 pub mod stock_quinn;
 pub mod tcp;
 mod tls;
-pub mod updates;
 pub mod workload;

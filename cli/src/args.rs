@@ -256,7 +256,7 @@ pub(crate) enum Codec {
     Bitplanes,
     /// Byte planes, each with a Huffman code: a little less still, for links of a few Gbit/s.
     Planes,
-    /// What changed since a version that the subscriber holds.
+    /// Deltas: what changed since a version that the subscriber holds.
     Sparse,
 }
 

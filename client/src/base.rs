@@ -17,11 +17,11 @@ pub(crate) type Of = (Epoch, Version);
 
 /// The base of one subscription.
 ///
-/// While a version comes, the base becomes that version chunk by chunk, on the worker that verifies each: changes are
-/// applied to the chunk where it lies, and the user's copy is made of that, so that memory is passed over once. Meanwhile
+/// While a version comes, the base becomes that version chunk by chunk, on the worker that verifies each: a delta is
+/// applied to its chunk where that lies, and the user's copy is made of it, so that memory is passed over once. Meanwhile
 /// the base is neither the one version nor the other: what is verified will not be decoded again, and a version that is
 /// given up ends the base. A worker has its chunk alone. If it fails, or is cut off, the chunk does not come back: nobody
-/// knows how far the changes went, so nothing is coded against it, nor against the rest.
+/// knows how much of the delta was applied, so nothing is coded against it, nor against the rest.
 #[derive(Debug)]
 pub(crate) struct Base {
     /// Where copies lie; `None` when there are to be none.
@@ -153,7 +153,7 @@ impl Base {
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.complained, true) {
-                    tracing::info!(payload_bytes = bytes, %error, "Versions of a topic come whole: there is no memory for a copy to apply changes to.");
+                    tracing::info!(payload_bytes = bytes, %error, "Versions of a topic come whole: there is no memory for a copy to apply deltas to.");
                 }
                 None
             }
@@ -165,12 +165,12 @@ impl Chunk {
     /// Takes the chunk's memory out of the copy, for a chunk of the version under way that is coded against a base, or not.
     /// `None` where neither needs it, or where it was lost with an earlier worker. Until it is [put back](Self::put) the copy
     /// is not whole.
-    pub(crate) fn take(&self, is_changes: bool) -> Option<ingress::Base> {
-        if !is_changes && !self.keep {
+    pub(crate) fn take(&self, is_delta: bool) -> Option<ingress::Base> {
+        if !is_delta && !self.keep {
             return None;
         }
         let (of, memory) = self.shared.copy().take(self.chunk)?;
-        (!is_changes || of == self.against).then_some(ingress::Base { memory, keep: self.keep })
+        (!is_delta || of == self.against).then_some(ingress::Base { memory, keep: self.keep })
     }
 
     /// Puts back what was taken. It is of the version under way now, if that is kept.
@@ -213,10 +213,10 @@ mod tests {
     }
 
     /// Settles chunks of the version under way; of those in `torn` the worker fails after it took its chunk.
-    fn settle(base: &Base, chunks: impl IntoIterator<Item = u32>, is_update: bool, torn: &[u32]) {
+    fn settle(base: &Base, chunks: impl IntoIterator<Item = u32>, is_delta: bool, torn: &[u32]) {
         for number in chunks {
             let Some(chunk) = base.chunk(ChunkIndex(number)) else { continue };
-            match chunk.take(is_update) {
+            match chunk.take(is_delta) {
                 Some(taken) if !torn.contains(&number) => chunk.put(taken),
                 taken => drop(taken),
             }
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// The connection is lost, or the bytes are the wrong ones, while changes are applied to a chunk.
+    /// The connection is lost, or the bytes are the wrong ones, while a delta is applied to a chunk.
     #[test]
     fn a_chunk_that_was_torn_is_never_told_of() {
         for torn in 0..CHUNKS {

@@ -144,7 +144,7 @@ impl Client {
         move || state.lanes()
     }
 
-    /// How much memory copies of versions take now, to which later ones are applied as changes, in all subscriptions: at most
+    /// How much memory copies of versions take now, to which deltas are applied, in all subscriptions: at most
     /// [`Config::base_bytes`]. What is kept to be reused for the next one counts.
     pub fn base_bytes(&self) -> u64 {
         let stats = self.state.bases.as_ref().map(HostMemory::stats);

@@ -49,7 +49,7 @@ pub struct Config {
     /// How much memory snapshots may take: those being received, those delivered and not dropped, and freed memory kept
     /// for reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
     pub memory_bytes: u64,
-    /// How much memory copies of versions may take that later ones are applied to as changes. Default 4 GiB, for all
+    /// How much memory copies of versions may take that deltas are applied to. Default 4 GiB, for all
     /// subscriptions of a session together: as much as most models have. Each copy takes what its subscription selects, in
     /// host memory wherever versions land, and costs a copy of each byte that is received. Versions of which there is no
     /// copy come whole. 0: there are no copies.
@@ -122,7 +122,7 @@ impl Config {
     /// The same within what works: some credit and not more than servers take, and deadlines that a clock can hold.
     pub(crate) fn within_reason(self) -> Self {
         Self {
-            // Changes that cannot be applied are not to be sent.
+            // Deltas that cannot be applied are not to be sent.
             codecs: if self.base_bytes == 0 { self.codecs.without_bases() } else { self.codecs },
             credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),
             topic_timeout: self.topic_timeout.min(DEADLINE_MAX),

@@ -34,9 +34,8 @@ pub struct Receipt {
     pub chunks: u32,
     /// How often it was continued on another connection after one was lost.
     pub resumed: u32,
-    /// What came in which codec, and how long decoding took; [`changes`](CodecStats::changes) is what of it came as updates
-    /// of an earlier version. Chunks that had to come again after a lost
-    /// connection count again.
+    /// What came in which codec, and how long decoding took; [`deltas`](CodecStats::deltas) is what of it came
+    /// against an earlier version. Chunks that had to come again after a lost connection count again.
     pub codecs: CodecStats,
 }
 

@@ -34,7 +34,7 @@ use crate::Dtype;
 pub struct Context<'a> {
     /// The dtype of every tensor in the chunk.
     pub dtype: Dtype,
-    /// The same chunk of the version it is coded against, for codecs that send changes.
+    /// The same chunk of the base version, for codecs that make deltas.
     pub base: Option<&'a [u8]>,
 }
 
@@ -92,7 +92,7 @@ pub enum CodecId {
     BitPlanes,
     /// Byte planes, each as short as Huffman's code makes it.
     Planes,
-    /// What changed since a base version.
+    /// Deltas: what changed since a base version.
     Sparse,
 }
 
@@ -116,7 +116,7 @@ impl CodecId {
         Self::ALL.iter().copied().find(|id| id.code() == code)
     }
 
-    /// Whether it codes changes, and so needs the same chunk of another version: its base.
+    /// Whether it makes deltas, and so needs the same chunk of another version: its base.
     pub fn needs_base(self) -> bool {
         match self {
             Self::Sparse => true,

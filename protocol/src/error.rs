@@ -158,8 +158,8 @@ pub enum Misbehaved {
         /// The base it named.
         base: Version,
     },
-    /// A codec of changes without a base, or a base beside another codec.
-    #[error("the peer sent chunk {chunk} in {codec}, which needs a base if and only if it codes changes")]
+    /// A codec of deltas without a base, or a base beside another codec.
+    #[error("the peer sent chunk {chunk} in {codec}, which needs a base if and only if it makes deltas")]
     CodecAndBase {
         /// Which chunk.
         chunk: ChunkIndex,

@@ -44,7 +44,7 @@ pub(crate) struct Receipt {
     chunks: u32,
     /// How often it went on over another connection.
     resumed: u32,
-    /// What came in which codec, by its name; "sparse" are changes to an earlier version.
+    /// What came in which codec, by its name; "sparse" are deltas against an earlier version.
     codecs: Py<PyDict>,
 }
 

@@ -1,4 +1,4 @@
-//! Versions that stay readable because subscribers hold copies of them, so that later ones can be sent to these as changes.
+//! Versions that stay readable because subscribers hold copies of them, so that later ones can be sent to these as deltas.
 //!
 //! What is retained can be read anyhow. What left retention stays on one shelf for all topics, within a budget, while a
 //! subscription holds it as its base, or did so when its connection was lost: it may come back within seconds. What is not

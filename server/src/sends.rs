@@ -160,7 +160,7 @@ impl Outgoing {
         let payload = &self.retained.payload;
         let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
         let base = against.as_ref().map(|(_, base)| &base.payload);
-        let encoded = self.shared.encoder.encode_update(payload, chunk, base, self.wanted()).await?;
+        let encoded = self.shared.encoder.encode_delta(payload, chunk, base, self.wanted()).await?;
         if let Some((against, _)) = &against {
             let (range, _) = payload.manifest().chunk(chunk);
             against.note(range.end - range.start, encoded.codec.needs_base());

@@ -321,8 +321,8 @@ impl Subscription {
         self.shared.config.chunks_in_flight * self.lanes.usable()
     }
 
-    /// Whether chunks may travel as changes: the client can decode them, and nobody wants another codec.
-    fn takes_changes(&self) -> bool {
+    /// Whether chunks may travel as deltas: the client can decode them, and nobody wants another codec.
+    fn takes_deltas(&self) -> bool {
         let is_wanted = match self.codec() {
             CodecChoice::Auto => true,
             CodecChoice::Fixed(codec) => codec.needs_base(),
@@ -336,7 +336,7 @@ impl Subscription {
         selection: Arc<Selection>,
         watch: &StallWatch,
     ) -> Outgoing {
-        let base = match self.takes_changes() {
+        let base = match self.takes_deltas() {
             true => self.base.begin(self.follower.topic(), retained),
             false => None,
         };
@@ -374,7 +374,7 @@ impl Subscription {
             manifest: retained.payload.manifest().digest(),
             skipped,
             metadata: retained.metadata.clone(),
-            may_be_base: retained.base.may_be && self.takes_changes(),
+            may_be_base: retained.base.may_be && self.takes_deltas(),
         };
         self.sender.send(ServerMessage::Announce(announce)).await
     }

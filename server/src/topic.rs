@@ -63,7 +63,7 @@ pub(crate) struct TopicState {
     /// Where versions stay that left retention, and what this topic is called there.
     bases: Arc<Bases>,
     number: u64,
-    /// Whether its versions are worth keeping for changes.
+    /// Whether its versions are worth keeping as bases.
     worth: Arc<Mutex<Worth>>,
     state: Mutex<State>,
     /// What was sent of it, to all subscribers.
@@ -139,7 +139,7 @@ impl TopicState {
         &self.worth
     }
 
-    /// Whether the next version is worth keeping for changes. Asked once for each.
+    /// Whether the next version is worth keeping as a base. Asked once for each.
     pub(crate) fn is_next_worth_it(&self) -> bool {
         self.worth.lock().unwrap_or_else(PoisonError::into_inner).next()
     }

@@ -66,19 +66,19 @@ enum Bytes {
     Encoded(Slot, Target),
 }
 
-/// A receiver's own copy of the chunk that changes are coded against, of the chunk's length.
+/// A receiver's own copy of the chunk that a delta is coded against, of the chunk's length.
 #[derive(Debug)]
 pub struct Base {
     /// The copy. Which version it is of is for the caller to know.
     pub memory: Region,
-    /// Whether it becomes the chunk that is received. Changes are applied to it where it lies then, before anybody knows
-    /// whether they are the right ones: a copy that comes back is that chunk, verified, and one that was torn never does.
+    /// Whether it becomes the chunk that is received. A delta is applied to it where it lies then, before anybody knows
+    /// whether it is the right one: a copy that comes back is that chunk, verified, and one that was torn never does.
     pub keep: bool,
 }
 
 impl Base {
     /// Becomes a chunk that was received raw and verified, if it is to.
-    fn update(&mut self, raw: &[u8]) {
+    fn overwrite(&mut self, raw: &[u8]) {
         if self.keep && self.memory.len() == raw.len() {
             copy(raw, &mut self.memory, |_| ());
         }
@@ -152,7 +152,7 @@ impl Ingress {
         let (verified, target, base) = match bytes {
             Bytes::Raw(verified, target) => {
                 count(&self.tally, &header, Duration::ZERO);
-                let (target, base) = self.update(target, base).await;
+                let (target, base) = self.overwrite(target, base).await;
                 (verified, target, base)
             }
             Bytes::Encoded(slot, target) => self.decode(header, dtype, slot, target, base).await?,
@@ -163,14 +163,14 @@ impl Ingress {
     }
 
     /// Lets `base` become a chunk that was verified on the way.
-    async fn update(&self, target: Target, base: Option<Base>) -> (Target, Option<Base>) {
+    async fn overwrite(&self, target: Target, base: Option<Base>) -> (Target, Option<Base>) {
         let Some(mut base) = base else { return (target, None) };
         let bytes = target.len();
-        let update = move || {
-            base.update(&target);
+        let overwrite = move || {
+            base.overwrite(&target);
             (target, Some(base))
         };
-        self.workers.run_over(bytes, update).await
+        self.workers.run_over(bytes, overwrite).await
     }
 
     async fn gather_encoded(
@@ -398,15 +398,15 @@ mod tests {
 
     const BYTES: usize = 100_001;
 
-    /// Two versions of a chunk, and the header and bytes of what changed from the first to the second.
-    struct Update {
+    /// Two versions of a chunk, and the header and bytes of the delta from the first to the second.
+    struct Delta {
         before: Vec<u8>,
         after: Vec<u8>,
         header: ChunkHeader,
         encoded: Vec<u8>,
     }
 
-    impl Update {
+    impl Delta {
         fn new() -> Self {
             let before: Vec<u8> = (0..BYTES as u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
             let mut after = before.clone();
@@ -447,43 +447,43 @@ mod tests {
 
     #[test]
     fn a_base_becomes_the_chunk_where_it_lies_if_it_is_to() {
-        let update = Update::new();
-        let (target, base) = update.settle(&update.encoded, update.base(true)).unwrap();
-        assert!(target == update.after && *base.memory == *update.after);
-        let (target, base) = update.settle(&update.encoded, update.base(false)).unwrap();
-        assert!(target == update.after && *base.memory == *update.before);
+        let delta = Delta::new();
+        let (target, base) = delta.settle(&delta.encoded, delta.base(true)).unwrap();
+        assert!(target == delta.after && *base.memory == *delta.after);
+        let (target, base) = delta.settle(&delta.encoded, delta.base(false)).unwrap();
+        assert!(target == delta.after && *base.memory == *delta.before);
     }
 
-    /// A base that was torn is gone with the failure: whatever changes were applied to it before.
+    /// A base that was torn is gone with the failure: however much of the delta was applied to it before.
     #[test]
     fn what_is_not_the_chunk_is_an_error() {
-        let update = Update::new();
-        let other = ChunkHash::of(&update.before);
-        let unlike = Update { header: ChunkHeader { hash: other, ..update.header }, ..Update::new() };
-        let cut = &update.encoded[..update.encoded.len() - 1];
-        let mut longer = update.encoded.clone();
+        let delta = Delta::new();
+        let other = ChunkHash::of(&delta.before);
+        let unlike = Delta { header: ChunkHeader { hash: other, ..delta.header }, ..Delta::new() };
+        let cut = &delta.encoded[..delta.encoded.len() - 1];
+        let mut longer = delta.encoded.clone();
         longer.push(0);
         for keep in [true, false] {
-            let outcome = unlike.settle(&update.encoded, unlike.base(keep));
+            let outcome = unlike.settle(&delta.encoded, unlike.base(keep));
             assert!(matches!(outcome, Err(ReceiveError::Corrupt(_))), "{outcome:?}");
             for bytes in [cut, &longer] {
-                let outcome = update.settle(bytes, update.base(keep));
+                let outcome = delta.settle(bytes, delta.base(keep));
                 assert!(matches!(outcome, Err(ReceiveError::Decode(_))), "{outcome:?}");
             }
             let memory = HostMemory::new(u64::MAX).allocate(BYTES - 1).unwrap();
-            let outcome = update.settle(&update.encoded, Base { memory, keep });
+            let outcome = delta.settle(&delta.encoded, Base { memory, keep });
             assert!(matches!(outcome, Err(ReceiveError::Decode(DecodeError::NoBase { .. }))), "{outcome:?}");
         }
     }
 
     #[test]
     fn a_whole_chunk_is_the_base_of_the_next_one() {
-        let update = Update::new();
+        let delta = Delta::new();
         let mut encoded = vec![0; 2 * BYTES];
         let context = Context { dtype: Dtype::Bf16, base: None };
-        let written = codec(CodecId::Planes).encode(context, &update.after, &mut encoded).unwrap();
-        let header = ChunkHeader { codec: CodecId::Planes, base: None, ..update.header };
-        let whole = Update { header, ..update };
+        let written = codec(CodecId::Planes).encode(context, &delta.after, &mut encoded).unwrap();
+        let header = ChunkHeader { codec: CodecId::Planes, base: None, ..delta.header };
+        let whole = Delta { header, ..delta };
         for keep in [true, false] {
             let (target, base) = whole.settle(&encoded[..written], whole.base(keep)).unwrap();
             assert!(target == whole.after);

@@ -78,10 +78,10 @@ impl CodecStats {
             .unwrap_or_default()
     }
 
-    /// What was counted for codecs of changes together: what travelled as updates of a version that was there.
-    pub fn changes(&self) -> CodecCount {
-        let updates = self.iter().filter(|(codec, _)| codec.needs_base());
-        updates.fold(CodecCount::default(), |sum, (_, count)| sum + count)
+    /// What was counted for codecs of deltas together: what travelled against a version that was there.
+    pub fn deltas(&self) -> CodecCount {
+        let deltas = self.iter().filter(|(codec, _)| codec.needs_base());
+        deltas.fold(CodecCount::default(), |sum, (_, count)| sum + count)
     }
 
     /// What was counted for all codecs together.
@@ -129,9 +129,9 @@ mod tests {
             CodecCount { chunks: 2, raw_bytes: 600, wire_bytes: 300, worked: Duration::from_micros(5) };
         assert_eq!((stats.of(CodecId::Zstd), zstd.ratio()), (zstd, 2.0));
         assert_eq!((stats.total().chunks, stats.total().raw_bytes, stats.total().wire_bytes), (3, 650, 350));
-        assert_eq!((CodecStats::default().total().ratio(), stats.changes()), (1.0, CodecCount::default()));
+        assert_eq!((CodecStats::default().total().ratio(), stats.deltas()), (1.0, CodecCount::default()));
         tally.count(CodecId::Sparse, 300, 3, Duration::from_micros(1));
-        let changes = tally.stats().changes();
-        assert_eq!((changes.chunks, changes.raw_bytes, changes.wire_bytes), (1, 300, 3));
+        let deltas = tally.stats().deltas();
+        assert_eq!((deltas.chunks, deltas.raw_bytes, deltas.wire_bytes), (1, 300, 3));
     }
 }

@@ -41,8 +41,8 @@ impl Choice {
         let link = |gbit_per_s: &u32| {
             let class = LinkClass::of(f64::from(*gbit_per_s) * 1e9 / 8.0);
             let mut chunks = BTreeMap::new();
-            for Seen { look, is_update, .. } in &seen {
-                let codec = match is_update {
+            for Seen { look, is_delta, .. } in &seen {
+                let codec = match is_delta {
                     true => CodecId::Sparse,
                     false => machine.choose(look, job.dtype, CodecSet::all(), class),
                 };
@@ -58,7 +58,7 @@ impl Choice {
 struct Seen {
     look: Look,
     /// Whether it changed so little since its base that nothing is chosen.
-    is_update: bool,
+    is_delta: bool,
     took: Option<Duration>,
 }
 
@@ -67,7 +67,7 @@ impl Seen {
     fn at(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
         let raw = job.chunk(chunk);
         if raw.len() < SMALL_BYTES {
-            return Self { look: Look::NOTHING, is_update: false, took: None };
+            return Self { look: Look::NOTHING, is_delta: false, took: None };
         }
         let look = || {
             let begin = Instant::now();
@@ -78,8 +78,8 @@ impl Seen {
         for _ in 1..rounds {
             took = took.min(look().1);
         }
-        let update = Sparse.encode(job.context(chunk), raw, &mut vec![0; raw.len() / 2]);
-        Self { look: first, is_update: update.is_some(), took: Some(took) }
+        let delta = Sparse.encode(job.context(chunk), raw, &mut vec![0; raw.len() / 2]);
+        Self { look: first, is_delta: delta.is_some(), took: Some(took) }
     }
 }
 

@@ -123,7 +123,7 @@ pub(crate) struct ServeArgs {
     pub(crate) encoded_mem: u64,
 
     /// With --watch or --publish-socket: how many versions of each topic that left retention are kept, while subscribers hold copies of them,
-    /// so that new ones can be sent to these as changes. With 0, every version is sent whole.
+    /// so that new ones can be sent to these as deltas. With 0, every version is sent whole.
     #[arg(long, value_name = "N", default_value = "2", help_heading = "Memory")]
     pub(crate) bases: u32,
 

@@ -95,8 +95,8 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, help_heading = "Memory")]
     pub(crate) mem: Option<u64>,
 
-    /// How much memory copies of versions may take, over all topics, so that new ones can come as changes to them. Without
-    /// room for a copy a topic's versions come whole. With 0 there are none, and received bytes are not copied.
+    /// How much memory copies of versions may take, over all topics, so that new ones can come as deltas against them.
+    /// Without room for a copy a topic's versions come whole. With 0 there are none, and received bytes are not copied.
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = units::parse_bytes_or_none, help_heading = "Memory")]
     pub(crate) base_mem: u64,
 

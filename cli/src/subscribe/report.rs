@@ -126,9 +126,9 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
     if let Some(device) = snapshot.device() {
         line += &format!(", on {}", device.name());
     }
-    let CodecCount { chunks, raw_bytes, wire_bytes, .. } = receipt.codecs.changes();
+    let CodecCount { chunks, raw_bytes, wire_bytes, .. } = receipt.codecs.deltas();
     if chunks > 0 {
-        line += &format!(", {} of it as changes in {}", units::bytes(raw_bytes), units::bytes(wire_bytes));
+        line += &format!(", {} of it as deltas in {}", units::bytes(raw_bytes), units::bytes(wire_bytes));
     }
     if lanes > 1 {
         line += &format!(", over {lanes} lanes");

@@ -1,4 +1,4 @@
-//! Sparse updates: a chunk as what changed of it since a version that the receiver holds.
+//! Sparse deltas: a chunk as what changed of it since a version that the receiver holds.
 
 mod changes;
 #[cfg(test)]
@@ -18,8 +18,8 @@ use std::cell::RefCell;
 /// values of those that changed by more than a byte can say (PROTOCOL.md §8.7).
 ///
 /// Between two versions of bf16 weights under training 0.1 to 5 % of the elements change, most by one unit in the last
-/// place: the update is 20 to 800 times smaller than the weights. Of f32 weights nearly every element changes, which a
-/// look at a hundredth of the chunk shows: then there is no update, and the look is all that it cost.
+/// place: the delta is 20 to 800 times smaller than the weights. Of f32 weights nearly every element changes, which a
+/// look at a hundredth of the chunk shows: then there is no delta, and the look is all that it cost.
 ///
 /// Both ends keep memory for each worker thread: a decoder no more than the largest chunk has bytes, an encoder a few
 /// times that if everything changed, and a few hundredths of it otherwise.
@@ -57,7 +57,7 @@ impl Sparse {
     /// Costs one pass over the base, and a few nanoseconds for each change.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is no update of so many bytes. Then `base` is neither what it was nor what it was to
+    /// [`DecodeError`] when `encoded` is no delta of so many bytes. Then `base` is neither what it was nor what it was to
     /// become, and of no use any more. Any input is survived.
     pub fn apply(
         dtype: Dtype,
@@ -79,7 +79,7 @@ impl Codec for Sparse {
         CodecId::Sparse
     }
 
-    /// `None` also without a base of the same length, and when the update would not be half as long as the chunk: what
+    /// `None` also without a base of the same length, and when the delta would not be half as long as the chunk: what
     /// changed that much is better encoded by itself.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         let base = context.base.filter(|base| base.len() == raw.len())?;
@@ -123,7 +123,7 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
     })
 }
 
-/// About how long the update will be, by a look at some places.
+/// About how long the delta will be, by a look at some places.
 fn outlook<const W: usize>(changes: &mut Changes, base: &[u8], raw: &[u8]) -> usize {
     changes.clear();
     let stride = raw.len() / SLICES / W * W;

@@ -121,7 +121,7 @@ def serve(
     state_dir: where the server's key is kept, so that tickets stay valid. By default `$XDG_STATE_HOME/tensor-relay` or
         `~/.local/state/tensor-relay`, as for the command line.
     codec: how versions are encoded for those who can decode it: "auto" chooses for each chunk what should arrive first,
-        and sends changes to those who hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one.
+        and sends deltas to those who hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one.
     chunk_bytes: the unit of sending and checking, a multiple of 256.
     staged_bytes: how much memory staged versions may take. By default what the machine has.
     sessions_max: how many clients may be connected.

@@ -1,4 +1,4 @@
-//! What the client of one subscription holds, and so what it may be sent changes to.
+//! What the client of one subscription holds, and so what it may be sent deltas against.
 
 use super::{Bases, Hold, Key, Worth};
 use crate::topic::{Retained, TopicState};
@@ -39,9 +39,9 @@ impl Against {
         }
     }
 
-    /// Takes the news that a chunk of `bytes` was compared with it, and whether it travels as changes.
-    pub(crate) fn note(&self, bytes: u64, is_update: bool) {
-        self.worth.lock().unwrap_or_else(PoisonError::into_inner).note(bytes, is_update);
+    /// Takes the news that a chunk of `bytes` was compared with it, and whether it travels as a delta.
+    pub(crate) fn note(&self, bytes: u64, is_delta: bool) {
+        self.worth.lock().unwrap_or_else(PoisonError::into_inner).note(bytes, is_delta);
     }
 
     /// The version, as long as it may be read for this: while it is retained, or kept. Who is still at one that left, for

@@ -6,7 +6,7 @@ const FIRST_REST: u32 = 8;
 /// The most. One try in 256 versions costs nothing, and a topic that begins to change little is found out some day.
 const REST_MAX: u32 = 256;
 
-/// The part of what was compared that has to travel as changes: one in so many bytes.
+/// The part of what was compared that has to travel as deltas: one in so many bytes.
 const LEAST_SHARE: u64 = 16;
 
 /// How many versions in a row may have been compared in vain.
@@ -19,7 +19,7 @@ const VAIN_MAX: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct Worth {
     tried_bytes: u64,
-    updated_bytes: u64,
+    delta_bytes: u64,
     /// How many versions in a row were compared in vain.
     vain: u32,
     /// How many versions more nothing is kept for.
@@ -30,21 +30,21 @@ pub(crate) struct Worth {
 
 impl Default for Worth {
     fn default() -> Self {
-        Self { tried_bytes: 0, updated_bytes: 0, vain: 0, resting: 0, rest: FIRST_REST }
+        Self { tried_bytes: 0, delta_bytes: 0, vain: 0, resting: 0, rest: FIRST_REST }
     }
 }
 
 impl Worth {
-    /// Takes the news that a chunk of `bytes` was compared, and whether it travels as changes.
-    pub(crate) fn note(&mut self, bytes: u64, is_update: bool) {
+    /// Takes the news that a chunk of `bytes` was compared, and whether it travels as a delta.
+    pub(crate) fn note(&mut self, bytes: u64, is_delta: bool) {
         self.tried_bytes = self.tried_bytes.saturating_add(bytes);
-        self.updated_bytes = self.updated_bytes.saturating_add(if is_update { bytes } else { 0 });
+        self.delta_bytes = self.delta_bytes.saturating_add(if is_delta { bytes } else { 0 });
     }
 
     /// Whether the next version may be a base. Asked once for each.
     pub(crate) fn next(&mut self) -> bool {
         let tried = std::mem::take(&mut self.tried_bytes);
-        let updated = std::mem::take(&mut self.updated_bytes);
+        let deltas = std::mem::take(&mut self.delta_bytes);
         if self.resting > 0 {
             self.resting -= 1;
             return false;
@@ -52,7 +52,7 @@ impl Worth {
         if tried == 0 {
             return true;
         }
-        if updated.saturating_mul(LEAST_SHARE) >= tried {
+        if deltas.saturating_mul(LEAST_SHARE) >= tried {
             (self.vain, self.rest) = (0, FIRST_REST);
             return true;
         }
@@ -73,11 +73,11 @@ mod tests {
     use proptest::prelude::*;
 
     /// What `versions` in a row are told, each compared with the one before where that may be a base.
-    fn run(worth: &mut Worth, versions: u32, is_update: bool) -> Vec<bool> {
+    fn run(worth: &mut Worth, versions: u32, is_delta: bool) -> Vec<bool> {
         let publish = |_| {
             let may_be = worth.next();
             if may_be {
-                worth.note(100, is_update);
+                worth.note(100, is_delta);
             }
             may_be
         };
@@ -109,8 +109,8 @@ mod tests {
         #[test]
         fn what_changes_little_is_found_out(before in prop::collection::vec((0u64..200, any::<bool>(), any::<bool>()), 0..200)) {
             let mut worth = Worth::default();
-            for (bytes, is_update, is_published) in before {
-                worth.note(bytes, is_update);
+            for (bytes, is_delta, is_published) in before {
+                worth.note(bytes, is_delta);
                 if is_published {
                     worth.next();
                 }

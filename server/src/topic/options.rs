@@ -17,8 +17,8 @@ pub struct TopicOptions {
     /// Default: ten minutes for staged versions, ten seconds for borrowed ones, whose producer waits.
     pub release_timeout: Option<Duration>,
     /// How many versions that left retention are kept at most, while subscribers hold copies of them: what is published then
-    /// travels as changes to these. Default 2: the version that most have, and the one that some are getting. Each takes its
-    /// payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). Where all
+    /// travels as deltas against these. Default 2: the version that most have, and the one that some are getting. Each takes
+    /// its payload's memory, within [`Config::base_bytes`](crate::Config::base_bytes). Where all
     /// subscribers are lost they stay for those to come back, until the next publish after
     /// [`Config::reader_linger`](crate::Config::reader_linger). With 0, every version travels whole: for topics of one version.
     pub bases: u32,

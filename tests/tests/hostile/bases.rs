@@ -1,4 +1,4 @@
-//! Bases that were never granted, and those that are not what they are said to be. The client applies no change to
+//! Bases that were never granted, and those that are not what they are said to be. The client applies no delta to
 //! anything but what it said that it holds, and the server believes no client more than costs that client itself.
 
 use crate::{
@@ -57,8 +57,8 @@ impl Second {
         raw
     }
 
-    /// A chunk as changes to the first version.
-    fn changes(&self, chunk: u32) -> (ChunkHeader, Vec<u8>) {
+    /// A chunk as a delta against the first version.
+    fn delta(&self, chunk: u32) -> (ChunkHeader, Vec<u8>) {
         let start = (chunk * CHUNK_BYTES) as usize;
         let raw = &self.raw()[start..start + CHUNK_BYTES as usize];
         let mut encoded = vec![0; raw.len()];
@@ -78,7 +78,7 @@ impl Second {
     }
 
     async fn complete(&mut self) {
-        let hashes = (0..3).map(|chunk| self.changes(chunk).0.hash);
+        let hashes = (0..3).map(|chunk| self.delta(chunk).0.hash);
         let digest = VersionDigest::of(self.script.manifest.digest(), hashes);
         let VersionId { epoch, version, .. } = self.id;
         let subscription = self.script.subscription;
@@ -113,10 +113,10 @@ fn second_version(
 /// Goal: the scripts below are good but for what they change.
 /// Method: play the second version unchanged.
 #[test]
-fn good_changes() {
+fn good_deltas() {
     let snapshot = second_version(EPOCH, async |second| {
         for chunk in 0..3 {
-            let (header, encoded) = second.changes(chunk);
+            let (header, encoded) = second.delta(chunk);
             second.script.chunk(header, &encoded).await;
         }
         second.complete().await;
@@ -127,10 +127,10 @@ fn good_changes() {
         }
     });
     let snapshot = snapshot.unwrap();
-    assert_eq!((snapshot.id().version, snapshot.receipt().codecs.changes().chunks), (NEXT, 3));
+    assert_eq!((snapshot.id().version, snapshot.receipt().codecs.deltas().chunks), (NEXT, 3));
 }
 
-/// Goal: changes are applied to the version that the client said it holds, and to no other.
+/// Goal: deltas are applied to the version that the client said it holds, and to no other.
 /// Method: no base at all, one before it, the version itself, one of another epoch; a base beside a codec that needs none.
 #[test]
 fn bases_that_are_not_held() {
@@ -144,7 +144,7 @@ fn bases_that_are_not_held() {
     ];
     for (word, epoch, change) in changes {
         let error = second_version(epoch, async |second| {
-            let (mut header, encoded) = second.changes(0);
+            let (mut header, encoded) = second.delta(0);
             change(&mut header);
             second.script.chunk(header, &encoded).await;
             let (told, text) = second.script.peer.closed_because().await;
@@ -162,14 +162,14 @@ fn bases_that_are_not_held() {
     });
 }
 
-/// Goal: changes that are not those that were hashed are never shown, and end the base with their version.
-/// Method: the changes of another chunk; then any bytes.
+/// Goal: deltas that do not give what was hashed are never shown, and end the base with their version.
+/// Method: the delta of another chunk; then any bytes.
 #[test]
-fn wrong_changes() {
+fn wrong_deltas() {
     for bytes in [None, Some([0x5a; 64])] {
         let error = second_version(EPOCH, async |second| {
-            let (header, _) = second.changes(0);
-            let (_, other) = second.changes(1);
+            let (header, _) = second.delta(0);
+            let (_, other) = second.delta(1);
             let encoded = bytes.map_or(other, |bytes| bytes.to_vec());
             let header = ChunkHeader { encoded_bytes: encoded.len() as u32, ..header };
             second.script.chunk(header, &encoded).await;
@@ -190,13 +190,13 @@ fn who_comes_back_names_its_base() {
                 let mut subscription = client.subscribe(&topic("t")).await.unwrap();
                 tensors::check(&subscription.next().await.unwrap());
                 let next = subscription.next().await.unwrap();
-                assert_eq!((next.receipt().chunks, next.receipt().codecs.changes().chunks), (3, 3));
+                assert_eq!((next.receipt().chunks, next.receipt().codecs.deltas().chunks), (3, 3));
                 client
             };
             let server = async {
                 let mut second = Second::begin(Script::begin(&sim).await, EPOCH).await;
                 for chunk in 0..came {
-                    let (header, encoded) = second.changes(chunk);
+                    let (header, encoded) = second.delta(chunk);
                     second.script.chunk(header, &encoded).await;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -212,7 +212,7 @@ fn who_comes_back_names_its_base() {
                 };
                 second.script.announce(announce).await;
                 for chunk in came..3 {
-                    let (header, encoded) = second.changes(chunk);
+                    let (header, encoded) = second.delta(chunk);
                     second.script.chunk(header, &encoded).await;
                 }
                 second.complete().await;

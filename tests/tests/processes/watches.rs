@@ -68,7 +68,7 @@ fn a_replaced_file_is_the_next_version() {
 /// Goal: of a file that changed a little, little travels; whoever wants no copy of it gets it whole.
 /// Method: change one byte in a thousand, twice, under a subscriber with a copy and one without.
 #[test]
-fn what_changed_a_little_is_sent_as_changes() {
+fn what_changed_a_little_is_sent_as_deltas() {
     const BYTES: usize = 8 << 20;
     let mut watched = Watched::new(BYTES, &["--keep-versions=2"]); // On a GPU, bases are what is retained.
     let ticket = watched.server.ticket("w").to_owned();
@@ -85,9 +85,9 @@ fn what_changed_a_little_is_sent_as_changes() {
         files::replace(&path, |path| fs::write(path, &bytes).unwrap());
         let line = watched.follower.hear_out(&format!(r#""version":{version}"#));
         let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-        let (wire, updates) = (event["wire_bytes"].as_u64().unwrap(), &event["codecs"]["sparse"]);
-        assert!(wire < BYTES as u64 / 50 && updates["wire_bytes"] == wire, "{line}");
-        assert_eq!(updates["payload_bytes"], event["payload_bytes"], "{line}");
+        let (wire, deltas) = (event["wire_bytes"].as_u64().unwrap(), &event["codecs"]["sparse"]);
+        assert!(wire < BYTES as u64 / 50 && deltas["wire_bytes"] == wire, "{line}");
+        assert_eq!(deltas["payload_bytes"], event["payload_bytes"], "{line}");
         let line = whole.hear_out(&format!(r#""version":{version}"#));
         let event: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert!(

@@ -1,6 +1,6 @@
 //! What a server keeps to code later versions against, and what it does not.
 
-use crate::deltas::{BYTES, assert_changes, assert_whole, following, next, open, publish, publish_of};
+use crate::deltas::{BYTES, assert_deltas, assert_whole, following, next, open, publish, publish_of};
 use bytes::Bytes;
 use std::time::Duration;
 use tensor_relay_protocol::{CodecId, Epoch};
@@ -46,7 +46,7 @@ fn a_base_is_held_for_the_comparison_alone() {
     }
 }
 
-/// Goal: a codec that is forced is obeyed, and nothing is kept for changes then.
+/// Goal: a codec that is forced is obeyed, and no bases are kept then.
 /// Method: each codec, forced by the topic, over three versions that differ little.
 #[test]
 fn a_forced_codec_keeps_no_bases() {
@@ -60,7 +60,7 @@ fn a_forced_codec_keeps_no_bases() {
                 publish(&server, &mut publisher, version).await;
                 let receipt = next(&mut subscription, version).await;
                 assert_eq!(
-                    receipt.codecs.changes().chunks > 0,
+                    receipt.codecs.deltas().chunks > 0,
                     keeps && version > 1,
                     "{codec:?}: {receipt:?}"
                 );
@@ -117,11 +117,11 @@ fn one_of_several_who_is_lost_keeps_its_base() {
         sleep(Duration::from_secs(10)).await; // The idle timeout.
         eventually("it is lost", || server.stats().sessions == 1).await;
         publish(&server, &mut publisher, 2).await;
-        assert_changes(next(&mut other, 2).await);
+        assert_deltas(next(&mut other, 2).await);
         eventually("the server heard of it", || server.stats().committed == 3).await;
         assert_eq!(server.stats().bases.versions, 1, "version 1");
         sim.mend(1);
-        assert_changes(next(&mut lost, 2).await);
+        assert_deltas(next(&mut lost, 2).await);
         eventually("nobody needs it any more", || server.stats().bases.versions == 0).await;
     });
 }

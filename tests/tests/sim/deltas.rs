@@ -1,4 +1,5 @@
-//! Versions that travel as changes to the one before: byte for byte what was published, in few bytes, whatever is lost.
+//! Versions that travel as deltas against the one before: byte for byte what was published, in few bytes, whatever is
+//! lost.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -68,21 +69,21 @@ pub(crate) async fn next(subscription: &mut Subscription, version: u64) -> Recei
 }
 
 pub(crate) fn assert_whole(receipt: Receipt) {
-    assert_eq!((receipt.codecs.changes().chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
+    assert_eq!((receipt.codecs.deltas().chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
 }
 
-pub(crate) fn assert_changes(receipt: Receipt) {
-    let changes = receipt.codecs.changes();
-    assert_eq!((changes.chunks, changes.raw_bytes), (CHUNKS, BYTES), "{receipt:?}");
-    assert_eq!(receipt.wire_bytes, changes.wire_bytes);
+pub(crate) fn assert_deltas(receipt: Receipt) {
+    let deltas = receipt.codecs.deltas();
+    assert_eq!((deltas.chunks, deltas.raw_bytes), (CHUNKS, BYTES), "{receipt:?}");
+    assert_eq!(receipt.wire_bytes, deltas.wire_bytes);
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
 }
 
-/// Goal: who follows gets changes, and only who follows: the first version comes whole, to a late joiner too. All with
+/// Goal: who follows gets deltas, and only who follows: the first version comes whole, to a late joiner too. All with
 /// the same base share one comparison.
 /// Method: two subscribers, a third one later; in both modes; bytes and chunks are counted at both ends.
 #[test]
-fn who_follows_gets_changes() {
+fn who_follows_gets_deltas() {
     for request in [Request::latest, Request::every] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
@@ -97,17 +98,17 @@ fn who_follows_gets_changes() {
                 publish(&server, &mut publisher, version).await;
                 for (_, subscription) in &mut followers {
                     let receipt = next(subscription, version).await;
-                    if version == 1 { assert_whole(receipt) } else { assert_changes(receipt) }
+                    if version == 1 { assert_whole(receipt) } else { assert_deltas(receipt) }
                 }
             }
             let stats = server.stats().encoder;
-            assert_eq!((stats.updates, stats.compared), (4 * CHUNKS, 4 * CHUNKS), "{stats:?}");
-            let sent = server.stats().codecs.changes();
+            assert_eq!((stats.deltas, stats.compared), (4 * CHUNKS, 4 * CHUNKS), "{stats:?}");
+            let sent = server.stats().codecs.deltas();
             assert_eq!((sent.chunks, sent.raw_bytes), (2 * 4 * CHUNKS, 2 * 4 * BYTES), "to each of two");
             let (_client, mut late) = following(&sim, 3, client_config()).await;
             assert_whole(next(&mut late, 5).await);
             publish(&server, &mut publisher, 6).await;
-            assert_changes(next(&mut late, 6).await);
+            assert_deltas(next(&mut late, 6).await);
         });
     }
 }
@@ -161,7 +162,7 @@ fn bases_stay_while_they_are_held() {
             // Version 2 was announced before the way was cut, and left as well.
             let receipt = next(&mut subscription, 4).await;
             if stays {
-                assert_changes(receipt);
+                assert_deltas(receipt);
             } else {
                 assert_whole(receipt);
             }
@@ -235,9 +236,9 @@ fn bases_give_way() {
     });
 }
 
-/// Goal: a version that is given up ends the base, whoever does it; the one after it is whole, and then there are changes
+/// Goal: a version that is given up ends the base, whoever does it; the one after it is whole, and then there are deltas
 /// again.
-/// Method: withdraw in the middle; let a newer one preempt; each with changes under way.
+/// Method: withdraw in the middle; let a newer one preempt; each with deltas under way.
 #[test]
 fn a_version_that_is_given_up_ends_the_base() {
     for preempt in [false, true] {
@@ -258,20 +259,20 @@ fn a_version_that_is_given_up_ends_the_base() {
                 let progress = subscription.progress();
                 progress.version == 3 && progress.verified_bytes > 0
             };
-            eventually("changes are under way", is_under_way).await;
+            eventually("deltas are under way", is_under_way).await;
             if !preempt {
                 third.withdraw();
             }
             publish(&server, &mut publisher, 4).await;
             assert_whole(next(&mut subscription, 4).await);
             publish(&server, &mut publisher, 5).await;
-            assert_changes(next(&mut subscription, 5).await);
+            assert_deltas(next(&mut subscription, 5).await);
         });
     }
 }
 
-/// Goal: a version that is continued over another connection goes on as changes, and the next one too.
-/// Method: cut the way in the middle of changes, at random places, for longer than the idle timeout.
+/// Goal: a version that is continued over another connection goes on as deltas, and the next one too.
+/// Method: cut the way in the middle of deltas, at random places, for longer than the idle timeout.
 #[test]
 fn a_part_goes_on_with_its_base() {
     let mut continued = 0;
@@ -295,9 +296,9 @@ fn a_part_goes_on_with_its_base() {
             sleep(Duration::from_secs(15)).await;
             sim.mend(1);
             let receipt = next(&mut subscription, 2).await;
-            assert_changes(receipt);
+            assert_deltas(receipt);
             publish(&server, &mut publisher, 3).await;
-            assert_changes(next(&mut subscription, 3).await);
+            assert_deltas(next(&mut subscription, 3).await);
             u64::from(receipt.resumed)
         });
     }
@@ -325,7 +326,7 @@ fn a_server_that_is_started_again() {
             }
             publish(&server, &mut publisher, 2).await;
             let receipt = next(&mut subscription, 2).await;
-            if has_it { assert_changes(receipt) } else { assert_whole(receipt) }
+            if has_it { assert_deltas(receipt) } else { assert_whole(receipt) }
         });
     }
 }
@@ -341,8 +342,8 @@ fn what_is_laid_out_anew_comes_whole() {
         for (version, bytes) in [(1, BYTES), (2, BYTES), (3, BYTES / 2), (4, BYTES)] {
             let specs = vec![tensors::steady("weights", bytes)];
             publish_of(&server, &mut publisher, version, specs).await;
-            let changes = next(&mut subscription, version).await.codecs.changes();
-            assert_eq!(changes.chunks > 0, version == 2, "version {version}: {changes:?}");
+            let deltas = next(&mut subscription, version).await.codecs.deltas();
+            assert_eq!(deltas.chunks > 0, version == 2, "version {version}: {deltas:?}");
         }
         drop(publisher);
         let mut publisher = server
@@ -354,19 +355,19 @@ fn what_is_laid_out_anew_comes_whole() {
     });
 }
 
-/// Goal: whatever happens, every byte is what was published, and in the end changes travel.
+/// Goal: whatever happens, every byte is what was published, and in the end deltas travel.
 /// Method: random publishers, followers of both modes with one or two lanes and more or less memory, on bad networks, with
 /// partitions, clients and servers that start again, versions taken back and manifests that change.
 #[test]
 fn random_versions() {
-    let mut updates = 0;
+    let mut deltas = 0;
     for seed in seeds(40) {
-        updates += simulate(seed, publish_and_follow);
+        deltas += simulate(seed, publish_and_follow);
     }
-    assert!(updates > 500, "{updates}");
+    assert!(deltas > 500, "{deltas}");
 }
 
-/// How many chunks came as changes.
+/// How many chunks came as deltas.
 async fn publish_and_follow(sim: Sim) -> u64 {
     let mut dice = ChaCha8Rng::seed_from_u64(!sim.seed);
     let config = tensor_relay_server::Config {
@@ -435,11 +436,11 @@ async fn publish_and_follow(sim: Sim) -> u64 {
         assert!(versions <= options.bases.into() && bytes <= config.base_bytes);
         sleep(Duration::from_millis(dice.random_range(0..400))).await;
     }
-    let mut updates = 0;
+    let mut deltas = 0;
     while let Some(came) = followers.join_next().await {
-        updates += came.unwrap();
+        deltas += came.unwrap();
     }
-    updates
+    deltas
 }
 
 /// A subscriber that checks every byte of what it gets, and begins anew now and then.
@@ -454,9 +455,9 @@ struct Follower {
 }
 
 impl Follower {
-    /// Follows to the last version; returns how many chunks came as changes.
+    /// Follows to the last version; returns how many chunks came as deltas.
     async fn run(mut self) -> u64 {
-        let mut updates = 0;
+        let mut deltas = 0;
         loop {
             let client = self.connect().await;
             let request = if self.every { Request::every(topic("t")) } else { Request::latest(topic("t")) };
@@ -469,11 +470,11 @@ impl Follower {
                     Err(error) => panic!("{error}"),
                 };
                 tensors::check(&taken);
-                let changes = taken.receipt().codecs.changes();
-                assert!(changes.chunks == 0 || self.config.base_bytes > 0);
-                updates += changes.chunks;
+                let came = taken.receipt().codecs.deltas();
+                assert!(came.chunks == 0 || self.config.base_bytes > 0);
+                deltas += came.chunks;
                 if taken.id().version.0 == self.last {
-                    return updates;
+                    return deltas;
                 }
                 sleep(Duration::from_millis(self.dice.random_range(0..300))).await;
                 if self.dice.random_bool(self.restarts) {

@@ -162,15 +162,15 @@ impl Chooser {
 
     /// Whether `chunk` is likely to be little changed from its base. Where one of its tensor was not, the next
     /// [`LOOK_AGAIN`] are not compared: training in f32 changes nearly every element.
-    pub(super) fn expects_update(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
+    pub(super) fn expects_delta(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
         let passed_over = self.changing.get(&subject(payload, chunk));
         passed_over.is_none_or(|count| count.fetch_add(1, Ordering::Relaxed) >= LOOK_AGAIN)
     }
 
     /// Takes what a comparison of `chunk` with its base found.
-    pub(super) fn handle_compared(&self, payload: &Payload, chunk: ChunkIndex, is_update: bool) {
+    pub(super) fn handle_compared(&self, payload: &Payload, chunk: ChunkIndex, is_delta: bool) {
         let subject = subject(payload, chunk);
-        match is_update {
+        match is_delta {
             true => drop(self.changing.remove(&subject)),
             false => self.changing.insert(subject, Arc::default()),
         }

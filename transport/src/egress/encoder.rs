@@ -1,6 +1,6 @@
 //! Chunks become wire bytes here, once for all subscribers.
 
-mod changes;
+mod deltas;
 mod scratch;
 
 use super::{
@@ -68,11 +68,11 @@ pub struct EncoderStats {
     pub encoded: u64,
     /// Of those, chunks that gained too little and travel raw.
     pub incompressible: u64,
-    /// Chunks that were compared with the same ones of a base, by their hashes or byte by byte. `compared - updates` changed
+    /// Chunks that were compared with the same ones of a base, by their hashes or byte by byte. `compared - deltas` changed
     /// too much.
     pub compared: u64,
-    /// Of those, chunks that became an update.
-    pub updates: u64,
+    /// Of those, chunks that became a delta.
+    pub deltas: u64,
     /// Looks that were taken at chunks to choose a codec. Most chunks need none: one is good for its neighbours too.
     pub looks: u64,
     /// Chunks of sources on devices that were asked for. `source_asked - source_reads` were answered by a read for
@@ -95,7 +95,7 @@ struct Counters {
     encoded: AtomicU64,
     incompressible: AtomicU64,
     compared: AtomicU64,
-    updates: AtomicU64,
+    deltas: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -246,7 +246,7 @@ impl Encoder {
     /// What was done so far.
     pub fn stats(&self) -> EncoderStats {
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
-        let Counters { requested, encoded, incompressible, compared, updates, .. } = &self.counters;
+        let Counters { requested, encoded, incompressible, compared, deltas, .. } = &self.counters;
         let ReadStats { asked, begun, repeated, kept_bytes } = self.reads.stats();
         EncoderStats {
             host_read_bytes: host_read_bytes.load(Ordering::Relaxed),
@@ -255,7 +255,7 @@ impl Encoder {
             encoded: encoded.load(Ordering::Relaxed),
             incompressible: incompressible.load(Ordering::Relaxed),
             compared: compared.load(Ordering::Relaxed),
-            updates: updates.load(Ordering::Relaxed),
+            deltas: deltas.load(Ordering::Relaxed),
             looks: self.chooser.looks(),
             source_asked: asked,
             source_reads: begun,

@@ -72,16 +72,16 @@ fn nothing_changed_costs_a_few_bytes() {
 #[test]
 fn without_its_base_a_chunk_is_neither_encoded_nor_decoded() {
     let base = noise(1000);
-    let update = encoded(Dtype::Bf16, &base, &base).unwrap();
+    let delta = encoded(Dtype::Bf16, &base, &base).unwrap();
     for wrong in [None, Some(&base[1..])] {
         let context = Context { dtype: Dtype::Bf16, base: wrong };
         assert_eq!(Sparse.encode(context, &base, &mut [0; 1000]), None);
-        let error = Sparse.decode(context, &update, &mut [0; 1000]).unwrap_err();
+        let error = Sparse.decode(context, &delta, &mut [0; 1000]).unwrap_err();
         assert_eq!(error, DecodeError::NoBase { expected: 1000 });
     }
 }
 
-/// Weights of f32 under training: nearly every element changes. There is no update, and the search was never begun.
+/// Weights of f32 under training: nearly every element changes. There is no delta, and the search was never begun.
 #[test]
 fn what_changed_everywhere_is_given_up() {
     let base = noise(4 << 20);
@@ -118,19 +118,19 @@ fn a_forged_size_is_refused() {
 #[test]
 fn what_leads_out_of_the_chunk_is_refused() {
     let segment = |bytes: &[u8]| [&[0, bytes.len() as u8, 0, 0, 0], bytes].concat();
-    let update = |gaps: &[u8], differences: &[u8], values: &[u8]| {
+    let delta = |gaps: &[u8], differences: &[u8], values: &[u8]| {
         decoded(Dtype::Bf16, &[0; 20], &[segment(gaps), segment(differences), segment(values)].concat())
     };
-    assert!(update(&[9], &[2], &[]).is_ok(), "the last element");
-    assert!(update(&[10], &[2], &[]).is_err(), "the one behind it");
-    assert!(update(&[255, 255, 0], &[2], &[]).is_err(), "far behind it");
-    assert!(update(&[255], &[2], &[]).is_err(), "a gap that does not end");
-    assert!(update(&[1, 1], &[2], &[]).is_err(), "a gap without a change");
-    assert!(update(&[1], &[2, 2], &[]).is_err(), "a change without a gap");
-    assert!(update(&[1], &[0], &[]).is_err(), "a replaced element without its value");
-    assert!(update(&[1], &[0], &[1]).is_err(), "half a value");
-    assert!(update(&[1], &[2], &[1, 1]).is_err(), "a value that nobody takes");
-    assert!(update(&[1], &[0], &[1, 1, 1]).is_err(), "a value and a half");
+    assert!(delta(&[9], &[2], &[]).is_ok(), "the last element");
+    assert!(delta(&[10], &[2], &[]).is_err(), "the one behind it");
+    assert!(delta(&[255, 255, 0], &[2], &[]).is_err(), "far behind it");
+    assert!(delta(&[255], &[2], &[]).is_err(), "a gap that does not end");
+    assert!(delta(&[1, 1], &[2], &[]).is_err(), "a gap without a change");
+    assert!(delta(&[1], &[2, 2], &[]).is_err(), "a change without a gap");
+    assert!(delta(&[1], &[0], &[]).is_err(), "a replaced element without its value");
+    assert!(delta(&[1], &[0], &[1]).is_err(), "half a value");
+    assert!(delta(&[1], &[2], &[1, 1]).is_err(), "a value that nobody takes");
+    assert!(delta(&[1], &[0], &[1, 1, 1]).is_err(), "a value and a half");
 }
 
 /// Every third element changed, over many tiles: the strings repeat one byte.
@@ -142,9 +142,9 @@ fn dense_changes_over_many_tiles() {
         for element in raw.chunks_exact_mut(width).skip(2).step_by(3) {
             element[0] ^= 1;
         }
-        let update = encoded(dtype, &base, &raw).unwrap();
-        assert_eq!(decoded(dtype, &base, &update).unwrap(), raw);
-        assert_eq!(update[..6], [&[1][..], &(100_000 / width as u32 / 3).to_le_bytes(), &[2]].concat());
+        let delta = encoded(dtype, &base, &raw).unwrap();
+        assert_eq!(decoded(dtype, &base, &delta).unwrap(), raw);
+        assert_eq!(delta[..6], [&[1][..], &(100_000 / width as u32 / 3).to_le_bytes(), &[2]].concat());
     }
 }
 
@@ -165,40 +165,40 @@ fn versions() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
 proptest! {
     #[test]
     fn round_trip((dtype, base, raw) in versions()) {
-        if let Some(update) = encoded(dtype, &base, &raw) {
-            prop_assert_eq!(decoded(dtype, &base, &update).unwrap(), raw);
+        if let Some(delta) = encoded(dtype, &base, &raw) {
+            prop_assert_eq!(decoded(dtype, &base, &delta).unwrap(), raw);
         } else {
             prop_assert!(raw.len() < 1300, "60 changes of at most 10 bytes are at most half of that");
         }
     }
 
-    /// An update meets a base that it was not made for: an error, or other bytes, which their hash will tell.
+    /// A delta meets a base that it was not made for: an error, or other bytes, which their hash will tell.
     #[test]
     fn a_wrong_base_is_survived((dtype, base, raw) in versions(), other: u8) {
-        if let Some(update) = encoded(dtype, &base, &raw) {
+        if let Some(delta) = encoded(dtype, &base, &raw) {
             let other = vec![other; base.len()];
-            let _ = decoded(dtype, &other, &update);
+            let _ = decoded(dtype, &other, &delta);
         }
     }
 
     #[test]
     fn a_changed_byte_is_survived((dtype, base, raw) in versions(), at: prop::sample::Index, value: u8) {
-        if let Some(mut update) = encoded(dtype, &base, &raw) {
-            let at = at.index(update.len());
-            update[at] = value;
-            let _ = decoded(dtype, &base, &update);
+        if let Some(mut delta) = encoded(dtype, &base, &raw) {
+            let at = at.index(delta.len());
+            delta[at] = value;
+            let _ = decoded(dtype, &base, &delta);
         }
     }
 
     #[test]
     fn what_is_cut_is_refused((dtype, base, raw) in versions(), at: prop::sample::Index) {
-        if let Some(update) = encoded(dtype, &base, &raw) {
-            prop_assert!(decoded(dtype, &base, &update[..at.index(update.len())]).is_err());
+        if let Some(delta) = encoded(dtype, &base, &raw) {
+            prop_assert!(decoded(dtype, &base, &delta[..at.index(delta.len())]).is_err());
         }
     }
 
     #[test]
-    fn any_bytes_are_survived(update in prop::collection::vec(any::<u8>(), 0..300), len in 0usize..5000, dtype in 0..Dtype::ALL.len()) {
-        let _ = decoded(Dtype::ALL[dtype], &vec![0; len], &update);
+    fn any_bytes_are_survived(delta in prop::collection::vec(any::<u8>(), 0..300), len in 0usize..5000, dtype in 0..Dtype::ALL.len()) {
+        let _ = decoded(Dtype::ALL[dtype], &vec![0; len], &delta);
     }
 }

@@ -1,4 +1,4 @@
-//! Chunks as changes to a version that a receiver holds, once for all that hold it.
+//! Chunks as deltas against a version that a receiver holds, once for all that hold it.
 
 use super::{Encoded, Encoder, Key, scratch};
 use crate::egress::{Payload, Stage, Wanted};
@@ -10,12 +10,12 @@ use std::{
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{ChunkIndex, CodecId, Context, SMALL_BYTES, Sparse};
 
-/// The codec of changes. It says by itself when a chunk changed too much: an update is half as long as its chunk at most.
+/// The codec of deltas. It says by itself when a chunk changed too much: a delta is half as long as its chunk at most.
 const CODEC: CodecId = CodecId::Sparse;
 
 impl Encoder {
-    /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: what changed
-    /// since, where that is little, and what [`encode`](Self::encode) gives otherwise. The answer's
+    /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta,
+    /// where little changed since, and what [`encode`](Self::encode) gives otherwise. The answer's
     /// [`codec`](Encoded::codec) says which ([`needs_base`](CodecId::needs_base)).
     ///
     /// All receivers with the same base wait for one comparison. It costs a read of the base, which is slices of memory or,
@@ -23,7 +23,7 @@ impl Encoder {
     ///
     /// # Errors
     /// As [`encode`](Self::encode): never for the base.
-    pub async fn encode_update(
+    pub async fn encode_delta(
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
@@ -36,14 +36,14 @@ impl Encoder {
         };
         let key = Key { payload: payload.key(), chunk, codec: CODEC, base: Some(base.key()) };
         match self.cache.get(&key) {
-            Some(Some(changes)) => Ok(changes),
+            Some(Some(delta)) => Ok(delta),
             Some(None) => self.encode(payload, chunk, wanted).await,
             None => {
                 // Outside of the cache, where all who wait for a device hear of its failure at once, not in turns.
                 let raw = self.raw(payload, chunk).await?;
-                let (changes, compared) = self.changes(key, payload, base, &raw).await?;
-                let encoded = match changes {
-                    Some(changes) => changes,
+                let (delta, compared) = self.delta(key, payload, base, &raw).await?;
+                let encoded = match delta {
+                    Some(delta) => delta,
                     None => self.encode_whole(payload, chunk, wanted, Some(raw)).await?,
                 };
                 Ok(Encoded { spent: encoded.spent + compared, ..encoded })
@@ -51,9 +51,9 @@ impl Encoder {
         }
     }
 
-    /// What changed since `base` of the chunk whose bytes are `raw`, `None` when that is too much, or is not found out; and
-    /// how long finding out took. What is the same by its hash is neither read again nor compared.
-    async fn changes(
+    /// The delta of the chunk whose bytes are `raw` against `base`, `None` when too much changed, or that is not found
+    /// out; and how long finding out took. What is the same by its hash is neither read again nor compared.
+    async fn delta(
         &self,
         key: Key,
         payload: &Payload,
@@ -61,7 +61,7 @@ impl Encoder {
         raw: &Encoded,
     ) -> Result<(Option<Encoded>, Duration), Arc<SourceError>> {
         let is_same = base.hash(key.chunk) == Some(raw.hash);
-        if !is_same && !self.chooser.expects_update(payload, key.chunk) {
+        if !is_same && !self.chooser.expects_delta(payload, key.chunk) {
             self.cache.insert(key, None); // So that all who get the chunk get the same.
             return Ok((None, Duration::ZERO));
         }
@@ -74,15 +74,15 @@ impl Encoder {
         };
         let mut spent = Duration::ZERO; // By others, where they were first.
         let compare = async {
-            let (changes, took) = match is_same {
+            let (delta, took) = match is_same {
                 true => (Some(self.unchanged(payload, key.chunk, raw)), Duration::ZERO),
                 false => self.compare(payload, key.chunk, raw, before).await,
             };
             spent = took;
-            Ok::<_, Arc<SourceError>>(changes)
+            Ok::<_, Arc<SourceError>>(delta)
         };
-        let changes = self.cache.get_or_insert_async(&key, compare).await?;
-        Ok((changes, spent))
+        let delta = self.cache.get_or_insert_async(&key, compare).await?;
+        Ok((delta, spent))
     }
 
     /// What the chunk was in `base`. A base that cannot be read is not tried again for this payload.
@@ -101,7 +101,7 @@ impl Encoder {
         }
     }
 
-    /// The update of a chunk that is what it was.
+    /// The delta of a chunk that is what it was.
     fn unchanged(&self, payload: &Payload, chunk: ChunkIndex, raw: &Encoded) -> Encoded {
         let (_, dtype) = payload.manifest().chunk(chunk);
         let bytes = Bytes::from(Sparse::unchanged(dtype, &raw.bytes));
@@ -124,16 +124,16 @@ impl Encoder {
             let context = Context { dtype, base: Some(&before) };
             (scratch::encode(CODEC, context, &bytes, bytes.len() / 2), began.elapsed())
         });
-        let (changes, spent) = comparing.await;
-        self.chooser.handle_compared(payload, chunk, changes.is_some());
-        self.count_compared(changes.is_some());
+        let (delta, spent) = comparing.await;
+        self.chooser.handle_compared(payload, chunk, delta.is_some());
+        self.count_compared(delta.is_some());
         let encoded = |bytes| Encoded { codec: CODEC, hash: raw.hash, bytes, spent: Duration::ZERO };
-        (changes.map(encoded), spent)
+        (delta.map(encoded), spent)
     }
 
-    fn count_compared(&self, is_update: bool) {
+    fn count_compared(&self, is_delta: bool) {
         self.counters.compared.fetch_add(1, Ordering::Relaxed);
-        self.counters.updates.fetch_add(is_update.into(), Ordering::Relaxed);
+        self.counters.deltas.fetch_add(is_delta.into(), Ordering::Relaxed);
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
 
     const CHUNK_BYTES: usize = SMALL_BYTES;
 
-    /// Noise that is not an update travels raw.
+    /// Noise that is not a delta travels raw.
     const AUTO: fn() -> Wanted = || Wanted::Auto { offered: CodecSet::all(), link: LinkClass::UpTo1 };
 
     fn manifest(bytes: usize) -> Arc<Manifest> {
@@ -194,16 +194,16 @@ mod tests {
             (payload(before.clone()), payload(vec![9; 2 * CHUNK_BYTES]), payload(after.clone()));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for _ in 0..10 {
-            let changed = encoder.encode_update(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
-            assert!(changed.codec.needs_base() && changed.bytes.len() < 32, "{changed:?}");
-            assert_eq!(decode(&changed, &before[..CHUNK_BYTES]), after[..CHUNK_BYTES]);
-            let same = encoder.encode_update(&next, ChunkIndex(1), Some(&base), AUTO()).await.unwrap();
+            let delta = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
+            assert!(delta.codec.needs_base() && delta.bytes.len() < 32, "{delta:?}");
+            assert_eq!(decode(&delta, &before[..CHUNK_BYTES]), after[..CHUNK_BYTES]);
+            let same = encoder.encode_delta(&next, ChunkIndex(1), Some(&base), AUTO()).await.unwrap();
             assert_eq!(decode(&same, &before[CHUNK_BYTES..]), after[CHUNK_BYTES..]);
-            let whole = encoder.encode_update(&next, ChunkIndex(0), Some(&other), AUTO()).await.unwrap();
+            let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&other), AUTO()).await.unwrap();
             assert_eq!((whole.codec, &whole.bytes[..]), (CodecId::Raw, &after[..CHUNK_BYTES]));
         }
         let stats = encoder.stats();
-        assert_eq!((stats.compared, stats.updates), (3, 2));
+        assert_eq!((stats.compared, stats.deltas), (3, 2));
     }
 
     /// A source whose bytes are gone.
@@ -230,7 +230,7 @@ mod tests {
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
         for chunk in 0..8 {
             let whole = encoder
-                .encode_update(&next, ChunkIndex(chunk), Some(&base), AUTO())
+                .encode_delta(&next, ChunkIndex(chunk), Some(&base), AUTO())
                 .await
                 .unwrap();
             assert_eq!((whole.codec, encoder.stats().compared), (CodecId::Raw, 0));
@@ -239,7 +239,7 @@ mod tests {
         // What is known to be the same need not be read.
         let hash = next.hash(ChunkIndex(0)).unwrap();
         base.set_hash(ChunkIndex(0), hash);
-        let same = encoder.encode_update(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
+        let same = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
         assert!(same.codec.needs_base());
     }
 
@@ -254,7 +254,7 @@ mod tests {
         base.set_hash(ChunkIndex(0), ChunkHash::of(&[9; CHUNK_BYTES]));
         for chunk in (1..CHUNKS as u32).chain([0]) {
             let encoded = encoder
-                .encode_update(&next, ChunkIndex(chunk), Some(&base), AUTO())
+                .encode_delta(&next, ChunkIndex(chunk), Some(&base), AUTO())
                 .await
                 .unwrap();
             assert_eq!(encoded.codec.needs_base(), chunk == 0, "what is the same needs no comparison");
@@ -263,27 +263,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn updates_that_cannot_be_made_are_not_tried() {
+    async fn deltas_that_cannot_be_made_are_not_tried() {
         let (next, base) = (payload(noise(CHUNK_BYTES)), payload(noise(CHUNK_BYTES)));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
-        let whole = encoder
-            .encode_update(&next, ChunkIndex(0), None, CodecId::Sparse)
-            .await
-            .unwrap();
+        let whole = encoder.encode_delta(&next, ChunkIndex(0), None, CodecId::Sparse).await.unwrap();
         assert_eq!((whole.codec, encoder.stats().requested), (CodecId::Raw, 0));
         let forced = encoder
-            .encode_update(&next, ChunkIndex(0), Some(&base), CodecId::Sparse)
+            .encode_delta(&next, ChunkIndex(0), Some(&base), CodecId::Sparse)
             .await
             .unwrap();
         assert_eq!(forced.codec, CodecId::Sparse);
         let (small, before) = (payload(noise(CHUNK_BYTES / 2)), payload(noise(CHUNK_BYTES / 2)));
         let whole = encoder
-            .encode_update(&small, ChunkIndex(0), Some(&before), AUTO())
+            .encode_delta(&small, ChunkIndex(0), Some(&before), AUTO())
             .await
             .unwrap();
         assert_eq!(whole.codec, CodecId::Raw, "a small chunk is not worth it");
         let forced = encoder
-            .encode_update(&small, ChunkIndex(0), Some(&before), CodecId::Sparse)
+            .encode_delta(&small, ChunkIndex(0), Some(&before), CodecId::Sparse)
             .await
             .unwrap();
         assert_eq!(forced.codec, CodecId::Sparse);

@@ -1,4 +1,4 @@
-//! Versions that differ a little, one after the other: what they cost as changes, beside what they cost whole.
+//! Versions that differ a little, one after the other: what they cost as deltas, beside what they cost whole.
 //!
 //! A producer publishes each version when the one before was committed; a subscriber in mode `every` takes it. Both ways are
 //! measured in turn, in processes of their own. The first version of each run comes whole in either, and does not count.
@@ -19,7 +19,7 @@ use crate::{
     stats::{PairedRatio, Summary},
 };
 use anyhow::{Context, Result};
-use ends::{Publishing, Update};
+use ends::{Publishing, Version};
 use serde::Serialize;
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 use table::Table;
@@ -27,7 +27,7 @@ use table::Table;
 /// What is published, and how often.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct UpdatesArgs {
+pub struct DeltasArgs {
     /// What the versions are.
     #[command(flatten)]
     pub steps: StepsArgs,
@@ -44,9 +44,9 @@ pub struct UpdatesArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  updates --namespaces --mtu 1472 --rate 1Gbit                  one element in a hundred changes
-  updates --size 1GiB --changed 0.1 --versions 20
-  updates --steps checkpoints/ --namespaces --rate 1Gbit --pairs 20
+  deltas --namespaces --mtu 1472 --rate 1Gbit                   one element in a hundred changes
+  deltas --size 1GiB --changed 0.1 --versions 20
+  deltas --steps checkpoints/ --namespaces --rate 1Gbit --pairs 20
                                                                 safetensors files, in order of their names
 
 What is asked of it, with --steps of a real fine-tuning at 1 Gbit/s: a version comes as at most 1/50 of its bytes at a
@@ -60,7 +60,7 @@ const VERSION_MAX: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Way {
-    Changes,
+    Delta,
     Whole,
 }
 
@@ -73,7 +73,7 @@ struct Document<'a> {
     network: &'a NetworkArgs,
     steps: &'a StepsArgs,
     runs: &'a [Run],
-    /// How many times sooner a version is committed as changes than whole.
+    /// How many times sooner a version is committed as deltas than whole.
     sooner: Option<PairedRatio>,
 }
 
@@ -81,19 +81,19 @@ struct Document<'a> {
 #[derive(Debug, Serialize)]
 struct Run {
     way: Way,
-    updates: Vec<Update>,
+    versions: Vec<Version>,
 }
 
 /// Measures both ways, and prints a table. `this` is the program that runs, to be started for each end.
 ///
 /// # Errors
 /// When the network cannot be made, files cannot be read or written, or an end fails.
-pub async fn run(args: UpdatesArgs, this: &Program) -> Result<()> {
+pub async fn run(args: DeltasArgs, this: &Program) -> Result<()> {
     eprintln!("{}", args.network);
     let network = Network::new(&args.network, this).await?;
     let mut runs = Vec::new();
     for pair in 0..args.pairs {
-        let order = if pair % 2 == 0 { [Way::Changes, Way::Whole] } else { [Way::Whole, Way::Changes] };
+        let order = if pair % 2 == 0 { [Way::Delta, Way::Whole] } else { [Way::Whole, Way::Delta] };
         for way in order {
             let run = measure(&args, way, this, &network).await?;
             eprintln!("{} of {}: {}", pair + 1, args.pairs, run.line());
@@ -103,7 +103,7 @@ pub async fn run(args: UpdatesArgs, this: &Program) -> Result<()> {
     print!("{}", Table(&runs));
     if let Some(path) = &args.json {
         let document = Document {
-            bench: "updates",
+            bench: "deltas",
             origin: Origin::here(),
             network: &args.network,
             steps: &args.steps,
@@ -117,14 +117,14 @@ pub async fn run(args: UpdatesArgs, this: &Program) -> Result<()> {
 }
 
 /// Starts both ends, and hears of every version.
-async fn measure(args: &UpdatesArgs, way: Way, this: &Program, network: &Network) -> Result<Run> {
+async fn measure(args: &DeltasArgs, way: Way, this: &Program, network: &Network) -> Result<Run> {
     let words = |word: &str| vec![OsString::from(word), format!("--mtu={}", args.network.mtu).into()];
-    let mut publish = words("updates-publish");
+    let mut publish = words("deltas-publish");
     publish.push(format!("--listen={}:0", network.server_ip()).into());
     publish.extend(args.steps.words());
     let mut producer = Side::start("the producer".into(), network.command(End::Serving, this), &publish)?;
     let publishing: Publishing = producer.line(VERSION_MAX).await?;
-    let mut follow = words("updates-follow");
+    let mut follow = words("deltas-follow");
     follow.push(format!("--ticket={}", publishing.ticket).into());
     follow.push(format!("--versions={}", publishing.versions).into());
     if way == Way::Whole {
@@ -132,37 +132,37 @@ async fn measure(args: &UpdatesArgs, way: Way, this: &Program, network: &Network
     }
     let mut subscriber =
         Side::start("the subscriber".into(), network.command(End::Receiving, this), &follow)?;
-    let mut updates = Vec::new();
+    let mut versions = Vec::new();
     for version in 1..=publishing.versions {
         let came = subscriber.line(VERSION_MAX).await?;
         let made = producer.line(VERSION_MAX).await?;
         if version > 1 {
-            updates.push(Update { came, made });
+            versions.push(Version { came, made });
         }
     }
     subscriber.end().await;
     producer.end().await;
-    Ok(Run { way, updates })
+    Ok(Run { way, versions })
 }
 
 impl Run {
     /// The middle of what `value` says of its versions.
-    fn median(&self, value: impl Fn(&Update) -> f64) -> f64 {
-        let values: Vec<f64> = self.updates.iter().map(value).collect();
+    fn median(&self, value: impl Fn(&Version) -> f64) -> f64 {
+        let values: Vec<f64> = self.versions.iter().map(value).collect();
         Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
     }
 
     fn seconds(&self) -> f64 {
-        self.median(|update| update.came.seconds)
+        self.median(|version| version.came.seconds)
     }
 
     /// How many times smaller a version is on the wire than its payload.
     fn ratio(&self) -> f64 {
-        self.median(|Update { came, .. }| came.payload_bytes as f64 / came.wire_bytes.max(1) as f64)
+        self.median(|Version { came, .. }| came.payload_bytes as f64 / came.wire_bytes.max(1) as f64)
     }
 
     fn wire_bytes(&self) -> f64 {
-        self.median(|update| update.came.wire_bytes as f64)
+        self.median(|version| version.came.wire_bytes as f64)
     }
 
     fn line(&self) -> String {

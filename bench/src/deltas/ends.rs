@@ -65,7 +65,7 @@ pub(super) struct Came {
     pub(super) payload_bytes: u64,
     /// What came over the network for it, as encoded.
     pub(super) wire_bytes: u64,
-    /// The payload bytes that came as changes.
+    /// The payload bytes that came as deltas.
     pub(super) delta_bytes: u64,
     /// What workers took for it, together: to decode, hash and copy it.
     pub(super) decoding_s: f64,
@@ -75,14 +75,14 @@ pub(super) struct Came {
 
 /// All that is known of one version.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Update {
+pub(super) struct Version {
     #[serde(flatten)]
     pub(super) came: Came,
     #[serde(flatten)]
     pub(super) made: Made,
 }
 
-const TOPIC: &str = "updates";
+const TOPIC: &str = "deltas";
 
 /// When a version was published, in its metadata.
 const PUBLISHED_NS: &str = "published_ns";
@@ -143,7 +143,7 @@ pub async fn follow(args: FollowArgs) -> Result<()> {
             version: snapshot.id().version.0,
             payload_bytes: snapshot.payload_bytes(),
             wire_bytes: receipt.wire_bytes,
-            delta_bytes: receipt.codecs.changes().raw_bytes,
+            delta_bytes: receipt.codecs.deltas().raw_bytes,
             decoding_s: receipt.codecs.total().worked.as_secs_f64(),
             seconds: now_ns.saturating_sub(published) as f64 / 1e9,
         })?;
