@@ -11,11 +11,14 @@ mod look;
 mod planes;
 mod raw;
 mod segment;
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "vector instructions: two to three times as fast as without")
+)]
+mod simd;
 mod sparse;
 mod zstd;
 
-#[doc(hidden)]
-pub use self::bitplanes::{BitPlanesOn, Path as BitPlanesPath};
 pub use self::{
     bitplanes::BitPlanes,
     choice::{CodecChoice, Machine, SMALL_BYTES},
@@ -26,6 +29,8 @@ pub use self::{
     sparse::Sparse,
     zstd::Zstd,
 };
+#[doc(hidden)]
+pub use self::{bitplanes::BitPlanesOn, simd::Path as CodecPath};
 
 use crate::Dtype;
 

@@ -38,7 +38,7 @@ pub use codec::{
     Raw, SMALL_BYTES, Sparse, Zstd, codec, worthwhile_bytes,
 };
 #[doc(hidden)]
-pub use codec::{BitPlanesOn, BitPlanesPath};
+pub use codec::{BitPlanesOn, CodecPath};
 pub use credit::Credit;
 pub use error::{Blame, CloseCode, MessageError, Misbehaved};
 pub use glob::{Glob, GlobError};

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 use tensor_relay_protocol::{
-    BitPlanesOn, BitPlanesPath, Codec, CodecId, Context, DecodeError, Dtype, codec, worthwhile_bytes,
+    BitPlanesOn, Codec, CodecId, CodecPath, Context, DecodeError, Dtype, codec, worthwhile_bytes,
 };
 
 /// The chunks of one dtype, and what they may be coded against.
@@ -88,7 +88,7 @@ impl Subject {
 
     /// `bitplanes` on each path that this processor can take.
     pub(super) fn paths() -> impl Iterator<Item = Self> {
-        BitPlanesPath::all().map(|path| Self {
+        CodecPath::all().map(|path| Self {
             name: format!("bitplanes on {}", path.name()),
             codec: Box::new(BitPlanesOn(path)),
         })
@@ -272,7 +272,7 @@ mod tests {
         let mut subjects = Subject::codecs();
         subjects.extend(Subject::paths());
         let results = measure(&job, &subjects, 2).unwrap();
-        assert_eq!(results.len(), CodecId::ALL.len() + BitPlanesPath::all().count());
+        assert_eq!(results.len(), CodecId::ALL.len() + CodecPath::all().count());
         assert_eq!((results[0].codec.as_str(), results[0].encoded_bytes), ("raw", 5032));
         assert_eq!((results[0].ratio, results[0].encode_of_memcpy), (Some(1.0), Some(1.0)));
         let zstd = results.iter().find(|result| result.codec == "zstd").unwrap();

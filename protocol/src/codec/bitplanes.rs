@@ -3,22 +3,14 @@
 mod block;
 mod decoder;
 mod encoder;
-mod layout;
-mod portable;
-#[cfg_attr(
-    target_arch = "x86_64",
-    expect(unsafe_code, reason = "vector instructions: three times as fast as without")
-)]
-mod simd;
+pub(super) mod layout;
+pub(super) mod portable;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::simd::Instructions;
-pub use self::simd::Path;
-
 use self::{block::Scratch, decoder::Decoder, encoder::Encoder, layout::Layout};
-use super::{Codec, CodecId, Context, DecodeError};
+use super::{Codec, CodecId, Context, DecodeError, simd::Path};
 use crate::Dtype;
 use std::cell::RefCell;
 

@@ -2,7 +2,7 @@
 
 use super::{
     CodecId, CodecSet, LinkClass, Look,
-    bitplanes::{Instructions, Path},
+    simd::{Instructions, Path},
 };
 use crate::Dtype;
 

@@ -1,10 +1,14 @@
 //! Sparse deltas: a chunk as what changed of it since a version that the receiver holds.
 
 mod changes;
+pub(super) mod differing;
 #[cfg(test)]
 mod tests;
 
-use self::changes::{Changes, Pending, TILE_BYTES};
+use self::{
+    changes::{Changes, Pending},
+    differing::{Differing, TILE_BYTES},
+};
 use super::{
     Codec, CodecId, Context, DecodeError,
     histogram::Histogram,
@@ -33,7 +37,14 @@ const SLICES: usize = 16;
 const SLICE_BYTES: usize = 2048;
 
 thread_local! {
-    static CHANGES: RefCell<Changes> = RefCell::default();
+    static SEARCH: RefCell<Search> = RefCell::default();
+}
+
+/// What a search for changes writes down.
+#[derive(Default)]
+struct Search {
+    changes: Changes,
+    differing: Box<Differing>,
 }
 
 impl Sparse {
@@ -107,13 +118,14 @@ impl Codec for Sparse {
 fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usize> {
     let (raw, tail) = raw.split_at(raw.len() / W * W);
     let base = &base[..raw.len()];
-    CHANGES.with_borrow_mut(|changes| {
+    SEARCH.with_borrow_mut(|search| {
         let worth = out.len().min(raw.len() / 2);
-        if raw.len() > SLICES * SLICE_BYTES && outlook::<W>(changes, base, raw) > worth {
+        if raw.len() > SLICES * SLICE_BYTES && outlook::<W>(search, base, raw) > worth {
             return None;
         }
+        let Search { changes, differing } = search;
         changes.clear();
-        changes.find::<W>(base, raw, raw.len())?;
+        changes.find::<W>(differing, base, raw, raw.len())?;
         let mut segments = SegmentWriter::new(&mut out[..worth]);
         segments.push(&changes.gaps)?;
         segments.push(&changes.differences)?;
@@ -124,12 +136,13 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
 }
 
 /// About how long the delta will be, by a look at some places.
-fn outlook<const W: usize>(changes: &mut Changes, base: &[u8], raw: &[u8]) -> usize {
+fn outlook<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8]) -> usize {
+    let Search { changes, differing } = search;
     changes.clear();
     let stride = raw.len() / SLICES / W * W;
     for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
         // Without a bound: a change has at most 2 bytes and its value.
-        changes.find::<W>(&base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
+        changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
     }
     let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;
     let sample = entropy(&changes.gaps) + entropy(&changes.differences) + changes.values.len() as f64;

@@ -2,7 +2,7 @@
 //!
 //! `tests/fuzz` includes this file, so that it uses nothing but the protocol.
 
-use tensor_relay_protocol::{BitPlanesOn, BitPlanesPath, Codec, CodecId, Context, DecodeError, Dtype, codec};
+use tensor_relay_protocol::{BitPlanesOn, Codec, CodecId, CodecPath, Context, DecodeError, Dtype, codec};
 
 /// The bytes on both sides of a chunk that is decoded, which must stay as they are.
 const GUARD_BYTES: usize = 64;
@@ -36,9 +36,9 @@ impl Attempt<'_> {
     }
 
     /// The paths that are not taken when nobody asks for one, of the codec that has several.
-    fn other_paths(&self) -> impl Iterator<Item = BitPlanesPath> {
+    fn other_paths(&self) -> impl Iterator<Item = CodecPath> {
         let has_several = self.codec == CodecId::BitPlanes;
-        BitPlanesPath::all().skip(1).filter(move |_| has_several)
+        CodecPath::all().skip(1).filter(move |_| has_several)
     }
 
     /// Decodes where everything that `decoder` has to write, and what lies behind its input, is `fill`.

@@ -1,9 +1,9 @@
 //! Blocks to words.
 
 use super::{
+    super::simd::Path,
     block::{BLOCK_WORDS, Form, Scratch, groups},
     layout::Layout,
-    simd::Path,
     table::{LEVEL_SYMBOLS, LEVELS_MAX, Table},
 };
 

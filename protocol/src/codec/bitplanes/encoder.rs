@@ -1,9 +1,9 @@
 //! Words to blocks.
 
 use super::{
+    super::simd::Path,
     block::{BLOCK_WORDS, Form, Scratch, groups},
     layout::Layout,
-    simd::Path,
     table::{Advice, LEVEL_SYMBOLS, Table, advise},
 };
 

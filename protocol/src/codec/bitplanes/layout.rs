@@ -7,16 +7,16 @@ use crate::Dtype;
 /// Each element, rotated left by one bit so that the sign is at the bottom, is its *symbol*, the topmost bits, which
 /// hold the exponent; below it up to four *low bits* in the same byte; and the bytes below that, the *rest*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(in crate::codec) struct Layout {
     /// What an element is, as far as taking it apart goes.
-    pub(super) words: Words,
+    pub(in crate::codec) words: Words,
     /// The bits of the upper byte that are no symbol: 0, 3 or 4.
-    pub(super) low_bits: LowBits,
+    pub(in crate::codec) low_bits: LowBits,
 }
 
 /// The elements as words. A complex number is two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Words {
+pub(in crate::codec) enum Words {
     /// Bytes without a sign: the exponent alone.
     Unsigned8,
     /// Bytes with a sign.
@@ -31,7 +31,7 @@ pub(super) enum Words {
 
 /// How many bits of the upper byte travel as they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LowBits {
+pub(in crate::codec) enum LowBits {
     /// None: the byte is the symbol.
     None,
     /// Three, as masks.
@@ -42,7 +42,7 @@ pub(super) enum LowBits {
 
 impl Layout {
     /// The layout of `dtype`, or `None` where there is no exponent to find.
-    pub(super) fn of(dtype: Dtype) -> Option<Self> {
+    pub(in crate::codec) fn of(dtype: Dtype) -> Option<Self> {
         let (words, low_bits) = match dtype {
             Dtype::F8E8M0 => (Words::Unsigned8, LowBits::None),
             Dtype::F8E5M2 | Dtype::F8E5M2Fnuz => (Words::Signed8, LowBits::Three),
@@ -59,7 +59,7 @@ impl Layout {
     }
 
     /// The size of a word.
-    pub(super) fn word_bytes(self) -> usize {
+    pub(in crate::codec) fn word_bytes(self) -> usize {
         match self.words {
             Words::Unsigned8 | Words::Signed8 => 1,
             Words::Signed16 => 2,
@@ -69,17 +69,17 @@ impl Layout {
     }
 
     /// What of each word is neither symbol nor low bits.
-    pub(super) fn rest_bytes(self) -> usize {
+    pub(in crate::codec) fn rest_bytes(self) -> usize {
         self.word_bytes() - 1
     }
 
     /// The size of a symbol.
-    pub(super) fn symbol_bits(self) -> u32 {
+    pub(in crate::codec) fn symbol_bits(self) -> u32 {
         8 - self.low_bits.count()
     }
 
     /// The symbol of the word whose last byte is `last`, and the one before it `before`.
-    pub(super) fn symbol(self, last: u8, before: u8) -> u8 {
+    pub(in crate::codec) fn symbol(self, last: u8, before: u8) -> u8 {
         let upper = match self.words {
             Words::Unsigned8 => last,
             Words::Signed8 => last.rotate_left(1),
@@ -91,7 +91,7 @@ impl Layout {
 
 impl LowBits {
     /// How many.
-    pub(super) fn count(self) -> u32 {
+    pub(in crate::codec) fn count(self) -> u32 {
         match self {
             Self::None => 0,
             Self::Three => 3,
@@ -100,7 +100,7 @@ impl LowBits {
     }
 
     /// What they take for 64 words.
-    pub(super) fn group_bytes(self) -> usize {
+    pub(in crate::codec) fn group_bytes(self) -> usize {
         8 * self.count() as usize
     }
 }

@@ -6,7 +6,7 @@ use super::layout::{LowBits, Words};
 /// other. Returns how many those are.
 ///
 /// `escapes` has room for 128 more than there are symbols.
-pub(super) fn encode_level(
+pub(in crate::codec) fn encode_level(
     symbols: [u8; 3],
     plain: &[[u8; 64]],
     masks: &mut [[u8; 16]],
@@ -39,7 +39,7 @@ pub(super) fn encode_level(
 
 /// The inverse of [`encode_level`]. Returns how many escapes the masks ask for; whether that many are there is the
 /// caller's to check. `escapes` is at least 128 longer than `plain`.
-pub(super) fn decode_level(
+pub(in crate::codec) fn decode_level(
     symbols: [u8; 3],
     masks: &[[u8; 16]],
     escapes: &[u8],
@@ -68,7 +68,7 @@ pub(super) fn decode_level(
 }
 
 /// Takes the low bits out of upper bytes, and leaves the symbols.
-pub(super) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]) {
+pub(in crate::codec) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]) {
     match bits {
         LowBits::None => {}
         LowBits::Three => {
@@ -89,7 +89,7 @@ pub(super) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u
 }
 
 /// The inverse of [`split_low_bits`].
-pub(super) fn merge_low_bits(bits: LowBits, low: &[u8], upper: &mut [[u8; 64]]) {
+pub(in crate::codec) fn merge_low_bits(bits: LowBits, low: &[u8], upper: &mut [[u8; 64]]) {
     match bits {
         LowBits::None => {}
         LowBits::Three => {
@@ -109,7 +109,7 @@ pub(super) fn merge_low_bits(bits: LowBits, low: &[u8], upper: &mut [[u8; 64]]) 
 
 /// Four low bits: byte `j` of 32 holds those of word `j` below and of word `j + 32` above.
 #[inline(always)]
-pub(super) fn split_nibbles(upper: &mut [[u8; 64]], low: &mut [u8]) {
+pub(in crate::codec) fn split_nibbles(upper: &mut [[u8; 64]], low: &mut [u8]) {
     for (group, low) in upper.iter_mut().zip(low.as_chunks_mut::<32>().0) {
         for (j, low) in low.iter_mut().enumerate() {
             *low = (group[j] & 15) | group[j + 32] << 4;
@@ -122,7 +122,7 @@ pub(super) fn split_nibbles(upper: &mut [[u8; 64]], low: &mut [u8]) {
 
 /// The inverse of [`split_nibbles`].
 #[inline(always)]
-pub(super) fn merge_nibbles(low: &[u8], upper: &mut [[u8; 64]]) {
+pub(in crate::codec) fn merge_nibbles(low: &[u8], upper: &mut [[u8; 64]]) {
     for (group, low) in upper.iter_mut().zip(low.as_chunks::<32>().0) {
         for (j, low) in low.iter().enumerate() {
             group[j] = group[j] << 4 | (low & 15);
@@ -134,7 +134,7 @@ pub(super) fn merge_nibbles(low: &[u8], upper: &mut [[u8; 64]]) {
 /// Takes words apart: upper bytes to `upper`, the others to `rest`, the more significant ones first: a plane of bytes, then
 /// one of pairs, then one of fours. The vector paths compile this again, with their own instructions.
 #[inline(always)]
-pub(super) fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut [u8]) {
+pub(in crate::codec) fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut [u8]) {
     let count = upper.len();
     match words {
         Words::Unsigned8 => upper.copy_from_slice(raw),
@@ -181,7 +181,7 @@ pub(super) fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut
 
 /// The inverse of [`split_words`].
 #[inline(always)]
-pub(super) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8]) {
+pub(in crate::codec) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8]) {
     let count = upper.len();
     match words {
         Words::Unsigned8 => raw.copy_from_slice(upper),
@@ -231,12 +231,12 @@ pub(super) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8
 }
 
 /// The two masks of a group as they travel.
-pub(super) fn join_masks(bit0: u64, bit1: u64) -> [u8; 16] {
+pub(in crate::codec) fn join_masks(bit0: u64, bit1: u64) -> [u8; 16] {
     (u128::from(bit1) << 64 | u128::from(bit0)).to_le_bytes()
 }
 
 /// The inverse of [`join_masks`].
-pub(super) fn split_masks(mask: &[u8; 16]) -> (u64, u64) {
+pub(in crate::codec) fn split_masks(mask: &[u8; 16]) -> (u64, u64) {
     let both = u128::from_le_bytes(*mask);
     (both as u64, (both >> 64) as u64)
 }

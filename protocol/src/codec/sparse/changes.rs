@@ -1,5 +1,9 @@
 //! What changed between two strings of elements: where, and by how much.
 
+use super::{
+    super::simd::Path,
+    differing::{Differing, GROUP, TILE_BYTES},
+};
 use std::slice;
 
 /// The changed elements of a string against its base, as the three strings that travel (PROTOCOL.md §8.7).
@@ -21,17 +25,6 @@ const GAP_MAX: usize = 255;
 /// Stands for a difference that does not fit a byte. No change has a difference of 0.
 const REPLACED: u8 = 0;
 
-/// What is compared at once. Blocks that are equal, nearly all, cost a vector comparison and no branch.
-const BLOCK_BYTES: usize = 64;
-
-/// Blocks that are compared before the differing ones are looked at.
-const TILE_BLOCKS: usize = 256;
-
-pub(super) const TILE_BYTES: usize = TILE_BLOCKS * BLOCK_BYTES;
-
-/// The bytes of a word, in which elements are told apart.
-const WORD_BYTES: usize = 8;
-
 impl Changes {
     /// Forgets all changes, and keeps the memory.
     pub(super) fn clear(&mut self) {
@@ -48,48 +41,42 @@ impl Changes {
 
     /// Appends the changes from `base` to `raw`, two strings of whole elements of `W` bytes and of equal length. `None`
     /// once there are more than `room` bytes of them; then what is noted is of no use.
-    pub(super) fn find<const W: usize>(&mut self, base: &[u8], raw: &[u8], room: usize) -> Option<()> {
+    pub(super) fn find<const W: usize>(
+        &mut self,
+        differing: &mut Differing,
+        base: &[u8],
+        raw: &[u8],
+        room: usize,
+    ) -> Option<()> {
         let begin = self.next;
-        let mut differing = Differing::new();
-        let whole = raw.len() / BLOCK_BYTES * BLOCK_BYTES;
+        let whole = raw.len() / (GROUP * W) * (GROUP * W);
         let tiles = base[..whole].chunks(TILE_BYTES).zip(raw[..whole].chunks(TILE_BYTES));
         for (tile, (base, raw)) in tiles.enumerate() {
-            self.find_in_tile::<W>(begin + tile * (TILE_BYTES / W), base, raw, &mut differing);
+            self.find_in_tile::<W>(begin + tile * (TILE_BYTES / W), differing, base, raw);
             (self.len() <= room).then_some(())?;
         }
         let (base, raw) = (padded(&base[whole..]), padded(&raw[whole..]));
-        self.find_in_tile::<W>(begin + whole / W, &base, &raw, &mut differing);
+        self.find_in_tile::<W>(begin + whole / W, differing, &base, &raw);
         (self.len() <= room).then_some(())
     }
 
-    /// Appends the changes of at most a tile, of whole blocks, that begins with the element `first`.
+    /// Appends the changes of at most a tile, of whole groups, that begins with the element `first`.
     fn find_in_tile<const W: usize>(
         &mut self,
         first: usize,
+        differing: &mut Differing,
         base: &[u8],
         raw: &[u8],
-        differing: &mut Differing,
     ) {
-        let (base_words, raw_words) = (base.as_chunks().0, raw.as_chunks().0);
-        for word in differing.words(base, raw) {
-            let word = usize::from(*word);
-            self.note_word::<W>(first + word * (WORD_BYTES / W), base_words[word], raw_words[word]);
+        let (base_elements, raw_elements) = (base.as_chunks::<W>().0, raw.as_chunks::<W>().0);
+        for element in differing.elements::<W>(Path::fastest(), base, raw) {
+            let at = usize::from(*element);
+            self.note::<W>(first + at, &base_elements[at], &raw_elements[at]);
         }
     }
 
-    fn note_word<const W: usize>(&mut self, first: usize, base: [u8; WORD_BYTES], raw: [u8; WORD_BYTES]) {
-        let (base, raw) = (u64::from_le_bytes(base), u64::from_le_bytes(raw));
-        let mut differing = base ^ raw;
-        while differing != 0 {
-            let lane = differing.trailing_zeros() as usize / (8 * W);
-            let shift = lane * 8 * W;
-            differing &= !(lane_mask::<W>() << shift);
-            self.note::<W>(first + lane, base >> shift, raw >> shift);
-        }
-    }
-
-    /// Notes that `element` changed. What lies above the low `W` bytes of `base` and `raw` is of no meaning.
-    fn note<const W: usize>(&mut self, element: usize, base: u64, raw: u64) {
+    /// Notes that `element` changed.
+    fn note<const W: usize>(&mut self, element: usize, base: &[u8; W], raw: &[u8; W]) {
         let mut gap = element - self.next;
         self.next = element + 1;
         while gap >= GAP_MAX {
@@ -97,75 +84,28 @@ impl Changes {
             gap -= GAP_MAX;
         }
         self.gaps.push(gap as u8);
-        match u8::try_from(zigzag::<W>(raw.wrapping_sub(base))) {
+        match u8::try_from(zigzag::<W>(wide(raw).wrapping_sub(wide(base)))) {
             Ok(difference) => self.differences.push(difference),
             Err(_) => {
                 self.differences.push(REPLACED);
-                self.values.extend_from_slice(&raw.to_le_bytes()[..W]);
+                self.values.extend_from_slice(raw);
             }
         }
     }
 }
 
-/// Finds the words of a tile that differ: blocks first, then words of those that do. Each is written down whether it
-/// differs or not, and counts if it does, since a branch that cannot be foretold costs more than all the rest.
-struct Differing {
-    blocks: [u8; TILE_BLOCKS],
-    words: [u16; TILE_BYTES / WORD_BYTES],
+/// The end of a string, as a group of any width whose rest does not differ.
+fn padded(rest: &[u8]) -> [u8; 8 * GROUP] {
+    let mut group = [0; 8 * GROUP];
+    group[..rest.len()].copy_from_slice(rest);
+    group
 }
 
-impl Differing {
-    fn new() -> Self {
-        Self { blocks: [0; TILE_BLOCKS], words: [0; TILE_BYTES / WORD_BYTES] }
-    }
-
-    /// The numbers of the words that differ, in order, of at most a tile of whole blocks.
-    fn words(&mut self, base: &[u8], raw: &[u8]) -> &[u16] {
-        let (base, raw) = (base.as_chunks().0, raw.as_chunks().0);
-        let blocks = self.note_blocks(base, raw);
-        let words = self.note_words(blocks, base, raw);
-        &self.words[..words]
-    }
-
-    fn note_blocks(&mut self, base: &[[u8; BLOCK_BYTES]], raw: &[[u8; BLOCK_BYTES]]) -> usize {
-        let mut count = 0;
-        for (block, (base, raw)) in (0..=u8::MAX).zip(base.iter().zip(raw)) {
-            self.blocks[count] = block;
-            count += usize::from(differ(base, raw));
-        }
-        count
-    }
-
-    fn note_words(&mut self, blocks: usize, base: &[[u8; BLOCK_BYTES]], raw: &[[u8; BLOCK_BYTES]]) -> usize {
-        let mut count = 0;
-        for block in &self.blocks[..blocks] {
-            let (base, raw) = (&base[usize::from(*block)], &raw[usize::from(*block)]);
-            let pairs = base.as_chunks::<WORD_BYTES>().0.iter().zip(raw.as_chunks().0);
-            let first = u16::from(*block) * (BLOCK_BYTES / WORD_BYTES) as u16;
-            for (word, (base, raw)) in (first..).zip(pairs) {
-                self.words[count] = word;
-                count += usize::from(base != raw);
-            }
-        }
-        count
-    }
-}
-
-/// Written as an OR of differences because compilers make vector instructions of it.
-fn differ(base: &[u8; BLOCK_BYTES], raw: &[u8; BLOCK_BYTES]) -> bool {
-    let words = base.as_chunks::<WORD_BYTES>().0.iter().zip(raw.as_chunks().0);
-    words.fold(0, |any, (base, raw)| any | (u64::from_le_bytes(*base) ^ u64::from_le_bytes(*raw))) != 0
-}
-
-/// The end of a string, as a block whose rest does not differ.
-fn padded(rest: &[u8]) -> [u8; BLOCK_BYTES] {
-    let mut block = [0; BLOCK_BYTES];
-    block[..rest.len()].copy_from_slice(rest);
-    block
-}
-
-const fn lane_mask<const W: usize>() -> u64 {
-    u64::MAX >> (64 - 8 * W)
+/// An element as a number, with zeros above it.
+fn wide<const W: usize>(element: &[u8; W]) -> u64 {
+    let mut wide = [0; 8];
+    wide[..W].copy_from_slice(element);
+    u64::from_le_bytes(wide)
 }
 
 /// Small differences of either sign as small numbers: 1, -1, 2, -2 become 2, 1, 4, 3. The difference is a two's
@@ -245,8 +185,6 @@ fn take_gap(gaps: &mut slice::Iter<'_, u8>) -> Option<usize> {
 }
 
 fn add<const W: usize>(element: &mut [u8; W], difference: u64) {
-    let mut wide = [0; 8];
-    wide[..W].copy_from_slice(element);
-    let sum = u64::from_le_bytes(wide).wrapping_add(difference);
+    let sum = wide(element).wrapping_add(difference);
     element.copy_from_slice(&sum.to_le_bytes()[..W]);
 }

@@ -1,4 +1,7 @@
-use super::{super::segment::scratch_bytes, *};
+use super::{
+    super::{segment::scratch_bytes, simd::Path},
+    *,
+};
 use crate::Dtype;
 use proptest::prelude::*;
 
@@ -89,7 +92,7 @@ fn what_changed_everywhere_is_given_up() {
     for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16] {
         assert_eq!(encoded(dtype, &base, &raw), None);
     }
-    CHANGES.with_borrow(|changes| assert!(changes.len() < 1 << 18, "only a sample was searched"));
+    SEARCH.with_borrow(|search| assert!(search.changes.len() < 1 << 18, "only a sample was searched"));
 }
 
 /// Where a sample shows nothing but everything else changed, the search ends when it has found too much.
@@ -101,7 +104,7 @@ fn a_sample_that_misleads_costs_bounded_memory() {
         raw[at..at + SLICE_BYTES].copy_from_slice(&base[at..at + SLICE_BYTES]);
     }
     assert_eq!(encoded(Dtype::Bf16, &base, &raw), None);
-    CHANGES.with_borrow(|changes| assert!(changes.len() < (1 << 20) + (1 << 16)));
+    SEARCH.with_borrow(|search| assert!(search.changes.len() < (1 << 20) + (1 << 16)));
 }
 
 /// Claims of gigabytes, in the heads of segments of a few bytes, are refused before memory is taken.
@@ -162,7 +165,49 @@ fn versions() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
     })
 }
 
+/// The numbers of the elements that differ, found on this path.
+fn differing<const W: usize>(path: Path, base: &[u8], raw: &[u8]) -> Vec<usize> {
+    let mut search = Differing::default();
+    let elements = search.elements::<W>(path, base, raw);
+    elements.iter().map(|element| usize::from(*element)).collect()
+}
+
+/// The same by the plainest way there is.
+fn differing_plainly(width: usize, base: &[u8], raw: &[u8]) -> Vec<usize> {
+    let elements = base.chunks(width).zip(raw.chunks(width)).enumerate();
+    elements.filter(|(_, (base, raw))| base != raw).map(|(at, _)| at).collect()
+}
+
+#[test]
+fn a_tile_that_differs_everywhere_is_found_whole() {
+    let (base, raw) = ([1; TILE_BYTES], [2; TILE_BYTES]);
+    for path in Path::all() {
+        assert_eq!(differing::<1>(path, &base, &raw).len(), TILE_BYTES, "{}", path.name());
+        assert_eq!(differing::<8>(path, &base, &raw).len(), TILE_BYTES / 8, "{}", path.name());
+        assert_eq!(differing::<2>(path, &base, &base), [0; 0], "{}", path.name());
+    }
+}
+
 proptest! {
+    /// Whatever differs is found, on every path, at every width, and nothing else.
+    #[test]
+    fn all_paths_find_the_same(
+        groups in 1usize..TILE_BYTES / 256,
+        touched in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..400),
+    ) {
+        let base = noise(groups * 256);
+        let mut raw = base.clone();
+        for (at, bits) in touched {
+            raw[at.index(base.len())] ^= bits;
+        }
+        for path in Path::all() {
+            prop_assert_eq!(differing::<1>(path, &base, &raw), differing_plainly(1, &base, &raw));
+            prop_assert_eq!(differing::<2>(path, &base, &raw), differing_plainly(2, &base, &raw));
+            prop_assert_eq!(differing::<4>(path, &base, &raw), differing_plainly(4, &base, &raw));
+            prop_assert_eq!(differing::<8>(path, &base, &raw), differing_plainly(8, &base, &raw));
+        }
+    }
+
     #[test]
     fn round_trip((dtype, base, raw) in versions()) {
         if let Some(delta) = encoded(dtype, &base, &raw) {

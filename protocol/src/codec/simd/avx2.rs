@@ -3,8 +3,11 @@
 //! The functions do what those of [`portable`] say.
 
 use super::super::{
-    layout::{LowBits, Words},
-    portable::{self, join_masks, split_masks},
+    bitplanes::{
+        layout::{LowBits, Words},
+        portable::{self, join_masks, split_masks},
+    },
+    sparse::differing::{groups, vectors},
 };
 use std::arch::x86_64::*;
 
@@ -153,6 +156,45 @@ fn spread(bits: u32) -> __m256i {
     let bit_of_byte = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), eights);
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of_byte), bit_of_byte)
+}
+
+#[target_feature(enable = "avx2")]
+pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
+    match width {
+        8 => {
+            for (base, raw, mask) in groups::<256>(base, raw, masks) {
+                let same = vectors(base, raw).rev().fold(0, |mask, (base, raw)| {
+                    let same = _mm256_cmpeq_epi64(load(base), load(raw));
+                    (mask << 4) | _mm256_movemask_pd(_mm256_castsi256_pd(same)) as u32
+                });
+                *mask = !same;
+            }
+        }
+        4 => {
+            for (base, raw, mask) in groups::<128>(base, raw, masks) {
+                let same = vectors(base, raw).rev().fold(0, |mask, (base, raw)| {
+                    let same = _mm256_cmpeq_epi32(load(base), load(raw));
+                    (mask << 8) | _mm256_movemask_ps(_mm256_castsi256_ps(same)) as u32
+                });
+                *mask = !same;
+            }
+        }
+        2 => {
+            for (base, raw, mask) in groups::<64>(base, raw, masks) {
+                let [base, raw] = [base, raw].map(|group| group.as_chunks::<32>().0);
+                let lower = _mm256_cmpeq_epi16(load(&base[0]), load(&raw[0]));
+                let upper = _mm256_cmpeq_epi16(load(&base[1]), load(&raw[1]));
+                // Packing takes both by halves; the permutation puts the halves back into order.
+                let same = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(lower, upper));
+                *mask = !(_mm256_movemask_epi8(same) as u32);
+            }
+        }
+        _ => {
+            for (base, raw, mask) in groups::<32>(base, raw, masks) {
+                *mask = !(_mm256_movemask_epi8(_mm256_cmpeq_epi8(load(base), load(raw))) as u32);
+            }
+        }
+    }
 }
 
 #[target_feature(enable = "avx2")]

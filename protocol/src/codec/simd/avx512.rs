@@ -2,9 +2,15 @@
 //!
 //! The functions do what those of [`portable`] say.
 
-use super::super::{
-    layout::{LowBits, Words},
-    portable::{self, join_masks, split_masks},
+use super::{
+    super::{
+        bitplanes::{
+            layout::{LowBits, Words},
+            portable::{self, join_masks, split_masks},
+        },
+        sparse::differing::{groups, vectors},
+    },
+    avx2,
 };
 use std::arch::x86_64::*;
 
@@ -99,6 +105,32 @@ pub(super) fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 pub(super) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8]) {
     portable::merge_words(words, upper, rest, raw);
+}
+
+#[target_feature(enable = "avx2,avx512f,avx512bw")]
+pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
+    match width {
+        8 => {
+            for (base, raw, mask) in groups::<256>(base, raw, masks) {
+                *mask = vectors(base, raw).rev().fold(0, |mask, (base, raw)| {
+                    (mask << 8) | u32::from(_mm512_cmpneq_epi64_mask(load(base), load(raw)))
+                });
+            }
+        }
+        4 => {
+            for (base, raw, mask) in groups::<128>(base, raw, masks) {
+                *mask = vectors(base, raw).rev().fold(0, |mask, (base, raw)| {
+                    (mask << 16) | u32::from(_mm512_cmpneq_epi32_mask(load(base), load(raw)))
+                });
+            }
+        }
+        2 => {
+            for (base, raw, mask) in groups::<64>(base, raw, masks) {
+                *mask = _mm512_cmpneq_epi16_mask(load(base), load(raw));
+            }
+        }
+        _ => avx2::mark_differing(width, base, raw, masks),
+    }
 }
 
 #[target_feature(enable = "avx512f")]

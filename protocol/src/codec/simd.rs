@@ -1,0 +1,135 @@
+//! The paths: the same steps of codecs by different instructions. All `unsafe` of this crate is here.
+//!
+//! A [`Path`] that exists may be used: it is made by [`Path::all`] and [`Path::fastest`] alone, which ask the processor.
+//! So functions that need certain instructions are called here and nowhere else, and each call is sound by the value that
+//! it is a method of. Below that, only loads and stores need `unsafe`: they go through references to arrays, whose
+//! lengths the compiler knows.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use super::bitplanes::layout::{LowBits, Words};
+
+/// The steps in plain Rust, which are with their codecs.
+mod portable {
+    pub(super) use super::super::{
+        bitplanes::portable::{
+            decode_level, encode_level, merge_low_bits, merge_words, split_low_bits, split_words,
+        },
+        sparse::differing::mark_differing,
+    };
+}
+
+/// Which instructions are used. What comes out is the same, to the byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path(Kind);
+
+/// The instructions of a path, for who wants to know and not to call them: anybody may make this value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Instructions {
+    Avx512,
+    Avx2,
+    Portable,
+}
+
+/// Kept apart from [`Path`] so that nobody else makes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Path {
+    /// Every path that this processor can take, the fastest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let found = [
+            #[cfg(target_arch = "x86_64")]
+            has_avx512().then_some(Self(Kind::Avx512)),
+            #[cfg(target_arch = "x86_64")]
+            has_avx2().then_some(Self(Kind::Avx2)),
+            Some(Self(Kind::Portable)),
+        ];
+        found.into_iter().flatten()
+    }
+
+    /// The first of [`all`](Self::all). The processor is asked once; later calls cost a nanosecond.
+    pub fn fastest() -> Self {
+        Self::all().next().unwrap_or(Self(Kind::Portable))
+    }
+
+    /// A word for people.
+    pub fn name(self) -> &'static str {
+        match self.instructions() {
+            Instructions::Portable => "portable",
+            Instructions::Avx2 => "avx2",
+            Instructions::Avx512 => "avx512",
+        }
+    }
+
+    /// What it is made of.
+    pub(crate) fn instructions(self) -> Instructions {
+        match self.0 {
+            Kind::Portable => Instructions::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Instructions::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Instructions::Avx512,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("popcnt")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512vbmi2")
+}
+
+/// Defines a step once for all paths: a method of [`Path`] that calls the function of that name.
+macro_rules! steps {
+    ($($(#[$doc:meta])* fn $step:ident($($name:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        impl Path {
+            $($(#[$doc])*
+            pub(super) fn $step(self, $($name: $type),*) $(-> $result)? {
+                match self.0 {
+                    Kind::Portable => portable::$step($($name),*),
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: `Path::all` made this value after `has_avx2` found all that the function needs.
+                    Kind::Avx2 => unsafe { avx2::$step($($name),*) },
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: `Path::all` made this value after `has_avx512` found all that the function needs.
+                    Kind::Avx512 => unsafe { avx512::$step($($name),*) },
+                }
+            })*
+        }
+    };
+}
+
+steps! {
+    /// See [`portable::encode_level`].
+    fn encode_level(symbols: [u8; 3], plain: &[[u8; 64]], masks: &mut [[u8; 16]], escapes: &mut [u8]) -> usize;
+    /// See [`portable::decode_level`].
+    fn decode_level(symbols: [u8; 3], masks: &[[u8; 16]], escapes: &[u8], plain: &mut [[u8; 64]]) -> usize;
+    /// See [`portable::split_low_bits`].
+    fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]);
+    /// See [`portable::merge_low_bits`].
+    fn merge_low_bits(bits: LowBits, low: &[u8], upper: &mut [[u8; 64]]);
+    /// See [`portable::split_words`].
+    fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut [u8]);
+    /// See [`portable::merge_words`].
+    fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8]);
+    /// See [`mark_differing`](super::sparse::differing::mark_differing).
+    fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]);
+}

@@ -1,0 +1,114 @@
+//! Which elements of two strings differ.
+
+use super::super::simd::Path;
+use std::array;
+
+/// What is compared at once: elements, of which each has a bit in a mask.
+pub(in crate::codec) const GROUP: usize = 32;
+
+/// What is compared before what differs is looked at: short enough that both strings are in the first cache still.
+pub(super) const TILE_BYTES: usize = 16 << 10;
+
+/// How many elements of a group are written down without asking whether there are so many.
+const AT_ONCE: usize = 4;
+
+/// Finds the elements of a tile that differ: the groups in which any does, then the elements of those.
+///
+/// All are written down whether they count or not, since a branch that cannot be foretold costs more than all the rest. It
+/// is 56 KiB, to be kept by the thread that uses it.
+pub(super) struct Differing {
+    masks: [u32; TILE_BYTES / GROUP],
+    groups: [u16; TILE_BYTES / GROUP],
+    elements: [u16; TILE_BYTES + AT_ONCE],
+}
+
+impl Default for Differing {
+    fn default() -> Self {
+        Self { masks: array::from_fn(|_| 0), groups: array::from_fn(|_| 0), elements: array::from_fn(|_| 0) }
+    }
+}
+
+impl Differing {
+    /// The numbers of the elements of `W` bytes that differ, in order. Both strings are of whole groups, and of a tile at
+    /// most.
+    pub(super) fn elements<const W: usize>(&mut self, path: Path, base: &[u8], raw: &[u8]) -> &[u16] {
+        let Self { masks, groups, elements } = self;
+        let masks = &mut masks[..raw.len() / (GROUP * W)];
+        path.mark_differing(W, base, raw, masks);
+        let mut count = 0;
+        for group in note_groups(masks, groups) {
+            let mask = masks[usize::from(*group)];
+            count += note_elements(mask, group * GROUP as u16, &mut elements[count..]);
+        }
+        &elements[..count]
+    }
+}
+
+/// The numbers of the masks that are not empty.
+fn note_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
+    let mut count = 0;
+    for (group, mask) in (0..).zip(masks) {
+        groups[count] = group;
+        count += usize::from(*mask != 0);
+    }
+    &groups[..count]
+}
+
+/// Writes down the elements of one group, the first of which is number `first`, and returns how many they are.
+fn note_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
+    let count = mask.count_ones() as usize;
+    for four in elements.chunks_exact_mut(AT_ONCE).take(count.div_ceil(AT_ONCE)) {
+        for element in four {
+            *element = first + mask.trailing_zeros() as u16;
+            mask &= mask.wrapping_sub(1);
+        }
+    }
+    count
+}
+
+/// Marks for each group of elements of `width` bytes those that differ, the first by the lowest bit.
+pub(in crate::codec) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
+    match width {
+        8 => mark::<8, { 8 * GROUP }>(base, raw, masks),
+        4 => mark::<4, { 4 * GROUP }>(base, raw, masks),
+        2 => mark::<2, { 2 * GROUP }>(base, raw, masks),
+        _ => mark::<1, GROUP>(base, raw, masks),
+    }
+}
+
+fn mark<const W: usize, const GROUP_BYTES: usize>(base: &[u8], raw: &[u8], masks: &mut [u32]) {
+    for (base, raw, mask) in groups::<GROUP_BYTES>(base, raw, masks) {
+        *mask = if differ(base, raw) { mask_of::<W>(base, raw) } else { 0 };
+    }
+}
+
+/// The groups of both strings, each with its mask.
+pub(in crate::codec) fn groups<'a, const GROUP_BYTES: usize>(
+    base: &'a [u8],
+    raw: &'a [u8],
+    masks: &'a mut [u32],
+) -> impl Iterator<Item = (&'a [u8; GROUP_BYTES], &'a [u8; GROUP_BYTES], &'a mut u32)> {
+    let both = base.as_chunks().0.iter().zip(raw.as_chunks().0);
+    both.zip(masks).map(|((base, raw), mask)| (base, raw, mask))
+}
+
+/// The vectors of a group of both strings.
+pub(in crate::codec) fn vectors<'a, const VECTOR_BYTES: usize>(
+    base: &'a [u8],
+    raw: &'a [u8],
+) -> impl DoubleEndedIterator<Item = (&'a [u8; VECTOR_BYTES], &'a [u8; VECTOR_BYTES])> {
+    base.as_chunks().0.iter().zip(raw.as_chunks().0)
+}
+
+/// Written as an OR of differences because compilers make vector instructions of it.
+fn differ<const BYTES: usize>(base: &[u8; BYTES], raw: &[u8; BYTES]) -> bool {
+    let words = base.as_chunks().0.iter().zip(raw.as_chunks().0);
+    words.fold(0, |any, (base, raw)| any | (u64::from_le_bytes(*base) ^ u64::from_le_bytes(*raw))) != 0
+}
+
+fn mask_of<const W: usize>(base: &[u8], raw: &[u8]) -> u32 {
+    let elements = base.as_chunks::<W>().0.iter().zip(raw.as_chunks::<W>().0);
+    elements
+        .zip(0..)
+        .fold(0, |mask, ((base, raw), bit)| mask | (u32::from(base != raw) << bit))
+}
