@@ -66,8 +66,8 @@ pub struct Config {
     /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used. Default:
     /// the system chooses, and so one card.
     pub lane_addresses: Vec<IpAddr>,
-    /// How many chunks of one subscription may be on their way at once for each lane. Default 4: QUIC needs two in flight, the rest
-    /// covers the time until credit for a finished one reaches the server.
+    /// How many chunks of one subscription may be on their way at once for each lane. Default 8: QUIC needs two in flight, the rest
+    /// covers what encoding and decoding take, and the time until credit for a finished one reaches the server.
     pub credit_chunks: u32,
     /// How long a subscription waits for a topic that does not exist yet, from when the server was asked. Default 10 s.
     pub topic_timeout: Duration,
@@ -98,7 +98,7 @@ impl Default for Config {
             device: None,
             lanes: Lanes::Auto,
             lane_addresses: vec![],
-            credit_chunks: 4,
+            credit_chunks: 8,
             topic_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
             reconnect_timeout: Duration::from_secs(60),

@@ -20,8 +20,8 @@ pub struct Config {
     pub lane_threads: usize,
     /// How many subscriptions one session may have. Default 1,024. Each costs a task and what its credit allows in flight.
     pub subscriptions_max: u32,
-    /// How many chunks of one subscription are read, encoded or written at the same time. Default 4: one at each stage
-    /// and one to spare. QUIC needs two in flight to keep a lane busy.
+    /// How many chunks of one subscription are read, encoded or written at the same time. Default 8: two at each
+    /// stage, since chunks do not take equally long. QUIC needs two in flight to keep a lane busy.
     pub chunks_in_flight: usize,
     /// How large chunks are. Default 4 MiB: from 1 MiB on a GPU's copy engine is saturated, and a resume after an error
     /// repeats little.
@@ -63,7 +63,7 @@ impl Default for Config {
             lane_threads: std::thread::available_parallelism()
                 .map_or(1, |cores| cores.get().saturating_sub(1).clamp(1, 8)),
             subscriptions_max: 1_024,
-            chunks_in_flight: 4,
+            chunks_in_flight: 8,
             chunk_bytes: 4 << 20,
             codec: CodecChoice::Auto,
             encoded_cache_bytes: 256 << 20,

@@ -88,7 +88,7 @@ pub(crate) struct SubscribeArgs {
 
     /// How many chunks of a version may be on their way at once on each lane: two keep the network busy, the rest hides the time until
     /// the server hears of a finished one. With a GPU, each holds a page-locked slot.
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Memory")]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Memory")]
     pub(crate) chunks_in_flight: u32,
 
     /// How much memory versions may take; one that does not fit is an error. Default: no bound but the machine's.
