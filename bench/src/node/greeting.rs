@@ -2,9 +2,9 @@
 
 use super::{
     token::Token,
-    wire::{self, GREETING_MAX_BYTES, Lines, WireError},
+    wire::{self, GREETING_MAX_BYTES, LINE_MAX_BYTES, Lines, WireError},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Duration, timeout},
@@ -70,7 +70,8 @@ pub(crate) async fn judge(
         let challenge = format!("{:032x}", rand::random::<u128>());
         let first = Challenge { tensor_relay_bench_node: REVISION, challenge };
         wire::send(writer, &first).await.map_err(WireError::from)?;
-        let answer: Answer = next(reader).await?;
+        // Its only line before it hears the verdict: nothing is lost with the buffer.
+        let answer: Answer = next(&mut Lines::new(reader, GREETING_MAX_BYTES)).await?;
         let knows = token.accepts(&first.challenge, &answer.answer);
         let verdict = if knows { Verdict::Welcome } else { Verdict::Refused("wrong token".into()) };
         wire::send(writer, &verdict).await.map_err(WireError::from)?;
@@ -79,35 +80,35 @@ pub(crate) async fn judge(
     judged.await.unwrap_or(Err(GreetingError::Silent))
 }
 
-/// The driver's part: shows a node that it knows `token`.
+/// The driver's part: shows a node that it knows `token`. Returns what the worker says next: it does not wait to be asked, and
+/// its first line may come with the last one of the greeting.
 ///
 /// # Errors
 /// [`GreetingError`], within the deadline, whatever the other end does.
-pub(crate) async fn ask(
-    reader: &mut (impl AsyncRead + Unpin),
+pub(crate) async fn ask<R: AsyncRead + Unpin>(
+    reader: R,
     writer: &mut (impl AsyncWrite + Unpin),
     token: &Token,
-) -> Result<(), GreetingError> {
+) -> Result<Lines<R>, GreetingError> {
+    let mut lines = Lines::new(reader, GREETING_MAX_BYTES);
     let asked = timeout(GREETING_MAX, async {
-        let first: Challenge = next(reader).await?;
+        let first: Challenge = next(&mut lines).await?;
         if first.tensor_relay_bench_node != REVISION {
             return Err(GreetingError::Revision { found: first.tensor_relay_bench_node });
         }
         let answer = Answer { answer: token.answer(&first.challenge) };
         wire::send(writer, &answer).await.map_err(WireError::from)?;
-        match next(reader).await? {
+        match next(&mut lines).await? {
             Verdict::Welcome => Ok(()),
             Verdict::Refused(reason) => Err(GreetingError::Refused(reason)),
         }
     });
-    asked.await.unwrap_or(Err(GreetingError::Silent))
+    asked.await.unwrap_or(Err(GreetingError::Silent))?;
+    Ok(lines.of_at_most(LINE_MAX_BYTES))
 }
 
-/// One line. Neither side says another one before it is asked, so nothing is lost with the reader's buffer.
-async fn next<T: serde::de::DeserializeOwned>(
-    reader: &mut (impl AsyncRead + Unpin),
-) -> Result<T, GreetingError> {
-    Lines::new(reader, GREETING_MAX_BYTES).next().await?.ok_or(GreetingError::Gone)
+async fn next<T: DeserializeOwned>(lines: &mut Lines<impl AsyncRead + Unpin>) -> Result<T, GreetingError> {
+    lines.next().await?.ok_or(GreetingError::Gone)
 }
 
 #[cfg(test)]
@@ -117,8 +118,10 @@ mod tests {
 
     async fn greet(node: &Token, driver: &Token) -> (Result<(), GreetingError>, Result<(), GreetingError>) {
         let (here, there) = duplex(GREETING_MAX_BYTES);
-        let ((mut node_in, mut node_out), (mut driver_in, mut driver_out)) = (split(here), split(there));
-        tokio::join!(judge(&mut node_in, &mut node_out, node), ask(&mut driver_in, &mut driver_out, driver))
+        let ((mut node_in, mut node_out), (driver_in, mut driver_out)) = (split(here), split(there));
+        let (judged, asked) =
+            tokio::join!(judge(&mut node_in, &mut node_out, node), ask(driver_in, &mut driver_out, driver));
+        (judged, asked.map(drop))
     }
 
     /// What a node thinks of somebody who says `words` and leaves.
@@ -135,6 +138,21 @@ mod tests {
         let token = Token::random();
         let (node, driver) = greet(&token, &token).await;
         assert!(node.is_ok() && driver.is_ok(), "{node:?} {driver:?}");
+    }
+
+    /// As when the driver's machine is busy: it reads both at once.
+    #[tokio::test]
+    async fn what_comes_with_the_welcome_is_kept() {
+        let (here, mut there) = duplex(4 * GREETING_MAX_BYTES);
+        let long = "x".repeat(2 * GREETING_MAX_BYTES);
+        let lines = format!(
+            "{{\"tensor_relay_bench_node\":{REVISION},\"challenge\":\"c\"}}\n\"Welcome\"\n\"{long}\"\n7\n"
+        );
+        there.write_all(lines.as_bytes()).await.unwrap();
+        let (reader, mut writer) = split(here);
+        let mut rest = ask(reader, &mut writer, &Token::random()).await.unwrap();
+        assert_eq!(rest.next().await.unwrap(), Some(long), "longer than a line of a stranger may be");
+        assert_eq!(rest.next().await.unwrap(), Some(7));
     }
 
     #[tokio::test]
@@ -173,11 +191,10 @@ mod tests {
             .write_all(b"{\"tensor_relay_bench_node\":9,\"challenge\":\"c\"}\n")
             .await
             .unwrap();
-        let (mut reader, mut writer) = split(here);
-        let error = ask(&mut reader, &mut writer, &Token::random()).await.unwrap_err();
+        let (reader, mut writer) = split(here);
+        let error = ask(reader, &mut writer, &Token::random()).await.map(drop).unwrap_err();
         assert!(error.to_string().contains("revision 9"), "{error}");
         drop(writer);
-        drop(reader);
         assert_eq!(there.read(&mut [0; 10]).await.unwrap(), 0, "it was told nothing");
     }
 }

@@ -48,6 +48,11 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { from, max_bytes, buffer: Vec::new(), searched: 0 }
     }
 
+    /// The same lines from here on, of which each may be of `max_bytes` now.
+    pub(crate) fn of_at_most(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
+    }
+
     /// The next value; `None` when the other end is done. Waits as long as it takes, and is cancel safe: put a deadline
     /// around it.
     ///

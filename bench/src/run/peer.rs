@@ -84,10 +84,10 @@ impl Peer {
             format!("cannot reach {name}: is `bench node` running there, and its TCP port published?")
         })?;
         stream.set_nodelay(true)?;
-        let (mut reports, mut orders) = stream.into_split();
-        let greeted = greeting::ask(&mut reports, &mut orders, token).await;
-        greeted.with_context(|| format!("cannot work with {name}"))?;
-        tokio::spawn(listen(Lines::new(reports, LINE_MAX_BYTES), index, heard));
+        let (reports, mut orders) = stream.into_split();
+        let greeted = greeting::ask(reports, &mut orders, token).await;
+        let reports = greeted.with_context(|| format!("cannot work with {name}"))?;
+        tokio::spawn(listen(reports, index, heard));
         Ok(Self { name, orders: Box::new(orders), process: None })
     }
 
