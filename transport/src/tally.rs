@@ -129,9 +129,11 @@ mod tests {
             CodecCount { chunks: 2, raw_bytes: 600, wire_bytes: 300, worked: Duration::from_micros(5) };
         assert_eq!((stats.of(CodecId::Zstd), zstd.ratio()), (zstd, 2.0));
         assert_eq!((stats.total().chunks, stats.total().raw_bytes, stats.total().wire_bytes), (3, 650, 350));
+        assert_eq!(stats.total().worked, Duration::from_micros(5));
         assert_eq!((CodecStats::default().total().ratio(), stats.changes()), (1.0, CodecCount::default()));
         tally.count(CodecId::Sparse, 300, 3, Duration::from_micros(1));
         let changes = tally.stats().changes();
         assert_eq!((changes.chunks, changes.raw_bytes, changes.wire_bytes), (1, 300, 3));
+        assert_eq!(changes.worked, Duration::from_micros(1));
     }
 }
