@@ -132,46 +132,59 @@ fn one_of_several_who_is_lost_keeps_its_base() {
 }
 
 /// Goal: a version that is taken back is gone, where it had left retention already, too.
-/// Method: a subscriber holds version 1, which is replaced while it takes the next one; then version 1 is withdrawn.
+/// Method: a subscriber holds version 1, which is withdrawn, before and after it is replaced.
 #[test]
 fn what_is_taken_back_is_no_base() {
-    simulate(5, async |sim| {
-        let server = sim.server(server_config());
-        let mut publisher = open(&server, TopicOptions::default());
-        let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-        let first = publish(&server, &mut publisher, 1).await;
-        next(&mut subscription, 1).await;
-        eventually("the server heard of it", || server.stats().committed == 1).await;
-        sim.cut(1);
-        publish(&server, &mut publisher, 2).await;
-        assert_eq!(server.stats().bases.versions, 1);
-        first.withdraw();
-        assert_eq!(server.stats().bases, BaseStats::default());
-        sleep(Duration::from_secs(10)).await; // The idle timeout.
-        eventually("the subscriber is lost", || server.stats().sessions == 0).await;
-        sim.mend(1);
-        assert_whole(next(&mut subscription, 2).await);
-    });
+    for has_left in [true, false] {
+        simulate(5, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, TopicOptions::default());
+            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+            let first = publish(&server, &mut publisher, 1).await;
+            next(&mut subscription, 1).await;
+            eventually("the server heard of it", || server.stats().committed == 1).await;
+            sim.cut(1);
+            if has_left {
+                publish(&server, &mut publisher, 2).await;
+                assert_eq!(server.stats().bases.versions, 1);
+            }
+            first.withdraw();
+            assert_eq!(server.stats().bases, BaseStats::default());
+            if !has_left {
+                publish(&server, &mut publisher, 2).await;
+            }
+            sleep(Duration::from_secs(10)).await; // The idle timeout.
+            eventually("the subscriber is lost", || server.stats().sessions == 0).await;
+            sim.mend(1);
+            assert_whole(next(&mut subscription, 2).await);
+        });
+    }
 }
 
 /// Goal: nothing is kept of an epoch that is over: nothing will be coded against it.
-/// Method: a subscriber that is away holds a version, which the first of another epoch replaces.
+/// Method: a subscriber that is away holds a version, which the first of another epoch replaces, or the next of its own.
 #[test]
 fn what_is_of_another_epoch_is_not_kept() {
-    simulate(6, async |sim| {
-        let server = sim.server(server_config());
-        let mut publisher = open(&server, TopicOptions::default());
-        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-        publish(&server, &mut publisher, 1).await;
-        next(&mut subscription, 1).await;
-        eventually("the server heard of it", || server.stats().committed == 1).await;
-        sim.cut(1);
-        drop(publisher);
-        let options = TopicOptions::default();
-        let mut publisher = server.publisher_with(topic("t"), Some(Epoch(6)), options).unwrap();
-        publish(&server, &mut publisher, 1).await;
-        assert_eq!(server.stats().bases, BaseStats::default());
-    });
+    for last in 1..=2 {
+        simulate(6, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, TopicOptions::default());
+            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            publish(&server, &mut publisher, 1).await;
+            next(&mut subscription, 1).await;
+            eventually("the server heard of it", || server.stats().committed == 1).await;
+            sim.cut(1);
+            for version in 2..=last {
+                publish(&server, &mut publisher, version).await;
+            }
+            assert_eq!(server.stats().bases.versions, last - 1);
+            drop(publisher);
+            let options = TopicOptions::default();
+            let mut publisher = server.publisher_with(topic("t"), Some(Epoch(6)), options).unwrap();
+            publish(&server, &mut publisher, 1).await;
+            assert_eq!(server.stats().bases, BaseStats::default());
+        });
+    }
 }
 
 /// Goal: nothing is kept that has another manifest than what is published: who comes back has no use for it.
