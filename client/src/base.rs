@@ -291,9 +291,34 @@ mod tests {
         assert_eq!((base.tell(None), base.begin(&announce(3, true), &selection())), (None, None));
 
         let mut base = first();
+        base.begin(&announce(2, true), &selection());
+        base.handle_given_up();
+        assert_eq!(base.tell(None), None, "though no chunk of it came");
+
+        let mut base = first();
         assert_eq!(base.begin(&announce(2, false), &selection()), Some(Version(1)));
+        let chunk = base.chunk(ChunkIndex(0)).unwrap();
+        assert!(chunk.take(false).is_none(), "a whole chunk needs no base");
+        chunk.put(chunk.take(true).unwrap());
         settle(&base, 0..CHUNKS, true, &[]);
         assert!(!base.handle_committed());
         assert_eq!(base.tell(None), None);
+    }
+
+    #[test]
+    fn no_other_epoch_manifest_or_order_has_a_base_in_it() {
+        let next = announce(2, true);
+        let id = |epoch, version| VersionId { epoch, version, ..next.id.clone() };
+        for (id, manifest, expected) in [
+            (id(Epoch(1), Version(2)), next.manifest, Some(Version(1))),
+            (id(Epoch(1), Version(7)), next.manifest, Some(Version(1))),
+            (id(Epoch(1), Version(1)), next.manifest, None),
+            (id(Epoch(1), Version(0)), next.manifest, None),
+            (id(Epoch(2), Version(2)), next.manifest, None),
+            (id(Epoch(1), Version(2)), ManifestDigest::of(b"another"), None),
+        ] {
+            let (mut base, announce) = (first(), Announce { id, manifest, ..next.clone() });
+            assert_eq!(base.begin(&announce, &selection()), expected, "{announce:?}");
+        }
     }
 }

@@ -245,6 +245,29 @@ mod tests {
         assert_eq!(CodecSet::from_codes(&[]).iter().collect::<Vec<_>>(), [CodecId::Raw]);
         let some = CodecSet::from_codes(&[1, 77, u32::MAX]);
         assert_eq!(some.iter().collect::<Vec<_>>(), [CodecId::Raw, CodecId::Zstd]);
+        let alone = CodecSet::all().without_bases();
+        assert!(
+            alone
+                .iter()
+                .eq(CodecId::ALL.iter().copied().filter(|id| *id != CodecId::Sparse))
+        );
+    }
+
+    #[test]
+    fn every_codec_knows_its_number() {
+        assert!(CodecId::ALL.iter().all(|id| codec(*id).id() == *id));
+        assert!(CodecId::ALL.iter().map(|id| id.code()).eq(0..5), "they never change");
+    }
+
+    /// PROTOCOL.md §8.6 and §8.7: both ends cut chunks into the same numbers.
+    #[test]
+    fn complex_elements_are_cut_into_their_halves() {
+        use Dtype::{Bf16, C32, C64, C128, F32, F64, I4, I64, U8};
+        for (dtype, bytes) in
+            [(I4, 1), (U8, 1), (Bf16, 2), (C32, 2), (F32, 4), (C64, 4), (I64, 8), (F64, 8), (C128, 8)]
+        {
+            assert_eq!(width(dtype), bytes, "{dtype}");
+        }
     }
 
     proptest! {

@@ -197,3 +197,30 @@ impl Drop for Hold {
         drop(left);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_stays_readable_may_be_a_base() {
+        let bases = Bases::new(100);
+        let all = u64::MAX;
+        for (bytes, most, (versions, kept_bytes), is_ours, expected) in [
+            (100, 1, (1, all), true, (true, true)),
+            (101, 1, (1, all), true, (false, false)),
+            (101, 1, (2, 202), true, (true, false)),
+            (101, 1, (2, 201), true, (false, false)),
+            (100, 1, (1, all), false, (false, false)),
+            (100, 1, (2, all), false, (true, false)),
+            (100, 0, (2, all), true, (false, false)),
+            (0, 1, (2, all), true, (false, true)),
+        ] {
+            let keep = Keep { versions, bytes: kept_bytes };
+            let Terms { may_be, may_stay, .. } = bases.terms(bytes, most, keep, is_ours);
+            let what = format!("{bytes} bytes, {most} bases, {keep:?}, {is_ours}");
+            assert_eq!((may_be, may_stay.into_inner()), expected, "{what}");
+        }
+        assert_ne!(bases.number_topic(), bases.number_topic());
+    }
+}

@@ -205,6 +205,36 @@ mod tests {
         assert_eq!(rate.class(), LinkClass::UpTo1, "two of them");
     }
 
+    #[tokio::test]
+    async fn a_link_that_changes_is_followed_without_a_pause() {
+        let (mut rate, mut now) = (LinkRate::default(), Instant::now());
+        rate.begin();
+        send_without_pause(&mut rate, &mut now, 100, 9.0);
+        send_without_pause(&mut rate, &mut now, 12, 0.5);
+        assert_eq!(rate.class(), LinkClass::UpTo1, "what was before says nothing any more");
+        send_without_pause(&mut rate, &mut now, 6, 80.0);
+        assert_eq!(rate.class(), LinkClass::UpTo1, "one fast measurement among slow ones");
+        send_without_pause(&mut rate, &mut now, 8, 80.0);
+        assert_eq!(rate.class(), LinkClass::Beyond25);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_meter_measures_while_something_is_being_sent() {
+        let meter = LinkMeter::default();
+        for _ in 0..100 {
+            let _sending = meter.begin();
+            meter.note(CHUNK);
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(meter.class(), LinkClass::default(), "one at a time");
+        let _sending = meter.begin();
+        for _ in 0..100 {
+            tokio::time::advance(Duration::from_millis(100)).await;
+            meter.note(MIB);
+        }
+        assert_eq!(meter.class(), LinkClass::UpTo1);
+    }
+
     proptest! {
         /// However the bytes are cut into pieces, a link of one rate ends in one class.
         #[test]

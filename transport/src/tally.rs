@@ -129,9 +129,11 @@ mod tests {
             CodecCount { chunks: 2, raw_bytes: 600, wire_bytes: 300, worked: Duration::from_micros(5) };
         assert_eq!((stats.of(CodecId::Zstd), zstd.ratio()), (zstd, 2.0));
         assert_eq!((stats.total().chunks, stats.total().raw_bytes, stats.total().wire_bytes), (3, 650, 350));
+        assert_eq!(stats.total().worked, Duration::from_micros(5));
         assert_eq!((CodecStats::default().total().ratio(), stats.deltas()), (1.0, CodecCount::default()));
         tally.count(CodecId::Sparse, 300, 3, Duration::from_micros(1));
         let deltas = tally.stats().deltas();
         assert_eq!((deltas.chunks, deltas.raw_bytes, deltas.wire_bytes), (1, 300, 3));
+        assert_eq!(deltas.worked, Duration::from_micros(1));
     }
 }

@@ -173,6 +173,11 @@ mod tests {
     }
 
     #[test]
+    fn one_processor_has_its_hands_full_with_packets() {
+        assert_eq!([0, 1, 2, 3, 5, 6, 64].map(workers_of), [1, 1, 1, 2, 4, 4, 4]);
+    }
+
+    #[test]
     fn what_gains_less_than_three_per_cent_travels_raw() {
         let machine = machine(Instructions::Avx512, 5);
         for (share, chosen) in [(0.98, CodecId::Raw), (0.972, CodecId::Raw), (0.95, PLANES)] {

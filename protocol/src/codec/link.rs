@@ -85,6 +85,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_class_is_left_well_beyond_its_bound() {
+        for (classes, bound) in LinkClass::ALL.windows(2).zip([1.0, 5.0, 10.0, 25.0]) {
+            let after = |class: LinkClass, share: f64| class.after(bound * share * 1e9 / 8.0);
+            let (slow, fast) = (classes[0], classes[1]);
+            assert_eq!([after(slow, 1.14), after(slow, 1.16)], [slow, fast], "{bound} Gbit/s");
+            assert_eq!([after(fast, 0.99), after(fast, 0.97)], [fast, slow], "{bound} Gbit/s");
+            assert_eq!(slow.bytes_per_s(), bound * 1e9 / 8.0);
+        }
+        assert_eq!(LinkClass::Beyond25.bytes_per_s(), 100e9 / 8.0);
+    }
+
     proptest! {
         /// A rate that varies by a few per cent moves a link to another class once and not back.
         #[test]

@@ -211,6 +211,7 @@ mod tests {
             assert!(Look::at(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
         }
         assert_eq!(Look::at(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
+        assert_eq!(Look::at(Dtype::F8E8M0, &scales).share(CodecId::Zstd), None, "it is not even tried");
     }
 
     /// Half of a chunk is like zeros and half like noise: the sample sees both.
@@ -231,6 +232,39 @@ mod tests {
             [false, false, true, true]
         );
         assert!(!look.is_refuted_by(CodecId::Zstd, 1000, None), "it said nothing of that");
+        let little = Look::with(&[(CodecId::Planes, 0.95)]);
+        assert!(!little.is_refuted_by(CodecId::Planes, 1000, None), "raw is near what was foreseen");
+        assert_eq!(Look::NOTHING.encoded_bytes(CodecId::Raw, 7), Some(7));
+    }
+
+    #[test]
+    fn three_per_cent_are_worth_it() {
+        assert_eq!([0, 33, 34, 100, 4 << 20].map(worthwhile_bytes), [0, 33, 33, 97, 4_068_475]);
+    }
+
+    /// Sixteen slices, each of another part of the chunk and of another place there; of small chunks all.
+    #[test]
+    fn a_sample_is_spread_and_begins_with_elements() {
+        const ELEMENTS: usize = 100_003;
+        const PART: usize = ELEMENTS / SLICES;
+        let bytes: Vec<u8> = (0..ELEMENTS as u64).flat_map(u64::to_le_bytes).collect();
+        let mut sample = vec![];
+        gather(Dtype::I64, &bytes, &mut sample);
+        let mut places = vec![];
+        for (number, slice) in sample.chunks(SLICE_BYTES).enumerate() {
+            let start = u64::from_le_bytes(*slice.first_chunk().unwrap()) as usize;
+            assert!(slice == &bytes[8 * start..][..SLICE_BYTES] && start / PART == number, "slice {number}");
+            places.push(start % PART);
+        }
+        places.sort_unstable();
+        places.dedup();
+        assert_eq!((sample.len(), places.len()), (SAMPLE_BYTES, SLICES));
+        for (bytes, sampled) in
+            [(2 * SAMPLE_BYTES - 1, 2 * SAMPLE_BYTES - 1), (2 * SAMPLE_BYTES, SAMPLE_BYTES)]
+        {
+            gather(Dtype::I64, &vec![0; bytes], &mut sample);
+            assert_eq!(sample.len(), sampled);
+        }
     }
 
     proptest! {

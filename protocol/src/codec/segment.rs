@@ -206,3 +206,70 @@ pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -
 pub(super) fn scratch_bytes() -> usize {
     SCRATCH.with_borrow(Vec::len)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn written(plain: &[u8], room: usize) -> Option<Vec<u8>> {
+        let mut out = vec![0xaa; room];
+        let mut segments = SegmentWriter::new(&mut out);
+        segments.push(plain)?;
+        let bytes = segments.written();
+        out.truncate(bytes);
+        Some(out)
+    }
+
+    /// Strings of one byte, of little variety, and of much.
+    fn plain() -> impl Strategy<Value = Vec<u8>> {
+        (0usize..3000, prop_oneof![Just(1u32), Just(4), Just(190), Just(256)], any::<u32>()).prop_map(
+            |(len, variety, seed)| {
+                let byte = |at: u32| (at.wrapping_add(seed).wrapping_mul(2_654_435_769) >> 16) % variety;
+                (0..len as u32).map(|at| byte(at) as u8).collect()
+            },
+        )
+    }
+
+    #[test]
+    fn each_string_takes_its_shortest_form() {
+        let few: Vec<u8> = (0..1000u32).map(|at| (at.wrapping_mul(2_654_435_769) >> 30) as u8).collect();
+        let all: Vec<u8> = (0..=255).collect();
+        assert_eq!(written(&[], 5), Some(vec![RAW, 0, 0, 0, 0]));
+        assert_eq!(written(&[7; 1000], 6), Some(vec![CONSTANT, 0xe8, 3, 0, 0, 7]));
+        let short = written(&few, 1005).unwrap();
+        assert_eq!(short[..5], [ZSTD, 0xe8, 3, 0, 0]);
+        assert!((250..350).contains(&short.len()), "2 bits of 8: {}", short.len());
+        assert_eq!(written(&all, 261), Some([&[RAW, 0, 1, 0, 0], &all[..]].concat()));
+        let many: Vec<u8> = (0..100_000u32).map(|at| (at.wrapping_mul(2_654_435_769) >> 26) as u8).collect();
+        let short = written(&many, 100_005).unwrap().len();
+        assert!((75_000..77_000).contains(&short), "6 bits of 8: {short}");
+    }
+
+    #[test]
+    fn a_segment_of_fewer_bytes_than_it_says_is_refused() {
+        let mut bytes = written(&[1, 2].repeat(500), 1005).unwrap();
+        assert_eq!(bytes[..5], [ZSTD, 0xe8, 3, 0, 0]);
+        bytes[1] += 1;
+        let segment = Segment::read(CodecId::Planes, &mut &bytes[..]).unwrap();
+        assert!(segment.unpack(&mut [0; 1001]).is_err());
+    }
+
+    proptest! {
+        /// Whatever is written into whatever room: nothing is longer than raw, and what is there is read again.
+        #[test]
+        fn what_is_written_is_read(plain in plain(), room in 0usize..3100, more in prop::collection::vec(any::<u8>(), 0..9)) {
+            let Some(mut bytes) = written(&plain, room) else {
+                prop_assert!(room < HEAD_BYTES + plain.len());
+                return Ok(());
+            };
+            prop_assert!(bytes.len() <= room.min(HEAD_BYTES + plain.len()));
+            bytes.extend_from_slice(&more);
+            let (mut rest, mut scratch) = (&bytes[..], vec![0x55; plain.len()]);
+            let segment = Segment::read(CodecId::Planes, &mut rest).unwrap();
+            prop_assert_eq!(segment.len(), plain.len());
+            prop_assert_eq!(segment.unpack(&mut scratch).unwrap(), &plain[..]);
+            prop_assert_eq!(rest, &more[..]);
+        }
+    }
+}

@@ -252,6 +252,27 @@ mod tests {
         assert!(shelf.entries.is_empty());
     }
 
+    #[test]
+    fn topics_do_not_take_each_others_places() {
+        let mut shelf = Shelf::new(100);
+        for topic in 0..2 {
+            shelf.hold(key(topic, 1), true);
+            assert!(shelf.leave(key(topic, 1), Some(topic), 10, 1).is_empty());
+        }
+        assert_eq!((shelf.kept(), shelf.forget(0), shelf.kept()), ((2, 20), vec![0], (1, 10)));
+        assert_eq!((shelf.has_any(0), shelf.clear(), shelf.kept()), (true, vec![1], (0, 0)), "it is held");
+    }
+
+    #[test]
+    fn what_is_retained_waits_for_who_was_lost() {
+        let mut shelf = Shelf::new(100);
+        shelf.hold(key(0, 1), true);
+        shelf.release(key(0, 1), true);
+        assert!(shelf.tidy(0, |_| false).is_empty(), "retention keeps it");
+        assert!(shelf.leave(key(0, 1), Some(1), 10, 1).is_empty());
+        assert_eq!(shelf.get(key(0, 1)), Some(&1));
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
         Hold(u64, u64),
@@ -345,11 +366,14 @@ mod tests {
                 prop_assert!(bytes <= budget);
                 for topic in 0..2 {
                     prop_assert!(shelf.kept_keys(Some(topic)).count() <= most as usize);
+                    let any = |of: &HashMap<Key, u32>| of.iter().any(|(key, count)| key.topic == topic && *count > 0);
+                    prop_assert_eq!(shelf.has_any(topic), any(&held) || any(&awaited));
                 }
                 for (key, entry) in &shelf.entries {
                     prop_assert_eq!(entry.held, held.get(key).copied().unwrap_or(0));
                     prop_assert_eq!(entry.awaited, awaited.get(key).copied().unwrap_or(0));
                     prop_assert!(entry.held > 0 || entry.kept.is_some() || entry.is_retained, "{:?} has no cause", key);
+                    prop_assert!(!entry.is_retained || !left.contains(key));
                 }
             }
         }

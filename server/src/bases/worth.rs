@@ -87,21 +87,35 @@ mod tests {
     #[test]
     fn what_has_nothing_in_common_rests_longer_and_longer() {
         let mut worth = Worth::default();
-        let told = run(&mut worth, 600, false);
+        let told = run(&mut worth, 1200, false);
         let rests = told.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
-        assert_eq!(rests.take(6).collect::<Vec<_>>(), [8, 16, 32, 64, 128, 256]);
+        assert_eq!(rests.take(8).collect::<Vec<_>>(), [8, 16, 32, 64, 128, 256, 256, 256]);
         let tries = told.split(|may_be| !*may_be).map(<[bool]>::len).filter(|len| *len > 0);
         assert_eq!(tries.take(3).collect::<Vec<_>>(), [2, 1, 1], "two in vain, then one after each rest");
     }
 
     #[test]
     fn a_little_in_common_is_enough() {
-        let mut worth = Worth::default();
-        for _ in 0..100 {
-            assert!(worth.next());
-            worth.note(1, true);
-            worth.note(15, false);
+        for (in_vain, is_enough) in [(15, true), (16, false)] {
+            let mut worth = Worth::default();
+            let publish = |_| {
+                let may_be = worth.next();
+                worth.note(1, true);
+                worth.note(in_vain, false);
+                may_be
+            };
+            assert_eq!((0..100).all(publish), is_enough);
         }
+    }
+
+    #[test]
+    fn what_was_worth_it_once_rests_as_if_for_the_first_time() {
+        let mut worth = Worth::default();
+        run(&mut worth, 200, false);
+        run(&mut worth, 200, true);
+        let told = run(&mut worth, 40, false);
+        let rests = told.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
+        assert_eq!(rests.take(2).collect::<Vec<_>>(), [8, 16]);
     }
 
     proptest! {

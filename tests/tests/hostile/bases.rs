@@ -2,14 +2,14 @@
 //! anything but what it said that it holds, and the server believes no client more than costs that client itself.
 
 use crate::{
-    raw::{Peer, subscribe},
+    raw::{Peer, hello, subscribe},
     script::{CHUNK_BYTES, EPOCH, Script, VERSION, expect_closed},
 };
 use std::time::Duration;
 use tensor_relay_client::{Client, Snapshot, SubscriptionError, Version};
 use tensor_relay_protocol::{
-    Announce, Blame, ChunkHash, ChunkHeader, ClientMessage, CloseCode, CodecId, Context, Dtype, Epoch,
-    ServerMessage, SubscriptionId, VersionDigest, VersionId, codec,
+    Announce, Blame, ChunkHash, ChunkHeader, ClientMessage, CloseCode, CodecId, CodecSet, Context, Dtype,
+    Epoch, Hello, ServerMessage, SubscriptionId, VersionDigest, VersionId, codec,
 };
 use tensor_relay_server::TopicOptions;
 use tensor_relay_tests::{
@@ -248,6 +248,25 @@ fn bases_that_nobody_knows() {
             assert_eq!(announce.subscription, SubscriptionId(1));
             assert!(matches!(peer.hear_server().await, ServerMessage::Complete { .. }));
             assert_eq!(server.stats().encoder.compared, 0);
+        });
+    }
+}
+
+/// Goal: who decodes no changes is not told to keep copies for them.
+/// Method: a client that offers every codec, and one that offers all but those of changes.
+#[test]
+fn who_decodes_no_changes_hears_of_no_base() {
+    for (codecs, may_be_base) in [(CodecSet::all(), true), (CodecSet::all().without_bases(), false)] {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher(topic("t")).unwrap();
+            publish(&server, &mut publisher, 1, 1000).await;
+            let mut peer = Peer::client(&sim, 2).await;
+            peer.say_to_server(ClientMessage::Hello(Hello { codecs, ..hello() })).await;
+            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+            peer.say_to_server(subscribe(1, 4)).await;
+            let ServerMessage::Announce(announce) = peer.hear_server().await else { panic!("no version") };
+            assert_eq!(announce.may_be_base, may_be_base);
         });
     }
 }

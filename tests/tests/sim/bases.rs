@@ -55,7 +55,7 @@ fn a_forced_codec_keeps_no_bases() {
             let server = sim.server(server_config());
             let options = TopicOptions { codec: Some(CodecChoice::Fixed(codec)), ..TopicOptions::default() };
             let mut publisher = open(&server, options);
-            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            let (client, mut subscription) = following(&sim, 1, client_config()).await;
             for version in 1..=3 {
                 publish(&server, &mut publisher, version).await;
                 let receipt = next(&mut subscription, version).await;
@@ -65,6 +65,7 @@ fn a_forced_codec_keeps_no_bases() {
                     "{codec:?}: {receipt:?}"
                 );
                 eventually("the server heard of it", || server.stats().committed == version).await;
+                assert_eq!(client.base_bytes() > 0, keeps, "{codec:?}");
             }
             assert_eq!(server.stats().encoder.compared > 0, keeps);
             sim.cut(1);
@@ -81,8 +82,8 @@ fn versions_with_nothing_in_common_are_not_kept() {
     simulate(3, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, TopicOptions::default());
-        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-        let mut compared = Vec::new();
+        let (client, mut subscription) = following(&sim, 1, client_config()).await;
+        let (mut compared, mut held) = (Vec::new(), Vec::new());
         for version in 1..=14 {
             let before = server.stats().encoder.compared;
             publish_of(&server, &mut publisher, version, vec![tensors::noise("weights", BYTES)]).await;
@@ -91,12 +92,16 @@ fn versions_with_nothing_in_common_are_not_kept() {
             if server.stats().encoder.compared > before {
                 compared.push(version);
             }
+            if client.base_bytes() > 0 {
+                held.push(version);
+            }
         }
         assert_eq!(
             compared,
             [2, 3, 4, 13, 14],
             "two in vain, a rest of eight, and one more; each ends with what was kept"
         );
+        assert_eq!(held, [1, 2, 3, 12, 13], "the client gives its copy back for a rest");
     });
 }
 
@@ -127,44 +132,78 @@ fn one_of_several_who_is_lost_keeps_its_base() {
 }
 
 /// Goal: a version that is taken back is gone, where it had left retention already, too.
-/// Method: a subscriber holds version 1, which is replaced while it takes the next one; then version 1 is withdrawn.
+/// Method: a subscriber holds version 1, which is withdrawn, before and after it is replaced.
 #[test]
 fn what_is_taken_back_is_no_base() {
-    simulate(5, async |sim| {
-        let server = sim.server(server_config());
-        let mut publisher = open(&server, TopicOptions::default());
-        let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-        let first = publish(&server, &mut publisher, 1).await;
-        next(&mut subscription, 1).await;
-        eventually("the server heard of it", || server.stats().committed == 1).await;
-        sim.cut(1);
-        publish(&server, &mut publisher, 2).await;
-        assert_eq!(server.stats().bases.versions, 1);
-        first.withdraw();
-        assert_eq!(server.stats().bases, BaseStats::default());
-        sleep(Duration::from_secs(10)).await; // The idle timeout.
-        eventually("the subscriber is lost", || server.stats().sessions == 0).await;
-        sim.mend(1);
-        assert_whole(next(&mut subscription, 2).await);
-    });
+    for has_left in [true, false] {
+        simulate(5, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, TopicOptions::default());
+            let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+            let first = publish(&server, &mut publisher, 1).await;
+            next(&mut subscription, 1).await;
+            eventually("the server heard of it", || server.stats().committed == 1).await;
+            sim.cut(1);
+            if has_left {
+                publish(&server, &mut publisher, 2).await;
+                assert_eq!(server.stats().bases.versions, 1);
+            }
+            first.withdraw();
+            assert_eq!(server.stats().bases, BaseStats::default());
+            if !has_left {
+                publish(&server, &mut publisher, 2).await;
+            }
+            sleep(Duration::from_secs(10)).await; // The idle timeout.
+            eventually("the subscriber is lost", || server.stats().sessions == 0).await;
+            sim.mend(1);
+            assert_whole(next(&mut subscription, 2).await);
+        });
+    }
 }
 
 /// Goal: nothing is kept of an epoch that is over: nothing will be coded against it.
-/// Method: a subscriber that is away holds a version, which the first of another epoch replaces.
+/// Method: a subscriber that is away holds a version, which the first of another epoch replaces, or the next of its own.
 #[test]
 fn what_is_of_another_epoch_is_not_kept() {
-    simulate(6, async |sim| {
-        let server = sim.server(server_config());
-        let mut publisher = open(&server, TopicOptions::default());
-        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-        publish(&server, &mut publisher, 1).await;
-        next(&mut subscription, 1).await;
-        eventually("the server heard of it", || server.stats().committed == 1).await;
-        sim.cut(1);
-        drop(publisher);
-        let options = TopicOptions::default();
-        let mut publisher = server.publisher_with(topic("t"), Some(Epoch(6)), options).unwrap();
-        publish(&server, &mut publisher, 1).await;
-        assert_eq!(server.stats().bases, BaseStats::default());
-    });
+    for last in 1..=2 {
+        simulate(6, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, TopicOptions::default());
+            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            publish(&server, &mut publisher, 1).await;
+            next(&mut subscription, 1).await;
+            eventually("the server heard of it", || server.stats().committed == 1).await;
+            sim.cut(1);
+            for version in 2..=last {
+                publish(&server, &mut publisher, version).await;
+            }
+            assert_eq!(server.stats().bases.versions, last - 1);
+            drop(publisher);
+            let options = TopicOptions::default();
+            let mut publisher = server.publisher_with(topic("t"), Some(Epoch(6)), options).unwrap();
+            publish(&server, &mut publisher, 1).await;
+            assert_eq!(server.stats().bases, BaseStats::default());
+        });
+    }
+}
+
+/// Goal: nothing is kept that has another manifest than what is published: who comes back has no use for it.
+/// Method: a subscriber that is lost holds a version; the next one is of another size.
+#[test]
+fn what_is_laid_out_otherwise_is_not_kept() {
+    for (bytes, stays) in [(BYTES, 1), (BYTES / 2, 0)] {
+        simulate(7, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server, TopicOptions::default());
+            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
+            publish(&server, &mut publisher, 1).await;
+            next(&mut subscription, 1).await;
+            eventually("the server heard of it", || server.stats().committed == 1).await;
+            sim.cut(1);
+            sleep(Duration::from_secs(10)).await; // The idle timeout.
+            eventually("the subscriber is lost", || server.stats().sessions == 0).await;
+            publish_of(&server, &mut publisher, 2, vec![tensors::steady("weights", bytes)]).await;
+            assert_eq!(server.stats().bases.versions, stays);
+        });
+    }
 }

@@ -127,10 +127,11 @@ fn without_bases_versions_come_whole() {
         simulate(1, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, options.clone());
-            let (_client, mut subscription) = following(&sim, 1, config.clone()).await;
+            let (client, mut subscription) = following(&sim, 1, config.clone()).await;
             for version in 1..=3 {
                 publish(&server, &mut publisher, version).await;
                 assert_whole(next(&mut subscription, version).await);
+                assert_eq!(client.base_bytes(), 0, "no copy is kept in vain");
             }
             assert_eq!(server.stats().encoder.compared, 0);
             assert_eq!(server.stats().bases, BaseStats::default());

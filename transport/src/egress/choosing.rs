@@ -332,6 +332,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn small_chunks_travel_raw_and_are_not_looked_at() {
+        let whole = CHUNK + SMALL_BYTES;
+        for (bytes, last, looks) in [(whole, CodecId::BitPlanes, 1), (whole - 256, CodecId::Raw, 1)] {
+            let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(2)[..bytes].to_vec()));
+            let sent = send(&encoder, &payload, auto(LinkClass::default())).await;
+            assert_eq!((sent, encoder.stats().looks), (vec![CodecId::BitPlanes, last], looks));
+        }
+        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(1)[..SMALL_BYTES - 256].to_vec()));
+        assert_eq!(send(&encoder, &payload, auto(LinkClass::default())).await, [CodecId::Raw]);
+        assert_eq!(encoder.stats().looks, 0);
+    }
+
+    #[tokio::test]
+    async fn a_look_is_counted_for_who_waited_for_it() {
+        let (encoder, payload) = (encoder(), payload(Dtype::Bf16, noise(1)));
+        let ask = async || encoder.encode(&payload, ChunkIndex(0), auto(LinkClass::UpTo1)).await.unwrap();
+        let (first, second) = (ask().await, ask().await);
+        assert_eq!((first.codec, second.codec, second.spent), (CodecId::Raw, CodecId::Raw, Duration::ZERO));
+        assert!(first.spent > Duration::ZERO);
+    }
+
+    #[tokio::test]
     async fn many_who_ask_at_once_wait_for_one_look() {
         let (encoder, payload) = (
             Arc::new(Encoder::new(64 << 20, None, Workers::Threads)),

@@ -363,6 +363,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_time_that_it_took_is_told_once() {
+        let noise: Vec<u8> = (0..256u32).flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0).collect();
+        let payload = payload([vec![7; 4096], noise].concat());
+        let encoder = Encoder::new(1 << 20, None, Workers::Inline);
+        for chunk in [ChunkIndex(0), ChunkIndex(1)] {
+            let first = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
+            let second = encoder.encode(&payload, chunk, CodecId::Zstd).await.unwrap();
+            assert!(first.spent > Duration::ZERO, "also in vain");
+            assert_eq!((second.codec, second.spent), (first.codec, Duration::ZERO));
+        }
+    }
+
+    #[tokio::test]
     async fn what_gains_nothing_travels_raw() {
         let noise: Vec<u8> = (0..4096u32)
             .flat_map(|i| ChunkHash::of(&i.to_le_bytes()).0[..2].to_vec())
@@ -384,5 +397,7 @@ mod tests {
             encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap();
         }
         assert!(encoder.cache.weight() <= 1, "a cache too small for anything keeps nothing");
+        encoder.encode(&payload, ChunkIndex(0), CodecId::Zstd).await.unwrap();
+        assert_eq!(encoder.stats().encoded, 51);
     }
 }

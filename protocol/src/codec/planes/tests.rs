@@ -32,6 +32,22 @@ fn the_example_of_the_page() {
     assert_eq!(encoded(Dtype::I16, &raw), integers.concat(), "only floats are rotated");
 }
 
+/// Signs cost the byte of the exponent nothing: of every dtype that has both, and of no other.
+#[test]
+fn every_float_is_rotated() {
+    use Dtype::{Bf16, C32, C64, C128, F16, F32, F64, I16, I32, I64, U16, U32, U64};
+    let floats = [(F16, 2), (Bf16, 2), (C32, 2), (F32, 4), (C64, 4), (F64, 8), (C128, 8)];
+    let integers = [(I16, 2), (U16, 2), (I32, 4), (U32, 4), (I64, 8), (U64, 8)];
+    for (dtype, width) in floats.into_iter().chain(integers) {
+        let mut raw = vec![0; 8 * width];
+        for (element, high) in raw.chunks_mut(width).zip([0x3f, 0xbf].into_iter().cycle()) {
+            element[width - 1] = high;
+        }
+        let is_constant = encoded(dtype, &raw).ends_with(&[1, 8, 0, 0, 0, 0x7e]);
+        assert_eq!(is_constant, floats.contains(&(dtype, width)), "{dtype}");
+    }
+}
+
 /// A byte of little variety costs what its entropy says, whatever lies beside it: here 2 bits of 16, and 8 random ones.
 #[test]
 fn each_plane_has_its_own_form() {

@@ -84,6 +84,13 @@ fn without_its_base_a_chunk_is_neither_encoded_nor_decoded() {
     }
 }
 
+/// How many bytes of changes this thread found last.
+fn searched_bytes() -> usize {
+    SEARCH.with_borrow(|Search { changes, .. }| {
+        changes.gaps.len() + changes.differences.len() + changes.values.len()
+    })
+}
+
 /// Weights of f32 under training: nearly every element changes. There is no delta, and the search was never begun.
 #[test]
 fn what_changed_everywhere_is_given_up() {
@@ -92,7 +99,11 @@ fn what_changed_everywhere_is_given_up() {
     for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16] {
         assert_eq!(encoded(dtype, &base, &raw), None);
     }
-    SEARCH.with_borrow(|search| assert!(search.changes.len() < 1 << 18, "only a sample was searched"));
+    assert!(searched_bytes() < 1 << 18, "only a sample was searched");
+    assert!(
+        encoded(Dtype::F32, &base, &base).is_some(),
+        "what was found before says nothing of the next chunk"
+    );
 }
 
 /// Where a sample shows nothing but everything else changed, the search ends when it has found too much.
@@ -104,7 +115,7 @@ fn a_sample_that_misleads_costs_bounded_memory() {
         raw[at..at + SLICE_BYTES].copy_from_slice(&base[at..at + SLICE_BYTES]);
     }
     assert_eq!(encoded(Dtype::Bf16, &base, &raw), None);
-    SEARCH.with_borrow(|search| assert!(search.changes.len() < (1 << 20) + (1 << 16)));
+    assert!(searched_bytes() < (1 << 20) + (1 << 16));
 }
 
 /// Claims of gigabytes, in the heads of segments of a few bytes, are refused before memory is taken.
@@ -134,6 +145,87 @@ fn what_leads_out_of_the_chunk_is_refused() {
     assert!(delta(&[1], &[0], &[1]).is_err(), "half a value");
     assert!(delta(&[1], &[2], &[1, 1]).is_err(), "a value that nobody takes");
     assert!(delta(&[1], &[0], &[1, 1, 1]).is_err(), "a value and a half");
+}
+
+/// PROTOCOL.md §8.7: 255 says that more follow, so a gap of exactly so many elements ends with a 0.
+#[test]
+fn gaps_around_what_a_byte_says() {
+    let base = noise(2000);
+    for (gap, expected) in
+        [(254, &[254, 1][..]), (255, &[255, 0, 1]), (256, &[255, 1, 1]), (510, &[255, 255, 0, 1])]
+    {
+        let mut raw = base.clone();
+        for at in [gap, gap + 2] {
+            raw[at] = raw[at].wrapping_add(1);
+        }
+        let delta = encoded(Dtype::U8, &base, &raw).unwrap();
+        let gaps = [&[0, expected.len() as u8, 0, 0, 0], expected].concat();
+        assert_eq!(delta[..gaps.len()], gaps, "{gap}");
+        assert_eq!(decoded(Dtype::U8, &base, &delta).unwrap(), raw);
+    }
+}
+
+/// PROTOCOL.md §8.7: from -128 to 127 a difference fits its byte; beyond, the element is replaced.
+#[test]
+fn differences_around_what_a_byte_says() {
+    let base = noise(2000);
+    for (difference, expected) in [(1, 2), (-1, 1), (127, 254), (-128, 255), (128, 0), (-129, 0)] {
+        let mut raw = base.clone();
+        let element = i32::from_le_bytes([base[0], base[1], base[2], base[3]]).wrapping_add(difference);
+        raw[..4].copy_from_slice(&element.to_le_bytes());
+        let delta = encoded(Dtype::I32, &base, &raw).unwrap();
+        assert_eq!(delta[..12], [1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, expected], "{difference}");
+        assert_eq!(decoded(Dtype::I32, &base, &delta).unwrap(), raw);
+    }
+}
+
+#[test]
+fn a_delta_is_at_most_half_as_long_as_its_chunk() {
+    let (base, other) = (vec![0; 8000], noise(8000));
+    for (replaced, expected) in [(497, Some(3993)), (498, None)] {
+        let mut raw = base.clone();
+        for element in (1..2 * replaced).step_by(2) {
+            raw[8 * element..][..8].copy_from_slice(&other[8 * element..][..8]);
+        }
+        let delta = encoded(Dtype::F64, &base, &raw);
+        assert_eq!(delta.as_ref().map(Vec::len), expected, "{replaced} of 1000");
+        assert!(delta.is_none_or(|delta| decoded(Dtype::F64, &base, &delta).unwrap() == raw));
+    }
+}
+
+/// Changes at random places, by random differences: four times shorter than the chunk, and a look at it says so.
+#[test]
+fn what_changed_in_a_tenth_of_all_places_is_a_delta() {
+    let (base, dice) = (noise(200_000), noise(400_000));
+    let mut raw = base.clone();
+    for (byte, dice) in raw.iter_mut().zip(dice[200_000..].iter().zip(&dice[1..])) {
+        if *dice.0 < 25 {
+            *byte = *dice.1;
+        }
+    }
+    let delta = encoded(Dtype::U8, &base, &raw).unwrap();
+    assert!(delta.len() < 50_000, "{}", delta.len());
+    assert_eq!(decoded(Dtype::U8, &base, &delta).unwrap(), raw);
+}
+
+#[test]
+fn a_change_among_zeros_is_found() {
+    let base = vec![0; 100_000];
+    for at in [0, 63, 64, 50_000, 99_999] {
+        let mut raw = base.clone();
+        raw[at] = 1;
+        let delta = encoded(Dtype::Bf16, &base, &raw).unwrap();
+        assert_eq!(decoded(Dtype::Bf16, &base, &delta).unwrap(), raw, "{at}");
+    }
+}
+
+/// The bytes that are no whole element end the delta: none is missing, and there is no other.
+#[test]
+fn another_end_is_refused() {
+    let base = noise(103);
+    let delta = Sparse::unchanged(Dtype::F64, &base);
+    assert!(decoded(Dtype::F64, &base, &delta[..delta.len() - 1]).is_err());
+    assert!(decoded(Dtype::F64, &base, &[&delta[..], &[0]].concat()).is_err());
 }
 
 /// Every third element changed, over many tiles: the strings repeat one byte.

@@ -206,6 +206,17 @@ mod tests {
         assert_eq!((stats.compared, stats.deltas), (3, 2));
     }
 
+    #[tokio::test]
+    async fn a_comparison_is_counted_for_who_waited_for_it() {
+        let (base, mut after) = (payload(noise(CHUNK_BYTES)), noise(CHUNK_BYTES));
+        after[100] ^= 1;
+        let (next, encoder) = (payload(after), Encoder::new(1 << 20, None, Workers::Inline));
+        let ask = async || encoder.encode_delta(&next, ChunkIndex(0), Some(&base), AUTO()).await.unwrap();
+        let (first, second) = (ask().await, ask().await);
+        assert!(first.codec.needs_base() && first.spent > Duration::ZERO);
+        assert_eq!(second.spent, Duration::ZERO);
+    }
+
     /// A source whose bytes are gone.
     #[derive(Debug)]
     struct Gone(u64, Arc<AtomicU32>);
@@ -260,6 +271,11 @@ mod tests {
             assert_eq!(encoded.codec.needs_base(), chunk == 0, "what is the same needs no comparison");
         }
         assert_eq!(encoder.stats().compared, 3 + 1, "one in seventeen, and one by its hash");
+        assert_eq!(encoder.stats().deltas, 1);
+        for _ in 0..40 {
+            encoder.encode_delta(&next, ChunkIndex(2), Some(&base), AUTO()).await.unwrap();
+        }
+        assert_eq!(encoder.stats().compared, 3 + 1, "all who get a chunk get the same");
     }
 
     #[tokio::test]
@@ -273,12 +289,25 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(forced.codec, CodecId::Sparse);
-        let (small, before) = (payload(noise(CHUNK_BYTES / 2)), payload(noise(CHUNK_BYTES / 2)));
+        for other in [
+            CodecId::Zstd.into(),
+            Wanted::Auto { offered: CodecSet::all().without_bases(), link: LinkClass::UpTo1 },
+        ] {
+            let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), other).await.unwrap();
+            assert_eq!(whole.codec, CodecId::Raw, "no changes are wanted");
+        }
+        let (small, before) = (payload(noise(CHUNK_BYTES - 256)), payload(noise(CHUNK_BYTES - 256)));
         let whole = encoder
             .encode_delta(&small, ChunkIndex(0), Some(&before), AUTO())
             .await
             .unwrap();
         assert_eq!(whole.codec, CodecId::Raw, "a small chunk is not worth it");
+        let (longer, longer_before) = (payload(noise(CHUNK_BYTES + 256)), payload(noise(CHUNK_BYTES + 256)));
+        let whole = encoder
+            .encode_delta(&longer, ChunkIndex(1), Some(&longer_before), AUTO())
+            .await
+            .unwrap();
+        assert_eq!(whole.codec, CodecId::Raw, "nor is what is left at the end");
         let forced = encoder
             .encode_delta(&small, ChunkIndex(0), Some(&before), CodecId::Sparse)
             .await
