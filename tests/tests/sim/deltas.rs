@@ -202,12 +202,21 @@ fn bases_that_nobody_needs_are_let_go() {
         assert_eq!(server.stats().bases.versions, 0, "nobody will, and nothing need be published for that");
         publish(&server, &mut publisher, 4).await;
         assert_eq!(server.stats().bases.versions, 0);
-        sim.mend(1);
 
-        let (_client, mut subscription) = following(&sim, 2, client_config()).await;
+        let (another, mut subscription) = following(&sim, 2, client_config()).await;
         next(&mut subscription, 4).await;
+        another.list().await.unwrap();
+        sim.cut(2);
         publish(&server, &mut publisher, 5).await;
-        eventually("version 5 is under way", || subscription.progress().version == 5).await;
+        eventually("version 4 left", || server.stats().bases.versions == 1).await;
+        eventually("that subscriber is lost, too", || server.stats().sessions == 0).await;
+        sleep(Duration::from_secs(31)).await;
+        assert_eq!(server.stats().bases.versions, 0, "those who are lost later are waited for no longer");
+
+        let (_client, mut subscription) = following(&sim, 3, client_config()).await;
+        next(&mut subscription, 5).await;
+        publish(&server, &mut publisher, 6).await;
+        eventually("version 6 is under way", || subscription.progress().version == 6).await;
         assert_eq!(server.stats().bases.versions, 1);
         publisher.withdraw();
         assert_eq!(server.stats().bases.versions, 0);
