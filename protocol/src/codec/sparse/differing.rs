@@ -1,7 +1,6 @@
 //! Which elements of two strings differ.
 
 use super::super::simd::Path;
-use std::array;
 
 /// What is compared at once: elements, of which each has a bit in a mask.
 pub(in crate::codec) const GROUP: usize = 32;
@@ -15,7 +14,7 @@ const AT_ONCE: usize = 4;
 /// Finds the elements of a tile that differ: the groups in which any does, then the elements of those.
 ///
 /// All are written down whether they count or not, since a branch that cannot be foretold costs more than all the rest. It
-/// is 56 KiB, to be kept by the thread that uses it.
+/// is 35 KiB, to be kept by the thread that uses it.
 pub(super) struct Differing {
     masks: [u32; TILE_BYTES / GROUP],
     groups: [u16; TILE_BYTES / GROUP],
@@ -24,7 +23,11 @@ pub(super) struct Differing {
 
 impl Default for Differing {
     fn default() -> Self {
-        Self { masks: array::from_fn(|_| 0), groups: array::from_fn(|_| 0), elements: array::from_fn(|_| 0) }
+        Self {
+            masks: [0; TILE_BYTES / GROUP],
+            groups: [0; TILE_BYTES / GROUP],
+            elements: [0; TILE_BYTES + AT_ONCE],
+        }
     }
 }
 
