@@ -35,6 +35,11 @@ fn landing_on(device: &Device, config: Config) -> Config {
     Config { device: Some(device.clone()), ..config }
 }
 
+/// How many chunks come at once.
+fn credit() -> usize {
+    client_config().credit_chunks as usize
+}
+
 /// A gated device with slots as long as the chunks.
 fn gated(budget_bytes: u64, slots: usize) -> (Arc<GatedEngine>, Device) {
     GatedEngine::device(budget_bytes, Capacity { slots, slot_bytes: CHUNK_BYTES as usize })
@@ -258,7 +263,7 @@ fn what_is_given_up_in_the_middle_of_a_copy() {
                 subscribe(&sim, config.clone(), Request::latest(topic("t"))).await;
             engine.close();
             publish(&server, &mut publisher, 1, &specs).await;
-            eventually("copies are in flight", || engine.in_flight() == 4).await;
+            eventually("copies are in flight", || engine.in_flight() == credit()).await;
             if lost {
                 sim.cut(1);
                 let ended = subscription.next().await.unwrap_err();
@@ -267,16 +272,16 @@ fn what_is_given_up_in_the_middle_of_a_copy() {
             }
             drop(subscription);
             sleep(LONG).await;
-            assert_eq!((engine.in_flight(), device.slots().available()), (4, 12));
+            assert_eq!((engine.in_flight(), device.slots().available()), (credit(), 16 - credit()));
             let old_bytes = engine.in_use_bytes();
             assert!(old_bytes >= BYTES, "memory under a copy is nobody else's");
 
             let client = sim.client(2, config).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
             let (snapshot, ()) = tokio::join!(subscription.next(), async {
-                eventually("the other one is copied", || engine.in_flight() > 4).await;
+                eventually("the other one is copied", || engine.in_flight() > credit()).await;
                 // Newest first: what was begun for the version given up lands last.
-                while engine.in_flight() > 4 || subscription_is_busy(&engine).await {
+                while engine.in_flight() > credit() || subscription_is_busy(&engine).await {
                     engine.let_last_pass();
                     sleep(Duration::from_millis(1)).await;
                 }

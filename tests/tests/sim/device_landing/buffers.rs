@@ -123,10 +123,10 @@ fn buffers_come_back_after_their_copies() {
         let (filled, ()) = tokio::join!(subscription.next_into_device(buffers_on(&device, &specs)), async {
             sleep(Duration::from_millis(100)).await;
             publish(&server, &mut publisher, 1, &specs).await;
-            eventually("copies are in flight", || engine.in_flight() == 4).await;
+            eventually("copies are in flight", || engine.in_flight() == credit()).await;
             sim.cut(1);
             sleep(LONG).await;
-            assert_eq!(engine.in_flight(), 4);
+            assert_eq!(engine.in_flight(), credit());
             engine.open();
         });
         let error = filled.unwrap_err();
@@ -158,7 +158,7 @@ fn buffers_under_a_lost_copy_are_withheld() {
                 tokio::join!(subscription.next_into_device(buffers_on(&device, &specs)), async {
                     sleep(Duration::from_millis(100)).await;
                     publish(&server, &mut publisher, 1, &specs).await;
-                    eventually("copies are in flight", || engine.in_flight() == 4).await;
+                    eventually("copies are in flight", || engine.in_flight() == credit()).await;
                     if !hangs {
                         engine.lose_sight();
                     }
