@@ -13,7 +13,7 @@ mod raw;
 mod segment;
 #[cfg_attr(
     target_arch = "x86_64",
-    expect(unsafe_code, reason = "vector instructions: up to three times as fast as without")
+    expect(unsafe_code, reason = "vector instructions: up to six times as fast as without")
 )]
 mod simd;
 mod sparse;

@@ -21,7 +21,7 @@ pub struct Config {
     /// How many subscriptions one session may have. Default 1,024. Each costs a task and what its credit allows in flight.
     pub subscriptions_max: u32,
     /// How many chunks of one subscription are read, encoded or written at the same time. Default 8: two at each
-    /// stage, since chunks do not take equally long. QUIC needs two in flight to keep a lane busy.
+    /// stage, since chunks do not take equally long, and two to spare. QUIC needs two in flight to keep a lane busy.
     pub chunks_in_flight: usize,
     /// How large chunks are. Default 4 MiB: from 1 MiB on a GPU's copy engine is saturated, and a resume after an error
     /// repeats little.

@@ -192,6 +192,7 @@ pub fn client_config() -> tensor_relay_client::Config {
         limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
         workers: Workers::Inline,
         reconnect_timeout: Duration::ZERO,
+        credit_chunks: 4, // Few, so that a version of a few chunks takes several round trips.
         versions_held_max: usize::MAX,
         ..Default::default()
     }

@@ -109,8 +109,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_chunk_size, help_heading = "Encoding")]
     pub(crate) chunk_size: u32,
 
-    /// How many chunks are read, encoded or sent to one subscriber at the same time: two for each stage, since chunks
-    /// do not take equally long. A longer way wants more; with a GPU, each holds a page-locked slot until it is acknowledged.
+    /// How many chunks are read, encoded or sent to one subscriber at the same time: two at each stage, since chunks
+    /// do not take equally long, and two to spare. A longer way wants more; with a GPU, each holds a page-locked slot until it is acknowledged.
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Encoding")]
     pub(crate) chunks_in_flight: u32,
 

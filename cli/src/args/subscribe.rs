@@ -86,8 +86,8 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]
     pub(crate) codec: Codec,
 
-    /// How many chunks of a version may be on their way at once on each lane: two keep the network busy, the rest hides the time until
-    /// the server hears of a finished one. With a GPU, each holds a page-locked slot.
+    /// How many chunks of a version may be on their way at once on each lane: two keep the network busy, the rest hides what
+    /// encoding and decoding take, and the time until the server hears of a finished one. With a GPU, each holds a page-locked slot.
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Memory")]
     pub(crate) chunks_in_flight: u32,
 

@@ -35,7 +35,8 @@ pub struct Machine {
     workers: u32,
 }
 
-/// How many chunks one transfer has in work at once: with more processors than that, it is no faster.
+/// How many chunks of one transfer are encoded or decoded at once, while others travel: with more processors than that, it is
+/// no faster.
 const CHUNKS_IN_WORK: usize = 4;
 
 /// What one codec does to one chunk.

@@ -97,6 +97,15 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vbmi2")
 }
 
+/// The vectors of a group of both strings.
+#[cfg(target_arch = "x86_64")]
+fn vectors<'a, const VECTOR_BYTES: usize>(
+    base: &'a [u8],
+    raw: &'a [u8],
+) -> impl DoubleEndedIterator<Item = (&'a [u8; VECTOR_BYTES], &'a [u8; VECTOR_BYTES])> {
+    base.as_chunks().0.iter().zip(raw.as_chunks().0)
+}
+
 /// Defines a step once for all paths: a method of [`Path`] that calls the function of that name.
 macro_rules! steps {
     ($($(#[$doc:meta])* fn $step:ident($($name:ident: $type:ty),*) $(-> $result:ty)?;)*) => {

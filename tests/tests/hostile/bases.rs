@@ -252,10 +252,10 @@ fn bases_that_nobody_knows() {
     }
 }
 
-/// Goal: who decodes no changes is not told to keep copies for them.
-/// Method: a client that offers every codec, and one that offers all but those of changes.
+/// Goal: who decodes no deltas is not told to keep copies for them.
+/// Method: a client that offers every codec, and one that offers all but that of deltas.
 #[test]
-fn who_decodes_no_changes_hears_of_no_base() {
+fn who_decodes_no_deltas_hears_of_no_base() {
     for (codecs, may_be_base) in [(CodecSet::all(), true), (CodecSet::all().without_bases(), false)] {
         simulate(1, async |sim| {
             let server = sim.server(server_config());

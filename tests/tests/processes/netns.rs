@@ -16,7 +16,7 @@ const MODEL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
 
 /// What a lost connection may cost: the chunks of a subscription's credit that were on their way, and as much again.
-const LOST_PER_KILL_BYTES: u64 = 8 * CHUNK_BYTES;
+const LOST_PER_KILL_BYTES: u64 = 16 * CHUNK_BYTES;
 
 /// How fast the slow link is: [`MODEL_BYTES`] take about five seconds.
 const MEGABITS: u32 = 100;

@@ -15,7 +15,7 @@ const CHUNK_BYTES: u64 = 1 << 20;
 
 /// What a lost connection may cost: the chunks of a subscription's credit that were on their way, and as much again
 /// for those that came and were not yet verified.
-const LOST_PER_KILL_BYTES: u64 = 8 * CHUNK_BYTES;
+const LOST_PER_KILL_BYTES: u64 = 16 * CHUNK_BYTES;
 
 /// What a wire carries beside the payload: headers of packets and messages.
 const OVERHEAD_PERCENT: u64 = 10;

@@ -297,7 +297,7 @@ fn lanes_are_added_while_that_pays() {
         let server = sim.server(server_config());
         slow_path(&sim);
         let mut publisher = server.publisher(topic("t")).unwrap();
-        let config = Config { lanes: Lanes::UpTo(4), credit_chunks: 4, ..several(1, 4, client_config()) };
+        let config = Config { lanes: Lanes::UpTo(4), ..several(1, 4, client_config()) };
         let (client, mut subscription) = following(&sim, 1, config, 1).await;
         publish(&server, &mut publisher, 1, 2 << 20).await;
         tensors::check(&subscription.next().await.unwrap());

@@ -1,13 +1,16 @@
 //! 32 symbols at a time; escapes by eights, moved by a shuffle that a table gives for each mask of eight.
 //!
-//! The functions do what those of [`portable`] say.
+//! The functions do what those in plain Rust say: of [`portable`], and of `sparse/differing.rs`.
 
-use super::super::{
-    bitplanes::{
-        layout::{LowBits, Words},
-        portable::{self, join_masks, split_masks},
+use super::{
+    super::{
+        bitplanes::{
+            layout::{LowBits, Words},
+            portable::{self, join_masks, split_masks},
+        },
+        sparse::differing::groups,
     },
-    sparse::differing::{groups, vectors},
+    vectors,
 };
 use std::arch::x86_64::*;
 

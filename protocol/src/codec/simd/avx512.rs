@@ -1,6 +1,6 @@
 //! 64 symbols at a time: comparisons give masks, and masks compress and expand bytes (VBMI2).
 //!
-//! The functions do what those of [`portable`] say.
+//! The functions do what those in plain Rust say: of [`portable`], and of `sparse/differing.rs`.
 
 use super::{
     super::{
@@ -8,9 +8,9 @@ use super::{
             layout::{LowBits, Words},
             portable::{self, join_masks, split_masks},
         },
-        sparse::differing::{groups, vectors},
+        sparse::differing::groups,
     },
-    avx2,
+    avx2, vectors,
 };
 use std::arch::x86_64::*;
 

@@ -5,7 +5,7 @@ use super::super::simd::Path;
 /// What is compared at once: elements, of which each has a bit in a mask.
 pub(in crate::codec) const GROUP: usize = 32;
 
-/// What is compared before what differs is looked at: short enough that both strings are in the first cache still.
+/// What is compared before what differs is looked at: short enough that both strings are in the nearest caches still.
 pub(super) const TILE_BYTES: usize = 16 << 10;
 
 /// How many elements of a group are written down without asking whether there are so many.
@@ -18,23 +18,20 @@ const AT_ONCE: usize = 4;
 pub(super) struct Differing {
     masks: [u32; TILE_BYTES / GROUP],
     groups: [u16; TILE_BYTES / GROUP],
-    elements: [u16; TILE_BYTES + AT_ONCE],
+    elements: [u16; TILE_BYTES],
 }
 
 impl Default for Differing {
     fn default() -> Self {
-        Self {
-            masks: [0; TILE_BYTES / GROUP],
-            groups: [0; TILE_BYTES / GROUP],
-            elements: [0; TILE_BYTES + AT_ONCE],
-        }
+        Self { masks: [0; TILE_BYTES / GROUP], groups: [0; TILE_BYTES / GROUP], elements: [0; TILE_BYTES] }
     }
 }
 
 impl Differing {
-    /// The numbers of the elements of `W` bytes that differ, in order. Both strings are of whole groups, and of a tile at
-    /// most.
+    /// The numbers of the elements of `W` bytes that differ, in order. Both strings are equally long: whole groups, and
+    /// a tile at most.
     pub(super) fn elements<const W: usize>(&mut self, path: Path, base: &[u8], raw: &[u8]) -> &[u16] {
+        debug_assert_eq!(base.len(), raw.len());
         let Self { masks, groups, elements } = self;
         let masks = &mut masks[..raw.len() / (GROUP * W)];
         path.mark_differing(W, base, raw, masks);
@@ -93,14 +90,6 @@ pub(in crate::codec) fn groups<'a, const GROUP_BYTES: usize>(
 ) -> impl Iterator<Item = (&'a [u8; GROUP_BYTES], &'a [u8; GROUP_BYTES], &'a mut u32)> {
     let both = base.as_chunks().0.iter().zip(raw.as_chunks().0);
     both.zip(masks).map(|((base, raw), mask)| (base, raw, mask))
-}
-
-/// The vectors of a group of both strings.
-pub(in crate::codec) fn vectors<'a, const VECTOR_BYTES: usize>(
-    base: &'a [u8],
-    raw: &'a [u8],
-) -> impl DoubleEndedIterator<Item = (&'a [u8; VECTOR_BYTES], &'a [u8; VECTOR_BYTES])> {
-    base.as_chunks().0.iter().zip(raw.as_chunks().0)
 }
 
 /// Written as an OR of differences because compilers make vector instructions of it.

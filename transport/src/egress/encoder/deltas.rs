@@ -294,7 +294,7 @@ mod tests {
             Wanted::Auto { offered: CodecSet::all().without_bases(), link: LinkClass::UpTo1 },
         ] {
             let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), other).await.unwrap();
-            assert_eq!(whole.codec, CodecId::Raw, "no changes are wanted");
+            assert_eq!(whole.codec, CodecId::Raw, "no delta is wanted");
         }
         let (small, before) = (payload(noise(CHUNK_BYTES - 256)), payload(noise(CHUNK_BYTES - 256)));
         let whole = encoder
