@@ -1,6 +1,8 @@
 //! What a server keeps to code later versions against, and what it does not.
 
-use crate::deltas::{BYTES, assert_deltas, assert_whole, following, next, open, publish, publish_of};
+use crate::deltas::{
+    BYTES, assert_deltas, assert_whole, following, next, open, publish, publish_of, slow_path,
+};
 use bytes::Bytes;
 use std::time::Duration;
 use tensor_relay_protocol::{CodecId, Epoch};
@@ -128,6 +130,36 @@ fn one_of_several_who_is_lost_keeps_its_base() {
         sim.mend(1);
         assert_deltas(next(&mut lost, 2).await);
         eventually("nobody needs it any more", || server.stats().bases.versions == 0).await;
+    });
+}
+
+/// Goal: a part of a version that nobody continues is no base, and neither is what the rest of it would have been coded
+/// against: the next version comes whole.
+/// Method: the way is cut in the middle of deltas, and the version is replaced before it is mended.
+#[test]
+fn a_part_that_is_not_continued_ends_the_base() {
+    simulate(7, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, TopicOptions::default());
+        slow_path(&sim);
+        let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
+        publish(&server, &mut publisher, 1).await;
+        next(&mut subscription, 1).await;
+        publish(&server, &mut publisher, 2).await;
+        eventually("a part has come", || {
+            let progress = subscription.progress();
+            progress.version == 2 && progress.verified_bytes > 0
+        })
+        .await;
+        sim.cut(1);
+        publish(&server, &mut publisher, 3).await;
+        sleep(Duration::from_secs(15)).await;
+        let compared = server.stats().encoder.compared;
+        sim.mend(1);
+        assert_whole(next(&mut subscription, 3).await);
+        assert_eq!(server.stats().encoder.compared, compared, "nothing was compared in vain");
+        publish(&server, &mut publisher, 4).await;
+        assert_deltas(next(&mut subscription, 4).await);
     });
 }
 
