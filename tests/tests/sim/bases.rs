@@ -5,10 +5,11 @@ use crate::deltas::{
 };
 use bytes::Bytes;
 use std::time::Duration;
+use tensor_relay_client::{Client, Subscription};
 use tensor_relay_protocol::{CodecId, Epoch};
-use tensor_relay_server::{BaseStats, Borrowed, CodecChoice, Server, TopicOptions};
+use tensor_relay_server::{BaseStats, Borrowed, CodecChoice, Publisher, Server, TopicOptions};
 use tensor_relay_tests::{
-    pair::{client_config, eventually, keeping, reconnecting, server_config, simulate, topic},
+    pair::{Sim, client_config, eventually, keeping, reconnecting, server_config, simulate, topic},
     tensors,
 };
 use tokio::time::sleep;
@@ -193,6 +194,20 @@ fn what_is_taken_back_is_no_base() {
     }
 }
 
+/// Publishes version 1 to a subscriber that is cut off when the server knows that it holds it.
+async fn lose_with_version_1(
+    sim: &Sim,
+    server: &Server,
+    publisher: &mut Publisher,
+) -> (Client, Subscription) {
+    let (client, mut subscription) = following(sim, 1, client_config()).await;
+    publish(server, publisher, 1).await;
+    next(&mut subscription, 1).await;
+    eventually("the server heard of it", || server.stats().committed == 1).await;
+    sim.cut(1);
+    (client, subscription)
+}
+
 /// Goal: nothing is kept of an epoch that is over: nothing will be coded against it.
 /// Method: a subscriber that is away holds a version, which the first of another epoch replaces, or the next of its own.
 #[test]
@@ -201,11 +216,7 @@ fn what_is_of_another_epoch_is_not_kept() {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
-            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-            publish(&server, &mut publisher, 1).await;
-            next(&mut subscription, 1).await;
-            eventually("the server heard of it", || server.stats().committed == 1).await;
-            sim.cut(1);
+            let _lost = lose_with_version_1(&sim, &server, &mut publisher).await;
             for version in 2..=last {
                 publish(&server, &mut publisher, version).await;
             }
@@ -227,11 +238,7 @@ fn what_is_laid_out_otherwise_is_not_kept() {
         simulate(7, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
-            let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-            publish(&server, &mut publisher, 1).await;
-            next(&mut subscription, 1).await;
-            eventually("the server heard of it", || server.stats().committed == 1).await;
-            sim.cut(1);
+            let _lost = lose_with_version_1(&sim, &server, &mut publisher).await;
             sleep(Duration::from_secs(10)).await; // The idle timeout.
             eventually("the subscriber is lost", || server.stats().sessions == 0).await;
             publish_of(&server, &mut publisher, 2, vec![tensors::steady("weights", bytes)]).await;

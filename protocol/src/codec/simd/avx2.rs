@@ -138,29 +138,6 @@ pub(super) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw: &mut [u8
     portable::merge_words(words, upper, rest, raw);
 }
 
-/// The uppermost bits of 64 bytes.
-#[target_feature(enable = "avx2")]
-fn join(lower: __m256i, upper: __m256i) -> u64 {
-    let half = |bytes| u64::from(_mm256_movemask_epi8(bytes) as u32);
-    half(lower) | half(upper) << 32
-}
-
-/// The uppermost bits of 64 bytes after something was done to them.
-#[target_feature(enable = "avx2")]
-fn join_of(halves: [__m256i; 2], change: impl Fn(__m256i) -> __m256i) -> [u8; 8] {
-    let [lower, upper] = halves.map(change);
-    join(lower, upper).to_le_bytes()
-}
-
-/// 32 bits as 32 bytes of all ones or all zeros.
-#[target_feature(enable = "avx2")]
-fn spread(bits: u32) -> __m256i {
-    let eights = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
-    let bit_of_byte = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), eights);
-    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of_byte), bit_of_byte)
-}
-
 #[target_feature(enable = "avx2")]
 pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
     match width {
@@ -198,6 +175,29 @@ pub(super) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut 
             }
         }
     }
+}
+
+/// The uppermost bits of 64 bytes.
+#[target_feature(enable = "avx2")]
+fn join(lower: __m256i, upper: __m256i) -> u64 {
+    let half = |bytes| u64::from(_mm256_movemask_epi8(bytes) as u32);
+    half(lower) | half(upper) << 32
+}
+
+/// The uppermost bits of 64 bytes after something was done to them.
+#[target_feature(enable = "avx2")]
+fn join_of(halves: [__m256i; 2], change: impl Fn(__m256i) -> __m256i) -> [u8; 8] {
+    let [lower, upper] = halves.map(change);
+    join(lower, upper).to_le_bytes()
+}
+
+/// 32 bits as 32 bytes of all ones or all zeros.
+#[target_feature(enable = "avx2")]
+fn spread(bits: u32) -> __m256i {
+    let eights = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+    let bit_of_byte = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), eights);
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of_byte), bit_of_byte)
 }
 
 #[target_feature(enable = "avx2")]
