@@ -46,7 +46,8 @@ configuration file: see `tensor-relay config --help`.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reached or timed out,
             4 wrong key or access refused, 5 topic not found, 6 damaged data,
-            7 versions were missed, 130 and 143 ended by a signal";
+            7 versions were missed, 8 the command of --exec failed (with --once),
+            129, 130 and 143 ended by a signal";
 
 const CONFIG: &str = "\
 The configuration file is TOML. It has a table for each command, whose keys are named like flags,

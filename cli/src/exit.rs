@@ -17,6 +17,8 @@ pub(crate) enum Exit {
     NotFound = 5,
     Damaged = 6,
     Missed = 7,
+    HookFailed = 8,
+    HungUp = 129,
     Interrupted = 130,
     Terminated = 143,
 }
@@ -59,6 +61,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     }
     if cause.is::<crate::subscribe::NoneMatches>() {
         return Some(Exit::NotFound);
+    }
+    if cause.is::<crate::subscribe::hook::HookError>() {
+        return Some(Exit::HookFailed);
     }
     if cause.is::<crate::publish::NotInTime>() || cause.is::<beside::Lost>() {
         return Some(Exit::Unreachable);

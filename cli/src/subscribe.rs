@@ -1,7 +1,7 @@
 //! `tensor-relay subscribe`: the versions of a topic, or of all that match.
 
 mod follow;
-mod hook;
+pub(crate) mod hook;
 mod report;
 
 use crate::{
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
         Some(_) if named.is_none() => ticket::read_any(&args.ticket.ticket)?,
         _ => ticket::read(&args.ticket.ticket, named.as_ref())?,
     };
-    let mut signals = Signals::hear()?;
+    let mut signals = Signals::hear()?.with_hangup()?;
     let wanted = Wanted::new(&args, &ticket)?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
@@ -49,8 +49,11 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
         exit = signals.next() => Ok(exit.into()),
     };
     // However it ended, the server is told, or it would keep the session until its idle timeout.
-    let _ = tokio::time::timeout(GOOD_BYE, client.close()).await;
-    done
+    let _ = tokio::join!(tokio::time::timeout(GOOD_BYE, client.close()), hook::terminate_all());
+    match done {
+        Err(error) if error.is::<StdoutClosed>() => Ok(Exit::Failed.into()),
+        done => done,
+    }
 }
 
 /// Opens the device, and connects.
@@ -176,11 +179,20 @@ fn is_over(error: &SubscriptionError) -> bool {
 #[error("the server has no topic that matches {0}: see what it has with `tensor-relay list`")]
 pub(crate) struct NoneMatches(Glob);
 
-/// Prints to stdout; a reader that went away ends the process quietly, as it ends other tools.
+/// Whoever read stdout went away. That ends the process quietly, as it ends other tools.
+#[derive(Debug, thiserror::Error)]
+#[error("stdout was closed")]
+pub(crate) struct StdoutClosed;
+
+/// Prints to stdout; a reader that went away ends the process.
 pub(crate) fn print_line(line: &str) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+    if try_print_line(line).is_err() {
         std::process::exit(Exit::Failed as i32);
     }
+}
+
+fn try_print_line(line: &str) -> Result<(), StdoutClosed> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|_| StdoutClosed)
 }

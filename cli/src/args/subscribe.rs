@@ -78,7 +78,8 @@ pub(crate) struct SubscribeArgs {
     pub(crate) keep: Option<u32>,
 
     /// Run this shell command after each version, with TENSOR_RELAY_TOPIC, _VERSION, _EPOCH and _PATH set. The next
-    /// version is taken when it has ended.
+    /// version is taken when it has ended. If it fails, that is a warning; with --once it is exit code 8. It is a process group
+    /// of its own: when `subscribe` ends first, it and what it started get SIGTERM, and SIGKILL 5 seconds later.
     #[arg(long, value_name = "CMD", help_heading = "Output")]
     pub(crate) exec: Option<String>,
 

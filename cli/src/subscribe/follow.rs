@@ -49,7 +49,7 @@ impl Follow {
                     return Ok(());
                 }
                 Err(SubscriptionError::Gap(gap)) if self.args.on_gap == OnGap::Continue => {
-                    report::gap(self.args.json, &gap);
+                    report::gap(self.args.json, &gap)?;
                     continue;
                 }
                 Err(error @ SubscriptionError::NoRoomOnDevice { .. })
@@ -63,10 +63,15 @@ impl Follow {
             received = true;
             let lanes = self.lanes.look(); // Before saving, while which the next version may come.
             let path = self.save(&snapshot).await?;
-            report::committed(self.args.json, &snapshot, path.as_deref(), &lanes);
+            report::committed(self.args.json, &snapshot, path.as_deref(), &lanes)?;
             report::selection(&self.args.select, &snapshot);
             if let Some(command) = &self.args.exec {
-                hook::run(command, snapshot.id(), path.as_deref()).await;
+                match hook::run(command, snapshot.id(), path.as_deref()).await {
+                    Err(failed) if self.args.once => return Err(failed.into()),
+                    // The version is there all the same, and the next one may do better.
+                    Err(failed) => eprintln!("warning: {failed}"),
+                    Ok(()) => {}
+                }
             }
             drop(snapshot);
             if self.args.once {

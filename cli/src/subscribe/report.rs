@@ -1,6 +1,6 @@
 //! What is told of a version: one line on stdout, for people or for programs.
 
-use super::print_line;
+use super::{StdoutClosed, try_print_line};
 use crate::{codecs, units};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -46,12 +46,17 @@ fn carried(lane: &Value) -> bool {
 }
 
 /// Tells of a version that is there, and of the `lanes` that it came over.
-pub(crate) fn committed(as_json: bool, snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) {
+pub(crate) fn committed(
+    as_json: bool,
+    snapshot: &Snapshot,
+    saved: Option<&Path>,
+    lanes: &[Value],
+) -> Result<(), StdoutClosed> {
     let line = match as_json {
         true => as_object(snapshot, saved, lanes),
         false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried(lane)).count()),
     };
-    print_line(&line);
+    try_print_line(&line)
 }
 
 /// Warns when nothing of a version was asked for: most likely a name was mistyped.
@@ -63,7 +68,7 @@ pub(crate) fn selection(select: &[Glob], snapshot: &Snapshot) {
 }
 
 /// Tells of versions that are missing.
-pub(crate) fn gap(as_json: bool, gap: &Gap) {
+pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
     eprintln!("warning: {gap}");
     if as_json {
         let line = json!({
@@ -74,8 +79,9 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) {
             "epoch": gap.found.epoch.to_string(),
             "missing": gap.missing(),
         });
-        print_line(&line.to_string());
+        try_print_line(&line.to_string())?;
     }
+    Ok(())
 }
 
 /// How many tensors were received, wherever they are.

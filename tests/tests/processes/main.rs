@@ -14,6 +14,7 @@ mod every;
 mod failures;
 mod files;
 mod gpu_suite;
+mod hooks;
 mod lanes;
 mod mirrors;
 mod modes;

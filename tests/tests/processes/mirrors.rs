@@ -144,8 +144,8 @@ fn a_command_after_each_version() {
 
     let nowhere =
         ["subscribe", server.ticket("a/w"), "--once", "--exec", "echo [$TENSOR_RELAY_PATH]; exit 7"];
-    let ended = home.run(&nowhere).with(0);
-    assert!(ended.out.ends_with("[]\n") && ended.err.contains("exit status: 7"), "{ended:?}");
+    let ended = home.run(&nowhere).failed(8, &["exit status: 7"]);
+    assert!(ended.out.ends_with("[]\n"), "{ended:?}");
 }
 
 /// Goal: who wants some tensors receives those and little else, and its files say nothing of others.

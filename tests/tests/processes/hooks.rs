@@ -1,0 +1,111 @@
+//! The command of `subscribe --exec`: how its failure is told, and that it ends with the subscriber.
+
+use crate::files;
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
+
+/// Much longer than a command has between SIGTERM and SIGKILL.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server of the topic `w`.
+fn server(home: &Home) -> Serving {
+    files::noise(&home.path("w"), 1000, 1);
+    home.serve(&["--topic=w=w"])
+}
+
+/// Goal: a script that receives one version and works on it learns from the exit code that the work failed.
+/// Method: commands that fail, by exit code and by signal, and one that does not; with --once and without.
+#[test]
+fn a_command_that_fails_once() {
+    let home = Home::new();
+    let server = server(&home);
+    let once =
+        |command| home.run(&["subscribe", server.ticket("w"), "--once", "--out=out", "--exec", command]);
+    once("exit 3").failed(8, &["the command of --exec ended with exit status: 3 for w version 1"]);
+    assert_eq!(home.files_in("out"), ["w.safetensors"], "the version is there all the same");
+    once("kill -9 $$").failed(8, &["the command of --exec ended with signal: 9"]);
+    once("true").with(0);
+    let mut follower = home.start(&["subscribe", server.ticket("w"), "--exec=exit 3"]);
+    follower.hear_err("warning: the command of --exec ended with exit status: 3");
+    assert!(follower.is_running(), "the next version may do better");
+    follower.end_by(Signal::TERM).with(143);
+}
+
+/// Whether a process still runs. Whoever should have waited for a dead one may not have done so yet.
+fn runs(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A subscriber whose command runs, and the processes of that command: the shell and its child.
+fn with_running_command(home: &Home, server: &Serving, trap: &str) -> (Process, Vec<String>) {
+    let _ = fs::remove_file(home.path("pids"));
+    let command =
+        format!("{trap} sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; while :; do wait; done");
+    let subscriber = home.start(&["subscribe", server.ticket("w"), "--exec", &command]);
+    wait_until("the command runs", || home.path("pids").exists());
+    let pids = fs::read_to_string(home.path("pids")).unwrap();
+    let pids: Vec<String> = pids.split_whitespace().map(Into::into).collect();
+    assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
+    (subscriber, pids)
+}
+
+/// Goal: a subscriber that is told to end leaves nothing behind of the command that runs.
+/// Method: each signal, while a command and its child sleep; then a command that ignores SIGTERM, as its child does.
+#[test]
+fn a_command_ends_with_its_subscriber() {
+    let home = Home::new();
+    let server = server(&home);
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        let (subscriber, pids) = with_running_command(&home, &server, "");
+        subscriber.end_by(signal).with(code);
+        assert!(!pids.iter().any(|pid| runs(pid)), "{pids:?}");
+    }
+    let (subscriber, pids) = with_running_command(&home, &server, "trap '' TERM;");
+    subscriber.end_by(Signal::TERM).with(143);
+    wait_until("SIGKILL comes in the end", || !pids.iter().any(|pid| runs(pid)));
+}
+
+/// Goal: the same when the subscriber fails.
+/// Method: two topics, of which one's command runs when nobody reads what is told of the other.
+#[test]
+fn a_command_ends_with_a_subscriber_that_fails() {
+    let home = Home::new();
+    for name in ["a", "b"] {
+        files::noise(&home.path(name), 1000, 1);
+    }
+    let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
+    let command = "test $TENSOR_RELAY_TOPIC = a || exit 0; \
+                   sleep 1000 & echo $$ $! > pids.part; mv pids.part pids; wait";
+    let script = r#""$@" | { read -r line; read -r line; while [ ! -e go ]; do sleep 0.05; done; }; true"#;
+    let mut shell = home.at_home(std::process::Command::new("sh"));
+    shell.args(["-c", script, "sh"]).arg(home.program().get_program());
+    shell.args(["subscribe", server.ticket("a"), "--topic=*", "--exec", command]);
+    let shell = Process::start(shell);
+    wait_until("the command runs", || home.path("pids").exists());
+    let pids = fs::read_to_string(home.path("pids")).unwrap();
+    let pids: Vec<&str> = pids.split_whitespace().collect();
+    fs::write(home.path("go"), "").unwrap();
+    for version in 2.. {
+        files::replace(&home.path("b"), |path| files::noise(path, 1000, version));
+        thread::sleep(Duration::from_millis(200));
+        if !pids.iter().any(|pid| runs(pid)) {
+            break;
+        }
+        assert!(version < 300, "{pids:?}");
+    }
+    shell.end().with(0);
+}
