@@ -27,6 +27,7 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
+use tensor_relay_client::{must_be_replaceable, replace_file};
 use tensor_relay_server::{
     BaseStats, CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning, reachable,
 };
@@ -82,6 +83,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     refuse_nothing(&args)?;
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
+    refuse_special_ticket_file(&args)?;
     let mut signals = Signals::hear()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
@@ -269,6 +271,22 @@ fn refuse_borrowing_for_a_gpu(args: &ServeArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Before anything is read: what a rename would destroy is no place for tickets.
+fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
+    const INSTEAD: &str =
+        "tickets are printed on stdout anyway, so leave --ticket-file out and redirect that";
+    let Some(path) = &args.ticket_file else { return Ok(()) };
+    if path == Path::new("-") {
+        bail!(UsageError(format!("--ticket-file takes the name of a file, and `-` is none: {INSTEAD}")));
+    }
+    match must_be_replaceable(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+            bail!(UsageError(format!("--ticket-file {}: {error}; {INSTEAD}", path.display())))
+        }
+        _ => Ok(()), // What else is wrong is told when it is written.
+    }
+}
+
 /// Where the key is kept.
 pub(crate) fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     given
@@ -298,14 +316,7 @@ fn tickets(args: &ServeArgs, topics: &[Served], any: &str) -> Vec<String> {
 
 /// A ticket lets its holder in, so the file is its owner's alone, whatever it was before. It is replaced in one step.
 fn write_tickets(path: &Path, tickets: &[String]) -> std::io::Result<()> {
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or_else(|| Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?; // Private from the start.
-    tickets.iter().try_for_each(|ticket| writeln!(file, "{ticket}"))?;
-    file.as_file().sync_all()?;
-    file.persist(path).map(|_| ()).map_err(|failed| failed.error)
+    replace_file(path, 0o600, |file| tickets.iter().try_for_each(|ticket| writeln!(file, "{ticket}")))
 }
 
 fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Served], any: &str) {

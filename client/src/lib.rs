@@ -71,6 +71,7 @@ mod stall;
 mod subscription;
 mod transfer;
 mod watches;
+mod whole_file;
 
 pub use buffers::Buffers;
 pub use client::Client;
@@ -92,3 +93,4 @@ pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, LaneError, LaneStats, Tuning, ingress::OverlapStats,
 };
 pub use watches::TopicWatch;
+pub use whole_file::{must_be_replaceable, replace_file};

@@ -10,7 +10,8 @@ pub use contents::FilesError;
 
 use crate::{
     SaveError, Snapshot,
-    save::{TEMPORARY, replace_file},
+    save::READABLE,
+    whole_file::{TEMPORARY, folder_of, replace_file},
 };
 use contents::Contents;
 use std::path::{Path, PathBuf};
@@ -93,10 +94,10 @@ impl Mirror {
 }
 
 fn write(path: &Path, contents: &Contents) -> Result<(), SaveError> {
-    leftovers::sweep(crate::save::folder_of(path));
+    leftovers::sweep(folder_of(path));
     match contents {
         Contents::File(body) => {
-            let replaced = replace_file(path, |file| body.write(file));
+            let replaced = replace_file(path, READABLE, |file| body.write(file));
             replaced.map_err(|source| SaveError::Io { path: path.into(), source })
         }
         Contents::Folder(files) => folder::replace_folder(path, files),

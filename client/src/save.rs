@@ -3,14 +3,16 @@
 use crate::{
     Snapshot,
     mirror::{Body, FilesError},
+    whole_file::replace_file,
 };
 use std::{
-    fs::{self, File},
     io,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 use tensor_relay_protocol::{Tensor, Topic, VersionId, files::FileForm, safetensors::SafetensorsError};
+
+/// The mode of what is saved: as readable as any file that this user makes.
+pub(crate) const READABLE: u32 = 0o666;
 
 /// Why a snapshot was not saved. No half-written file is left under the name asked for, nor under any other.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +80,7 @@ impl Snapshot {
         self.must_be_on_host()?;
         let tensors = self.model_tensors()?;
         let body = Body::safetensors(self, &tensors)?;
-        replace_file(path, |file| body.write(file))
+        replace_file(path, READABLE, |file| body.write(file))
             .map_err(|source| SaveError::Io { path: path.into(), source })
     }
 
@@ -103,41 +105,11 @@ impl Snapshot {
     }
 }
 
-/// How the names of temporary files begin and end.
-pub(crate) const TEMPORARY: (&str, &str) = (".tensor-relay.", ".part");
-
-/// The folder that a file is in.
-pub(crate) fn folder_of(path: &Path) -> &Path {
-    path.parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or_else(|| Path::new("."))
-}
-
-/// Lets `write` fill a temporary file beside `path`, syncs it, renames it into place and syncs the folder. The temporary
-/// name is nobody else's, whoever saves here at the same time, and goes when this fails.
-pub(crate) fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    let folder = folder_of(path);
-    fs::create_dir_all(folder)?;
-    // As readable as any file that this user makes; temporary files are private otherwise.
-    let permissions = fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new()
-        .prefix(TEMPORARY.0)
-        .suffix(TEMPORARY.1)
-        .permissions(permissions)
-        .tempfile_in(folder)?;
-    // Says that somebody still writes it. Not every file system can; then only its age speaks for it.
-    let _ = file.as_file().try_lock();
-    write(file.as_file_mut())?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|failed| failed.error)?;
-    File::open(folder)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use safetensors::SafeTensors;
-    use std::sync::Arc;
+    use std::{fs, sync::Arc};
     use tensor_relay_protocol::{Dtype, Limits, Manifest, Selection, Shape, TensorName, TensorSpec};
 
     fn snapshot(names: &[&str]) -> Snapshot {

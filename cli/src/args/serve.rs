@@ -97,7 +97,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// Also write the tickets to this file, readable by its owner alone.
+    /// Also write the tickets to this file, readable by its owner alone. It is replaced in one step; a device, a FIFO or a
+    /// socket is refused, and of a symbolic link the link is replaced.
     #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
 

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
+use tensor_relay_client::replace_file;
 
 /// The newest version of each topic that was served from watched files.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -65,11 +66,10 @@ impl Ledger {
     }
 
     fn write(&self) -> std::io::Result<()> {
-        let folder = self.path.parent().unwrap_or_else(|| Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut file, self)?;
-        writeln!(file)?;
-        file.persist(&self.path).map(|_| ()).map_err(|failed| failed.error)
+        replace_file(&self.path, 0o600, |file| {
+            serde_json::to_writer_pretty(&mut *file, self)?;
+            writeln!(file)
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use super::contents::Body;
 use crate::{
     SaveError,
-    save::{TEMPORARY, folder_of},
+    whole_file::{TEMPORARY, folder_of},
 };
 use rustix::{
     fs::{CWD, RenameFlags, renameat_with},

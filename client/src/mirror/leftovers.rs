@@ -1,7 +1,7 @@
 //! What processes that were killed in the middle of a save left behind.
 
 use super::folder;
-use crate::save::TEMPORARY;
+use crate::whole_file::TEMPORARY;
 use std::{
     fs::{self, DirEntry, File, Metadata},
     io,

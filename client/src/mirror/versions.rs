@@ -1,7 +1,7 @@
 //! Versions of one topic side by side: their names, the link to the last one, and which of them go.
 
 use super::{folder, with_extension};
-use crate::{SaveError, save::TEMPORARY};
+use crate::{SaveError, whole_file::TEMPORARY};
 use std::{
     cmp::Reverse,
     fs::{self, DirEntry},

@@ -338,3 +338,37 @@ fn a_subscriber_leaves_no_trace() {
     assert!(other.files_in("").is_empty());
     assert!(!Path::new(&other.path("state")).exists());
 }
+
+/// Goal: a file that is written in one step takes nothing away that is no file; the user learns what to do instead.
+/// Method: tickets to a FIFO, a link into /proc, stdout and a device; a version onto a FIFO.
+#[test]
+fn what_is_no_file_is_not_replaced() {
+    let home = home();
+    let fifo = |name: &str| {
+        let (path, mode) = (home.path(name), rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    };
+    fifo("fifo");
+    std::os::unix::fs::symlink("/proc/self/fd/1", home.path("stdout")).unwrap();
+    let mistakes = [
+        ("fifo", "it is a FIFO, not a regular file"),
+        ("stdout", "it is a link into /proc, not a regular file"),
+        ("-", "`-` is none"),
+        ("/dev/null", "it is a device, not a regular file"),
+    ];
+    for (name, why) in mistakes {
+        let words = ["serve", ANY_PORT, "--topic=w=w", "--ticket-file", name];
+        home.run(&words).failed(2, &["--ticket-file", why, "printed on stdout"]);
+    }
+    let is_fifo = |name: &str| {
+        let kind = fs::symlink_metadata(home.path(name)).unwrap().file_type();
+        std::os::unix::fs::FileTypeExt::is_fifo(&kind)
+    };
+    assert!(is_fifo("fifo") && home.path("stdout").is_symlink());
+    fs::create_dir(home.path("out")).unwrap();
+    fifo("out/w.safetensors");
+    let server = home.serve(&["--topic=w=w"]);
+    home.run(&["subscribe", server.ticket("w"), "--once", "--out=out"])
+        .failed(1, &["cannot write out/w.safetensors", "it is a FIFO"]);
+    assert!(is_fifo("out/w.safetensors"));
+}

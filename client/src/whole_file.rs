@@ -1,0 +1,145 @@
+//! Files that are replaced whole or not at all.
+
+use std::{
+    fs::{self, File, Metadata},
+    io,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::Path,
+};
+
+/// How the names of temporary files begin and end.
+pub(crate) const TEMPORARY: (&str, &str) = (".tensor-relay.", ".part");
+
+/// The folder that a file is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or_else(|| Path::new("."))
+}
+
+/// Lets `write` fill a temporary file beside `path`, syncs it, renames it into place and syncs the folder; missing folders
+/// are made. The file has `mode`, less what the umask takes away. The temporary name is nobody else's, whoever writes here
+/// at the same time, and goes when this fails. Blocks.
+///
+/// # Errors
+/// What the system says, and what [`must_be_replaceable`] does; `path` is then as it was.
+pub fn replace_file(
+    path: &Path,
+    mode: u32,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    must_be_replaceable(path)?; // Before anything is written, and not after gigabytes.
+    let folder = folder_of(path);
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::Builder::new()
+        .prefix(TEMPORARY.0)
+        .suffix(TEMPORARY.1)
+        .permissions(fs::Permissions::from_mode(mode))
+        .tempfile_in(folder)?;
+    // Says that somebody still writes it. Not every file system can; then only its age speaks for it.
+    let _ = file.as_file().try_lock();
+    write(file.as_file_mut())?;
+    file.as_file().sync_all()?;
+    must_be_replaceable(path)?;
+    file.persist(path).map_err(|failed| failed.error)?;
+    File::open(folder)?.sync_all()
+}
+
+/// Refuses what a rename would destroy: a device, a FIFO, a socket, a folder, and a link to one of these. Of a link to a
+/// regular file, or to nothing, the link is replaced, and what it leads to stays as it was.
+///
+/// It is a look, and no lock: a device that somebody puts there between it and the rename is replaced.
+///
+/// # Errors
+/// What is there, of the kind [`io::ErrorKind::InvalidInput`]; or what the system says.
+pub fn must_be_replaceable(path: &Path) -> io::Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    match special_kind(path, &found)? {
+        None => Ok(()),
+        Some(kind) => {
+            let text = format!("it is {kind}, not a regular file, and is not replaced: name another file");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+        }
+    }
+}
+
+/// What `path` is, if it is no regular file.
+fn special_kind(path: &Path, found: &Metadata) -> io::Result<Option<&'static str>> {
+    if !found.is_symlink() {
+        return Ok(kind_of(found));
+    }
+    // Such as /dev/stdout, whatever it leads to at the moment.
+    if fs::read_link(path)?.starts_with("/proc") {
+        return Ok(Some("a link into /proc"));
+    }
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        led_to => Ok(kind_of(&led_to?).map(|_| "a link to what is no regular file")),
+    }
+}
+
+fn kind_of(found: &Metadata) -> Option<&'static str> {
+    let kind = found.file_type();
+    match () {
+        () if kind.is_file() => None,
+        () if kind.is_dir() => Some("a folder"),
+        () if kind.is_fifo() => Some("a FIFO"),
+        () if kind.is_socket() => Some("a socket"),
+        () => Some("a device"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use std::os::unix::{fs::symlink, net::UnixListener};
+
+    fn replace(path: &Path) -> io::Result<()> {
+        replace_file(path, 0o600, |file| io::Write::write_all(file, b"new"))
+    }
+
+    #[test]
+    fn a_file_and_a_link_to_one_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "old").unwrap();
+        symlink(&file, &link).unwrap();
+        replace(&link).unwrap();
+        assert!(!link.is_symlink(), "the link is what is replaced");
+        assert_eq!(fs::read(&file).unwrap(), b"old");
+        replace(&file).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        let dangling = dir.path().join("dangling");
+        symlink("nothing", &dangling).unwrap();
+        replace(&dangling).unwrap();
+        assert_eq!(fs::read(&dangling).unwrap(), b"new");
+    }
+
+    /// Goal: what is no regular file is left as it is, and told by its kind.
+    /// Method: each kind that any user can make, in a folder of our own, and links as /dev has them.
+    #[test]
+    fn what_is_no_regular_file_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        mknodat(CWD, at("a FIFO"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        fs::create_dir(at("a folder")).unwrap();
+        let _listener = UnixListener::bind(at("a socket")).unwrap();
+        symlink("/proc/self/fd/1", at("a link into /proc")).unwrap();
+        symlink("a FIFO", at("a link to what is no regular file")).unwrap();
+        let before = fs::read_dir(dir.path()).unwrap().count();
+        for entry in fs::read_dir(dir.path()).unwrap().flatten() {
+            let (path, kind) = (entry.path(), entry.file_type().unwrap());
+            let error = replace(&path).unwrap_err();
+            let name = entry.file_name().into_string().unwrap();
+            assert!(error.to_string().starts_with(&format!("it is {name}, not a regular file")), "{error}");
+            assert_eq!(fs::symlink_metadata(&path).unwrap().file_type(), kind);
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before, "no temporary file stays");
+        let device = must_be_replaceable(Path::new("/dev/null")).unwrap_err();
+        assert!(device.to_string().contains("it is a device"), "{device}");
+    }
+}
