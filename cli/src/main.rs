@@ -12,6 +12,7 @@ mod codecs;
 mod completions;
 mod config;
 mod demo;
+mod descriptors;
 mod device;
 mod devices;
 mod exit;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let done = config::read(&words).and_then(|(args, layers)| {
         log_to_stderr(args.verbose);
+        descriptors::reserve(&args.command)?;
         run(args.command, &layers)
     });
     done.unwrap_or_else(|error| match error.downcast::<clap::Error>() {

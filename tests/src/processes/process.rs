@@ -53,6 +53,11 @@ impl Process {
         heard.unwrap_or_else(|why| self.fail(&format!("no {wanted:?} on stdout: {why}")))
     }
 
+    /// The same; false when it ended instead.
+    pub fn try_hear_out(&mut self, wanted: &str) -> bool {
+        self.out.hear(wanted).is_ok()
+    }
+
     /// Waits for a line on stderr that contains `wanted`.
     pub fn hear_err(&mut self, wanted: &str) -> String {
         let heard = self.err.hear(wanted);

@@ -15,6 +15,7 @@ mod failures;
 mod files;
 mod gpu_suite;
 mod hooks;
+mod host;
 mod lanes;
 mod mirrors;
 mod modes;
