@@ -1,12 +1,18 @@
 //! The server's key: made at first start, kept, and known to clients by its fingerprint.
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
+use rustix::{fs::OFlags, process::geteuid};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::{
-    fmt, fs,
-    io::{self, Write},
+    fmt,
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
+
+/// The most bytes of a key file that are read; a key has a few hundred.
+const KEY_MAX_BYTES: u64 = 64 << 10;
 
 /// The file in the state directory that holds the private key, PEM, readable by its owner alone.
 const KEY_FILE: &str = "identity.key";
@@ -72,6 +78,16 @@ pub enum IdentityError {
         /// What is wrong with it.
         source: rcgen::Error,
     },
+    /// Others could have put another key there, and may do so again.
+    #[error("the server's key {} {why}: others may replace it and pass for this server; {fix}, or give another place with --state-dir", path.display())]
+    Unsafe {
+        /// The file.
+        path: PathBuf,
+        /// What lets them.
+        why: String,
+        /// What ends that.
+        fix: String,
+    },
     /// No key could be made.
     #[error("cannot make a key: {0}")]
     Generate(#[from] rcgen::Error),
@@ -88,16 +104,22 @@ impl Identity {
 
     /// The identity kept in `state_dir`, made at the first call: the same key, so the same tickets, after a restart.
     ///
+    /// What is made is private, whatever the umask. A key that others than its owner can read, or that the group can write (as
+    /// volumes and secrets are mounted in Kubernetes), is used with a warning in the log; so is a directory that others can
+    /// write. A key that everybody can write, or that belongs to another user than this process' and root, is refused.
+    ///
     /// # Errors
-    /// [`IdentityError`] when the directory cannot be written at first start, or the key in it cannot be read.
+    /// [`IdentityError`] when the directory cannot be written at first start, or the key in it cannot be read or is refused.
     pub fn load_or_create(state_dir: &Path) -> Result<Self, IdentityError> {
         let path = state_dir.join(KEY_FILE);
-        match Self::load(&path) {
+        let identity = match Self::load(&path) {
             Err(IdentityError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                Self::create(state_dir, &path)
+                Self::create(state_dir, &path)?
             }
-            loaded => loaded,
-        }
+            loaded => loaded?,
+        };
+        warn_of_shared_directory(state_dir);
+        Ok(identity)
     }
 
     /// Where an identity is kept when nobody says where: where the XDG specification puts state. `None` where there is no
@@ -130,15 +152,15 @@ impl Identity {
     }
 
     fn load(path: &Path) -> Result<Self, IdentityError> {
-        let pem = fs::read_to_string(path);
-        let pem = pem.map_err(|source| IdentityError::File { action: "read", path: path.into(), source })?;
+        let pem = read_key(path)?;
         let key = KeyPair::from_pem(&pem);
         let key = key.map_err(|source| IdentityError::Key { path: path.into(), source })?;
         Ok(Self::from_key(&key)?)
     }
 
     fn create(state_dir: &Path, path: &Path) -> Result<Self, IdentityError> {
-        fs::create_dir_all(state_dir).map_err(|source| IdentityError::File {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(state_dir);
+        made.map_err(|source| IdentityError::File {
             action: "create the state directory",
             path: state_dir.into(),
             source,
@@ -171,6 +193,73 @@ impl fmt::Debug for Identity {
     }
 }
 
+/// Reads a key file, after a look at who else can read or write it.
+fn read_key(path: &Path) -> Result<String, IdentityError> {
+    let failed = |source| IdentityError::File { action: "read", path: path.into(), source };
+    // A FIFO is not waited for.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    }
+    let (mode, user) = (found.mode() & 0o777, geteuid().as_raw());
+    match exposure(mode, found.uid(), user) {
+        Exposure::None => {}
+        Exposure::Shared => tracing::warn!(
+            "The server's key {0} has mode {mode:04o}: whoever else can read it can pass for this server. Make it private with \
+             `chmod 600 {0}`, or where it is mounted as a secret, by the mode there (0400).",
+            path.display()
+        ),
+        Exposure::Writable => {
+            let (why, fix) = (format!("has mode {mode:04o}"), format!("run `chmod 600 {}`", path.display()));
+            return Err(IdentityError::Unsafe { path: path.into(), why, fix });
+        }
+        Exposure::Foreign => {
+            let why = format!("belongs to user {}, and this process runs as user {user}", found.uid());
+            let fix = format!("run `chown {user} {}` as root", path.display());
+            return Err(IdentityError::Unsafe { path: path.into(), why, fix });
+        }
+    }
+    let mut pem = String::new();
+    file.take(KEY_MAX_BYTES).read_to_string(&mut pem).map_err(failed)?;
+    Ok(pem)
+}
+
+/// What a file's mode and owner allow to others than the user who runs this process, and root.
+#[derive(Debug, PartialEq, Eq)]
+enum Exposure {
+    None,
+    /// Others can read it, or its group write it. A volume of Kubernetes with `fsGroup` lets its group, at each mount.
+    Shared,
+    /// Everybody can write it.
+    Writable,
+    /// It belongs to somebody else.
+    Foreign,
+}
+
+fn exposure(mode: u32, owner: u32, user: u32) -> Exposure {
+    match () {
+        () if owner != user && owner != 0 => Exposure::Foreign,
+        () if mode & 0o002 != 0 => Exposure::Writable,
+        () if mode & 0o066 != 0 => Exposure::Shared,
+        () => Exposure::None,
+    }
+}
+
+/// Says so when others can make files in the directory, or replace them.
+fn warn_of_shared_directory(state_dir: &Path) {
+    let Ok(found) = fs::metadata(state_dir) else { return };
+    let mode = found.mode() & 0o777;
+    if mode & 0o022 != 0 {
+        tracing::warn!(
+            "The state directory {0} has mode {mode:04o}: others can replace the server's key in it. End that with \
+             `chmod go-w {0}`.",
+            state_dir.display()
+        );
+    }
+}
+
 /// Writes a file that only its owner can read and that did not exist: whole under a temporary name first, then put into
 /// place, so that nobody ever reads half a key.
 fn write_new_private(path: &Path, content: &[u8]) -> io::Result<()> {
@@ -197,6 +286,23 @@ mod tests {
         let mode = fs::metadata(state.join(KEY_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "no temporary file stays");
+    }
+
+    #[test]
+    fn who_else_has_a_hand_on_a_key() {
+        for (mode, owner, user, expected) in [
+            (0o600, 7, 7, Exposure::None),
+            (0o400, 0, 7, Exposure::None),
+            (0o440, 0, 7, Exposure::Shared), // A secret with fsGroup.
+            (0o644, 0, 7, Exposure::Shared), // A secret as it is by default.
+            (0o660, 7, 7, Exposure::Shared), // A volume with fsGroup.
+            (0o602, 7, 7, Exposure::Writable),
+            (0o666, 0, 7, Exposure::Writable),
+            (0o600, 8, 7, Exposure::Foreign),
+            (0o600, 8, 0, Exposure::Foreign),
+        ] {
+            assert_eq!(exposure(mode, owner, user), expected, "{mode:o} of {owner} for {user}");
+        }
     }
 
     #[test]

@@ -1,8 +1,15 @@
-//! What the program asks of the machine that it runs on, and says when it does not get it: open files.
+//! What the program asks of the machine that it runs on, and says when it does not get it: open files, the modes of its
+//! private files.
 
 use crate::files;
-use std::process::Command;
-use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving};
+use rustix::process::geteuid;
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::Command,
+};
+use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
 
 /// A folder with the model `w` in it.
 fn home() -> Home {
@@ -47,4 +54,65 @@ fn too_few_descriptors() {
         &["subscribe", server.ticket("w"), "--once", "--out=o"],
     );
     ended.end().with(0);
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// The folder and the file of the server's key.
+fn key(home: &Home) -> (PathBuf, PathBuf) {
+    (home.path("state/tensor-relay"), home.path("state/tensor-relay/identity.key"))
+}
+
+/// Goal: what the server keeps is private, whatever the umask.
+/// Method: serve watched files with umask 000; look at the modes.
+#[test]
+fn private_whatever_the_umask() {
+    let home = home();
+    let words = ["serve", "--json", ANY_PORT, "--topic=w=w", "--watch", "--ticket-file=t"];
+    let server = Serving::hear(start_after(&home, "umask 000", &words));
+    let (folder, key) = key(&home);
+    assert_eq!((mode(&folder), mode(&home.path("state")), mode(&key)), (0o700, 0o700, 0o600));
+    assert_eq!((mode(&folder.join("topics.json")), mode(&home.path("t"))), (0o600, 0o600));
+    let ended = server.process.end_by(Signal::TERM).with(0);
+    assert!(!ended.err.contains("mode"), "{ended:?}");
+}
+
+/// Goal: a key that others can read is used with a warning that says how to end that, as secrets are often mounted so; one
+/// that others can replace is refused.
+/// Method: the modes of a key and of its folder; other owners, if the test may make them.
+#[test]
+fn a_key_that_others_can_reach() {
+    let home = home();
+    home.run(&["keys", "create"]).with(0);
+    let (folder, key) = key(&home);
+    let serve = || home.start(&["serve", "--json", ANY_PORT, "--topic=w=w"]);
+    for usable in [0o644, 0o440, 0o660] {
+        set_mode(&key, usable);
+        let mut server = serve();
+        server.hear_err(&format!("identity.key has mode {usable:04o}"));
+        server.hear_out("serving");
+    }
+    set_mode(&key, 0o602);
+    serve().end().failed(1, &["identity.key has mode 0602", "chmod 600"]);
+    set_mode(&key, 0o600);
+    set_mode(&folder, 0o777);
+    let mut server = serve();
+    server.hear_err("has mode 0777: others can replace the server's key");
+    server.hear_out("serving");
+    drop(server);
+    set_mode(&folder, 0o700);
+    if geteuid().is_root() {
+        chown(&key, Some(12_345), None).unwrap();
+        serve().end().failed(1, &["identity.key belongs to user 12345", "chown 0"]);
+    }
+    fs::remove_file(&key).unwrap();
+    let (fifo, all) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &key, fifo, all, 0).unwrap();
+    serve().end().failed(1, &["identity.key", "not a regular file"]);
 }
