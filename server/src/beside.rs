@@ -30,6 +30,7 @@ mod draft;
 mod gpu;
 mod producer;
 mod publication;
+mod quota;
 #[cfg(test)]
 mod tests;
 mod topics;
@@ -45,6 +46,7 @@ pub use version::{SealError, SealedVersion, TensorWriter, Terms};
 use crate::{Device, Server, TopicOptions};
 use channel::split;
 use connection::House;
+use quota::{PRODUCERS_MAX, Quotas, Share};
 use std::{path::Path, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     VersionId,
@@ -52,17 +54,10 @@ use tensor_relay_protocol::{
 };
 use tokio::{
     net::UnixStream,
-    sync::Semaphore,
     task::{JoinHandle, JoinSet},
     time::Instant,
 };
 use topics::Topics;
-
-/// How many producers may be connected at once. A training job has a few.
-const PRODUCERS_MAX: usize = 64;
-
-/// How many bytes of manifests may have come, of all producers, that were not read yet: eight as large as they may be.
-const MANIFESTS_MAX_BYTES: usize = 256 << 20;
 
 /// How many may be told at once why they are not let in. The others just find the connection closed.
 const TURNED_AWAY_MAX: usize = 8;
@@ -129,9 +124,8 @@ impl Server {
         let shared = self.shared();
         let agent = shared.config.agent.clone();
         let topics = Topics::new(Arc::clone(shared), options);
-        let manifests = Arc::new(Semaphore::new(MANIFESTS_MAX_BYTES));
         let report = Box::new(report);
-        let house = House { topics, staging: self.staging(), manifests, device, agent, report };
+        let house = House { topics, staging: self.staging(), device, agent, report };
         let path = door.path().into();
         Open { path, accepting: tokio::spawn(accept(door, Arc::new(house))) }
     }
@@ -140,6 +134,7 @@ impl Server {
 async fn accept(door: Door, house: Arc<House>) {
     // Apart: who is turned away takes nobody's place.
     let (mut producers, mut turned_away) = (JoinSet::new(), JoinSet::new());
+    let mut quotas = Quotas::default();
     let mut warned: Option<Instant> = None;
     loop {
         let stream = match door.accept().await {
@@ -152,9 +147,9 @@ async fn accept(door: Door, house: Arc<House>) {
         };
         while producers.try_join_next().is_some() {}
         while turned_away.try_join_next().is_some() {}
-        match admit(&stream, &door, producers.len()) {
-            Ok(peer) => {
-                producers.spawn(connection::serve(stream, peer, Arc::clone(&house)));
+        match admit(&stream, &door, &mut quotas) {
+            Ok((peer, share)) => {
+                producers.spawn(connection::serve(stream, peer, share, Arc::clone(&house)));
             }
             Err(text) => {
                 if warned.is_none_or(|at| at.elapsed() >= WARNING) {
@@ -169,8 +164,8 @@ async fn accept(door: Door, house: Arc<House>) {
     }
 }
 
-/// Who a producer is, if it may publish. The system vouches for it.
-fn admit(stream: &UnixStream, door: &Door, connected: usize) -> Result<String, String> {
+/// Who a producer is, if it may publish, and its part of what its user may take. The system vouches for who it is.
+fn admit(stream: &UnixStream, door: &Door, quotas: &mut Quotas) -> Result<(String, Share), String> {
     let peer = stream
         .peer_cred()
         .map_err(|error| format!("the system does not say who it is: {error}"))?;
@@ -193,9 +188,11 @@ fn admit(stream: &UnixStream, door: &Door, connected: usize) -> Result<String, S
              server with --publish-uid {uid}"
         ));
     }
-    match connected >= PRODUCERS_MAX {
-        true => Err(format!("{PRODUCERS_MAX} producers are connected, and more are not let in")),
-        false => Ok(name),
+    match quotas.take(uid) {
+        Some(share) => Ok((name, share)),
+        None => Err(format!(
+            "{PRODUCERS_MAX} producers of user {uid} are connected, and no more are let in: close one of them first"
+        )),
     }
 }
 

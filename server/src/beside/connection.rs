@@ -4,6 +4,7 @@ use super::{
     Published,
     channel::{ChannelError, Hearer, PROMPT, Speaker, split},
     draft::{Draft, Ready, Refused, taken},
+    quota::Share,
     topics::Topics,
 };
 use crate::{Device, Publication, PublishError, Staging};
@@ -22,7 +23,7 @@ use tensor_relay_protocol::{
 use tokio::{
     net::UnixStream,
     sync::{
-        Notify, Semaphore,
+        Notify,
         mpsc::{self, error::TrySendError},
     },
     task::JoinSet,
@@ -39,8 +40,6 @@ const UNSAID_MAX: usize = 64;
 pub(super) struct House {
     pub(super) topics: Topics,
     pub(super) staging: Staging,
-    /// A permit for each byte of manifests that may have come and not been read yet.
-    pub(super) manifests: Arc<Semaphore>,
     /// What it serves from, and takes memory of.
     pub(super) device: Option<Device>,
     pub(super) agent: String,
@@ -65,10 +64,10 @@ enum Standing {
 type Versions = Arc<Mutex<HashMap<PublicationId, Standing>>>;
 
 /// Serves a producer until it goes, or breaks a rule. Dropping it ends the connection; what is published stays.
-pub(super) async fn serve(stream: UnixStream, peer: String, house: Arc<House>) {
+pub(super) async fn serve(stream: UnixStream, peer: String, share: Share, house: Arc<House>) {
     let (hearer, speaker) = split(stream);
     let _ends = speaker.ends();
-    if let Err(error) = converse(hearer, speaker, &peer, house).await {
+    if let Err(error) = converse(hearer, speaker, &peer, &share, house).await {
         tracing::warn!(%peer, "A producer beside this server was cut off: {error}.");
     }
 }
@@ -77,6 +76,7 @@ async fn converse(
     mut hearer: Hearer,
     speaker: Speaker,
     peer: &str,
+    share: &Share,
     house: Arc<House>,
 ) -> Result<(), ChannelError> {
     let greeted = tokio::time::timeout(PROMPT, greet(&mut hearer, &speaker, &house)).await;
@@ -95,7 +95,7 @@ async fn converse(
     // Whoever ends first ends the others.
     let theirs = Theirs(Arc::clone(&versions));
     let ended = tokio::select! {
-        heard = hear(&mut hearer, &house, &versions, &todo, &farewell) => heard,
+        heard = hear(&mut hearer, (&house, share), &versions, &todo, &farewell) => heard,
         spoken = &mut speaking => return spoken,
         () = worker.work(tasks) => Ok(()),
     };
@@ -153,7 +153,7 @@ async fn close(speaker: &Speaker, error: ChannelError) -> Result<(), ChannelErro
 /// Hears a producer until it says good-bye.
 async fn hear(
     hearer: &mut Hearer,
-    house: &House,
+    (house, share): (&House, &Share),
     versions: &Versions,
     todo: &mpsc::Sender<Task>,
     say: &mpsc::Sender<ServerMessage>,
@@ -162,7 +162,7 @@ async fn hear(
     while let Some(frame) = hearer.next().await? {
         let task = match ProducerMessage::decode(&frame)? {
             ProducerMessage::Manifest(part) => {
-                draft.handle_manifest(&part, &house.staging.limits, &house.manifests);
+                draft.handle_manifest(&part, &house.staging.limits, &share.manifests);
                 continue;
             }
             ProducerMessage::Lend(lend) => {

@@ -369,7 +369,7 @@ async fn who_is_turned_away_takes_no_place() {
     }
     let refused = Producer::connect(&home.path()).await.unwrap_err();
     let ConnectError::Refused { why, .. } = refused else { panic!("{refused}") };
-    assert!(why.contains("64 producers"), "{why}");
+    assert!(why.contains("64 producers of user"), "{why}");
     let mut deaf = Vec::new();
     for _ in 0..2 * PRODUCERS_MAX {
         deaf.push(loop {

@@ -181,6 +181,35 @@ fn other_users() {
     shared.process.hear_err("user 12345 may not publish");
 }
 
+/// Goal: a user who takes every place that is his keeps nobody else out.
+/// Method: as many connections of one user as are let in, and one more; then publish as another. Needs root.
+#[test]
+fn a_user_who_takes_every_place() {
+    if !geteuid().is_root() {
+        println!("skipped: only root can be other users");
+        return;
+    }
+    let home = Home::new();
+    fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    files::noise(&home.path("w"), 1000, 1);
+    let _server = server(&home, &["--publish-uid=12344,12345"]);
+    let path = home.path("s");
+    let hog = thread::spawn(move || {
+        let uid = Uid::from_raw(12_344);
+        set_thread_res_uid(uid, uid, uid).unwrap(); // Of this thread alone.
+        let connections: Vec<Raw> = (0..64).map(|_| Raw::greeted(&path)).collect();
+        let mut one_more = Raw::connect(&path);
+        let refused = one_more.hear();
+        let ServerMessage::Close { text } = refused else { panic!("{refused:?}") };
+        assert!(text.contains("64 producers of user 12344"), "{text}");
+        connections
+    });
+    let connections = hog.join().unwrap();
+    publish(&home, "w", &[]);
+    connect_as(12_345, &home.path("s")).unwrap();
+    drop(connections);
+}
+
 /// A producer that says whatever bytes can say.
 struct Raw(UnixStream);
 
