@@ -5,6 +5,7 @@ use std::{
 };
 
 use crate::{
+    cgroup::{self, Fit},
     cuda::CudaError,
     mapping::{Mapping, PREFAULT_PIECE_BYTES},
     region::{Keeper, Region},
@@ -39,7 +40,7 @@ impl HostMemory {
     /// Fill it before you show it. Costs a lock when memory is reused; else a few system calls, and the
     /// unmapping of what had to make room (milliseconds for gigabytes), so call it once per payload and not
     /// once per chunk. Fresh regions of 32 MiB and more are pre-faulted by a background thread. Fails when
-    /// the budget or the operating system has no room.
+    /// the budget, the operating system or, for such regions, the memory limit of the container has no room.
     pub fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         if len == 0 {
             return Ok(Region::default());
@@ -87,18 +88,44 @@ impl HostMemory {
 
     /// Maps memory for which `take` made room, and gives the room back where the system refuses.
     fn map(&self, len: usize) -> Result<Arc<Mapping>, AllocError> {
-        match Mapping::new(len) {
+        let is_touched = self.shelf.prefault && len >= PREFAULT_PIECE_BYTES;
+        let fits = if is_touched { self.must_fit_cgroup(len as u64) } else { Ok(()) };
+        let mapped = fits.and_then(|()| Mapping::new(len).map_err(|source| AllocError::Os { len, source }));
+        match mapped {
             Ok(mapping) => {
                 let mapping = Arc::new(mapping);
                 self.shelf.state().fresh += 1;
-                if self.shelf.prefault && len >= PREFAULT_PIECE_BYTES {
+                if is_touched {
                     mapping.prefault_in_background();
                 }
                 Ok(mapping)
             }
-            Err(source) => {
+            Err(error) => {
                 self.shelf.state().in_use_bytes -= len as u64;
-                Err(AllocError::Os { len, source })
+                Err(error)
+            }
+        }
+    }
+
+    /// Refuses what the container's memory limit has no room for: the system would kill this process when it is touched. What
+    /// is kept for reuse makes room.
+    fn must_fit_cgroup(&self, asked_bytes: u64) -> Result<(), AllocError> {
+        let mut fit = cgroup::fits(asked_bytes);
+        if fit != Fit::Well {
+            self.release_cached();
+            fit = cgroup::fits(asked_bytes);
+        }
+        match fit {
+            Fit::Well => Ok(()),
+            Fit::Closely { left, limit } => {
+                tracing::warn!(
+                    "{asked_bytes} bytes for tensors leave {left} bytes of the container's memory limit (cgroup) of {limit} \
+                     bytes: the system kills this process when it needs more. Raise that limit."
+                );
+                Ok(())
+            }
+            Fit::Not { free, limit } => {
+                Err(AllocError::OverCgroup { asked_bytes, free_bytes: free, limit_bytes: limit })
             }
         }
     }
@@ -155,7 +182,7 @@ pub enum AllocError {
     /// The budget that the operator set has no room. Evicting the cache would not have helped.
     #[error(
         "{asked_bytes} bytes of host memory were asked for while {in_use_bytes} bytes of the budget of \
-         {budget_bytes} bytes are in use. Raise the memory budget, or release versions that are still held."
+         {budget_bytes} bytes are in use. Raise the memory budget, or release versions that are still held"
     )]
     OverBudget {
         /// What was asked for, in bytes.
@@ -165,10 +192,23 @@ pub enum AllocError {
         /// The most that may be held.
         budget_bytes: u64,
     },
+    /// The memory limit of the container has no room: the system would kill this process when the memory is used.
+    #[error(
+        "{asked_bytes} bytes of host memory were asked for, and the memory limit of the container (cgroup) of {limit_bytes} \
+         bytes leaves {free_bytes}. Raise that limit, or release versions that are still held"
+    )]
+    OverCgroup {
+        /// What was asked for, in bytes.
+        asked_bytes: u64,
+        /// What the limit leaves.
+        free_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
     /// The operating system has no room.
     #[error(
-        "The operating system refused to map {len} bytes. Check the free memory of this host, and the limits on \
-         address space (ulimit -v) and on the number of mappings (vm.max_map_count)."
+        "The operating system refused to map {len} bytes ({source}). Check the free memory of this host, and the limits on \
+         address space (ulimit -v) and on the number of mappings (vm.max_map_count)"
     )]
     Os {
         /// The bytes that were to be mapped.
@@ -179,7 +219,7 @@ pub enum AllocError {
     /// The device memory budget that the operator set has no room. Giving up what is kept for reuse would not have helped.
     #[error(
         "{asked_bytes} bytes of {device}'s memory were asked for while {in_use_bytes} bytes of the budget of \
-         {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held."
+         {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held"
     )]
     OverDeviceBudget {
         /// The device.
@@ -194,7 +234,7 @@ pub enum AllocError {
     /// The device has no room.
     #[error(
         "{device} has no room for {asked_bytes} bytes: {free_bytes} of its {total_bytes} bytes are free. Release memory of \
-         this or another process (see nvidia-smi), or take another device."
+         this or another process (see nvidia-smi), or take another device"
     )]
     DeviceFull {
         /// The device.
@@ -209,7 +249,7 @@ pub enum AllocError {
     /// The driver refused to lock pages for slots.
     #[error(
         "The driver refused to lock {asked_bytes} bytes of host memory for {device}. Make fewer or smaller slots, and check \
-         the free memory of this host and the limit on locked memory (ulimit -l)."
+         the free memory of this host and the limit on locked memory (ulimit -l)"
     )]
     PageLocking {
         /// The device.
@@ -230,7 +270,7 @@ pub enum AllocError {
     /// A pool without room for a byte was asked for: waiting for its slots would never end.
     #[error(
         "A pool of {slots} slots of {slot_bytes} bytes can carry nothing. Configure at least one slot of at least \
-         one byte."
+         one byte"
     )]
     EmptyPool {
         /// The slots asked for.

@@ -20,6 +20,7 @@
 //! `sealed` that nobody can change what another process wrote; in [`cuda`], `symbols`, `driver` and `gpu` call the driver, and `page_locked` vouches for the memory of its
 //! slots. The other modules are safe code, but for the places in `cuda` that say why nobody uses what they hand to these.
 
+mod cgroup;
 pub mod cuda;
 mod device;
 mod engine;

@@ -64,7 +64,9 @@ impl Staging {
     /// Memory for a version of `len` bytes. Bases give way to it.
     pub(crate) fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         match self.memory.allocate(len) {
-            Err(AllocError::OverBudget { .. } | AllocError::Os { .. }) if self.bases.give_way() => {
+            Err(AllocError::OverBudget { .. } | AllocError::OverCgroup { .. } | AllocError::Os { .. })
+                if self.bases.give_way() =>
+            {
                 self.memory.allocate(len)
             }
             given => given,

@@ -1,5 +1,5 @@
 //! What the program asks of the machine that it runs on, and says when it does not get it: open files, the modes of its
-//! private files.
+//! private files, memory.
 
 use crate::files;
 use rustix::process::geteuid;
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
-use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
+use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
 
 /// A folder with the model `w` in it.
 fn home() -> Home {
@@ -115,4 +115,72 @@ fn a_key_that_others_can_reach() {
     let (fifo, all) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
     rustix::fs::mknodat(rustix::fs::CWD, &key, fifo, all, 0).unwrap();
     serve().end().failed(1, &["identity.key", "not a regular file"]);
+}
+
+/// A cgroup that limits memory; it is removed when this is dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// One of either version, if this system lets the test make one.
+    fn new(limit_bytes: u64) -> Result<Self, String> {
+        let name = format!("tensor-relay-test-{}", std::process::id());
+        let versions = [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+        let mut why = String::from("no memory controller");
+        for (mount, limit) in versions {
+            let folder = Path::new(mount).join(&name);
+            if !Path::new(mount).join("cgroup.procs").exists() {
+                continue;
+            }
+            if let Err(error) = fs::create_dir(&folder) {
+                why = error.to_string();
+                continue;
+            }
+            let made = Self(folder);
+            let _ = fs::write(made.0.join("memory.swap.max"), "0");
+            match fs::write(made.0.join(limit), limit_bytes.to_string()) {
+                Ok(()) => {
+                    let _ = fs::write(made.0.join("memory.memsw.limit_in_bytes"), limit_bytes.to_string());
+                    return Ok(made);
+                }
+                Err(error) => why = error.to_string(),
+            }
+        }
+        Err(why)
+    }
+
+    /// What a shell does to enter it.
+    fn enter(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs", self.0.display())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // It can be removed when its last process was waited for.
+        let removed = (0..500).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            fs::remove_dir(&self.0).is_ok()
+        });
+        assert!(removed || std::thread::panicking(), "{} is not empty", self.0.display());
+    }
+}
+
+/// Goal: a model that the container has no memory for is refused with the numbers, at either end, and nobody is killed.
+/// Method: 192 MiB where 128 may be used: served, and received from a server that has room; then what fits.
+#[test]
+fn a_container_that_is_too_small() {
+    let cgroup = match Cgroup::new(128 << 20) {
+        Ok(cgroup) => cgroup,
+        Err(why) => return println!("skipped: this system lets the test make no cgroup: {why}"),
+    };
+    let home = home();
+    files::zeros(&home.path("m"), 192 << 20);
+    let server = home.serve(&["--topic=m=m", "--topic=w=w"]);
+    let causes = ["memory limit of the container (cgroup) of 134217728 bytes leaves"];
+    let serve = ["serve", ANY_PORT, ON_HOST, "--topic=m=m"];
+    start_after(&home, &cgroup.enter(), &serve).end().failed(1, &causes);
+    let subscribe = |topic| ["subscribe", server.ticket(topic), "--once", "--out=out", ON_HOST];
+    start_after(&home, &cgroup.enter(), &subscribe("m")).end().failed(1, &causes);
+    start_after(&home, &cgroup.enter(), &subscribe("w")).end().with(0);
+    assert_eq!(home.files_in("out"), ["w.safetensors"]);
 }

@@ -43,7 +43,7 @@ pub enum ShareError {
     /// The engine's budget has no room for a shared buffer.
     #[error(
         "{asked_bytes} bytes of {device}'s memory were asked for, to share copies, while {in_use_bytes} bytes of the budget \
-         of {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held."
+         of {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held"
     )]
     OverBudget {
         /// The engine.

@@ -1,0 +1,208 @@
+//! The memory limit of the container (cgroup) that this process runs in. Whoever touches more is killed without a word, so it
+//! is looked at before.
+
+use std::{fs, path::Path};
+
+/// Where cgroups of version 2 and the memory controller of version 1 are mounted on every system that we know.
+const MOUNTS: [(&str, &Files); 2] = [("/sys/fs/cgroup", &V2), ("/sys/fs/cgroup/memory", &V1)];
+
+/// Less than this part of the limit, in what is left, is worth a warning.
+const CLOSE: u64 = 16;
+
+/// Version 1 writes a number like this for no limit.
+const UNLIMITED: u64 = 1 << 62;
+
+/// How a version of cgroups calls what we read.
+struct Files {
+    /// The controllers in the line of `/proc/self/cgroup`.
+    controllers: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// The limit on swap and what is used of it.
+    swap: [&'static str; 2],
+    /// Whether both of these count memory too.
+    swap_has_memory: bool,
+    /// In `memory.stat`: pages of files, which the kernel drops when it needs room.
+    file_pages: [&'static str; 2],
+}
+
+const V2: Files = Files {
+    controllers: "",
+    limit: "memory.max",
+    used: "memory.current",
+    swap: ["memory.swap.max", "memory.swap.current"],
+    swap_has_memory: false,
+    file_pages: ["inactive_file", "active_file"],
+};
+
+const V1: Files = Files {
+    controllers: "memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    swap: ["memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"],
+    swap_has_memory: true,
+    file_pages: ["total_inactive_file", "total_active_file"],
+};
+
+/// What a cgroup says of its memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub(crate) limit: u64,
+    pub(crate) used: u64,
+    /// What of `used` the kernel can take back: pages of files.
+    pub(crate) reclaimable: u64,
+    /// What it may still swap out, if the host can.
+    pub(crate) swap_free: u64,
+}
+
+/// Whether memory fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// It does.
+    Well,
+    /// It does, and little is left.
+    Closely { left: u64, limit: u64 },
+    /// It cannot, even if the kernel takes back all that it can.
+    Not { free: u64, limit: u64 },
+}
+
+impl Level {
+    fn free(&self, host_swap_free: u64) -> u64 {
+        let taken = self.used.saturating_sub(self.reclaimable);
+        let swap_free = self.swap_free.min(host_swap_free);
+        self.limit.saturating_sub(taken).saturating_add(swap_free)
+    }
+}
+
+/// Whether `asked` bytes more fit into a cgroup and all those above it. What is mapped and was never touched does not count
+/// for the kernel, so several that ask at once may all be told that it does.
+pub(crate) fn judge(asked: u64, levels: &[Level], host_swap_free: u64) -> Fit {
+    let free = |level: &Level| level.free(host_swap_free);
+    let Some(tightest) = levels.iter().min_by_key(|level| free(level)) else { return Fit::Well };
+    let (free, limit) = (free(tightest), tightest.limit);
+    match free.checked_sub(asked) {
+        None => Fit::Not { free, limit },
+        Some(left) if left < limit / CLOSE => Fit::Closely { left, limit },
+        Some(_) => Fit::Well,
+    }
+}
+
+/// Whether `asked` bytes more fit into this process' cgroup, now. Where nobody limits it, or nothing can be read: they do.
+pub(crate) fn fits(asked: u64) -> Fit {
+    let Ok(own) = fs::read_to_string("/proc/self/cgroup") else { return Fit::Well };
+    let levels: Vec<Level> = MOUNTS
+        .iter()
+        .flat_map(|(mount, files)| levels(Path::new(mount), files, &own))
+        .collect();
+    match levels.is_empty() {
+        true => Fit::Well,
+        false => judge(asked, &levels, host_swap_free()),
+    }
+}
+
+/// The cgroup that `own`, of `/proc/self/cgroup`, names and those above it, as far as they have a limit. In a container the
+/// path is often the host's, and only its mount is there.
+fn levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
+    let Some(path) = own.lines().find_map(|line| path_of(line, files.controllers)) else { return vec![] };
+    let folder = mount.join(path.trim_start_matches('/'));
+    let folders = folder.ancestors().take_while(|folder| folder.starts_with(mount));
+    folders.filter_map(|folder| level(folder, files)).collect()
+}
+
+/// The path in a line `number:controllers:path`.
+fn path_of<'a>(line: &'a str, controllers: &str) -> Option<&'a str> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let found = parts.next()?.split(',').any(|name| name == controllers);
+    parts.next().filter(|_| found)
+}
+
+fn level(folder: &Path, files: &Files) -> Option<Level> {
+    let number = |name: &str| -> Option<u64> {
+        let text = fs::read_to_string(folder.join(name)).ok()?;
+        text.trim().parse().ok().filter(|number| *number < UNLIMITED) // `max` is no number.
+    };
+    let (limit, used) = (number(files.limit)?, number(files.used)?);
+    let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let reclaimable = files.file_pages.iter().filter_map(|name| value_in(&stat, name)).sum();
+    let memory = |bytes| if files.swap_has_memory { bytes } else { 0 };
+    let swap_free = match files.swap.map(number) {
+        [Some(max), Some(current)] => {
+            let (max, current) = (max.saturating_sub(memory(limit)), current.saturating_sub(memory(used)));
+            max.saturating_sub(current)
+        }
+        _ => u64::MAX,
+    };
+    Some(Level { limit, used, reclaimable, swap_free })
+}
+
+/// What the host has left of swap.
+fn host_swap_free() -> u64 {
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    value_in(&memory, "SwapFree:").map_or(0, |kib| kib << 10)
+}
+
+/// The number in a line `name number …`.
+fn value_in(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().map(str::split_whitespace);
+    let mut line = lines.find_map(|mut line| (line.next() == Some(name)).then_some(line))?;
+    line.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn level(limit: u64, used: u64, reclaimable: u64) -> Level {
+        let swap_free = 512 * MIB;
+        Level { limit: limit * MIB, used: used * MIB, reclaimable: reclaimable * MIB, swap_free }
+    }
+
+    #[test]
+    fn what_cannot_fit_is_refused_and_what_hardly_does_is_told() {
+        let levels = [level(1024, 300, 100)];
+        assert_eq!(judge(400 * MIB, &levels, 0), Fit::Well);
+        assert_eq!(judge(800 * MIB, &levels, 0), Fit::Closely { left: 24 * MIB, limit: 1024 * MIB });
+        let refused = Fit::Not { free: 824 * MIB, limit: 1024 * MIB };
+        assert_eq!(judge(825 * MIB, &levels, 0), refused);
+        assert_eq!(judge(900 * MIB, &levels, u64::MAX), Fit::Well, "swap takes the rest");
+        let refused_with_swap = Fit::Not { free: (824 + 512) * MIB, limit: 1024 * MIB };
+        assert_eq!(judge(1337 * MIB, &levels, u64::MAX), refused_with_swap, "which is limited, too");
+        assert_eq!(judge(u64::MAX, &levels, 0), refused);
+        assert_eq!(judge(u64::MAX, &[], 0), Fit::Well, "nobody limits it");
+    }
+
+    #[test]
+    fn the_tightest_level_decides() {
+        let levels = [level(1024, 10, 0), level(512, 500, 100), level(4096, 600, 0)];
+        assert_eq!(judge(200 * MIB, &levels, 0), Fit::Not { free: 112 * MIB, limit: 512 * MIB });
+        let over = [level(100, 200, 0)];
+        assert_eq!(judge(1, &over, 0), Fit::Not { free: 0, limit: 100 * MIB });
+    }
+
+    #[test]
+    fn the_files_of_both_versions_are_read() {
+        let mount = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(mount.path().join(name), text).unwrap();
+        fs::create_dir_all(mount.path().join("a/b")).unwrap();
+        write("memory.max", "max\n");
+        write("a/memory.max", "1000\n");
+        write("a/memory.current", "500\n");
+        write("a/memory.stat", "anon 100\nactive_file 20\ninactive_file 30\n");
+        write("a/memory.swap.max", "60\n");
+        write("a/memory.swap.current", "20\n");
+        write("a/b/memory.memsw.limit_in_bytes", "2500\n");
+        write("a/b/memory.memsw.usage_in_bytes", "800\n");
+        write("a/b/memory.limit_in_bytes", "2000\n");
+        write("a/b/memory.usage_in_bytes", "700\n");
+        write("a/b/memory.stat", "total_active_file 5\n");
+        write("memory.limit_in_bytes", "9223372036854771712\n");
+        let found = levels(mount.path(), &V2, "4:memory:/x\n0::/a/b\n");
+        assert_eq!(found, [Level { limit: 1000, used: 500, reclaimable: 50, swap_free: 40 }]);
+        let found = levels(mount.path(), &V1, "4:cpu,memory:/a/b\n0::/x\n");
+        assert_eq!(found, [Level { limit: 2000, used: 700, reclaimable: 5, swap_free: 400 }]);
+        assert_eq!(levels(mount.path(), &V2, "0::/docker/elsewhere\n"), [], "a path of the host's");
+        assert_eq!(levels(mount.path(), &V1, ""), []);
+    }
+}
