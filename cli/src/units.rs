@@ -37,6 +37,14 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is out of range"))
 }
 
+/// Reads a number of seconds like [`parse_seconds`], but not 0: for waits that would always be over at once.
+pub(crate) fn parse_some_seconds(text: &str) -> Result<Duration, String> {
+    match parse_seconds(text)? {
+        Duration::ZERO => Err("it must be more than 0".into()),
+        seconds => Ok(seconds),
+    }
+}
+
 /// Writes a size: `1.00 GiB`, `86.7 MiB`, `512 B`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let fitting = UNITS.iter().rev().find(|(_, factor)| bytes >= *factor);

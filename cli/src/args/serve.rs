@@ -88,8 +88,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Network")]
     pub(crate) lanes_max: u32,
 
-    /// How long a subscriber in mid-transfer may take no byte before it is evicted, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_seconds, help_heading = "Network")]
+    /// How long a subscriber in mid-transfer may take no byte before it is evicted, in seconds; more than 0.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_some_seconds, help_heading = "Network")]
     pub(crate) stall_timeout: Duration,
 
     /// Where the server's key is kept, so that tickets stay valid after a restart, and what it published last.
