@@ -28,6 +28,7 @@ mod units;
 
 use args::Command;
 use config::Layers;
+use exit::UsageError;
 use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
@@ -39,7 +40,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let done = config::read(&words).and_then(|(args, layers)| {
-        log_to_stderr(args.verbose);
+        log_to_stderr(args.verbose)?;
         descriptors::reserve(&args.command)?;
         run(args.command, &layers)
     });
@@ -80,18 +81,34 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
     code
 }
 
+/// The variable that says what is logged.
+const LOG: &str = "TENSOR_RELAY_LOG";
+
 /// Warnings are shown by default; `-v` adds information, `-vv` everything; `TENSOR_RELAY_LOG` overrides both.
-fn log_to_stderr(verbose: u8) {
+fn log_to_stderr(verbose: u8) -> Result<(), UsageError> {
     let default = match verbose {
         0 => "warn",
         1 => "info",
         _ => "debug",
     };
-    let filter = EnvFilter::try_from_env("TENSOR_RELAY_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = match config::variable::value_of(LOG) {
+        Some(filter) => log_filter(&filter.to_string_lossy())?,
+        None => EnvFilter::new(default),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_target(false)
         .init();
+    Ok(())
+}
+
+fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
+    EnvFilter::try_new(text).map_err(|why| {
+        UsageError(format!(
+            "the environment variable {LOG} cannot be {text:?}: {why}; write a level (error, warn, info, debug, trace), or levels \
+             by module, such as `info,tensor_relay_client=debug`"
+        ))
+    })
 }

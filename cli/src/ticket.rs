@@ -2,7 +2,7 @@
 
 use crate::exit::UsageError;
 use anyhow::{Context, bail};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use tensor_relay_client::{Ticket, Topic};
 
 /// The most bytes read in search of a ticket; each is a few hundred.
@@ -33,10 +33,17 @@ fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
 fn read_source(source: &str) -> anyhow::Result<String> {
     let mut text = String::new();
     match source {
-        "-" => std::io::stdin()
-            .take(SOURCE_MAX_BYTES)
-            .read_to_string(&mut text)
-            .context("cannot read stdin")?,
+        "-" => {
+            std::io::stdin()
+                .take(SOURCE_MAX_BYTES)
+                .read_to_string(&mut text)
+                .map_err(|error| match error.kind() {
+                    ErrorKind::InvalidData => {
+                        UsageError("stdin holds no ticket: it is not text (UTF-8)".into()).into()
+                    }
+                    _ => anyhow::Error::new(error).context("cannot read stdin"),
+                })?
+        }
         path => std::fs::File::open(path)
             .and_then(|file| file.take(SOURCE_MAX_BYTES).read_to_string(&mut text))
             .map_err(|error| {

@@ -23,7 +23,7 @@ pub(crate) fn command() -> Command {
 }
 
 /// The variable's value. An empty one counts as none: that is how container files leave a variable out.
-pub(super) fn value_of(variable: &str) -> Option<OsString> {
+pub(crate) fn value_of(variable: &str) -> Option<OsString> {
     std::env::var_os(variable).filter(|value| !value.is_empty())
 }
 

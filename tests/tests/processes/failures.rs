@@ -125,6 +125,35 @@ fn a_word_that_is_no_ticket() {
     }
 }
 
+/// Goal: what is no text is no ticket either, wherever it comes from.
+/// Method: bytes that are not UTF-8, on stdin and in a file.
+#[test]
+fn bytes_that_are_no_ticket() {
+    let home = Home::new();
+    fs::write(home.path("bytes"), [0xff, 0xfe, b'\n']).unwrap();
+    let mut command = home.program();
+    command.args(["subscribe", "-"]);
+    let stdin = fs::File::open(home.path("bytes")).unwrap();
+    Process::start_with(command, stdin)
+        .end()
+        .failed(2, &["stdin holds no ticket", "UTF-8"]);
+    home.run(&["subscribe", "bytes"]).failed(2, &["UTF-8"]);
+}
+
+/// Goal: a log filter that cannot be is told, and not passed over; an empty one is none.
+/// Method: one with a level that there is not, and an empty one.
+#[test]
+fn a_log_filter_that_cannot_be() {
+    let home = home();
+    let with_filter = |filter| {
+        let mut command = home.program();
+        command.args(["keys", "create"]).env("TENSOR_RELAY_LOG", filter);
+        Process::start(command).end()
+    };
+    with_filter("info,quinn=loud").failed(2, &["TENSOR_RELAY_LOG", "info,quinn=loud", "debug"]);
+    with_filter("").with(0);
+}
+
 /// Goal: a chunk size that cannot be is wrong usage, and the file is not blamed for it.
 /// Method: seven bytes.
 #[test]
