@@ -1,6 +1,7 @@
 //! What was published under which number, kept beside the key: so that a restarted server goes on counting, and
 //! subscribers that hold a version need not receive it again.
 
+use crate::exit::message_of;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -8,8 +9,8 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
 };
-use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 use tensor_relay_client::replace_file;
+use tensor_relay_server::{Epoch, Topic, Version, VersionDigest, VersionId};
 
 /// The newest version of each topic that was served from watched files.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -37,7 +38,11 @@ impl Ledger {
             Err(error) => Err(error.into()),
         };
         let known = read.unwrap_or_else(|error| {
-            tracing::warn!("Cannot read {}: {error:#}. Topics begin new epochs.", path.display());
+            tracing::warn!(
+                "Cannot read {}: {}. Topics begin new epochs.",
+                path.display(),
+                message_of(&error)
+            );
             Self::default()
         });
         Self { path, ..known }

@@ -4,7 +4,7 @@ use super::{
     ledger::Ledger,
     load::{Loaded, Loader},
 };
-use crate::args::ServeArgs;
+use crate::{args::ServeArgs, exit::message_of};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -108,7 +108,7 @@ impl Offer {
         match self.publish_anew().await {
             Ok(published) => published,
             Err(error) => {
-                let (topic, error) = (self.publisher.topic(), format!("{error:#}"));
+                let (topic, error) = (self.publisher.topic(), message_of(&error));
                 if self.watch.as_mut().is_some_and(|watch| watch.try_again(&error)) {
                     let then = "the version before stays on offer, and it is tried again";
                     tracing::warn!("{topic}: what replaced the files cannot be published; {then}: {error}");
