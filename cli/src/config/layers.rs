@@ -113,6 +113,7 @@ impl Layers {
         command: Option<&str>,
         words: &[OsString],
     ) -> anyhow::Error {
+        let error = self.without_hidden_commands(error);
         let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) =
             (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
         else {
@@ -127,6 +128,19 @@ impl Layers {
             Some(Err(wrong)) => wrong.into(),
             _ => error.into(),
         }
+    }
+
+    /// clap suggests every command whose name is similar, also those that are not for people.
+    fn without_hidden_commands(&self, mut error: clap::Error) -> clap::Error {
+        const KIND: ContextKind = ContextKind::SuggestedSubcommand;
+        let hidden = |name: &String| self.command.find_subcommand(name).is_some_and(Command::is_hide_set);
+        if let Some(ContextValue::Strings(mut names)) = error.remove(KIND) {
+            names.retain(|name| !hidden(name));
+            if !names.is_empty() {
+                error.insert(KIND, ContextValue::Strings(names));
+            }
+        }
+        error
     }
 
     fn layered(&self, command: Command, table: &str, off: &[String]) -> Command {

@@ -28,6 +28,14 @@ fn help_and_version() {
     }
     let version = home.run(&["--version"]).with(0);
     assert_eq!(version.out, format!("tensor-relay {}\n", env!("CARGO_PKG_VERSION")));
+    for word in ["demo-produce", "demo-consum", "dem"] {
+        let mistyped = home.run(&[word]).with(2);
+        assert!(
+            !mistyped.err.contains("demo-producer") && !mistyped.err.contains("demo-consumer"),
+            "{mistyped:?}"
+        );
+    }
+    assert!(home.run(&["serv"]).with(2).err.contains("'serve'"), "others are suggested");
     let nothing = home.run(&[]).with(2);
     assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
 }
