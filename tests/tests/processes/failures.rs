@@ -163,18 +163,26 @@ fn a_chunk_size_that_cannot_be() {
         .failed(2, &["--chunk-size"]);
 }
 
+/// Whether a line that tells causes tells one of them twice.
+fn tells_twice(line: &str) -> bool {
+    let causes: Vec<&str> = line.trim_end().split(": ").collect();
+    (1..causes.len()).any(|index| causes[..index].contains(&causes[index]))
+}
+
 /// Goal: a message tells each cause once.
-/// Method: errors whose source is part of their own message.
+/// Method: errors whose source is part of their own message, at the start and from the watcher of files.
 #[test]
 fn a_cause_is_told_once() {
     let home = home();
     fs::write(home.path("short"), "1").unwrap();
     for words in [&["serve", ANY_PORT, "--topic=w=none"], &["serve", ANY_PORT, "--topic=w=short"]] {
         let ended = home.run(words).with(1);
-        let causes: Vec<&str> = ended.err.trim_end().split(": ").collect();
-        let told_before = |(index, cause)| causes[..index].contains(cause);
-        assert!(!causes.iter().enumerate().any(told_before), "{}", ended.err);
+        assert!(!tells_twice(&ended.err), "{}", ended.err);
     }
+    let mut server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05"]);
+    files::replace(&home.path("w"), |path| fs::copy(home.path("short"), path).map(drop).unwrap());
+    let warned = server.process.hear_err("cannot be published");
+    assert!(!tells_twice(&warned), "{warned}");
 }
 
 /// Goal: a file that cannot be served is named, with what is wrong with it, whatever bytes it holds.
