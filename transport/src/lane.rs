@@ -33,8 +33,11 @@ const PIECES_MAX: usize = 64;
 /// what is lost on the way.
 const SETTLE_ROUND_TRIPS: u32 = 6;
 
-/// How long a closed lane waits for its last packets to leave, once the peer was told.
+/// How long a closed lane waits at most until the peer knows.
 const CLOSE_FLUSH: Duration = Duration::from_millis(500);
+
+/// How often a closed lane looks for the peer's answer, which quinn tells of by a counter alone.
+const ANSWER_POLL: Duration = Duration::from_millis(1);
 
 /// One QUIC connection of a session: a control stream and one-way data streams.
 ///
@@ -256,10 +259,23 @@ impl Lane {
         tokio::time::sleep(round_trips.min(CLOSE_FLUSH)).await;
     }
 
-    /// Waits until the packets that tell the other end of a [`close`](Self::close) have left, for half a second at most.
-    /// A process that ends without it leaves its peers to their idle timeout.
+    /// Waits until the other end knows of a [`close`](Self::close), for half a second at most: it answers with a close of
+    /// its own after one round trip. Where that is lost, waits for three probe timeouts (RFC 9000 §10.2), in which whatever
+    /// the other end still sends is answered by the close again. A process that ends without it leaves its peers to their
+    /// idle timeout.
     pub async fn flush_close(&self) {
-        let _ = tokio::time::timeout(CLOSE_FLUSH, self.endpoint.wait_idle()).await;
+        let answered = async {
+            while self.connection.stats().frame_rx.connection_close == 0 {
+                tokio::time::sleep(ANSWER_POLL).await;
+            }
+        };
+        let told = async {
+            tokio::select! {
+                () = answered => {}
+                () = self.endpoint.wait_idle() => {}
+            }
+        };
+        let _ = tokio::time::timeout(CLOSE_FLUSH, told).await;
     }
 
     /// Why the lane ended, if it has.

@@ -217,6 +217,26 @@ fn a_client_that_leaves_in_mid_transfer() {
     });
 }
 
+/// Goal: a client that has nothing under way closes within the round trips that its good-bye needs, and does not wait for
+/// QUIC's draining period (three probe timeouts).
+/// Method: close on a short path and on a long one; an acknowledgement may be 25 ms late.
+#[test]
+fn a_good_bye_takes_no_longer_than_it_needs() {
+    for delay in [Duration::from_micros(50), Duration::from_millis(20)] {
+        simulate(6, async |sim| {
+            sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+            let server = sim.server(server_config());
+            let client = sim.client(1, client_config()).await.unwrap();
+            client.list().await.unwrap();
+            let began = sim.elapsed();
+            client.close().await;
+            let took = sim.elapsed() - began;
+            assert!(took <= 4 * 2 * delay + Duration::from_millis(30), "{took:?} with {delay:?} each way");
+            eventually("the server knows", || server.stats().sessions == 0).await;
+        });
+    }
+}
+
 /// Goal: a publisher learns of a commit even when the subscriber leaves as soon as it has its snapshot, as a consumer
 /// of one version does.
 /// Method: close the client right after `next`, on a clean network.
