@@ -29,7 +29,8 @@ use std::{
 };
 use tensor_relay_client::{must_be_replaceable, replace_file};
 use tensor_relay_server::{
-    BaseStats, CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning, reachable,
+    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning,
+    reachable,
 };
 use tokio::task::JoinSet;
 
@@ -91,7 +92,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     };
     let state_dir = state_dir(args.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&state_dir)?;
-    let listener = Listener::bind(args.listen, &identity, Tuning::default())?;
+    let listener = Listener::bind(args.listen, &identity, Tuning::default()).map_err(name_the_option)?;
     let server = Server::start(listener, config(&args));
     let listening = server.local_address()?;
     let addresses = advertised(&args, listening);
@@ -293,6 +294,14 @@ pub(crate) fn state_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .map(PathBuf::from)
         .or_else(Identity::default_dir)
         .context("there is no home directory to keep the server's key in: give --state-dir")
+}
+
+/// Adds the option that chooses another port to the error of a port in use.
+fn name_the_option(error: BindError) -> anyhow::Error {
+    match error {
+        BindError::InUse { .. } => anyhow::anyhow!("{error} with --listen"),
+        other => other.into(),
+    }
 }
 
 fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {

@@ -31,7 +31,7 @@ pub struct Connector {
 pub enum ConnectError {
     /// No address could be found for the names in the ticket.
     #[error(
-        "cannot find an address for {hosts}: {detail}; check the name, or serve with --advertise and an address"
+        "cannot find an address for {hosts}: {detail}; check the name, or have the server advertise an address"
     )]
     Resolve {
         /// The names.

@@ -23,7 +23,7 @@ pub struct Listener {
 #[non_exhaustive]
 pub enum BindError {
     /// Somebody else has the port.
-    #[error("UDP port {} of {} is in use by another process: stop that, or choose another with --listen", address.port(), address.ip())]
+    #[error("UDP port {} of {} is in use by another process: stop that, or choose another port", address.port(), address.ip())]
     InUse {
         /// What was asked for.
         address: SocketAddr,
