@@ -2,7 +2,8 @@
 //!
 //! What is told is what the command line tells: the words of the libraries' own errors.
 
-use pyo3::prelude::*;
+use crate::interpreter;
+use pyo3::{exceptions::PySystemExit, prelude::*};
 use std::fmt::Display;
 use tensor_relay_client::{
     BufferError, ClientError, CloseCode, ConnectError, DeviceError, EndReason, FillCause, LaneError,
@@ -57,8 +58,12 @@ impl Kind {
         }
     }
 
-    /// The error, to be raised.
+    /// The error, to be raised. In daemon threads that outlive the program it is `SystemExit`, which ends them quietly: what
+    /// they use was closed because the program ends.
     pub(crate) fn raise(self, py: Python<'_>, message: impl Display) -> PyErr {
+        if interpreter::ends_elsewhere() {
+            return PySystemExit::new_err(());
+        }
         let message = message.to_string();
         let raised = py
             .import("tensor_relay.errors")

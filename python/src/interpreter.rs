@@ -7,7 +7,7 @@ use crate::gpu;
 use pyo3::prelude::*;
 use std::{
     sync::{OnceLock, mpsc},
-    thread,
+    thread::{self, ThreadId},
     time::Duration,
 };
 
@@ -70,6 +70,21 @@ fn run(inbox: &mpsc::Receiver<Message>) {
             }
         }
     }
+}
+
+/// The thread that ends the interpreter, once it does.
+static ENDING: OnceLock<ThreadId> = OnceLock::new();
+
+/// Notes that this thread ends the interpreter, before it closes what is open. Other threads that still run then are daemon
+/// threads: Python has waited for the rest.
+#[pyfunction]
+pub(crate) fn begin_finish() {
+    let _ = ENDING.set(thread::current().id());
+}
+
+/// Whether another thread than this one ends the interpreter.
+pub(crate) fn ends_elsewhere() -> bool {
+    ENDING.get().is_some_and(|ending| *ending != thread::current().id())
 }
 
 /// Does what is left to do, and nothing later: called right before the interpreter ends, which no thread may wait for.

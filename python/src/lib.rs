@@ -41,7 +41,7 @@ mod _native {
     #[pymodule_export]
     use super::{
         client::{Client, TopicInfo, connect},
-        interpreter::finish,
+        interpreter::{begin_finish, finish},
         producer::{Producer, publish_to},
         publication::Publication,
         relay::Relay,

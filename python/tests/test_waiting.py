@@ -156,6 +156,38 @@ def test_the_interpreter_ends_whatever_is_open(tmp_path, rest):
         ended(program)
 
 
+@pytest.mark.parametrize("work", [
+    "for snapshot in client.subscribe('t'): started.set()",
+    "while True: relay.publish('t', {'x': b'abc'}); started.set()",
+    "asyncio.run(follow())",
+])  # fmt: skip
+def test_daemon_threads_end_without_a_word(tmp_path, work):
+    """What they use is closed when the program ends, which is no mistake of theirs."""
+    program = tmp_path / "daemon.py"
+    program.write_text(
+        "import asyncio, atexit, sys, threading, time, tensor_relay\n"
+        "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
+        "relay.publish('t', {'x': b'abc'})\n"
+        "client = tensor_relay.connect(relay.ticket)\n"
+        "started = threading.Event()\n"
+        "async def follow():\n"
+        "    async for snapshot in client.subscribe('t'): started.set()\n"
+        "def run():\n"
+        f"    {work}\n"
+        "    print('nothing ended it')\n"
+        "thread = threading.Thread(target=run, daemon=True)\n"
+        "thread.start()\n"
+        "assert started.wait(60)\n"
+        # Called last: the thread has all the time that it needs to say something.
+        "atexit.unregister(tensor_relay._end)\n"
+        "atexit.register(thread.join, 60)\n"
+        "atexit.register(tensor_relay._end)\n"
+    )
+    with python(program, tmp_path / "state") as running:
+        out, errors = running.communicate(timeout=PATIENCE_S)
+        assert (running.returncode, out, errors) == (0, "", "")
+
+
 def test_an_interpreter_that_ends_tells_its_clients(tmp_path):
     """They need not wait until they notice that nobody is there."""
     program = tmp_path / "ends.py"

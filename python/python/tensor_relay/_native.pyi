@@ -19,6 +19,8 @@ __all__ = [
     "Subscription",
     "Tensor",
     "TopicInfo",
+    "__version__",
+    "begin_finish",
     "connect",
     "finish",
     "publish_to",
@@ -295,4 +297,5 @@ def connect(
     gpu_memory_bytes: int | None,
     pinned_bytes: int,
 ) -> Client: ...
+def begin_finish() -> None: ...
 def finish() -> None: ...
