@@ -50,4 +50,13 @@ mod _native {
         subscription::{Progress, Subscription},
         tensor::Tensor,
     };
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn facts(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+        let (system, processor) = (std::env::consts::OS, std::env::consts::ARCH);
+        module.add("BUILD", format!("{profile} build for {system} on {processor}"))
+    }
 }

@@ -48,6 +48,21 @@ pub(crate) struct Receipt {
     codecs: Py<PyDict>,
 }
 
+#[pymethods]
+impl Receipt {
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let Self { duration_s, wire_bytes, chunks, resumed, codecs } = self;
+        let codecs: Vec<String> = codecs.bind(py).keys().iter().map(|codec| codec.to_string()).collect();
+        let (codecs, resumed) = (
+            codecs.join(", "),
+            if *resumed > 0 { format!(", resumed {resumed} times") } else { String::new() },
+        );
+        format!(
+            "Receipt({duration_s:.3} s, {chunks} chunks, {wire_bytes} bytes on the wire, {codecs}{resumed})"
+        )
+    }
+}
+
 /// What came of a version in one codec.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
 pub(crate) struct CodecCount {
@@ -59,6 +74,14 @@ pub(crate) struct CodecCount {
     wire_bytes: u64,
     /// How long it took to decode them, in seconds of all workers together.
     decode_s: f64,
+}
+
+#[pymethods]
+impl CodecCount {
+    fn __repr__(&self) -> String {
+        let Self { chunks, raw_bytes, wire_bytes, decode_s } = self;
+        format!("CodecCount({chunks} chunks, {raw_bytes} bytes as {wire_bytes}, decoded in {decode_s:.3} s)")
+    }
 }
 
 impl Snapshot {

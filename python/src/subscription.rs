@@ -24,6 +24,8 @@ use tokio::sync::OwnedMutexGuard;
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Subscription {
     inner: Here<Arc<Inner>>,
+    /// The topic's name.
+    topic: String,
     /// Keeps the session.
     _client: Py<Client>,
     timeout: Option<Duration>,
@@ -113,6 +115,16 @@ pub(crate) struct Progress {
     verified_bytes: u64,
     /// The bytes that came over the network for it, as encoded.
     wire_bytes: u64,
+}
+
+#[pymethods]
+impl Progress {
+    fn __repr__(&self) -> String {
+        let Self { version, payload_bytes, verified_bytes, wire_bytes } = self;
+        format!(
+            "Progress(version {version}: {verified_bytes} of {payload_bytes} bytes, {wire_bytes} on the wire)"
+        )
+    }
 }
 
 impl Inner {
@@ -254,6 +266,23 @@ impl Subscription {
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
         self.close(py)
     }
+
+    fn __aenter__<'py>(slf: Py<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        awaitable(py, async {}, move |_, ()| Ok(slf.into_any()))
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__<'py>(&self, py: Python<'py>, _exception: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.close(py)?;
+        awaitable(py, async {}, |py, ()| Ok(py.None()))
+    }
+
+    fn __repr__(&self) -> String {
+        match (self.progress)().version {
+            0 => format!("Subscription({}, no version yet)", self.topic),
+            version => format!("Subscription({}, at version {version})", self.topic),
+        }
+    }
 }
 
 impl Subscription {
@@ -264,10 +293,10 @@ impl Subscription {
         on_gap: OnGap,
         out: Option<Out>,
     ) -> Self {
-        let progress = Box::new(subscription.progress_reader());
+        let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
         let subscription = Arc::new(tokio::sync::Mutex::new(Some(subscription)));
         let inner = Inner { subscription, undelivered: Mutex::default(), on_gap };
-        Self { inner: Here::new(Arc::new(inner)), _client: client, timeout, out, progress }
+        Self { inner: Here::new(Arc::new(inner)), topic, _client: client, timeout, out, progress }
     }
 
     /// The next version, in its own memory or in the user's.

@@ -131,6 +131,34 @@ def test_asyncio(relay, client):
     assert asyncio.run(follow()) == [(number + 1, number) for number in range(5)]
 
 
+def test_a_subscription_ends_with_its_block(relay, client):
+    async def follow():
+        async with client.subscribe("t") as subscription:
+            version = (await subscription.next_async(timeout=PATIENCE_S)).version
+        with pytest.raises(tensor_relay.ClosedError):
+            await subscription.next_async(timeout=PATIENCE_S)
+        return version
+
+    relay.publish("t", {"x": np.zeros(3)})
+    assert asyncio.run(follow()) == 1
+    with client.subscribe("t") as subscription:
+        subscription.next(PATIENCE_S)
+    with pytest.raises(tensor_relay.ClosedError):
+        subscription.next(PATIENCE_S)
+
+
+def test_everything_says_what_it_is(relay, client):
+    subscription = client.subscribe("a/b")
+    assert repr(subscription) == "Subscription(a/b, no version yet)"
+    relay.publish("a/b", {"x": np.zeros(3)})
+    receipt = subscription.next(PATIENCE_S).receipt
+    assert repr(subscription) == "Subscription(a/b, at version 1)"
+    assert repr(subscription.progress()).startswith("Progress(version 1: 256 of 256 bytes")
+    (codec,) = receipt.codecs
+    assert repr(receipt).startswith("Receipt(") and f"1 chunks, {receipt.wire_bytes} bytes on the wire, {codec})" in repr(receipt)
+    assert repr(receipt.codecs[codec]).startswith("CodecCount(1 chunks, ")
+
+
 def test_a_cancelled_coroutine_loses_no_version(relay, client):
     async def cancel_and_go_on():
         subscription = client.subscribe("t", mode="every")

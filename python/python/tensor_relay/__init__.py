@@ -95,6 +95,8 @@ __all__ = [
     "serve",
 ]
 
+__version__: str = _native.__version__
+
 Mapping.register(Snapshot)
 
 

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, final, overload
+from typing import Any, Final, Literal, Protocol, Self, TypeVar, final, overload
 
 __all__ = [
+    "BUILD",
     "Client",
     "CodecCount",
     "Producer",
@@ -26,6 +27,9 @@ __all__ = [
     "publish_to",
     "serve",
 ]
+
+BUILD: Final[str]
+__version__: Final[str]
 
 _Default = TypeVar("_Default")
 
@@ -147,6 +151,8 @@ class Subscription:
     def __anext__(self, /) -> Awaitable[Snapshot]: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
+    def __aenter__(self) -> Awaitable[Self]: ...
+    def __aexit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> Awaitable[None]: ...
 
 @final
 class TopicInfo:
