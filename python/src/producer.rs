@@ -12,12 +12,14 @@ use crate::{
 };
 use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
 use std::{
+    collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_server::beside::{
-    self, ConnectError, MemoryKind, PublishDeviceError, PublishError, Refusal, SealError,
+use tensor_relay_server::{
+    Topic,
+    beside::{self, ConnectError, MemoryKind, PublishDeviceError, PublishError, Refusal, SealError},
 };
 
 /// A connection to a server on this machine, which sends what is published through it.
@@ -30,6 +32,8 @@ pub(crate) struct Producer {
     gpus: Here<Gpus>,
     /// Who must listen there.
     server_uid: Option<u32>,
+    /// The topics that were ended here, and whether they were withdrawn: doing so again is no mistake.
+    ended: Mutex<HashMap<Topic, bool>>,
 }
 
 /// Connects to the server that made the socket at `path`. `tensor_relay.publish_to` says what each option is.
@@ -44,7 +48,8 @@ pub(crate) fn publish_to(
     let timeout = finite_seconds("timeout", timeout)?;
     let gpus = Here::new(Gpus::new(py, GPUS)?);
     let producer = connect(py, &path, timeout, server_uid)?;
-    Ok(Producer { open: Here::new(Mutex::new(Some(producer))), path, timeout, gpus, server_uid })
+    let open = Here::new(Mutex::new(Some(producer)));
+    Ok(Producer { open, path, timeout, gpus, server_uid, ended: Mutex::default() })
 }
 
 /// How tensors on GPUs come to the host: through 16 slots of 4 MiB, several times what is on its way at once.
@@ -123,16 +128,17 @@ impl Producer {
         Ok(Publication::beside(publication, copied_bytes))
     }
 
-    /// Says that nothing will follow in `topic`, as `Relay.end` does.
+    /// Says that nothing will follow in `topic`, as `Relay.end` does. A topic that this producer ended or withdrew stays so.
     ///
-    /// Raises PublishError when it is not open.
+    /// Raises PublishError when it is not open otherwise.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         self.end_topic(py, topic, false)
     }
 
-    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go.
+    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go. One that this producer withdrew stays
+    /// so.
     ///
-    /// Raises PublishError when it is not open.
+    /// Raises PublishError when it is not open otherwise: what is retained of a topic that was ended is the server's.
     fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         self.end_topic(py, topic, true)
     }
@@ -187,7 +193,16 @@ impl Producer {
 
     fn end_topic(&self, py: Python<'_>, topic: &str, withdraw: bool) -> PyResult<()> {
         let (topic, producer) = (topic_called(py, topic)?, self.connected(py, None)?);
-        wait(py, producer.end(topic, withdraw))?.map_err(|error| of_publish(py, &error))
+        let ended = || self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let Err(error) = wait(py, producer.end(topic.clone(), withdraw))? else {
+            ended().insert(topic, withdraw);
+            return Ok(());
+        };
+        let is_not_open = matches!(error, PublishError::Refused { reason: Refusal::TopicEnded, .. });
+        match is_not_open && ended().get(&topic).is_some_and(|withdrawn| *withdrawn || !withdraw) {
+            true => Ok(()),
+            false => Err(of_publish(py, &error)),
+        }
     }
 }
 

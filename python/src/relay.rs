@@ -19,6 +19,7 @@ use pyo3::{
 };
 use std::{
     collections::HashMap,
+    mem,
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -47,7 +48,16 @@ type SharedPublisher = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 /// What there is until it is closed.
 struct Open {
     server: Server,
-    publishers: HashMap<Topic, SharedPublisher>,
+    topics: HashMap<Topic, TopicState>,
+}
+
+/// A topic that was published or opened here. One that ended is remembered by its name: ending it again is allowed, while
+/// ending one that never was is a mistake in its name.
+enum TopicState {
+    Open(SharedPublisher),
+    /// What is retained is still on offer.
+    Ended,
+    Withdrawn,
 }
 
 #[pymethods]
@@ -166,19 +176,30 @@ impl Relay {
     }
 
     /// Says that nothing will follow in `topic`: subscriptions end once they have what they asked for. What is retained
-    /// stays on offer. Another `publish` begins it anew, in another epoch.
+    /// stays on offer. Another `publish` begins it anew, in another epoch. A topic that was ended or withdrawn stays so.
     ///
-    /// Raises PublishError when it is not open.
+    /// Raises PublishError when it was never published or opened.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
-        self.take_publisher(py, topic)?.end();
+        if let TopicState::Open(publisher) = self.leave(py, &topic_called(py, topic)?, TopicState::Ended)?
+            && let Some(publisher) = taken(py, &publisher)?
+        {
+            publisher.end();
+        }
         Ok(())
     }
 
-    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go.
+    /// Takes the whole `topic` back: subscriptions end, and what is retained is let go, also of a topic that was ended. One
+    /// that was withdrawn stays so.
     ///
-    /// Raises PublishError when it is not open.
+    /// Raises PublishError when it was never published or opened.
     fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
-        self.take_publisher(py, topic)?.withdraw();
+        let topic = topic_called(py, topic)?;
+        let publisher = match self.leave(py, &topic, TopicState::Withdrawn)? {
+            TopicState::Open(publisher) => taken(py, &publisher)?,
+            TopicState::Ended => Some(self.publisher_of_ended(py, topic)?),
+            TopicState::Withdrawn => None,
+        };
+        publisher.into_iter().for_each(Publisher::withdraw);
         Ok(())
     }
 
@@ -247,7 +268,7 @@ impl Relay {
         gpus: Gpus,
         device: Option<usize>,
     ) -> Self {
-        let open = Open { server, publishers: HashMap::new() };
+        let open = Open { server, topics: HashMap::new() };
         Self {
             open: Here::new(Mutex::new(Some(open))),
             address,
@@ -277,31 +298,38 @@ impl Relay {
         Ok((open.publisher(py, topic)?, open.server.staging()))
     }
 
-    /// Takes the publisher of a topic, when it is done with what it publishes now.
-    fn take_publisher(&self, py: Python<'_>, topic: &str) -> PyResult<Publisher> {
-        let topic = topic_called(py, topic)?;
-        let publisher = {
-            let mut open = self.state(py)?;
-            let open = open.as_mut().ok_or_else(|| closed(py))?;
-            open.publishers.remove(&topic).ok_or_else(|| ended(py, &topic))?
-        };
-        wait(py, async { publisher.lock().await.take() })?.ok_or_else(|| ended(py, &topic))
+    /// Notes that a topic ended or is withdrawn, and says what it was before.
+    fn leave(&self, py: Python<'_>, topic: &Topic, now: TopicState) -> PyResult<TopicState> {
+        let mut open = self.state(py)?;
+        let open = open.as_mut().ok_or_else(|| closed(py))?;
+        match open.topics.get_mut(topic).ok_or_else(|| ended(py, topic))? {
+            TopicState::Withdrawn => Ok(TopicState::Withdrawn),
+            known => Ok(mem::replace(known, now)),
+        }
+    }
+
+    /// A publisher for a topic that was ended and is not used again, to take back what is retained of it.
+    fn publisher_of_ended(&self, py: Python<'_>, topic: Topic) -> PyResult<Publisher> {
+        let _in_runtime = runtime::handle(py)?.enter();
+        let open = self.state(py)?;
+        let open = open.as_ref().ok_or_else(|| closed(py))?;
+        open.server.publisher(topic).map_err(Kind::Publish.because(py))
     }
 }
 
 impl Open {
     async fn close(self, grace: Duration) -> bool {
-        let Self { server, publishers } = self;
+        let Self { server, topics } = self;
         let finished = server.shutdown(grace).await;
-        drop(publishers); // Only now: what a publisher that goes takes back is still sent.
+        drop(topics); // Only now: what a publisher that goes takes back is still sent.
         finished
     }
 
     /// The publisher of a topic, which is opened if it is not. In the runtime.
     fn publisher(&mut self, py: Python<'_>, topic: &Topic) -> PyResult<SharedPublisher> {
-        match self.publishers.get(topic) {
-            Some(publisher) => Ok(Arc::clone(publisher)),
-            None => self.open(py, topic.clone(), TopicOptions::default()),
+        match self.topics.get(topic) {
+            Some(TopicState::Open(publisher)) => Ok(Arc::clone(publisher)),
+            _ => self.open(py, topic.clone(), TopicOptions::default()),
         }
     }
 
@@ -311,9 +339,14 @@ impl Open {
             .publisher_with(topic.clone(), None, options)
             .map_err(Kind::Publish.because(py))?;
         let publisher = Arc::new(tokio::sync::Mutex::new(Some(publisher)));
-        self.publishers.insert(topic, Arc::clone(&publisher));
+        self.topics.insert(topic, TopicState::Open(Arc::clone(&publisher)));
         Ok(publisher)
     }
+}
+
+/// Takes a topic's publisher, when it is done with what it publishes now. `None` where another thread was faster.
+fn taken(py: Python<'_>, publisher: &SharedPublisher) -> PyResult<Option<Publisher>> {
+    wait(py, async { publisher.lock().await.take() })
 }
 
 pub(crate) fn topic_called(py: Python<'_>, name: &str) -> PyResult<Topic> {

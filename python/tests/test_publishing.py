@@ -170,12 +170,28 @@ def test_versions_topics_and_ends(relay, client):
     assert list(subscription) == []
     with pytest.raises(tensor_relay.TopicEndedError):
         subscription.next(10)
-    with pytest.raises(tensor_relay.PublishError, match="not open"):
-        relay.end("t")
+    relay.end("t")  # It has ended; that is no mistake.
+    assert [topic.version for topic in client.topics()] == [2]
     third = relay.publish("t", {"x": np.ones(3)})
     assert third.epoch != first.epoch
     relay.withdraw("t")
     assert client.topics() == []
+    relay.end("t")
+    relay.withdraw("t")
+    for done in (relay.end, relay.withdraw):
+        with pytest.raises(tensor_relay.PublishError, match="never published"):
+            done("never")
+
+
+def test_what_ended_can_be_withdrawn(relay, client):
+    relay.publish("t", {"x": np.zeros(3)})
+    relay.end("t")
+    assert len(client.topics()) == 1, "it stays on offer"
+    relay.withdraw("t")
+    assert client.topics() == []
+
+
+def test_the_topics_of_a_relay_can_be_opened_once(relay):
     with pytest.raises(tensor_relay.PublishError, match="already has a publisher"):
         relay.open("u")
         relay.open("u")
