@@ -9,7 +9,7 @@ use crate::{
     subscription::{OnGap, Subscription},
     wait::{finite_seconds, seconds, wait},
 };
-use pyo3::{prelude::*, sync::MutexExt};
+use pyo3::{exceptions::PyTypeError, prelude::*, sync::MutexExt};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -128,7 +128,7 @@ impl Client {
     /// In mode "latest", each snapshot is the newest; what is stale is skipped, and counted. In mode "every", all
     /// versions come in order; asking for the next says that the program is done with the one before.
     ///
-    /// select: only tensors whose names match one of these patterns (`*`, `?`) travel.
+    /// select: only tensors whose names match this pattern (`*`, `?`), or one of these, travel.
     /// start: "newest", "next", "oldest", or a version's number; by default the newest, or in mode "every" the oldest.
     /// window: in mode "every", how many versions may be received ahead, the one in use included (3).
     /// reader: in mode "every", a name under which the server keeps this reader's place while it is away.
@@ -150,7 +150,7 @@ impl Client {
         slf: Bound<'_, Self>,
         topic: Option<&str>,
         mode: &str,
-        select: Option<Vec<String>>,
+        select: Option<Bound<'_, PyAny>>,
         start: Option<Bound<'_, PyAny>>,
         window: Option<u32>,
         reader: Option<&str>,
@@ -189,10 +189,7 @@ impl Client {
             request = request.reader(ReaderName::new(reader).map_err(Kind::Request.because(py))?);
         }
         let globs = match (&select, &out) {
-            (Some(patterns), _) => patterns
-                .iter()
-                .map(|pattern| pattern.parse::<Glob>().map_err(Kind::Request.because(py)))
-                .collect::<PyResult<_>>()?,
+            (Some(patterns), _) => globs_of(patterns)?,
             (None, Some(out)) => out.selection(py)?,
             (None, None) => vec![],
         };
@@ -250,6 +247,24 @@ impl Client {
             || Kind::Closed.raise(py, "this client was closed: connect another with `tensor_relay.connect`");
         open.ok_or_else(closed)
     }
+}
+
+/// The patterns that a user gave, one or several.
+fn globs_of(select: &Bound<'_, PyAny>) -> PyResult<Vec<Glob>> {
+    let py = select.py();
+    let patterns: Vec<String> = match select.extract::<String>() {
+        Ok(pattern) => vec![pattern],
+        Err(_) => select
+            .try_iter()
+            .and_then(|each| each.map(|pattern| pattern?.extract()).collect())
+            .map_err(|_| {
+                PyTypeError::new_err(format!(
+                    "select is a pattern or several, each a text, and not {select:?}"
+                ))
+            })?,
+    };
+    let glob = |pattern: &String| pattern.parse::<Glob>().map_err(Kind::Request.because(py));
+    patterns.iter().map(glob).collect()
 }
 
 fn start_called(start: &Bound<'_, PyAny>) -> PyResult<Start> {

@@ -5,10 +5,10 @@ use crate::{
     gpu::{GpuOptions, Gpus, ordinal_called},
     relay::Relay,
     runtime,
-    wait::finite_seconds,
+    wait::{finite_seconds, wait_at_most},
 };
 use pyo3::prelude::*;
-use std::{net::SocketAddr, path::PathBuf};
+use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{
     Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Listener, Server, Ticket, Tuning,
     reachable,
@@ -34,10 +34,6 @@ pub(crate) fn serve(
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
 ) -> PyResult<Relay> {
-    let listen: SocketAddr = listen.parse().map_err(|_| {
-        Kind::Request
-            .raise(py, format!("{listen:?} is no address to listen on: write IP:PORT, as in 0.0.0.0:4747"))
-    })?;
     let config = Config {
         codec: codec_called(py, codec)?,
         chunk_bytes,
@@ -57,11 +53,42 @@ pub(crate) fn serve(
     })?;
     let identity = Identity::load_or_create(&state_dir).map_err(Kind::Other.because(py))?;
     let _in_runtime = runtime::handle(py)?.enter();
-    let listener = Listener::bind(listen, &identity, Tuning::default()).map_err(Kind::Other.because(py))?;
-    let server = Server::start(listener, config);
+    let server = Server::start(listener_on(py, listen, &identity)?, config);
     let address = server.local_address().map_err(Kind::Other.because(py))?;
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
     Ok(Relay::new(server, address, ticket, gpus, device))
+}
+
+/// How long finding the addresses of a name may take.
+const LOOKUP: Duration = Duration::from_secs(10);
+
+/// Listens on the first address of those that `listen` names that can be listened on.
+fn listener_on(py: Python<'_>, listen: &str, identity: &Identity) -> PyResult<Listener> {
+    let mut refused = no_address(py, listen, &"the name has no address");
+    for address in addresses_of(py, listen)? {
+        match Listener::bind(address, identity, Tuning::default()) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => refused = Kind::Other.raise(py, error),
+        }
+    }
+    Err(refused)
+}
+
+/// The addresses that `listen` names, as `IP:PORT` or `HOST:PORT`.
+fn addresses_of(py: Python<'_>, listen: &str) -> PyResult<Vec<SocketAddr>> {
+    let lookup = async { tokio::net::lookup_host(listen).await.map(Vec::from_iter) };
+    match wait_at_most(py, Some(LOOKUP), lookup)? {
+        Some(Ok(addresses)) => Ok(addresses),
+        Some(Err(error)) => Err(no_address(py, listen, &error)),
+        None => Err(no_address(py, listen, &"the resolver did not answer")),
+    }
+}
+
+fn no_address(py: Python<'_>, listen: &str, why: &dyn Display) -> PyErr {
+    let message = format!(
+        "{listen:?} is no address to listen on ({why}): write IP:PORT or HOST:PORT, as in 0.0.0.0:4747"
+    );
+    Kind::Request.raise(py, message)
 }
 
 fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {

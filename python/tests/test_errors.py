@@ -74,8 +74,23 @@ def test_words_that_mean_nothing(relay, client, call, tmp_path, monkeypatch):
 
 
 def test_a_port_in_use(relay, tmp_path):
-    with pytest.raises(tensor_relay.TensorRelayError, match="in use"):
+    with pytest.raises(tensor_relay.TensorRelayError, match="in use by another process.*choose another port") as refused:
         tensor_relay.serve(relay.address, state_dir=tmp_path)
+    assert "--" not in str(refused.value), "there are no options of the command line here"
+
+
+def test_a_name_to_listen_on(tmp_path):
+    with tensor_relay.serve("localhost:0", state_dir=tmp_path) as relay:
+        assert relay.address.rsplit(":", 1)[0] in ("127.0.0.1", "[::1]")
+    with pytest.raises(tensor_relay.RequestError, match="no address to listen on .*HOST:PORT"):
+        tensor_relay.serve("no-such-host.invalid:0", state_dir=tmp_path)
+
+
+def test_words_of_another_type(relay, client):
+    with pytest.raises(TypeError, match="select is a pattern or several, each a text, and not 3"):
+        client.subscribe("t", select=3)
+    with pytest.raises(TypeError, match="metadata is a mapping of names to values, and not a str"):
+        relay.publish("t", {}, metadata="step")
 
 
 def test_what_the_ticket_names(tmp_path):

@@ -74,6 +74,8 @@ def test_selections(relay, client):
     relay.publish("t", {"layers.0.w": np.zeros(3), "layers.1.w": np.ones(3), "head": np.ones(2)})
     snapshot = received(client, select=["layers.1.*", "head"])
     assert list(snapshot) == ["layers.1.w", "head"] and "layers.0.w" not in snapshot
+    assert list(received(client, select="layers.*")) == ["layers.0.w", "layers.1.w"]
+    assert list(received(client, select={"head"})) == ["head"]
     with pytest.raises(tensor_relay.RequestError):
         client.subscribe("t", select=[f"layer.{number}" for number in range(100)])
 

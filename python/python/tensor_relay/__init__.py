@@ -117,7 +117,7 @@ def serve(
 ) -> Relay:
     """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
 
-    listen: the address, `IP:PORT`, of UDP. Port 0 takes a free one, which `Relay.address` names.
+    listen: the address, `IP:PORT` or `HOST:PORT`, of UDP. Port 0 takes a free one, which `Relay.address` names.
     advertise: the host, or `HOST:PORT`, that the ticket names, or several. By default what is listened on; where that is
         every address, this machine's own on its default route.
     state_dir: where the server's key is kept, so that tickets stay valid. By default `$XDG_STATE_HOME/tensor-relay` or

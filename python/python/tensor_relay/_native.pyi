@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeVar, final, overload
@@ -177,7 +177,7 @@ class Client:
         topic: str | None = None,
         *,
         mode: Literal["latest", "every"] = "latest",
-        select: Sequence[str] | None = None,
+        select: str | Iterable[str] | None = None,
         start: Literal["newest", "next", "oldest"] | int | None = None,
         window: int | None = None,
         reader: str | None = None,
