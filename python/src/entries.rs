@@ -26,6 +26,11 @@ pub(crate) fn to_metadata(name: &str, value: &Bound<'_, PyAny>) -> PyResult<(Str
     Ok((format!("{PREFIX}{name}"), json.extract()?))
 }
 
+/// Whether an entry of this name is what a module of PyTorch gave by `get_extra_state`: `load_state_dict` wants it back.
+pub(crate) fn is_extra_state(name: &str) -> bool {
+    name.rsplit('.').next() == Some("_extra_state")
+}
+
 /// The entries in a version's metadata, by name.
 ///
 /// # Errors

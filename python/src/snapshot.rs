@@ -247,9 +247,18 @@ impl Snapshot {
         self.all(py, |tensor| tensor.call_method0("numpy"))
     }
 
-    /// All tensors as PyTorch tensors in the snapshot's memory: what `load_state_dict` takes. See `Tensor.torch`.
+    /// All tensors as PyTorch tensors in the snapshot's memory, and the entries that modules gave by `get_extra_state`: what
+    /// `load_state_dict` takes. See `Tensor.torch`.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.all(py, |tensor| tensor.call_method0("torch"))
+        let all = self.all(py, |tensor| tensor.call_method0("torch"))?;
+        if self.tensors.is_some() {
+            for (name, value) in self.entries(py)? {
+                if entries::is_extra_state(name.extract()?) {
+                    all.set_item(name, value)?;
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// All tensors as JAX arrays. See `Tensor.jax`.

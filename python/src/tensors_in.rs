@@ -8,9 +8,9 @@ use crate::{
     version::Lain,
 };
 use pyo3::{
-    exceptions::{PyBufferError, PyException, PyMemoryError},
+    exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
     prelude::*,
-    types::PyString,
+    types::{PyIterator, PyString},
 };
 use std::collections::{BTreeMap, HashMap};
 use tensor_relay_device::{
@@ -31,14 +31,14 @@ pub(crate) struct TensorsIn {
 }
 
 impl TensorsIn {
-    /// Takes all values of `mapping`, with a cast of floating-point tensors to `dtype` where one is given.
+    /// Takes all values of `mapping`, or of a model, with a cast of floating-point tensors to `dtype` where one is given.
     ///
     /// # Errors
     /// `UnsupportedTensorError` names the first value that cannot travel.
     pub(crate) fn of(mapping: &Bound<'_, PyAny>, dtype: Option<Dtype>, gpus: &Gpus) -> PyResult<Self> {
         let mut taken = Self { specs: vec![], memory: vec![], entries: vec![], copied_bytes: 0 };
         let mut known = Known::default();
-        for item in mapping.call_method0("items")?.try_iter()? {
+        for item in items(mapping)? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
             let name = text_of(&name)?;
             match entries::is_entry(&value) {
@@ -212,6 +212,25 @@ fn lent_by(found: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<(Lent, bool)> {
     })
 }
 
+/// The names and tensors of a mapping, or of a model: those of its `state_dict`.
+///
+/// # Errors
+/// `UnsupportedTensorError` for what is neither.
+pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
+    let mapping = match tensors.hasattr("state_dict")? {
+        true => tensors.call_method0("state_dict")?,
+        false => tensors.clone(),
+    };
+    if !mapping.hasattr("items")? {
+        let message = format!(
+            "tensors travel by name, and this is a {}: give a mapping of names to tensors, or a model with `state_dict()`",
+            type_name(&mapping)
+        );
+        return Err(Kind::UnsupportedTensor.raise(tensors.py(), message));
+    }
+    mapping.call_method0("items")?.try_iter()
+}
+
 /// The dtype of this name.
 pub(crate) fn dtype_called(name: &str) -> Option<Dtype> {
     Dtype::ALL.iter().copied().find(|dtype| dtype.name() == name)
@@ -228,12 +247,22 @@ pub(crate) fn text_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
 
 /// Says which value was refused, with what its framework said as the cause.
 fn blame(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
-    let kind = value.get_type().fully_qualified_name();
-    name_it(
-        value.py(),
-        &format!("{name} ({})", kind.map_or_else(|_| "?".into(), |kind| kind.to_string())),
-        error,
-    )
+    let kind = type_name(value);
+    let error = match error.is_instance_of::<PyTypeError>(value.py()) && entries::is_extra_state(name) {
+        true => PyTypeError::new_err(format!(
+            "it is what a module's `get_extra_state` gave, and only tensors, text, numbers, truth values and None travel: leave \
+             it out, or let that give one of these ({})",
+            error.value(value.py())
+        )),
+        false => error,
+    };
+    name_it(value.py(), &format!("{name} ({kind})"), error)
+}
+
+/// The name of a value's type, for people.
+pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
+    let name = value.get_type().fully_qualified_name();
+    name.map_or_else(|_| "?".into(), |name| name.to_string())
 }
 
 /// The same where the value's type is known anyway.

@@ -153,6 +153,31 @@ def test_a_cast_is_the_frameworks_own(relay, client):
     assert bits(received(client)["x"].numpy()) == bits(sent["numpy"].astype(ml_dtypes.float8_e4m3fn))
     with pytest.raises(tensor_relay.RequestError, match='there is no dtype "bfloat"'):
         relay.publish("t", sent, dtype="bfloat")
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="cannot become i32"):
+        relay.publish("t", sent, dtype=np.int32)
+
+
+def test_dtypes_go_by_any_name(relay, client):
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    names = {
+        "bf16": ["bf16", "bfloat16", "BF16", "torch.bfloat16", torch.bfloat16, jax.numpy.bfloat16, ml_dtypes.bfloat16,
+                 np.dtype(ml_dtypes.bfloat16)],
+        "f32": ["f32", "float32", "F32", torch.float32, torch.float, np.float32, np.dtype("float32"), jax.numpy.float32],
+        "f8_e4m3fn": ["f8_e4m3fn", "float8_e4m3fn", "F8_E4M3", torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn],
+    }  # fmt: skip
+    for ours, theirs in names.items():
+        for name in theirs:
+            relay.publish("t", {"x": np.linspace(0, 1, 5)}, dtype=name)
+            assert received(client)["x"].dtype == ours, name
+    for none in ("qint8", torch.qint8, 5, object()):
+        with pytest.raises(tensor_relay.RequestError, match="there is no dtype"):
+            relay.publish("t", {"x": np.zeros(3)}, dtype=none)
+
+
+def test_another_byte_order_is_said(relay):
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="bytes are in the order of another machine") as refused:
+        relay.publish("t", {"x": np.array([1, 2], dtype=">i4")})
+    assert "newbyteorder" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [

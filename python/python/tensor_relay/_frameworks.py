@@ -33,6 +33,7 @@ def lender(tensor: Any) -> tuple[Any, str | None, bool]:
     """Who lends the tensor's memory, the dtype of its elements where that one cannot say it, and whether it is a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
+        _check_memory(tensor)
         lent = tensor.detach().resolve_conj().resolve_neg()
         if lent.is_cuda:
             return _of_torch(lent.contiguous(), tensor)
@@ -56,6 +57,7 @@ def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
     """The same for a tensor that is to be written: never that of a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
+        _check_memory(tensor)
         if tensor.is_conj() or tensor.is_neg():
             raise TypeError("it is a lazy view of another tensor: give that one")
         lent = tensor.detach()
@@ -92,15 +94,36 @@ def _of_torch(lent: Any, tensor: Any) -> tuple[Any, None, bool]:
     return _OnItsGpu(lent, gpu), None, lent.data_ptr() != tensor.data_ptr()
 
 
+def _check_memory(tensor: Any) -> None:
+    """Refuses tensors of PyTorch that have a shape, and no memory with their elements."""
+    kind = type(tensor).__name__
+    if hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local"):
+        raise TypeError(
+            "it is sharded over several processes, and this one has a part: take `.to_local()` for that, or `.full_tensor()`,"
+            " called by all of them, for the whole"
+        )
+    if kind == "FakeTensor":
+        raise TypeError("it is a FakeTensor, which has a shape and no values: take a tensor made outside of FakeTensorMode")
+    if tensor.is_meta:
+        raise TypeError("it is on the device `meta`, where tensors have no values: load or initialise it first")
+    if hasattr(tensor, "__tensor_flatten__"):
+        raise TypeError(f"it is a {kind}, which is made of other tensors: take those, or a plain tensor made of it")
+    if str(tensor.layout) == "torch.strided" and tensor.numel() and not tensor.untyped_storage().size():
+        raise TypeError(
+            "its storage is empty, as FSDP leaves parameters that it has sharded (`untyped_storage().resize_(0)`): gather it"
+            " first, or take the shards"
+        )
+
+
 def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
     """NumPy hands over no types that it lacks, so their bits are handed over as integers."""
     name = array.dtype.name
     if name in _OF_ML_DTYPES:
         return array.view(f"u{array.dtype.itemsize}"), _OF_ML_DTYPES[name], False
+    if not array.dtype.isnative:
+        raise TypeError("its bytes are in the order of another machine: take `array.astype(array.dtype.newbyteorder('='))`")
     if not array.dtype.isbuiltin:
         raise TypeError(f"no dtype here stands for NumPy's {name}: publish its bits as integers")
-    if not array.dtype.isnative:
-        raise TypeError("its bytes are in the order of another machine: `.astype(array.dtype.newbyteorder('='))`")
     if not array.flags.aligned or any(stride % (array.itemsize or 1) for stride in array.strides):
         return array.copy(), None, True
     return array, None, False

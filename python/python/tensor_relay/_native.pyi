@@ -33,7 +33,13 @@ __version__: Final[str]
 
 _Default = TypeVar("_Default")
 
-# `Any` stands for the arrays of frameworks, which need not be installed, and for whatever lends its memory as they do.
+class _Model(Protocol):
+    """What has a `state_dict`, as PyTorch's modules do."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+# `Any` stands for the arrays and dtypes of frameworks, which need not be installed, and for whatever lends its memory as
+# they do; in metadata, for what JSON can say.
 
 @final
 class Tensor:
@@ -184,7 +190,7 @@ class Client:
         preempt: bool = False,
         timeout: float | None = None,
         on_gap: Literal["raise", "continue"] = "raise",
-        out: Mapping[str, Any] | None = None,
+        out: Mapping[str, Any] | _Model | None = None,
         atomic: bool = True,
     ) -> Subscription: ...
     @property
@@ -238,7 +244,7 @@ class Relay:
     def publish(
         self,
         topic: str,
-        tensors: Mapping[str, Any],
+        tensors: Mapping[str, Any] | _Model,
         *,
         hold: Literal["stage", "borrow"] = "stage",
         metadata: dict[str, str | int | float] | None = None,
@@ -259,7 +265,7 @@ class Producer:
     def publish(
         self,
         topic: str,
-        tensors: Mapping[str, Any],
+        tensors: Mapping[str, Any] | _Model,
         *,
         hold: Literal["stage", "borrow"] = "stage",
         metadata: dict[str, str | int | float] | None = None,

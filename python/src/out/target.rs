@@ -5,7 +5,7 @@ use crate::{
     errors::Kind,
     gpu::Gpus,
     memory::{Foreign, Lent, OnGpu},
-    tensors_in::{lend_to_write, text_of},
+    tensors_in::{items, lend_to_write, text_of},
 };
 use pyo3::prelude::*;
 use std::collections::HashSet;
@@ -30,7 +30,7 @@ pub(super) struct Sorted {
 pub(super) fn all_of(mapping: &Bound<'_, PyAny>, gpus: &Gpus) -> PyResult<Vec<Target>> {
     let py = mapping.py();
     let (mut targets, mut known) = (vec![], HashSet::new());
-    for item in mapping.call_method0("items")?.try_iter()? {
+    for item in items(mapping)? {
         let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
         if entries::is_entry(&value) {
             continue;
