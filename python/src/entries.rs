@@ -6,8 +6,7 @@ use pyo3::{
     types::{PyBool, PyDict, PyFloat, PyInt, PyString},
 };
 
-/// What the keys of entries begin with in a version's metadata; the entry's name follows, and its value is JSON. Keys of
-/// users must begin otherwise.
+/// What the keys of entries begin with in a version's metadata; the entry's name follows, and its value is JSON.
 pub(crate) const PREFIX: &str = "tensor_relay.entry:";
 
 /// Whether `value` travels so: text, a number, a truth value or None. Of Python's own types and not of their subclasses:

@@ -14,6 +14,7 @@ mod gpu;
 mod interpreter;
 mod logging;
 mod memory;
+mod metadata;
 mod out;
 mod producer;
 mod publication;

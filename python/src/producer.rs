@@ -3,14 +3,15 @@
 use crate::{
     errors::Kind,
     gpu::{GpuOptions, Gpus},
+    metadata,
     publication::Publication,
-    relay::{Hold, cast_to, metadata_of, topic_called},
+    relay::{Hold, cast_to, topic_called},
     runtime::{self, Here},
     tensors_in::TensorsIn,
     version::OnGpu,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
-use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
+use pyo3::{prelude::*, sync::MutexExt};
 use std::{
     collections::HashMap,
     path::PathBuf,
@@ -85,14 +86,14 @@ impl Producer {
         topic: &str,
         tensors: &Bound<'_, PyAny>,
         hold: &str,
-        metadata: Option<&Bound<'_, PyDict>>,
-        dtype: Option<&str>,
+        metadata: Option<&Bound<'_, PyAny>>,
+        dtype: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
-        let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
+        let dtype = dtype.map(cast_to).transpose()?;
         let hold = Hold::called(py, hold)?;
-        let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
+        let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let producer = self.connected(py, timeout)?;
         let mut taken = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
         metadata.append(&mut taken.entries);

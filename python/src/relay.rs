@@ -1,22 +1,17 @@
 //! `tensor_relay.Relay`: a server inside of the producer's process.
 
 use crate::{
-    entries,
     errors::Kind,
     gpu::Gpus,
+    metadata,
     publication::Publication,
     runtime::{self, Here},
-    tensors_in::{TensorsIn, dtype_called},
+    tensors_in::{TensorsIn, dtype_called, frameworks},
     topic_options::Words,
     version::Version,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
-use pyo3::{
-    exceptions::PyTypeError,
-    prelude::*,
-    sync::MutexExt,
-    types::{PyBool, PyDict, PyFloat, PyInt, PyString},
-};
+use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
 use std::{
     collections::HashMap,
     mem,
@@ -27,7 +22,7 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_server::{Device, Dtype, Metadata, Publisher, Server, Staging, Ticket, Topic, TopicOptions};
+use tensor_relay_server::{Device, Dtype, Publisher, Server, Staging, Ticket, Topic, TopicOptions};
 
 /// A server that runs in this process, on threads of its own.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -116,20 +111,21 @@ impl Relay {
 
     /// Publishes tensors as the next version of `topic`: visible to all subscribers at once, or not at all.
     ///
-    /// `tensors` maps names to tensors, in host memory or on CUDA's GPUs: of PyTorch, NumPy (with ml_dtypes), JAX, CuPy, or
-    /// anything else with `__dlpack__` or the buffer protocol. Values that are text, numbers, truth values or None travel as the version's
-    /// `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
+    /// `tensors` maps names to tensors, or is a model, whose `state_dict()` is taken. They lie in host memory or on CUDA's
+    /// GPUs, and are of PyTorch, NumPy (with ml_dtypes), JAX, CuPy, or anything else with `__dlpack__` or the buffer
+    /// protocol. Values that are text, numbers, truth values or None travel as the version's `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
     ///
     /// With `hold="stage"` all tensors are copied, and may be written again when this returns. With `hold="borrow"`
     /// nothing is copied of tensors whose elements lie side by side: they are read when they are sent, and must not be
     /// written before the publication is `released`; all lie on the host then, or all on one GPU. `dtype`, e.g. "bf16",
-    /// casts floating-point tensors first.
+    /// casts floating-point tensors first; the names and the dtype objects of PyTorch, NumPy, JAX and safetensors do as well.
     ///
     /// What is read of a GPU comes after all work that was put on its framework's current stream before, which is waited
     /// for without keeping that stream, or any other, waiting.
     ///
-    /// `metadata` is text that travels with the version (numbers become text). `timeout` bounds, in seconds, how long
-    /// readers in mode `every` are waited for, beside what `open` says.
+    /// `metadata` travels with the version: text, numbers, truth values, None, and lists and dictionaries of these. What is
+    /// no text travels as JSON, which other readers than Python see. `timeout` bounds, in seconds, how long readers in mode
+    /// `every` are waited for, beside what `open` says.
     ///
     /// Raises UnsupportedTensorError for a value that cannot travel, by its name; PublishError; NoRoomError beyond
     /// `staged_bytes`; RelayTimeoutError after `timeout`. Nothing was published then.
@@ -141,14 +137,14 @@ impl Relay {
         topic: &str,
         tensors: &Bound<'_, PyAny>,
         hold: &str,
-        metadata: Option<&Bound<'_, PyDict>>,
-        dtype: Option<&str>,
+        metadata: Option<&Bound<'_, PyAny>>,
+        dtype: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Publication> {
         let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
-        let dtype = dtype.map(|name| cast_to(py, name)).transpose()?;
+        let dtype = dtype.map(cast_to).transpose()?;
         let hold = Hold::called(py, hold)?;
-        let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata_of)?;
+        let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         let gpus = self.gpus.get(py)?;
         let mut taken = TensorsIn::of(tensors, dtype, gpus)?;
@@ -383,30 +379,10 @@ impl Hold {
     }
 }
 
-pub(crate) fn cast_to(py: Python<'_>, name: &str) -> PyResult<Dtype> {
+/// The dtype that a user names, or whose object of a framework this is.
+pub(crate) fn cast_to(dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+    let py = dtype.py();
+    let name: String = frameworks(py)?.call_method1("dtype_called", (dtype,))?.extract()?;
     let unknown = || Kind::Request.raise(py, format!("there is no dtype {name:?}: e.g. bf16, f16 or f32"));
-    dtype_called(name).ok_or_else(unknown)
-}
-
-/// Metadata as it travels: text, and numbers as text.
-pub(crate) fn metadata_of(given: &Bound<'_, PyDict>) -> PyResult<Metadata> {
-    let mut metadata = vec![];
-    for (key, value) in given {
-        let is_plain = value.is_instance_of::<PyString>()
-            || value.is_instance_of::<PyInt>()
-            || value.is_instance_of::<PyFloat>()
-            || value.is_instance_of::<PyBool>();
-        let (Ok(key), true) = (key.extract::<String>(), is_plain) else {
-            return Err(PyTypeError::new_err(format!(
-                "metadata is text by text, or numbers; {key:?}: {value:?} is not"
-            )));
-        };
-        if key.starts_with(entries::PREFIX) {
-            let message =
-                format!("metadata {key:?} begins like an entry of the tensors: call it something else");
-            return Err(Kind::Request.raise(given.py(), message));
-        }
-        metadata.push((key, value.str()?.extract()?));
-    }
-    Ok(metadata)
+    dtype_called(&name).ok_or_else(unknown)
 }

@@ -4,6 +4,7 @@ use crate::{
     entries,
     errors::{Kind, of_device},
     memory::{Exported, Readable, Reading, Stream},
+    metadata,
     subscription::Arrived,
     tensor::Tensor,
     wait::{seconds, wait, wait_at_most},
@@ -175,10 +176,12 @@ impl Snapshot {
         self.id.epoch.to_string()
     }
 
-    /// What the publisher said of this version, as text by text.
+    /// What the publisher said of this version: what Python published as it was, and all else as text.
+    ///
+    /// Raises DamagedError for what cannot be read.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        of_pairs(py, self.metadata.iter().filter(|(key, _)| !key.starts_with(entries::PREFIX)))
+        metadata::to_user(py, &self.metadata)
     }
 
     /// What all versions with these tensors share, e.g. the metadata of a safetensors file.

@@ -86,7 +86,7 @@ def test_a_producer_in_a_process_of_its_own(server, tmp_path):
         versions = client.subscribe("policy", mode="every")
         for step in range(1, 4):
             snapshot = versions.next(timeout=PATIENCE_S)
-            assert snapshot.version == step and snapshot.metadata["step"] == str(step)
+            assert snapshot.version == step and snapshot.metadata["step"] == step
             np.testing.assert_array_equal(snapshot["w"].numpy(), np.full(1000, float(step)))
         ended(trainer)
         late = client.subscribe("policy").next(timeout=PATIENCE_S)

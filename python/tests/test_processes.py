@@ -45,7 +45,7 @@ def test_a_state_dict_moves_between_processes(tmp_path):
         "with tensor_relay.connect(sys.argv[1]) as client:\n"
         "    for snapshot in client.subscribe('policy', mode='every'):\n"
         "        model.load_state_dict(snapshot.torch())\n"
-        "        assert str(model.weight.double().sum().item()) == snapshot.metadata['sum']\n"
+        "        assert model.weight.double().sum().item() == snapshot.metadata['sum']\n"
         "        print(snapshot.version)\n"
     )
     with python(producer_code, tmp_path / "state") as producer:
@@ -76,9 +76,11 @@ def test_the_readmes_ten_lines(readme, tmp_path):
 def test_the_command_line_receives_what_python_publishes(relay, program, tmp_path):
     load_file = pytest.importorskip("safetensors.numpy").load_file
     sent = {"w": np.arange(1000, dtype=np.float32).reshape(10, 100), "turned": np.ones((3, 4)).T, "step": 3}
-    relay.publish("policy", sent, metadata={"run": "a"})
+    relay.publish("policy", sent, metadata={"run": "a", "step": 1, "done": False})
     words = [program, "subscribe", relay.ticket_for("policy"), "--once", "--json", "--out", tmp_path]
     said = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    metadata = json.loads(said.stdout)["metadata"]
+    assert (metadata["run"], metadata["step"], metadata["done"]) == ("a", "1", "false")
     loaded = load_file(json.loads(said.stdout)["path"])
     assert loaded.keys() == {"w", "turned"}
     np.testing.assert_array_equal(loaded["w"], sent["w"])

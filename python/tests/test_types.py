@@ -20,12 +20,21 @@ def test_stubs_say_what_is_there():
 def test_the_package_and_programs_pass_the_checker(tmp_path):
     program = tmp_path / "typed.py"
     program.write_text(
-        "import tensor_relay\n"
+        "import collections, tensor_relay\n"
+        "class Model:\n"
+        "    def state_dict(self, *, prefix: str = '') -> dict[str, bytes]:\n"
+        "        return {}\n"
+        "def publish(relay: tensor_relay.Relay, numbers: dict[str, int], words: collections.OrderedDict[str, str]) -> str:\n"
+        "    relay.publish('t', Model(), metadata=numbers, dtype='bfloat16')\n"
+        "    relay.publish('t', {'x': b'abc'}, metadata=words, dtype=float)\n"
+        "    return tensor_relay.__version__\n"
         "async def follow(client: tensor_relay.Client) -> int:\n"
         "    async for snapshot in client.subscribe('t', mode='every', start=3):\n"
         "        tensor: tensor_relay.Tensor | None = snapshot.get('x')\n"
         "        for name, each in snapshot.items():\n"
         "            length: int = len(name) + each.nbytes\n"
+        "    async with client.subscribe('t', select='x') as subscription:\n"
+        "        await subscription.next_async()\n"
         "    return (await client.subscribe('t').next_async(timeout=1)).version\n"
     )
     run("mypy", "--config-file", CONFIG, "-p", "tensor_relay")

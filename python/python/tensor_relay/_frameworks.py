@@ -23,6 +23,15 @@ _OF_ML_DTYPES = {
 }
 _TO_ML_DTYPES = {ours: theirs for theirs, ours in _OF_ML_DTYPES.items()}
 
+# Our dtypes by the names that NumPy, ml_dtypes, PyTorch and JAX share.
+_BY_NAME = _OF_ML_DTYPES | {
+    f"{theirs}{bits}": f"{ours}{bits}"
+    for theirs, ours in {"int": "i", "uint": "u", "float": "f", "complex": "c"}.items()
+    for bits in (8, 16, 32, 64, 128)
+}
+# Those of safetensors are ours in capitals, but for these.
+_OF_SAFETENSORS = {"F8_E4M3": "f8_e4m3fn", "F8_E8M0": "f8_e8m0fnu"}
+
 # What `dtype=` may cast to, by the names that NumPy, ml_dtypes, PyTorch and JAX share.
 _CASTS = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
     ours: theirs for ours, theirs in _TO_ML_DTYPES.items()
@@ -127,6 +136,33 @@ def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
     if not array.flags.aligned or any(stride % (array.itemsize or 1) for stride in array.strides):
         return array.copy(), None, True
     return array, None, False
+
+
+def dtype_called(dtype: Any) -> str:
+    """Our name of a dtype that a user names in some framework's words, or gives as the object that it has for it; of what is
+    none, its own name."""
+    name = dtype if isinstance(dtype, str) else _dtype_name(dtype)
+    name = name.removeprefix("torch.")
+    if name.isupper():
+        return _OF_SAFETENSORS.get(name, name.lower())
+    return _BY_NAME.get(name, name)
+
+
+def _dtype_name(dtype: Any) -> str:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is None or (torch is not None and isinstance(dtype, torch.dtype)):
+        return str(dtype)
+    try:
+        return str(numpy.dtype(dtype).name)  # Those of JAX and ml_dtypes, and types of scalars, are NumPy's too.
+    except TypeError:
+        return str(dtype)
+
+
+def number(value: Any) -> Any:
+    """The number of Python that a scalar of a framework is."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} is no value of JSON")
 
 
 def cast(tensor: Any, dtype: str) -> Any:

@@ -102,7 +102,7 @@ class Snapshot(Mapping[str, Tensor]):
     @property
     def epoch(self) -> str: ...
     @property
-    def metadata(self) -> dict[str, str]: ...
+    def metadata(self) -> dict[str, Any]: ...
     @property
     def manifest_metadata(self) -> dict[str, str]: ...
     @property
@@ -247,8 +247,8 @@ class Relay:
         tensors: Mapping[str, Any] | _Model,
         *,
         hold: Literal["stage", "borrow"] = "stage",
-        metadata: dict[str, str | int | float] | None = None,
-        dtype: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        dtype: Any = None,
         timeout: float | None = None,
     ) -> Publication: ...
     def end(self, topic: str) -> None: ...
@@ -268,8 +268,8 @@ class Producer:
         tensors: Mapping[str, Any] | _Model,
         *,
         hold: Literal["stage", "borrow"] = "stage",
-        metadata: dict[str, str | int | float] | None = None,
-        dtype: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        dtype: Any = None,
         timeout: float | None = None,
     ) -> Publication: ...
     def end(self, topic: str) -> None: ...

@@ -1,0 +1,48 @@
+"""What travels with a version beside its tensors: in Python as it was, elsewhere as text."""
+
+import types
+
+import numpy as np
+import pytest
+from conftest import received
+
+import tensor_relay
+
+
+def test_values_come_back_as_they_were(relay, client):
+    sent = {
+        "run": "größe", "digits": "1", "step": 1, "loss": 0.5, "done": False, "best": None, "big": 1 << 80,
+        "shape": [1, [2.5, "a"]], "parts": {"lr": 1e-3, "names": ["a"]},
+    }  # fmt: skip
+    relay.publish("t", {}, metadata=sent)
+    got = received(client).metadata
+    assert got == sent and {name: type(value) for name, value in got.items()} == {name: type(value) for name, value in sent.items()}
+    assert got["digits"] == "1" and got["done"] is False
+
+
+def test_scalars_of_frameworks_are_numbers(relay, client):
+    torch = pytest.importorskip("torch")
+    sent = {"loss": np.float32(0.5), "step": np.int64(3), "done": np.bool_(True), "array": np.array(7), "torch": torch.tensor(1.5)}
+    relay.publish("t", {}, metadata=sent | {"all": [np.float32(0.25), torch.tensor(2)]})
+    got = received(client).metadata
+    assert got == {"loss": 0.5, "step": 3, "done": True, "array": 7, "torch": 1.5, "all": [0.25, 2]}
+    assert type(got["step"]) is int and type(got["loss"]) is float and got["done"] is True
+
+
+def test_any_mapping_does(relay, client):
+    relay.publish("t", {}, metadata=types.MappingProxyType({"step": 1}))
+    assert received(client).metadata == {"step": 1}
+
+
+@pytest.mark.parametrize("value", [b"abc", object(), np.zeros(3), {1, 2}, [object()], lambda: 1])
+def test_what_cannot_travel_is_refused_by_name(relay, client, value):
+    with pytest.raises(TypeError, match=r"metadata \"odd\" \(.*\) cannot travel: .*It takes text, numbers"):
+        relay.publish("t", {}, metadata={"fine": 1, "odd": value})
+    with pytest.raises(TypeError, match="the keys of metadata are text, and 1 is not"):
+        relay.publish("t", {}, metadata={1: "a"})
+    assert client.topics() == [], "nothing of it was published"
+
+
+def test_the_packages_own_keys_are_reserved(relay):
+    with pytest.raises(tensor_relay.RequestError, match="call it something else"):
+        relay.publish("t", {}, metadata={"tensor_relay.json": "[]"})
