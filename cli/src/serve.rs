@@ -92,17 +92,18 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     };
     let state_dir = state_dir(args.state_dir.as_deref())?;
     let identity = Identity::load_or_create(&state_dir)?;
+    let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
+    let ledger = ledger.map(|ledger| Arc::new(Mutex::new(ledger)));
     let listener = Listener::bind(args.listen, &identity, Tuning::default()).map_err(name_the_option)?;
     let server = Server::start(listener, config(&args));
     let listening = server.local_address()?;
     let addresses = advertised(&args, listening);
-    let ledger = Arc::new(Mutex::new(Ledger::load(&state_dir)));
     let limit_hint = args.device.limit_hint();
     let loader = Loader { staging: server.staging(), hold: args.hold, device, limit_hint };
     let (mut topics, mut offers) = (Vec::new(), Vec::new());
     for (topic, path) in &args.topics {
         let (offer, published) = tokio::select! {
-            begun = Offer::begin(&server, &args, &loader, (topic, path), &ledger) => begun?,
+            begun = Offer::begin(&server, &args, &loader, (topic, path), ledger.as_ref()) => begun?,
             exit = signals.next() => return Ok(exit.into()),
         };
         let ticket = Ticket::new(addresses.clone(), vec![identity.fingerprint().0], Some(topic.clone()))

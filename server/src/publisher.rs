@@ -108,6 +108,11 @@ impl Publisher {
         self.topic.ended().is_some()
     }
 
+    /// What the next version will be called.
+    pub fn next_id(&self) -> VersionId {
+        VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next }
+    }
+
     /// Lets the next version have this number, where it is higher than it would be: for content that was published under
     /// a number before a restart.
     pub fn continue_at(&mut self, version: Version) {
@@ -133,7 +138,7 @@ impl Publisher {
             other => unreachable!("metadata can only be too large: {other}"),
         })?;
         let Held { payload, returned } = version.into();
-        let id = VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next };
+        let id = self.next_id();
         let (committed, watch) = watch::channel(0);
         let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
         let TopicOptions { bases, keep, .. } = &self.options;

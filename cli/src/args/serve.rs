@@ -92,8 +92,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_some_seconds, help_heading = "Network")]
     pub(crate) stall_timeout: Duration,
 
-    /// Where the server's key is kept, so that tickets stay valid after a restart, and what it published last.
-    /// Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    /// Where the server's key is kept, so that tickets stay valid after a restart, and what it published last. Only one
+    /// `serve --watch` at a time can use it. Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 

@@ -42,11 +42,11 @@ impl Watch {
             .is_none_or(|before| before != complaint)
     }
 
-    /// Notes what was published, off the executor. Failures are told by the ledger.
-    async fn note(&self, id: VersionId, digest: VersionDigest) {
+    /// Notes what is about to be published, off the executor.
+    async fn note(&self, id: VersionId, digest: VersionDigest) -> anyhow::Result<()> {
         let ledger = Arc::clone(&self.ledger);
         let note = move || ledger.lock().unwrap_or_else(PoisonError::into_inner).note(&id, digest);
-        let _ = tokio::task::spawn_blocking(note).await;
+        tokio::task::spawn_blocking(note).await?
     }
 
     fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
@@ -66,22 +66,23 @@ impl Offer {
     /// Publishes the first version of `topic` from what is at `path`.
     ///
     /// Its epoch follows from the content, so that a server that is restarted with the same files offers the same
-    /// version. With --watch, where other content follows in the same epoch, the ledger says what it was.
+    /// version. With --watch (which is with a ledger), where other content follows in the same epoch, the ledger says what
+    /// it was.
     pub(crate) async fn begin(
         server: &Server,
         args: &ServeArgs,
         loader: &Loader,
         (topic, path): (&Topic, &Path),
-        ledger: &Arc<Mutex<Ledger>>,
+        ledger: Option<&Arc<Mutex<Ledger>>>,
     ) -> anyhow::Result<(Self, Published)> {
         // Made before the files are opened, so that no change falls in between.
-        let watch = match args.watch {
-            true => {
+        let watch = match ledger {
+            Some(ledger) => {
                 let path = path.to_owned();
                 let files = tokio::task::spawn_blocking(move || FileWatch::new(&path)).await?;
                 Some(Watch { files, ledger: Arc::clone(ledger), missing: false, complaint: None })
             }
-            false => None,
+            None => None,
         };
         let loaded = loader.load(path).await?;
         let known = watch.as_ref().and_then(|watch| watch.ledger().place(topic, loaded.digest));
@@ -151,12 +152,13 @@ impl Offer {
     async fn publish(&mut self, loaded: Loaded) -> anyhow::Result<Published> {
         let manifest = loaded.version.manifest();
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
+        if let Some(watch) = &self.watch {
+            watch.note(self.publisher.next_id(), loaded.digest).await?;
+        }
         let publication = self.publisher.publish(loaded.version, vec![]).await?;
-        let id = publication.id().clone();
         if let Some(watch) = &mut self.watch {
             watch.complaint = None;
-            watch.note(id.clone(), loaded.digest).await;
         }
-        Ok(Published { id, tensors, payload_bytes })
+        Ok(Published { id: publication.id().clone(), tensors, payload_bytes })
     }
 }

@@ -57,7 +57,7 @@ fn mappings(process: &Process) -> usize {
     process.mapped_files().matches("memfd:tensor-relay").count()
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < deadline, "{what}");

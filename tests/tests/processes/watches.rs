@@ -1,6 +1,6 @@
 //! Files that are replaced while they are served.
 
-use crate::files;
+use crate::{beside::wait_until, files};
 use std::{
     fs::{self, File},
     io::Write,
@@ -8,7 +8,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal, Wire};
 
 /// Large enough that no buffer on the way holds what comes after the wire is held.
 const MODEL_BYTES: usize = 64 << 20;
@@ -246,4 +246,49 @@ fn a_folder_is_replaced_as_one() {
     fs::rename(home.path("model-1").join(files::SHARDED[2]), &shard).unwrap();
     follower.hear_out(r#""version":3"#);
     files::assert_same_model(&home.path("model-2"), &home.path("out/m"));
+}
+
+/// Goal: two servers never give one number to different tensors, also when one of them is killed.
+/// Method: another server on the same state directory, with and without --watch, and on one of its own; then kill the
+/// first and start another.
+#[test]
+fn one_watching_server_for_each_state_directory() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    files::noise(&home.path("other"), 1000, 2);
+    let server = home.serve(&["--topic=w=w", "--watch", "--state-dir=keys"]);
+    let again = ["serve", ANY_PORT, "--topic=w=other", "--watch", "--state-dir=keys", ON_HOST];
+    home.run(&again)
+        .failed(1, &["serve --watch", "state directory keys", "--state-dir"]);
+    home.serve(&["--topic=w=other", "--state-dir=keys"]);
+    home.run(&["keys", "show", "--state-dir=keys"]).with(0);
+    home.serve(&["--topic=w=other", "--watch", "--state-dir=others"]);
+    server.process.end_by(Signal::KILL);
+    home.serve(&["--topic=w=other", "--watch", "--state-dir=keys"]);
+}
+
+/// Goal: a number that subscribers may have seen is never given to other tensors, though the server is killed before it
+/// could say that it gave it.
+/// Method: a version that has to wait for a reader; kill the server, and let it start with other content.
+#[test]
+fn a_killed_server_gives_no_number_twice() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let words = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
+    let server = home.serve(&words);
+    let every = ["subscribe", server.ticket("w"), "--mode=every", "--exec=exec sleep 60", "--json"];
+    let mut reader = home.start(&every);
+    reader.hear_out(r#""version":1"#);
+    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
+    let noted = || {
+        fs::read_to_string(home.path("keys/topics.json"))
+            .unwrap()
+            .contains(r#""version": 2"#)
+    };
+    wait_until("version 2 is noted", noted);
+    assert_eq!(home.list(&server)[0]["version"], 1, "it waits for the reader");
+    server.process.end_by(Signal::KILL);
+    files::replace(&home.path("w"), |path| files::noise(path, 1000, 3));
+    assert_eq!(home.serve(&words).topic("w")["version"], 3);
+    reader.end_by(Signal::TERM).with(143);
 }
