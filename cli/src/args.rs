@@ -1,11 +1,13 @@
 //! The words of the command line. Variables and keys of the file follow from them: see [`crate::config`].
 
 mod device;
+mod folder;
 mod publish;
 mod serve;
 mod subscribe;
 
 pub(crate) use device::{DeviceArgs, DeviceName};
+pub(crate) use folder::FolderArgs;
 pub(crate) use publish::PublishArgs;
 pub(crate) use serve::{Hold, ServeArgs};
 pub(crate) use subscribe::{OnGap, SubscribeArgs};

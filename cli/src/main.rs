@@ -19,6 +19,7 @@ mod exit;
 mod keys;
 mod list;
 mod man;
+mod offered;
 mod publish;
 mod serve;
 mod signals;

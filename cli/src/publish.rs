@@ -1,6 +1,6 @@
 //! `tensor-relay publish`: files as a version of a server that runs beside this process.
 
-use crate::{args::PublishArgs, subscribe::print_line, units};
+use crate::{args::PublishArgs, offered, subscribe::print_line, units};
 use anyhow::Context;
 use serde_json::json;
 use std::{
@@ -49,20 +49,16 @@ pub(crate) async fn run(args: PublishArgs) -> anyhow::Result<ExitCode> {
 
 /// Copies the files into memory that the server can read, off the executor.
 async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion> {
-    let path = args.file.clone();
+    let (path, rules) = (args.file.clone(), args.folder.into());
     let sealed = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
-        let files = TensorFiles::open(&path)?;
-        let left_out = files.left_out().iter();
-        let left_out: Vec<_> = left_out.map(|left| format!("{} ({})", left.name, left.reason)).collect();
+        let files = TensorFiles::open_with(&path, rules)?;
         let version = files
             .seal(&terms)
             .with_context(|| format!("cannot publish {}", path.display()))?;
-        Ok((version, left_out))
+        Ok((version, offered::lines(&files)))
     });
-    let (version, left_out) = sealed.await??;
-    if !left_out.is_empty() {
-        eprintln!("{}: not published: {}", args.file.display(), left_out.join(", "));
-    }
+    let (version, offered) = sealed.await??;
+    offered.iter().for_each(|line| eprintln!("{line}"));
     Ok(version)
 }
 

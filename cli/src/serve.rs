@@ -57,6 +57,8 @@ struct Served {
     tensors: usize,
     payload_bytes: u64,
     file: PathBuf,
+    /// The names of the files that are served: in a folder, all of them.
+    files: Vec<String>,
     ticket: String,
 }
 
@@ -69,6 +71,9 @@ struct Replaced {
     version: u64,
     tensors: usize,
     payload_bytes: u64,
+    /// Of what came from files: their names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<Vec<String>>,
     /// Of what came through the socket: by which way.
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'static str>,
@@ -99,7 +104,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let listening = server.local_address()?;
     let addresses = advertised(&args, listening);
     let limit_hint = args.device.limit_hint();
-    let loader = Loader { staging: server.staging(), hold: args.hold, device, limit_hint };
+    let rules = args.folder.into();
+    let loader = Loader { staging: server.staging(), hold: args.hold, rules, device, limit_hint };
     let (mut topics, mut offers) = (Vec::new(), Vec::new());
     for (topic, path) in &args.topics {
         let (offer, published) = tokio::select! {
@@ -156,6 +162,7 @@ fn served(published: &Published, path: &Path, ticket: &Ticket) -> Served {
         tensors: published.tensors,
         payload_bytes: published.payload_bytes,
         file: path.to_owned(),
+        files: published.files.clone(),
         ticket: ticket.to_string(),
     }
 }
@@ -177,7 +184,7 @@ fn watch(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<()> {
     watching
 }
 
-fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json: bool) {
+fn report_replaced(Published { id, tensors, payload_bytes, files }: &Published, as_json: bool) {
     eprintln!("{id}: {}, {}", units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
     if as_json {
         let line = Replaced {
@@ -187,6 +194,7 @@ fn report_replaced(Published { id, tensors, payload_bytes }: &Published, as_json
             version: id.version.0,
             tensors: *tensors,
             payload_bytes: *payload_bytes,
+            files: Some(files.clone()),
             path: None,
             reason: None,
             from: None,

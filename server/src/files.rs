@@ -2,7 +2,9 @@
 
 mod directory;
 mod error;
+mod folder;
 mod left_out;
+mod model_files;
 mod npz;
 mod served;
 mod source;
@@ -11,6 +13,7 @@ mod tests;
 mod watch;
 
 pub use error::FileError;
+pub use folder::FolderRules;
 pub use left_out::{LeftOut, LeftOutReason};
 pub use watch::{FileWatch, Look};
 
@@ -99,12 +102,21 @@ enum Place {
 }
 
 impl TensorFiles {
-    /// Looks at `path` and reads the headers of what is there. The files stay open: what is staged or borrowed later is
+    /// Opens what is at `path`, and of a folder what a model consists of.
+    ///
+    /// # Errors
+    /// Those of [`open_with`](Self::open_with).
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        Self::open_with(path, FolderRules::default())
+    }
+
+    /// Looks at `path` and reads the headers of what is there, of a folder what `rules` say. A link at `path` itself is
+    /// always followed. The files stay open: what is staged or borrowed later is
     /// what was opened, though another file took its name meanwhile.
     ///
     /// # Errors
     /// [`FileError`] names the file and says what is wrong with it.
-    pub fn open(path: &Path) -> Result<Self, FileError> {
+    pub fn open_with(path: &Path, rules: FolderRules) -> Result<Self, FileError> {
         let is_folder = fs::metadata(path)
             .map_err(|source| FileError::Io { path: path.into(), source })?
             .is_dir();
@@ -114,11 +126,11 @@ impl TensorFiles {
             .unwrap_or_default()
             .to_ascii_lowercase();
         let contents = match &extension[..] {
-            _ if is_folder => directory::read(path)?,
+            _ if is_folder => directory::read(path, rules)?,
             "npy" => read_npy(ServedFile::open(path)?)?,
             "npz" => npz::read(ServedFile::open(path)?)?,
             "safetensors" => read_one(ServedFile::open(path)?)?,
-            _ if directory::is_other_format(path) => {
+            _ if model_files::is_other_format(path) => {
                 return Err(FileError::OtherFormat { path: path.into(), extension });
             }
             _ => read_one(ServedFile::open(path)?)?,
@@ -149,6 +161,12 @@ impl TensorFiles {
     /// The size of all tensors together.
     pub fn total_bytes(&self) -> u64 {
         total_bytes(&self.specs)
+    }
+
+    /// The names of the files that are served.
+    pub fn names(&self) -> Vec<String> {
+        let name = |file: &ServedFile| Some(file.path.file_name()?.to_string_lossy().into_owned());
+        self.files.iter().filter_map(name).collect()
     }
 
     /// What is not served of what lies there. Whoever serves it should hear of it.

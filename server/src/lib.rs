@@ -78,7 +78,9 @@ pub use bases::BaseStats;
 pub use borrowed::Borrowed;
 pub use config::Config;
 pub use device::DeviceError;
-pub use files::{FileError, FileWatch, LeftOut, LeftOutReason, Look, SealFileError, TensorFiles};
+pub use files::{
+    FileError, FileWatch, FolderRules, LeftOut, LeftOutReason, Look, SealFileError, TensorFiles,
+};
 pub use held::Held;
 pub use lend::LendError;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};

@@ -1,5 +1,6 @@
 //! The words of `publish`.
 
+use super::FolderArgs;
 use crate::units;
 use std::{path::PathBuf, time::Duration};
 use tensor_relay_server::Topic;
@@ -17,6 +18,9 @@ pub(crate) struct PublishArgs {
     /// What is published: a .safetensors, .npy or .npz file, or a folder of a model (Hugging Face).
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
 
     /// What subscribers are told of this version, e.g. `step=1200`; repeat it for more.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_entry, help_heading = "Version")]

@@ -1,6 +1,6 @@
 //! The words of `serve`.
 
-use super::{Codec, DeviceArgs};
+use super::{Codec, DeviceArgs, FolderArgs};
 use crate::units;
 use clap::ValueEnum;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -19,6 +19,9 @@ pub(crate) struct ServeArgs {
         help_heading = "Topics"
     )]
     pub(crate) topics: Vec<(Topic, PathBuf)>,
+
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
 
     /// Let processes on this machine publish through a Unix socket that is made here: `tensor-relay publish`, or
     /// `tensor_relay.publish_to` in Python. Their topics appear as they are published, in host memory.

@@ -68,6 +68,7 @@ fn for_programs(Published { id, tensors, payload_bytes, path, reason, peer }: &P
         version: id.version.0,
         tensors: *tensors,
         payload_bytes: *payload_bytes,
+        files: None,
         path: Some(path.name()),
         reason: Some(reason.clone()),
         from: Some(peer.clone()),

@@ -60,6 +60,8 @@ pub(crate) struct Published {
     pub(crate) id: VersionId,
     pub(crate) tensors: usize,
     pub(crate) payload_bytes: u64,
+    /// The names of the files that it was read from.
+    pub(crate) files: Vec<String>,
 }
 
 impl Offer {
@@ -78,8 +80,8 @@ impl Offer {
         // Made before the files are opened, so that no change falls in between.
         let watch = match ledger {
             Some(ledger) => {
-                let path = path.to_owned();
-                let files = tokio::task::spawn_blocking(move || FileWatch::new(&path)).await?;
+                let (path, rules) = (path.to_owned(), loader.rules);
+                let files = tokio::task::spawn_blocking(move || FileWatch::new(&path, rules)).await?;
                 Some(Watch { files, ledger: Arc::clone(ledger), missing: false, complaint: None })
             }
             None => None,
@@ -150,7 +152,7 @@ impl Offer {
     }
 
     async fn publish(&mut self, loaded: Loaded) -> anyhow::Result<Published> {
-        let manifest = loaded.version.manifest();
+        let (files, manifest) = (loaded.names, loaded.version.manifest());
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
         if let Some(watch) = &self.watch {
             watch.note(self.publisher.next_id(), loaded.digest).await?;
@@ -159,6 +161,6 @@ impl Offer {
         if let Some(watch) = &mut self.watch {
             watch.complaint = None;
         }
-        Ok(Published { id: publication.id().clone(), tensors, payload_bytes })
+        Ok(Published { id: publication.id().clone(), tensors, payload_bytes, files })
     }
 }

@@ -1,9 +1,16 @@
 //! Folders as Hugging Face has them: weights in one or several files, and what is needed beside them.
 
-use super::{Contents, FileError, LeftOut, LeftOutReason, Place, read_safetensors, served::ServedFile};
+use super::{
+    Contents, FileError, FolderRules, LeftOut, LeftOutReason, Place,
+    folder::Folder,
+    model_files::{is_model_file, is_other_format},
+    read_safetensors,
+    served::Stamp,
+};
 use std::{
-    collections::{BTreeSet, HashMap},
-    fs::{self, DirEntry, Metadata},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ffi::OsStr,
+    fs::Metadata,
     path::Path,
 };
 use tensor_relay_protocol::{
@@ -14,46 +21,15 @@ use tensor_relay_protocol::{
 /// How much travels beside the weights. A tokenizer has up to 20 MiB; what is far larger is no companion of a model.
 const SIDE_FILES_MAX_BYTES: u64 = 64 << 20;
 
-/// Endings of files that hold weights in other formats, or states of training: the same model again, or none.
-const OTHER_FORMATS: &[&str] = &[
-    "bin",
-    "ckpt",
-    "ggml",
-    "gguf",
-    "h5",
-    "mlmodel",
-    "msgpack",
-    "npy",
-    "npz",
-    "onnx",
-    "onnx_data",
-    "ot",
-    "pb",
-    "pickle",
-    "pkl",
-    "pt",
-    "pth",
-    "safetensors",
-    "tflite",
-];
-
-/// The ending of an index of weights in PyTorch's own format.
-const OTHER_INDEX: &str = ".bin.index.json";
-
-/// Whether `path` ends as files of weights do that are not served.
-pub(super) fn is_other_format(path: &Path) -> bool {
-    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str())
-}
-
 /// Reads the headers of all weights of a folder, and sees what else is in it.
-pub(super) fn read(path: &Path) -> Result<Contents, FileError> {
-    let listing = Listing::of(path)?;
+pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileError> {
+    let folder = Folder::open(path, rules)?;
+    let listing = Listing::of(&folder)?;
     let mut contents = Contents::new(FileForm::new(FileKind::Directory));
     contents.left_out = listing.left_out;
-    let index = read_index(path, &listing.indexes)?;
+    let index = read_index(&folder, &listing.indexes)?;
     let weights = choose_weights(path, listing.weights, index.as_ref(), &mut contents)?;
-    read_weights(path, &weights, &mut contents)?;
+    read_weights(&folder, &weights, &mut contents)?;
     if let Some((name, index)) = &index {
         check_index(&path.join(name), index, &weights, &contents)?;
     } else if let [one] = &weights[..] {
@@ -61,7 +37,7 @@ pub(super) fn read(path: &Path) -> Result<Contents, FileError> {
     } else {
         push_own_index(&weights, &mut contents);
     }
-    push_side_files(path, index.map(|(name, _)| name), listing.side_files, &mut contents)?;
+    push_side_files(&folder, index.map(|(name, _)| name), listing.side_files, &mut contents)?;
     Ok(contents)
 }
 
@@ -70,54 +46,63 @@ pub(super) fn read(path: &Path) -> Result<Contents, FileError> {
 pub(super) struct Listing {
     pub(super) weights: Vec<FileName>,
     pub(super) indexes: Vec<FileName>,
-    pub(super) side_files: Vec<FileName>,
+    side_files: Vec<FileName>,
+    /// The stamps of all these files.
+    pub(super) stamps: BTreeMap<FileName, Stamp>,
     left_out: Vec<LeftOut>,
 }
 
 impl Listing {
-    pub(super) fn of(path: &Path) -> Result<Self, FileError> {
-        let io_error = |source| FileError::Io { path: path.into(), source };
-        let entries = fs::read_dir(path).map_err(io_error)?;
-        let mut entries: Vec<DirEntry> = entries.collect::<Result<_, _>>().map_err(io_error)?;
-        entries.sort_by_key(DirEntry::file_name);
+    pub(super) fn of(folder: &Folder) -> Result<Self, FileError> {
         let mut listing = Self::default();
-        for entry in entries {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            // Links are followed: Hugging Face's cache consists of them. One that leads nowhere counts as no file.
-            let metadata = fs::metadata(entry.path()).ok();
-            listing.sort_in(name, entry.file_name().to_str().is_some(), metadata);
+        for name in folder.names()? {
+            if let Err(reason) = listing.sort_in(&name, folder) {
+                let name = name.to_string_lossy().into_owned();
+                listing.left_out.push(LeftOut::new(name, reason));
+            }
         }
         Ok(listing)
     }
 
-    fn sort_in(&mut self, name: String, is_text: bool, metadata: Option<Metadata>) {
-        let mut leave_out = |reason| self.left_out.push(LeftOut::new(name.clone(), reason));
-        if name.starts_with('.') {
-            return leave_out(LeftOutReason::Hidden);
+    fn sort_in(&mut self, name: &OsStr, folder: &Folder) -> Result<(), LeftOutReason> {
+        if name.as_encoded_bytes().starts_with(b".") {
+            return Err(LeftOutReason::Hidden);
         }
-        match metadata {
-            Some(metadata) if metadata.is_dir() => return leave_out(LeftOutReason::Folder),
-            Some(metadata) if metadata.is_file() => {}
-            _ => return leave_out(LeftOutReason::NoFile),
+        let (metadata, reached) = folder.look_up(name)?;
+        if !metadata.is_file() {
+            return Err(no_file(&metadata));
         }
-        let parsed = match FileName::new(&name) {
-            Ok(parsed) if is_text && side_file_spec(&parsed, 0).is_ok() => parsed,
-            _ => return leave_out(LeftOutReason::Name),
-        };
-        match () {
-            () if parsed.is_weights() => self.weights.push(parsed),
-            () if parsed.is_index() => self.indexes.push(parsed),
-            () if is_other_format(parsed.as_ref()) || name.ends_with(OTHER_INDEX) => {
-                leave_out(LeftOutReason::OtherFormat);
+        let parsed = name.to_str().and_then(|name| FileName::new(name).ok());
+        let parsed = parsed
+            .filter(|name| side_file_spec(name, 0).is_ok())
+            .ok_or(LeftOutReason::Name)?;
+        let list = match () {
+            // One that is out of reach is an error when it is opened: without its weights, it is another model.
+            () if parsed.is_weights() => &mut self.weights,
+            () if parsed.is_index() => &mut self.indexes,
+            () if is_other_format(parsed.as_ref()) => return Err(LeftOutReason::OtherFormat),
+            () if !folder.rules.all_files && !is_model_file(parsed.as_str()) => {
+                return Err(LeftOutReason::NotOfModel);
             }
-            () => self.side_files.push(parsed),
-        }
+            () if !reached => return Err(LeftOutReason::LeadsOut),
+            () => &mut self.side_files,
+        };
+        list.push(parsed.clone());
+        self.stamps.insert(parsed, Stamp::of(&metadata));
+        Ok(())
+    }
+}
+
+fn no_file(metadata: &Metadata) -> LeftOutReason {
+    match metadata.is_dir() {
+        true => LeftOutReason::Folder,
+        false => LeftOutReason::NoFile,
     }
 }
 
 /// The index of a folder, if it has one.
 pub(super) fn read_index(
-    path: &Path,
+    folder: &Folder,
     indexes: &[FileName],
 ) -> Result<Option<(FileName, WeightIndex)>, FileError> {
     let name = match indexes {
@@ -125,10 +110,10 @@ pub(super) fn read_index(
         [name] => name,
         [first, second, ..] => {
             let (first, second) = (first.clone(), second.clone());
-            return Err(FileError::TwoIndexes { path: path.into(), first, second });
+            return Err(FileError::TwoIndexes { path: folder.path.clone(), first, second });
         }
     };
-    let file = ServedFile::open(&path.join(name))?;
+    let file = folder.open_file(name)?;
     // One byte more than is read, so that the parser sees that it is too large.
     let bytes = file.read_head(INDEX_MAX_BYTES + 1)?;
     let index = WeightIndex::parse(&bytes).map_err(|source| FileError::Index { path: file.path, source })?;
@@ -164,11 +149,11 @@ fn choose_weights(
 }
 
 /// Opens every file of weights and adds its tensors. What all files say in their metadata, the snapshot says.
-fn read_weights(path: &Path, weights: &[FileName], contents: &mut Contents) -> Result<(), FileError> {
+fn read_weights(folder: &Folder, weights: &[FileName], contents: &mut Contents) -> Result<(), FileError> {
     let mut shared: Option<Vec<(String, String)>> = None;
     let mut all = BTreeSet::new();
     for name in weights {
-        let file = ServedFile::open(&path.join(name))?;
+        let file = folder.open_file(name)?;
         let metadata = read_safetensors(file, contents)?;
         all.extend(metadata.iter().map(|(key, _)| key.clone()));
         shared = Some(match shared {
@@ -238,14 +223,14 @@ fn push_own_index(weights: &[FileName], contents: &mut Contents) {
 
 /// Adds the files beside the weights in order of their names, the index first, for as long as there is room.
 fn push_side_files(
-    path: &Path,
+    folder: &Folder,
     index: Option<FileName>,
     names: Vec<FileName>,
     contents: &mut Contents,
 ) -> Result<(), FileError> {
     let mut room = SIDE_FILES_MAX_BYTES;
     for name in index.into_iter().chain(names) {
-        let file = ServedFile::open(&path.join(&name))?;
+        let file = folder.open_file(&name)?;
         let bytes = file.len_bytes();
         if bytes > room {
             contents.left_out.push(LeftOut::new(name.to_string(), LeftOutReason::NoRoom));

@@ -31,6 +31,15 @@ pub enum FileError {
         /// What was given.
         path: PathBuf,
     },
+    /// A link in a folder to something outside of it.
+    #[error(
+        "{} is a link that leads out of the folder that is served: put the file itself there, or follow links \
+         (--follow-links) if whoever may connect is to have what they lead to", path.display()
+    )]
+    LeadsOut {
+        /// The link.
+        path: PathBuf,
+    },
     /// A model in a format that is not read.
     #[error(
         "{} is a .{extension} file, and only .safetensors, .npy and .npz files and folders of .safetensors files are \

@@ -23,6 +23,10 @@ pub enum LeftOutReason {
     NoFile,
     /// A name that receivers would not write.
     Name,
+    /// A link to a file outside of the folder.
+    LeadsOut,
+    /// A file that models do not consist of, as far as its name tells.
+    NotOfModel,
     /// Weights in a format that is not served.
     OtherFormat,
     /// Weights that the index does not name.
@@ -50,6 +54,8 @@ impl fmt::Display for LeftOutReason {
             Self::Folder => "a folder",
             Self::NoFile => "no regular file",
             Self::Name => "a name that receivers do not write",
+            Self::LeadsOut => "a link that leads out of the folder",
+            Self::NotOfModel => "not known as a file of models",
             Self::OtherFormat => "weights in another format",
             Self::NotInIndex => "weights that the index does not name",
             Self::BesideModel => "weights beside model.safetensors",

@@ -55,9 +55,16 @@ impl ServedFile {
         if !fs::metadata(path).map_err(io_error)?.is_file() {
             return Err(FileError::NotAFile { path: path.into() });
         }
-        let file = File::open(path).map_err(io_error)?;
-        let stamp = Stamp::of(&file.metadata().map_err(io_error)?);
-        Ok(Self { path: path.into(), file, stamp })
+        Self::new(path.into(), File::open(path).map_err(io_error)?)
+    }
+
+    /// Takes what was opened, if it is a regular file.
+    pub(super) fn new(path: PathBuf, file: File) -> Result<Self, FileError> {
+        match file.metadata() {
+            Ok(metadata) if metadata.is_file() => Ok(Self { path, file, stamp: Stamp::of(&metadata) }),
+            Ok(_) => Err(FileError::NotAFile { path }),
+            Err(source) => Err(FileError::Io { path, source }),
+        }
     }
 
     /// Its size when it was opened.

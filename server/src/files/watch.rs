@@ -1,8 +1,9 @@
 //! The watch over files that are served: tells when there is something new, and when it is complete.
 
 use super::{
-    FileError,
+    FileError, FolderRules,
     directory::{Listing, read_index},
+    folder::Folder,
     served::Stamp,
 };
 use std::{
@@ -21,6 +22,7 @@ use std::{
 #[derive(Debug)]
 pub struct FileWatch {
     path: PathBuf,
+    rules: FolderRules,
     settling: Settling<Stamps>,
 }
 
@@ -42,9 +44,11 @@ pub enum Look {
 type Stamps = BTreeMap<PathBuf, Stamp>;
 
 impl FileWatch {
-    /// Watches what is at `path` now for changes.
-    pub fn new(path: &Path) -> Self {
-        Self { path: path.into(), settling: Settling::new(stamps(path).filter(|_| is_complete(path))) }
+    /// Watches what is at `path` now for changes: of a folder, what is served by `rules`.
+    pub fn new(path: &Path, rules: FolderRules) -> Self {
+        let mut watch = Self { path: path.into(), rules, settling: Settling::new(None) };
+        watch.settling = Settling::new(watch.see());
+        watch
     }
 
     /// Forgets what was seen, so that what is there counts as new again: for who could not publish it.
@@ -59,34 +63,29 @@ impl FileWatch {
 
     /// Looks once. Blocks for as long as the file system takes.
     pub fn look(&mut self) -> Look {
-        let seen = stamps(&self.path).filter(|seen| self.settling.is_known(seen) || is_complete(&self.path));
+        let seen = self.see();
         self.settling.handle_seen(seen)
     }
-}
 
-/// The stamps of what can be served at `path`, if there is anything.
-fn stamps(path: &Path) -> Option<Stamps> {
-    let metadata = fs::metadata(path).ok()?;
-    if !metadata.is_dir() {
-        return Some(Stamps::from([(path.into(), Stamp::of(&metadata))]));
+    /// The stamps of what can be served, if there is anything: a folder has to have all that its index names. Files are
+    /// complete as far as a look can tell.
+    fn see(&self) -> Option<Stamps> {
+        let metadata = fs::metadata(&self.path).ok()?;
+        if !metadata.is_dir() {
+            return Some(Stamps::from([(self.path.clone(), Stamp::of(&metadata))]));
+        }
+        let folder = Folder::open(&self.path, self.rules).ok()?;
+        let listing = Listing::of(&folder).ok().filter(|listing| !listing.weights.is_empty())?;
+        let stamps = listing.stamps.iter();
+        let stamps = stamps.map(|(name, stamp)| (self.path.join(name), stamp.clone())).collect();
+        let is_complete =
+            self.settling.is_known(&stamps) || has_all_shards(&folder, &listing).unwrap_or(false);
+        is_complete.then_some(stamps)
     }
-    let listing = Listing::of(path).ok().filter(|listing| !listing.weights.is_empty())?;
-    let names = listing.weights.iter().chain(&listing.indexes).chain(&listing.side_files);
-    let paths = names.map(|name| path.join(name));
-    // One that vanishes meanwhile makes the whole incomplete.
-    paths
-        .map(|path| Some((path.clone(), Stamp::of(&fs::metadata(path).ok()?))))
-        .collect()
 }
 
-/// Whether a folder has all that its index names. Files are complete as far as a look can tell.
-fn is_complete(path: &Path) -> bool {
-    !path.is_dir() || has_all_shards(path).unwrap_or(false)
-}
-
-fn has_all_shards(path: &Path) -> Result<bool, FileError> {
-    let listing = Listing::of(path)?;
-    let index = read_index(path, &listing.indexes)?;
+fn has_all_shards(folder: &Folder, listing: &Listing) -> Result<bool, FileError> {
+    let index = read_index(folder, &listing.indexes)?;
     let mut wanted = index.iter().flat_map(|(_, index)| index.files());
     Ok(wanted.all(|shard| listing.weights.contains(shard)))
 }
@@ -156,7 +155,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.safetensors");
         fs::write(&path, b"one").unwrap();
-        let mut watch = FileWatch::new(&path);
+        let mut watch = FileWatch::new(&path, FolderRules::default());
         assert_eq!(watch.look(), Look::Same);
         fs::write(dir.path().join("new"), b"two").unwrap();
         fs::rename(dir.path().join("new"), &path).unwrap();
@@ -173,7 +172,7 @@ mod tests {
         write("a.safetensors", "a");
         write("config.json", "{}");
         write(index, r#"{"weight_map": {"t": "a.safetensors"}}"#);
-        let mut watch = FileWatch::new(dir.path());
+        let mut watch = FileWatch::new(dir.path(), FolderRules::default());
         assert_eq!(watch.look(), Look::Same);
         write("optimizer.pt", "not served");
         assert_eq!(watch.look(), Look::Same);

@@ -7,7 +7,7 @@ use crate::{
 };
 use serde_json::Value;
 use std::{fs, path::Path};
-use tensor_relay_tests::processes::{Home, ON_HOST, Process, Serving, Signal};
+use tensor_relay_tests::processes::{ANY_PORT, Home, ON_HOST, Process, Serving, Signal};
 use zip::CompressionMethod;
 
 const HOLDS: [&str; 2] = ["--hold=stage", "--hold=borrow"];
@@ -46,6 +46,75 @@ fn a_folder_arrives_as_it_is() {
         files::assert_same_model(&home.path("model"), &home.path("out/m"));
         assert_eq!(content(&home, "out/m"), original);
     }
+}
+
+/// Goal: whoever serves a folder gives away a model, and not what else is there or what links lead to, and sees what is
+/// given; who wants more says so.
+/// Method: a folder with a key, a list and links out of it; then a snapshot in Hugging Face's cache, of links; and a link
+/// to a folder whose weights are out of reach.
+#[test]
+fn only_the_model_leaves_its_folder() {
+    let home = Home::new();
+    files::sharded(&home.path("model"), 1);
+    for (name, text) in [("model/id_rsa", "key"), ("model/passwords.txt", "list"), ("secret.json", "secret")]
+    {
+        fs::write(home.path(name), text).unwrap();
+    }
+    let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, home.path(name)).unwrap();
+    link("../secret.json", "model/linked.json");
+    link("config.json", "model/alias.json");
+    let received = |words: &[&str], out: &str| {
+        let mut server = home.serve(&[&["--topic=m=model"], words].concat());
+        let told = [server.process.hear_err("model: serves"), server.process.hear_err("not served")];
+        receive(&home, &server, "m", out);
+        let mut names = home.files_in(&format!("{out}/m"));
+        names.retain(|name| !name.starts_with('.'));
+        let named: Vec<&str> = server.topic("m")["files"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|name| name.as_str().unwrap())
+            .collect();
+        assert!(names.iter().all(|name| named.contains(&&**name)) && names.len() == named.len(), "{named:?}");
+        (names, told)
+    };
+    let (names, [serves, leaves]) = received(&[], "out");
+    assert_eq!(names, [&["README.md", "alias.json"], &files::SHARDED[1..]].concat());
+    assert!(serves.contains("2 weight files") && serves.contains("alias.json"), "{serves}");
+    for part in [
+        "id_rsa (not known as a file of models)",
+        "passwords.txt (",
+        "linked.json (a link that leads out",
+        "--all-files",
+        "--follow-links",
+    ] {
+        assert!(leaves.contains(part), "{leaves}");
+    }
+    let has = |names: &[String], name: &str| names.iter().any(|found| found == name);
+    let (names, _) = received(&["--all-files"], "all");
+    assert!(
+        has(&names, "id_rsa") && has(&names, "passwords.txt") && !has(&names, "linked.json"),
+        "{names:?}"
+    );
+    let (names, _) = received(&["--follow-links"], "linked");
+    assert!(has(&names, "linked.json") && !has(&names, "id_rsa"), "{names:?}");
+
+    fs::create_dir_all(home.path("hub/snapshots/0123")).unwrap();
+    fs::rename(home.path("model"), home.path("hub/blobs")).unwrap();
+    for name in files::SHARDED {
+        link(&format!("../../blobs/{name}"), &format!("hub/snapshots/0123/{name}"));
+    }
+    let server = home.serve(&["--topic=m=hub/snapshots/0123"]);
+    receive(&home, &server, "m", "cached");
+    files::assert_same_model(&home.path("hub/blobs"), &home.path("cached/m"));
+    link("hub/snapshots/0123", "latest");
+    receive(&home, &home.serve(&["--topic=m=latest"]), "m", "again");
+
+    fs::create_dir(home.path("away")).unwrap();
+    link("../hub/blobs/model-00001-of-00002.safetensors", "away/model.safetensors");
+    let away = ["serve", ANY_PORT, "--topic=m=away"];
+    home.run(&away)
+        .failed(1, &["away/model.safetensors is a link that leads out", "--follow-links"]);
 }
 
 /// Goal: arrays and archives of them arrive as what they are. What cannot be sent from where it is says how it can.

@@ -1,0 +1,191 @@
+//! A folder that is served: what lies in it, and files opened so that none of them lies anywhere else.
+
+use super::{FileError, LeftOutReason, served::ServedFile};
+use rustix::{
+    fs::{Dir, Mode, OFlags, open, openat, readlink},
+    io::Errno,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{File, Metadata},
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::{Path, PathBuf},
+};
+
+/// What of a folder is served beyond what a model needs. Nothing by default: whoever may connect gets all that is served.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FolderRules {
+    /// Every file that lies directly in it and is not hidden, and not only those that models consist of.
+    pub all_files: bool,
+    /// What links lead to, wherever it is. Otherwise it has to be in the folder too, or, where the folder is one of
+    /// Hugging Face's cache, among the blobs of the same model.
+    pub follow_links: bool,
+}
+
+/// An open folder. A link that takes its name later leads nobody from one model to another.
+#[derive(Debug)]
+pub(super) struct Folder {
+    pub(super) path: PathBuf,
+    pub(super) rules: FolderRules,
+    folder: OwnedFd,
+    /// Where files may be that links in it lead to.
+    roots: Vec<PathBuf>,
+}
+
+impl Folder {
+    /// Opens the folder that is at `path`, or to which links at `path` lead: whoever names it means it.
+    pub(super) fn open(path: &Path, rules: FolderRules) -> Result<Self, FileError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = open(path, flags, Mode::empty())
+            .map_err(|error| FileError::Io { path: path.into(), source: error.into() })?;
+        let roots = place_of(&folder).map(roots).unwrap_or_default();
+        Ok(Self { path: path.into(), rules, folder, roots })
+    }
+
+    /// The names of what lies directly in it, sorted.
+    pub(super) fn names(&self) -> Result<Vec<OsString>, FileError> {
+        let io_error = |error: Errno| FileError::Io { path: self.path.clone(), source: error.into() };
+        let mut names = vec![];
+        for entry in Dir::read_from(&self.folder).map_err(io_error)? {
+            let name = OsStr::from_bytes(entry.map_err(io_error)?.file_name().to_bytes()).to_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// What has this name, and whether it is in reach: a link may lead out of the folder. Opens nothing for reading.
+    pub(super) fn look_up(&self, name: &OsStr) -> Result<(Metadata, bool), LeftOutReason> {
+        let look = |flags| -> io::Result<(File, Metadata)> {
+            let file = File::from(self.open_at(name, OFlags::PATH | flags)?);
+            let metadata = file.metadata()?;
+            Ok((file, metadata))
+        };
+        let (_, metadata) = look(OFlags::NOFOLLOW).map_err(|_| LeftOutReason::NoFile)?;
+        if !metadata.is_symlink() {
+            return Ok((metadata, true));
+        }
+        // One that leads nowhere counts as no file.
+        let (target, metadata) = look(OFlags::empty()).map_err(|_| LeftOutReason::NoFile)?;
+        Ok((metadata, self.reaches(&target)))
+    }
+
+    /// Opens the file with this name. Where a link leads is asked of what was opened: nobody can change it in between.
+    pub(super) fn open_file(&self, name: impl AsRef<Path>) -> Result<ServedFile, FileError> {
+        let (name, path) = (name.as_ref().as_os_str(), self.path.join(name.as_ref()));
+        // A pipe would be waited for.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let opened = match self.open_at(name, flags | OFlags::NOFOLLOW) {
+            Err(Errno::LOOP) => match self.open_at(name, flags).map(File::from) {
+                Ok(target) if !self.reaches(&target) => return Err(FileError::LeadsOut { path }),
+                opened => opened,
+            },
+            opened => opened.map(File::from),
+        };
+        let file = opened.map_err(|error| FileError::Io { path: path.clone(), source: error.into() })?;
+        ServedFile::new(path, file)
+    }
+
+    fn open_at(&self, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        openat(&self.folder, name, flags | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Whether a file to which a link led is where links may lead.
+    fn reaches(&self, file: &File) -> bool {
+        let is_in = |place: PathBuf| self.roots.iter().any(|root| place.starts_with(root));
+        self.rules.follow_links || place_of(file).is_some_and(is_in)
+    }
+}
+
+/// Where an open file or folder is. Nowhere, if the system does not tell.
+fn place_of(opened: impl AsFd) -> Option<PathBuf> {
+    let link = format!("/proc/self/fd/{}", opened.as_fd().as_raw_fd());
+    let place = readlink(link, vec![]).ok()?.into_bytes();
+    Some(PathBuf::from(OsString::from_vec(place))).filter(|place| place.is_absolute())
+}
+
+/// The folder itself; and for `MODEL/snapshots/REVISION` of Hugging Face's cache, or a folder in it, `MODEL/blobs`.
+fn roots(folder: PathBuf) -> Vec<PathBuf> {
+    let snapshots = folder
+        .ancestors()
+        .skip(1)
+        .find(|above| above.file_name() == Some("snapshots".as_ref()));
+    let blobs = snapshots.and_then(Path::parent).map(|model| model.join("blobs"));
+    [folder].into_iter().chain(blobs).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::symlink};
+
+    /// Where the links of a folder may lead, by name.
+    fn reached(folder: &Folder) -> Vec<(String, bool)> {
+        let names = folder.names().unwrap();
+        let look = |name: OsString| {
+            let reached = folder.look_up(&name).is_ok_and(|(_, reached)| reached);
+            assert_eq!(folder.open_file(&name).is_ok(), reached, "{name:?}");
+            (name.into_string().unwrap(), reached)
+        };
+        names.into_iter().map(look).collect()
+    }
+
+    #[test]
+    fn links_lead_within_the_folder_or_to_the_blobs_of_its_model() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("models--a--b");
+        let snapshot = model.join("snapshots/0123");
+        fs::create_dir_all(&snapshot).unwrap();
+        for folder in ["blobs", "refs"] {
+            fs::create_dir(model.join(folder)).unwrap();
+            fs::write(model.join(folder).join("x"), "x").unwrap();
+        }
+        fs::write(snapshot.join("plain"), "x").unwrap();
+        for (name, target) in [
+            ("beside", "plain"),
+            ("blob", "../../blobs/x"),
+            ("blobs-of-another", "../../../models--a--b-secret/blobs/x"),
+            ("nowhere", "gone"),
+            ("ref", "../../refs/x"),
+            ("root", "/etc/hostname"),
+            ("two-steps", "ref"),
+        ] {
+            symlink(target, snapshot.join(name)).unwrap();
+        }
+        let other = dir.path().join("models--a--b-secret/blobs");
+        fs::create_dir_all(&other).unwrap();
+        fs::write(other.join("x"), "x").unwrap();
+        symlink(&snapshot, dir.path().join("latest")).unwrap();
+        let folder = Folder::open(&dir.path().join("latest"), FolderRules::default()).unwrap();
+        let mut expected =
+            ["beside", "blob", "blobs-of-another", "nowhere", "plain", "ref", "root", "two-steps"]
+                .map(|name| (name.to_owned(), matches!(name, "beside" | "blob" | "plain")));
+        assert_eq!(reached(&folder), expected);
+        let rules = FolderRules { follow_links: true, all_files: false };
+        for (name, reached) in &mut expected {
+            *reached = name != "nowhere" && (name != "root" || Path::new("/etc/hostname").exists());
+        }
+        assert_eq!(reached(&Folder::open(&snapshot, rules).unwrap()), expected);
+    }
+
+    /// A link that is put into the place of a file between a look and the opening.
+    #[test]
+    fn what_was_opened_decides() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inside, outside) = (dir.path().join("in"), dir.path().join("out"));
+        fs::create_dir(&inside).unwrap();
+        fs::write(&outside, "secret").unwrap();
+        fs::write(inside.join("a"), "x").unwrap();
+        let folder = Folder::open(&inside, FolderRules::default()).unwrap();
+        assert!(folder.look_up("a".as_ref()).unwrap().1);
+        fs::remove_file(inside.join("a")).unwrap();
+        symlink(&outside, inside.join("a")).unwrap();
+        assert!(matches!(folder.open_file("a"), Err(FileError::LeadsOut { .. })));
+    }
+}

@@ -1,0 +1,125 @@
+//! Which files a model consists of beside its weights, by their names: as folders of Hugging Face have them.
+
+use std::path::Path;
+
+/// Endings of files that hold weights in other formats, or states of training: the same model again, or none.
+const OTHER_FORMATS: &[&str] = &[
+    "bin",
+    "ckpt",
+    "ggml",
+    "gguf",
+    "h5",
+    "mlmodel",
+    "msgpack",
+    "npy",
+    "npz",
+    "onnx",
+    "onnx_data",
+    "ot",
+    "pb",
+    "pickle",
+    "pkl",
+    "pt",
+    "pth",
+    "safetensors",
+    "tflite",
+];
+
+/// The ending of an index of weights in PyTorch's own format.
+const OTHER_INDEX: &str = ".bin.index.json";
+
+/// Endings of configurations, tokenizers (SentencePiece, BPE, tiktoken), chat templates, model cards and code.
+const EXTENSIONS: &[&str] = &["bpe", "codes", "jinja", "json", "md", "model", "py", "spm", "tiktoken"];
+
+/// How vocabularies and papers begin that end with `.txt` or have no ending, in small letters.
+const TEXTS: &[&str] = &[
+    "added_tokens",
+    "copying",
+    "dict",
+    "licence",
+    "license",
+    "merges",
+    "model_license",
+    "notice",
+    "readme",
+    "requirements",
+    "third_party_notice",
+    "use_policy",
+    "vocab",
+];
+
+/// How the name of a tokenizer begins that says its version at the end (`tokenizer.model.v3`).
+const TOKENIZER: &str = "tokenizer.model.";
+
+/// Whether `path` ends as files of weights do that are not served.
+pub(super) fn is_other_format(path: &Path) -> bool {
+    let is_index = path.to_str().is_some_and(|path| path.ends_with(OTHER_INDEX));
+    is_index || OTHER_FORMATS.contains(&&*extension_of(path))
+}
+
+/// Whether a file of this name belongs to a model.
+pub(super) fn is_model_file(name: &str) -> bool {
+    let extension = extension_of(name.as_ref());
+    let begins = |text: &&str| name.to_ascii_lowercase().starts_with(text);
+    match &*extension {
+        known if EXTENSIONS.contains(&known) => true,
+        "" | "txt" => TEXTS.iter().any(begins),
+        _ => name.starts_with(TOKENIZER),
+    }
+}
+
+fn extension_of(path: &Path) -> String {
+    path.extension()
+        .and_then(|extension| extension.to_str())
+        .unwrap_or_default()
+        .to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_models_consist_of_and_what_not() {
+        for name in [
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer.model",
+            "tokenizer.model.v3",
+            "spiece.model",
+            "qwen.tiktoken",
+            "vocab.txt",
+            "vocab.bpe",
+            "bpe.codes",
+            "merges.txt",
+            "source.spm",
+            "chat_template.jinja",
+            "modeling_chatglm.py",
+            "README.md",
+            "LICENSE",
+            "LICENSE.txt",
+            "LICENSE-MODEL",
+            "MODEL_LICENSE",
+            "Notice.txt",
+            "USE_POLICY.md",
+        ] {
+            assert!(is_model_file(name), "{name}");
+        }
+        for name in [
+            "id_rsa",
+            "id_rsa.pub",
+            "passwords.txt",
+            "shadow",
+            "server.key",
+            "license.key",
+            "train.jsonl",
+            "data.csv",
+            "backup.tar.gz",
+            "events.out.tfevents.1",
+            "authorized_keys",
+        ] {
+            assert!(!is_model_file(name), "{name}");
+        }
+    }
+}
