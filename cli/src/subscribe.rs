@@ -7,7 +7,7 @@ mod report;
 use crate::{
     args::SubscribeArgs,
     device,
-    exit::{Exit, UsageError},
+    exit::{Exit, UsageError, message_of},
     signals::Signals,
     ticket,
 };
@@ -128,38 +128,98 @@ async fn receive_once(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -
             Err(_) => Err(NoneMatches(glob.clone()).into()),
         };
     }
-    let mut following = JoinSet::new();
+    let mut following = Following::new(args, client);
     for topic in topics {
-        following.spawn(Follow::begin(args, client, topic, false).await?.run());
+        following.begin(topic).await?;
     }
-    while let Some(ended) = following.join_next().await {
-        ended??;
+    while let Some((topic, ended)) = following.next().await {
+        if let Err(error) = ended {
+            following.note(&topic, error)?;
+        }
     }
-    Ok(())
+    following.end()
 }
 
-/// Every topic that matches, now and later, until one of them fails. One that ends is let go.
+/// Every topic that matches, now and later, until the session is over, or none is left and one has failed. One that ends is
+/// let go.
 async fn receive_all(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -> anyhow::Result<()> {
     let mut found = client.watch(glob).await?;
-    let mut following = JoinSet::new();
+    let mut following = Following::new(args, client);
     let mut watching = true;
     loop {
         tokio::select! {
+            biased; // All that are there are followed before one of them can fail.
             topic = found.next(), if watching => match topic {
-                Some(topic) => {
-                    following.spawn(Follow::begin(args, client, topic, false).await?.run());
-                }
+                Some(topic) => following.begin(topic).await?,
                 // The session is over; those that follow know why.
-                None if following.is_empty() => return client.list().await.map(drop).map_err(Into::into),
+                None if following.is_empty() => {
+                    following.end()?;
+                    return client.list().await.map(drop).map_err(Into::into);
+                }
                 None => watching = false,
             },
-            Some(ended) = following.join_next() => if let Err(error) = ended? {
+            Some((topic, ended)) = following.next() => if let Err(error) = ended {
                 let over = error.downcast_ref::<SubscriptionError>().is_some_and(is_over);
-                if !over || !watching && following.is_empty() {
-                    return Err(error);
+                match (over, watching) {
+                    (true, true) => {}
+                    (true, false) if following.is_empty() => return following.end().and(Err(error)),
+                    (true, false) => {}
+                    (false, _) => following.note(&topic, error)?,
                 }
             },
         }
+        if following.is_empty() {
+            following.end()?;
+        }
+    }
+}
+
+/// Topics that are followed side by side. One that fails ends alone.
+struct Following<'a> {
+    args: &'a Arc<SubscribeArgs>,
+    client: &'a Client,
+    running: JoinSet<(Topic, anyhow::Result<()>)>,
+    /// The first that failed, which says how all of it ended.
+    failed: Option<anyhow::Error>,
+}
+
+impl<'a> Following<'a> {
+    fn new(args: &'a Arc<SubscribeArgs>, client: &'a Client) -> Self {
+        Self { args, client, running: JoinSet::new(), failed: None }
+    }
+
+    async fn begin(&mut self, topic: Topic) -> Result<(), ClientError> {
+        let follow = Follow::begin(self.args, self.client, topic.clone(), false).await?;
+        self.running.spawn(async move { (topic, follow.run().await) });
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// The next that ended, and how. Cancel safe.
+    async fn next(&mut self) -> Option<(Topic, anyhow::Result<()>)> {
+        match self.running.join_next().await? {
+            Ok(ended) => Some(ended),
+            Err(error) => std::panic::resume_unwind(error.into_panic()), // Nobody aborts them.
+        }
+    }
+
+    /// Tells that a topic failed. With a session that is over, all of them have: that is the error, or what failed before.
+    fn note(&mut self, topic: &Topic, error: anyhow::Error) -> anyhow::Result<()> {
+        let is_all = matches!(error.downcast_ref(), Some(SubscriptionError::Disconnected { .. }));
+        if is_all && self.failed.is_none() {
+            return Err(error);
+        }
+        report::failed(self.args.json, topic, &message_of(&error));
+        self.failed.get_or_insert(error);
+        if is_all { self.end() } else { Ok(()) }
+    }
+
+    /// The first failure, if there was one.
+    fn end(&mut self) -> anyhow::Result<()> {
+        self.failed.take().map_or(Ok(()), Err)
     }
 }
 

@@ -156,6 +156,12 @@ pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED_PREFIX)
 }
 
+/// Whether an array of this name can be an entry of an archive that is written: unpacked, it must not lead out of the
+/// folder that it is unpacked into.
+pub fn is_entry_name(name: &str) -> bool {
+    !name.split('/').any(|segment| matches!(segment, "" | "." | ".."))
+}
+
 /// What the metadata of a manifest says beyond tensor-relay's own entries: what belongs into a file.
 pub fn without_reserved(metadata: &[(String, String)]) -> Vec<(String, String)> {
     metadata.iter().filter(|(key, _)| !is_reserved(key)).cloned().collect()
@@ -291,6 +297,16 @@ mod tests {
         }
         let long = FileName::new(&"a".repeat(255)).unwrap();
         assert_eq!(side_file_spec(&long, 1), Err(NameError::TooLong(273)));
+    }
+
+    #[test]
+    fn entries_stay_in_their_folder() {
+        for name in ["w", "a/b", "..a", "a..", ".a", "a.npy"] {
+            assert!(is_entry_name(name), "{name}");
+        }
+        for name in ["", "..", "../../evil", "/etc/x", "a/../b", "a//b", "a/", "./a"] {
+            assert!(!is_entry_name(name), "{name}");
+        }
     }
 
     #[test]

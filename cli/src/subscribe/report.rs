@@ -4,7 +4,7 @@ use super::{StdoutClosed, try_print_line};
 use crate::{codecs, units};
 use serde_json::{Value, json};
 use std::path::Path;
-use tensor_relay_client::{Client, CodecCount, Gap, Glob, LaneStats, Snapshot};
+use tensor_relay_client::{Client, CodecCount, Gap, Glob, LaneStats, Snapshot, Topic};
 use tensor_relay_device::Device;
 
 /// What a lane receives that carries no chunks: a few packets for each version, and a probe of the path's MTU now and then.
@@ -82,6 +82,14 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
         try_print_line(&line.to_string())?;
     }
     Ok(())
+}
+
+/// Tells of a topic that is not followed any more, while others are.
+pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) {
+    eprintln!("warning: topic {topic} is not followed any more: {error}");
+    if as_json {
+        print_line(&json!({ "event": "failed", "topic": topic.as_str(), "error": error }).to_string());
+    }
 }
 
 /// How many tensors were received, wherever they are.

@@ -9,7 +9,7 @@ use std::{
 };
 use tensor_relay_protocol::{
     Tensor, TensorName,
-    files::{FileForm, FileKind, FileName, FileNameError, without_reserved},
+    files::{FileForm, FileKind, FileName, FileNameError, is_entry_name, without_reserved},
     npy::{self, NpyError},
     safetensors::{IndexError, WeightIndex, plan_tensors},
 };
@@ -144,9 +144,9 @@ fn array(snapshot: &Snapshot) -> Result<Body, FilesError> {
 fn archive(snapshot: &Snapshot) -> Result<Body, FilesError> {
     let entry = |(tensor, elements): (&Tensor, Bytes)| {
         let name = tensor.name.as_str();
-        match name.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-            true => Err(FilesError::EntryName(tensor.name.clone())),
-            false => Ok(Entry { name: format!("{name}.npy"), head: array_head(tensor)?, elements }),
+        match is_entry_name(name) {
+            false => Err(FilesError::EntryName(tensor.name.clone())),
+            true => Ok(Entry { name: format!("{name}.npy"), head: array_head(tensor)?, elements }),
         }
     };
     Ok(Body::Archive(snapshot.tensors().map(entry).collect::<Result<_, _>>()?))

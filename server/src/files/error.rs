@@ -85,6 +85,17 @@ pub enum FileError {
         /// What is wrong with it.
         source: NpyError,
     },
+    /// An entry that could lead elsewhere where the archive is unpacked.
+    #[error(
+        "the entry {entry:?} of {} leads out of the folder into which the archive is unpacked, and receivers do not \
+         write such archives: save the array under another name", path.display()
+    )]
+    EntryName {
+        /// Which file.
+        path: PathBuf,
+        /// Which entry.
+        entry: String,
+    },
     /// A tensor name that is not carried.
     #[error("{} names a tensor badly: {source}", path.display())]
     Name {

@@ -4,7 +4,7 @@ use super::{Contents, FileError, LeftOut, LeftOutReason, Place, served::FileRead
 use std::io::{self, BufReader, Read};
 use tensor_relay_protocol::{
     TensorName, TensorSpec,
-    files::{FileForm, FileKind},
+    files::{FileForm, FileKind, is_entry_name},
     npy::{NpyError, PREFIX_BYTES, header_end, parse_header},
 };
 use zip::{CompressionMethod, ZipArchive, read::ZipFile};
@@ -53,6 +53,9 @@ impl<'a> Archive<'a> {
             contents.left_out.push(LeftOut::new(entry_name, LeftOutReason::NoArray));
             return Ok(());
         };
+        if !is_entry_name(name) {
+            return Err(FileError::EntryName { path: file.path.clone(), entry: entry_name });
+        }
         let name =
             TensorName::new(name).map_err(|source| FileError::Name { path: file.path.clone(), source })?;
         super::check_reserved(file, std::iter::once(name.as_str()))?;

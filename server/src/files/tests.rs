@@ -277,6 +277,10 @@ fn broken_arrays_are_refused_by_name() {
     let object = npy("|O", "False", "(2,)", b"pickle");
     let error = refused(&[("a.npz", &npz(&[("o.npy", &object)], CompressionMethod::Deflated))], "a.npz");
     assert!(matches!(&error, FileError::Entry { entry, .. } if entry == "o.npy"), "{error}");
+    for evil in ["../../evil.npy", "/evil.npy", "a/../evil.npy", ".npy"] {
+        let error = refused(&[("a.npz", &npz(&[(evil, &good)], CompressionMethod::Stored))], "a.npz");
+        assert!(matches!(&error, FileError::EntryName { entry, .. } if entry == evil), "{error}");
+    }
     let archive = npz(&[("x.npy", &good)], CompressionMethod::Stored);
     let error = refused(&[("a.npz", &archive[..archive.len() - 30])], "a.npz");
     assert!(matches!(error, FileError::Archive { .. }), "{error}");

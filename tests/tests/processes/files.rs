@@ -153,10 +153,15 @@ pub(crate) fn npy(path: &Path, seed: u64) {
 
 /// Writes an archive of arrays, as `numpy.savez` and `numpy.savez_compressed` do.
 pub(crate) fn npz(path: &Path, seed: u64, method: CompressionMethod) {
+    npz_of(path, &["weights.npy", "bias.npy"], seed, method);
+}
+
+/// The same with entries of these names.
+pub(crate) fn npz_of(path: &Path, names: &[&str], seed: u64, method: CompressionMethod) {
     let mut archive = ZipWriter::new(File::create(path).unwrap());
-    for name in ["weights.npy", "bias.npy"] {
+    for name in names {
         let options = SimpleFileOptions::default().compression_method(method);
-        archive.start_file(name, options).unwrap();
+        archive.start_file(*name, options).unwrap();
         archive.write_all(&array(seed + name.len() as u64)).unwrap();
     }
     archive.finish().unwrap();

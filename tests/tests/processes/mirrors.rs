@@ -140,6 +140,16 @@ fn arrays_arrive_as_they_are() {
         .failed(1, &["c.npz is compressed", "stage it, or save it with numpy.savez"]);
 }
 
+/// Goal: what receivers would not write is refused where it is served, by name.
+/// Method: an archive with an entry that leads out of the folder into which it is unpacked.
+#[test]
+fn an_archive_that_leads_elsewhere_is_not_served() {
+    let home = Home::new();
+    files::npz_of(&home.path("e.npz"), &["w.npy", "../../evil.npy"], 1, CompressionMethod::Stored);
+    home.run(&["serve", ANY_PORT, "--topic=e=e.npz"])
+        .failed(1, &["../../evil.npy", "e.npz", "under another name"]);
+}
+
 /// Goal: with `--keep N` the newest versions stay side by side, `latest` leads to the last, and what is not a version is
 /// left alone.
 /// Method: three versions of a file and of a folder, of which two are kept.

@@ -36,6 +36,32 @@ fn topics_by_glob() {
         .failed(5, &["no topic that matches no/*", "tensor-relay list"]);
 }
 
+/// Goal: a topic that cannot be written ends alone: the others go on, it is told at once, and the exit code says so at the
+/// end.
+/// Method: a folder where the file of one topic should be; with and without `--once`; at last, the server ends.
+#[test]
+fn one_topic_fails_alone() {
+    let home = Home::new();
+    for (name, seed) in [("a", 1), ("b", 2)] {
+        files::noise(&home.path(name), 1000, seed);
+    }
+    fs::create_dir_all(home.path("out/a.safetensors")).unwrap();
+    let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
+    let all = ["subscribe", server.ticket("a"), "--topic=**", "--out=out"];
+    let once = home.run(&[&all[..], &["--once"]].concat()).failed(1, &["a.safetensors"]);
+    assert!(once.err.contains("warning: topic a is not followed any more"), "{once:?}");
+    files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));
+
+    let mut follower = home.start(&[&all[..], &["--json", "--reconnect=0"]].concat());
+    follower.hear_out(r#""event":"failed""#);
+    files::replace(&home.path("b"), |path| files::noise(path, 1000, 3));
+    follower.hear_out(r#""version":2"#);
+    files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));
+    server.process.end_by(Signal::TERM).with(0);
+    let ended = follower.end().failed(1, &["a.safetensors"]);
+    assert!(ended.err.contains("warning: topic b is not followed any more"), "{ended:?}");
+}
+
 /// A server that retains versions of a watched file.
 struct Series {
     home: Home,
