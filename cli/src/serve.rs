@@ -74,6 +74,9 @@ struct Replaced {
     /// Of what came from files: their names.
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<Vec<String>>,
+    /// Likewise, how many generations of them were seen before it and never published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missed_generations: Option<u64>,
     /// Of what came through the socket: by which way.
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'static str>,
@@ -175,7 +178,7 @@ fn watch(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<()> {
         watching.spawn(async move {
             loop {
                 tokio::time::sleep(interval).await;
-                if let Some(published) = offer.look().await {
+                if let Some(published) = offer.look(interval).await {
                     report_replaced(&published, as_json);
                 }
             }
@@ -184,8 +187,12 @@ fn watch(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<()> {
     watching
 }
 
-fn report_replaced(Published { id, tensors, payload_bytes, files }: &Published, as_json: bool) {
-    eprintln!("{id}: {}, {}", units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
+fn report_replaced(Published { id, tensors, payload_bytes, files, missed }: &Published, as_json: bool) {
+    let missing = match missed {
+        0 => String::new(),
+        _ => format!("; before it, {} never published", units::missed_generations(*missed)),
+    };
+    eprintln!("{id}: {}, {}{missing}", units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
     if as_json {
         let line = Replaced {
             event: "published",
@@ -195,6 +202,7 @@ fn report_replaced(Published { id, tensors, payload_bytes, files }: &Published, 
             tensors: *tensors,
             payload_bytes: *payload_bytes,
             files: Some(files.clone()),
+            missed_generations: Some(*missed),
             path: None,
             reason: None,
             from: None,

@@ -62,6 +62,12 @@ pub(crate) fn count(count: usize, thing: &str) -> String {
     format!("{count} {thing}{plural}")
 }
 
+/// Writes a number of generations of watched files: `3 generations of its files were`.
+pub(crate) fn missed_generations(missed: u64) -> String {
+    let were = if missed == 1 { "was" } else { "were" };
+    format!("{} of its files {were}", count(missed as usize, "generation"))
+}
+
 /// Writes a rate in decimal units, as networks are sold: `2.61 GB/s`.
 pub(crate) fn rate(bytes: u64, duration: Duration) -> String {
     let per_second = bytes as f64 / duration.as_secs_f64().max(1e-9);

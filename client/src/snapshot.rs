@@ -3,7 +3,7 @@
 use crate::landing::Payload;
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
-use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId};
+use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId, files::missed_generations};
 use tensor_relay_transport::CodecStats;
 
 /// The tensors of one committed version.
@@ -58,6 +58,12 @@ impl Snapshot {
     /// How many versions were published and not delivered since the snapshot before this one.
     pub fn skipped(&self) -> u64 {
         self.skipped
+    }
+
+    /// Of a topic that follows files (`serve --watch`): how many generations of them the server saw before this version
+    /// and never published, because others replaced them first. They have no numbers, so they are no gap.
+    pub fn missed_generations(&self) -> u64 {
+        missed_generations(&self.metadata)
     }
 
     /// Whether it is of another epoch than the snapshot before it: the publisher began anew, and version numbers may have

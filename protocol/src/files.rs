@@ -21,6 +21,10 @@ pub const WEIGHTS_EXTENSION: &str = ".safetensors";
 /// How the file ends that says which tensor lies in which file of weights.
 pub const INDEX_EXTENSION: &str = ".safetensors.index.json";
 
+/// The key, in the metadata of a version, of how many generations of watched files were seen and never published since
+/// the version before.
+pub const MISSED_GENERATIONS_KEY: &str = "tensor-relay.missed-generations";
+
 const KIND_KEY: &str = "tensor-relay.kind";
 const WEIGHTS_KEY: &str = "tensor-relay.weights";
 const SIDE_FILE_PREFIX: &str = "tensor-relay.file:";
@@ -160,6 +164,13 @@ pub fn is_reserved(name: &str) -> bool {
 /// folder that it is unpacked into.
 pub fn is_entry_name(name: &str) -> bool {
     !name.split('/').any(|segment| matches!(segment, "" | "." | ".."))
+}
+
+/// How many generations of watched files came before a version and were never published, as its metadata says: none, if
+/// it says nothing.
+pub fn missed_generations(metadata: &[(String, String)]) -> u64 {
+    let said = metadata.iter().find(|(key, _)| key == MISSED_GENERATIONS_KEY);
+    said.and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
 }
 
 /// What the metadata of a manifest says beyond tensor-relay's own entries: what belongs into a file.

@@ -169,6 +169,14 @@ impl TensorFiles {
         self.files.iter().filter_map(name).collect()
     }
 
+    /// What its files were when they were opened.
+    fn stamps(&self) -> watch::Stamps {
+        self.files
+            .iter()
+            .map(|file| (file.path.clone(), file.stamp().clone()))
+            .collect()
+    }
+
     /// What is not served of what lies there. Whoever serves it should hear of it.
     pub fn left_out(&self) -> &[LeftOut] {
         &self.left_out

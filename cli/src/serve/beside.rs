@@ -69,6 +69,7 @@ fn for_programs(Published { id, tensors, payload_bytes, path, reason, peer }: &P
         tensors: *tensors,
         payload_bytes: *payload_bytes,
         files: None,
+        missed_generations: None,
         path: Some(path.name()),
         reason: Some(reason.clone()),
         from: Some(peer.clone()),

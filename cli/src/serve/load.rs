@@ -4,11 +4,12 @@ use crate::{args::Hold, offered, units};
 use anyhow::Context;
 use std::{
     path::Path,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use tensor_relay_device::Device;
 use tensor_relay_server::{
-    Borrowed, FileError, FolderRules, Held, Staged, Staging, TensorFiles, VersionDigest,
+    Borrowed, FileError, FileWatch, FolderRules, Held, Staged, Staging, TensorFiles, VersionDigest,
 };
 
 /// How the files of all topics are loaded. Cheap to clone.
@@ -45,10 +46,15 @@ enum ReadTensors {
 }
 
 impl Loader {
-    /// Opens and reads files off the executor, uploads them, and says what took how long and what stays behind.
-    pub(super) async fn load(&self, path: &Path) -> anyhow::Result<Loaded> {
+    /// Opens and reads files off the executor, uploads them, and says what took how long, what is served and what stays
+    /// behind. `watch` is told what was opened.
+    pub(super) async fn load(
+        &self,
+        path: &Path,
+        watch: Option<&Arc<Mutex<FileWatch>>>,
+    ) -> anyhow::Result<Loaded> {
         let began = Instant::now();
-        let Read { held, names, told } = self.read(path).await?;
+        let Read { held, names, told } = self.read(path, watch.cloned()).await?;
         let times = format!("read in {}", units::time(began.elapsed()));
         let (version, digest, uploaded) = self.hold(path, held).await?;
         let times = match (&self.device, uploaded) {
@@ -64,10 +70,13 @@ impl Loader {
         Ok(Loaded { version, digest, names })
     }
 
-    async fn read(&self, path: &Path) -> anyhow::Result<Read> {
+    async fn read(&self, path: &Path, watch: Option<Arc<Mutex<FileWatch>>>) -> anyhow::Result<Read> {
         let (path, staging, hold, rules) = (path.to_owned(), self.staging.clone(), self.hold, self.rules);
         let read = move || -> Result<Read, FileError> {
             let files = TensorFiles::open_with(&path, rules)?;
+            if let Some(watch) = watch {
+                watch.lock().unwrap_or_else(PoisonError::into_inner).handle_opened(&files);
+            }
             let held = match hold {
                 Hold::Stage => ReadTensors::Staged(files.stage(&staging)?),
                 Hold::Borrow => ReadTensors::Borrowed(files.borrow(&staging)?),

@@ -6,52 +6,44 @@ use super::{
 };
 use crate::{args::ServeArgs, exit::message_of};
 use std::{
+    convert::Infallible,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 use tensor_relay_server::{
-    Epoch, FileWatch, Look, Publisher, Server, Topic, VersionDigest, VersionId, epoch_of,
+    Epoch, FileWatch, FolderRules, Look, MISSED_GENERATIONS_KEY, Publisher, Server, Topic, VersionDigest,
+    VersionId, epoch_of,
 };
 
 /// A topic and the files behind it.
 pub(crate) struct Offer {
+    source: Source,
+    watch: Option<Watch>,
+}
+
+/// Files, and where their versions are published.
+struct Source {
     publisher: Publisher,
     loader: Loader,
     path: PathBuf,
     /// What is published now.
     digest: VersionDigest,
-    watch: Option<Watch>,
+    /// What numbers its versions, if there may be several.
+    ledger: Option<Arc<Mutex<Ledger>>>,
 }
 
 /// How a topic notices that its files are replaced.
 struct Watch {
-    files: FileWatch,
-    ledger: Arc<Mutex<Ledger>>,
+    topic: Topic,
+    path: PathBuf,
+    files: Arc<Mutex<FileWatch>>,
     /// Whether it was said that there are no files.
     missing: bool,
     /// What was wrong with the files last.
     complaint: Option<String>,
-}
-
-impl Watch {
-    /// Lets what could not be published count as new again; returns whether `complaint` is a new one.
-    fn try_again(&mut self, complaint: &str) -> bool {
-        self.files.forget();
-        self.complaint
-            .replace(complaint.to_owned())
-            .is_none_or(|before| before != complaint)
-    }
-
-    /// Notes what is about to be published, off the executor.
-    async fn note(&self, id: VersionId, digest: VersionDigest) -> anyhow::Result<()> {
-        let ledger = Arc::clone(&self.ledger);
-        let note = move || ledger.lock().unwrap_or_else(PoisonError::into_inner).note(&id, digest);
-        tokio::task::spawn_blocking(note).await?
-    }
-
-    fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    /// Whether it was said that generations are missed since the last version.
+    missed_told: bool,
 }
 
 /// What was published.
@@ -62,6 +54,8 @@ pub(crate) struct Published {
     pub(crate) payload_bytes: u64,
     /// The names of the files that it was read from.
     pub(crate) files: Vec<String>,
+    /// How many generations of the files were seen before this one and never published.
+    pub(crate) missed: u64,
 }
 
 impl Offer {
@@ -79,16 +73,12 @@ impl Offer {
     ) -> anyhow::Result<(Self, Published)> {
         // Made before the files are opened, so that no change falls in between.
         let watch = match ledger {
-            Some(ledger) => {
-                let (path, rules) = (path.to_owned(), loader.rules);
-                let files = tokio::task::spawn_blocking(move || FileWatch::new(&path, rules)).await?;
-                Some(Watch { files, ledger: Arc::clone(ledger), missing: false, complaint: None })
-            }
+            Some(_) => Some(Watch::begin(topic, path, loader.rules).await?),
             None => None,
         };
-        let loaded = loader.load(path).await?;
-        let known = watch.as_ref().and_then(|watch| watch.ledger().place(topic, loaded.digest));
-        let epoch = match (&watch, known) {
+        let loaded = loader.load(path, watch.as_ref().map(|watch| &watch.files)).await?;
+        let known = ledger.and_then(|ledger| locked(ledger).place(topic, loaded.digest));
+        let epoch = match (ledger, known) {
             (None, _) => epoch_of(loaded.digest),
             (Some(_), Some((epoch, _))) => epoch,
             (Some(_), None) => Epoch(rand::random()),
@@ -97,70 +87,157 @@ impl Offer {
         if let Some((_, version)) = known {
             publisher.continue_at(version);
         }
-        let digest = loaded.digest;
-        let mut offer = Self { publisher, loader: loader.clone(), path: path.into(), digest, watch };
-        let published = offer.publish(loaded).await?;
-        Ok((offer, published))
+        let (loader, digest, ledger) = (loader.clone(), loaded.digest, ledger.cloned());
+        let mut source = Source { publisher, loader, path: path.into(), digest, ledger };
+        let published = source.publish(loaded, 0).await?;
+        Ok((Self { source, watch }, published))
     }
 
     /// Looks at the files, and publishes what is new and complete. Waits, and goes on, when something is wrong with them.
-    pub(crate) async fn look(&mut self) -> Option<Published> {
-        if self.look_at_files().await != Look::Changed {
+    /// Looks on, every `interval`, while a version is read and waits for readers.
+    pub(crate) async fn look(&mut self, interval: Duration) -> Option<Published> {
+        let Self { source, watch: Some(watch) } = self else { return None };
+        if watch.look().await != Look::Changed {
             return None;
         }
-        match self.publish_anew().await {
-            Ok(published) => published,
-            Err(error) => {
-                let (topic, error) = (self.publisher.topic(), message_of(&error));
-                if self.watch.as_mut().is_some_and(|watch| watch.try_again(&error)) {
-                    let then = "the version before stays on offer, and it is tried again";
-                    tracing::warn!("{topic}: what replaced the files cannot be published; {then}: {error}");
+        let (files, missed) = (Arc::clone(&watch.files), watch.missed().await);
+        let published = tokio::select! {
+            published = source.publish_anew(&files, missed) => published,
+            never = watch.look_on(interval) => match never {},
+        };
+        match published {
+            Ok(published) => {
+                if published.is_some() {
+                    watch.handle_published(missed).await;
                 }
+                published
+            }
+            Err(error) => {
+                watch.handle_failure(&message_of(&error)).await;
                 None
             }
         }
     }
+}
 
-    async fn look_at_files(&mut self) -> Look {
-        let Some(watch) = self.watch.take() else { return Look::Same };
-        let mut files = watch.files;
-        let looked = tokio::task::spawn_blocking(move || {
-            let look = files.look();
-            (files, look)
-        });
-        let Ok((files, look)) = looked.await else { return Look::Same };
-        let missing = look == Look::Missing;
-        if missing && !watch.missing {
-            let (topic, path) = (self.publisher.topic(), self.path.display());
-            tracing::warn!(
-                "{topic}: there is nothing to serve at {path} any more; what was published stays on offer."
-            );
-        }
-        self.watch = Some(Watch { files, missing, ..watch });
-        look
-    }
-
-    async fn publish_anew(&mut self) -> anyhow::Result<Option<Published>> {
-        let loaded = self.loader.load(&self.path).await?;
+impl Source {
+    async fn publish_anew(
+        &mut self,
+        watch: &Arc<Mutex<FileWatch>>,
+        missed: u64,
+    ) -> anyhow::Result<Option<Published>> {
+        let loaded = self.loader.load(&self.path, Some(watch)).await?;
         if loaded.digest == self.digest {
             return Ok(None); // Touched, not changed.
         }
         let digest = loaded.digest;
-        let published = self.publish(loaded).await?;
+        let published = self.publish(loaded, missed).await?;
         self.digest = digest;
         Ok(Some(published))
     }
 
-    async fn publish(&mut self, loaded: Loaded) -> anyhow::Result<Published> {
+    /// Publishes, and tells those who receive it what was `missed` before it.
+    async fn publish(&mut self, loaded: Loaded, missed: u64) -> anyhow::Result<Published> {
         let (files, manifest) = (loaded.names, loaded.version.manifest());
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
-        if let Some(watch) = &self.watch {
-            watch.note(self.publisher.next_id(), loaded.digest).await?;
-        }
-        let publication = self.publisher.publish(loaded.version, vec![]).await?;
-        if let Some(watch) = &mut self.watch {
-            watch.complaint = None;
-        }
-        Ok(Published { id: publication.id().clone(), tensors, payload_bytes, files })
+        self.note(loaded.digest).await?;
+        let metadata = (missed > 0).then(|| (MISSED_GENERATIONS_KEY.to_owned(), missed.to_string()));
+        let publication = self.publisher.publish(loaded.version, metadata.into_iter().collect()).await?;
+        Ok(Published { id: publication.id().clone(), tensors, payload_bytes, files, missed })
     }
+
+    /// Notes what is about to be published, off the executor.
+    async fn note(&self, digest: VersionDigest) -> anyhow::Result<()> {
+        let Some(ledger) = self.ledger.clone() else { return Ok(()) };
+        let id = self.publisher.next_id();
+        tokio::task::spawn_blocking(move || locked(&ledger).note(&id, digest)).await?
+    }
+}
+
+impl Watch {
+    async fn begin(topic: &Topic, path: &Path, rules: FolderRules) -> anyhow::Result<Self> {
+        let watched = path.to_owned();
+        let files = tokio::task::spawn_blocking(move || FileWatch::new(&watched, rules)).await?;
+        Ok(Self {
+            topic: topic.clone(),
+            path: path.into(),
+            files: Arc::new(Mutex::new(files)),
+            missing: false,
+            complaint: None,
+            missed_told: false,
+        })
+    }
+
+    async fn look(&mut self) -> Look {
+        let looked = self.with_files(|files| (files.look(), files.missed())).await;
+        let Some((look, missed)) = looked else { return Look::Same };
+        let missing = look == Look::Missing;
+        if missing && !self.missing {
+            let (topic, path) = (&self.topic, self.path.display());
+            tracing::warn!(
+                "{topic}: there is nothing to serve at {path} any more; what was published stays on offer."
+            );
+        }
+        self.missing = missing;
+        self.tell_missed(missed);
+        look
+    }
+
+    /// Looks for as long as it is not dropped, and leaves what is new to a later look.
+    async fn look_on(&mut self, interval: Duration) -> Infallible {
+        loop {
+            tokio::time::sleep(interval).await;
+            let glance = |files: &mut FileWatch| {
+                files.glance();
+                files.missed()
+            };
+            if let Some(missed) = self.with_files(glance).await {
+                self.tell_missed(missed);
+            }
+        }
+    }
+
+    async fn missed(&self) -> u64 {
+        self.with_files(|files| files.missed()).await.unwrap_or(0)
+    }
+
+    /// Says once for each version that there were others before it.
+    fn tell_missed(&mut self, missed: u64) {
+        if missed > 0 && !std::mem::replace(&mut self.missed_told, true) {
+            tracing::warn!(
+                "{}: files were replaced before they could be published, and whoever takes every version misses them. The \
+                 next version says how many; replace them less often, look more often (--watch-interval), or retain more \
+                 versions for readers that are slow (--keep-versions).",
+                self.topic
+            );
+        }
+    }
+
+    async fn handle_published(&mut self, missed: u64) {
+        self.complaint = None;
+        self.missed_told = false;
+        self.with_files(move |files| files.told(missed)).await;
+    }
+
+    /// Lets what could not be published count as new again; says why it could not, if that was not said before.
+    async fn handle_failure(&mut self, error: &str) {
+        self.with_files(FileWatch::forget).await;
+        if self.complaint.replace(error.to_owned()).is_none_or(|before| before != error) {
+            let then = "the version before stays on offer, and it is tried again";
+            tracing::warn!("{}: what replaced the files cannot be published; {then}: {error}", self.topic);
+        }
+    }
+
+    /// Does something with the watch off the executor.
+    async fn with_files<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut FileWatch) -> T + Send + 'static,
+    ) -> Option<T> {
+        let files = Arc::clone(&self.files);
+        tokio::task::spawn_blocking(move || act(&mut locked(&files))).await.ok()
+    }
+}
+
+fn locked<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -45,13 +45,21 @@ fn carried(lane: &Value) -> bool {
     lane["received_bytes"].as_u64().is_some_and(|bytes| bytes > IDLE_BYTES)
 }
 
-/// Tells of a version that is there, and of the `lanes` that it came over.
+/// Tells of a version that is there, and of the `lanes` that it came over; and warns of what its server could not publish.
 pub(crate) fn committed(
     as_json: bool,
     snapshot: &Snapshot,
     saved: Option<&Path>,
     lanes: &[Value],
 ) -> Result<(), StdoutClosed> {
+    let missed = snapshot.missed_generations();
+    if missed > 0 {
+        eprintln!(
+            "warning: {}: before it, {} replaced on the server before they could be published; they have no number",
+            snapshot.id(),
+            units::missed_generations(missed)
+        );
+    }
     let line = match as_json {
         true => as_object(snapshot, saved, lanes),
         false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried(lane)).count()),
@@ -115,6 +123,7 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> Stri
         "resumed": receipt.resumed,
         "duration_s": receipt.duration.as_secs_f64(),
         "skipped": snapshot.skipped(),
+        "missed_generations": snapshot.missed_generations(),
         "metadata": metadata,
         "device": snapshot.device().map_or("cpu", Device::name),
         "path": saved,
@@ -156,6 +165,10 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
     match snapshot.skipped() {
         0 => {}
         count => line += &format!(", {count} skipped before it"),
+    }
+    match snapshot.missed_generations() {
+        0 => {}
+        missed => line += &format!(", {} never published before it", units::missed_generations(missed)),
     }
     if let Some(path) = saved {
         line += &format!(", saved to {}", path.display());

@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     thread,
+    time::SystemTime,
 };
 
 /// From how many bytes on a read is shared by several threads. Below that, starting them costs more than they gain.
@@ -30,6 +31,8 @@ pub(super) struct Stamp {
     modified: (i64, i64),
     changed: (i64, i64),
     place: (u64, u64),
+    /// Where the file system tells. A number of a file is soon given to another.
+    born: Option<SystemTime>,
 }
 
 impl Stamp {
@@ -39,7 +42,13 @@ impl Stamp {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
             place: (metadata.dev(), metadata.ino()),
+            born: metadata.created().ok(),
         }
+    }
+
+    /// Whether it is of another file, and not of the same one that was written to.
+    pub(super) fn is_another(&self, other: &Self) -> bool {
+        (self.place, self.born) != (other.place, other.born)
     }
 
     /// For an open file. The time of change does not count: it moves when the file loses its name to a newer one.
@@ -65,6 +74,11 @@ impl ServedFile {
             Ok(_) => Err(FileError::NotAFile { path }),
             Err(source) => Err(FileError::Io { path, source }),
         }
+    }
+
+    /// What it was when it was opened.
+    pub(super) fn stamp(&self) -> &Stamp {
+        &self.stamp
     }
 
     /// Its size when it was opened.

@@ -1,7 +1,7 @@
 //! The watch over files that are served: tells when there is something new, and when it is complete.
 
 use super::{
-    FileError, FolderRules,
+    FileError, FolderRules, TensorFiles,
     directory::{Listing, read_index},
     folder::Folder,
     served::Stamp,
@@ -18,7 +18,11 @@ use std::{
 /// finish. Only stamps are compared (sizes, times, places on the disk), so a look costs a system call a file. Files
 /// touched without a change count as new; their [digest](crate::Staged::digest) says that they are not.
 ///
-/// Make it before the files are opened, so that no change falls in between.
+/// Make it before the files are opened, so that no change falls in between, and tell it what was opened.
+///
+/// It counts the generations that it saw and that were never published: files that were replaced by others, under the same
+/// name, before they had settled or could be published. What is written into a file that stays is no generation, and what
+/// comes and goes between two looks is not seen.
 #[derive(Debug)]
 pub struct FileWatch {
     path: PathBuf,
@@ -41,7 +45,7 @@ pub enum Look {
 }
 
 /// The stamp of every file that is or may be served.
-type Stamps = BTreeMap<PathBuf, Stamp>;
+pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
 
 impl FileWatch {
     /// Watches what is at `path` now for changes: of a folder, what is served by `rules`.
@@ -53,7 +57,22 @@ impl FileWatch {
 
     /// Forgets what was seen, so that what is there counts as new again: for who could not publish it.
     pub fn forget(&mut self) {
-        self.settling.known = None;
+        self.settling.forget();
+    }
+
+    /// Notes what was opened to be published: another generation may have come since the look that found it.
+    pub fn handle_opened(&mut self, files: &TensorFiles) {
+        self.settling.handle_opened(files.stamps());
+    }
+
+    /// How many generations were seen and never published, beyond those that were told of.
+    pub fn missed(&self) -> u64 {
+        self.settling.missed
+    }
+
+    /// Takes that many off the count: whoever reads the newest version knows of them.
+    pub fn told(&mut self, missed: u64) {
+        self.settling.missed -= missed.min(self.settling.missed);
     }
 
     /// What is watched.
@@ -65,6 +84,12 @@ impl FileWatch {
     pub fn look(&mut self) -> Look {
         let seen = self.see();
         self.settling.handle_seen(seen)
+    }
+
+    /// Looks while something else is published: what is new is counted, and found by a later [`look`](Self::look).
+    pub fn glance(&mut self) {
+        let seen = self.see();
+        self.settling.handle_glance(seen);
     }
 
     /// The stamps of what can be served, if there is anything: a folder has to have all that its index names. Files are
@@ -90,6 +115,24 @@ fn has_all_shards(folder: &Folder, listing: &Listing) -> Result<bool, FileError>
     Ok(wanted.all(|shard| listing.weights.contains(shard)))
 }
 
+/// What files are at one moment.
+trait Generation: PartialEq + Clone {
+    /// Whether this took the place of `before`, which had taken the place of what was `known`.
+    fn replaces(&self, before: &Self, known: Option<&Self>) -> bool;
+}
+
+impl Generation for Stamps {
+    /// By files that are new in `before` and others now: the shards of a folder are replaced one by one.
+    fn replaces(&self, before: &Self, known: Option<&Self>) -> bool {
+        before.iter().any(|(path, was)| {
+            let is_new = known
+                .and_then(|known| known.get(path))
+                .is_none_or(|known| was.is_another(known));
+            is_new && self.get(path).is_some_and(|now| now.is_another(was))
+        })
+    }
+}
+
 /// Decides from what was seen look by look. `None` is nothing to be served.
 #[derive(Debug)]
 struct Settling<S> {
@@ -97,24 +140,44 @@ struct Settling<S> {
     known: Option<S>,
     /// What was seen last.
     last: Option<S>,
+    /// What was new when it was seen, and not said to be ready.
+    waiting: Option<S>,
+    /// How often something else came while one was waiting.
+    missed: u64,
 }
 
-impl<S: PartialEq + Clone> Settling<S> {
+impl<S: Generation> Settling<S> {
     fn new(seen: Option<S>) -> Self {
-        Self { known: seen.clone(), last: seen }
+        Self { known: seen.clone(), last: seen, waiting: None, missed: 0 }
     }
 
     fn is_known(&self, seen: &S) -> bool {
         self.known.as_ref() == Some(seen)
     }
 
+    fn forget(&mut self) {
+        self.waiting = self.known.take();
+    }
+
+    /// Returns what was seen before.
+    fn handle_glance(&mut self, seen: Option<S>) -> Option<S> {
+        if let Some(seen) = &seen {
+            let waiting = self.waiting.take();
+            let is_lost = waiting.is_some_and(|waiting| seen.replaces(&waiting, self.known.as_ref()));
+            self.missed += u64::from(is_lost);
+            self.waiting = (!self.is_known(seen)).then(|| seen.clone());
+        }
+        mem::replace(&mut self.last, seen)
+    }
+
     fn handle_seen(&mut self, seen: Option<S>) -> Look {
-        let before = mem::replace(&mut self.last, seen.clone());
+        let before = self.handle_glance(seen.clone());
         match seen {
             None if before.is_none() => Look::Missing,
             Some(_) if seen == self.known => Look::Same,
             Some(_) if seen == before => {
                 self.known = seen;
+                self.waiting = None;
                 Look::Changed
             }
             _ => Look::Settling,
@@ -122,9 +185,29 @@ impl<S: PartialEq + Clone> Settling<S> {
     }
 }
 
+impl Settling<Stamps> {
+    fn handle_opened(&mut self, opened: Stamps) {
+        let Some(known) = &mut self.known else { return };
+        let mut is_lost = false;
+        for (path, stamp) in opened {
+            if let Some(known) = known.get_mut(&path) {
+                is_lost |= stamp.is_another(known);
+                *known = stamp;
+            }
+        }
+        self.missed += u64::from(is_lost);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Generation for i32 {
+        fn replaces(&self, before: &Self, _: Option<&Self>) -> bool {
+            self != before
+        }
+    }
 
     #[test]
     fn what_is_new_must_stay_for_two_looks() {
@@ -148,6 +231,76 @@ mod tests {
         for (step, (seen, expected)) in looks.into_iter().enumerate() {
             assert_eq!(settling.handle_seen(seen), expected, "{step}");
         }
+        assert_eq!(settling.missed, 2, "2 and 5 were never said to be ready");
+    }
+
+    /// Puts another file in the place of `path`. The one that was there stays somewhere: its number is not used again.
+    fn replace(path: &Path, number: u32) {
+        fs::hard_link(path, path.with_extension(format!("old-{number}"))).unwrap();
+        let aside = path.with_extension("aside");
+        fs::write(&aside, header(number)).unwrap();
+        fs::rename(&aside, path).unwrap();
+    }
+
+    /// A file without tensors.
+    fn header(number: u32) -> Vec<u8> {
+        let json = format!("{{\"__metadata__\":{{\"n\":\"{number}\"}}}}");
+        [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()
+    }
+
+    #[test]
+    fn generations_that_were_seen_and_never_published_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.safetensors");
+        fs::write(&path, header(0)).unwrap();
+        let mut watch = FileWatch::new(&path, FolderRules::default());
+        let open = |watch: &mut FileWatch| watch.handle_opened(&TensorFiles::open(&path).unwrap());
+        open(&mut watch);
+        // In place: one generation, however many states.
+        for number in 1..4 {
+            fs::write(&path, header(number)).unwrap();
+            watch.look();
+        }
+        assert_eq!((watch.look(), watch.missed()), (Look::Changed, 0));
+        // While that is published, two come and go, and one stays.
+        for number in 4..7 {
+            replace(&path, number);
+            watch.glance();
+        }
+        assert_eq!((watch.missed(), watch.look(), watch.missed()), (2, Look::Changed, 2));
+        watch.told(2);
+        // One that comes before the last was opened.
+        replace(&path, 7);
+        open(&mut watch);
+        assert_eq!((watch.look(), watch.missed()), (Look::Same, 1));
+        // One that could not be published.
+        replace(&path, 8);
+        assert_eq!([watch.look(), watch.look()], [Look::Settling, Look::Changed]);
+        watch.forget();
+        assert_eq!((watch.look(), watch.missed()), (Look::Changed, 1), "it is tried again");
+        watch.forget();
+        replace(&path, 9);
+        assert_eq!((watch.look(), watch.missed()), (Look::Settling, 2));
+    }
+
+    #[test]
+    fn shards_that_are_replaced_one_by_one_are_one_generation() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a.safetensors", "b.safetensors"].map(|name| dir.path().join(name));
+        for path in &paths {
+            fs::write(path, header(0)).unwrap();
+        }
+        let mut watch = FileWatch::new(dir.path(), FolderRules::default());
+        for path in &paths {
+            replace(path, 1);
+            watch.look();
+        }
+        assert_eq!((watch.look(), watch.missed()), (Look::Changed, 0));
+        for (path, number) in [(&paths[0], 2), (&paths[1], 2), (&paths[0], 3)] {
+            replace(path, number);
+            watch.glance();
+        }
+        assert_eq!(watch.missed(), 1);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     io::Write,
     path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
 };
@@ -290,5 +291,49 @@ fn a_killed_server_gives_no_number_twice() {
     server.process.end_by(Signal::KILL);
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 3));
     assert_eq!(home.serve(&words).topic("w")["version"], 3);
+    reader.end_by(Signal::TERM).with(143);
+}
+
+/// Goal: generations of a file that were seen and could not be published, since a reader was slow, are told at both ends.
+/// Method: while version 2 waits for a reader that is busy with version 1, replace the file until the server misses one;
+/// then let the reader go on.
+#[test]
+fn generations_that_were_not_published_are_told() {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    let words = ["--topic=w=w", "--watch", INTERVAL, "--when-full=block", "--state-dir=keys"];
+    let mut server = home.serve(&words);
+    let busy = "while [ -e w ] && [ ! -e go ]; do sleep 0.02; done";
+    let mut reader = home.start(&["subscribe", server.ticket("w"), "--mode=every", "--json", "--exec", busy]);
+    reader.hear_out(r#""version":1"#);
+    files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
+    let noted = || {
+        fs::read_to_string(home.path("keys/topics.json"))
+            .unwrap()
+            .contains(r#""version": 2"#)
+    };
+    wait_until("version 2 is noted", noted);
+    let (said, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !said.load(Ordering::Relaxed) {
+                let seed = 3 + replaced.fetch_add(1, Ordering::Relaxed);
+                files::replace(&home.path("w"), |path| files::noise(path, 1000, seed));
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        server.process.hear_err("replaced before they could be published");
+        said.store(true, Ordering::Relaxed);
+    });
+    fs::write(home.path("go"), "").unwrap();
+    let missed = |line: &str| {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        event["missed_generations"].as_u64().unwrap()
+    };
+    assert_eq!(missed(&reader.hear_out(r#""version":2"#)), 0);
+    let told = missed(&reader.hear_out(r#""version":3"#));
+    assert!((1..replaced.into_inner()).contains(&told), "{told}");
+    assert_eq!(missed(&server.process.hear_out(r#""version":3"#)), told);
+    reader.hear_err("replaced on the server before they could be published");
     reader.end_by(Signal::TERM).with(143);
 }
