@@ -5,12 +5,15 @@
 //! of the header itself is done by the `safetensors` crate, the format's own reference.
 
 mod index;
+mod order;
 
 use crate::{
     Dtype, Manifest, NameError, Shape, ShapeError, Tensor, TensorName, TensorSpec, files::without_reserved,
 };
 use ::safetensors::{Dtype as FileDtype, tensor::Metadata, tensor::TensorInfo};
-use std::{collections::HashMap, ops::Range};
+use order::Order;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use std::ops::Range;
 
 pub use index::{INDEX_MAX_BYTES, IndexError, WeightIndex};
 
@@ -26,9 +29,9 @@ const METADATA_KEY: &str = "__metadata__";
 /// What a safetensors file holds, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The tensors, in the order of their bytes.
+    /// The tensors, in the order of their bytes, and those without any in the order of their names in the file.
     pub tensors: Vec<FileTensor>,
-    /// The file's own metadata, sorted by key.
+    /// The file's own metadata, in the file's order.
     pub metadata: Vec<(String, String)>,
 }
 
@@ -121,13 +124,14 @@ pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsE
     if described_bytes != found_bytes {
         return Err(SafetensorsError::DataLength { described_bytes, found_bytes });
     }
+    let order: Order = serde_json::from_slice(json)?;
     let mut tensors = Vec::with_capacity(header.tensors().len());
     for (name, info) in header.tensors() {
         tensors.push(file_tensor(&name, info, data_start)?);
     }
-    tensors.sort_by_key(|t| (t.range.start, t.range.end));
+    tensors.sort_by_key(|t| (t.range.start, t.range.end, order.tensors.place(t.spec.name.as_str())));
     let mut metadata: Vec<_> = header.metadata().clone().unwrap_or_default().into_iter().collect();
-    metadata.sort();
+    metadata.sort_by_key(|(key, _)| order.metadata.place(key));
     Ok(Header { tensors, metadata })
 }
 
@@ -161,8 +165,9 @@ pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
     plan_tensors(&tensors, without_reserved(manifest.metadata()))
 }
 
-/// Plans a file with `tensors` and `metadata`. Wider elements come first, as the format's own writer does it, so that
-/// every tensor is aligned to its element. Tied weights are written once for each name.
+/// Plans a file with `tensors` and `metadata`, both in this order: a copy of a file is then the same, byte by byte, if that
+/// was written as the format's own writer does it. Only where a tensor would not be aligned to its element, they are sorted
+/// as that writer does it: wider elements come first. Tied weights are written once for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for what the format cannot hold: a dtype it does not know, sub-byte tensors that end within a
@@ -171,35 +176,77 @@ pub fn plan_tensors(
     tensors: &[&Tensor],
     metadata: Vec<(String, String)>,
 ) -> Result<FileLayout, SafetensorsError> {
+    let dtypes = tensors.iter().map(|tensor| file_dtype(tensor)).collect::<Result<Vec<_>, _>>()?;
     let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by(|a, b| {
-        let (a, b) = (tensors[*a], tensors[*b]);
-        b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name))
-    });
+    if !are_aligned(tensors) {
+        order.sort_by(|a, b| {
+            dtypes[*b]
+                .cmp(&dtypes[*a])
+                .then_with(|| tensors[*a].name.cmp(&tensors[*b].name))
+        });
+    }
     let mut end = 0usize;
     let mut infos = Vec::with_capacity(tensors.len());
     for index in &order {
         let tensor = tensors[*index];
-        if tensor.name.as_str() == METADATA_KEY {
-            return Err(SafetensorsError::ReservedName);
-        }
-        let dtype = to_file(tensor.dtype).ok_or_else(|| SafetensorsError::Dtype {
-            name: tensor.name.clone(),
-            dtype: tensor.dtype.name().into(),
-        })?;
         let shape = tensor.shape.dimensions().iter().map(|d| *d as usize).collect();
         let start = end;
         end += tensor.byte_len() as usize;
-        infos
-            .push((tensor.name.as_str().to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
+        let info = TensorInfo { dtype: dtypes[*index], shape, data_offsets: (start, end) };
+        infos.push((tensor.name.as_str().to_owned(), info));
     }
-    let metadata: HashMap<String, String> = metadata.into_iter().collect();
-    let metadata = if metadata.is_empty() { None } else { Some(metadata) };
-    let header = Metadata::new(metadata, infos).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
+    let header = OrderedHeader { metadata, infos };
+    // Checks it; what it would write has its metadata in any order.
+    Metadata::new(None, header.infos.clone()).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
     Ok(FileLayout { head: head(&header)?, order })
 }
 
-fn head(header: &Metadata) -> Result<Vec<u8>, SafetensorsError> {
+fn file_dtype(tensor: &Tensor) -> Result<FileDtype, SafetensorsError> {
+    let refuse = || SafetensorsError::Dtype { name: tensor.name.clone(), dtype: tensor.dtype.name().into() };
+    match tensor.name.as_str() {
+        METADATA_KEY => Err(SafetensorsError::ReservedName),
+        _ => to_file(tensor.dtype).ok_or_else(refuse),
+    }
+}
+
+/// Whether each tensor begins at a multiple of its element's size when they follow one another.
+fn are_aligned(tensors: &[&Tensor]) -> bool {
+    let mut start = 0;
+    tensors.iter().all(|tensor| {
+        let is_aligned = start % u64::from(tensor.dtype.bits() / 8).max(1) == 0;
+        start += tensor.byte_len();
+        is_aligned
+    })
+}
+
+/// A header as the format's own writer writes it, but for the order of the metadata, which that leaves to chance.
+struct OrderedHeader {
+    metadata: Vec<(String, String)>,
+    infos: Vec<(String, TensorInfo)>,
+}
+
+impl Serialize for OrderedHeader {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if !self.metadata.is_empty() {
+            map.serialize_entry(METADATA_KEY, &Entries(&self.metadata))?;
+        }
+        for (name, info) in &self.infos {
+            map.serialize_entry(name, info)?;
+        }
+        map.end()
+    }
+}
+
+struct Entries<'a>(&'a [(String, String)]);
+
+impl Serialize for Entries<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+fn head(header: &OrderedHeader) -> Result<Vec<u8>, SafetensorsError> {
     let mut json = serde_json::to_vec(header)?;
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut head = (json.len() as u64).to_le_bytes().to_vec();
@@ -294,6 +341,36 @@ mod tests {
         assert!(matches!(plan("__metadata__", Dtype::U8, 1), Err(SafetensorsError::ReservedName)));
         assert!(matches!(plan("a", Dtype::C128, 1), Err(SafetensorsError::Dtype { .. })));
         assert!(matches!(plan("a", Dtype::F4E2M1, 3), Err(SafetensorsError::Unwritable(_))));
+    }
+
+    /// The header of a file becomes a manifest, and that the same header again.
+    fn assert_copied(json: &str, data_bytes: u64) {
+        let Header { tensors, metadata } = parse(json, data_bytes).unwrap();
+        let specs = tensors.into_iter().map(|tensor| tensor.spec).collect();
+        let manifest = Manifest::layout(specs, metadata, 4096, &Limits::default()).unwrap();
+        let copied = plan_file(&manifest).unwrap().head;
+        assert_eq!(String::from_utf8_lossy(&copied[PREFIX_BYTES..]).trim_end(), json);
+    }
+
+    #[test]
+    fn a_copy_names_things_in_the_same_order() {
+        assert_copied(
+            r#"{"__metadata__":{"z":"1","a":"2","m":"\"\n"},"w":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#,
+            16,
+        );
+        // Several without bytes, at one place.
+        assert_copied(
+            r#"{"z":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]},"c":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#,
+            1,
+        );
+    }
+
+    #[test]
+    fn what_would_not_be_aligned_is_sorted() {
+        let json = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"F32","shape":[1],"data_offsets":[3,7]}}"#;
+        let specs = parse(json, 7).unwrap().tensors.into_iter().map(|tensor| tensor.spec).collect();
+        let manifest = Manifest::layout(specs, vec![], 4096, &Limits::default()).unwrap();
+        assert_eq!(plan_file(&manifest).unwrap().order, [1, 0]);
     }
 
     proptest! {

@@ -191,10 +191,12 @@ pub(crate) fn with_header(json: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Checks that two files hold the same: tensors by name, dtype, shape and every byte; and metadata.
+/// Checks that two files are the same, and tells what differs: tensors by name, dtype, shape and every byte; metadata; or
+/// the order of either.
 #[track_caller]
 pub(crate) fn assert_same(expected: &Path, found: &Path) {
     let (expected, found) = (fs::read(expected).unwrap(), fs::read(found).unwrap());
+    let bytes_match = expected == found;
     assert_eq!(metadata(&expected), metadata(&found));
     let (expected, found) =
         (SafeTensors::deserialize(&expected).unwrap(), SafeTensors::deserialize(&found).unwrap());
@@ -209,6 +211,7 @@ pub(crate) fn assert_same(expected: &Path, found: &Path) {
         assert_eq!((tensor.dtype(), tensor.shape()), (other.dtype(), other.shape()), "{name}");
         assert!(tensor.data() == other.data(), "the bytes of {name} differ");
     }
+    assert!(bytes_match, "both hold the same, in another order");
 }
 
 fn metadata(file: &[u8]) -> BTreeMap<String, String> {

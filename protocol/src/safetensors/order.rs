@@ -1,0 +1,85 @@
+//! The order in which a header names things: what JSON and the reference's own parser throw away, and what makes a copy of
+//! a file the same file.
+
+use super::METADATA_KEY;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use std::{collections::HashMap, fmt};
+
+/// Where each tensor and each key of the metadata stands in a header. Of a name that occurs twice, the last place.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    pub(super) tensors: Keys,
+    pub(super) metadata: Keys,
+}
+
+/// The keys of an object, with their places in it.
+#[derive(Debug, Default)]
+pub(super) struct Keys(HashMap<String, usize>);
+
+impl Keys {
+    pub(super) fn place(&self, key: &str) -> Option<usize> {
+        self.0.get(key).copied()
+    }
+
+    fn push(&mut self, key: String) {
+        let place = self.0.len();
+        self.0.insert(key, place);
+    }
+}
+
+impl<'de> Deserialize<'de> for Order {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(OrderVisitor)
+    }
+}
+
+struct OrderVisitor;
+
+impl<'de> Visitor<'de> for OrderVisitor {
+    type Value = Order;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Order, A::Error> {
+        let mut order = Order::default();
+        while let Some(key) = map.next_key::<String>()? {
+            if key == METADATA_KEY {
+                order.metadata = map.next_value::<Option<Keys>>()?.unwrap_or_default();
+            } else {
+                map.next_value::<IgnoredAny>()?;
+                order.tensors.push(key);
+            }
+        }
+        Ok(order)
+    }
+}
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(KeysVisitor)
+    }
+}
+
+struct KeysVisitor;
+
+impl<'de> Visitor<'de> for KeysVisitor {
+    type Value = Keys;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of texts")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+        let mut keys = Keys::default();
+        while let Some(key) = map.next_key()? {
+            map.next_value::<IgnoredAny>()?;
+            keys.push(key);
+        }
+        Ok(keys)
+    }
+}
