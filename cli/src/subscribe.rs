@@ -209,10 +209,10 @@ impl<'a> Following<'a> {
     /// Tells that a topic failed. With a session that is over, all of them have: that is the error, or what failed before.
     fn note(&mut self, topic: &Topic, error: anyhow::Error) -> anyhow::Result<()> {
         let is_all = matches!(error.downcast_ref(), Some(SubscriptionError::Disconnected { .. }));
-        if is_all && self.failed.is_none() {
+        if error.is::<StdoutClosed>() || is_all && self.failed.is_none() {
             return Err(error);
         }
-        report::failed(self.args.json, topic, &message_of(&error));
+        report::failed(self.args.json, topic, &message_of(&error))?;
         self.failed.get_or_insert(error);
         if is_all { self.end() } else { Ok(()) }
     }

@@ -93,11 +93,12 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
 }
 
 /// Tells of a topic that is not followed any more, while others are.
-pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) {
+pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) -> Result<(), StdoutClosed> {
     eprintln!("warning: topic {topic} is not followed any more: {error}");
     if as_json {
-        print_line(&json!({ "event": "failed", "topic": topic.as_str(), "error": error }).to_string());
+        try_print_line(&json!({ "event": "failed", "topic": topic.as_str(), "error": error }).to_string())?;
     }
+    Ok(())
 }
 
 /// How many tensors were received, wherever they are.
