@@ -26,6 +26,31 @@ def test_tickets(ticket):
     assert isinstance(refused.value, ValueError)
 
 
+@pytest.mark.parametrize("ticket", [0, 3, -1, True, 1.5, b"/no/such/file", bytearray(b"relay://"), ["relay://"]])
+def test_tickets_are_text_or_paths(ticket):
+    with pytest.raises(TypeError, match="a ticket is text, or the path of a file"):
+        tensor_relay.connect(ticket)
+
+
+def test_descriptors_of_the_caller_stay_open(tmp_path, relay):
+    """A number is no path, whatever Python's `open` says."""
+    relay.publish("t", {"x": b"abc"})
+    with tensor_relay.connect(relay.ticket) as client, open(tmp_path / "mine", "w+") as mine:
+        snapshot = client.subscribe("t").next(10)
+        mine.write(relay.ticket)
+        mine.seek(0)
+        number = mine.fileno()
+        for wrong in (
+            lambda: tensor_relay.connect(number),
+            lambda: tensor_relay.publish_to(number),
+            lambda: tensor_relay.serve("127.0.0.1:0", state_dir=number),
+            lambda: snapshot.save(number),
+        ):
+            with pytest.raises(TypeError):
+                wrong()
+        assert mine.read() == relay.ticket
+
+
 def test_nobody_answers():
     with pytest.raises(tensor_relay.ServerUnreachableError, match="no answer from 127.0.0.1:9 over UDP within 200 ms") as refused:
         tensor_relay.connect(NO_SERVER, timeout=0.2)

@@ -233,6 +233,8 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
     """The ticket itself, wherever it is. Of a file with several, one for each topic, the first: they are of one server."""
     if ticket is None:
         ticket = os.environ.get("TENSOR_RELAY_TICKET", "")
+    if not isinstance(ticket, (str, os.PathLike)):  # `open` takes a number for a descriptor, reads it, and closes it.
+        raise TypeError(f"a ticket is text, or the path of a file with it (str or os.PathLike), and not {type(ticket).__name__}")
     if isinstance(ticket, str) and (ticket.strip().startswith("relay://") or not ticket):
         return ticket
     try:
