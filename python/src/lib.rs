@@ -8,6 +8,7 @@
 
 mod awaitable;
 mod client;
+mod closable;
 mod entries;
 mod errors;
 mod gpu;

@@ -99,6 +99,9 @@ impl Out {
             Ok(Some(received)) => received,
             not_yet => {
                 *self.pending() = Some(pending);
+                if inner.open.is_closed() {
+                    self.forget(); // Closing found nothing to forget.
+                }
                 return not_yet.map(|_| Err(NotArrived::TimedOut));
             }
         };
@@ -123,11 +126,6 @@ impl Out {
             }
             Err(Failed::Gpu(error)) => not_filled(py, &error.to_string(), error.torn, error.cause),
         }
-    }
-
-    /// Whether tensors are lent to a version that nobody waits for at present.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.pending().is_some()
     }
 
     /// Waits for no version any more. The tensors come back when nothing writes to them.
@@ -178,11 +176,14 @@ fn begin_on_host(py: Python<'_>, inner: &Inner, targets: Vec<Target<Foreign>>) -
         buffers.expect(name.clone(), dtype, shape);
         buffers.insert(name, exclusive);
     }
-    let subscription = Arc::clone(&inner.subscription);
+    let open = Arc::clone(&inner.open);
     Ok(Box::pin(async move {
-        let mut subscription = subscription.lock_owned().await;
-        let subscription = subscription.as_mut().ok_or(Failed::Closed)?;
-        subscription.next_into(buffers).await.map(Got::Host).map_err(Failed::Host)
+        let received = async {
+            let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
+            let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
+            subscription.next_into(buffers).await.map(Got::Host).map_err(Failed::Host)
+        };
+        open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))
     }))
 }
 
@@ -195,11 +196,14 @@ fn begin_on_gpu(py: Python<'_>, inner: &Inner, targets: Vec<Target<OnGpu>>) -> P
         let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
         buffers.insert(name, buffer);
     }
-    let (subscription, returning) = (Arc::clone(&inner.subscription), fences.returning());
+    let (open, returning) = (Arc::clone(&inner.open), fences.returning());
     Ok(Box::pin(async move {
-        let mut subscription = subscription.lock_owned().await;
-        let subscription = subscription.as_mut().ok_or(Failed::Closed)?;
-        let filled = subscription.next_into_device(buffers).await.map_err(Failed::Gpu)?;
+        let received = async {
+            let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
+            let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
+            subscription.next_into_device(buffers).await.map_err(Failed::Gpu)
+        };
+        let filled = open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))?;
         Ok(Got::Gpu(filled, returning))
     }))
 }

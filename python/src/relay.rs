@@ -1,6 +1,7 @@
 //! `tensor_relay.Relay`: a server inside of the producer's process.
 
 use crate::{
+    closable::Closable,
     errors::Kind,
     gpu::Gpus,
     metadata,
@@ -37,8 +38,8 @@ pub(crate) struct Relay {
     copied_bytes: AtomicU64,
 }
 
-/// A topic's publisher, whoever publishes with it now; none once it ended.
-type SharedPublisher = Arc<tokio::sync::Mutex<Option<Publisher>>>;
+/// A topic's publisher, whoever publishes with it now.
+type SharedPublisher = Arc<Closable<Publisher>>;
 
 /// What there is until it is closed.
 struct Open {
@@ -155,47 +156,44 @@ impl Relay {
             Hold::Borrow => lain.lend(py, &staging)?,
         };
         let publish = async {
-            match publisher.lock().await.as_mut() {
-                Some(publisher) => Some(publisher.publish(held, metadata).await),
-                None => None, // It ended meanwhile.
-            }
+            let mut turn = Arc::clone(&publisher).turn().await?;
+            Some(turn.value()?.publish(held, metadata).await)
         };
+        let publish = async { publisher.unless_closed(publish).await.flatten() };
         let published = wait_at_most(py, timeout, publish)?.ok_or_else(|| {
             let waited = timeout.unwrap_or_default().as_secs_f64();
             let message = format!("readers of {topic} were not done with older versions within {waited} s");
             Kind::Timeout.raise(py, message)
         })?;
-        let published = published.ok_or_else(|| ended(py, &topic))?;
+        let published = published.ok_or_else(|| ended(py, &topic))?; // Meanwhile.
         let publication = published.map_err(Kind::Publish.because(py))?;
         self.copied_bytes.fetch_add(copied_bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
     }
 
     /// Says that nothing will follow in `topic`: subscriptions end once they have what they asked for. What is retained
-    /// stays on offer. Another `publish` begins it anew, in another epoch. A topic that was ended or withdrawn stays so.
+    /// stays on offer. Another `publish` begins it anew, in another epoch. A topic that was ended or withdrawn stays so. Does
+    /// not wait for a `publish` in another thread, which is finished first.
     ///
     /// Raises PublishError when it was never published or opened.
     fn end(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
-        if let TopicState::Open(publisher) = self.leave(py, &topic_called(py, topic)?, TopicState::Ended)?
-            && let Some(publisher) = taken(py, &publisher)?
-        {
-            publisher.end();
+        if let TopicState::Open(publisher) = self.leave(py, &topic_called(py, topic)?, TopicState::Ended)? {
+            publisher.end_with(Publisher::end);
         }
         Ok(())
     }
 
     /// Takes the whole `topic` back: subscriptions end, and what is retained is let go, also of a topic that was ended. One
-    /// that was withdrawn stays so.
+    /// that was withdrawn stays so. A `publish` that waits in another thread ends with PublishError.
     ///
     /// Raises PublishError when it was never published or opened.
     fn withdraw(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
         let topic = topic_called(py, topic)?;
-        let publisher = match self.leave(py, &topic, TopicState::Withdrawn)? {
-            TopicState::Open(publisher) => taken(py, &publisher)?,
-            TopicState::Ended => Some(self.publisher_of_ended(py, topic)?),
-            TopicState::Withdrawn => None,
-        };
-        publisher.into_iter().for_each(Publisher::withdraw);
+        match self.leave(py, &topic, TopicState::Withdrawn)? {
+            TopicState::Open(publisher) => publisher.close_with(Publisher::withdraw),
+            TopicState::Ended => self.publisher_of_ended(py, topic)?.withdraw(),
+            TopicState::Withdrawn => {}
+        }
         Ok(())
     }
 
@@ -317,7 +315,12 @@ impl Open {
     async fn close(self, grace: Duration) -> bool {
         let Self { server, topics } = self;
         let finished = server.shutdown(grace).await;
-        drop(topics); // Only now: what a publisher that goes takes back is still sent.
+        // Only now: what a publisher that goes takes back is still sent.
+        for topic in topics.values() {
+            if let TopicState::Open(publisher) = topic {
+                publisher.close();
+            }
+        }
         finished
     }
 
@@ -334,15 +337,10 @@ impl Open {
             .server
             .publisher_with(topic.clone(), None, options)
             .map_err(Kind::Publish.because(py))?;
-        let publisher = Arc::new(tokio::sync::Mutex::new(Some(publisher)));
+        let publisher = Arc::new(Closable::new(publisher));
         self.topics.insert(topic, TopicState::Open(Arc::clone(&publisher)));
         Ok(publisher)
     }
-}
-
-/// Takes a topic's publisher, when it is done with what it publishes now. `None` where another thread was faster.
-fn taken(py: Python<'_>, publisher: &SharedPublisher) -> PyResult<Option<Publisher>> {
-    wait(py, async { publisher.lock().await.take() })
 }
 
 pub(crate) fn topic_called(py: Python<'_>, name: &str) -> PyResult<Topic> {

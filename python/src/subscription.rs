@@ -3,6 +3,7 @@
 use crate::{
     awaitable::awaitable,
     client::Client,
+    closable::{Closable, Turn},
     errors::{Kind, of_subscription},
     out::Out,
     runtime::Here,
@@ -13,12 +14,8 @@ use pyo3::{
     exceptions::{PyStopAsyncIteration, PyStopIteration},
     prelude::*,
 };
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
-use tokio::sync::OwnedMutexGuard;
 
 /// Delivers the versions of one topic, each whole and verified.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -35,11 +32,15 @@ pub(crate) struct Subscription {
 
 /// What calls and coroutines share.
 pub(crate) struct Inner {
-    /// `None` once it is closed.
-    pub(crate) subscription: Arc<tokio::sync::Mutex<Option<client::Subscription>>>,
-    /// A version that was taken, and that nobody got: it did not fit, or its coroutine was cancelled.
-    undelivered: Mutex<Option<Arrived>>,
+    pub(crate) open: Arc<Closable<Open>>,
     on_gap: OnGap,
+}
+
+/// What there is until it is closed. Whoever waits for the next version has the turn.
+pub(crate) struct Open {
+    pub(crate) subscription: client::Subscription,
+    /// A version that was taken, and that nobody got: it did not fit, or its coroutine was cancelled.
+    undelivered: Option<Arrived>,
 }
 
 /// A version, and what is missing before it.
@@ -53,9 +54,7 @@ pub(crate) struct Arrived {
 struct Taken {
     /// `None` once it was given.
     arrived: Option<Arrived>,
-    inner: Arc<Inner>,
-    /// Released after the version was put back.
-    _turn: OwnedMutexGuard<Option<client::Subscription>>,
+    turn: Turn<Open>,
 }
 
 impl Taken {
@@ -71,8 +70,8 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if let Some(arrived) = self.arrived.take() {
-            *self.inner.undelivered() = Some(arrived);
+        if let Some(open) = self.turn.value() {
+            open.undelivered = self.arrived.take();
         }
     }
 }
@@ -130,14 +129,18 @@ impl Progress {
 impl Inner {
     /// Waits for the next version. No version is lost when this is dropped, nor when what it gives is.
     async fn next(self: Arc<Self>) -> Result<Taken, NotArrived> {
-        let mut turn = Arc::clone(&self.subscription).lock_owned().await;
-        let subscription = turn.as_mut().ok_or(NotArrived::Closed)?;
-        let undelivered = self.undelivered().take();
-        let arrived = match undelivered {
+        let taken = self.open.unless_closed(self.take()).await;
+        taken.unwrap_or(Err(NotArrived::Closed))
+    }
+
+    async fn take(&self) -> Result<Taken, NotArrived> {
+        let mut turn = Arc::clone(&self.open).turn().await.ok_or(NotArrived::Closed)?;
+        let open = turn.value().ok_or(NotArrived::Closed)?;
+        let arrived = match open.undelivered.take() {
             Some(arrived) => arrived,
-            None => self.arrival(subscription).await.map_err(NotArrived::Subscription)?,
+            None => self.arrival(&mut open.subscription).await.map_err(NotArrived::Subscription)?,
         };
-        Ok(Taken { arrived: Some(arrived), inner: self, _turn: turn })
+        Ok(Taken { arrived: Some(arrived), turn })
     }
 
     /// The same within `timeout`.
@@ -157,10 +160,6 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    fn undelivered(&self) -> MutexGuard<'_, Option<Arrived>> {
-        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -214,25 +213,24 @@ impl Subscription {
     }
 
     /// In mode "every": says that the program is done with the snapshot taken last, without asking for another. One that
-    /// ends says so before, or its reader gets that version again.
+    /// ends says so before, or its reader gets that version again. Never waits: while another call waits for the next
+    /// version, it has said so already.
     fn acknowledge(&self, py: Python<'_>) -> PyResult<()> {
-        let inner = self.inner.get(py)?;
-        if self.out.as_ref().is_some_and(Out::is_pending) {
-            return Ok(()); // Asking for the one that is waited for has said so.
+        let mut turn = self.inner.get(py)?.open.try_turn();
+        // The program is not done with a version that it has not got.
+        if let Some(open) = turn.as_mut().and_then(Turn::value)
+            && open.undelivered.is_none()
+        {
+            open.subscription.acknowledge();
         }
-        wait(py, async {
-            if let Some(subscription) = inner.subscription.lock().await.as_mut() {
-                subscription.acknowledge();
-            }
-        })
+        Ok(())
     }
 
-    /// Ends the subscription. Closing again does nothing.
+    /// Ends the subscription. Never waits: calls and coroutines that wait for a version end with ClosedError, iteration
+    /// ends. Closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let inner = self.inner.get(py)?;
+        self.inner.get(py)?.open.close();
         self.out.iter().for_each(Out::forget);
-        let subscription = wait(py, async { inner.subscription.lock().await.take() })?;
-        drop((subscription, inner.undelivered().take()));
         Ok(())
     }
 
@@ -294,8 +292,8 @@ impl Subscription {
         out: Option<Out>,
     ) -> Self {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
-        let subscription = Arc::new(tokio::sync::Mutex::new(Some(subscription)));
-        let inner = Inner { subscription, undelivered: Mutex::default(), on_gap };
+        let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
+        let inner = Inner { open, on_gap };
         Self { inner: Here::new(Arc::new(inner)), topic, _client: client, timeout, out, progress }
     }
 

@@ -1,0 +1,128 @@
+//! A value that one caller uses at a time, and that anybody can take away without waiting for that caller.
+
+use std::sync::{self, Arc, MutexGuard, PoisonError};
+use tokio::sync::{Mutex, OwnedMutexGuard, watch};
+
+/// A value that is used in turns, until it is closed. Closing never waits: a signal handler may close what the thread that
+/// it interrupts is using. The turn under way does what is left to do when it ends.
+pub(crate) struct Closable<T> {
+    /// `None` once it is closed and the last turn has ended.
+    value: Arc<Mutex<Option<T>>>,
+    state: watch::Sender<State>,
+    /// What becomes of the value.
+    last: sync::Mutex<Option<Last<T>>>,
+}
+
+type Last<T> = Box<dyn FnOnce(T) + Send>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Open,
+    /// The turn under way is the last.
+    Ending,
+    /// The turn under way is to stop.
+    Closed,
+}
+
+/// The value in exclusive use.
+pub(crate) struct Turn<T> {
+    /// `None` while the turn is waited for, and while this is dropped.
+    guard: Option<OwnedMutexGuard<Option<T>>>,
+    of: Arc<Closable<T>>,
+}
+
+impl<T> Closable<T> {
+    pub(crate) fn new(value: T) -> Self {
+        let value = Arc::new(Mutex::new(Some(value)));
+        Self { value, state: watch::Sender::new(State::Open), last: sync::Mutex::default() }
+    }
+
+    /// Waits until nobody else uses the value. `None` once it is closed.
+    pub(crate) async fn turn(self: Arc<Self>) -> Option<Turn<T>> {
+        // Made first, so that a wait that is cancelled after the lock was granted ends as a turn does.
+        let mut turn = Turn { guard: None, of: self };
+        let guard = Arc::clone(&turn.of.value).lock_owned().await;
+        turn.guard = Some(guard);
+        (turn.of.state() == State::Open).then_some(turn)
+    }
+
+    /// The value, unless it is closed or in use.
+    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn<T>> {
+        let guard = Arc::clone(&self.value).try_lock_owned().ok()?;
+        let turn = Turn { guard: Some(guard), of: Arc::clone(self) };
+        (self.state() == State::Open).then_some(turn)
+    }
+
+    /// What `work` gives; `None` when the value is closed first, and `work` is dropped.
+    pub(crate) async fn unless_closed<F: Future>(&self, work: F) -> Option<F::Output> {
+        let mut state = self.state.subscribe();
+        tokio::select! {
+            biased;
+            _ = state.wait_for(|state| *state == State::Closed) => None,
+            output = work => Some(output),
+        }
+    }
+
+    /// Stops whoever uses the value, and drops it. Closing again does nothing.
+    pub(crate) fn close(&self) {
+        self.set(State::Closed);
+    }
+
+    /// The same, and `last` gets the value, unless there was such before.
+    pub(crate) fn close_with(&self, last: impl FnOnce(T) + Send + 'static) {
+        self.last().get_or_insert_with(|| Box::new(last));
+        self.set(State::Closed);
+    }
+
+    /// The same when the turn under way has ended by itself.
+    pub(crate) fn end_with(&self, last: impl FnOnce(T) + Send + 'static) {
+        self.last().get_or_insert_with(|| Box::new(last));
+        self.set(State::Ending);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state() == State::Closed
+    }
+
+    fn state(&self) -> State {
+        *self.state.borrow()
+    }
+
+    fn set(&self, wanted: State) {
+        self.state.send_modify(|state| *state = wanted.max(*state));
+        self.take_if_over();
+    }
+
+    /// Called after the end was said and after each turn, so whichever comes last finds the value unused.
+    fn take_if_over(&self) {
+        if self.state() == State::Open {
+            return;
+        }
+        let value = self.value.try_lock().ok().and_then(|mut value| value.take());
+        if let Some(value) = value {
+            let last = self.last().take(); // Without the lock, since it may do anything.
+            match last {
+                Some(last) => last(value),
+                None => drop(value),
+            }
+        }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Last<T>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Turn<T> {
+    /// The value; `None` once it was taken away.
+    pub(crate) fn value(&mut self) -> Option<&mut T> {
+        self.guard.as_mut()?.as_mut()
+    }
+}
+
+impl<T> Drop for Turn<T> {
+    fn drop(&mut self) {
+        self.guard = None;
+        self.of.take_if_over();
+    }
+}

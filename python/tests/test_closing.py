@@ -1,0 +1,174 @@
+"""Closing never waits for who is waiting: it ends their wait, from an event loop, another thread or a signal handler.
+
+Method: each case is a program of its own, which is ended by force when it stands still. Nothing is published, or nobody
+takes what is, so that no wait would end by itself. A close that comes before the wait has begun proves less, and does not
+fail.
+"""
+
+import asyncio
+import time
+
+import pytest
+from conftest import ended, python
+
+PROGRAM = """
+import asyncio, faulthandler, gc, signal, sys, threading, time
+import numpy, tensor_relay
+
+faulthandler.dump_traceback_later(50, exit=True)
+relay = tensor_relay.serve("127.0.0.1:0", state_dir=sys.argv[1])
+client = tensor_relay.connect(relay.ticket, topic_timeout=600)
+PAUSE_S = 0.3
+
+def outcome(call):
+    try:
+        return call()
+    except Exception as error:
+        return type(error).__name__
+
+def in_thread(wait, close):
+    ended = []
+    waiting = threading.Thread(target=lambda: ended.append(outcome(wait)))
+    waiting.start()
+    time.sleep(PAUSE_S)
+    close()
+    waiting.join()
+    return ended[0]
+
+def in_handler(wait, close):
+    signal.signal(signal.SIGALRM, lambda *_: close())
+    signal.setitimer(signal.ITIMER_REAL, PAUSE_S)
+    return outcome(wait)
+"""
+
+
+def said_by(tmp_path, program):
+    path = tmp_path / "closes.py"
+    path.write_text(PROGRAM + program)
+    with python(path, tmp_path / "state") as closing:
+        return ended(closing).split()
+
+
+HOW = pytest.mark.parametrize("how", ["in_thread", "in_handler"])
+
+
+@HOW
+@pytest.mark.parametrize("out", ["", ", out={'x': numpy.zeros(3)}", ", out={'x': numpy.zeros(3)}, atomic=False"])
+def test_closing_ends_the_wait_for_a_version(tmp_path, how, out):
+    said = said_by(tmp_path, f"""
+subscription = client.subscribe("t"{out})
+print({how}(subscription.next, lambda: (subscription.acknowledge(), subscription.close())))
+subscription = client.subscribe("t"{out})
+print({how}(lambda: list(subscription), subscription.close))
+print(outcome(subscription.next), list(subscription))
+subscription = client.subscribe("t"{out})
+print({how}(subscription.next, client.close))
+""")
+    assert said == ["ClosedError", "[]", "ClosedError", "[]", "ClosedError"]
+
+
+@pytest.mark.parametrize("out", ["", ", out={'x': numpy.zeros(3)}"])
+def test_closing_in_an_event_loop_ends_what_waits_there(tmp_path, out):
+    said = said_by(tmp_path, f"""
+async def iterate(subscription):
+    async for snapshot in subscription:
+        raise AssertionError(snapshot)
+    return "over"
+
+async def close():
+    for waits in (1, 2):
+        subscription = client.subscribe("t"{out})
+        waiting = [asyncio.create_task(iterate(subscription)) for _ in range(waits)]
+        called = asyncio.ensure_future(subscription.next_async())
+        await asyncio.sleep(PAUSE_S)
+        subscription.acknowledge()
+        subscription.close()
+        print(*await asyncio.gather(*waiting))
+        print(type((await asyncio.gather(called, return_exceptions=True))[0]).__name__)
+
+asyncio.run(close())
+""")
+    assert said == ["over", "ClosedError", "over", "over", "ClosedError"]
+
+
+def test_a_subscription_that_is_collected_ends_no_wait_and_waits_for_none(tmp_path):
+    said = said_by(tmp_path, """
+class Owner:
+    def __init__(self):
+        self.subscription = client.subscribe("t")
+    def __del__(self):
+        self.subscription.close()
+
+async def collect():
+    subscription = client.subscribe("t")
+    waiting = asyncio.ensure_future(subscription.next_async())
+    await asyncio.sleep(PAUSE_S)
+    del subscription
+    gc.collect()
+    owner = Owner()
+    closed = asyncio.ensure_future(owner.subscription.next_async())
+    await asyncio.sleep(PAUSE_S)
+    del owner
+    gc.collect()
+    print(type((await asyncio.gather(closed, return_exceptions=True))[0]).__name__)
+    relay.publish("t", {"x": b"abc"})
+    print((await waiting).version)
+
+asyncio.run(collect())
+""")
+    assert said == ["ClosedError", "1"]
+
+
+def test_a_version_that_a_cancelled_coroutine_left_is_not_acknowledged(relay, client):
+    """Goal: in mode "every", acknowledging speaks of the version that the program has, and not of one on its way to it.
+
+    Method: the event loop stands still while a version comes for a coroutine, which is cancelled before it runs again.
+    """
+    relay.open("t", keep_versions=9)
+
+    async def leave_one(subscription):
+        waiting = subscription.next_async()
+        time.sleep(0.5)
+        waiting.cancel()
+        await asyncio.sleep(0.1)
+
+    with client.subscribe("t", mode="every", reader="r") as subscription:
+        for number in range(3):
+            relay.publish("t", {"x": bytes([number])})
+        assert subscription.next(10).version == 1
+        asyncio.run(leave_one(subscription))
+        subscription.acknowledge()
+        time.sleep(0.2)  # Until the server has been told.
+    assert client.subscribe("t", mode="every", reader="r").next(10).version == 2
+
+
+@HOW
+@pytest.mark.parametrize("close, expected", [
+    ("relay.close(0)", "PublishError"), ("relay.withdraw('t')", "PublishError"), ("relay.end('t')", "RelayTimeoutError"),
+])  # fmt: skip
+def test_closing_ends_a_publish_that_waits_for_readers(tmp_path, how, close, expected):
+    """What is ended only finishes what it publishes, and `end` does not wait for that."""
+    said = said_by(tmp_path, f"""
+relay.open("t", when_full="block")
+reader = client.subscribe("t", mode="every", window=1)
+
+def publish():
+    while True:
+        relay.publish("t", {{"x": b"abc"}}, timeout=10 if {close!r}.startswith("relay.end") else None)
+
+relay.publish("t", {{"x": b"abc"}})
+reader.next(10)
+print({how}(publish, lambda: {close}))
+print(outcome(lambda: relay.end("t")))
+""")
+    assert said == [expected, "ClosedError" if "close" in close else "PublishError"]
+
+
+@HOW
+def test_closing_a_relay_ends_the_wait_for_its_readers(tmp_path, how):
+    said = said_by(tmp_path, f"""
+published = relay.publish("t", {{"x": b"abc"}}, hold="borrow")
+print({how}(lambda: published.wait_committed(timeout=None), lambda: relay.close(0)))
+print(published.wait_released())
+""")
+    assert said == ["PublishError", "None"]
