@@ -15,8 +15,11 @@ use tracing::{
     span,
 };
 
-/// The logger's name, and what the targets of our own messages begin with.
+/// The logger's name, and what the targets of the libraries' messages begin with.
 const LOGGER: &str = "tensor_relay";
+
+/// What those of this package begin with.
+const PACKAGE: &str = env!("CARGO_CRATE_NAME");
 
 /// How many messages may wait for the interpreter; more are dropped, and counted. A thousand is what a minute of trouble
 /// has, and takes less than a megabyte.
@@ -57,7 +60,9 @@ struct Backlog {
 
 impl Subscriber for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= self.most && metadata.target().starts_with(LOGGER)
+        let target = metadata.target();
+        let is_ours = target.starts_with(LOGGER) || target.starts_with(PACKAGE);
+        metadata.is_event() && *metadata.level() <= self.most && is_ours
     }
 
     fn event(&self, event: &Event<'_>) {
