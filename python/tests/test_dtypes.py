@@ -180,6 +180,41 @@ def test_another_byte_order_is_said(relay):
     assert "newbyteorder" in str(refused.value)
 
 
+SUB_BYTE = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
+
+
+@pytest.mark.parametrize("make, words", [
+    *[(lambda torch, name=name: torch.empty(4, dtype=getattr(torch, name)), f"PyTorch's {name}: .*view") for name in SUB_BYTE],
+    (lambda torch: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "int_repr"),
+    (lambda torch: torch.eye(3).to_sparse(), "to_dense"), (lambda torch: torch.eye(3).to_sparse_csr(), "to_dense"),
+    (lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind"),
+    (lambda torch: torch.ones(3, device="meta"), "meta"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_what_pytorch_would_pass_for_something_else_is_refused(relay, client, make, words):
+    torch = pytest.importorskip("torch")
+    try:
+        value = make(torch)
+    except (AttributeError, RuntimeError) as missing:
+        pytest.skip(f"this PyTorch has none: {missing}")
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=f"odd .*{words}"):
+        relay.publish("t", {"odd": value})
+    with pytest.raises(tensor_relay.TargetError, match=f"odd .*{words}"):
+        client.subscribe("t", out={"odd": value})
+    relay.publish("t", {"bits": torch.empty(4, dtype=torch.uint8)})
+
+
+def test_masks_are_not_lost(relay, client):
+    masked = np.ma.array([1, 2, 3], mask=[0, 1, 0])
+    for value in (masked, np.ma.masked):
+        with pytest.raises(tensor_relay.UnsupportedTensorError, match="odd .*masks do not travel"):
+            relay.publish("t", {"odd": value})
+    with pytest.raises(tensor_relay.TargetError, match="odd .*masks do not travel"):
+        client.subscribe("t", out={"odd": masked})
+    relay.publish("t", {"x": masked.filled(0), "x.mask": masked.mask})
+    assert received(client)["x"].numpy().tolist() == [1, 0, 3]
+
+
 @pytest.mark.parametrize("value", [
     np.array([object()]), np.array(["text"]), np.array([1], dtype=">i4"), np.zeros(3, ml_dtypes.int4), [1, 2], {"a": 1},
     np.datetime64("2026-01-01"), lambda: 1,

@@ -31,6 +31,11 @@ _BY_NAME = _OF_ML_DTYPES | {
 }
 # Those of safetensors are ours in capitals, but for these.
 _OF_SAFETENSORS = {"F8_E4M3": "f8_e4m3fn", "F8_E8M0": "f8_e8m0fnu"}
+# What PyTorch hands over as it is.
+_OF_TORCH = frozenset(
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2".split()
+)
 
 # What `dtype=` may cast to, by the names that NumPy, ml_dtypes, PyTorch and JAX share.
 _CASTS = {"f16": "float16", "f32": "float32", "f64": "float64"} | {
@@ -42,7 +47,7 @@ def lender(tensor: Any) -> tuple[Any, str | None, bool]:
     """Who lends the tensor's memory, the dtype of its elements where that one cannot say it, and whether it is a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
-        _check_memory(tensor)
+        _check_torch(torch, tensor)
         lent = tensor.detach().resolve_conj().resolve_neg()
         if lent.is_cuda:
             return _of_torch(lent.contiguous(), tensor)
@@ -66,7 +71,7 @@ def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
     """The same for a tensor that is to be written: never that of a copy."""
     torch, numpy, jax, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "jax", "cupy"))
     if torch is not None and isinstance(tensor, torch.Tensor):
-        _check_memory(tensor)
+        _check_torch(torch, tensor)
         if tensor.is_conj() or tensor.is_neg():
             raise TypeError("it is a lazy view of another tensor: give that one")
         lent = tensor.detach()
@@ -81,6 +86,41 @@ def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
     if cupy is not None and isinstance(tensor, cupy.ndarray):
         return _OnItsGpu(tensor, tensor.device), None, False
     return tensor, None, False
+
+
+def _check_torch(torch: Any, tensor: Any) -> None:
+    """Refuses what is no dense tensor of a known type with memory of its own. By DLPack, integers of less than a byte would
+    pass for bytes."""
+    _check_memory(torch, tensor)
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _OF_TORCH:
+        raise TypeError(f"no dtype here stands for PyTorch's {name}: give its bits, `.view(torch.uint8)`")
+
+
+def _check_memory(torch: Any, tensor: Any) -> None:
+    kind = type(tensor).__name__
+    if hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local"):
+        raise TypeError(
+            "it is sharded over several processes, and this one has a part: take `.to_local()` for that, or `.full_tensor()`,"
+            " called by all of them, for the whole"
+        )
+    if kind == "FakeTensor":
+        raise TypeError("it is a FakeTensor, which has a shape and no values: take a tensor made outside of FakeTensorMode")
+    if tensor.is_quantized:
+        raise TypeError("it is quantized: give its `.int_repr()`, and its scale and zero point under names of their own")
+    if tensor.is_nested:
+        raise TypeError("it is nested: give the tensors of its `.unbind()`, each under a name of its own")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"it is not dense ({tensor.layout}): give its `.to_dense()`, or its indices and values")
+    if tensor.is_meta:
+        raise TypeError("it is on the device `meta`, where tensors have no values: load or initialise it first")
+    if hasattr(tensor, "__tensor_flatten__"):
+        raise TypeError(f"it is a {kind}, which is made of other tensors: take those, or a plain tensor made of it")
+    if tensor.numel() and not tensor.untyped_storage().size():
+        raise TypeError(
+            "its storage is empty, as FSDP leaves parameters that it has sharded (`untyped_storage().resize_(0)`): gather it"
+            " first, or take the shards"
+        )
 
 
 class _OnItsGpu:
@@ -103,35 +143,16 @@ def _of_torch(lent: Any, tensor: Any) -> tuple[Any, None, bool]:
     return _OnItsGpu(lent, gpu), None, lent.data_ptr() != tensor.data_ptr()
 
 
-def _check_memory(tensor: Any) -> None:
-    """Refuses tensors of PyTorch that have a shape, and no memory with their elements."""
-    kind = type(tensor).__name__
-    if hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local"):
-        raise TypeError(
-            "it is sharded over several processes, and this one has a part: take `.to_local()` for that, or `.full_tensor()`,"
-            " called by all of them, for the whole"
-        )
-    if kind == "FakeTensor":
-        raise TypeError("it is a FakeTensor, which has a shape and no values: take a tensor made outside of FakeTensorMode")
-    if tensor.is_meta:
-        raise TypeError("it is on the device `meta`, where tensors have no values: load or initialise it first")
-    if hasattr(tensor, "__tensor_flatten__"):
-        raise TypeError(f"it is a {kind}, which is made of other tensors: take those, or a plain tensor made of it")
-    if str(tensor.layout) == "torch.strided" and tensor.numel() and not tensor.untyped_storage().size():
-        raise TypeError(
-            "its storage is empty, as FSDP leaves parameters that it has sharded (`untyped_storage().resize_(0)`): gather it"
-            " first, or take the shards"
-        )
-
-
 def _of_numpy(array: Any) -> tuple[Any, str | None, bool]:
     """NumPy hands over no types that it lacks, so their bits are handed over as integers."""
+    if (masked := sys.modules.get("numpy.ma")) is not None and isinstance(array, masked.MaskedArray):
+        raise TypeError("it is a masked array, and masks do not travel: give `.filled(…)`, or `.data` and `.mask` as two arrays")
     name = array.dtype.name
     if name in _OF_ML_DTYPES:
         return array.view(f"u{array.dtype.itemsize}"), _OF_ML_DTYPES[name], False
     if not array.dtype.isnative:
         raise TypeError("its bytes are in the order of another machine: take `array.astype(array.dtype.newbyteorder('='))`")
-    if not array.dtype.isbuiltin:
+    if array.dtype.isbuiltin != 1:  # 0 for structures, 2 for types of other packages.
         raise TypeError(f"no dtype here stands for NumPy's {name}: publish its bits as integers")
     if not array.flags.aligned or any(stride % (array.itemsize or 1) for stride in array.strides):
         return array.copy(), None, True

@@ -61,6 +61,8 @@ class OfTorch:
     """A tensor of PyTorch's, which hands it over only where its GPU is the current one."""
 
     is_cuda = True
+    is_quantized = is_nested = is_meta = False
+    layout, dtype = "strided", "torch.uint8"
     current = 0
 
     def __init__(self, array):
@@ -74,7 +76,7 @@ class OfTorch:
     def is_conj(self):
         return False
 
-    is_neg = is_conj
+    is_neg = is_inference = is_conj
 
     def data_ptr(self):
         return self.array.address
@@ -97,7 +99,7 @@ def current_device(framework, ordinal):
 
 def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
-    torch.Tensor = OfTorch
+    torch.Tensor, torch.strided = OfTorch, OfTorch.layout
     torch.cuda = types.SimpleNamespace(device=lambda device: current_device(OfTorch, device.index))
     monkeypatch.setitem(sys.modules, "torch", torch)
     with gpu_called(fake, 1) as other:
