@@ -6,7 +6,7 @@ use crate::{
     landing::Lodged,
 };
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -39,8 +39,26 @@ pub struct Buffers<B> {
     expected: Arc<Expected>,
 }
 
-/// What tensors must be, beyond their length.
-pub(crate) type Expected = BTreeMap<TensorName, (Dtype, Shape)>;
+/// What a version must be, beyond the length of each tensor that has a buffer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Expected {
+    tensors: BTreeMap<TensorName, (Dtype, Shape)>,
+    /// Names without a buffer of their own, and whose buffer is theirs.
+    tied: BTreeMap<TensorName, TensorName>,
+    names: NameMatch,
+}
+
+/// Which buffers and tensors must have each other's names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NameMatch {
+    /// Every buffer must have its tensor. Tensors without a buffer are not received.
+    #[default]
+    Buffers,
+    /// Every buffer must have its tensor, and every selected tensor its buffer, or that of a tensor that shares its bytes.
+    Exact,
+    /// Neither: what both have is received, and other buffers stay as they are.
+    Common,
+}
 
 impl<B> Default for Buffers<B> {
     fn default() -> Self {
@@ -78,7 +96,28 @@ impl<B> Buffers<B> {
     /// Refuses a version in which the tensor called `name` is not of this dtype and shape, before anything is written. For
     /// memory that is a tensor itself, whose user would take other elements of the same length for its own.
     pub fn expect(&mut self, name: TensorName, dtype: Dtype, shape: Shape) {
-        Arc::make_mut(&mut self.expected).insert(name, (dtype, shape));
+        Arc::make_mut(&mut self.expected).tensors.insert(name, (dtype, shape));
+    }
+
+    /// Says that the buffer of `to` is the tensor called `name` as well, and refuses a version in which these two do not
+    /// share their bytes (tied weights).
+    pub fn expect_tied(&mut self, name: TensorName, to: TensorName) {
+        Arc::make_mut(&mut self.expected).tied.insert(name, to);
+    }
+
+    /// Refuses a version in which names differ more than this allows. By default every buffer must have its tensor.
+    pub fn match_names(&mut self, names: NameMatch) {
+        Arc::make_mut(&mut self.expected).names = names;
+    }
+
+    /// Refuses a snapshot that the buffers do not fit, whose lengths `len_bytes` gives. Buffers for tensors that share their
+    /// bytes are not refused: a copy can be made to each.
+    ///
+    /// # Errors
+    /// [`BufferError`] says what does not fit.
+    pub fn check(&self, snapshot: &Snapshot, len_bytes: impl Fn(&B) -> u64) -> Result<(), BufferError> {
+        let asked = self.iter().map(|(name, buffer)| (name.as_str(), len_bytes(buffer)));
+        self.expected.check(&snapshot.selection, asked).map(drop)
     }
 
     pub(crate) fn expected(&self) -> &Expected {
@@ -132,12 +171,12 @@ pub(crate) const COPY_BYTES: usize = 1 << 20;
 impl<B: AsMut<[u8]> + Send> Buffers<B> {
     /// Copies the tensors of `snapshot` that have a buffer, all of them or none. When it is cancelled, some are copied.
     pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), FillCause> {
-        check_expected(&snapshot.selection, &self.expected)?;
         let slices = self.by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
-        let slices: Vec<_> = slices.collect();
+        let slices: Vec<_> = slices
+            .filter(|(name, _)| self.expected.wants(&snapshot.selection, name))
+            .collect();
         let asked = slices.iter().map(|(name, out)| (*name, out.len() as u64));
-        let fits = fit(&snapshot.selection, asked)?;
-        check_shared(&snapshot.selection, &fits)?;
+        let fits = self.expected.fit(&snapshot.selection, asked)?;
         let source = snapshot.device_source()?;
         for ((_, out), fit) in slices.into_iter().zip(fits) {
             match &source {
@@ -207,6 +246,15 @@ pub(crate) enum LentMemory {
 }
 
 impl Lent {
+    /// Gives those back at once that nothing is to be received into.
+    pub(crate) fn retain_wanted(&mut self, selection: &Selection) {
+        let wants = |name: &TensorName| self.expected.wants(selection, name.as_str());
+        match &mut self.memory {
+            LentMemory::Host(tensors) => tensors.retain(|(name, _)| wants(name)),
+            LentMemory::Device(tensors) => tensors.retain(|(name, _)| wants(name)),
+        }
+    }
+
     /// The name and the length of each.
     pub(crate) fn asked(&self) -> Vec<(&str, u64)> {
         match &self.memory {
@@ -339,20 +387,96 @@ pub(crate) fn fit<'a>(
     asked.map(one).collect()
 }
 
-/// Refuses a version that has tensors of another dtype or shape than is expected.
-pub(crate) fn check_expected(selection: &Selection, expected: &Expected) -> Result<(), BufferError> {
-    for (name, (dtype, shape)) in expected {
-        // A buffer for a tensor that is not there is refused with the buffer.
-        let Some(tensor) = selection.manifest().tensor(name.as_str()) else { continue };
-        if (tensor.dtype, &tensor.shape) != (*dtype, shape) {
-            return Err(BufferError::OtherTensor {
-                name: name.as_str().into(),
-                expected: format!("{dtype} {shape}").into(),
-                found: format!("{} {}", tensor.dtype, tensor.shape).into(),
-            });
+impl Expected {
+    /// Whether the tensor called `name` is to be received into its buffer. Where it must be there, the buffer is judged.
+    pub(crate) fn wants(&self, selection: &Selection, name: &str) -> bool {
+        self.names != NameMatch::Common || place(selection, name).is_some()
+    }
+
+    /// Finds the tensor for each buffer, given as name and length, of those that are wanted.
+    pub(crate) fn fit<'a>(
+        &self,
+        selection: &Selection,
+        asked: impl Iterator<Item = (&'a str, u64)>,
+    ) -> Result<Vec<Fit>, BufferError> {
+        let fits = self.check(selection, asked)?;
+        check_shared(selection, &fits)?;
+        Ok(fits)
+    }
+
+    fn check<'a>(
+        &self,
+        selection: &Selection,
+        asked: impl Iterator<Item = (&'a str, u64)>,
+    ) -> Result<Vec<Fit>, BufferError> {
+        let asked: Vec<_> = asked.filter(|(name, _)| self.wants(selection, name)).collect();
+        self.check_names(selection, &asked)?;
+        let fits = fit(selection, asked.into_iter())?;
+        self.check_tensors(selection)?;
+        self.check_tied(selection)?;
+        Ok(fits)
+    }
+
+    fn check_names(&self, selection: &Selection, asked: &[(&str, u64)]) -> Result<(), BufferError> {
+        if self.names != NameMatch::Exact {
+            return Ok(());
+        }
+        let tied = self.tied.keys().map(TensorName::as_str);
+        let named: BTreeSet<&str> = asked.iter().map(|(name, _)| *name).chain(tied).collect();
+        // A buffer serves all names that its tensor has.
+        let start = |name: &str| {
+            place(selection, name)
+                .filter(|range| !range.is_empty())
+                .map(|range| range.start)
+        };
+        let starts: HashSet<u64> = named.iter().filter_map(|name| start(name)).collect();
+        let has_buffer =
+            |name: &str| named.contains(name) || start(name).is_some_and(|start| starts.contains(&start));
+        let tensors = selection.tensors().iter();
+        let tensors = tensors.map(|index| selection.manifest().tensors()[index as usize].name.as_str());
+        let missing: Vec<Box<str>> = tensors.filter(|name| !has_buffer(name)).map(Box::from).collect();
+        let unexpected = named.iter().filter(|name| place(selection, name).is_none());
+        let unexpected: Vec<Box<str>> = unexpected.map(|name| Box::from(*name)).collect();
+        match missing.is_empty() && unexpected.is_empty() {
+            true => Ok(()),
+            false => Err(BufferError::OtherNames { missing: missing.into(), unexpected: unexpected.into() }),
         }
     }
-    Ok(())
+
+    /// Refuses a version that has tensors of another dtype or shape.
+    fn check_tensors(&self, selection: &Selection) -> Result<(), BufferError> {
+        for (name, (dtype, shape)) in &self.tensors {
+            // A buffer for a tensor that is not there is refused with the buffer.
+            let Some(tensor) = selection.manifest().tensor(name.as_str()) else { continue };
+            if (tensor.dtype, &tensor.shape) != (*dtype, shape) {
+                return Err(BufferError::OtherTensor {
+                    name: name.as_str().into(),
+                    expected: format!("{dtype} {shape}").into(),
+                    found: format!("{} {}", tensor.dtype, tensor.shape).into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a version in which names are two tensors that have one buffer.
+    fn check_tied(&self, selection: &Selection) -> Result<(), BufferError> {
+        for (name, to) in &self.tied {
+            if !self.wants(selection, name.as_str()) || !self.wants(selection, to.as_str()) {
+                continue;
+            }
+            let places = (place(selection, name.as_str()), place(selection, to.as_str()));
+            if places.0.is_none() || places.0 != places.1 {
+                return Err(BufferError::NotTied { name: name.as_str().into(), to: to.as_str().into() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the tensor called `name` lies among what is selected, if it is.
+fn place(selection: &Selection, name: &str) -> Option<Range<u64>> {
+    selection.tensor_range(selection.manifest().tensor_index(name)?)
 }
 
 /// Refuses two buffers for tensors that are one (tied weights): no byte can be received to two places.
@@ -410,7 +534,7 @@ mod tests {
         let expecting = |tensor: &str, dtype, shape: &[u64]| {
             let mut buffers: Buffers<Vec<u8>> = Buffers::new();
             buffers.expect(name(tensor), dtype, Shape::new(shape).unwrap());
-            check_expected(&all, &buffers.expected)
+            buffers.expected.check_tensors(&all)
         };
         assert_eq!(expecting("b", Dtype::U8, &[1000]), Ok(()));
         assert_eq!(expecting("c", Dtype::U8, &[1]), Ok(()), "what is missing is told otherwise");
@@ -426,6 +550,42 @@ mod tests {
         assert!(fits(&all, &[("tied", 1000)]).is_ok());
         let error = fits(&all, &[("b", 1000), ("tied", 1000)]).unwrap_err();
         assert_eq!(error, BufferError::Shared { name: "tied".into(), other: "b".into() });
+    }
+
+    #[test]
+    fn names_match_as_strictly_as_is_wished() {
+        let all = Selection::all(manifest());
+        let matched = |names, buffers: &[(&str, u64)]| {
+            let mut expected = Expected { names, ..Expected::default() };
+            expected
+                .tied
+                .extend(buffers.contains(&("b", 1000)).then(|| (name("tied"), name("b"))));
+            expected.check(&all, buffers.iter().copied()).map(|fits| fits.len())
+        };
+        let whole = [("a", 10), ("b", 1000), ("none", 0)];
+        assert_eq!(matched(NameMatch::Exact, &whole), Ok(3));
+        assert_eq!(matched(NameMatch::Exact, &[("a", 10), ("tied", 1000), ("none", 0)]), Ok(3), "b is tied");
+        let error = matched(NameMatch::Exact, &[("b", 1000), ("c", 1)]).unwrap_err();
+        let (missing, unexpected) = (["a".into(), "none".into()].into(), ["c".into()].into());
+        assert_eq!(error, BufferError::OtherNames { missing, unexpected });
+        assert_eq!(matched(NameMatch::Buffers, &whole[..1]), Ok(1));
+        assert!(matched(NameMatch::Buffers, &[("c", 1)]).is_err());
+        assert_eq!(matched(NameMatch::Common, &[("b", 1000), ("c", 1)]), Ok(1));
+        assert!(matched(NameMatch::Common, &[("b", 999), ("c", 1)]).is_err(), "what both have must fit");
+    }
+
+    #[test]
+    fn one_buffer_for_two_names_needs_tied_tensors() {
+        let all = Selection::all(manifest());
+        let tied = |one: &str, to: &str| {
+            let mut buffers: Buffers<u64> = Buffers::new();
+            buffers.expect_tied(name(one), name(to));
+            buffers.expected.check_tied(&all)
+        };
+        assert_eq!(tied("tied", "b"), Ok(()));
+        for (one, to) in [("a", "b"), ("c", "b")] {
+            assert_eq!(tied(one, to), Err(BufferError::NotTied { name: one.into(), to: to.into() }));
+        }
     }
 
     #[test]

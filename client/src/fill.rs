@@ -320,6 +320,24 @@ pub enum BufferError {
         /// Those of the tensor.
         found: Box<str>,
     },
+    /// The version has other tensors than there are buffers.
+    #[error("{}", other_names(missing, unexpected))]
+    OtherNames {
+        /// The selected tensors without a buffer.
+        missing: Box<[Box<str>]>,
+        /// The buffers without a selected tensor.
+        unexpected: Box<[Box<str>]>,
+    },
+    /// Two tensors have one buffer, and are two in the version.
+    #[error(
+        "tensors {name} and {to} have one buffer, and do not share their bytes in the version: give each its own"
+    )]
+    NotTied {
+        /// One tensor's name.
+        name: Box<str>,
+        /// The other's.
+        to: Box<str>,
+    },
     /// The tensors are not in host memory.
     #[error(
         "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"
@@ -351,6 +369,35 @@ pub enum BufferError {
         /// The other's.
         other: Box<str>,
     },
+}
+
+fn other_names(missing: &[Box<str>], unexpected: &[Box<str>]) -> String {
+    let missing = (!missing.is_empty())
+        .then(|| format!("there is no buffer for the version's tensors {}", some_of(missing)));
+    let unexpected = (!unexpected.is_empty()).then(|| {
+        format!(
+            "the version has no tensors, or none that are selected, for the buffers {}",
+            some_of(unexpected)
+        )
+    });
+    missing.into_iter().chain(unexpected).collect::<Vec<_>>().join("; ")
+}
+
+/// How many names a message lists.
+const NAMES_TOLD: usize = 10;
+
+/// The names, for a message.
+fn some_of(names: &[Box<str>]) -> String {
+    let told = names
+        .iter()
+        .take(NAMES_TOLD)
+        .map(AsRef::as_ref)
+        .collect::<Vec<&str>>()
+        .join(", ");
+    match names.len().saturating_sub(NAMES_TOLD) {
+        0 => told,
+        more => format!("{told} and {more} more"),
+    }
 }
 
 /// Why buffers were not filled.

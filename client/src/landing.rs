@@ -6,7 +6,7 @@ mod on_device;
 pub(crate) use on_device::{Lodged, OnDevice, Shared};
 
 use crate::{
-    buffers::{Fit, Lent, LentMemory, Writing, check_expected, check_shared, fit},
+    buffers::{Fit, Lent, LentMemory, Writing},
     error::TransferError,
 };
 use bytes::Bytes;
@@ -71,10 +71,9 @@ impl Landing {
     }
 
     /// In the buffers that were lent, if they fit. What spans several of them on the host is staged in `memory`.
-    pub(crate) fn in_buffers(selection: &Selection, lent: Lent, memory: &HostMemory) -> Option<Self> {
-        let fits = fit(selection, lent.asked().into_iter()).ok()?;
-        check_shared(selection, &fits).ok()?;
-        check_expected(selection, &lent.expected).ok()?;
+    pub(crate) fn in_buffers(selection: &Selection, mut lent: Lent, memory: &HostMemory) -> Option<Self> {
+        lent.retain_wanted(selection);
+        let fits = lent.expected.fit(selection, lent.asked().into_iter()).ok()?;
         match lent.memory {
             LentMemory::Host(tensors) => {
                 let parts = in_order(fits, tensors, |region| !region.is_empty());

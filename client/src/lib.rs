@@ -73,7 +73,7 @@ mod transfer;
 mod watches;
 mod whole_file;
 
-pub use buffers::Buffers;
+pub use buffers::{Buffers, NameMatch};
 pub use client::Client;
 pub use config::{Config, Lanes};
 pub use device_snapshot::{DeviceError, DeviceTensor};

@@ -3,7 +3,7 @@
 use super::{FillCause, FillError, Filled, Received};
 use crate::{
     BufferError, Buffers, DeviceError, Snapshot, Subscription,
-    buffers::{Fit, check_expected, check_shared, copy_slowly, fit},
+    buffers::{Fit, copy_slowly},
     device_snapshot::{COPIES_AT_ONCE, pieces},
     landing::Landing,
 };
@@ -87,9 +87,7 @@ impl Snapshot {
     /// Finds the tensor for each buffer. They must be on one device.
     fn judge(&self, buffers: &Buffers<DeviceBuffer>) -> Result<Vec<Fit>, BufferError> {
         let asked = buffers.iter().map(|(name, buffer)| (name.as_str(), buffer.len_bytes()));
-        let fits = fit(&self.selection, asked)?;
-        check_shared(&self.selection, &fits)?;
-        check_expected(&self.selection, buffers.expected())?;
+        let fits = buffers.expected().fit(&self.selection, asked)?;
         check_device(buffers)?;
         Ok(fits)
     }
