@@ -6,6 +6,7 @@ use crate::{
     out::Out,
     relay::topic_called,
     runtime::Here,
+    select::Select,
     subscription::{OnGap, Subscription},
     wait::{finite_seconds, seconds, wait},
 };
@@ -15,7 +16,7 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::{
-    self as client, Config, Connector, Glob, Lanes, ReaderName, Request, Start, Ticket, Tuning, Version,
+    self as client, Config, Connector, Lanes, ReaderName, Request, Start, Ticket, Tuning, Version,
 };
 
 /// A session with a server. It connects again by itself when the connection is lost.
@@ -128,7 +129,8 @@ impl Client {
     /// In mode "latest", each snapshot is the newest; what is stale is skipped, and counted. In mode "every", all
     /// versions come in order; asking for the next says that the program is done with the one before.
     ///
-    /// select: only tensors whose names match this pattern (`*`, `?`), or one of these, travel.
+    /// select: only tensors whose names match this pattern (`*`, `?`), or one of these, travel. A version of which none match is
+    /// refused with RequestError; the log tells of single patterns without a match.
     /// start: "newest", "next", "oldest", or a version's number; by default the newest, or in mode "every" the oldest.
     /// window: in mode "every", how many versions may be received ahead, the one in use included (3).
     /// reader: in mode "every", a name under which the server keeps this reader's place while it is away.
@@ -142,9 +144,13 @@ impl Client {
     /// either, and a failure leaves them torn (TornError); keep everybody away from them meanwhile. They may lie on a GPU:
     /// what was put on their framework's current stream before is waited for, and nothing is written before it is done.
     ///
-    /// Raises RequestError for what is no name or pattern. What becomes of the subscription is told by the snapshots.
+    /// strict: whether `out` must have all tensors of the version (that are selected), and no others. With `strict=False`
+    /// what both have is received, and nothing else.
+    ///
+    /// Raises RequestError for what is no name or pattern, and for an empty `select`; TargetError for tensors of `out` that
+    /// nothing can be received into, or that share some of their memory. What becomes of the subscription is told by the snapshots.
     #[pyo3(signature = (topic = None, *, mode = "latest", select = None, start = None, window = None, reader = None,
-                        preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true))]
+                        preempt = false, timeout = None, on_gap = "raise", out = None, atomic = true, strict = true))]
     #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
     fn subscribe(
         slf: Bound<'_, Self>,
@@ -159,6 +165,7 @@ impl Client {
         on_gap: &str,
         out: Option<Bound<'_, PyAny>>,
         atomic: bool,
+        strict: bool,
     ) -> PyResult<Subscription> {
         let (py, this) = (slf.py(), slf.get());
         let topic = match (topic, this.ticket.topic()) {
@@ -169,7 +176,7 @@ impl Client {
         let timeout = seconds("timeout", timeout)?;
         let on_gap = OnGap::called(py, on_gap)?;
         let gpus = this.gpus.get(py)?;
-        let out = out.map(|mapping| Out::new(mapping.unbind(), atomic, Arc::clone(gpus)));
+        let out = out.map(|mapping| Out::new(mapping.unbind(), atomic, strict, Arc::clone(gpus)));
         let mut request = match mode {
             "latest" => Request::latest(topic),
             "every" => Request::every(topic),
@@ -188,15 +195,13 @@ impl Client {
         if let Some(reader) = reader {
             request = request.reader(ReaderName::new(reader).map_err(Kind::Request.because(py))?);
         }
-        let globs = match (&select, &out) {
-            (Some(patterns), _) => globs_of(patterns)?,
-            (None, Some(out)) => out.selection(py)?,
-            (None, None) => vec![],
-        };
+        let select = Select::called(py, select.as_ref())?;
+        let of_out = out.as_ref().map(|out| out.selection(py)).transpose()?;
+        let globs = select.patterns().map(<[_]>::to_vec).or(of_out).unwrap_or_default();
         let client = this.client(py)?;
         let subscribed = wait(py, client.subscribe_to(request.select(globs).preempt(preempt)))?;
         let subscription = subscribed.map_err(|error| of_client(py, &error))?;
-        Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, out))
+        Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
     }
 
     /// How often a lost connection was made again.
@@ -247,24 +252,6 @@ impl Client {
             || Kind::Closed.raise(py, "this client was closed: connect another with `tensor_relay.connect`");
         open.ok_or_else(closed)
     }
-}
-
-/// The patterns that a user gave, one or several.
-fn globs_of(select: &Bound<'_, PyAny>) -> PyResult<Vec<Glob>> {
-    let py = select.py();
-    let patterns: Vec<String> = match select.extract::<String>() {
-        Ok(pattern) => vec![pattern],
-        Err(_) => select
-            .try_iter()
-            .and_then(|each| each.map(|pattern| pattern?.extract()).collect())
-            .map_err(|_| {
-                PyTypeError::new_err(format!(
-                    "select is a pattern or several, each a text, and not {select:?}"
-                ))
-            })?,
-    };
-    let glob = |pattern: &String| pattern.parse::<Glob>().map_err(Kind::Request.because(py));
-    patterns.iter().map(glob).collect()
 }
 
 fn start_called(start: &Bound<'_, PyAny>) -> PyResult<Start> {

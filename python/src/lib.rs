@@ -21,6 +21,7 @@ mod producer;
 mod publication;
 mod relay;
 mod runtime;
+mod select;
 mod serve;
 mod snapshot;
 mod subscription;

@@ -6,6 +6,7 @@
 mod buffer;
 mod dlpack;
 mod export;
+mod footprint;
 mod foreign;
 mod import;
 mod on_gpu;
@@ -17,6 +18,7 @@ mod strides;
 pub(crate) use buffer::{Viewed, fill_view, format_of};
 pub(crate) use dlpack::{DataType, data_type_of};
 pub(crate) use export::{Export, Exported, capsule};
+pub(crate) use footprint::{Footprint, overlapping};
 pub(crate) use foreign::{Exclusive, Foreign, Identity};
 pub(crate) use import::Lent;
 pub(crate) use on_gpu::{OnGpu, no_bytes};

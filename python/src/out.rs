@@ -4,7 +4,7 @@ mod copy;
 mod target;
 
 use crate::{
-    errors::{Kind, of_fill},
+    errors::{Kind, of_buffer, of_fill},
     gpu::Gpus,
     memory::{Exclusive, Foreign, OnGpu, Returning},
     snapshot::Snapshot,
@@ -18,21 +18,32 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use target::{Sorted, Target, check_dense, sorted};
-use tensor_relay_client::{self as client, Buffers, FillCause, FillError, Filled, Glob, Shape};
+use target::{Sorted, Target, Targets, check_dense, sorted};
+use tensor_relay_client::{
+    self as client, BufferError, Buffers, FillCause, FillError, Filled, Glob, NameMatch,
+};
 use tensor_relay_device::DeviceBuffer;
 
 /// A mapping of tensors, and how they are received into.
 pub(crate) struct Out {
     mapping: Py<PyAny>,
     is_atomic: bool,
+    /// Whether the version must have the same tensors.
+    is_strict: bool,
     gpus: Arc<Gpus>,
     /// A version that is received right into the tensors, when nobody waits for it any more: after a timeout, or Ctrl-C.
     /// The tensors stay lent until then.
     pending: Arc<Mutex<Option<Pending>>>,
 }
 
-type Pending = Pin<Box<dyn Future<Output = Result<Got, Failed>> + Send>>;
+/// A version on its way into the tensors.
+struct Pending {
+    received: Received,
+    /// The names of what is no tensor.
+    entries: Vec<String>,
+}
+
+type Received = Pin<Box<dyn Future<Output = Result<Got, Failed>> + Send>>;
 
 /// A version in the tensors, which are on the host or on a GPU.
 enum Got {
@@ -48,8 +59,8 @@ enum Failed {
 }
 
 impl Out {
-    pub(crate) fn new(mapping: Py<PyAny>, is_atomic: bool, gpus: Arc<Gpus>) -> Self {
-        Self { mapping, is_atomic, gpus, pending: Arc::default() }
+    pub(crate) fn new(mapping: Py<PyAny>, is_atomic: bool, is_strict: bool, gpus: Arc<Gpus>) -> Self {
+        Self { mapping, is_atomic, is_strict, gpus, pending: Arc::default() }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
@@ -60,27 +71,32 @@ impl Out {
         Self {
             mapping: self.mapping.clone_ref(py),
             is_atomic: self.is_atomic,
+            is_strict: self.is_strict,
             gpus: Arc::clone(&self.gpus),
             pending: Arc::clone(&self.pending),
         }
     }
 
-    /// What to subscribe to, so that little travels but these tensors.
+    /// What to subscribe to, so that little travels but these tensors: everything, where the version must have no others.
+    ///
+    /// # Errors
+    /// `TargetError` for tensors that nothing can be received into.
     pub(crate) fn selection(&self, py: Python<'_>) -> PyResult<Vec<Glob>> {
+        let targets = self.targets(py)?;
         let mut named = Buffers::new();
-        for Target { name, memory, .. } in self.targets(py)? {
-            memory.give_back(py);
-            named.insert(name, ());
+        for Target { name, .. } in &targets.tensors {
+            named.insert(name.clone(), ());
         }
-        Ok(named.selection())
+        targets.give_back(py);
+        Ok(if self.is_strict { vec![] } else { named.selection() })
     }
 
     /// Copies a whole version to the tensors, all of them or none.
     ///
     /// # Errors
-    /// `TargetError` names the first that is not of the version; `TornError` where a GPU fails in the middle.
+    /// `TargetError` says how they differ from the version's; `TornError` where a GPU fails in the middle.
     pub(crate) fn copy(&self, py: Python<'_>, arrived: &Arrived) -> PyResult<Snapshot> {
-        copy::to_all(py, arrived, self.targets(py)?)
+        copy::to_all(py, arrived, self.targets(py)?, self.names())
     }
 
     /// Receives the next version right into the tensors.
@@ -95,7 +111,8 @@ impl Out {
             Some(pending) => pending,
             None => self.begin(py, inner)?,
         };
-        let received = match wait(py, at_most(timeout, pending.as_mut())) {
+        let waited = wait(py, at_most(timeout, pending.received.as_mut()));
+        let received = match waited {
             Ok(Some(received)) => received,
             not_yet => {
                 *self.pending() = Some(pending);
@@ -105,26 +122,29 @@ impl Out {
                 return not_yet.map(|_| Err(NotArrived::TimedOut));
             }
         };
+        let entries = &pending.entries;
         match received {
             Ok(Got::Host(filled)) => {
+                let checked = inner.select.check(filled.id(), filled.manifest());
                 let snapshot = Snapshot::filled(&filled);
                 give_back(py, filled.into_buffers());
-                Ok(Ok(snapshot))
+                Ok(checked.map(|()| snapshot).map_err(NotArrived::NothingSelected))
             }
             Ok(Got::Gpu(filled, returning)) => {
+                let checked = inner.select.check(filled.id(), filled.manifest());
                 let snapshot = Snapshot::filled(&filled);
                 drop(filled);
                 returning.give_back(py);
-                Ok(Ok(snapshot))
+                Ok(checked.map(|()| snapshot).map_err(NotArrived::NothingSelected))
             }
             Err(Failed::Closed) => Ok(Err(NotArrived::Closed)),
             Err(Failed::Host(error)) => {
                 let message = error.to_string();
                 let FillError { cause, torn, buffers, .. } = error;
                 give_back(py, buffers);
-                not_filled(py, &message, torn, cause)
+                not_filled(py, &message, torn, cause, entries)
             }
-            Err(Failed::Gpu(error)) => not_filled(py, &error.to_string(), error.torn, error.cause),
+            Err(Failed::Gpu(error)) => not_filled(py, &error.to_string(), error.torn, error.cause, entries),
         }
     }
 
@@ -134,7 +154,9 @@ impl Out {
     }
 
     fn begin(&self, py: Python<'_>, inner: &Inner) -> PyResult<Pending> {
-        let Sorted { host, gpu } = sorted(self.targets(py)?);
+        let mut targets = self.targets(py)?;
+        let (on_host, on_gpu) = (targets.expecting(py, self.names())?, targets.expecting(py, self.names())?);
+        let Sorted { host, gpu } = sorted(std::mem::take(&mut targets.tensors));
         if let (Some(host), Some(gpu)) = (host.first(), gpu.first()) {
             let message = format!(
                 "{} of `out` lies on the host, and {} on {}: right into them, a version is received in one place; take \
@@ -145,15 +167,20 @@ impl Out {
             );
             return Err(Kind::Target.raise(py, message));
         }
-        match gpu.is_empty() {
-            true => begin_on_host(py, inner, host),
-            false => begin_on_gpu(py, inner, gpu),
-        }
+        let received = match gpu.is_empty() {
+            true => begin_on_host(py, inner, host, on_host)?,
+            false => begin_on_gpu(py, inner, gpu, on_gpu)?,
+        };
+        Ok(Pending { received, entries: targets.entries })
     }
 
     /// The tensors, as they are now.
-    fn targets(&self, py: Python<'_>) -> PyResult<Vec<Target>> {
-        target::all_of(self.mapping.bind(py), &self.gpus)
+    fn targets(&self, py: Python<'_>) -> PyResult<Targets> {
+        Targets::of(self.mapping.bind(py), &self.gpus)
+    }
+
+    fn names(&self) -> NameMatch {
+        if self.is_strict { NameMatch::Exact } else { NameMatch::Common }
     }
 
     fn pending(&self) -> MutexGuard<'_, Option<Pending>> {
@@ -161,11 +188,13 @@ impl Out {
     }
 }
 
-fn begin_on_host(py: Python<'_>, inner: &Inner, targets: Vec<Target<Foreign>>) -> PyResult<Pending> {
-    let mut buffers = Buffers::new();
+fn begin_on_host(
+    py: Python<'_>,
+    inner: &Inner,
+    targets: Vec<Target<Foreign>>,
+    mut buffers: Buffers<Exclusive>,
+) -> PyResult<Received> {
     for Target { name, memory, .. } in targets {
-        let (dtype, shape) = (memory.dtype(), Shape::new(memory.shape()));
-        let shape = shape.map_err(Kind::Target.because(py))?;
         let exclusive = Exclusive::new(memory).ok_or_else(|| {
             let message = format!(
                 "the elements of {name} in `out` do not lie side by side, so nothing can be received right into it: make \
@@ -173,7 +202,6 @@ fn begin_on_host(py: Python<'_>, inner: &Inner, targets: Vec<Target<Foreign>>) -
             );
             Kind::Target.raise(py, message)
         })?;
-        buffers.expect(name.clone(), dtype, shape);
         buffers.insert(name, exclusive);
     }
     let open = Arc::clone(&inner.open);
@@ -187,12 +215,15 @@ fn begin_on_host(py: Python<'_>, inner: &Inner, targets: Vec<Target<Foreign>>) -
     }))
 }
 
-fn begin_on_gpu(py: Python<'_>, inner: &Inner, targets: Vec<Target<OnGpu>>) -> PyResult<Pending> {
-    let (mut buffers, mut fences) = (Buffers::new(), Fences::default());
+fn begin_on_gpu(
+    py: Python<'_>,
+    inner: &Inner,
+    targets: Vec<Target<OnGpu>>,
+    mut buffers: Buffers<DeviceBuffer>,
+) -> PyResult<Received> {
+    let mut fences = Fences::default();
     for Target { name, memory, .. } in targets {
         check_dense(py, &name, &memory)?;
-        let shape = Shape::new(memory.shape()).map_err(Kind::Target.because(py))?;
-        buffers.expect(name.clone(), memory.dtype(), shape);
         let buffer = py.detach(|| fences.lend(memory)).map_err(Kind::Other.because(py))?;
         buffers.insert(name, buffer);
     }
@@ -218,12 +249,23 @@ fn not_filled(
     message: &str,
     torn: Option<client::VersionId>,
     cause: FillCause,
+    entries: &[String],
 ) -> PyResult<Result<Snapshot, NotArrived>> {
     match (torn, cause) {
         (None, FillCause::Subscription(error)) => Ok(Err(NotArrived::Subscription(error))),
+        (None, FillCause::Buffers(error)) => Err(of_target(py, &error, entries)),
         (None, cause) => Err(of_fill(py, &cause)),
         (Some(id), cause) => Err(torn_by(py, message, &id, of_fill(py, &cause))),
     }
+}
+
+/// Why the tensors are not those of a version; `entries` are the names of what is no tensor.
+fn of_target(py: Python<'_>, error: &BufferError, entries: &[String]) -> PyErr {
+    let BufferError::OtherNames { missing, .. } = error else { return of_buffer(py, error) };
+    let entries = entries.iter().filter(|entry| missing.iter().any(|name| **name == ***entry));
+    let entries: String = entries.map(|entry| format!("; {entry} of `out` is no tensor")).collect();
+    let message = format!("`out` does not fit: {error}{entries}; strict=False receives what both have");
+    Kind::Target.raise(py, message)
 }
 
 fn torn_by(py: Python<'_>, message: &str, id: &client::VersionId, cause: PyErr) -> PyErr {

@@ -7,6 +7,7 @@ use crate::{
     errors::{Kind, of_subscription},
     out::Out,
     runtime::Here,
+    select::Select,
     snapshot::Snapshot,
     wait::{at_most, seconds, wait},
 };
@@ -34,6 +35,7 @@ pub(crate) struct Subscription {
 pub(crate) struct Inner {
     pub(crate) open: Arc<Closable<Open>>,
     on_gap: OnGap,
+    pub(crate) select: Select,
 }
 
 /// What there is until it is closed. Whoever waits for the next version has the turn.
@@ -79,6 +81,8 @@ impl Drop for Taken {
 /// Why none came.
 pub(crate) enum NotArrived {
     Subscription(SubscriptionError),
+    /// A version came, and no tensor of it is selected. Says so.
+    NothingSelected(String),
     Closed,
     TimedOut,
 }
@@ -140,6 +144,11 @@ impl Inner {
             Some(arrived) => arrived,
             None => self.arrival(&mut open.subscription).await.map_err(NotArrived::Subscription)?,
         };
+        // It is not kept for the next call, which can do no more with it.
+        let Arrived { snapshot, .. } = &arrived;
+        self.select
+            .check(snapshot.id(), snapshot.manifest())
+            .map_err(NotArrived::NothingSelected)?;
         Ok(Taken { arrived: Some(arrived), turn })
     }
 
@@ -179,6 +188,7 @@ impl NotArrived {
     pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
         match self {
             Self::Subscription(error) => of_subscription(py, error),
+            Self::NothingSelected(message) => Kind::Request.raise(py, message),
             Self::Closed => Kind::Closed.raise(py, "this subscription was closed: subscribe again"),
             Self::TimedOut => {
                 Kind::Timeout.raise(py, "no new version came in time; the next call goes on waiting for it")
@@ -193,7 +203,7 @@ impl Subscription {
     ///
     /// Raises RelayTimeoutError after `timeout`; TopicEndedError when nothing more will come; TopicNotFoundError when
     /// the topic does not appear; HoldingTooManyError; VersionsMissedError; RelayConnectionError when the connection is
-    /// lost for good; with `out`, TargetError and TornError.
+    /// lost for good; RequestError when `select` matches no tensor of the version; with `out`, TargetError and TornError.
     #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
         self.receive(py, seconds("timeout", timeout)?)?
@@ -289,11 +299,12 @@ impl Subscription {
         client: Py<Client>,
         timeout: Option<Duration>,
         on_gap: OnGap,
+        select: Select,
         out: Option<Out>,
     ) -> Self {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
-        let inner = Inner { open, on_gap };
+        let inner = Inner { open, on_gap, select };
         Self { inner: Here::new(Arc::new(inner)), topic, _client: client, timeout, out, progress }
     }
 

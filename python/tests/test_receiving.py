@@ -80,6 +80,28 @@ def test_selections(relay, client):
         client.subscribe("t", select=[f"layer.{number}" for number in range(100)])
 
 
+def test_selections_of_nothing_are_refused(relay, client, caplog):
+    with pytest.raises(tensor_relay.RequestError, match=r"select=\[\] selects no tensor"):
+        client.subscribe("t", select=[])
+    relay.publish("t", {"layers.0.w": np.zeros(3), "head": np.ones(2)})
+    typo = client.subscribe("t", select=["typo*", "layer.*"])
+    with pytest.raises(tensor_relay.RequestError, match=r'"typo\*", "layer.\*".* none of the 2 tensors of t .* layers.0.w, head'):
+        typo.next(10)
+    # It goes on with the next version, which may have such tensors; and one without any has nothing to select.
+    relay.publish("t", {"typos": np.ones(1)})
+    assert list(typo.next(10)) == ["typos"]
+    relay.publish("t", {"step": 3})
+    assert typo.next(10).entries == {"step": 3}
+    with caplog.at_level("WARNING", "tensor_relay"):
+        relay.publish("t", {"head": np.ones(2)})
+        assert list(received(client, select=["head", "tail"])) == ["head"]
+        deadline = time.monotonic() + 10
+        while not (said := [record.getMessage() for record in caplog.records if "tail" in record.getMessage()]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert '"tail" of select matches no tensor of t version 4' in said[0]
+
+
 def test_who_holds_too_many_is_told_which(relay):
     with tensor_relay.connect(relay.ticket, versions_held_max=2, hold_timeout=0.05) as client:
         subscription, held = client.subscribe("t"), []

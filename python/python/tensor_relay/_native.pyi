@@ -192,6 +192,7 @@ class Client:
         on_gap: Literal["raise", "continue"] = "raise",
         out: Mapping[str, Any] | _Model | None = None,
         atomic: bool = True,
+        strict: bool = True,
     ) -> Subscription: ...
     @property
     def reconnects(self) -> int: ...

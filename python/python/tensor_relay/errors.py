@@ -66,7 +66,7 @@ class TicketError(TensorRelayError, ValueError):
 
 
 class RequestError(TensorRelayError, ValueError):
-    """A name, a pattern or an address is none."""
+    """A name, a pattern or an address is none, or `select` matches no tensor of a version."""
 
 
 class UnsupportedTensorError(TensorRelayError, TypeError):
@@ -78,7 +78,7 @@ class PublishError(TensorRelayError):
 
 
 class TargetError(TensorRelayError, ValueError):
-    """A tensor of `out` is not that of the version. Nothing was written to any of them."""
+    """The tensors of `out` are not those of the version, or share their memory. Nothing was written to any of them."""
 
 
 class TornError(TensorRelayError):

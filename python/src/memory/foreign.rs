@@ -4,7 +4,7 @@
     reason = "reads and writes the memory of other libraries' tensors, where they say it is"
 )]
 
-use super::{import::Capsule, strides::Runs};
+use super::{footprint::Footprint, import::Capsule, strides::Runs};
 use crate::interpreter;
 use bytes::Bytes;
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
@@ -77,9 +77,9 @@ impl Foreign {
         self.is_writable
     }
 
-    /// Whether several of its elements are one in memory, along a whole dimension.
-    pub(crate) fn is_repeated(&self) -> bool {
-        self.runs.outer().iter().any(|(_, stride)| *stride == 0)
+    /// Which bytes it occupies, on this GPU or on the host; none without memory.
+    pub(super) fn footprint(&self, gpu: Option<usize>) -> Option<Footprint> {
+        (self.len > 0).then(|| Footprint::new(gpu, self.address(), &self.runs))
     }
 
     /// Takes its elements for some of another dtype of the same size, where its own library has no word for that.

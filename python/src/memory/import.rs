@@ -3,6 +3,7 @@
 
 use super::{
     dlpack::{self, DataType, LEGACY, LegacyTensor, Names, VERSIONED, VersionedTensor},
+    footprint::Footprint,
     foreign::{Foreign, Identity, Keep},
     on_gpu::OnGpu,
     strides::{Runs, dense},
@@ -68,6 +69,14 @@ impl Lent {
         }
     }
 
+    /// How many bytes its elements have.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Host(tensor) => tensor.len(),
+            Self::Gpu(tensor) => tensor.len(),
+        }
+    }
+
     pub(crate) fn is_writable(&self) -> bool {
         match self {
             Self::Host(tensor) => tensor.is_writable(),
@@ -75,11 +84,11 @@ impl Lent {
         }
     }
 
-    /// Whether several of its elements are one in memory, along a whole dimension.
-    pub(crate) fn is_repeated(&self) -> bool {
+    /// Which bytes it occupies; none without memory.
+    pub(crate) fn footprint(&self) -> Option<Footprint> {
         match self {
-            Self::Host(tensor) => tensor.is_repeated(),
-            Self::Gpu(tensor) => tensor.is_repeated(),
+            Self::Host(tensor) => tensor.footprint(None),
+            Self::Gpu(tensor) => tensor.footprint(),
         }
     }
 
@@ -146,7 +155,10 @@ impl Foreign {
 
     fn from_buffer(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(tensor).map_err(|_| {
-            PyTypeError::new_err("it is no tensor: it has neither `__dlpack__` nor the buffer protocol")
+            PyTypeError::new_err(
+                "it is no tensor: it has neither `__dlpack__` nor the buffer protocol; give an array of it (`.to_numpy()`, \
+                 `.toarray()`, …)",
+            )
         })?;
         let dtype = dtype_of_format(&buffer).ok_or_else(|| {
             PyBufferError::new_err(format!(

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "lends the memory of other libraries' tensors to a copy engine")]
 
 use super::{
+    footprint::Footprint,
     foreign::{Foreign, Identity},
     returning::ToReturn,
 };
@@ -54,8 +55,8 @@ impl OnGpu {
         self.tensor.is_writable()
     }
 
-    pub(crate) fn is_repeated(&self) -> bool {
-        self.tensor.is_repeated()
+    pub(super) fn footprint(&self) -> Option<Footprint> {
+        self.tensor.footprint(Some(gpu::engine(&self.device).info().ordinal))
     }
 
     pub(crate) fn identity(&self) -> Option<Identity> {

@@ -1,7 +1,8 @@
 //! Whole versions, copied to a user's own tensors: all of them or none.
 
 use super::{
-    target::{Sorted, Target, check_dense, sorted},
+    of_target,
+    target::{Sorted, Target, Targets, check_dense, sorted},
     torn_by,
 };
 use crate::{
@@ -16,18 +17,26 @@ use crate::{
 };
 use pyo3::{exceptions::PyException, prelude::*};
 use std::{collections::BTreeMap, fmt::Display};
-use tensor_relay_client::{self as client, Buffers, FillCause};
+use tensor_relay_client::{self as client, Buffers, FillCause, NameMatch};
 use tensor_relay_device::DeviceBuffer;
 
 /// Copies a whole version to the tensors, all of them or none.
 ///
 /// # Errors
-/// `TargetError` names the first that is not of the version; `TornError` where a GPU, or a framework that copies within it,
+/// `TargetError` says how they differ from the version's; `TornError` where a GPU, or a framework that copies within it,
 /// fails in the middle; and what a signal handler raised meanwhile (Ctrl-C), once all are copied.
-pub(super) fn to_all(py: Python<'_>, arrived: &Arrived, targets: Vec<Target>) -> PyResult<Snapshot> {
+pub(super) fn to_all(
+    py: Python<'_>,
+    arrived: &Arrived,
+    mut targets: Targets,
+    names: NameMatch,
+) -> PyResult<Snapshot> {
     let snapshot = &arrived.snapshot;
-    targets.iter().try_for_each(|target| check(py, snapshot, target))?;
-    let Sorted { host, gpu } = sorted(targets);
+    check(py, snapshot, &targets, names)?;
+    let all = std::mem::take(&mut targets.tensors).into_iter();
+    let (wanted, others): (Vec<_>, Vec<_>) = all.partition(|target| is_here(snapshot, target));
+    others.into_iter().for_each(|target| target.memory.give_back(py));
+    let Sorted { host, gpu } = sorted(wanted);
     let (copiers, gpu) = copiers(py, &Snapshot::whole(arrived), gpu)?;
     let (rounds, returning) = rounds(py, snapshot, gpu)?;
     let on_host = match snapshot.is_on_device() && !host.is_empty() {
@@ -35,6 +44,25 @@ pub(super) fn to_all(py: Python<'_>, arrived: &Arrived, targets: Vec<Target>) ->
         false => snapshot.clone(),
     };
     // From here on nothing ends it but a device, or a framework that refuses.
+    let copied = write(py, snapshot, rounds, returning, &copiers);
+    let interrupted = copied.map(|interrupted| {
+        copy_to_host(py, &on_host, host);
+        interrupted
+    });
+    match interrupted? {
+        Some(interrupt) => Err(interrupt),
+        None => Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref())),
+    }
+}
+
+/// Copies to the GPUs. Gives what a signal handler raised meanwhile.
+fn write(
+    py: Python<'_>,
+    snapshot: &client::Snapshot,
+    rounds: Vec<Buffers<DeviceBuffer>>,
+    returning: Returning,
+    copiers: &[Bound<'_, PyAny>],
+) -> PyResult<Option<PyErr>> {
     let runtime = runtime::handle(py)?;
     let copied = py.detach(|| {
         rounds
@@ -54,15 +82,11 @@ pub(super) fn to_all(py: Python<'_>, arrived: &Arrived, targets: Vec<Target>) ->
         Err(cause) => return Err(of_fill(py, &cause)),
     }
     let mut interrupted = None;
-    for copy in &copiers {
+    for copy in copiers {
         let copied = call_through(copy, &mut interrupted);
         copied.map_err(|error| torn(&error.value(py).to_string(), error))?;
     }
-    copy_to_host(py, &on_host, host);
-    match interrupted {
-        Some(interrupt) => Err(interrupt),
-        None => Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref())),
-    }
+    Ok(interrupted)
 }
 
 /// How often a copy is begun again that Ctrl-C ended.
@@ -80,35 +104,18 @@ fn call_through(copy: &Bound<'_, PyAny>, interrupted: &mut Option<PyErr>) -> PyR
     copy.call0().map(drop)
 }
 
-/// Refuses a tensor that is not one of the version.
-fn check(py: Python<'_>, snapshot: &client::Snapshot, Target { name, memory, .. }: &Target) -> PyResult<()> {
-    let of = snapshot.manifest().tensor(name.as_str());
-    let is_here = snapshot.tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some();
-    let Some(tensor) = of.filter(|_| is_here) else {
-        let message =
-            format!("`out` has a tensor {name}, and {} has none, or it is not selected", snapshot.id());
-        return Err(Kind::Target.raise(py, message));
-    };
-    if (tensor.dtype, tensor.shape.dimensions()) != (memory.dtype(), memory.shape()) {
-        let message = format!(
-            "tensor {name} is {} {} in {}, and {} {:?} in `out`",
-            tensor.dtype,
-            tensor.shape,
-            snapshot.id(),
-            memory.dtype(),
-            memory.shape()
-        );
-        return Err(Kind::Target.raise(py, message));
+/// Refuses tensors that are not those of the version.
+fn check(py: Python<'_>, snapshot: &client::Snapshot, targets: &Targets, names: NameMatch) -> PyResult<()> {
+    let mut buffers = targets.expecting(py, names)?;
+    for Target { name, memory, .. } in &targets.tensors {
+        buffers.insert(name.clone(), memory.len() as u64);
     }
-    if memory.is_repeated() {
-        let message = format!(
-            "elements of {name} in `out` share memory (a stride is 0, as in an expanded tensor), so they cannot hold what {} \
-             has: give a tensor of its own",
-            snapshot.id()
-        );
-        return Err(Kind::Target.raise(py, message));
-    }
-    Ok(())
+    let fits = buffers.check(snapshot, |len_bytes| *len_bytes);
+    fits.map_err(|error| of_target(py, &error, &targets.entries))
+}
+
+fn is_here(snapshot: &client::Snapshot, Target { name, .. }: &Target) -> bool {
+    snapshot.tensor(name.as_str()).is_some() || snapshot.device_tensor(name.as_str()).is_some()
 }
 
 /// Copies what is on the host. Every tensor was found to fit.

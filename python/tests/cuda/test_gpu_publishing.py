@@ -194,7 +194,7 @@ def test_memory_is_back_when_a_call_returns_that_copied_it(relay, client, gpu):
             assert set(lent) == others
         for atomic in (True, False):
             out = gpu.array(bytes(1000))
-            client.subscribe("t", out={"w": out}, atomic=atomic).next(PATIENCE_S)
+            client.subscribe("t", out={"w": out}, atomic=atomic, strict=False).next(PATIENCE_S)
             assert set(lent) == others and out.bytes() == noise(1000)
     finally:
         go_on.set()

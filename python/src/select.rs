@@ -1,0 +1,77 @@
+//! `select=`: which tensors a subscription wants, by patterns.
+
+use crate::errors::Kind;
+use pyo3::{exceptions::PyTypeError, prelude::*};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tensor_relay_client::{Glob, Manifest, VersionId};
+
+/// The patterns of a subscription; none for all tensors.
+pub(crate) struct Select {
+    patterns: Vec<Glob>,
+    /// Whether patterns that match nothing were told of.
+    is_checked: AtomicBool,
+}
+
+/// How many names of tensors a message gives as examples.
+const EXAMPLES: usize = 3;
+
+impl Select {
+    /// Takes what a user gave: one pattern, or several.
+    ///
+    /// # Errors
+    /// `RequestError` for an invalid pattern, and for a list of none; `TypeError` for what is no pattern at all.
+    pub(crate) fn called(py: Python<'_>, select: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let patterns = select.map(texts).transpose()?;
+        if patterns.as_ref().is_some_and(Vec::is_empty) {
+            let message =
+                "select=[] selects no tensor: give patterns, or leave it out to receive all tensors";
+            return Err(Kind::Request.raise(py, message));
+        }
+        let patterns = patterns.unwrap_or_default().into_iter();
+        let patterns = patterns.map(|pattern| pattern.parse::<Glob>().map_err(Kind::Request.because(py)));
+        Ok(Self { patterns: patterns.collect::<PyResult<_>>()?, is_checked: AtomicBool::new(false) })
+    }
+
+    /// The patterns, if there are any.
+    pub(crate) fn patterns(&self) -> Option<&[Glob]> {
+        (!self.patterns.is_empty()).then_some(&self.patterns[..])
+    }
+
+    /// Says why a version that has tensors has none that is selected. Warns of single patterns without a match, once: those
+    /// may be meant for other versions.
+    pub(crate) fn check(&self, id: &VersionId, manifest: &Manifest) -> Result<(), String> {
+        let tensors = manifest.tensors();
+        let has_match = |pattern: &&Glob| tensors.iter().any(|tensor| pattern.matches(tensor.name.as_str()));
+        if tensors.is_empty() || self.patterns.is_empty() {
+            return Ok(());
+        }
+        if !self.patterns.iter().any(|pattern| has_match(&pattern)) {
+            let examples: Vec<_> = tensors.iter().take(EXAMPLES).map(|tensor| tensor.name.as_str()).collect();
+            return Err(format!(
+                "select={:?} matches none of the {} tensors of {id}, which are called e.g. {}: correct the patterns",
+                self.patterns.iter().map(Glob::as_str).collect::<Vec<_>>(),
+                tensors.len(),
+                examples.join(", ")
+            ));
+        }
+        if !self.is_checked.swap(true, Ordering::Relaxed) {
+            for pattern in self.patterns.iter().filter(|pattern| !has_match(pattern)) {
+                tracing::warn!("The pattern {:?} of select matches no tensor of {id}.", pattern.as_str());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One text, or several.
+fn texts(select: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if let Ok(pattern) = select.extract::<String>() {
+        return Ok(vec![pattern]);
+    }
+    let several = select
+        .try_iter()
+        .and_then(|each| each.map(|pattern| pattern?.extract()).collect());
+    several.map_err(|_| {
+        PyTypeError::new_err(format!("select is a pattern or several, each a text, and not {select:?}"))
+    })
+}
