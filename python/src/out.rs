@@ -9,7 +9,7 @@ use crate::{
     memory::{Exclusive, Foreign, OnGpu, Returning},
     snapshot::Snapshot,
     subscription::{Arrived, Inner, NotArrived},
-    tensors_in::Fences,
+    tensors_in::{Fences, frameworks},
     wait::{at_most, wait},
 };
 use pyo3::prelude::*;
@@ -39,6 +39,8 @@ pub(crate) struct Out {
 /// A version on its way into the tensors.
 struct Pending {
     received: Received,
+    /// The tensors as Python has them.
+    values: Vec<Py<PyAny>>,
     /// The names of what is no tensor.
     entries: Vec<String>,
 }
@@ -112,6 +114,10 @@ impl Out {
             None => self.begin(py, inner)?,
         };
         let waited = wait(py, at_most(timeout, pending.received.as_mut()));
+        // Where it is still on its way, it is written at any time.
+        if !matches!(&waited, Ok(Some(received)) if !may_have_written(received)) {
+            tell_written(py, &pending.values)?;
+        }
         let received = match waited {
             Ok(Some(received)) => received,
             not_yet => {
@@ -171,7 +177,7 @@ impl Out {
             true => begin_on_host(py, inner, host, on_host)?,
             false => begin_on_gpu(py, inner, gpu, on_gpu)?,
         };
-        Ok(Pending { received, entries: targets.entries })
+        Ok(Pending { received, values: targets.values, entries: targets.entries })
     }
 
     /// The tensors, as they are now.
@@ -241,6 +247,21 @@ fn begin_on_gpu(
 
 fn give_back(py: Python<'_>, buffers: Buffers<Exclusive>) {
     buffers.into_iter().for_each(|(_, memory)| memory.give_back(py));
+}
+
+/// Whether this may have left other bytes in the tensors.
+fn may_have_written(received: &Result<Got, Failed>) -> bool {
+    match received {
+        Ok(_) | Err(Failed::Closed) => true,
+        Err(Failed::Host(error)) => error.torn.is_some(),
+        Err(Failed::Gpu(error)) => error.torn.is_some(),
+    }
+}
+
+/// Lets frameworks know that the tensors were written, or may have been.
+fn tell_written(py: Python<'_>, values: &[Py<PyAny>]) -> PyResult<()> {
+    let values: Vec<_> = values.iter().map(|value| value.bind(py)).collect();
+    frameworks(py)?.call_method1("written", (values,)).map(drop)
 }
 
 /// Says why, and whether the tensors are torn.

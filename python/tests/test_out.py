@@ -150,6 +150,50 @@ def test_one_tensor_under_two_names_needs_a_version_where_they_are_tied(relay, c
     assert one.all()
 
 
+@ATOMIC
+def test_gradients_of_values_before_are_refused(relay, client, atomic):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1, bias=False)
+    frozen = torch.nn.Parameter(torch.ones(2))
+    relay.publish("t", {"weight": np.full((1, 2), 10.0, np.float32), "frozen": np.ones(2, np.float32)})
+    used = (model.weight * model.weight).sum()
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    out = {**model.state_dict(), "frozen": frozen}
+    subscription = client.subscribe("t", out=out, atomic=atomic)
+    subscription.next(10)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        used.backward()
+    (model.weight * model.weight).sum().backward()
+    assert model.weight.grad.tolist() == [[20, 20]]
+    relay.publish("u", {"weight": np.ones(2, np.float32)})
+    client.subscribe("u", out={"weight": inference}, atomic=atomic).next(10)
+    assert inference.tolist() == [1, 1]
+
+
+def test_tensors_that_may_be_written_any_time_give_no_gradients(relay, client):
+    torch = pytest.importorskip("torch")
+    p = torch.nn.Parameter(torch.ones(2))
+    used = (p * p).sum()
+    with client.subscribe("t", out={"p": p}, atomic=False) as subscription:
+        with pytest.raises(tensor_relay.RelayTimeoutError):
+            subscription.next(0.01)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            used.backward()
+
+
+@ATOMIC
+def test_a_version_that_is_refused_leaves_gradients(relay, client, atomic):
+    torch = pytest.importorskip("torch")
+    p = torch.nn.Parameter(torch.ones(2))
+    used = (p * p).sum()
+    relay.publish("t", {"p": np.ones(3, np.float32)})
+    with pytest.raises(tensor_relay.TargetError):
+        client.subscribe("t", out={"p": p}, atomic=atomic).next(10)
+    used.backward()
+    assert p.grad.tolist() == [2, 2]
+
+
 def test_what_cannot_be_written_is_refused_by_name(relay, client):
     frozen = np.zeros(3)
     frozen.flags.writeable = False

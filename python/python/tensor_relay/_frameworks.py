@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .errors import UnsupportedTensorError
@@ -86,6 +86,18 @@ def lender_to_write(tensor: Any) -> tuple[Any, str | None, bool]:
     if cupy is not None and isinstance(tensor, cupy.ndarray):
         return _OnItsGpu(tensor, tensor.device), None, False
     return tensor, None, False
+
+
+def written(targets: Iterable[Any]) -> None:
+    """Lets PyTorch know that these were written behind its back. It then refuses gradients of what used the values before,
+    as after any change in place, where it would give wrong ones."""
+    torch = sys.modules.get("torch")
+    increment = getattr(torch.autograd.graph, "increment_version", None) if torch is not None else None
+    if torch is None or increment is None:  # Before PyTorch 2.1.
+        return
+    for target in targets:
+        if isinstance(target, torch.Tensor) and not target.is_inference():  # No gradients pass through those.
+            increment(target)
 
 
 def _check_torch(torch: Any, tensor: Any) -> None:

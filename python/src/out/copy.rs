@@ -3,7 +3,7 @@
 use super::{
     of_target,
     target::{Sorted, Target, Targets, check_dense, sorted},
-    torn_by,
+    tell_written, torn_by,
 };
 use crate::{
     errors::{Kind, of_device, of_fill},
@@ -45,11 +45,11 @@ pub(super) fn to_all(
     };
     // From here on nothing ends it but a device, or a framework that refuses.
     let copied = write(py, snapshot, rounds, returning, &copiers);
-    let interrupted = copied.map(|interrupted| {
+    if copied.is_ok() {
         copy_to_host(py, &on_host, host);
-        interrupted
-    });
-    match interrupted? {
+    }
+    tell_written(py, &targets.values)?;
+    match copied? {
         Some(interrupt) => Err(interrupt),
         None => Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref())),
     }

@@ -18,6 +18,8 @@ pub(super) struct Targets {
     pub(super) tensors: Vec<Target>,
     /// The other names, each with that of its tensor above.
     pub(super) tied: Vec<(TensorName, TensorName)>,
+    /// The tensors of all names as Python has them.
+    pub(super) values: Vec<Py<PyAny>>,
     /// The names of what is no tensor.
     pub(super) entries: Vec<String>,
 }
@@ -80,6 +82,7 @@ impl Targets {
                 ),
             ));
         }
+        self.values.push(value.clone().unbind());
         let first = memory.identity().and_then(|identity| match known.get(&identity) {
             Some(first) => Some(first.clone()),
             None => {

@@ -100,6 +100,8 @@ def current_device(framework, ordinal):
 def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, monkeypatch):
     torch = types.ModuleType("torch")
     torch.Tensor, torch.strided = OfTorch, OfTorch.layout
+    written = []
+    torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace(increment_version=written.append))
     torch.cuda = types.SimpleNamespace(device=lambda device: current_device(OfTorch, device.index))
     monkeypatch.setitem(sys.modules, "torch", torch)
     with gpu_called(fake, 1) as other:
@@ -108,8 +110,10 @@ def test_tensors_of_another_gpu_than_the_current_one(relay, client, gpu, fake, m
             sent.__dlpack__()
         relay.publish("t", {"w": sent})
         client.subscribe("t", out={"w": out}, atomic=False).next(60)
+        assert written == [out]
         assert out.array.bytes() == received(client)["w"].raw.numpy().tobytes() == noise(5000)
         del sent, out
+        written.clear()
         gc.collect()
 
 
