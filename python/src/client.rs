@@ -10,7 +10,7 @@ use crate::{
     subscription::{OnGap, Subscription},
     wait::{finite_seconds, seconds, wait},
 };
-use pyo3::{exceptions::PyTypeError, prelude::*, sync::MutexExt};
+use pyo3::{prelude::*, sync::MutexExt};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
