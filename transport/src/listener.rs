@@ -1,11 +1,19 @@
 //! The server's door.
 
+mod retry;
+
 use crate::{
     Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, network::moving::MovingRuntime,
     tls, window::SendWindow,
 };
 use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
-use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use retry::RetryPolicy;
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 use tensor_relay_protocol::CloseCode;
 
 /// Accepts lanes on one UDP port.
@@ -16,6 +24,7 @@ pub struct Listener {
     /// Where its lanes run at first, if they can move.
     moving: Option<Arc<MovingRuntime>>,
     tuning: Tuning,
+    retry: Mutex<RetryPolicy>,
 }
 
 /// Why a port cannot be listened on. This machine is to blame.
@@ -47,10 +56,6 @@ const INCOMING_MAX: usize = 1_024;
 
 /// What one handshake may send before it is accepted.
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
-
-/// Beyond this many open lanes a client must first prove that its address is its own (QUIC Retry), which costs a round
-/// trip and keeps forged addresses from filling the server.
-const OPEN_BEFORE_RETRY: usize = 256;
 
 impl Listener {
     /// Listens on `address` of this machine. Port 0 lets the system choose one.
@@ -91,7 +96,8 @@ impl Listener {
             socket,
             runtime,
         );
-        Ok(Self { endpoint: endpoint.map_err(failed)?, crypto, network, moving, tuning })
+        let endpoint = endpoint.map_err(failed)?;
+        Ok(Self { endpoint, crypto, network, moving, tuning, retry: Mutex::default() })
     }
 
     /// Where it listens.
@@ -111,8 +117,7 @@ impl Listener {
     pub async fn accept(&self) -> Option<Arrival> {
         loop {
             let incoming = self.endpoint.accept().await?;
-            let crowded = self.endpoint.open_connections() > OPEN_BEFORE_RETRY;
-            if crowded && !incoming.remote_address_validated() && incoming.may_retry() {
+            if !incoming.remote_address_validated() && self.must_retry() && incoming.may_retry() {
                 let _ = incoming.retry();
                 continue;
             }
@@ -126,6 +131,13 @@ impl Listener {
                 moving: self.moving.clone(),
             });
         }
+    }
+
+    /// Whether a client that arrives now has to prove its address first.
+    fn must_retry(&self) -> bool {
+        let now = self.network.runtime().now();
+        let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
+        policy.handle_unproven(now, self.endpoint.open_connections())
     }
 
     /// Closes every lane and takes no more.

@@ -4,6 +4,7 @@
 
 mod bases;
 mod clients;
+mod forged;
 mod granting;
 mod lanes;
 mod raw;

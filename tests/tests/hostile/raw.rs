@@ -4,7 +4,7 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::{
     CertificateError, DigitallySignedStruct, Error, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::aws_lc_rs,
+    crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
 };
 use std::{
@@ -191,14 +191,20 @@ fn server_config(sim: &Sim) -> quinn::ServerConfig {
 }
 
 fn client_config() -> quinn::ClientConfig {
-    let mut tls = rustls::ClientConfig::builder_with_provider(aws_lc_rs::default_provider().into())
+    let tls = client_tls(aws_lc_rs::default_provider());
+    quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()))
+}
+
+/// TLS as a client speaks it that takes any server for the right one.
+pub(crate) fn client_tls(provider: CryptoProvider) -> rustls::ClientConfig {
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider.into())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(TrustAnyone))
         .with_no_client_auth();
     tls.alpn_protocols = vec![ALPN.to_vec()];
-    quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()))
+    tls
 }
 
 /// A hostile client does not care whom it talks to.
