@@ -1,7 +1,7 @@
 //! Versions that differ a little, one after the other: what they cost as deltas, beside what they cost whole.
 //!
 //! A producer publishes each version when the one before was committed; a subscriber in mode `every` takes it. Both ways are
-//! measured in turn, in processes of their own. The first version of each run comes whole in either, and does not count.
+//! measured in turn, in processes of their own. The first two versions of each run come whole in either, and do not count.
 
 mod ends;
 mod steps;
@@ -77,12 +77,15 @@ struct Document<'a> {
     sooner: Option<PairedRatio>,
 }
 
-/// One run: every version but the first.
+/// One run: every version but the first two.
 #[derive(Debug, Serialize)]
 struct Run {
     way: Way,
     versions: Vec<Version>,
 }
+
+/// How many versions come whole, before the subscriber has a copy of one.
+const WHOLE: u32 = 2;
 
 /// Measures both ways, and prints a table. `this` is the program that runs, to be started for each end.
 ///
@@ -136,7 +139,7 @@ async fn measure(args: &DeltasArgs, way: Way, this: &Program, network: &Network)
     for version in 1..=publishing.versions {
         let came = subscriber.line(VERSION_MAX).await?;
         let made = producer.line(VERSION_MAX).await?;
-        if version > 1 {
+        if version > WHOLE {
             versions.push(Version { came, made });
         }
     }

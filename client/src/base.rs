@@ -22,6 +22,9 @@ pub(crate) type Of = (Epoch, Version);
 /// the base is neither the one version nor the other: what is verified will not be decoded again, and a version that is
 /// given up ends the base. A worker has its chunk alone. If it fails, or is cut off, the chunk does not come back: nobody
 /// knows how much of the delta was applied, so nothing is coded against it, nor against the rest.
+///
+/// A copy is made of the second version of a manifest, not of the first: who wants a single version, or gets another
+/// manifest each time, pays no memory and no copying for deltas that never come.
 #[derive(Debug)]
 pub(crate) struct Base {
     /// Where copies lie; `None` when there are to be none.
@@ -29,6 +32,8 @@ pub(crate) struct Base {
     /// Where memory is given back.
     workers: Workers,
     copy: Option<(ManifestDigest, Arc<Shared>)>,
+    /// The manifest of the version that was committed last.
+    committed: Option<ManifestDigest>,
     /// The version under way.
     under_way: Option<UnderWay>,
     /// What the server was told that it may code against, on this connection.
@@ -40,6 +45,7 @@ pub(crate) struct Base {
 #[derive(Debug)]
 struct UnderWay {
     of: Of,
+    manifest: ManifestDigest,
     /// Whether the copy becomes this version.
     keep: bool,
     /// Against what its chunks may be coded.
@@ -68,7 +74,7 @@ pub(crate) struct Chunk {
 impl Base {
     /// No base yet; one is kept in `memory`, if there is to be any.
     pub(crate) fn new(memory: Option<HostMemory>, workers: Workers) -> Self {
-        Self { memory, workers, copy: None, under_way: None, told: None, complained: false }
+        Self { memory, workers, copy: None, committed: None, under_way: None, told: None, complained: false }
     }
 
     /// What the server is told on a new connection: the version against which it may code what is not `held` of the version
@@ -83,26 +89,28 @@ impl Base {
     /// Takes the beginning of a version of which `selection` is wanted. Returns the version that its chunks may be coded
     /// against.
     pub(crate) fn begin(&mut self, announce: &Announce, selection: &Selection) -> Option<Version> {
-        let of = (announce.id.epoch, announce.id.version);
         let fits = self.copy.as_ref().is_some_and(|(manifest, _)| *manifest == announce.manifest);
         if !fits {
-            (self.copy, self.told) = (None, None); // Before the next one takes memory.
+            self.give_back(); // Before the next one takes memory.
         }
-        if announce.may_be_base && self.copy.is_none() {
+        let is_first = self.committed != Some(announce.manifest);
+        if announce.may_be_base && !is_first && self.copy.is_none() {
             self.copy = self.allocate(selection).map(|copy| (announce.manifest, copy));
         }
-        self.run(of, announce.may_be_base)
+        self.run(announce)
     }
 
     /// Takes the news that the version under way goes on, over another connection. Returns what the rest of its chunks may
     /// be coded against.
     pub(crate) fn resume(&mut self, announce: &Announce) -> Option<Version> {
-        self.run((announce.id.epoch, announce.id.version), announce.may_be_base)
+        self.run(announce)
     }
 
-    fn run(&mut self, of: Of, may_be_base: bool) -> Option<Version> {
+    fn run(&mut self, announce: &Announce) -> Option<Version> {
+        let (of, manifest) = ((announce.id.epoch, announce.id.version), announce.manifest);
         let against = self.told.filter(|(epoch, version)| *epoch == of.0 && *version < of.1);
-        self.under_way = Some(UnderWay { of, keep: may_be_base && self.copy.is_some(), against });
+        let keep = announce.may_be_base && self.copy.is_some();
+        self.under_way = Some(UnderWay { of, manifest, keep, against });
         against.map(|(_, version)| version)
     }
 
@@ -110,7 +118,7 @@ impl Base {
     pub(crate) fn chunk(&self, chunk: ChunkIndex) -> Option<Chunk> {
         let (_, shared) = self.copy.as_ref()?;
         let under_way = self.under_way.as_ref()?;
-        let UnderWay { of: becomes, keep, against } = *under_way;
+        let UnderWay { of: becomes, keep, against, .. } = *under_way;
         (keep || against.is_some()).then(|| Chunk {
             shared: Arc::clone(shared),
             chunk,
@@ -122,15 +130,27 @@ impl Base {
 
     /// Takes the commit of the version under way; returns whether it is the base now.
     pub(crate) fn handle_committed(&mut self) -> bool {
-        let (of, keep) = self.under_way.take().map(|now| (now.of, now.keep)).unzip();
-        let keep = keep.unwrap_or(false);
+        let under_way = self.under_way.take();
+        self.committed = under_way.as_ref().map(|now| now.manifest);
+        let of = under_way.as_ref().map(|now| now.of);
+        let keep = under_way.is_some_and(|now| now.keep);
         let whole = self.copy.as_ref().and_then(|(_, shared)| shared.copy().whole());
         self.told = whole.filter(|whole| Some(*whole) == of);
-        let has_ended = self.told.is_none() && self.copy.take().is_some();
-        if let Some(memory) = self.memory.clone().filter(|_| has_ended && !keep) {
-            self.workers.begin(move || memory.release_cached()); // No version of this topic will want it soon.
+        match (self.told, keep) {
+            (Some(_), _) => return true,
+            (None, true) => self.copy = None, // The next version takes its memory again.
+            (None, false) => self.give_back(),
         }
-        self.told.is_some()
+        false
+    }
+
+    /// Gives the copy's memory back to the system: no version of this topic will want it soon.
+    fn give_back(&mut self) {
+        self.told = None;
+        let had_one = self.copy.take().is_some();
+        if let Some(memory) = self.memory.clone().filter(|_| had_one) {
+            self.workers.begin(move || memory.release_cached());
+        }
     }
 
     /// Takes the news that the version under way is given up, and the base with it. What still works on a chunk works on a
@@ -158,6 +178,12 @@ impl Base {
                 None
             }
         }
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
@@ -223,9 +249,18 @@ mod tests {
         }
     }
 
-    /// A base that is version 1.
+    /// Takes a version of which no copy is made.
+    fn pass(base: &mut Base, version: u64) {
+        assert_eq!(base.begin(&announce(version, true), &selection()), None);
+        settle(base, 0..CHUNKS, false, &[]);
+        assert!(!base.handle_committed());
+    }
+
+    /// A base that is version 1, the second one of its manifest.
     fn first() -> Base {
         let mut base = Base::new(Some(HostMemory::new(u64::MAX)), Workers::Inline);
+        pass(&mut base, 0);
+        assert_eq!(base.memory.as_ref().unwrap().stats().fresh, 0, "one version alone takes no memory");
         assert_eq!(base.begin(&announce(1, true), &selection()), None);
         settle(&base, 0..CHUNKS, false, &[]);
         assert!(base.handle_committed());

@@ -36,7 +36,10 @@ impl Workers {
     pub fn begin(self, work: impl FnOnce() + Send + 'static) {
         match self {
             Self::Inline => work(),
-            Self::Threads => drop(tokio::task::spawn_blocking(work)),
+            Self::Threads => match tokio::runtime::Handle::try_current() {
+                Ok(runtime) => drop(runtime.spawn_blocking(work)),
+                Err(_) => work(), // As when the runtime is gone, and this drops what is left.
+            },
         }
     }
 

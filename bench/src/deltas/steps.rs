@@ -15,8 +15,8 @@ pub struct StepsArgs {
     /// How many of 100 elements change from one version to the next, each by one unit in its last place.
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     pub changed: f64,
-    /// How many versions there are, the first included.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..))]
+    /// How many versions there are, the first two included, which come whole.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(3..))]
     pub versions: u32,
     /// Publishes the safetensors files of this folder instead, in order of their names.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["size", "changed", "versions"])]
@@ -58,7 +58,7 @@ impl StepsArgs {
     /// The versions.
     ///
     /// # Errors
-    /// When the folder cannot be read or has fewer than two files, or the numbers make no sense.
+    /// When the folder cannot be read or has fewer than three files, or the numbers make no sense.
     pub(super) fn open(&self) -> Result<Steps> {
         let Some(folder) = &self.steps else {
             ensure!((0.0..=100.0).contains(&self.changed), "--changed is between 0 and 100");
@@ -73,7 +73,7 @@ impl StepsArgs {
         let paths = listed.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
         let is_step = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
         let mut paths: Vec<PathBuf> = paths.into_iter().filter(is_step).collect();
-        ensure!(paths.len() > 1, "{} has no two .safetensors files", folder.display());
+        ensure!(paths.len() > 2, "{} has no three .safetensors files", folder.display());
         paths.sort();
         Ok(Steps::Files(paths.into_iter()))
     }

@@ -17,28 +17,25 @@ use tensor_relay_tests::{
     tensors,
 };
 
+/// A client keeps no copy of the first version that it gets.
+const FIRST: Version = Version(VERSION.0 - 1);
+
 const NEXT: Version = Version(VERSION.0 + 1);
 
-/// The second version of a server that the client holds the first one of.
+/// The version after one that the client holds a copy of.
 struct Second {
     script: Script,
     id: VersionId,
 }
 
 impl Second {
-    /// Sends the first version, which the client keeps, and announces the next one, with the same manifest.
+    /// Sends a first version, and another one, which the client keeps, and announces the next one; all with the same
+    /// manifest.
     async fn begin(mut script: Script, epoch: Epoch) -> Self {
-        script.announce(Announce { may_be_base: true, ..script.announcement() }).await;
         script.manifest(script.manifest.digest(), script.manifest.encoded()).await;
-        for chunk in 0..3 {
-            script.good_chunk(chunk).await;
-        }
-        script.complete(script.digest()).await;
-        loop {
-            if let ClientMessage::Committed { version, kept, .. } = script.peer.hear_client().await {
-                assert_eq!((version, kept), (VERSION, true));
-                break;
-            }
+        for (version, kept) in [(FIRST, false), (VERSION, true)] {
+            Self::send(&mut script, version).await;
+            assert_eq!(Self::committed(&mut script).await, (version, kept));
         }
         let id = VersionId { topic: topic("t"), epoch, version: NEXT };
         let second = Announce {
@@ -49,6 +46,32 @@ impl Second {
         };
         script.announce(second).await;
         Self { script, id }
+    }
+
+    /// Sends a version whole, of which the script has the bytes from then on.
+    async fn send(script: &mut Script, version: Version) {
+        tensors::write_content("noise", version.0, &mut script.payload);
+        let id = VersionId { topic: topic("t"), epoch: EPOCH, version };
+        let metadata = tensors::metadata(version.0);
+        let announce = Announce { id, metadata, may_be_base: true, ..script.announcement() };
+        script.announce(announce).await;
+        for chunk in 0..3 {
+            script
+                .chunk(ChunkHeader { version, ..script.header(chunk) }, script.raw(chunk))
+                .await;
+        }
+        let (subscription, digest) = (script.subscription, script.digest());
+        let complete = ServerMessage::Complete { subscription, epoch: EPOCH, version, digest };
+        script.peer.say_to_client(complete).await;
+    }
+
+    /// Waits until the client says which version it has, and whether it keeps a copy.
+    async fn committed(script: &mut Script) -> (Version, bool) {
+        loop {
+            if let ClientMessage::Committed { version, kept, .. } = script.peer.hear_client().await {
+                return (version, kept);
+            }
+        }
     }
 
     fn raw(&self) -> Vec<u8> {
@@ -96,7 +119,9 @@ fn second_version(
         let user = async {
             let client: Client = sim.client(1, client_config()).await.unwrap();
             let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-            tensors::check(&subscription.next().await.unwrap());
+            for _ in [FIRST, VERSION] {
+                tensors::check(&subscription.next().await.unwrap());
+            }
             let second = subscription.next().await;
             tokio::time::sleep(Duration::from_secs(1)).await; // The last words are heard.
             second
@@ -120,11 +145,7 @@ fn good_deltas() {
             second.script.chunk(header, &encoded).await;
         }
         second.complete().await;
-        loop {
-            if let ClientMessage::Committed { version, kept, .. } = second.script.peer.hear_client().await {
-                break assert_eq!((version, kept), (NEXT, true));
-            }
-        }
+        assert_eq!(Second::committed(&mut second.script).await, (NEXT, true));
     });
     let snapshot = snapshot.unwrap();
     assert_eq!((snapshot.id().version, snapshot.receipt().codecs.deltas().chunks), (NEXT, 3));
@@ -137,7 +158,7 @@ fn bases_that_are_not_held() {
     type Change = fn(&mut ChunkHeader);
     let changes: [(&str, Epoch, Change); 5] = [
         ("needs a base if and only if", EPOCH, |header| header.base = None),
-        ("against version 2", EPOCH, |header| header.base = Some(Version(2))),
+        ("against version 2", EPOCH, |header| header.base = Some(FIRST)),
         ("against version 4", EPOCH, |header| header.base = Some(NEXT)),
         ("against version 3", Epoch(6), |_| ()),
         ("needs a base if and only if", EPOCH, |header| header.codec = CodecId::Zstd),
@@ -188,7 +209,9 @@ fn who_comes_back_names_its_base() {
             let user = async {
                 let client = sim.client(1, reconnecting()).await.unwrap();
                 let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-                tensors::check(&subscription.next().await.unwrap());
+                for _ in [FIRST, VERSION] {
+                    tensors::check(&subscription.next().await.unwrap());
+                }
                 let next = subscription.next().await.unwrap();
                 assert_eq!((next.receipt().chunks, next.receipt().codecs.deltas().chunks), (3, 3));
                 client
@@ -216,12 +239,7 @@ fn who_comes_back_names_its_base() {
                     second.script.chunk(header, &encoded).await;
                 }
                 second.complete().await;
-                loop {
-                    let heard = second.script.peer.hear_client().await;
-                    if let ClientMessage::Committed { version, kept, .. } = heard {
-                        break assert_eq!((version, kept), (NEXT, true));
-                    }
-                }
+                assert_eq!(Second::committed(&mut second.script).await, (NEXT, true));
                 second
             };
             tokio::join!(user, server);

@@ -1,7 +1,7 @@
 //! What a server keeps to code later versions against, and what it does not.
 
 use crate::deltas::{
-    BYTES, assert_deltas, assert_whole, following, next, open, publish, publish_of, slow_path,
+    BYTES, assert_deltas, assert_whole, following, hold_a_base, next, open, publish, publish_of, slow_path,
 };
 use bytes::Bytes;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn lent(server: &Server, version: u64) -> Borrowed {
 }
 
 /// Goal: a producer gets its memory back, whoever still takes what was coded against it.
-/// Method: a subscriber holds version 1 and stands still in the middle of version 2; version 1 is replaced, or taken back.
+/// Method: a subscriber holds version 2 and stands still in the middle of version 3; version 2 is replaced, or taken back.
 #[test]
 fn a_base_is_held_for_the_comparison_alone() {
     for is_replaced in [true, false] {
@@ -31,26 +31,28 @@ fn a_base_is_held_for_the_comparison_alone() {
             let server = sim.server(server_config());
             let mut publisher = open(&server, keeping(2));
             let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-            let first = publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
+            publisher.publish(lent(&server, 1), tensors::metadata(1)).await.unwrap();
             next(&mut subscription, 1).await;
-            eventually("the server heard of it", || server.stats().committed == 1).await;
-            let _second = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
+            let base = publisher.publish(lent(&server, 2), tensors::metadata(2)).await.unwrap();
+            next(&mut subscription, 2).await;
+            eventually("the server heard of it", || server.stats().committed == 2).await;
+            let _third = publisher.publish(lent(&server, 3), tensors::metadata(3)).await.unwrap();
             eventually("chunks are compared", || server.stats().encoder.compared > 0).await;
             sim.cut(1);
             sleep(Duration::from_secs(1)).await;
             assert!(server.stats().encoder.compared < 16, "it is in the middle");
-            assert!(!first.is_released(), "it is retained");
+            assert!(!base.is_released(), "it is retained");
             match is_replaced {
-                true => drop(publisher.publish(lent(&server, 3), tensors::metadata(3)).await.unwrap()),
-                false => first.withdraw(),
+                true => drop(publisher.publish(lent(&server, 4), tensors::metadata(4)).await.unwrap()),
+                false => base.withdraw(),
             }
-            assert!(first.released(Duration::from_millis(100)).await);
+            assert!(base.released(Duration::from_millis(100)).await);
         });
     }
 }
 
 /// Goal: a codec that is forced is obeyed, and no bases are kept then.
-/// Method: each codec, forced by the topic, over three versions that differ little.
+/// Method: each codec, forced by the topic, over four versions that differ little.
 #[test]
 fn a_forced_codec_keeps_no_bases() {
     for (codec, keeps) in [(CodecId::Raw, false), (CodecId::Zstd, false), (CodecId::Sparse, true)] {
@@ -59,20 +61,20 @@ fn a_forced_codec_keeps_no_bases() {
             let options = TopicOptions { codec: Some(CodecChoice::Fixed(codec)), ..TopicOptions::default() };
             let mut publisher = open(&server, options);
             let (client, mut subscription) = following(&sim, 1, client_config()).await;
-            for version in 1..=3 {
+            for version in 1..=4 {
                 publish(&server, &mut publisher, version).await;
                 let receipt = next(&mut subscription, version).await;
                 assert_eq!(
                     receipt.codecs.deltas().chunks > 0,
-                    keeps && version > 1,
+                    keeps && version > 2,
                     "{codec:?}: {receipt:?}"
                 );
                 eventually("the server heard of it", || server.stats().committed == version).await;
-                assert_eq!(client.base_bytes() > 0, keeps, "{codec:?}");
+                assert_eq!(client.base_bytes() > 0, keeps && version > 1, "{codec:?}");
             }
             assert_eq!(server.stats().encoder.compared > 0, keeps);
             sim.cut(1);
-            publish(&server, &mut publisher, 4).await;
+            publish(&server, &mut publisher, 5).await;
             assert_eq!(server.stats().bases.versions, u64::from(keeps));
         });
     }
@@ -87,7 +89,7 @@ fn versions_with_nothing_in_common_are_not_kept() {
         let mut publisher = open(&server, TopicOptions::default());
         let (client, mut subscription) = following(&sim, 1, client_config()).await;
         let (mut compared, mut held) = (Vec::new(), Vec::new());
-        for version in 1..=14 {
+        for version in 1..=15 {
             let before = server.stats().encoder.compared;
             publish_of(&server, &mut publisher, version, vec![tensors::noise("weights", BYTES)]).await;
             next(&mut subscription, version).await;
@@ -101,10 +103,10 @@ fn versions_with_nothing_in_common_are_not_kept() {
         }
         assert_eq!(
             compared,
-            [2, 3, 4, 13, 14],
+            [3, 4, 5, 14, 15],
             "two in vain, a rest of eight, and one more; each ends with what was kept"
         );
-        assert_eq!(held, [1, 2, 3, 12, 13], "the client gives its copy back for a rest");
+        assert_eq!(held, [2, 3, 4, 13, 14], "the client gives its copy back for a rest");
     });
 }
 
@@ -117,19 +119,21 @@ fn one_of_several_who_is_lost_keeps_its_base() {
         let mut publisher = open(&server, TopicOptions::default());
         let (_lost, mut lost) = following(&sim, 1, reconnecting()).await;
         let (_other, mut other) = following(&sim, 2, client_config()).await;
-        publish(&server, &mut publisher, 1).await;
-        next(&mut lost, 1).await;
-        next(&mut other, 1).await;
-        eventually("the server heard of it", || server.stats().committed == 2).await;
+        for version in 1..=2 {
+            publish(&server, &mut publisher, version).await;
+            next(&mut lost, version).await;
+            next(&mut other, version).await;
+        }
+        eventually("the server heard of it", || server.stats().committed == 4).await;
         sim.cut(1);
         sleep(Duration::from_secs(10)).await; // The idle timeout.
         eventually("it is lost", || server.stats().sessions == 1).await;
-        publish(&server, &mut publisher, 2).await;
-        assert_deltas(next(&mut other, 2).await);
-        eventually("the server heard of it", || server.stats().committed == 3).await;
-        assert_eq!(server.stats().bases.versions, 1, "version 1");
+        publish(&server, &mut publisher, 3).await;
+        assert_deltas(next(&mut other, 3).await);
+        eventually("the server heard of it", || server.stats().committed == 5).await;
+        assert_eq!(server.stats().bases.versions, 1, "version 2");
         sim.mend(1);
-        assert_deltas(next(&mut lost, 2).await);
+        assert_deltas(next(&mut lost, 3).await);
         eventually("nobody needs it any more", || server.stats().bases.versions == 0).await;
     });
 }
@@ -144,28 +148,27 @@ fn a_part_that_is_not_continued_ends_the_base() {
         let mut publisher = open(&server, TopicOptions::default());
         slow_path(&sim);
         let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-        publish(&server, &mut publisher, 1).await;
-        next(&mut subscription, 1).await;
-        publish(&server, &mut publisher, 2).await;
+        hold_a_base(&server, &mut publisher, &mut subscription).await;
+        publish(&server, &mut publisher, 3).await;
         eventually("a part has come", || {
             let progress = subscription.progress();
-            progress.version == 2 && progress.verified_bytes > 0
+            progress.version == 3 && progress.verified_bytes > 0
         })
         .await;
         sim.cut(1);
-        publish(&server, &mut publisher, 3).await;
+        publish(&server, &mut publisher, 4).await;
         sleep(Duration::from_secs(15)).await;
         let compared = server.stats().encoder.compared;
         sim.mend(1);
-        assert_whole(next(&mut subscription, 3).await);
+        assert_whole(next(&mut subscription, 4).await);
         assert_eq!(server.stats().encoder.compared, compared, "nothing was compared in vain");
-        publish(&server, &mut publisher, 4).await;
-        assert_deltas(next(&mut subscription, 4).await);
+        publish(&server, &mut publisher, 5).await;
+        assert_deltas(next(&mut subscription, 5).await);
     });
 }
 
 /// Goal: a version that is taken back is gone, where it had left retention already, too.
-/// Method: a subscriber holds version 1, which is withdrawn, before and after it is replaced.
+/// Method: a subscriber holds version 2, which is withdrawn, before and after it is replaced.
 #[test]
 fn what_is_taken_back_is_no_base() {
     for has_left in [true, false] {
@@ -173,37 +176,38 @@ fn what_is_taken_back_is_no_base() {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
             let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-            let first = publish(&server, &mut publisher, 1).await;
+            publish(&server, &mut publisher, 1).await;
             next(&mut subscription, 1).await;
-            eventually("the server heard of it", || server.stats().committed == 1).await;
+            let base = publish(&server, &mut publisher, 2).await;
+            next(&mut subscription, 2).await;
+            eventually("the server heard of it", || server.stats().committed == 2).await;
             sim.cut(1);
             if has_left {
-                publish(&server, &mut publisher, 2).await;
+                publish(&server, &mut publisher, 3).await;
                 assert_eq!(server.stats().bases.versions, 1);
             }
-            first.withdraw();
+            base.withdraw();
             assert_eq!(server.stats().bases, BaseStats::default());
             if !has_left {
-                publish(&server, &mut publisher, 2).await;
+                publish(&server, &mut publisher, 3).await;
             }
             sleep(Duration::from_secs(10)).await; // The idle timeout.
             eventually("the subscriber is lost", || server.stats().sessions == 0).await;
             sim.mend(1);
-            assert_whole(next(&mut subscription, 2).await);
+            assert_whole(next(&mut subscription, 3).await);
         });
     }
 }
 
-/// Publishes version 1 to a subscriber that is cut off when the server knows that it holds it.
-async fn lose_with_version_1(
+/// Publishes versions to a subscriber that is cut off when the server knows that it holds the second.
+async fn lose_with_version_2(
     sim: &Sim,
     server: &Server,
     publisher: &mut Publisher,
 ) -> (Client, Subscription) {
     let (client, mut subscription) = following(sim, 1, client_config()).await;
-    publish(server, publisher, 1).await;
-    next(&mut subscription, 1).await;
-    eventually("the server heard of it", || server.stats().committed == 1).await;
+    hold_a_base(server, publisher, &mut subscription).await;
+    eventually("the server heard of it", || server.stats().committed == 2).await;
     sim.cut(1);
     (client, subscription)
 }
@@ -212,15 +216,15 @@ async fn lose_with_version_1(
 /// Method: a subscriber that is away holds a version, which the first of another epoch replaces, or the next of its own.
 #[test]
 fn what_is_of_another_epoch_is_not_kept() {
-    for last in 1..=2 {
+    for last in 2..=3 {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
-            let _lost = lose_with_version_1(&sim, &server, &mut publisher).await;
-            for version in 2..=last {
+            let _lost = lose_with_version_2(&sim, &server, &mut publisher).await;
+            for version in 3..=last {
                 publish(&server, &mut publisher, version).await;
             }
-            assert_eq!(server.stats().bases.versions, last - 1);
+            assert_eq!(server.stats().bases.versions, last - 2);
             drop(publisher);
             let options = TopicOptions::default();
             let mut publisher = server.publisher_with(topic("t"), Some(Epoch(6)), options).unwrap();
@@ -238,10 +242,10 @@ fn what_is_laid_out_otherwise_is_not_kept() {
         simulate(7, async |sim| {
             let server = sim.server(server_config());
             let mut publisher = open(&server, TopicOptions::default());
-            let _lost = lose_with_version_1(&sim, &server, &mut publisher).await;
+            let _lost = lose_with_version_2(&sim, &server, &mut publisher).await;
             sleep(Duration::from_secs(10)).await; // The idle timeout.
             eventually("the subscriber is lost", || server.stats().sessions == 0).await;
-            publish_of(&server, &mut publisher, 2, vec![tensors::steady("weights", bytes)]).await;
+            publish_of(&server, &mut publisher, 3, vec![tensors::steady("weights", bytes)]).await;
             assert_eq!(server.stats().bases.versions, stays);
         });
     }

@@ -68,6 +68,14 @@ pub(crate) async fn next(subscription: &mut Subscription, version: u64) -> Recei
     snapshot.receipt()
 }
 
+/// Publishes versions 1 and 2, which come whole; of the second the subscriber keeps a copy.
+pub(crate) async fn hold_a_base(server: &Server, publisher: &mut Publisher, subscription: &mut Subscription) {
+    for version in 1..=2 {
+        publish(server, publisher, version).await;
+        assert_whole(next(subscription, version).await);
+    }
+}
+
 pub(crate) fn assert_whole(receipt: Receipt) {
     assert_eq!((receipt.codecs.deltas().chunks, receipt.wire_bytes), (0, BYTES), "{receipt:?}");
 }
@@ -79,8 +87,8 @@ pub(crate) fn assert_deltas(receipt: Receipt) {
     assert!(receipt.wire_bytes < BYTES / 20, "{receipt:?}");
 }
 
-/// Goal: who follows gets deltas, and only who follows: the first version comes whole, to a late joiner too. All with
-/// the same base share one comparison.
+/// Goal: who follows gets deltas, and only who follows: the first two versions come whole, to a late joiner too, and the
+/// first one costs no memory for a copy. All with the same base share one comparison.
 /// Method: two subscribers, a third one later; in both modes; bytes and chunks are counted at both ends.
 #[test]
 fn who_follows_gets_deltas() {
@@ -94,11 +102,16 @@ fn who_follows_gets_deltas() {
                 let subscription = client.subscribe_to(request(topic("t"))).await.unwrap();
                 followers.push((client, subscription));
             }
-            for version in 1..=5 {
+            for version in 1..=6 {
                 publish(&server, &mut publisher, version).await;
-                for (_, subscription) in &mut followers {
+                for (client, subscription) in &mut followers {
                     let receipt = next(subscription, version).await;
-                    if version == 1 { assert_whole(receipt) } else { assert_deltas(receipt) }
+                    if version <= 2 {
+                        assert_whole(receipt)
+                    } else {
+                        assert_deltas(receipt)
+                    }
+                    assert_eq!(client.base_bytes(), if version == 1 { 0 } else { BYTES });
                 }
             }
             let stats = server.stats().encoder;
@@ -106,16 +119,18 @@ fn who_follows_gets_deltas() {
             let sent = server.stats().codecs.deltas();
             assert_eq!((sent.chunks, sent.raw_bytes), (2 * 4 * CHUNKS, 2 * 4 * BYTES), "to each of two");
             let (_client, mut late) = following(&sim, 3, client_config()).await;
-            assert_whole(next(&mut late, 5).await);
-            publish(&server, &mut publisher, 6).await;
-            assert_deltas(next(&mut late, 6).await);
+            assert_whole(next(&mut late, 6).await);
+            publish(&server, &mut publisher, 7).await;
+            assert_whole(next(&mut late, 7).await);
+            publish(&server, &mut publisher, 8).await;
+            assert_deltas(next(&mut late, 8).await);
         });
     }
 }
 
 /// Goal: nobody needs bases: a client without memory for them, and one with too little, get whole versions, and a server
 /// that keeps none sends them.
-/// Method: each of them, over three versions.
+/// Method: each of them, over four versions.
 #[test]
 fn without_bases_versions_come_whole() {
     let too_little = Config { base_bytes: BYTES / 2, ..client_config() };
@@ -128,7 +143,7 @@ fn without_bases_versions_come_whole() {
             let server = sim.server(server_config());
             let mut publisher = open(&server, options.clone());
             let (client, mut subscription) = following(&sim, 1, config.clone()).await;
-            for version in 1..=3 {
+            for version in 1..=4 {
                 publish(&server, &mut publisher, version).await;
                 assert_whole(next(&mut subscription, version).await);
                 assert_eq!(client.base_bytes(), 0, "no copy is kept in vain");
@@ -149,19 +164,18 @@ fn bases_stay_while_they_are_held() {
             let server = sim.server(tensor_relay_server::Config { base_bytes, ..server_config() });
             let mut publisher = open(&server, TopicOptions { bases: 1, ..keeping(2) });
             let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-            publish(&server, &mut publisher, 1).await;
-            assert_whole(next(&mut subscription, 1).await);
-            eventually("the server heard of it", || server.stats().committed == 1).await;
+            hold_a_base(&server, &mut publisher, &mut subscription).await;
+            eventually("the server heard of it", || server.stats().committed == 2).await;
             sim.cut(1);
-            for version in 2..=4 {
+            for version in 3..=5 {
                 publish(&server, &mut publisher, version).await;
             }
             let kept = if stays { BaseStats { versions: 1, bytes: BYTES } } else { BaseStats::default() };
             assert_eq!(server.stats().bases, kept);
             sleep(Duration::from_secs(15)).await;
             sim.mend(1);
-            // Version 2 was announced before the way was cut, and left as well.
-            let receipt = next(&mut subscription, 4).await;
+            // Version 3 was announced before the way was cut, and left as well.
+            let receipt = next(&mut subscription, 5).await;
             if stays {
                 assert_deltas(receipt);
             } else {
@@ -182,41 +196,47 @@ fn bases_that_nobody_needs_are_let_go() {
         let mut publisher = open(&server, TopicOptions::default());
         slow_path(&sim);
         let (client, mut subscription) = following(&sim, 1, client_config()).await;
-        publish(&server, &mut publisher, 1).await;
-        next(&mut subscription, 1).await;
-        publish(&server, &mut publisher, 2).await;
-        eventually("version 2 is under way", || subscription.progress().version == 2).await;
-        assert_eq!(server.stats().bases.versions, 1, "version 1");
+        hold_a_base(&server, &mut publisher, &mut subscription).await;
+        publish(&server, &mut publisher, 3).await;
+        eventually("version 3 is under way", || subscription.progress().version == 3).await;
+        assert_eq!(server.stats().bases.versions, 1, "version 2");
         drop(subscription);
         eventually("it is let go", || server.stats().bases.versions == 0).await;
+        eventually("and its memory", || client.base_bytes() == 0).await;
 
         let mut subscription = client.subscribe(&topic("t")).await.unwrap();
-        next(&mut subscription, 2).await;
+        next(&mut subscription, 3).await;
+        publish(&server, &mut publisher, 4).await;
+        next(&mut subscription, 4).await;
         client.list().await.unwrap();
         sim.cut(1);
-        publish(&server, &mut publisher, 3).await;
-        eventually("version 2 left", || server.stats().bases.versions == 1).await;
+        publish(&server, &mut publisher, 5).await;
+        eventually("version 4 left", || server.stats().bases.versions == 1).await;
         eventually("the subscriber is lost", || server.stats().sessions == 0).await;
         assert_eq!(server.stats().bases.versions, 1, "it may come back");
         sleep(Duration::from_secs(31)).await;
         assert_eq!(server.stats().bases.versions, 0, "nobody will, and nothing need be published for that");
-        publish(&server, &mut publisher, 4).await;
+        publish(&server, &mut publisher, 6).await;
         assert_eq!(server.stats().bases.versions, 0);
 
         let (another, mut subscription) = following(&sim, 2, client_config()).await;
-        next(&mut subscription, 4).await;
+        next(&mut subscription, 6).await;
+        publish(&server, &mut publisher, 7).await;
+        next(&mut subscription, 7).await;
         another.list().await.unwrap();
         sim.cut(2);
-        publish(&server, &mut publisher, 5).await;
-        eventually("version 4 left", || server.stats().bases.versions == 1).await;
+        publish(&server, &mut publisher, 8).await;
+        eventually("version 7 left", || server.stats().bases.versions == 1).await;
         eventually("that subscriber is lost, too", || server.stats().sessions == 0).await;
         sleep(Duration::from_secs(31)).await;
         assert_eq!(server.stats().bases.versions, 0, "those who are lost later are waited for no longer");
 
         let (_client, mut subscription) = following(&sim, 3, client_config()).await;
-        next(&mut subscription, 5).await;
-        publish(&server, &mut publisher, 6).await;
-        eventually("version 6 is under way", || subscription.progress().version == 6).await;
+        next(&mut subscription, 8).await;
+        publish(&server, &mut publisher, 9).await;
+        next(&mut subscription, 9).await;
+        publish(&server, &mut publisher, 10).await;
+        eventually("version 10 is under way", || subscription.progress().version == 10).await;
         assert_eq!(server.stats().bases.versions, 1);
         publisher.withdraw();
         assert_eq!(server.stats().bases.versions, 0);
@@ -232,15 +252,14 @@ fn bases_give_way() {
         let server = sim.server(config);
         let mut publisher = open(&server, keeping(2));
         let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-        publish(&server, &mut publisher, 1).await;
-        next(&mut subscription, 1).await;
-        eventually("the server heard of it", || server.stats().committed == 1).await;
+        hold_a_base(&server, &mut publisher, &mut subscription).await;
+        eventually("the server heard of it", || server.stats().committed == 2).await;
         sim.cut(1);
-        for version in 2..=5 {
+        for version in 3..=6 {
             publish(&server, &mut publisher, version).await;
-            assert_eq!(server.stats().bases.versions, u64::from(version == 3), "after version {version}");
-            if version == 3 {
-                sleep(Duration::from_secs(15)).await; // Nobody is in the middle of version 2 any more.
+            assert_eq!(server.stats().bases.versions, u64::from(version == 4), "after version {version}");
+            if version == 4 {
+                sleep(Duration::from_secs(15)).await; // Nobody is in the middle of version 3 any more.
             }
         }
     });
@@ -260,10 +279,7 @@ fn a_version_that_is_given_up_ends_the_base() {
             let client = sim.client(1, client_config()).await.unwrap();
             let request = Request::latest(topic("t")).preempt(preempt);
             let mut subscription = client.subscribe_to(request).await.unwrap();
-            for version in 1..=2 {
-                publish(&server, &mut publisher, version).await;
-                next(&mut subscription, version).await;
-            }
+            hold_a_base(&server, &mut publisher, &mut subscription).await;
             let third = publish(&server, &mut publisher, 3).await;
             let is_under_way = || {
                 let progress = subscription.progress();
@@ -293,22 +309,21 @@ fn a_part_goes_on_with_its_base() {
             let mut publisher = open(&server, TopicOptions::default());
             slow_path(&sim);
             let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-            publish(&server, &mut publisher, 1).await;
-            next(&mut subscription, 1).await;
-            publish(&server, &mut publisher, 2).await;
+            hold_a_base(&server, &mut publisher, &mut subscription).await;
+            publish(&server, &mut publisher, 3).await;
             let part = dice.random_range(1..CHUNKS - 2);
             let has_come = || {
                 let progress = subscription.progress();
-                progress.version == 2 && progress.verified_bytes >= part * CHUNK_BYTES as u64
+                progress.version == 3 && progress.verified_bytes >= part * CHUNK_BYTES as u64
             };
             eventually("a part has come", has_come).await;
             sim.cut(1);
             sleep(Duration::from_secs(15)).await;
             sim.mend(1);
-            let receipt = next(&mut subscription, 2).await;
+            let receipt = next(&mut subscription, 3).await;
             assert_deltas(receipt);
-            publish(&server, &mut publisher, 3).await;
-            assert_deltas(next(&mut subscription, 3).await);
+            publish(&server, &mut publisher, 4).await;
+            assert_deltas(next(&mut subscription, 4).await);
             u64::from(receipt.resumed)
         });
     }
@@ -324,18 +339,16 @@ fn a_server_that_is_started_again() {
             let server = sim.server(server_config());
             let mut publisher = open(&server, keeping(2));
             let (_client, mut subscription) = following(&sim, 1, reconnecting()).await;
-            publish(&server, &mut publisher, 1).await;
-            next(&mut subscription, 1).await;
+            hold_a_base(&server, &mut publisher, &mut subscription).await;
             drop((server, publisher));
             let server = sim.server_again(server_config()).await;
             let mut publisher = open(&server, keeping(2));
+            publisher.continue_at(tensor_relay_client::Version(if has_it { 2 } else { 3 }));
             if has_it {
-                publish(&server, &mut publisher, 1).await;
-            } else {
-                publisher.continue_at(tensor_relay_client::Version(2));
+                publish(&server, &mut publisher, 2).await;
             }
-            publish(&server, &mut publisher, 2).await;
-            let receipt = next(&mut subscription, 2).await;
+            publish(&server, &mut publisher, 3).await;
+            let receipt = next(&mut subscription, 3).await;
             if has_it { assert_deltas(receipt) } else { assert_whole(receipt) }
         });
     }
@@ -348,20 +361,23 @@ fn what_is_laid_out_anew_comes_whole() {
     simulate(7, async |sim| {
         let server = sim.server(server_config());
         let mut publisher = open(&server, keeping(3));
-        let (_client, mut subscription) = following(&sim, 1, client_config()).await;
-        for (version, bytes) in [(1, BYTES), (2, BYTES), (3, BYTES / 2), (4, BYTES)] {
+        let (client, mut subscription) = following(&sim, 1, client_config()).await;
+        for (version, bytes) in [(1, BYTES), (2, BYTES), (3, BYTES), (4, BYTES / 2), (5, BYTES)] {
             let specs = vec![tensors::steady("weights", bytes)];
             publish_of(&server, &mut publisher, version, specs).await;
             let deltas = next(&mut subscription, version).await.codecs.deltas();
-            assert_eq!(deltas.chunks > 0, version == 2, "version {version}: {deltas:?}");
+            assert_eq!(deltas.chunks > 0, version == 3, "version {version}: {deltas:?}");
         }
+        assert_eq!(client.base_bytes(), 0, "what no version will be coded against is given back");
+        publish(&server, &mut publisher, 6).await;
+        next(&mut subscription, 6).await;
         drop(publisher);
         let mut publisher = server
             .publisher_with(topic("t"), Some(Epoch(6)), TopicOptions::default())
             .unwrap();
-        publisher.continue_at(tensor_relay_client::Version(5));
-        publish(&server, &mut publisher, 5).await;
-        assert_whole(next(&mut subscription, 5).await);
+        publisher.continue_at(tensor_relay_client::Version(7));
+        publish(&server, &mut publisher, 7).await;
+        assert_whole(next(&mut subscription, 7).await);
     });
 }
 
