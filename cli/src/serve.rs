@@ -29,8 +29,8 @@ use std::{
 };
 use tensor_relay_client::{must_be_replaceable, replace_file};
 use tensor_relay_server::{
-    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, Ticket, Topic, Tuning,
-    reachable,
+    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Ticket, Topic,
+    Tuning, reachable,
 };
 use tokio::task::JoinSet;
 
@@ -133,11 +133,11 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         exit = signals.next() => Ok(exit),
         failure = device::failure(loader.device.as_ref()) => Err(failure),
     };
+    let (sent, stats) = (server.sent_reader(), server.stats());
     drop((watching, open));
-    let (sent, bases) = (server.sent_reader(), server.stats().bases);
     let drained = drain(server, args.grace, &mut signals).await;
     report_sent(sent(), args.json);
-    report_bases(bases, args.json);
+    report_memory(&stats, args.json);
     ended.map(|exit| drained.unwrap_or_else(|| exit.into()))
 }
 
@@ -216,18 +216,30 @@ fn report_replaced(Published { id, tensors, payload_bytes, files, missed }: &Pub
     }
 }
 
-/// Tells, at the end, what was kept beside what is retained, if anything was.
-fn report_bases(BaseStats { versions, bytes }: BaseStats, as_json: bool) {
+/// Tells, at the end, what versions took of the host's memory before it drained: all of it, and what it was for.
+fn report_memory(stats: &ServerStats, as_json: bool) {
+    let ServerStats { staged_bytes, reusable_bytes, bases: BaseStats { versions, bytes }, .. } = *stats;
+    let encoded_bytes = stats.encoder.encoded_bytes;
     if versions > 0 {
-        eprintln!(
-            "kept {} as bases of later ones: {}",
-            units::count(versions as usize, "version"),
-            units::bytes(bytes)
-        );
+        let (versions, bytes) = (units::count(versions as usize, "version"), units::bytes(bytes));
+        eprintln!("kept {versions} as bases of later ones: {bytes}");
     }
+    eprintln!(
+        "memory: {} staged, {} kept for the next versions, {} of encodings",
+        units::bytes(staged_bytes),
+        units::bytes(reusable_bytes),
+        units::bytes(encoded_bytes)
+    );
     if as_json {
-        let line = json!({ "event": "bases", "versions": versions, "bytes": bytes });
-        let _ = writeln!(std::io::stdout(), "{line}"); // Whoever started the server may have closed stdout.
+        let bases = json!({ "event": "bases", "versions": versions, "bytes": bytes });
+        let memory = json!({
+            "event": "memory",
+            "staged_bytes": staged_bytes,
+            "base_bytes": bytes,
+            "reusable_bytes": reusable_bytes,
+            "encoded_bytes": encoded_bytes,
+        });
+        let _ = writeln!(std::io::stdout(), "{bases}\n{memory}"); // Whoever started the server may have closed stdout.
     }
 }
 

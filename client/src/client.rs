@@ -36,6 +36,18 @@ pub struct Client {
     answer_timeout: Duration,
 }
 
+/// What the versions of a client take of the host's memory. Beside it, a transfer under way takes up to twice the credit:
+/// what QUIC has received, and encoded chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryStats {
+    /// Snapshots that are being received, are ready, or are held by their user.
+    pub snapshot_bytes: u64,
+    /// Memory of snapshots that were dropped, which is kept for the next ones while there are subscriptions.
+    pub reusable_bytes: u64,
+    /// Copies of versions, to which deltas are applied.
+    pub base_bytes: u64,
+}
+
 impl Client {
     /// Connects to the server that `ticket` names, over this machine's network with the default tuning.
     ///
@@ -68,6 +80,7 @@ impl Client {
             lane: watch::Sender::new(link.lane().clone()),
             roster: Arc::clone(&way.roster),
             ingress: session.ingress().clone(),
+            memory: session.memory().clone(),
             bases: session.bases().cloned(),
             reconnects: AtomicU64::new(0),
             ended: watch::Sender::new(None),
@@ -149,6 +162,16 @@ impl Client {
     pub fn base_bytes(&self) -> u64 {
         let stats = self.state.bases.as_ref().map(HostMemory::stats);
         stats.map_or(0, |stats| stats.in_use_bytes + stats.cached_bytes)
+    }
+
+    /// What its versions take of the host's memory now.
+    pub fn memory(&self) -> MemoryStats {
+        let snapshots = self.state.memory.stats();
+        MemoryStats {
+            snapshot_bytes: snapshots.in_use_bytes,
+            reusable_bytes: snapshots.cached_bytes,
+            base_bytes: self.base_bytes(),
+        }
     }
 
     /// How receiving overlapped with the copies to a device so far, in all subscriptions.

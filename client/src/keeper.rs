@@ -28,6 +28,8 @@ pub(crate) struct State {
     pub(crate) roster: Arc<Roster>,
     /// The way in of all chunks.
     pub(crate) ingress: Ingress,
+    /// Where snapshots on the host lie.
+    pub(crate) memory: HostMemory,
     /// Where the bases of all subscriptions lie, if there are to be any.
     pub(crate) bases: Option<HostMemory>,
     /// How often a connection was made again.

@@ -74,7 +74,7 @@ mod watches;
 mod whole_file;
 
 pub use buffers::{Buffers, NameMatch};
-pub use client::Client;
+pub use client::{Client, MemoryStats};
 pub use config::{Config, Lanes};
 pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, Gap, SubscriptionError};

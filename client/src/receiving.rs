@@ -18,6 +18,7 @@ use crate::{
     transfer::Transfer,
 };
 use std::{sync::Arc, time::Duration};
+use tensor_relay_device::Demand;
 use tensor_relay_protocol::{
     Announce, ChunkHeader, ChunkIndex, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe,
     SubscriptionId, Topic, Verified, Version, VersionDigest, VersionId,
@@ -48,6 +49,9 @@ pub(crate) struct Receiving {
     phase: Phase,
     /// The copy that versions may be coded against.
     pub(crate) base: Base,
+    /// Keeps the memory of snapshots that were dropped for the next ones.
+    #[expect(dead_code, reason = "it is only dropped")]
+    demand: Demand,
     /// The version that this end gave up last on this connection, and stayed subscribed.
     given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
@@ -99,7 +103,13 @@ impl From<Misbehaved> for Failure {
 }
 
 impl Receiving {
-    pub(crate) fn new(request: Request, credit: u32, stall_timeout: Duration, base: Base) -> Self {
+    pub(crate) fn new(
+        request: Request,
+        credit: u32,
+        stall_timeout: Duration,
+        base: Base,
+        demand: Demand,
+    ) -> Self {
         Self {
             delivery: Arc::new(Delivery::new(request.mode)),
             history: History::of(&request),
@@ -112,6 +122,7 @@ impl Receiving {
             stale_manifests: 0,
             phase: Phase::Idle,
             base,
+            demand,
             given_up: None,
             arrivals: Arrivals::new(credit),
             generation: 0,

@@ -71,7 +71,10 @@ impl Session {
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
-            ground: Ground { memory: HostMemory::new(config.memory_bytes), device: config.device.clone() },
+            ground: Ground {
+                memory: HostMemory::on_demand(config.memory_bytes),
+                device: config.device.clone(),
+            },
             bases: config.keeps_bases().then(|| HostMemory::new(config.base_bytes)),
             commands,
             credit: config.credit_chunks,
@@ -94,6 +97,11 @@ impl Session {
     /// The way in of all its chunks, for who wants to know how they overlap.
     pub(crate) fn ingress(&self) -> &Ingress {
         &self.ingress
+    }
+
+    /// Where its snapshots lie, for statistics.
+    pub(crate) fn memory(&self) -> &HostMemory {
+        &self.ground.memory
     }
 
     /// Where its bases lie, for who wants to know how much they take.

@@ -15,7 +15,8 @@ use crate::{
 ///
 /// Why reuse: a consumer receives version after version of the same size, and memory that was touched before
 /// is received into several times faster than fresh memory. What was dropped therefore stays mapped, in a
-/// cache. The cache counts against the budget and makes room, oldest first, whenever a new mapping needs it.
+/// cache. The cache counts against the budget and makes room, oldest first, whenever a new mapping needs it. With
+/// [`on_demand`](Self::on_demand) there is a cache only while somebody is expected to allocate again.
 ///
 /// A clone is cheap and shares everything. Regions may outlive the last clone; their memory is unmapped then.
 #[derive(Clone)]
@@ -26,12 +27,35 @@ pub struct HostMemory {
 impl HostMemory {
     /// Allows regions of `budget_bytes` together, counted in whole pages. Takes no memory yet.
     pub fn new(budget_bytes: u64) -> Self {
-        Self { shelf: Arc::new(Shelf { budget_bytes, prefault: true, state: Mutex::default() }) }
+        Self::with_shelf(budget_bytes, true, State::default())
+    }
+
+    /// Like `new`, but keeps memory for reuse only while a [`Demand`] for it lives. Otherwise what is dropped goes back to
+    /// the system at once.
+    pub fn on_demand(budget_bytes: u64) -> Self {
+        Self::with_shelf(budget_bytes, true, State { keep: Keep::OnDemand(0), ..State::default() })
+    }
+
+    /// Like `new`, but keeps no more memory for reuse than is in use: what is dropped at last leaves nothing behind.
+    pub fn in_proportion(budget_bytes: u64) -> Self {
+        Self::with_shelf(budget_bytes, true, State { keep: Keep::InProportion, ..State::default() })
     }
 
     /// Like `new`, for memory of which only a part may ever be used: the kernel provides each page at its first use.
     pub(crate) fn lazy(budget_bytes: u64) -> Self {
-        Self { shelf: Arc::new(Shelf { budget_bytes, prefault: false, state: Mutex::default() }) }
+        Self::with_shelf(budget_bytes, false, State::default())
+    }
+
+    fn with_shelf(budget_bytes: u64, prefault: bool, state: State) -> Self {
+        Self { shelf: Arc::new(Shelf { budget_bytes, prefault, state: Mutex::new(state) }) }
+    }
+
+    /// Says that somebody will allocate again and again: memory is kept for it until the result is dropped.
+    pub fn demand(&self) -> Demand {
+        if let Keep::OnDemand(demands) = &mut self.shelf.state().keep {
+            *demands += 1;
+        }
+        Demand(self.clone())
     }
 
     /// Gives a region of `len` bytes that starts on a page.
@@ -141,6 +165,24 @@ impl fmt::Debug for HostMemory {
     }
 }
 
+/// Somebody who will allocate memory again and again. With the last one, what is kept for reuse goes back to the system:
+/// milliseconds for gigabytes.
+#[derive(Debug)]
+pub struct Demand(HostMemory);
+
+impl Drop for Demand {
+    fn drop(&mut self) {
+        let released = {
+            let mut state = self.0.shelf.state();
+            if let Keep::OnDemand(demands) = &mut state.keep {
+                *demands -= 1;
+            }
+            state.tidy()
+        };
+        drop(released); // Outside the lock: unmapping is slow.
+    }
+}
+
 /// Bytes that count as in use, until this is dropped.
 pub struct Charge {
     bytes: u64,
@@ -167,7 +209,7 @@ pub struct HostMemoryStats {
     /// Bytes under regions that live, and those that are [charged](HostMemory::charge). With `cached_bytes`, never more than
     /// the budget.
     pub in_use_bytes: u64,
-    /// Bytes kept for reuse. They come from `in_use_bytes` when a region is dropped.
+    /// Bytes kept for reuse. They come from `in_use_bytes` when a region is dropped, and is kept.
     pub cached_bytes: u64,
     /// Regions that needed a new mapping. With `reused`, all regions ever given (empty ones aside).
     pub fresh: u64,
@@ -303,6 +345,17 @@ struct State {
     reused: u64,
     /// Mappings without an owner, the longest unused first. The budget bounds them, at one page or more each.
     cached: Vec<Arc<Mapping>>,
+    keep: Keep,
+}
+
+/// How much memory is kept for reuse, within the budget.
+#[derive(Debug, Clone, Copy, Default)]
+enum Keep {
+    #[default]
+    All,
+    /// All while so many [`Demand`]s live, nothing without any.
+    OnDemand(u64),
+    InProportion,
 }
 
 enum Taken {
@@ -379,10 +432,20 @@ impl State {
         self.cached.drain(..count).collect()
     }
 
-    fn put_back(&mut self, mapping: Arc<Mapping>) {
+    /// Gives up what is not to be kept.
+    fn tidy(&mut self) -> Vec<Arc<Mapping>> {
+        match self.keep {
+            Keep::All | Keep::OnDemand(1..) => vec![],
+            Keep::OnDemand(0) => self.shrink_cache(0),
+            Keep::InProportion => self.shrink_cache(self.in_use_bytes),
+        }
+    }
+
+    fn put_back(&mut self, mapping: Arc<Mapping>) -> Vec<Arc<Mapping>> {
         self.in_use_bytes -= mapping.len() as u64;
         self.cached_bytes += mapping.len() as u64;
         self.cached.push(mapping);
+        self.tidy()
     }
 }
 
@@ -408,7 +471,8 @@ unsafe impl Keeper for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(shelf) = self.shelf.upgrade() {
-            shelf.state().put_back(Arc::clone(&self.mapping));
+            let released = shelf.state().put_back(Arc::clone(&self.mapping));
+            drop(released); // Outside the lock: unmapping is slow.
         }
     }
 }
@@ -431,6 +495,34 @@ mod tests {
         let second = memory.allocate(90_000).unwrap();
         assert_eq!((second.as_ptr(), second.len()), (address, 90_000));
         assert_eq!((memory.stats().fresh, memory.stats().reused), (1, 1));
+    }
+
+    #[test]
+    fn what_nobody_will_want_again_goes_back_to_the_system() {
+        let memory = HostMemory::on_demand(1 << 20);
+        let held = || (memory.stats().in_use_bytes, memory.stats().cached_bytes);
+        drop(memory.allocate(PAGE_BYTES).unwrap());
+        assert_eq!(held(), (0, 0), "nobody said that it will");
+        let (one, other) = (memory.demand(), memory.demand());
+        let late = memory.allocate(PAGE_BYTES).unwrap();
+        drop(memory.allocate(PAGE_BYTES).unwrap());
+        drop(one);
+        assert_eq!(held(), (PAGE, PAGE));
+        drop(other);
+        assert_eq!(held(), (PAGE, 0));
+        drop(late);
+        assert_eq!(held(), (0, 0));
+    }
+
+    #[test]
+    fn no_more_is_kept_than_is_in_use() {
+        let memory = HostMemory::in_proportion(1 << 20);
+        let mut regions: Vec<Region> = (0..4).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();
+        for expected in [(3, 1), (2, 2), (1, 1), (0, 0)] {
+            regions.pop();
+            let HostMemoryStats { in_use_bytes, cached_bytes, .. } = memory.stats();
+            assert_eq!((in_use_bytes / PAGE, cached_bytes / PAGE), expected);
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub use engine_sink::EngineSink;
 pub use engine_source::EngineSource;
 pub use gather_source::GatherSource;
 pub use host::{HostEngine, HostEngineMemory};
-pub use host_memory::{AllocError, Charge, HostMemory, HostMemoryStats};
+pub use host_memory::{AllocError, Charge, Demand, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
 pub use loan::{Loan, Returned};
 pub use memfd::{Memfd, SealedFd};

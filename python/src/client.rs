@@ -10,13 +10,13 @@ use crate::{
     subscription::{OnGap, Subscription},
     wait::{finite_seconds, seconds, wait},
 };
-use pyo3::{prelude::*, sync::MutexExt};
+use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use tensor_relay_client::{
-    self as client, Config, Connector, Lanes, ReaderName, Request, Start, Ticket, Tuning, Version,
+    self as client, Config, Connector, Lanes, MemoryStats, ReaderName, Request, Start, Ticket, Tuning, Version,
 };
 
 /// A session with a server. It connects again by itself when the connection is lost.
@@ -63,7 +63,7 @@ const GOOD_BYE: Duration = Duration::from_secs(2);
 
 /// Connects to a server. `tensor_relay.connect` says what each option is.
 #[pyfunction]
-#[pyo3(signature = (ticket, *, timeout, memory_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
+#[pyo3(signature = (ticket, *, timeout, memory_bytes, base_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
                     versions_held_max, hold_timeout, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn connect(
@@ -71,6 +71,7 @@ pub(crate) fn connect(
     ticket: &str,
     timeout: f64,
     memory_bytes: Option<u64>,
+    base_bytes: u64,
     lanes: Option<u32>,
     topic_timeout: f64,
     stall_timeout: f64,
@@ -89,6 +90,7 @@ pub(crate) fn connect(
     let config = Config {
         device,
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
+        base_bytes,
         lanes: lanes.map_or(Lanes::Auto, Lanes::Fixed),
         topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
         stall_timeout: finite_seconds("stall_timeout", stall_timeout)?,
@@ -202,6 +204,24 @@ impl Client {
         let subscribed = wait(py, client.subscribe_to(request.select(globs).preempt(preempt)))?;
         let subscription = subscribed.map_err(|error| of_client(py, &error))?;
         Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
+    }
+
+    /// What it has done and takes, as numbers by name: `reconnects`; and of this machine's memory `snapshot_bytes`, which
+    /// snapshots take that are being received, ready or held; `reusable_bytes`, which are kept for the next ones until the
+    /// last subscription ends; and `base_bytes`, copies of versions to which deltas are applied.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let client = self.client(py)?;
+        let MemoryStats { snapshot_bytes, reusable_bytes, base_bytes } = client.memory();
+        let by_name = PyDict::new(py);
+        for (name, value) in [
+            ("reconnects", client.reconnects()),
+            ("snapshot_bytes", snapshot_bytes),
+            ("reusable_bytes", reusable_bytes),
+            ("base_bytes", base_bytes),
+        ] {
+            by_name.set_item(name, value)?;
+        }
+        Ok(by_name)
     }
 
     /// How often a lost connection was made again.

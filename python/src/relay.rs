@@ -198,7 +198,9 @@ impl Relay {
     }
 
     /// What it has done and is doing, as numbers by name: open `sessions`; `transfers` under way; versions that subscribers
-    /// `committed`, and subscribers that were `evicted`; `staged_bytes`, which staged versions take now; `read_bytes`, the
+    /// `committed`, and subscribers that were `evicted`; what versions take of this machine's memory: `staged_bytes`, which
+    /// staged ones do, `base_bytes` of these to make deltas against when they were replaced, `reusable_bytes`, which are kept
+    /// for the next ones until their topics end, and `encoded_bytes`, encodings for further subscribers; `read_bytes`, the
     /// bytes of chunks that were read to be sent, and `copied_bytes`, those that were copied for that or to publish; and
     /// what the network carried. With `hold="borrow"` nothing is copied of tensors of a chunk or more, but the end of one
     /// that is no multiple of 256 bytes; smaller ones share chunks, which are put together when they are sent.
@@ -211,6 +213,9 @@ impl Relay {
             ("committed", stats.committed),
             ("evicted", stats.evicted),
             ("staged_bytes", stats.staged_bytes),
+            ("base_bytes", stats.bases.bytes),
+            ("reusable_bytes", stats.reusable_bytes),
+            ("encoded_bytes", stats.encoder.encoded_bytes),
             ("read_bytes", stats.encoder.host_read_bytes),
             ("copied_bytes", self.copied_bytes.load(Ordering::Relaxed) + stats.encoder.host_copied_bytes),
             ("sent_bytes", stats.traffic.sent_bytes),

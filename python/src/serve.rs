@@ -16,7 +16,7 @@ use tensor_relay_server::{
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
 #[pyfunction]
-#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, sessions_max, stall_timeout,
+#[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, base_bytes, sessions_max, stall_timeout,
                     reader_linger, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
@@ -27,6 +27,7 @@ pub(crate) fn serve(
     codec: &str,
     chunk_bytes: u32,
     staged_bytes: Option<u64>,
+    base_bytes: u64,
     sessions_max: usize,
     stall_timeout: f64,
     reader_linger: f64,
@@ -38,6 +39,7 @@ pub(crate) fn serve(
         codec: codec_called(py, codec)?,
         chunk_bytes,
         staged_bytes: staged_bytes.unwrap_or(u64::MAX),
+        base_bytes,
         sessions_max,
         stall_timeout: finite_seconds("stall_timeout", stall_timeout)?,
         reader_linger: finite_seconds("reader_linger", reader_linger)?,

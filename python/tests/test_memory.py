@@ -1,11 +1,14 @@
-"""Memory is used again: 500 versions take no more than a few."""
+"""Memory is used again: 500 versions take no more than a few. What nobody needs goes back to the system, and what is needed
+is counted."""
 
 import gc
+import json
 import os
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S
+from conftest import HERE, PATIENCE_S, python
+from following import BESIDE_BYTES, is_settled
 
 import tensor_relay
 
@@ -57,3 +60,54 @@ def test_small_ones_leak_nothing_either(relay, client):
     for _ in range(600):
         once()
     assert resident_bytes() - early < 4 << 20
+
+
+TENSORS, TENSOR_BYTES = 6, 32 << 20
+PAYLOAD_BYTES = TENSORS * TENSOR_BYTES
+
+
+def told(program, word, payloads):
+    program.stdin.write(f"{word} {payloads * PAYLOAD_BYTES}\n")
+    program.stdin.flush()
+
+
+def check(program, payloads):
+    """No more than so many payloads are resident, and what is resident is what is counted."""
+    line = program.stdout.readline()
+    assert line, program.stderr.read()
+    report = json.loads(line)
+    assert is_settled(report, payloads * PAYLOAD_BYTES), report
+    return report["peak_bytes"]
+
+
+@pytest.mark.parametrize("how, landing", [("snapshot", 1), ("atomic", 1), ("torn", 0)])
+def test_versions_take_what_the_readme_says(how, landing, tmp_path):
+    """One version alone costs no copy for deltas, and when all is over nothing is left at either end."""
+    size = (TENSORS, TENSOR_BYTES)
+    with python(HERE / "leading.py", tmp_path / "state", *size) as producer:
+        ticket = producer.stdout.readline().strip()
+        with python(HERE / "following.py", ticket, how, *size) as consumer:
+            for version in range(1, 4):
+                more = min(version - 1, 1)  # A copy for deltas; and memory for the next version.
+                told(consumer, "next", landing + more)
+                told(producer, "publish", 2 + more)
+                check(producer, 2 + more)
+                peak_bytes = check(consumer, landing + more)
+                assert version > 1 or peak_bytes < landing * PAYLOAD_BYTES + BESIDE_BYTES
+            told(consumer, "leave", 0)
+            check(consumer, 0)
+        told(producer, "withdraw", 0)
+        check(producer, 0)
+
+
+def test_who_keeps_no_copies_takes_one_version(tmp_path):
+    """`base_bytes=0` of either end: versions come whole."""
+    weights = np.zeros(1 << 20, np.uint8)
+    with tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / "state", base_bytes=0) as relay:
+        with tensor_relay.connect(relay.ticket, base_bytes=0) as none, tensor_relay.connect(relay.ticket) as client:
+            subscriptions = [none.subscribe("t"), client.subscribe("t")]
+            for _ in range(3):
+                relay.publish("t", {"w": weights})
+                codecs = [subscription.next(PATIENCE_S).receipt.codecs for subscription in subscriptions]
+                assert not any("sparse" in codec for codec in codecs)
+            assert none.stats()["base_bytes"] == client.stats()["base_bytes"] == relay.stats()["base_bytes"] == 0

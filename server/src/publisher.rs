@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
-use tensor_relay_device::Returned;
+use tensor_relay_device::{Demand, Returned};
 use tensor_relay_protocol::{
     EndReason, Epoch, MessageError, Metadata, Topic, Version, VersionId, check_metadata,
 };
@@ -37,6 +37,8 @@ pub struct Publisher {
     next: Version,
     /// Whether the log knows why its versions travel whole.
     told: bool,
+    /// Keeps the memory of versions that are gone for its next ones.
+    demand: Option<Demand>,
 }
 
 /// The topic has a publisher in this server.
@@ -90,7 +92,13 @@ impl Publisher {
         }
         topic.set_codec(options.codec);
         let next = topic.number_after(epoch); // In an epoch that goes on, so do its numbers.
-        Self { topic, catalogue, counters, options, epoch, next, told: false }
+        Self { topic, catalogue, counters, options, epoch, next, told: false, demand: None }
+    }
+
+    /// Its versions are staged in memory that is kept for the next ones as long as this lives.
+    pub(crate) fn staging_again_and_again(mut self, demand: Demand) -> Self {
+        self.demand = Some(demand);
+        self
     }
 
     /// Which topic.

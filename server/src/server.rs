@@ -49,6 +49,8 @@ pub struct ServerStats {
     pub evicted: u64,
     /// Bytes of staged versions: retained, in transfer, or kept to code later ones against.
     pub staged_bytes: u64,
+    /// Bytes of staged versions that are gone, which are kept for the next ones while their topics have publishers.
+    pub reusable_bytes: u64,
     /// Of versions that left retention, those that are kept to code later ones against.
     pub bases: BaseStats,
     /// What its lanes carried.
@@ -69,7 +71,7 @@ impl Server {
         let config = config.within_reason();
         let bases = Arc::new(Bases::new(config.base_bytes));
         let staging = Staging {
-            memory: HostMemory::new(config.staged_bytes),
+            memory: HostMemory::on_demand(config.staged_bytes),
             bases: Arc::clone(&bases),
             chunk_bytes: config.chunk_bytes,
             limits: config.limits,
@@ -110,7 +112,8 @@ impl Server {
         epoch: Option<Epoch>,
         options: TopicOptions,
     ) -> Result<Publisher, TopicTaken> {
-        open_publisher(&self.shared, topic, epoch, options)
+        let publisher = open_publisher(&self.shared, topic, epoch, options)?;
+        Ok(publisher.staging_again_and_again(self.staging.memory.demand()))
     }
 
     /// What its sessions share, for those who publish through it without having it.
@@ -125,13 +128,14 @@ impl Server {
 
     /// What it has done and is doing.
     pub fn stats(&self) -> ServerStats {
-        let counters = &self.shared.counters;
+        let (counters, staged) = (&self.shared.counters, self.staging.memory.stats());
         ServerStats {
             sessions: *self.shared.sessions.borrow(),
             transfers: *self.shared.transfers.borrow(),
             committed: counters.committed.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
-            staged_bytes: self.staging.memory.stats().in_use_bytes,
+            staged_bytes: staged.in_use_bytes,
+            reusable_bytes: staged.cached_bytes,
             bases: self.shared.catalogue.bases().stats(),
             traffic: self.shared.traffic.stats(),
             codecs: self.shared.tally.stats(),

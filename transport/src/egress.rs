@@ -6,6 +6,7 @@
 
 mod choosing;
 mod encoder;
+mod encodings;
 mod payload;
 mod read;
 mod reads;

@@ -106,7 +106,9 @@ impl Session {
         let id = SubscriptionId(self.next_id);
         self.next_id += 1;
         let base = Base::new(self.bases.clone(), self.config.workers);
-        let receiving = Receiving::new(request.clone(), self.credit, self.config.stall_timeout, base);
+        let demand = self.ground.memory.demand();
+        let stall_timeout = self.config.stall_timeout;
+        let receiving = Receiving::new(request.clone(), self.credit, stall_timeout, base, demand);
         let patience = Patience {
             topic_timeout: self.config.topic_timeout,
             held_max: self.config.versions_held_max,

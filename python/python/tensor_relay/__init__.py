@@ -108,6 +108,7 @@ def serve(
     codec: str = "auto",
     chunk_bytes: int = 4 << 20,
     staged_bytes: int | None = None,
+    base_bytes: int = 4 << 30,
     sessions_max: int = 1_024,
     stall_timeout: float = 30.0,
     reader_linger: float = 30.0,
@@ -126,6 +127,8 @@ def serve(
         and sends deltas to those who hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one.
     chunk_bytes: the unit of sending and checking, a multiple of 256.
     staged_bytes: how much memory staged versions may take. By default what the machine has.
+    base_bytes: how much of it versions may take that were replaced and are kept to make deltas against, while subscribers
+        hold copies of them. With 0 there are none, and deltas only against versions that a topic still keeps.
     sessions_max: how many clients may be connected.
     stall_timeout: after how long without a byte taken a subscriber in mid-transfer is evicted.
     reader_linger: how long the place of a named reader in mode "every" is kept when its connection is lost.
@@ -145,6 +148,7 @@ def serve(
         codec=codec,
         chunk_bytes=chunk_bytes,
         staged_bytes=staged_bytes,
+        base_bytes=base_bytes,
         sessions_max=sessions_max,
         stall_timeout=stall_timeout,
         reader_linger=reader_linger,
@@ -161,6 +165,7 @@ def connect(
     *,
     timeout: float = 10.0,
     memory_bytes: int | None = None,
+    base_bytes: int = 4 << 30,
     lanes: int | None = None,
     topic_timeout: float = 10.0,
     stall_timeout: float = 30.0,
@@ -177,6 +182,8 @@ def connect(
         environment variable TENSOR_RELAY_TICKET holds.
     timeout: how long the server is tried to be reached.
     memory_bytes: how much memory snapshots may take: received, held, and kept for reuse. By default what the machine has.
+    base_bytes: how much memory copies of versions may take to which deltas are applied: one version for each subscription,
+        from the second version on. What does not fit comes whole; with 0 everything does.
     lanes: how many connections the session uses, 1 to 16. By default as many as make large versions faster.
     topic_timeout: how long a subscription waits for a topic that does not exist yet.
     stall_timeout: after how long without a byte a version under way is given up.
@@ -196,6 +203,7 @@ def connect(
         _read_ticket(ticket),
         timeout=timeout,
         memory_bytes=memory_bytes,
+        base_bytes=base_bytes,
         lanes=lanes,
         topic_timeout=topic_timeout,
         stall_timeout=stall_timeout,

@@ -194,6 +194,7 @@ class Client:
         atomic: bool = True,
         strict: bool = True,
     ) -> Subscription: ...
+    def stats(self) -> dict[str, int]: ...
     @property
     def reconnects(self) -> int: ...
     def close(self) -> None: ...
@@ -288,6 +289,7 @@ def serve(
     codec: str,
     chunk_bytes: int,
     staged_bytes: int | None,
+    base_bytes: int,
     sessions_max: int,
     stall_timeout: float,
     reader_linger: float,
@@ -300,6 +302,7 @@ def connect(
     *,
     timeout: float,
     memory_bytes: int | None,
+    base_bytes: int,
     lanes: int | None,
     topic_timeout: float,
     stall_timeout: float,

@@ -35,6 +35,11 @@ fn what_is_saved_is_told() {
         ended.err.contains("sent m: 12.0 MiB, ") && ended.err.contains("sent n: 3.00 MiB\n"),
         "{ended:?}"
     );
+    let memory = ended.out.lines().find(|line| line.contains(r#""event":"memory""#)).unwrap();
+    let memory: Value = serde_json::from_str(memory).unwrap();
+    let encoded = memory["encoded_bytes"].as_u64().unwrap();
+    assert!((1 << 20..12 << 20).contains(&encoded), "what is kept of `m` for others: {memory}");
+    assert!(ended.err.contains("memory: ") && memory["staged_bytes"].is_u64(), "{ended:?}");
     let sent = |topic: &str| -> Value {
         let mut lines = ended.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.find(|line| line["event"] == "sent" && line["topic"] == topic).unwrap()

@@ -6,11 +6,11 @@ mod scratch;
 use super::{
     Payload, Stage, Stages, Wanted,
     choosing::Chooser,
+    encodings::{Encodings, Key},
     reads::{ReadStats, Reads},
 };
 use crate::Workers;
 use bytes::Bytes;
-use quick_cache::{Weighter, sync::Cache};
 use std::{
     fmt,
     sync::{
@@ -39,13 +39,13 @@ pub struct Encoded {
 }
 
 /// Reads, hashes and encodes chunks, each once per (payload, chunk, codec, base) however many subscribers want it, as long as
-/// the result stays in a cache of bounded size. What was evicted is read and encoded again.
+/// the result stays in a cache of bounded size. What was evicted is read and encoded again. The cache forgets a payload that
+/// is dropped.
 ///
 /// Raw chunks are the source's own bytes and cost nothing to read again, but where the source is on a device: those are
 /// read once as well, and kept within a bound of their own.
 pub struct Encoder {
-    /// `None` for what gained too little: it travels raw, and its bytes are not kept here.
-    cache: Cache<Key, Option<Encoded>, ByBytes>,
+    cache: Arc<Encodings>,
     reads: Arc<Reads>,
     chooser: Chooser,
     workers: Workers,
@@ -83,6 +83,8 @@ pub struct EncoderStats {
     pub source_reads: u64,
     /// Of those, chunks that had been read before, and were not kept any more when a later subscriber asked.
     pub source_rereads: u64,
+    /// What encodings take now that are kept for further subscribers, with memory for the next ones. It goes with its version.
+    pub encoded_bytes: u64,
     /// What is kept of devices now, and what is being read. Each chunk counts at least as much as a slot.
     pub source_kept_bytes: u64,
 }
@@ -98,30 +100,11 @@ struct Counters {
     deltas: AtomicU64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    payload: u64,
-    chunk: ChunkIndex,
-    codec: CodecId,
-    /// The payload that it is coded against, if any.
-    base: Option<u64>,
-}
-
-#[derive(Debug, Clone)]
-struct ByBytes;
-
-impl Weighter<Key, Option<Encoded>> for ByBytes {
-    fn weight(&self, _: &Key, encoded: &Option<Encoded>) -> u64 {
-        encoded.as_ref().map_or(0, |encoded| encoded.bytes.len() as u64) + 128 // The entry itself.
-    }
-}
-
 impl Encoder {
     /// An encoder that keeps at most `cache_bytes` of encodings, and of the raw chunks of each device at most
     /// `device_cache_bytes`; without a number, as much as half of the device's slots hold.
     pub fn new(cache_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
-        // The number of entries is only a hint for the first allocation; the weight is the bound.
-        let cache = Cache::with_weighter(64, cache_bytes, ByBytes);
+        let cache = Arc::new(Encodings::new(cache_bytes));
         let stages = Arc::new(Stages::default());
         let reads = Arc::new(Reads::new(device_cache_bytes, workers, Arc::clone(&stages)));
         let chooser = Chooser::new(workers);
@@ -221,7 +204,8 @@ impl Encoder {
             spent = took;
             Ok::<_, Arc<SourceError>>(encoded)
         };
-        let encoded = match (self.cache.get_or_insert_async(&key, run).await?, raw) {
+        payload.is_encoded_in(&self.cache);
+        let encoded = match (self.cache.get_or_encode(&key, run).await?, raw) {
             (Some(encoded), _) | (None, Some(encoded)) => encoded,
             (None, None) => self.raw(payload, chunk).await?,
         };
@@ -257,6 +241,7 @@ impl Encoder {
             compared: compared.load(Ordering::Relaxed),
             deltas: deltas.load(Ordering::Relaxed),
             looks: self.chooser.looks(),
+            encoded_bytes: self.cache.bytes(),
             source_asked: asked,
             source_reads: begun,
             source_rereads: repeated,
@@ -304,9 +289,11 @@ impl Encoder {
         let (_, dtype) = payload.manifest().chunk(chunk);
         let (bytes, raw_bytes) = (raw.bytes.clone(), raw.bytes.len());
         let context = Context { dtype, base: None };
+        let encodings = Arc::clone(&self.cache);
         let encoding = self.workers.run(move || {
             let began = Instant::now();
-            let encoded = scratch::encode(wanted, context, &bytes, worthwhile_bytes(raw_bytes));
+            let keep = |encoded: &[u8]| encodings.copy(encoded);
+            let encoded = scratch::encode(wanted, context, &bytes, worthwhile_bytes(raw_bytes), keep);
             (encoded, began.elapsed())
         });
         let (encoded, spent) = encoding.await;
@@ -396,8 +383,28 @@ mod tests {
         for chunk in 0..50 {
             encoder.encode(&payload, ChunkIndex(chunk), CodecId::Zstd).await.unwrap();
         }
-        assert!(encoder.cache.weight() <= 1, "a cache too small for anything keeps nothing");
+        assert!(encoder.stats().encoded_bytes <= 1, "a cache too small for anything keeps nothing");
         encoder.encode(&payload, ChunkIndex(0), CodecId::Zstd).await.unwrap();
         assert_eq!(encoder.stats().encoded, 51);
+    }
+
+    #[tokio::test]
+    async fn encodings_go_with_their_versions() {
+        let (before, mut after) = (vec![1; 8192], vec![1; 8192]);
+        after[100] ^= 1;
+        let (before, after) = (payload(before), payload(after));
+        let encoder = Encoder::new(1 << 20, None, Workers::Inline);
+        let wanted = Wanted::Fixed(CodecId::Sparse);
+        encoder
+            .encode_delta(&after, ChunkIndex(0), Some(&before), wanted)
+            .await
+            .unwrap();
+        encoder.encode(&after, ChunkIndex(1), CodecId::Zstd).await.unwrap();
+        let both = encoder.stats().encoded_bytes;
+        drop(before);
+        let one = encoder.stats().encoded_bytes;
+        assert!(0 < one && one < both, "{one} of {both}: nobody will be sent that delta any more");
+        drop(after);
+        assert_eq!(encoder.stats().encoded_bytes, 0);
     }
 }

@@ -1,6 +1,6 @@
 //! A version as its sender holds it.
 
-use super::reads::Reads;
+use super::{encodings::Encodings, reads::Reads};
 use std::sync::{
     Arc, OnceLock, Weak,
     atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,6 +17,8 @@ pub struct Payload {
     chunks: Box<[Known]>,
     /// Where chunks that were read are kept for others, for as long as this lives.
     kept_in: OnceLock<Weak<Reads>>,
+    /// Likewise, where what they were encoded to is kept.
+    encoded_in: OnceLock<Weak<Encodings>>,
 }
 
 /// What is known of one chunk.
@@ -33,7 +35,7 @@ impl Payload {
         let chunks = manifest.chunking().count();
         let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
         let chunks = (0..chunks).map(|_| Known::default()).collect();
-        Self { key, manifest, source, chunks, kept_in: OnceLock::new() }
+        Self { key, manifest, source, chunks, kept_in: OnceLock::new(), encoded_in: OnceLock::new() }
     }
 
     /// A payload whose chunks were hashed while they were copied to where `source` reads them, one hash per chunk.
@@ -105,12 +107,20 @@ impl Payload {
     pub(super) fn is_kept_in(&self, reads: &Arc<Reads>) {
         self.kept_in.get_or_init(|| Arc::downgrade(reads));
     }
+
+    /// Lets `encodings` forget its chunks when it is dropped. A payload is encoded by one server.
+    pub(super) fn is_encoded_in(&self, encodings: &Arc<Encodings>) {
+        self.encoded_in.get_or_init(|| Arc::downgrade(encodings));
+    }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
         if let Some(reads) = self.kept_in.get().and_then(Weak::upgrade) {
             reads.forget(self.key);
+        }
+        if let Some(encodings) = self.encoded_in.get().and_then(Weak::upgrade) {
+            encodings.forget(self.key);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Chunks as deltas against a version that a receiver holds, once for all that hold it.
 
-use super::{Encoded, Encoder, Key, scratch};
-use crate::egress::{Payload, Stage, Wanted};
+use super::{Encoded, Encoder, scratch};
+use crate::egress::{Payload, Stage, Wanted, encodings::Key};
 use bytes::Bytes;
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -60,6 +60,8 @@ impl Encoder {
         base: &Payload,
         raw: &Encoded,
     ) -> Result<(Option<Encoded>, Duration), Arc<SourceError>> {
+        payload.is_encoded_in(&self.cache);
+        base.is_encoded_in(&self.cache);
         let is_same = base.hash(key.chunk) == Some(raw.hash);
         if !is_same && !self.chooser.expects_delta(payload, key.chunk) {
             self.cache.insert(key, None); // So that all who get the chunk get the same.
@@ -81,7 +83,7 @@ impl Encoder {
             spent = took;
             Ok::<_, Arc<SourceError>>(delta)
         };
-        let delta = self.cache.get_or_insert_async(&key, compare).await?;
+        let delta = self.cache.get_or_encode(&key, compare).await?;
         Ok((delta, spent))
     }
 
@@ -118,11 +120,12 @@ impl Encoder {
     ) -> (Option<Encoded>, Duration) {
         let _comparing = self.stages.begin(Stage::Encode);
         let (_, dtype) = payload.manifest().chunk(chunk);
-        let bytes = raw.bytes.clone();
+        let (bytes, encodings) = (raw.bytes.clone(), Arc::clone(&self.cache));
         let comparing = self.workers.run_over(bytes.len(), move || {
             let began = Instant::now();
             let context = Context { dtype, base: Some(&before) };
-            (scratch::encode(CODEC, context, &bytes, bytes.len() / 2), began.elapsed())
+            let keep = |delta: &[u8]| encodings.copy(delta);
+            (scratch::encode(CODEC, context, &bytes, bytes.len() / 2, keep), began.elapsed())
         });
         let (delta, spent) = comparing.await;
         self.chooser.handle_compared(payload, chunk, delta.is_some());

@@ -10,13 +10,19 @@ thread_local! {
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The encoding of `raw`, in memory of its own length; `None` where it does not fit `room_bytes`.
-pub(super) fn encode(id: CodecId, context: Context<'_>, raw: &[u8], room_bytes: usize) -> Option<Bytes> {
+/// The encoding of `raw`, in memory of its own length, which `keep` copies it to; `None` where it does not fit `room_bytes`.
+pub(super) fn encode(
+    id: CodecId,
+    context: Context<'_>,
+    raw: &[u8],
+    room_bytes: usize,
+    keep: impl FnOnce(&[u8]) -> Bytes,
+) -> Option<Bytes> {
     OUT.with_borrow_mut(|out| {
         if out.len() < room_bytes {
             out.resize(room_bytes, 0);
         }
         let written = codec(id).encode(context, raw, &mut out[..room_bytes])?;
-        Some(Bytes::copy_from_slice(&out[..written]))
+        Some(keep(&out[..written]))
     })
 }
