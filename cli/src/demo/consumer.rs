@@ -27,7 +27,8 @@ pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
     let ticket: Ticket = args.ticket.parse()?;
     let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    let config = Config { topic_timeout: TOPIC_TIMEOUT, device, ..Config::default() };
+    // Every byte of every version is new: no delta could be made, so it keeps no copies for them.
+    let config = Config { topic_timeout: TOPIC_TIMEOUT, base_bytes: 0, device, ..Config::default() };
     let client = subscribe::connect(&ticket, Duration::from_secs(10), config).await?;
     let mut weights = client.subscribe(&topic).await?;
     let mut small = client.subscribe(&Topic::new(SMALL)?).await?;

@@ -49,7 +49,8 @@ impl Story {
 
     pub(crate) fn publishing(&mut self, version: u64) {
         if version == 1 {
-            self.tell("  Each version has new bytes in every tensor; the consumer generates them again and compares.");
+            self.tell("  Each version has new bytes in every tensor. The producer makes it before its transfer begins; the");
+            self.tell("  consumer generates it again and compares after it was committed. The time is that of the transfer.");
         }
     }
 
@@ -112,7 +113,12 @@ impl Story {
                 self.device
             );
         }
-        println!("  memory    the first version meets fresh memory, later ones reuse it and are faster");
+        println!(
+            "  memory    the first version meets fresh memory, later ones reuse it and are faster; since every"
+        );
+        println!(
+            "            byte is new, no copy is kept here to apply deltas to, as `subscribe` does by default"
+        );
         println!(
             "\nNext: on two hosts, `tensor-relay serve --topic NAME=FILE.safetensors` and, with the ticket"
         );
