@@ -25,7 +25,8 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Say more on stderr: -v informs, -vv tells everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`.
+    /// Say more on stderr: -v informs, -vv tells everything. TENSOR_RELAY_LOG sets a filter, e.g. `debug`; QUIC's frames, which
+    /// have secrets in them, are never logged.
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = FOR_ALL)]
     pub(crate) verbose: u8,
 }

@@ -31,7 +31,8 @@ use args::Command;
 use config::Layers;
 use exit::UsageError;
 use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
-use tracing_subscriber::EnvFilter;
+use tracing::{Level, Metadata};
+use tracing_subscriber::{EnvFilter, filter::filter_fn, prelude::*};
 
 /// QUIC allocates 64 KiB for each batch that comes, and gives it back a moment later. glibc returns such memory to the
 /// system and faults it in again: measured, that is a tenth of all CPU time.
@@ -101,6 +102,8 @@ fn log_to_stderr(verbose: u8) -> Result<(), UsageError> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_target(false)
+        .finish()
+        .with(filter_fn(shows_no_secret))
         .init();
     Ok(())
 }
@@ -112,4 +115,10 @@ fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
              by module, such as `info,tensor_relay_client=debug`"
         ))
     })
+}
+
+/// Whether something may be logged, whatever the filter says. On the level `trace`, QUIC prints every frame with what is in
+/// it; those with a stateless reset token let whoever reads the log end the connection.
+fn shows_no_secret(metadata: &Metadata<'_>) -> bool {
+    *metadata.level() != Level::TRACE || !metadata.target().starts_with("quinn_proto")
 }

@@ -1,6 +1,7 @@
 //! What the program says of itself, and the demo.
 
-use tensor_relay_tests::processes::Home;
+use crate::files;
+use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
 
 /// Goal: whoever asks a command for help reads what it does, and which words it takes.
 /// Method: every command with `--help`; and the version.
@@ -38,6 +39,30 @@ fn help_and_version() {
     assert!(home.run(&["serv"]).with(2).err.contains("'serve'"), "others are suggested");
     let nothing = home.run(&[]).with(2);
     assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
+}
+
+/// Goal: whatever filter somebody sets, no log has the secrets of a connection: who knows a stateless reset token can end it.
+/// Method: a transfer with all that can be told, by filters of several forms; what else there is to tell is there.
+#[test]
+fn no_log_has_a_reset_token() {
+    for filter in ["trace", "warn,quinn_proto::connection=trace,quinn=trace"] {
+        let home = Home::new();
+        files::noise(&home.path("m"), 1 << 20, 1);
+        let start = |words: &[&str]| {
+            let mut command = home.program();
+            command.args(words).env("TENSOR_RELAY_LOG", filter);
+            Process::start(command)
+        };
+        let server = Serving::hear(start(&["serve", "--json", ANY_PORT, "--topic=m=m"]));
+        let subscribed = start(&["subscribe", server.ticket("m"), "--once", "--out=out"]).end().with(0);
+        let served = server.process.end_by(Signal::TERM).with(0);
+        for said in [&subscribed.err, &served.err] {
+            assert!(!said.to_lowercase().contains("reset_token"), "{filter}: {said}");
+        }
+        if filter == "trace" {
+            assert!(subscribed.err.contains("TRACE") && served.err.contains("DEBUG"), "it tells nothing");
+        }
+    }
 }
 
 /// Goal: the demo moves a model and proves it, in words for people and as JSON for programs.
