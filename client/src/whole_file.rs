@@ -125,18 +125,23 @@ mod tests {
     fn what_is_no_regular_file_stays() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        mknodat(CWD, at("a FIFO"), FileType::Fifo, Mode::RUSR, 0).unwrap();
-        fs::create_dir(at("a folder")).unwrap();
-        let _listener = UnixListener::bind(at("a socket")).unwrap();
-        symlink("/proc/self/fd/1", at("a link into /proc")).unwrap();
-        symlink("a FIFO", at("a link to what is no regular file")).unwrap();
+        mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        fs::create_dir(at("folder")).unwrap();
+        let _listener = UnixListener::bind(at("socket")).unwrap();
+        symlink("/proc/self/fd/1", at("stdout")).unwrap();
+        symlink("fifo", at("link")).unwrap();
         let before = fs::read_dir(dir.path()).unwrap().count();
-        for entry in fs::read_dir(dir.path()).unwrap().flatten() {
-            let (path, kind) = (entry.path(), entry.file_type().unwrap());
-            let error = replace(&path).unwrap_err();
-            let name = entry.file_name().into_string().unwrap();
-            assert!(error.to_string().starts_with(&format!("it is {name}, not a regular file")), "{error}");
-            assert_eq!(fs::symlink_metadata(&path).unwrap().file_type(), kind);
+        for (name, what) in [
+            ("fifo", "a FIFO"),
+            ("folder", "a folder"),
+            ("socket", "a socket"),
+            ("stdout", "a link into /proc"),
+            ("link", "a link to what is no regular file"),
+        ] {
+            let kind = || fs::symlink_metadata(at(name)).unwrap().file_type();
+            let (was, error) = (kind(), replace(&at(name)).unwrap_err());
+            assert!(error.to_string().starts_with(&format!("it is {what}, not a regular file")), "{error}");
+            assert_eq!(kind(), was);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before, "no temporary file stays");
         let device = must_be_replaceable(Path::new("/dev/null")).unwrap_err();
