@@ -78,8 +78,9 @@ pub(crate) fn weights(path: &Path, elements: usize, seed: u64) {
 
 /// Writes a file with one tensor `w` of `size` zeros. It takes no time, whatever the size.
 pub(crate) fn zeros(path: &Path, size: u64) {
-    let head =
-        with_header(&format!(r#"{{"w":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#), &[]);
+    let json = format!(r#"{{"w":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#);
+    let padded = json.len().next_multiple_of(8); // As the format's own writer does it.
+    let head = with_header(&format!("{json:padded$}"), &[]);
     fs::write(path, &head).unwrap();
     let file = File::options().write(true).open(path).unwrap();
     file.set_len(head.len() as u64 + size).unwrap();

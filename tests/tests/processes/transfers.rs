@@ -50,6 +50,7 @@ fn check_committed(said: &Value, served: &Value) {
         "payload_bytes": served["payload_bytes"],
         "wire_bytes": served["payload_bytes"],
         "skipped": 0,
+        "missed_generations": 0,
         "new_epoch": false,
         "resumed": 0,
         "metadata": {},
@@ -105,6 +106,7 @@ fn serve_says_what_it_serves() {
         "tensors": 1,
         "payload_bytes": server.topic("w")["payload_bytes"],
         "file": "w",
+        "files": ["w"],
         "ticket": ticket,
     });
     let expected = json!({
