@@ -68,6 +68,12 @@ class OfTorch:
     def __init__(self, array):
         self.array, self.device = array, types.SimpleNamespace(index=array.gpu.ordinal)
 
+    def numel(self):
+        return len(self.array.bytes())
+
+    def untyped_storage(self):
+        return types.SimpleNamespace(size=self.numel)
+
     def detach(self):
         return self
 
