@@ -12,7 +12,7 @@ use crate::{
     signals::Signals,
     units,
 };
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use ledger::Ledger;
 use load::Loader;
 use offer::{Offer, Published};
@@ -128,13 +128,14 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     }
     let open = beside::open(&server, &args, loader.device.as_ref())?;
     report(&args, listening, identity.fingerprint(), &topics, &any);
-    let watching = watch(offers, args.watch_interval, args.json);
+    let mut looking = look_after(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
         failure = device::failure(loader.device.as_ref()) => Err(failure),
+        error = all_lost(&mut looking), if open.is_none() => Err(error),
     };
     let (sent, stats) = (server.sent_reader(), server.stats());
-    drop((watching, open));
+    drop((looking, open));
     let drained = drain(server, args.grace, &mut signals).await;
     report_sent(sent(), args.json);
     report_memory(&stats, args.json);
@@ -170,12 +171,16 @@ fn served(published: &Published, path: &Path, ticket: &Ticket) -> Served {
     }
 }
 
-/// Publishes what replaces the files of `offers`, until the result is dropped. Each topic has its own task, because a
-/// publish may wait for readers.
-fn watch(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<()> {
-    let mut watching = JoinSet::new();
+/// Looks after `offers` until the result is dropped: publishes what replaces their files, or ends topics whose files are
+/// lost and cannot be replaced. Each has its own task, because a publish may wait for readers.
+fn look_after(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<Offer> {
+    let mut looking = JoinSet::new();
     for mut offer in offers {
-        watching.spawn(async move {
+        looking.spawn(async move {
+            if !offer.is_watched() {
+                offer.end_when_lost().await;
+                return offer;
+            }
             loop {
                 tokio::time::sleep(interval).await;
                 if let Some(published) = offer.look(interval).await {
@@ -184,7 +189,19 @@ fn watch(offers: Vec<Offer>, interval: Duration, as_json: bool) -> JoinSet<()> {
             }
         });
     }
-    watching
+    looking
+}
+
+/// Waits until every topic has ended because its files are lost, and says so: whoever started this server wants it to
+/// serve something, and can start it again.
+async fn all_lost(looking: &mut JoinSet<Offer>) -> anyhow::Error {
+    let mut lost = vec![]; // Until the last one, subscribers who come later are told of the others.
+    while let Some(offer) = looking.join_next().await {
+        lost.push(offer);
+    }
+    anyhow!(
+        "nothing is on offer any more: what was served was changed in place (told above); start the server again"
+    )
 }
 
 fn report_replaced(Published { id, tensors, payload_bytes, files, missed }: &Published, as_json: bool) {

@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     sync::{Mutex, MutexGuard, PoisonError},
 };
-use tensor_relay_protocol::Mode;
+use tensor_relay_protocol::{AbortReason, Mode, VersionId};
 use tokio::{sync::Notify, time::Instant};
 
 /// Holds what the user has not taken.
@@ -25,6 +25,8 @@ struct State {
     announced: bool,
     /// Since when the server of now knows what is wanted; none while there is no connection.
     asked: Option<Instant>,
+    /// The version that the server announced and gave up, where the user has none and no other was announced since.
+    given_up: Option<(VersionId, AbortReason)>,
     ready: VecDeque<Item>,
     ended: Option<SubscriptionError>,
 }
@@ -81,13 +83,29 @@ impl Delivery {
 
     /// Says that the topic exists.
     pub(crate) fn announce(&self) {
-        self.state().announced = true;
+        let mut state = self.state();
+        (state.announced, state.given_up) = (true, None);
         self.changed.notify_one();
+    }
+
+    /// Says that the server gave up what it announced, and that the user has nothing yet: it is waited for as if the topic
+    /// had been asked for now.
+    pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
+        let mut state = self.state();
+        (state.announced, state.given_up) = (false, Some((id, reason)));
+        state.asked = Some(Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// The version that was given up, where no other was announced since.
+    pub(crate) fn given_up(&self) -> Option<(VersionId, AbortReason)> {
+        self.state().given_up.clone()
     }
 
     /// Says since when the server knows what is wanted, or that there is none now.
     pub(crate) fn set_asked(&self, asked: Option<Instant>) {
-        self.state().asked = asked;
+        let mut state = self.state();
+        (state.asked, state.given_up) = (asked, None);
         self.changed.notify_one();
     }
 
@@ -180,7 +198,7 @@ impl Delivery {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::{EndReason, Epoch, Topic, Version, VersionId};
+    use tensor_relay_protocol::{EndReason, Epoch, Topic, Version};
 
     fn id(version: u64) -> VersionId {
         VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(version) }

@@ -56,6 +56,11 @@ impl History {
         self.acknowledged
     }
 
+    /// Whether any version was committed.
+    pub(crate) fn has_committed(&self) -> bool {
+        self.committed.is_some()
+    }
+
     /// Whether this version, or a later one of its epoch, has ended.
     pub(crate) fn is_past(&self, (epoch, version): (Epoch, Version)) -> bool {
         let ended = self.last.iter().chain(&self.epochs);

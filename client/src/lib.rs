@@ -86,8 +86,9 @@ pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};
 pub use subscription::Subscription;
 pub use tensor_relay_protocol::{
-    Blame, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, Glob, GlobError, Manifest, Metadata, Mode,
-    ReaderName, Shape, Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry, Version, VersionId,
+    AbortReason, Blame, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, Glob, GlobError, Manifest,
+    Metadata, Mode, ReaderName, Shape, Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry,
+    Version, VersionId,
 };
 pub use tensor_relay_transport::{
     CodecCount, CodecStats, ConnectError, Connector, LaneError, LaneStats, Tuning, ingress::OverlapStats,

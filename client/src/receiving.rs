@@ -20,8 +20,8 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 use tensor_relay_device::Demand;
 use tensor_relay_protocol::{
-    Announce, ChunkHeader, ChunkIndex, Epoch, Manifest, Misbehaved, Mode, Partial, Selection, Subscribe,
-    SubscriptionId, Topic, Verified, Version, VersionDigest, VersionId,
+    AbortReason, Announce, ChunkHeader, ChunkIndex, Epoch, Manifest, Misbehaved, Mode, Partial, Selection,
+    Subscribe, SubscriptionId, Topic, Verified, Version, VersionDigest, VersionId,
 };
 use tensor_relay_transport::{DataIn, LaneError};
 use tokio::{task::AbortHandle, time::Instant};
@@ -383,10 +383,13 @@ impl Receiving {
 
     /// Gives up the version `of` because the server does; returns false when it is not under way. Both ends forget what
     /// credit was left, and this one has `credit` to give anew.
-    pub(crate) fn handle_abort(&mut self, of: (Epoch, Version), credit: u32) -> bool {
+    pub(crate) fn handle_abort(&mut self, of: (Epoch, Version), reason: AbortReason, credit: u32) -> bool {
         match self.id() {
             Some(id) if (id.epoch, id.version) == of => {
                 self.forget(&id, credit);
+                if !self.history.has_committed() {
+                    self.delivery.handle_given_up(id, reason);
+                }
                 true
             }
             _ => false,

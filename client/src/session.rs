@@ -285,7 +285,7 @@ impl Session {
                 if receiving.has_ended((epoch, version)) {
                     return Ok(()); // The last word of this end, its commit, was on the way when the server spoke.
                 }
-                if !receiving.handle_abort((epoch, version), credit) {
+                if !receiving.handle_abort((epoch, version), reason, credit) {
                     return Err(Misbehaved::WrongVersion { epoch, version }.into());
                 }
                 tracing::warn!(topic = %receiving.topic(), %version, "The server gave a version up: {reason}.");

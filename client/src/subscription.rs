@@ -55,7 +55,9 @@ impl Subscription {
     /// In mode `every`, asking says that the user is done with the snapshot before: the server need not retain it for
     /// this reader any longer.
     ///
-    /// Waits without bound for a topic that exists to have a new version; put a timeout around it where that matters.
+    /// Waits without bound for a topic that exists to have a new version; put a timeout around it where that matters. The
+    /// first version is waited for as long as [`Config::topic_timeout`](crate::Config::topic_timeout), also where the
+    /// server gave one up that it had begun.
     ///
     /// # Errors
     /// [`SubscriptionError`]. After one that [is final](SubscriptionError::is_final) nothing more comes, and later calls
@@ -109,6 +111,11 @@ impl Subscription {
         let deadline = asked + self.patience.topic_timeout;
         let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
         if changed.await.is_err() {
+            let timeout_ms = self.patience.topic_timeout.as_millis();
+            if let Some((id, reason)) = self.delivery.given_up() {
+                self.delivery.end(SubscriptionError::GivenUp { id, reason, timeout_ms });
+                return self.unsubscribe();
+            }
             tokio::select! {
                 listed = self.topic_is_listed() => match listed {
                     Some(false) => {}
@@ -118,7 +125,6 @@ impl Subscription {
                 // A version, or a connection that is lost with the question.
                 () = self.delivery.changed() => return,
             }
-            let timeout_ms = self.patience.topic_timeout.as_millis();
             self.delivery
                 .end(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms });
             self.unsubscribe();

@@ -249,6 +249,25 @@ impl Publisher {
     pub fn withdraw(self) {
         self.catalogue.remove(&self.topic, EndReason::Withdrawn);
     }
+
+    /// Takes the topic back as [`withdraw`](Self::withdraw) does, and keeps its name for as long as this lives: whoever
+    /// subscribes later is told at once, and does not wait for the topic to appear. Nothing is published after this.
+    pub fn withdraw_for_good(&self) {
+        self.topic.end(EndReason::Withdrawn);
+    }
+
+    /// Whether a version could not be read any more, because its files changed or its device failed, and none is left.
+    pub fn is_lost(&self) -> bool {
+        self.topic.is_lost()
+    }
+
+    /// Waits until [`is_lost`](Self::is_lost). Cancel safe.
+    pub async fn lost(&self) {
+        let mut changes = self.topic.changes();
+        while !self.topic.is_lost() {
+            let _ = changes.changed().await; // This holds the topic, and the topic the sender.
+        }
+    }
 }
 
 impl Drop for Publisher {

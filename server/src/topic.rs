@@ -83,6 +83,8 @@ struct State {
     codec: Option<CodecChoice>,
     publishers_ever: u64,
     ended: Option<EndReason>,
+    /// Whether a version could not be read any more since the last publish.
+    lost: bool,
     followers: u64,
     /// When the last follower left, if there is none.
     left: Option<Instant>,
@@ -203,7 +205,7 @@ impl TopicState {
                 if state.last.is_some_and(|(epoch, _)| epoch != id.0) || state.is_forsaken(now, self.linger) {
                     gone.push(self.bases.forget(self.number));
                 }
-                (state.published, state.last) = (Some(now), Some(id));
+                (state.published, state.last, state.lost) = (Some(now), Some(id), false);
                 for retained in &left {
                     retained.leave();
                     state.check_terms(retained);
@@ -258,9 +260,18 @@ impl TopicState {
     pub(crate) fn lose(&self, id: &VersionId) {
         let of = (id.epoch, id.version);
         match self.find(id.epoch, id.version) {
-            Some((seq, _)) => self.withdraw(seq, of),
+            Some((seq, _)) => {
+                self.state().lost = true;
+                self.withdraw(seq, of);
+            }
             None => drop(self.bases.take_back(self.number, of)),
         }
+    }
+
+    /// Whether a version could not be read any more, and none is left.
+    pub(crate) fn is_lost(&self) -> bool {
+        let state = self.state();
+        state.lost && state.retention.newest().is_none()
     }
 
     /// Says that nothing will follow. A topic that was withdrawn or expired gives its versions up as well.

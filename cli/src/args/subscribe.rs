@@ -49,7 +49,8 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, help_heading = "What to receive")]
     pub(crate) once: bool,
 
-    /// How long to wait for a topic that does not exist yet, in seconds.
+    /// How long to wait for a topic that does not exist yet, in seconds; or for another first version, where the server gave
+    /// one up.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "What to receive")]
     pub(crate) wait: Duration,
 

@@ -93,6 +93,25 @@ impl Offer {
         Ok((Self { source, watch }, published))
     }
 
+    /// Whether files that are replaced are published.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// Waits until the files cannot be read any more, and ends the topic: without --watch, nothing can follow. Whoever
+    /// subscribes later is told as long as this lives.
+    pub(crate) async fn end_when_lost(&self) {
+        let Source { publisher, path, .. } = &self.source;
+        publisher.lost().await;
+        publisher.withdraw_for_good();
+        let (topic, path) = (publisher.topic(), path.display());
+        tracing::error!(
+            "{topic}: {path} was changed in place while it was served from there, so the topic ends: its subscribers are \
+             told, and those who come later too. Start the server again to serve what is there now; replace files by \
+             renaming others over them, or serve with --watch or --hold stage."
+        );
+    }
+
     /// Looks at the files, and publishes what is new and complete. Waits, and goes on, when something is wrong with them.
     /// Looks on, every `interval`, while a version is read and waits for readers.
     pub(crate) async fn look(&mut self, interval: Duration) -> Option<Published> {
@@ -113,7 +132,7 @@ impl Offer {
                 published
             }
             Err(error) => {
-                watch.handle_failure(&message_of(&error)).await;
+                watch.handle_failure(&message_of(&error), source.publisher.is_lost()).await;
                 None
             }
         }
@@ -127,7 +146,7 @@ impl Source {
         missed: u64,
     ) -> anyhow::Result<Option<Published>> {
         let loaded = self.loader.load(&self.path, Some(watch)).await?;
-        if loaded.digest == self.digest {
+        if loaded.digest == self.digest && !self.publisher.is_lost() {
             return Ok(None); // Touched, not changed.
         }
         let digest = loaded.digest;
@@ -220,10 +239,13 @@ impl Watch {
     }
 
     /// Lets what could not be published count as new again; says why it could not, if that was not said before.
-    async fn handle_failure(&mut self, error: &str) {
+    async fn handle_failure(&mut self, error: &str, is_lost: bool) {
         self.with_files(FileWatch::forget).await;
         if self.complaint.replace(error.to_owned()).is_none_or(|before| before != error) {
-            let then = "the version before stays on offer, and it is tried again";
+            let then = match is_lost {
+                true => "nothing is on offer until it can, and it is tried again",
+                false => "the version before stays on offer, and it is tried again",
+            };
             tracing::warn!("{}: what replaced the files cannot be published; {then}: {error}", self.topic);
         }
     }

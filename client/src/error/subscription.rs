@@ -2,7 +2,7 @@
 
 use super::ClientError;
 use std::{fmt, sync::Arc};
-use tensor_relay_protocol::{EndReason, Topic, Version, VersionId};
+use tensor_relay_protocol::{AbortReason, EndReason, Topic, Version, VersionId};
 
 /// Versions that are missing on a subscription in mode `every`, right before the next snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +57,19 @@ pub enum SubscriptionError {
         /// Which topic.
         topic: Topic,
         /// How long it was waited for.
+        timeout_ms: u128,
+    },
+    /// The server gave up the first version that it sent, and no other followed in time.
+    #[error(
+        "the server gave {id} up: {reason}; no other version came within {timeout_ms} ms, and none was received before: \
+         the server's log says more"
+    )]
+    GivenUp {
+        /// Which version.
+        id: VersionId,
+        /// Why.
+        reason: AbortReason,
+        /// How long another one was waited for.
         timeout_ms: u128,
     },
     /// The server ended the subscription.

@@ -109,7 +109,7 @@ pub enum EndReason {
     TooSlow,
     /// Nothing was published for as long as the topic lives without.
     Expired,
-    /// The publisher took the topic back.
+    /// The publisher took the topic back, or its server cannot read it any more.
     Withdrawn,
     /// Another subscription came under the same reader name.
     Replaced,
@@ -325,7 +325,10 @@ impl fmt::Display for EndReason {
                  reader was evicted; read faster, or let the publisher keep more versions",
             ),
             Self::Expired => f.write_str("nothing was published for as long as the topic lives without"),
-            Self::Withdrawn => f.write_str("the publisher took the topic back"),
+            Self::Withdrawn => f.write_str(
+                "the topic was taken back, by its publisher or because the server cannot read it any more; the server's log \
+                 says which",
+            ),
             Self::Replaced => f.write_str("another subscription came under the same reader name"),
             Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
         }

@@ -17,6 +17,7 @@ mod gpu_suite;
 mod hooks;
 mod host;
 mod lanes;
+mod lost;
 mod mirrors;
 mod modes;
 mod netns;

@@ -1,0 +1,107 @@
+//! Borrowed files that are changed in place while they are served: everybody is told, and nobody waits for ever.
+
+use crate::files;
+use std::fs::{self, File};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
+
+/// Large enough that no buffer on the way holds it.
+const MODEL_BYTES: usize = 64 << 20;
+
+/// A server of the borrowed file `w` and of the small one `s`, and a subscriber that waits in the middle of `w`.
+struct Halfway {
+    home: Home,
+    wire: Wire,
+    server: Serving,
+    subscriber: Process,
+}
+
+impl Halfway {
+    /// The server serves `served`, the subscriber takes `w` as `wanted` says.
+    fn new(served: &[&str], wanted: &[&str]) -> Self {
+        let (home, mut wire) = (Home::new(), Wire::new());
+        files::noise(&home.path("w"), MODEL_BYTES, 1);
+        files::noise(&home.path("s"), 1000, 2);
+        fs::copy(home.path("w"), home.path("intact")).unwrap();
+        let server = home.serve(&[&["--topic=w=w", "--hold=borrow", &wire.advertise()], served].concat());
+        wire.lead_to(server.listen(), MODEL_BYTES as u64 / 4);
+        let words = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=5"];
+        let subscriber = home.start(&[&words, wanted].concat());
+        wire.wait_until_held();
+        Self { home, wire, server, subscriber }
+    }
+
+    /// Leaves a stump of `w`, and lets the subscriber have what is on its way.
+    fn truncate(&self) {
+        File::options()
+            .write(true)
+            .open(self.home.path("w"))
+            .unwrap()
+            .set_len(1000)
+            .unwrap();
+        self.wire.release();
+    }
+
+    /// A way to the server that nobody holds.
+    fn ticket(&self, topic: &str) -> String {
+        format!("relay://{}/{topic}?key={}", self.server.listen(), self.server.said["key"].as_str().unwrap())
+    }
+}
+
+/// Goal: a server that has lost all that it served, and does not look for more, tells its subscribers, and ends with an
+/// error that whoever started it can act upon. Method: cut its only file short in mid-transfer.
+#[test]
+fn a_server_that_has_nothing_left_ends() {
+    for wanted in [&["--once", "--wait=5"][..], &["--mode=every", "--reader=r"]] {
+        let halfway = Halfway::new(&[], wanted);
+        halfway.truncate();
+        halfway.subscriber.end().failed(5, &["taken back"]);
+        let ended = halfway.server.process.end();
+        assert!(ended.err.contains("w: w was changed in place"), "{ended:?}");
+        ended.failed(1, &["nothing is on offer any more", "start the server again"]);
+        assert!(halfway.home.files_in("out").is_empty());
+    }
+}
+
+/// Goal: a topic that is lost ends for all who follow it, and for those who come later, at once; other topics go on.
+/// Method: as above, beside another topic; a reader with a place that has the version, and readers who come afterwards.
+#[test]
+fn a_topic_that_is_lost_ends() {
+    let halfway = Halfway::new(&["--topic=s=s"], &["--once", "--wait=5"]);
+    let (ticket, other) = (halfway.ticket("w"), halfway.ticket("s"));
+    let every = ["subscribe", &ticket, "--mode=every", "--reader=r"];
+    let mut follower = halfway.home.start(&every);
+    follower.hear_out("w version 1");
+    halfway.truncate();
+    halfway.subscriber.end().failed(5, &["taken back"]);
+    follower.end().failed(5, &["taken back"]);
+    for late in [&every[..], &["subscribe", &ticket, "--once", "--wait=600"]] {
+        halfway.home.run(late).failed(5, &["taken back"]);
+    }
+    halfway.home.run(&["subscribe", &other, "--once"]).with(0);
+    halfway.server.process.end_by(Signal::TERM).with(0);
+}
+
+/// Goal: with `--watch` another version may come: who has none waits for it as long as for a topic, who has one as long as
+/// it takes. The same bytes, put back, are a version again.
+/// Method: as above; then the file as it was.
+#[test]
+fn a_lost_version_may_be_followed() {
+    let halfway = Halfway::new(&["--watch", "--watch-interval=0.05"], &["--once", "--wait=2"]);
+    let ticket = halfway.ticket("w");
+    let mut follower = halfway.home.start(&["subscribe", &ticket, "--out=follower", "--wait=1"]);
+    follower.hear_out("w version 1");
+    halfway.truncate();
+    halfway
+        .subscriber
+        .end()
+        .failed(5, &["could not be read", "no other version came within 2000 ms"]);
+    halfway
+        .home
+        .run(&["subscribe", &ticket, "--once", "--wait=1"])
+        .failed(5, &["no topic w"]);
+    fs::copy(halfway.home.path("intact"), halfway.home.path("w")).unwrap();
+    follower.hear_out("w version 2");
+    files::assert_same(&halfway.home.path("w"), &halfway.home.path("follower/w.safetensors"));
+    halfway.home.run(&["subscribe", &ticket, "--once"]).with(0);
+    halfway.server.process.end_by(Signal::TERM).with(0);
+}
