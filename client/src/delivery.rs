@@ -147,6 +147,11 @@ impl Delivery {
         self.state().ready.is_empty()
     }
 
+    /// Whether what the user takes next is a snapshot.
+    pub(crate) fn has_snapshot(&self) -> bool {
+        matches!(self.state().ready.front(), Some(Item::Snapshot(_)))
+    }
+
     /// Says that versions are missing before the next snapshot.
     pub(crate) fn put_gap(&self, gap: Gap) {
         self.state().ready.push_back(Item::Gap(Box::new(gap)));

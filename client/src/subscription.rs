@@ -31,6 +31,8 @@ pub struct Subscription {
     pub(crate) holding: Arc<Holding>,
     /// In mode `every`, the version that the user works on.
     pub(crate) taken: Option<VersionId>,
+    /// Since when a snapshot is held back because the user holds too many. Calls that are cancelled leave it as it is.
+    pub(crate) held_back_since: Option<Instant>,
 }
 
 /// How long an answer is waited for at least, before the question is asked again.
@@ -59,22 +61,25 @@ impl Subscription {
     /// first version is waited for as long as [`Config::topic_timeout`](crate::Config::topic_timeout), also where the
     /// server gave one up that it had begun.
     ///
+    /// While the user holds as many snapshots as it may, the next one is held back, and this fails once that has lasted for
+    /// [`Config::hold_timeout`](crate::Config::hold_timeout), over however many calls.
+    ///
     /// # Errors
     /// [`SubscriptionError`]. After one that [is final](SubscriptionError::is_final) nothing more comes, and later calls
     /// say the same. After another one, the next call goes on.
     pub async fn next(&mut self) -> Result<Snapshot, SubscriptionError> {
         self.acknowledge();
-        let mut hold_deadline = None;
         loop {
             let may_take = self.holding.count() < self.patience.held_max;
             match self.delivery.take(may_take) {
                 Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
                 Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
                 Found::NotYet => {
-                    let deadline =
-                        *hold_deadline.get_or_insert_with(|| Instant::now() + self.patience.hold_timeout);
+                    let since = *self.held_back_since.get_or_insert_with(Instant::now);
+                    let deadline = since + self.patience.hold_timeout;
                     if tokio::time::timeout_at(deadline, self.holding.dropped()).await.is_err() {
-                        return Err(self.holding_too_many());
+                        self.held_back_since = None;
+                        return Err(self.holding_too_many(self.patience.hold_timeout));
                     }
                 }
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
@@ -144,6 +149,7 @@ impl Subscription {
     }
 
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
+        self.held_back_since = None;
         let id = snapshot.id.clone();
         match &mut snapshot.payload {
             Payload::Whole(bytes) => *bytes = self.holding.hand_over(id, std::mem::take(bytes)),
@@ -165,19 +171,36 @@ impl Subscription {
         }
     }
 
-    fn holding_too_many(&self) -> SubscriptionError {
-        SubscriptionError::HoldingTooMany {
-            topic: self.topic.clone(),
-            held: self.holding.versions().iter().map(|id| id.version).collect(),
-            max: self.patience.held_max,
-            timeout_ms: self.patience.hold_timeout.as_millis(),
+    /// For callers who wait no longer than they like: tells, given how long that was, whether there was a snapshot that is
+    /// held back because the user holds too many. It can be called while this is borrowed by [`next`](Self::next).
+    pub fn held_back_reader(
+        &self,
+    ) -> impl Fn(Duration) -> Option<SubscriptionError> + Send + Sync + use<> + 'static {
+        let (topic, max) = (self.topic.clone(), self.patience.held_max);
+        let (holding, delivery) = (Arc::clone(&self.holding), Arc::clone(&self.delivery));
+        move |waited| {
+            let is_held_back = delivery.has_snapshot() && holding.count() >= max;
+            is_held_back.then(|| holding_too_many(&topic, &holding, max, waited))
         }
+    }
+
+    fn holding_too_many(&self, waited: Duration) -> SubscriptionError {
+        holding_too_many(&self.topic, &self.holding, self.patience.held_max, waited)
     }
 
     fn unsubscribe(&self) {
         let _ = self
             .commands
             .send(Command::Unsubscribe { id: self.id, keep_place: self.keep_place });
+    }
+}
+
+fn holding_too_many(topic: &Topic, holding: &Holding, max: usize, waited: Duration) -> SubscriptionError {
+    SubscriptionError::HoldingTooMany {
+        topic: topic.clone(),
+        held: holding.versions().iter().map(|id| id.version).collect(),
+        max,
+        timeout_ms: waited.as_millis(),
     }
 }
 

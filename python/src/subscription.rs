@@ -35,6 +35,7 @@ pub(crate) struct Subscription {
 pub(crate) struct Inner {
     pub(crate) open: Arc<Closable<Open>>,
     on_gap: OnGap,
+    held_back: HeldBack,
     pub(crate) select: Select,
 }
 
@@ -44,6 +45,9 @@ pub(crate) struct Open {
     /// A version that was taken, and that nobody got: it did not fit, or its coroutine was cancelled.
     undelivered: Option<Arrived>,
 }
+
+/// Tells, after a wait that was as long as this, whether a version was there that its user holds too many others to get.
+type HeldBack = Box<dyn Fn(Duration) -> Option<SubscriptionError> + Send + Sync>;
 
 /// A version, and what is missing before it.
 pub(crate) struct Arrived {
@@ -152,9 +156,14 @@ impl Inner {
         Ok(Taken { arrived: Some(arrived), turn })
     }
 
-    /// The same within `timeout`.
+    /// The same within `timeout`. That a version is there which the user may not have yet is told as such, and not as if there
+    /// were none.
     async fn next_within(self: Arc<Self>, timeout: Option<Duration>) -> Result<Taken, NotArrived> {
-        at_most(timeout, self.next()).await.unwrap_or(Err(NotArrived::TimedOut))
+        let next = at_most(timeout, Arc::clone(&self).next()).await;
+        next.unwrap_or_else(|| {
+            let held_back = (self.held_back)(timeout.unwrap_or_default());
+            Err(held_back.map_or(NotArrived::TimedOut, NotArrived::Subscription))
+        })
     }
 
     async fn arrival(&self, subscription: &mut client::Subscription) -> Result<Arrived, SubscriptionError> {
@@ -303,8 +312,9 @@ impl Subscription {
         out: Option<Out>,
     ) -> Self {
         let (topic, progress) = (subscription.topic().to_string(), Box::new(subscription.progress_reader()));
+        let held_back = Box::new(subscription.held_back_reader());
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
-        let inner = Inner { open, on_gap, select };
+        let inner = Inner { open, on_gap, held_back, select };
         Self { inner: Here::new(Arc::new(inner)), topic, _client: client, timeout, out, progress }
     }
 

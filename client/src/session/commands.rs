@@ -125,6 +125,7 @@ impl Session {
             commands: self.commands.clone(),
             patience,
             taken: None,
+            held_back_since: None,
         };
         self.receivings.insert(id, receiving);
         // A user who went away meanwhile drops the handle, which unsubscribes.

@@ -36,8 +36,12 @@ class TopicNotFoundError(RelayTimeoutError):
     """No such topic appeared within the client's `topic_timeout`."""
 
 
-class HoldingTooManyError(RelayTimeoutError):
-    """As many snapshots are held as may be, and none was let go within `hold_timeout`. Drop some, and call again."""
+class HoldingTooManyError(TensorRelayError):
+    """A version is there, but as many snapshots are held as may be, and none was let go within `hold_timeout`, or within
+    the call's own `timeout` if that is shorter. Drop some, and call again.
+
+    It is no `TimeoutError`: a program that polls, and passes over these, would keep the old versions for ever.
+    """
 
     held: list[int]
     """The versions that are held, in the order in which they were taken. Tensors made of them hold them, too."""

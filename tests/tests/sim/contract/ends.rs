@@ -1,6 +1,7 @@
 //! What is taken back, ends or expires, and who hears of it.
 
 use super::*;
+use tokio::time::timeout;
 
 /// Goal: a version that is taken back is never begun for anybody again; who is at it may finish.
 /// Method: take back the newest, one in the middle, and one that is on its way.
@@ -173,7 +174,7 @@ fn a_publish_that_is_given_up() {
         for _ in 0..3 {
             let staged = tensors::stage(&server, vec![tensors::noise("noise", 1 << 20)], 99);
             let publishing = publisher.publish(staged, tensors::metadata(99));
-            assert!(tokio::time::timeout(Duration::from_secs(20), publishing).await.is_err());
+            assert!(timeout(Duration::from_secs(20), publishing).await.is_err());
         }
         assert_eq!(client.list().await.unwrap()[0].id.version, Version(1));
         assert!(server.stats().staged_bytes < 10_000);
@@ -248,6 +249,40 @@ fn publishers_do_not_wait_for_each_other() {
         let (blocked, ran) = tokio::join!(blocking, running);
         assert!(ran < Duration::from_secs(2) && blocked > Duration::from_secs(30), "{ran:?} {blocked:?}");
         assert_eq!(next(&mut sleeper).await.0, 2);
+    });
+}
+
+/// Goal: a user who waits but shortly, again and again, is told that it holds too many as well: at the same time, and at
+/// once if it asks. Method: hold one of at most one; ask for a tenth of a second each time.
+#[test]
+fn a_user_who_polls_and_holds_too_many() {
+    simulate(12, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = open(&server, keeping(1));
+        let (hold_timeout, poll) = (Duration::from_secs(3), Duration::from_millis(100));
+        let config = tensor_relay_client::Config { versions_held_max: 1, hold_timeout, ..client_config() };
+        let client = sim.client(1, config).await.unwrap();
+        let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+        let held_back = subscription.held_back_reader();
+        publish(&server, &mut publisher, 1, 1000).await;
+        let _held = subscription.next().await.unwrap();
+        assert!(
+            timeout(poll, subscription.next()).await.is_err() && held_back(poll).is_none(),
+            "there is none"
+        );
+        publish(&server, &mut publisher, 2, 1000).await;
+        eventually("it is there", || held_back(poll).is_some()).await;
+        for _ in 0..2 {
+            let began = sim.elapsed();
+            let error = loop {
+                if let Ok(next) = timeout(poll, subscription.next()).await {
+                    break next.unwrap_err();
+                }
+            };
+            assert!(matches!(error, SubscriptionError::HoldingTooMany { timeout_ms: 3_000, .. }), "{error}");
+            let waited = sim.elapsed() - began;
+            assert!(waited >= hold_timeout && waited < hold_timeout + poll, "{waited:?}");
+        }
     });
 }
 
