@@ -69,6 +69,7 @@ mod session;
 mod snapshot;
 mod stall;
 mod subscription;
+mod temporary;
 mod transfer;
 mod watches;
 mod whole_file;

@@ -7,12 +7,9 @@ mod versions;
 
 pub(crate) use contents::Body;
 pub use contents::FilesError;
+pub(crate) use leftovers::sweep;
 
-use crate::{
-    SaveError, Snapshot,
-    save::READABLE,
-    whole_file::{TEMPORARY, folder_of, replace_file},
-};
+use crate::{SaveError, Snapshot, save::READABLE, temporary, whole_file::replace_file};
 use contents::Contents;
 use std::path::{Path, PathBuf};
 use tensor_relay_protocol::VersionId;
@@ -47,8 +44,9 @@ impl Mirror {
         Self { dir: dir.into(), keep: keep.map(|keep| keep.max(1)) }
     }
 
-    /// Writes `snapshot`, makes it durable, and gives back where it is. Removes what killed processes left half-written
-    /// in the same folder more than an hour ago. Blocks for as long as the disk takes. A snapshot on a device is refused:
+    /// Writes `snapshot`, makes it durable, and gives back where it is. Before, it deletes what killed processes left
+    /// half-written in the same folder: at once what processes of this machine made since it was booted, where the file
+    /// system has locks; anything else after an hour. Blocks for as long as the disk takes. A snapshot on a device is refused:
     /// save what [`Snapshot::to_host`] gives.
     ///
     /// # Errors
@@ -72,7 +70,7 @@ impl Mirror {
 
     /// Where a topic is: below the folder, whatever its name.
     fn topic_path(&self, id: &VersionId) -> Result<PathBuf, SaveError> {
-        let hidden = TEMPORARY.0.trim_end_matches('.');
+        let hidden = temporary::NAME.0.trim_end_matches('.');
         match id.topic.as_str().split('/').any(|segment| segment.starts_with(hidden)) {
             true => Err(SaveError::Topic { topic: id.topic.clone() }),
             false => self.without_links(id.topic.as_str()),
@@ -94,7 +92,6 @@ impl Mirror {
 }
 
 fn write(path: &Path, contents: &Contents) -> Result<(), SaveError> {
-    leftovers::sweep(folder_of(path));
     match contents {
         Contents::File(body) => {
             let replaced = replace_file(path, READABLE, |file| body.write(file));

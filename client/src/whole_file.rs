@@ -1,14 +1,12 @@
 //! Files that are replaced whole or not at all.
 
+use crate::{mirror::sweep, temporary};
 use std::{
     fs::{self, File, Metadata},
     io,
     os::unix::fs::{FileTypeExt, PermissionsExt},
     path::Path,
 };
-
-/// How the names of temporary files begin and end.
-pub(crate) const TEMPORARY: (&str, &str) = (".tensor-relay.", ".part");
 
 /// The folder that a file is in.
 pub(crate) fn folder_of(path: &Path) -> &Path {
@@ -19,7 +17,7 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
 
 /// Lets `write` fill a temporary file beside `path`, syncs it, renames it into place and syncs the folder; missing folders
 /// are made. The file has `mode`, less what the umask takes away. The temporary name is nobody else's, whoever writes here
-/// at the same time, and goes when this fails. Blocks.
+/// at the same time, and goes when this fails. What killed processes left goes before: the disk may be full of it. Blocks.
 ///
 /// # Errors
 /// What the system says, and what [`must_be_replaceable`] does; `path` is then as it was.
@@ -31,13 +29,12 @@ pub fn replace_file(
     must_be_replaceable(path)?; // Before anything is written, and not after gigabytes.
     let folder = folder_of(path);
     fs::create_dir_all(folder)?;
-    let mut file = tempfile::Builder::new()
-        .prefix(TEMPORARY.0)
-        .suffix(TEMPORARY.1)
-        .permissions(fs::Permissions::from_mode(mode))
-        .tempfile_in(folder)?;
-    // Says that somebody still writes it. Not every file system can; then only its age speaks for it.
-    let _ = file.as_file().try_lock();
+    sweep(folder);
+    let mut file = temporary::claim(|| {
+        let permissions = fs::Permissions::from_mode(mode);
+        let file = temporary::builder().permissions(permissions).tempfile_in(folder)?;
+        Ok(temporary::lock(file.path(), file.as_file())?.then_some(file))
+    })?;
     write(file.as_file_mut())?;
     file.as_file().sync_all()?;
     must_be_replaceable(path)?;

@@ -1,10 +1,7 @@
 //! Folders that are written by a mirror: replaced in one step, and deleted with nothing but what the mirror wrote.
 
 use super::contents::Body;
-use crate::{
-    SaveError,
-    whole_file::{TEMPORARY, folder_of},
-};
+use crate::{SaveError, mirror::sweep, temporary, whole_file::folder_of};
 use rustix::{
     fs::{CWD, RenameFlags, renameat_with},
     io::Errno,
@@ -33,6 +30,7 @@ const LIST_MAX_BYTES: u64 = 4 << 20;
 pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<(), SaveError> {
     let io_error = |source| SaveError::Io { path: path.into(), source };
     fs::create_dir_all(folder_of(path)).map_err(io_error)?;
+    sweep(folder_of(path));
     let predecessor = predecessor(path)?;
     let (temporary, _writing) = write_temporary(folder_of(path), files).map_err(io_error)?;
     // From here on it goes by its list: what is under this name may soon be the predecessor.
@@ -103,13 +101,17 @@ fn read_list(folder: &Path) -> io::Result<BTreeSet<String>> {
 /// Writes a folder with its list first, so that what a killed process leaves can be told from anything else. The list
 /// stays locked while the second value lives.
 fn write_temporary(parent: &Path, files: &[(FileName, Body)]) -> io::Result<(tempfile::TempDir, File)> {
-    let temporary = tempfile::Builder::new()
-        .prefix(TEMPORARY.0)
-        .suffix(TEMPORARY.1)
-        .permissions(fs::Permissions::from_mode(0o777))
-        .tempdir_in(parent)?;
-    let mut list = File::create_new(temporary.path().join(LIST_NAME))?;
-    let _ = list.try_lock();
+    let (temporary, mut list) = temporary::claim(|| {
+        let permissions = fs::Permissions::from_mode(0o777);
+        let temporary = temporary::builder().permissions(permissions).tempdir_in(parent)?;
+        let path = list_of(temporary.path());
+        let list = match File::create_new(&path) {
+            // Somebody deleted it while it was empty.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            list => list?,
+        };
+        Ok(temporary::lock(&path, &list)?.then_some((temporary, list)))
+    })?;
     list.write_all(LIST_HEAD.as_bytes())?;
     for (name, _) in files {
         writeln!(list, "{name}")?;
@@ -138,7 +140,10 @@ fn exchange(new: &Path, path: &Path) -> io::Result<PathBuf> {
 fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
     let mut aside = OsString::from(new.as_os_str());
     aside.push(".old");
-    aside.push(TEMPORARY.1);
+    aside.push(temporary::NAME.1);
+    // Nobody deletes it while it may have to go back.
+    let list = File::options().read(true).write(true).open(list_of(path));
+    let _locked = list.inspect(|list| drop(list.try_lock()));
     fs::rename(path, &aside)?;
     if let Err(error) = fs::rename(new, path) {
         fs::rename(&aside, path)?;
@@ -155,20 +160,25 @@ fn delete_or_warn(folder: &Path) {
     }
 }
 
-/// Deletes what the list of `folder` names, then the list, then the folder if nothing else is in it.
+/// Deletes what the list of `folder` names, then the list, then the folder if nothing else is in it. Others may do the
+/// same meanwhile.
 pub(super) fn delete(folder: &Path) -> io::Result<()> {
     for name in read_list(folder)?.iter().map(String::as_str).chain([LIST_NAME]) {
-        match fs::remove_file(folder.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        or_gone(fs::remove_file(folder.join(name)))?;
     }
-    fs::remove_dir(folder)
+    or_gone(fs::remove_dir(folder))
 }
 
-/// Whether somebody still writes the folder, as far as the file system tells.
-pub(super) fn is_being_written(folder: &Path) -> bool {
-    File::open(folder.join(LIST_NAME)).is_ok_and(|list| list.try_lock().is_err())
+fn or_gone(deleted: io::Result<()>) -> io::Result<()> {
+    match deleted {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        deleted => deleted,
+    }
+}
+
+/// Where a folder's list is. It is locked while the folder is written.
+pub(super) fn list_of(folder: &Path) -> PathBuf {
+    folder.join(LIST_NAME)
 }
 
 #[cfg(test)]

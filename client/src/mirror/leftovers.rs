@@ -1,43 +1,72 @@
 //! What processes that were killed in the middle of a save left behind.
 
 use super::folder;
-use crate::whole_file::TEMPORARY;
+use crate::temporary;
 use std::{
-    fs::{self, DirEntry, File, Metadata},
+    fs::{self, DirEntry, File, Metadata, TryLockError},
     io,
     path::Path,
     time::Duration,
 };
 
-/// How old something must be. Who writes holds a lock as well; the age is for file systems without locks.
+/// How old something must be of which no lock tells whether somebody writes it.
 const AGE: Duration = Duration::from_secs(3_600);
 
-/// Deletes old temporary files in `folder`. Nothing else has such a name, nobody writes them, and folders go only with
+/// Deletes temporary files in `folder` that nobody writes any more. Nothing else has such a name, and folders go only with
 /// what their list names. A courtesy: what fails is left for the next time.
-pub(super) fn sweep(folder: &Path) {
+pub(crate) fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
-    for entry in entries.flatten().filter(is_temporary) {
-        let _ = delete_if_old(&entry);
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_temporary =
+            |name: &&str| name.starts_with(temporary::NAME.0) && name.ends_with(temporary::NAME.1);
+        if let Some(name) = name.to_str().filter(is_temporary) {
+            let _ = delete_if_left(name, &entry);
+        }
     }
 }
 
-fn is_temporary(entry: &DirEntry) -> bool {
-    let name = entry.file_name();
-    name.to_str()
-        .is_some_and(|name| name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1))
-}
-
-fn delete_if_old(entry: &DirEntry) -> io::Result<()> {
+fn delete_if_left(name: &str, entry: &DirEntry) -> io::Result<()> {
     let (path, metadata) = (entry.path(), entry.metadata()?);
-    if !is_old(&metadata) {
-        return Ok(());
-    }
     match metadata.file_type() {
-        kind if kind.is_dir() && folder::is_being_written(&path) => Ok(()),
-        kind if kind.is_dir() && folder::foreign_entry(&path)?.is_none() => folder::delete(&path),
-        kind if kind.is_file() && File::open(&path)?.try_lock().is_ok() => fs::remove_file(&path),
-        kind if kind.is_symlink() => fs::remove_file(&path),
+        kind if kind.is_dir() => delete_folder_if_left(name, &path, &metadata),
+        kind if kind.is_file() => {
+            let file = to_lock(&path)?;
+            if is_left(name, &file, &metadata) { fs::remove_file(&path) } else { Ok(()) }
+        }
+        // Nothing locks a link, and it takes no space.
+        kind if kind.is_symlink() && is_old(&metadata) => fs::remove_file(&path),
         _ => Ok(()),
+    }
+}
+
+/// A folder's list is locked while the folder is written. It has none at its very beginning: who is there then makes
+/// another one.
+fn delete_folder_if_left(name: &str, path: &Path, metadata: &Metadata) -> io::Result<()> {
+    match to_lock(&folder::list_of(path)) {
+        Ok(list) if is_left(name, &list, metadata) && folder::foreign_entry(path)?.is_none() => {
+            folder::delete(path)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let may_go = temporary::is_of_this_kernel(name) || is_old(metadata);
+            if may_go { fs::remove_dir(path) } else { Ok(()) } // Where it is empty.
+        }
+        list => list.map(drop),
+    }
+}
+
+/// Some network file systems let nobody lock what is open for reading alone.
+fn to_lock(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).open(path)
+}
+
+/// Whether nobody writes any more what `lock` belongs to: its lock is free where a lock would be seen, or else it is old.
+/// It stays locked, so that nobody begins to.
+fn is_left(name: &str, lock: &File, metadata: &Metadata) -> bool {
+    match lock.try_lock() {
+        Ok(()) => temporary::is_of_this_kernel(name) || is_old(metadata),
+        Err(TryLockError::WouldBlock) => false,
+        Err(TryLockError::Error(_)) => is_old(metadata),
     }
 }
 

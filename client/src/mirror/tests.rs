@@ -266,6 +266,57 @@ fn hostile_names_lead_nowhere() {
     assert!(names(dir.path()).is_empty());
 }
 
+/// Goal: what a killed process of this machine left goes with the next save, unless somebody still writes it.
+#[test]
+fn what_killed_processes_left_goes_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a");
+    let mirror = Mirror::new(dir.path(), None);
+    let path = mirror.save(&of_kind(FileKind::Directory, model())).unwrap();
+    let left = |name: &str| folder.join(format!("{}{name}.part", temporary::prefix()));
+    fs::rename(&path, left("folder")).unwrap();
+    fs::create_dir(left("empty")).unwrap();
+    mirror.save(&of_kind(FileKind::Directory, model())).unwrap();
+    fs::rename(&path, left("written")).unwrap();
+    let writing = File::open(left("written").join(".tensor-relay")).unwrap();
+    for name in ["file", "locked"] {
+        fs::write(left(name), "half").unwrap();
+    }
+    let locked = File::open(left("locked")).unwrap();
+    for file in [&writing, &locked] {
+        file.lock().unwrap();
+    }
+    mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", b"x")])).unwrap();
+    assert!(left("written").join("config.json").exists() && left("locked").exists());
+    drop((writing, locked));
+    mirror.save(&of_kind(FileKind::Npy, vec![tensor("array", b"x")])).unwrap();
+    assert_eq!(names(&folder), ["b.npy"]);
+}
+
+/// Goal: those who write into one folder at the same time do not delete what the others write.
+/// Method: files and folders, under the same names and under others, by several threads that sweep before each.
+#[test]
+fn many_write_into_one_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = |kind, topic: &str, rounds| {
+        for _ in 0..rounds {
+            let mut snapshot = of_kind(kind, model());
+            snapshot.id.topic = Topic::new(topic).unwrap();
+            Mirror::new(dir.path(), None).save(&snapshot).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        for topic in ["a/b", "a/b", "a/c", "a/d"] {
+            scope.spawn(|| save(FileKind::Safetensors, topic, 100));
+        }
+        for topic in ["a/e", "a/f"] {
+            scope.spawn(|| save(FileKind::Directory, topic, 30));
+        }
+    });
+    let left = names(&dir.path().join("a"));
+    assert!(left.iter().all(|name| !name.ends_with(".part")), "{left:?}");
+}
+
 #[test]
 fn what_killed_processes_left_goes_after_an_hour() {
     let dir = tempfile::tempdir().unwrap();

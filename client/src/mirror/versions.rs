@@ -1,7 +1,7 @@
 //! Versions of one topic side by side: their names, the link to the last one, and which of them go.
 
 use super::{folder, with_extension};
-use crate::{SaveError, whole_file::TEMPORARY};
+use crate::{SaveError, temporary};
 use std::{
     cmp::Reverse,
     fs::{self, DirEntry},
@@ -54,9 +54,7 @@ impl Kept<'_> {
         if fs::symlink_metadata(&link).is_ok_and(|found| !found.is_symlink()) {
             return Err(SaveError::NotOurs { path: link });
         }
-        let mut temporary = tempfile::Builder::new();
-        temporary.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
-        let made = temporary.make_in(self.folder, |path| symlink(self.name(), path));
+        let made = temporary::builder().make_in(self.folder, |path| symlink(self.name(), path));
         let replaced = made.and_then(|made| made.persist(&link).map_err(|failed| failed.error));
         let synced = replaced.and_then(|()| fs::File::open(self.folder)?.sync_all());
         synced.map_err(|source| SaveError::Io { path: link, source })
@@ -120,7 +118,9 @@ impl Found {
             return Err(io::Error::other(problem));
         }
         let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let aside = self.path.with_file_name(format!("{}{name}{}", TEMPORARY.0, TEMPORARY.1));
+        let aside = self
+            .path
+            .with_file_name(format!("{}{name}{}", temporary::prefix(), temporary::NAME.1));
         fs::rename(&self.path, &aside)?;
         folder::delete(&aside)
     }

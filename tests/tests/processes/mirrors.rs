@@ -150,6 +150,33 @@ fn an_archive_that_leads_elsewhere_is_not_served() {
         .failed(1, &["../../evil.npy", "e.npz", "under another name"]);
 }
 
+/// Goal: a subscriber that is killed again and again while it writes does not fill the disk: each sweeps what the one before
+/// it left, and the last one leaves nothing but its file.
+/// Method: kill -9 as soon as there is a temporary file, until three were left.
+#[test]
+fn killed_writers_leave_no_more_than_one_file() {
+    let home = Home::new();
+    files::zeros(&home.path("m"), 128 << 20);
+    let server = home.serve(&["--topic=m=m"]);
+    let parts = || home.files_in("out").into_iter().filter(|name| name.ends_with(".part")).count();
+    let mut left = 0;
+    for _ in 0..30 {
+        let before = home.files_in("out");
+        let mut writer = home.start(&["subscribe", server.ticket("m"), "--once", "--out=out"]);
+        let is_new = |name: &String| name.ends_with(".part") && !before.contains(name);
+        while writer.is_running() && !home.files_in("out").iter().any(is_new) {}
+        writer.end_by(Signal::KILL);
+        assert!(parts() <= 1, "{:?}", home.files_in("out"));
+        left += parts();
+        if left == 3 {
+            break;
+        }
+    }
+    assert_eq!(left, 3, "one was killed while it wrote");
+    home.run(&["subscribe", server.ticket("m"), "--once", "--out=out"]).with(0);
+    assert_eq!(home.files_in("out"), ["m.safetensors"]);
+}
+
 /// Goal: with `--keep N` the newest versions stay side by side, `latest` leads to the last, and what is not a version is
 /// left alone.
 /// Method: three versions of a file and of a folder, of which two are kept.

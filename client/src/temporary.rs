@@ -1,0 +1,99 @@
+//! Temporary files and folders: how they are called, and the lock that says that somebody still writes them.
+//!
+//! Whoever makes one locks it, and whoever deletes what killed processes left locks it first. Between making and locking
+//! the latter may be faster: then another one is made.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::LazyLock,
+};
+use tempfile::Builder;
+
+/// How their names begin and end.
+pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
+
+/// How often something is made that others delete before it is locked.
+const TRIES: usize = 16;
+
+/// How the names begin that processes on this kernel give, since it was booted: with what tells it from others. Where it
+/// has no name, as all do.
+static PREFIX: LazyLock<String> = LazyLock::new(|| {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot: String = boot.chars().take_while(char::is_ascii_hexdigit).collect();
+    match boot.is_empty() {
+        true => NAME.0.to_owned(),
+        false => format!("{}{boot}.", NAME.0),
+    }
+});
+
+/// Makes temporary names.
+pub(crate) fn builder() -> Builder<'static, 'static> {
+    let mut builder = Builder::new();
+    builder.prefix(prefix()).suffix(NAME.1);
+    builder
+}
+
+/// How temporary names begin here.
+pub(crate) fn prefix() -> &'static str {
+    &PREFIX
+}
+
+/// Whether a process of this kernel gave this name. Only of such is it known that a lock would be seen: network file
+/// systems may keep locks to each host.
+pub(crate) fn is_of_this_kernel(name: &str) -> bool {
+    prefix() != NAME.0 && name.starts_with(prefix())
+}
+
+/// What `make` makes and locks; it gives none where somebody deleted it in between.
+pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T> {
+    for _ in 0..TRIES {
+        if let Some(made) = make()? {
+            return Ok(made);
+        }
+    }
+    Err(io::Error::other("others delete temporary files here as soon as they are made"))
+}
+
+/// Locks `file`, which was just made at `path`, until it is closed. Returns whether it is still there. A file system
+/// without locks is none of its concerns.
+pub(crate) fn lock(path: &Path, file: &File) -> io::Result<bool> {
+    if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
+        return Ok(false); // By somebody who deletes it.
+    }
+    let there = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        there => there?,
+    };
+    let ours = file.metadata()?;
+    Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// A sweep that comes between making and locking costs another try, and one that never ends is told.
+    #[test]
+    fn what_is_deleted_before_it_is_locked_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (swept, tries) = (Cell::new(0), Cell::new(0));
+        let make = || {
+            tries.set(tries.get() + 1);
+            let file = builder().tempfile_in(dir.path())?;
+            if tries.get() <= swept.get() {
+                fs::remove_file(file.path())?;
+            }
+            Ok(lock(file.path(), file.as_file())?.then_some(file))
+        };
+        swept.set(3);
+        let file = claim(make).unwrap();
+        assert!(file.path().exists() && tries.get() == 4);
+        assert!(!lock(file.path(), &File::open(file.path()).unwrap()).unwrap(), "it is locked");
+        swept.set(usize::MAX);
+        assert!(claim(make).is_err());
+    }
+}
