@@ -106,6 +106,7 @@ fn of_client(error: &ClientError) -> Exit {
         }
         ClientError::NotReconnected { .. } => Exit::Unreachable,
         ClientError::Ended(error) => of_client(error),
+        ClientError::StartNeedsEvery => Exit::Usage,
         ClientError::Message(_) | ClientError::Misbehaved(_) => Exit::Damaged,
         _ => Exit::Failed,
     }

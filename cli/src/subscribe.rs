@@ -11,11 +11,12 @@ use crate::{
     signals::Signals,
     ticket,
 };
-use anyhow::Context;
+use anyhow::{Context, bail};
 use follow::Follow;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 use tensor_relay_client::{
-    Client, ClientError, Config, Connector, EndReason, Glob, SubscriptionError, Ticket, Topic, Tuning,
+    Client, ClientError, Config, Connector, EndReason, Glob, Mode, Start, SubscriptionError, Ticket, Topic,
+    Tuning,
 };
 use tokio::task::JoinSet;
 
@@ -27,6 +28,7 @@ pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 const GOOD_BYE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
+    refuse_start(&args)?;
     // Before signals are heard: whoever waits for a ticket on stdin can be interrupted as usual.
     let named = args.topic.as_ref().and_then(|glob| Topic::new(glob.as_str()).ok());
     let ticket = match &args.topic {
@@ -53,6 +55,18 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
     match done {
         Err(error) if error.is::<StdoutClosed>() => Ok(Exit::Failed.into()),
         done => done,
+    }
+}
+
+/// What the client refuses too, before anything is connected to.
+fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
+    match (args.mode.into(), args.from) {
+        (Mode::Latest, Some(Start::Oldest | Start::At(..))) => bail!(UsageError(
+            "--mode latest begins with --from newest or next, and skips what is older: to begin with the oldest version, or \
+             with one by its number, take --mode every"
+                .into()
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -107,7 +107,8 @@ impl Client {
     /// Subscribes to what `request` asks for. Its topic need not exist yet.
     ///
     /// # Errors
-    /// [`ClientError`] when the session is gone or the selection is too large for a message. What happens to the subscription is told by its
+    /// [`ClientError`] when the session is gone, the selection is too large for a message, or mode `latest` is to begin
+    /// anywhere but at the newest version or the next. What happens to the subscription is told by its
     /// [`next`](Subscription::next).
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
         request.check()?;

@@ -50,6 +50,12 @@ pub enum ClientError {
         /// How long they are together.
         bytes: usize,
     },
+    /// Mode `latest` is to begin at a version that it may have to skip.
+    #[error(
+        "mode latest begins with the newest version, or with the next one, and skips what is older: to begin with the oldest \
+         version, or with one by its number, take mode every"
+    )]
+    StartNeedsEvery,
     /// The session has as many watches as a server takes.
     #[error(
         "this client watches {max} globs, as many as a session may: drop a watch, or connect another client"
@@ -107,6 +113,7 @@ impl ClientError {
             Self::Memory(_)
             | Self::TooManyWatches { .. }
             | Self::SelectionTooLarge { .. }
+            | Self::StartNeedsEvery
             | Self::Message(_)
             | Self::Misbehaved(_) => false,
             Self::NotReconnected { .. } | Self::Ended(_) => false,
@@ -124,7 +131,8 @@ impl ClientError {
             )
             | Self::Memory(_)
             | Self::TooManyWatches { .. }
-            | Self::SelectionTooLarge { .. } => Blame::Local,
+            | Self::SelectionTooLarge { .. }
+            | Self::StartNeedsEvery => Blame::Local,
             Self::Connect(
                 ConnectError::Unreachable { .. }
                 | ConnectError::FurtherUnreachable { .. }

@@ -58,7 +58,8 @@ impl Request {
         }
     }
 
-    /// Where to begin.
+    /// Where to begin. Mode `latest` knows [`Start::Newest`] and [`Start::Next`] alone: it skips what is older, so any other
+    /// beginning is refused ([`ClientError::StartNeedsEvery`]).
     pub fn from(self, start: Start) -> Self {
         Self { start, ..self }
     }
@@ -95,8 +96,11 @@ impl Request {
         Self { codec: Some(codec), ..self }
     }
 
-    /// Refuses a selection that no server would take.
+    /// Refuses a selection that no server would take, and a start that cannot be kept.
     pub(crate) fn check(&self) -> Result<(), ClientError> {
+        if self.mode == Mode::Latest && !matches!(self.start, Start::Newest | Start::Next) {
+            return Err(ClientError::StartNeedsEvery);
+        }
         let (globs, bytes) =
             (self.selection.len(), self.selection.iter().map(|glob| glob.as_str().len()).sum());
         match globs > GLOBS_MAX || bytes > SELECTION_MAX_BYTES {
@@ -113,5 +117,22 @@ impl Request {
     /// Which of its versions.
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::Version;
+
+    #[test]
+    fn mode_latest_begins_with_what_is_newest() {
+        let topic = || Topic::new("t").unwrap();
+        for start in [Start::Oldest, Start::At(None, Version(1))] {
+            let refused = Request::latest(topic()).from(start).check();
+            assert!(matches!(refused, Err(ClientError::StartNeedsEvery)));
+            assert!(Request::every(topic()).from(start).check().is_ok());
+        }
+        assert!(Request::latest(topic()).from(Start::Next).check().is_ok());
     }
 }

@@ -133,7 +133,8 @@ impl Client {
     ///
     /// select: only tensors whose names match this pattern (`*`, `?`), or one of these, travel. A version of which none match is
     /// refused with RequestError; the log tells of single patterns without a match.
-    /// start: "newest", "next", "oldest", or a version's number; by default the newest, or in mode "every" the oldest.
+    /// start: "newest" or "next", and in mode "every" also "oldest" or a version's number; by default the newest, or in mode
+    /// "every" the oldest.
     /// window: in mode "every", how many versions may be received ahead, the one in use included (3).
     /// reader: in mode "every", a name under which the server keeps this reader's place while it is away.
     /// preempt: in mode "latest", whether a version under way is given up for a newer one.

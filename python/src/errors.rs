@@ -105,7 +105,9 @@ fn kind_of_client(error: &ClientError) -> Kind {
         | ClientError::NotReconnected { .. } => Kind::Unreachable,
         ClientError::Ended(error) => kind_of_client(error),
         ClientError::Memory(_) => Kind::NoRoom,
-        ClientError::SelectionTooLarge { .. } | ClientError::TooManyWatches { .. } => Kind::Request,
+        ClientError::SelectionTooLarge { .. }
+        | ClientError::TooManyWatches { .. }
+        | ClientError::StartNeedsEvery => Kind::Request,
         _ => Kind::Other,
     }
 }

@@ -141,6 +141,14 @@ def test_who_polls_and_holds_too_many_is_told_which(relay, timeout):
         assert subscription.next(PATIENCE_S)["x"].numpy()[0] == 9
 
 
+@pytest.mark.parametrize("start", [1, 2, "oldest"])
+def test_latest_begins_at_no_version_that_it_may_skip(relay, client, start):
+    relay.publish("t", {"x": np.zeros(3)})
+    with pytest.raises(tensor_relay.RequestError, match="take mode every"):
+        client.subscribe("t", start=start)
+    assert client.subscribe("t", mode="every", start=1).next(PATIENCE_S).version == 1
+
+
 def test_a_file_appears_whole(relay, client, tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy")
     relay.publish("t", {"x": np.arange(5), "y": np.ones((2, 2), np.float32)})

@@ -20,7 +20,7 @@ pub(crate) struct SubscribeArgs {
     #[arg(long, value_enum, default_value_t = Follow::Latest, help_heading = "What to receive")]
     pub(crate) mode: Follow,
 
-    /// Where to begin: `newest`, `next`, `oldest`, a version, or EPOCH:VERSION.
+    /// Where to begin: `newest`, `next`, or in mode `every` also `oldest`, a version, or EPOCH:VERSION.
     /// Default: the newest in mode `latest`, the oldest retained in mode `every`.
     #[arg(long, value_name = "START", value_parser = parse_start, help_heading = "What to receive")]
     pub(crate) from: Option<Start>,

@@ -147,6 +147,10 @@ fn every_version_from_anywhere() {
     }
     series.publish(5);
     assert_eq!(next.map(|follower| versions_until(follower, 5)), [[5], [5]]);
+    for from in ["--from=1", "--from=5", "--from=oldest", &third] {
+        let refused = series.home.run(&["subscribe", series.server.ticket("w"), "--once", from]);
+        refused.failed(2, &["--mode latest begins with --from newest or next", "--mode every"]);
+    }
     let wrong = series.every(&["--from=soon"]).end();
     wrong.failed(2, &["--from", "newest, next, oldest, a version"]);
 }
