@@ -12,7 +12,11 @@ use crate::{
     version::Version,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
-use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
+use pyo3::{
+    prelude::*,
+    sync::MutexExt,
+    types::{PyDict, PyTuple},
+};
 use std::{
     collections::HashMap,
     mem,
@@ -230,12 +234,21 @@ impl Relay {
 
     /// Ends in order, within `grace` seconds: there are no new sessions, transfers under way finish, subscribers of topics
     /// that ended take what they asked for, and everybody is told. Returns whether all finished. Closing again does nothing.
-    #[pyo3(signature = (grace = 8.0))]
-    fn close(&self, py: Python<'_>, grace: f64) -> PyResult<bool> {
+    ///
+    /// All topics end first, as by `end`, and with them the loops of their subscribers. With `end=False` they do not: their
+    /// subscribers wait, for their `reconnect_timeout`, for another relay at this address, with the same `state_dir`. A
+    /// `with` block ends topics where it ends by itself, and not where an exception ends it.
+    #[pyo3(signature = (grace = 8.0, *, end = true))]
+    fn close(&self, py: Python<'_>, grace: f64, end: bool) -> PyResult<bool> {
         let grace = finite_seconds("grace", grace)?;
         let open = self.state(py)?.take();
         let finished = match open {
-            Some(open) => wait(py, open.close(grace)),
+            Some(open) => {
+                if end {
+                    open.end_topics();
+                }
+                wait(py, open.close(grace))
+            }
             None => Ok(true),
         };
         self.gpus.get(py)?.close(py);
@@ -246,9 +259,10 @@ impl Relay {
         slf
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.close(py, GRACE.as_secs_f64()).map(drop)
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let by_itself = exception.iter().all(|part| part.is_none());
+        self.close(py, GRACE.as_secs_f64(), by_itself).map(drop)
     }
 
     fn __repr__(&self) -> String {
@@ -317,16 +331,23 @@ impl Relay {
 }
 
 impl Open {
+    /// Says of every topic that nothing follows: a publish under way in another thread is its last.
+    fn end_topics(&self) {
+        self.open_topics().for_each(|publisher| publisher.end_with(Publisher::end));
+    }
+
     async fn close(self, grace: Duration) -> bool {
-        let Self { server, topics } = self;
-        let finished = server.shutdown(grace).await;
+        let finished = self.server.shutdown(grace).await;
         // Only now: what a publisher that goes takes back is still sent.
-        for topic in topics.values() {
-            if let TopicState::Open(publisher) = topic {
-                publisher.close();
-            }
-        }
+        self.open_topics().for_each(|publisher| publisher.close());
         finished
+    }
+
+    fn open_topics(&self) -> impl Iterator<Item = &SharedPublisher> {
+        self.topics.values().filter_map(|topic| match topic {
+            TopicState::Open(publisher) => Some(publisher),
+            _ => None,
+        })
     }
 
     /// The publisher of a topic, which is opened if it is not. In the runtime.

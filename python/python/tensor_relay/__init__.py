@@ -257,12 +257,12 @@ _open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()
 
 @atexit.register
 def _end() -> None:
-    """Tells the other ends that this process goes, where nobody has."""
+    """Tells the other ends that this process goes, where nobody has. Topics do not end: it may have failed."""
     _native.begin_finish()
     # Clients first: where their server is in this process too, they lose no connection.
     for opened in sorted(_open, key=lambda opened: isinstance(opened, Relay)):
         try:
-            opened.close(0) if isinstance(opened, Relay) else opened.close()
+            opened.close(0, end=False) if isinstance(opened, Relay) else opened.close()
         except ForkError:
             pass  # It is another process's to close.
     _native.finish()

@@ -1,0 +1,61 @@
+"""How a producer's end reaches those who follow it: at once, and as what it is."""
+
+import numpy as np
+import pytest
+from conftest import PATIENCE_S
+
+import tensor_relay
+
+
+@pytest.fixture
+def following(tmp_path):
+    """A relay, and how one follows it: longer than a test's patience, where it is lost."""
+    relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / "state")
+    clients = []
+
+    def follow(mode="latest", reconnect_timeout=10 * PATIENCE_S):
+        clients.append(tensor_relay.connect(relay.ticket, reconnect_timeout=reconnect_timeout))
+        subscription = clients[-1].subscribe("t", mode=mode, timeout=PATIENCE_S)
+        assert next(subscription).version == 1
+        return subscription
+
+    relay.open("t", keep_versions=3)
+    relay.publish("t", {"x": np.zeros(3)})
+    yield relay, follow
+    for client in clients:
+        client.close()
+    relay.close()
+
+
+def test_a_relay_that_is_closed_ends_its_topics(following):
+    """Who follows hears that nothing more comes, and need not wait for a server that does not come back."""
+    relay, follow = following
+    followers = [follow(), follow("every")]
+    relay.close()
+    for subscription in followers:
+        assert list(subscription) == []
+        with pytest.raises(tensor_relay.TopicEndedError):
+            subscription.next(PATIENCE_S)
+
+
+def test_what_was_published_last_is_received_though_the_relay_is_closed(following):
+    relay, follow = following
+    subscription = follow("every")
+    with relay:
+        relay.publish("t", {"x": np.ones(3)})
+    assert [snapshot.version for snapshot in subscription] == [2]
+
+
+@pytest.mark.parametrize("close", [lambda relay: relay.close(end=False), lambda relay: relay.__exit__(ValueError, ValueError(), None)])
+def test_a_relay_that_comes_back_is_waited_for(following, close, tmp_path):
+    """One that is closed so, or that a failure ends, may be started again: its topics have not ended."""
+    relay, follow = following
+    subscription, impatient = follow(), follow(reconnect_timeout=0.2)
+    close(relay)
+    with pytest.raises(tensor_relay.ServerUnreachableError, match="the server is shutting down"):
+        impatient.next(PATIENCE_S)
+    with tensor_relay.serve(relay.address, state_dir=tmp_path / "state") as again:
+        again.publish("t", {"x": np.full(3, 7)})
+        snapshot = next(subscription)
+        assert snapshot.is_new_epoch and snapshot["x"].numpy()[0] == 7
+    assert list(subscription) == []
