@@ -29,8 +29,8 @@ use std::{
 };
 use tensor_relay_client::{must_be_replaceable, replace_file};
 use tensor_relay_server::{
-    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Ticket, Topic,
-    Tuning, reachable,
+    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Ticket,
+    Topic, Tuning, reachable,
 };
 use tokio::task::JoinSet;
 

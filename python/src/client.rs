@@ -16,7 +16,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::{
-    self as client, Config, Connector, Lanes, MemoryStats, ReaderName, Request, Start, Ticket, Tuning, Version,
+    self as client, Config, Connector, Lanes, MemoryStats, ReaderName, Request, Start, Ticket, Tuning,
+    Version,
 };
 
 /// A session with a server. It connects again by itself when the connection is lost.

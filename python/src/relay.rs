@@ -333,21 +333,15 @@ impl Relay {
 impl Open {
     /// Says of every topic that nothing follows: a publish under way in another thread is its last.
     fn end_topics(&self) {
-        self.open_topics().for_each(|publisher| publisher.end_with(Publisher::end));
+        publishers(&self.topics).for_each(|publisher| publisher.end_with(Publisher::end));
     }
 
     async fn close(self, grace: Duration) -> bool {
-        let finished = self.server.shutdown(grace).await;
+        let Self { server, topics } = self;
+        let finished = server.shutdown(grace).await;
         // Only now: what a publisher that goes takes back is still sent.
-        self.open_topics().for_each(|publisher| publisher.close());
+        publishers(&topics).for_each(|publisher| publisher.close());
         finished
-    }
-
-    fn open_topics(&self) -> impl Iterator<Item = &SharedPublisher> {
-        self.topics.values().filter_map(|topic| match topic {
-            TopicState::Open(publisher) => Some(publisher),
-            _ => None,
-        })
     }
 
     /// The publisher of a topic, which is opened if it is not. In the runtime.
@@ -367,6 +361,14 @@ impl Open {
         self.topics.insert(topic, TopicState::Open(Arc::clone(&publisher)));
         Ok(publisher)
     }
+}
+
+/// Those of the topics that are open.
+fn publishers(topics: &HashMap<Topic, TopicState>) -> impl Iterator<Item = &SharedPublisher> {
+    topics.values().filter_map(|topic| match topic {
+        TopicState::Open(publisher) => Some(publisher),
+        _ => None,
+    })
 }
 
 pub(crate) fn topic_called(py: Python<'_>, name: &str) -> PyResult<Topic> {
