@@ -321,8 +321,9 @@ fn generations_that_were_not_published_are_told() {
     let (said, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
-            while !said.load(Ordering::Relaxed) {
-                let seed = 3 + replaced.fetch_add(1, Ordering::Relaxed);
+            // For longer than it is waited for what the server says, and not for ever.
+            for seed in (3..1003).take_while(|_| !said.load(Ordering::Relaxed)) {
+                replaced.fetch_add(1, Ordering::Relaxed);
                 files::replace(&home.path("w"), |path| files::noise(path, 1000, seed));
                 thread::sleep(Duration::from_millis(100));
             }

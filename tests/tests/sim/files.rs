@@ -59,7 +59,7 @@ fn originals(home: &Path) -> Vec<PathBuf> {
     let index = r#"{"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors", "z": "model-1.safetensors"}}"#;
     fs::write(path("model/model.safetensors.index.json"), index).unwrap();
     fs::write(path("model/tokenizer.json"), vec![b' '; 300_000]).unwrap();
-    fs::write(path("model/empty.txt"), "").unwrap();
+    fs::write(path("model/vocab.txt"), "").unwrap();
     ["file.safetensors", "array.npy", "adapter", "model"].map(path).to_vec()
 }
 
