@@ -116,36 +116,47 @@ impl Subscription {
         let deadline = asked + self.patience.topic_timeout;
         let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
         if changed.await.is_err() {
-            let timeout_ms = self.patience.topic_timeout.as_millis();
-            if let Some((id, reason)) = self.delivery.given_up() {
-                self.delivery.end(SubscriptionError::GivenUp { id, reason, timeout_ms });
-                return self.unsubscribe();
-            }
-            tokio::select! {
-                listed = self.topic_is_listed() => match listed {
-                    Some(false) => {}
-                    Some(true) => return self.delivery.announce(),
+            let newest = tokio::select! {
+                listed = self.listed() => match listed {
+                    Some(newest) => newest,
                     None => return, // It is asked again.
                 },
                 // A version, or a connection that is lost with the question.
                 () = self.delivery.changed() => return,
+            };
+            match self.why_none_comes(newest) {
+                Some(error) => {
+                    self.delivery.end(error);
+                    self.unsubscribe();
+                }
+                None => self.delivery.announce(),
             }
-            self.delivery
-                .end(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms });
-            self.unsubscribe();
         }
     }
 
-    /// Asks whether the topic exists: one that does may have nothing new for this subscription for a long time, and then
-    /// nothing is said of it. `None` when there was no answer in time.
-    async fn topic_is_listed(&self) -> Option<bool> {
+    /// Asks for the newest version of the topic: one that exists may have nothing new for this subscription for a long time,
+    /// and then nothing is said of it. `None` when there was no answer in time.
+    async fn listed(&self) -> Option<Option<VersionId>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::List(reply)); // A session that is gone drops the question.
         let topics = tokio::time::timeout(self.patience.topic_timeout.max(ANSWER_MIN), answer)
             .await
             .ok()?
             .ok()?;
-        Some(topics.iter().any(|entry| entry.id.topic == self.topic))
+        let entry = topics.into_iter().find(|entry| entry.id.topic == self.topic);
+        Some(entry.map(|entry| entry.id))
+    }
+
+    /// Why nothing comes of a topic whose newest version is this, now that it was waited for: it does not exist, or has
+    /// nothing but what the server gave up.
+    fn why_none_comes(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
+        let timeout_ms = self.patience.topic_timeout.as_millis();
+        match (self.delivery.given_up(), newest) {
+            (Some((id, _)), Some(newest)) if newest.epoch != id.epoch || newest.version > id.version => None,
+            (Some((id, reason)), _) => Some(SubscriptionError::GivenUp { id, reason, timeout_ms }),
+            (None, Some(_)) => None,
+            (None, None) => Some(SubscriptionError::NotFound { topic: self.topic.clone(), timeout_ms }),
+        }
     }
 
     fn hand_over(&mut self, mut snapshot: Snapshot) -> Snapshot {
