@@ -331,9 +331,13 @@ impl Relay {
 }
 
 impl Open {
-    /// Says of every topic that nothing follows: a publish under way in another thread is its last.
+    /// Says of every topic that nothing follows, but of those that another thread publishes into now: it is not done.
     fn end_topics(&self) {
-        publishers(&self.topics).for_each(|publisher| publisher.end_with(Publisher::end));
+        for publisher in publishers(&self.topics) {
+            if let Some(_turn) = publisher.try_turn() {
+                publisher.end_with(Publisher::end); // When this turn is over.
+            }
+        }
     }
 
     async fn close(self, grace: Duration) -> bool {

@@ -98,6 +98,9 @@ def test_tensors_without_values(relay, client):
     freed.untyped_storage().resize_(0)
     refused(relay, client, freed, "storage is empty, as FSDP leaves")
     ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    refused(relay, client, ragged, "made of other tensors")
+    refused(relay, client, ragged, "it is nested")
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    refused(relay, client, TwoTensor(torch.ones(3), torch.ones(3)), "made of other tensors")
     relay.publish("t", {"empty": torch.ones(0)})
     assert received(client)["empty"].shape == (0,)

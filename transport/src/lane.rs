@@ -33,6 +33,10 @@ const PIECES_MAX: usize = 64;
 /// what is lost on the way.
 const SETTLE_ROUND_TRIPS: u32 = 6;
 
+/// What it gets at least: packets leave on another thread, and where processors are short that waits for one much longer than
+/// for the path.
+const SETTLE_MIN: Duration = Duration::from_millis(20);
+
 /// How long a closed lane waits at most until the peer knows.
 const CLOSE_FLUSH: Duration = Duration::from_millis(500);
 
@@ -256,7 +260,7 @@ impl Lane {
     /// acknowledgements come, and takes none once it is closed. Streams must be ended or dropped before.
     pub async fn settle(&self) {
         let round_trips = self.connection.rtt() * SETTLE_ROUND_TRIPS;
-        tokio::time::sleep(round_trips.min(CLOSE_FLUSH)).await;
+        tokio::time::sleep(round_trips.clamp(SETTLE_MIN, CLOSE_FLUSH)).await;
     }
 
     /// Waits until the other end knows of a [`close`](Self::close), for half a second at most: it answers with a close of

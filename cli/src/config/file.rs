@@ -302,7 +302,7 @@ mod tests {
     fn every_mistake_is_told_with_its_line_and_the_way_out() {
         for (text, told) in [
             ("[serve]\n\nlistne = 1", "c.toml:3: [serve] has no option listne; do you mean listen?"),
-            ("[serve]\nzzz = 1", "c.toml:2: [serve] has no option zzz; it has topic, publish-socket, "),
+            ("[serve]\nzzz = 1", "c.toml:2: [serve] has no option zzz; it has topic, all-files, "),
             ("[subscribe]\ngrace = 1", "c.toml:2: [subscribe] has no option grace; it belongs to [serve]"),
             ("[subscirbe]", "c.toml:1: there is no table [subscirbe]; do you mean [subscribe]?"),
             ("[demo-producer]", "there is no table [demo-producer]"),

@@ -4,7 +4,10 @@ use super::{
     ledger::Ledger,
     load::{Loaded, Loader},
 };
-use crate::{args::ServeArgs, exit::message_of};
+use crate::{
+    args::{Hold, ServeArgs},
+    exit::message_of,
+};
 use std::{
     convert::Infallible,
     path::{Path, PathBuf},
@@ -98,10 +101,14 @@ impl Offer {
         self.watch.is_some()
     }
 
-    /// Waits until the files cannot be read any more, and ends the topic: without --watch, nothing can follow. Whoever
-    /// subscribes later is told as long as this lives.
+    /// Waits until borrowed files cannot be read any more, and ends the topic: without --watch, nothing can follow. Whoever
+    /// subscribes later is told as long as this lives. Of what was staged nothing is lost but with its GPU, which ends the
+    /// server: subscribers wait for the next one.
     pub(crate) async fn end_when_lost(&self) {
-        let Source { publisher, path, .. } = &self.source;
+        let Source { publisher, path, loader, .. } = &self.source;
+        if loader.hold != Hold::Borrow {
+            return std::future::pending().await;
+        }
         publisher.lost().await;
         publisher.withdraw_for_good();
         let (topic, path) = (publisher.topic(), path.display());
