@@ -281,7 +281,10 @@ fn keeps_what_it_cannot_destroy(fault: &Fault) -> bool {
 fn kind(end: &End) -> &'static str {
     match end {
         End::Right => "right",
-        End::Failed(_) => "failed",
+        End::Failed(failure) => {
+            assert!(failure.to_string().split(' ').count() > 3, "an error is a sentence: {failure}");
+            "failed"
+        }
         End::GivenUp => "given up",
     }
 }
