@@ -83,6 +83,7 @@ impl Client {
             memory: session.memory().clone(),
             bases: session.bases().cloned(),
             reconnects: AtomicU64::new(0),
+            lost: watch::Sender::new(None),
             ended: watch::Sender::new(None),
         });
         let answer_timeout = connector.tuning().control_timeout();
@@ -138,8 +139,13 @@ impl Client {
         match tokio::time::timeout(self.answer_timeout, answer).await {
             Ok(Ok(topics)) => Ok(topics),
             Ok(Err(_)) => Err(self.gone()),
-            Err(_) => Err(ClientError::NoAnswer { timeout_ms: self.answer_timeout.as_millis() }),
+            Err(_) => Err(self.no_answer()),
         }
+    }
+
+    /// Why there is no connection now, while another one is being made; `None` while there is one.
+    pub fn connection_lost(&self) -> Option<Arc<ClientError>> {
+        self.state.lost.borrow().clone()
     }
 
     /// What the first lane of the connection of now has done so far.
@@ -193,6 +199,14 @@ impl Client {
 
     fn command(&self, command: Command) -> Result<(), ClientError> {
         self.commands.send(command).map_err(|_| self.gone())
+    }
+
+    fn no_answer(&self) -> ClientError {
+        let timeout_ms = self.answer_timeout.as_millis();
+        match self.connection_lost() {
+            Some(lost) => ClientError::NotReconnected { lost, timeout_ms },
+            None => ClientError::NoAnswer { timeout_ms },
+        }
     }
 
     fn gone(&self) -> ClientError {

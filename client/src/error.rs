@@ -32,9 +32,7 @@ pub enum ClientError {
         timeout_ms: u128,
     },
     /// The server did not answer a question within the deadline.
-    #[error(
-        "the server did not answer within {timeout_ms} ms, though the connection lives: it is overloaded or stuck"
-    )]
+    #[error("the server did not answer within {timeout_ms} ms: it is overloaded, stuck or gone")]
     NoAnswer {
         /// How long it was waited for.
         timeout_ms: u128,

@@ -34,6 +34,8 @@ pub(crate) struct State {
     pub(crate) bases: Option<HostMemory>,
     /// How often a connection was made again.
     pub(crate) reconnects: AtomicU64,
+    /// Why there is no connection now, while another one is being made.
+    pub(crate) lost: watch::Sender<Option<Arc<ClientError>>>,
     /// Why there will be none any more.
     pub(crate) ended: watch::Sender<Option<Arc<ClientError>>>,
 }
@@ -75,11 +77,15 @@ impl Keeper {
                     tracing::debug!(error = %lost, "The connection was lost while nobody waits; making another one.")
                 }
             }
-            self.session.detach(link.give_up(lost.last_word()).await);
+            let last_word = lost.last_word();
+            let lost = Arc::new(ClientError::from(lost));
+            self.state.lost.send_replace(Some(Arc::clone(&lost)));
+            self.session.detach(link.give_up(last_word).await);
             match self.reconnect(lost).await {
                 Ok(next) => link = next,
                 Err(error) => break error,
             }
+            self.state.lost.send_replace(None);
             self.state.reconnects.fetch_add(1, Ordering::Relaxed);
             self.state.lane.send_replace(link.lane().clone());
             tracing::warn!(peer = %link.lane().peer(), "Connected again; what is missing follows.");
@@ -88,7 +94,7 @@ impl Keeper {
     }
 
     /// Tries, with growing waits, until a connection is made, the time is over, or trying is no use.
-    async fn reconnect(&mut self, lost: SessionError) -> Result<Link, SessionError> {
+    async fn reconnect(&mut self, lost: Arc<ClientError>) -> Result<Link, SessionError> {
         let config = self.session.config().clone();
         let timeout_ms = config.reconnect_timeout.as_millis();
         let deadline = Instant::now() + config.reconnect_timeout;
@@ -115,10 +121,7 @@ impl Keeper {
                 attempt = tokio::time::timeout_at(deadline, &mut attempts) => return match attempt {
                     Ok(Ok(link)) => Ok(link),
                     Ok(Err(error)) => Err(error.into()),
-                    Err(_) => {
-                        let lost = Arc::new(ClientError::from(lost));
-                        Err(ClientError::NotReconnected { lost, timeout_ms }.into())
-                    }
+                    Err(_) => Err(ClientError::NotReconnected { lost, timeout_ms }.into()),
                 },
             }
         }
@@ -129,9 +132,10 @@ impl Keeper {
         let last_word = error.last_word();
         let told = Arc::new(ClientError::from(error));
         tracing::debug!(error = %told, "The session ended.");
+        // Before the session drops what it was asked: whoever asked looks here for the reason.
+        self.state.ended.send_replace(Some(Arc::clone(&told)));
         self.session.end(&told);
         drop(self.session);
-        self.state.ended.send_replace(Some(told));
         if let Some(link) = link {
             link.close(last_word).await;
         }

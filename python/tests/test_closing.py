@@ -161,7 +161,7 @@ reader.next(10)
 print({how}(publish, lambda: {close}))
 print(outcome(lambda: relay.end("t")))
 """)
-    assert said == [expected, "ClosedError" if "close" in close else "PublishError"]
+    assert said == [expected, "ClosedError" if "close" in close else "None"]
 
 
 @HOW

@@ -32,7 +32,7 @@ use tensor_relay_transport::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, JoinError, JoinSet},
 };
 
 /// What all sessions of a server share.
@@ -275,11 +275,17 @@ struct Session {
     inboxes: HashMap<SubscriptionId, mpsc::Sender<Word>>,
     /// Every id the client has used: an id names one subscription for the whole session.
     used: HashSet<SubscriptionId>,
-    running: JoinSet<(SubscriptionId, Result<(), Misbehaved>)>,
+    running: JoinSet<Ended>,
     /// The watches under way, and the tasks behind them, which end with the session.
     watching: HashMap<WatchId, AbortHandle>,
     watches: JoinSet<()>,
 }
+
+/// A subscription that has ended; an error is the client's.
+type Ended = (SubscriptionId, Result<(), Misbehaved>);
+
+/// The same, unless its task panicked.
+type Joined = Result<Ended, JoinError>;
 
 /// How long subscriptions may take to hear a client's last words.
 const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
@@ -303,13 +309,29 @@ impl Session {
                         return Err(error.into());
                     }
                 },
-                Some(ended) = self.running.join_next() => {
-                    let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-                    self.inboxes.remove(&id);
-                    result?;
-                }
+                Some(ended) = self.running.join_next() => self.handle_ended(ended)?,
             }
         }
+    }
+
+    fn handle_ended(&mut self, ended: Joined) -> Result<(), SessionError> {
+        let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        self.inboxes.remove(&id);
+        Ok(result?)
+    }
+
+    /// Waits, for a bounded time, until a subscription that its client ended is over. The client's next message may subscribe
+    /// as the same reader, whose place must be where this one leaves it.
+    async fn let_end(&mut self, id: SubscriptionId) -> Result<(), SessionError> {
+        let over = async {
+            while self.inboxes.contains_key(&id)
+                && let Some(ended) = self.running.join_next().await
+            {
+                self.handle_ended(ended)?;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(SUBSCRIPTIONS_END, over).await.unwrap_or(Ok(()))
     }
 
     /// Lets subscriptions hear what the client said last, a commit perhaps, before they end with it. They end by
@@ -337,6 +359,7 @@ impl Session {
             }
             ClientMessage::Unsubscribe { subscription, keep_place } => {
                 self.pass_on(subscription, Word::Unsubscribe { keep_place }).await?;
+                self.let_end(subscription).await?;
             }
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => {

@@ -147,7 +147,7 @@ pub enum SubscriptionError {
         is_final: bool,
     },
     /// A version that was begun did not go on.
-    #[error("{id} stalled: no byte of it came for {timeout_ms} ms, though the connection lives")]
+    #[error("{id} stalled: no byte of it came for {timeout_ms} ms: the server is overloaded, stuck or gone")]
     Stalled {
         /// Which version.
         id: VersionId,

@@ -42,6 +42,28 @@ fn a_shutdown_in_mid_transfer() {
     });
 }
 
+/// Goal: who asks a server that is gone hears that it is, and why; not that its connection lives, nor that its own end closed
+/// it. Method: ask between two connections, and after the last.
+#[test]
+fn a_question_to_a_server_that_is_gone() {
+    simulate(3, async |sim| {
+        let server = sim.server(server_config());
+        let reconnect_timeout = Duration::from_secs(30);
+        let config = tensor_relay_client::Config { reconnect_timeout, ..client_config() };
+        let client = sim.client(1, config).await.unwrap();
+        assert!(client.list().await.unwrap().is_empty() && client.connection_lost().is_none());
+        server.shutdown(Duration::from_secs(1)).await;
+        eventually("the connection is lost", || client.connection_lost().is_some()).await;
+        let asked = client.list().await.unwrap_err();
+        assert!(matches!(asked, ClientError::NotReconnected { .. }), "{asked}");
+        assert!(asked.to_string().contains("the server is shutting down"), "{asked}");
+        let (asking, _) = tokio::join!(client.list(), sleep(reconnect_timeout));
+        assert!(asking.is_err());
+        let ended = client.list().await.unwrap_err();
+        assert!(ended.to_string().contains("was not reached again within 30000 ms"), "{ended}");
+    });
+}
+
 /// Goal: a shutdown ends within its grace, whatever its subscribers do.
 /// Method: shut down in the middle of transfers that would take longer, on paths that lose some.
 #[test]
