@@ -59,7 +59,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<TicketError>() || cause.is::<UsageError>() {
         return Some(Exit::Usage);
     }
-    if cause.is::<crate::subscribe::NoneMatches>() {
+    if cause.is::<crate::subscribe::NoneMatches>() || cause.is::<crate::subscribe::NothingSelected>() {
         return Some(Exit::NotFound);
     }
     if cause.is::<crate::subscribe::hook::HookError>() {

@@ -376,8 +376,7 @@ fn write_tickets(path: &Path, tickets: &[String]) -> std::io::Result<()> {
 
 fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Served], any: &str) {
     let mut out = std::io::stdout().lock();
-    // Whoever started the server may have closed stdout; it serves all the same.
-    let _ = match args.json {
+    let written = match args.json {
         true => {
             let (key, device) = (key.to_string(), args.device.device.to_string());
             let publish_socket = args.publish_socket.as_deref();
@@ -405,7 +404,15 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
             tickets.iter().try_for_each(|ticket| writeln!(out, "{ticket}"))
         }
     };
-    let _ = out.flush();
+    // Whoever started the server may have closed stdout; it serves all the same.
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!(
+                "warning: cannot write the tickets to stdout: {error}; --ticket-file writes them to a file"
+            );
+        }
+        _ => {}
+    }
 }
 
 /// Finishes what is under way, within `grace`; a second signal ends it at once. Returns the exit code of an orderly end.

@@ -9,7 +9,12 @@ pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Option<Signal>,
+    /// Heard so that a file that is larger than `ulimit -f` is an error of the write, and not the end of the process.
+    _too_large: Signal,
 }
+
+/// SIGXFSZ.
+const TOO_LARGE: std::ffi::c_int = 25;
 
 impl Signals {
     pub(crate) fn hear() -> std::io::Result<Self> {
@@ -17,6 +22,7 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: None,
+            _too_large: signal(SignalKind::from_raw(TOO_LARGE))?,
         })
     }
 

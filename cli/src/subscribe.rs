@@ -16,7 +16,7 @@ use follow::Follow;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 use tensor_relay_client::{
     Client, ClientError, Config, Connector, EndReason, Glob, Mode, Start, SubscriptionError, Ticket, Topic,
-    Tuning,
+    Tuning, VersionId,
 };
 use tokio::task::JoinSet;
 
@@ -53,7 +53,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
     // However it ended, the server is told, or it would keep the session until its idle timeout.
     let _ = tokio::join!(tokio::time::timeout(GOOD_BYE, client.close()), hook::terminate_all());
     match done {
-        Err(error) if error.is::<StdoutClosed>() => Ok(Exit::Failed.into()),
+        Err(error) if error.downcast_ref().is_some_and(StdoutClosed::is_expected) => Ok(Exit::Failed.into()),
         done => done,
     }
 }
@@ -253,14 +253,35 @@ fn is_over(error: &SubscriptionError) -> bool {
 #[error("the server has no topic that matches {0}: see what it has with `tensor-relay list`")]
 pub(crate) struct NoneMatches(Glob);
 
-/// Whoever read stdout went away. That ends the process quietly, as it ends other tools.
+/// No tensor of a version is selected.
 #[derive(Debug, thiserror::Error)]
-#[error("stdout was closed")]
-pub(crate) struct StdoutClosed;
+#[error(
+    "no tensor of {id} matches --select {globs}, so it is not saved: correct the patterns; its tensors are called e.g. {examples}"
+)]
+pub(crate) struct NothingSelected {
+    pub(crate) id: VersionId,
+    pub(crate) globs: String,
+    pub(crate) examples: String,
+}
 
-/// Prints to stdout; a reader that went away ends the process.
+/// Nothing can be written to stdout any more.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to stdout: {0}")]
+pub(crate) struct StdoutClosed(std::io::Error);
+
+impl StdoutClosed {
+    /// Whether the reader of a pipe went away: that ends the process quietly, as it ends other tools.
+    fn is_expected(&self) -> bool {
+        self.0.kind() == std::io::ErrorKind::BrokenPipe
+    }
+}
+
+/// Prints to stdout, or ends the process.
 pub(crate) fn print_line(line: &str) {
-    if try_print_line(line).is_err() {
+    if let Err(closed) = try_print_line(line) {
+        if !closed.is_expected() {
+            eprintln!("error: {closed}");
+        }
         std::process::exit(Exit::Failed as i32);
     }
 }
@@ -268,5 +289,5 @@ pub(crate) fn print_line(line: &str) {
 fn try_print_line(line: &str) -> Result<(), StdoutClosed> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|_| StdoutClosed)
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(StdoutClosed)
 }

@@ -91,7 +91,7 @@ pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceErr
 pub use tensor_relay_protocol::{
     ChunkHash, CodecChoice, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket,
     Topic, Version, VersionDigest, VersionId,
-    files::{FileKind, MISSED_GENERATIONS_KEY, epoch_of},
+    files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::{
     BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, Listener, Tuning,

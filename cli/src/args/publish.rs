@@ -3,7 +3,7 @@
 use super::FolderArgs;
 use crate::units;
 use std::{path::PathBuf, time::Duration};
-use tensor_relay_server::Topic;
+use tensor_relay_server::{RESERVED_PREFIX, Topic, is_reserved};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PublishArgs {
@@ -57,11 +57,20 @@ fn parse_topic(text: &str) -> Result<Topic, String> {
 
 fn parse_entry(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, e.g. step=1200")?;
-    match key.is_empty() {
-        true => Err("there is no key before the `=`".into()),
-        false => Ok((key.into(), value.into())),
+    match () {
+        () if key.is_empty() => Err("there is no key before the `=`".into()),
+        () if is_reserved(key) => {
+            Err(format!("keys that begin with {RESERVED_PREFIX:?} are tensor-relay's own"))
+        }
+        () if key.starts_with(PYTHON_PREFIX) => {
+            Err(format!("keys that begin with {PYTHON_PREFIX:?} are those of tensor-relay's Python package"))
+        }
+        () => Ok((key.into(), value.into())),
     }
 }
+
+/// How the keys begin under which the Python package says what a version's other metadata are.
+const PYTHON_PREFIX: &str = "tensor_relay.";
 
 #[cfg(test)]
 mod tests {
@@ -72,5 +81,6 @@ mod tests {
         assert_eq!(parse_entry("a=b=c"), Ok(("a".into(), "b=c".into())));
         assert_eq!(parse_entry("a="), Ok(("a".into(), String::new())));
         assert!(parse_entry("a").is_err() && parse_entry("=b").is_err());
+        assert!(parse_entry("tensor-relay.kind=x").is_err() && parse_entry("tensor_relay.json=x").is_err());
     }
 }

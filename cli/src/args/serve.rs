@@ -46,8 +46,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, help_heading = "Topics")]
     pub(crate) watch: bool,
 
-    /// How often files are looked at, in seconds. What was the same at two looks is published.
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = units::parse_seconds, help_heading = "Topics")]
+    /// How often files are looked at, in seconds, more than 0. What was the same at two looks is published: with a shorter
+    /// interval than the pauses of a program that overwrites a file in place, that is also half of it.
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = units::parse_some_seconds, help_heading = "Topics")]
     pub(crate) watch_interval: Duration,
 
     /// How many versions of each topic are retained, the newest included: for subscribers in mode `every`.

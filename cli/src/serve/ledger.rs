@@ -6,8 +6,9 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    fs::{self, File, TryLockError},
+    fs::{self, File, Metadata, TryLockError},
     io::{self, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 use tensor_relay_client::replace_file;
@@ -28,7 +29,18 @@ pub(crate) struct Ledger {
 #[derive(Debug)]
 struct Kept {
     path: PathBuf,
-    _lock: File,
+    lock_path: PathBuf,
+    lock: File,
+}
+
+impl Kept {
+    /// Whether the file that is locked is still the one that others would lock: it may have been deleted, with its folder
+    /// perhaps.
+    fn is_locked(&self) -> bool {
+        let inode = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        let there = fs::metadata(&self.lock_path);
+        there.is_ok_and(|there| self.lock.metadata().is_ok_and(|ours| inode(ours) == inode(there)))
+    }
 }
 
 /// What the file holds.
@@ -44,6 +56,9 @@ struct Entry {
     digest: String,
 }
 
+/// The name of the file that is locked.
+const LOCK: &str = "topics.lock";
+
 impl Ledger {
     /// Takes what an earlier server left in `state_dir`. Nothing there is nothing published; what cannot be read is the
     /// same, and said: the topics then begin anew.
@@ -51,7 +66,8 @@ impl Ledger {
     /// # Errors
     /// When another process has it.
     pub(crate) fn open(state_dir: &Path) -> anyhow::Result<Self> {
-        let lock = match lock(&state_dir.join("topics.lock")) {
+        let lock_path = state_dir.join(LOCK);
+        let lock = match lock(&lock_path) {
             Ok(lock) => lock,
             Err(TryLockError::WouldBlock) => bail!(
                 "another `tensor-relay serve --watch` uses the state directory {}, and both would give the same numbers to \
@@ -73,7 +89,7 @@ impl Ledger {
             tracing::warn!("Cannot read {path}: {error}. Topics begin new epochs.");
             Known::default()
         });
-        Ok(Self { kept: Some(Kept { path, _lock: lock }), known })
+        Ok(Self { kept: Some(Kept { path, lock_path, lock }), known })
     }
 
     /// How content that hashes to `digest` is to be published: the version that it was, or the next one.
@@ -89,8 +105,15 @@ impl Ledger {
     /// a restart, whenever this process dies. Where nothing can be written, what was written before goes.
     ///
     /// # Errors
-    /// When that is not possible either: then it must not be published.
+    /// When that is not possible either, or the lock is lost: then it must not be published.
     pub(crate) fn note(&mut self, id: &VersionId, digest: VersionDigest) -> anyhow::Result<()> {
+        if let Some(kept) = self.kept.as_ref().filter(|kept| !kept.is_locked()) {
+            bail!(
+                "cannot note the number of {id}, so it is not published: somebody deleted or replaced {}, and another server may \
+                 number versions there now; start this server again",
+                kept.lock_path.display()
+            );
+        }
         let entry = Entry { epoch: id.epoch.to_string(), version: id.version.0, digest: digest.to_string() };
         self.known.topics.insert(id.topic.as_str().to_owned(), entry);
         let Some(Kept { path, .. }) = &self.kept else { return Ok(()) };
@@ -117,6 +140,9 @@ fn lock(path: &Path) -> Result<File, TryLockError> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Known> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        bail!("it is no regular file"); // Reading a FIFO would wait for a writer.
+    }
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).context("it is no list of topics"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Known::default()),
@@ -167,6 +193,22 @@ mod tests {
     }
 
     #[test]
+    fn who_lost_the_lock_gives_no_numbers() {
+        let state = tempfile::tempdir().unwrap();
+        let one = VersionDigest([1; 32]);
+        let mut first = Ledger::open(state.path()).unwrap();
+        first.note(&version(3), one).unwrap();
+        fs::remove_file(state.path().join(LOCK)).unwrap();
+        let mut second = Ledger::open(state.path()).unwrap();
+        let refused = first.note(&version(4), one).unwrap_err().to_string();
+        assert!(refused.contains("topics.lock"), "{refused}");
+        second.note(&version(4), one).unwrap();
+        fs::remove_dir_all(state.path()).unwrap();
+        second.note(&version(5), one).unwrap_err();
+        assert!(!state.path().exists(), "nothing is made anew by halves");
+    }
+
+    #[test]
     fn without_a_lock_nothing_is_kept() {
         let state = tempfile::tempdir().unwrap();
         fs::create_dir(state.path().join("topics.lock")).unwrap();
@@ -183,7 +225,7 @@ mod tests {
         let mut ledger = Ledger::open(state.path()).unwrap();
         fs::create_dir(&path).unwrap();
         ledger.note(&version(3), one).unwrap_err();
-        fs::remove_dir_all(state.path()).unwrap();
+        fs::remove_dir(&path).unwrap();
         ledger.note(&version(4), one).unwrap();
     }
 }

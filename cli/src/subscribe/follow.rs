@@ -1,7 +1,7 @@
 //! One topic: each version received, written, told, and handed to a command.
 
 use super::{
-    hook,
+    NothingSelected, hook,
     report::{self, LaneReport},
 };
 use crate::{
@@ -10,8 +10,12 @@ use crate::{
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tensor_relay_client::{
-    Client, ClientError, EndReason, Mirror, Mode, Request, Snapshot, Subscription, SubscriptionError, Topic,
+    Client, ClientError, EndReason, Glob, Mirror, Mode, Request, Snapshot, Subscription, SubscriptionError,
+    Tensor, Topic,
 };
+
+/// How many tensors are named as examples.
+const EXAMPLES: usize = 3;
 
 /// After how long a topic that is not there is mentioned.
 const MENTION_WAIT: Duration = Duration::from_secs(1);
@@ -61,10 +65,10 @@ impl Follow {
                 other => other?,
             };
             received = true;
+            self.check_selection(&snapshot)?;
             let lanes = self.lanes.look(); // Before saving, while which the next version may come.
             let path = self.save(&snapshot).await?;
             report::committed(self.args.json, &snapshot, path.as_deref(), &lanes)?;
-            report::selection(&self.args.select, &snapshot);
             if let Some(command) = &self.args.exec {
                 match hook::run(command, snapshot.id(), path.as_deref()).await {
                     Err(failed) if self.args.once => return Err(failed.into()),
@@ -87,7 +91,9 @@ impl Follow {
         let mention = async {
             tokio::time::sleep(MENTION_WAIT).await;
             if progress().version == 0 {
-                eprintln!("waiting for topic {topic} to appear");
+                eprintln!(
+                    "waiting for topic {topic}: it is not there yet, or has no version that was asked for"
+                );
             }
             std::future::pending().await
         };
@@ -98,6 +104,20 @@ impl Follow {
             }
         };
         bar::while_running(&mut self.bar, &progress, snapshot).await
+    }
+
+    /// Refuses a version of which nothing was asked for, since a name was mistyped most likely: an empty file would replace a
+    /// good one.
+    fn check_selection(&self, snapshot: &Snapshot) -> Result<(), NothingSelected> {
+        let (select, all) = (&self.args.select, snapshot.manifest().tensors());
+        let is_selected = |tensor: &Tensor| select.iter().any(|glob| glob.matches(tensor.name.as_str()));
+        if select.is_empty() || all.is_empty() || all.iter().any(is_selected) {
+            return Ok(());
+        }
+        let globs: Vec<&str> = select.iter().map(Glob::as_str).collect();
+        let examples: Vec<&str> = all.iter().take(EXAMPLES).map(|tensor| tensor.name.as_str()).collect();
+        let (id, globs, examples) = (snapshot.id().clone(), globs.join(","), examples.join(", "));
+        Err(NothingSelected { id, globs, examples })
     }
 
     /// Writes the snapshot below the output folder, off the executor. What is on a device is copied back for it.

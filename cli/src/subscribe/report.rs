@@ -4,7 +4,7 @@ use super::{StdoutClosed, try_print_line};
 use crate::{codecs, units};
 use serde_json::{Value, json};
 use std::path::Path;
-use tensor_relay_client::{Client, CodecCount, Gap, Glob, LaneStats, Snapshot, Topic};
+use tensor_relay_client::{Client, CodecCount, Gap, LaneStats, Snapshot, Topic};
 use tensor_relay_device::Device;
 
 /// What a lane receives that carries no chunks: a few packets for each version, and a probe of the path's MTU now and then.
@@ -65,14 +65,6 @@ pub(crate) fn committed(
         false => as_text(snapshot, saved, lanes.iter().filter(|lane| carried(lane)).count()),
     };
     try_print_line(&line)
-}
-
-/// Warns when nothing of a version was asked for: most likely a name was mistyped.
-pub(crate) fn selection(select: &[Glob], snapshot: &Snapshot) {
-    if !select.is_empty() && tensors(snapshot) == 0 {
-        let globs: Vec<&str> = select.iter().map(Glob::as_str).collect();
-        eprintln!("warning: no tensor of {} matches --select {}", snapshot.id(), globs.join(","));
-    }
 }
 
 /// Tells of versions that are missing.

@@ -84,7 +84,7 @@ fn wrong_usage() {
     fs::write(home.path("empty"), "\n").unwrap();
     let whole = ticket_of_nobody("127.0.0.1:4747");
     let cut = &whole[..whole.len() - 10];
-    let mistakes: [(&[&str], &[&str]); 15] = [
+    let mistakes: [(&[&str], &[&str]); 17] = [
         (&["subscribe", "nonsense"], &["nonsense holds no ticket", "relay://"]),
         (&["subscribe", "empty"], &["empty"]),
         (&["subscribe", cut], &["was the ticket cut off?"]),
@@ -100,6 +100,8 @@ fn wrong_usage() {
         (&["serve", ANY_PORT, "--topic=w=w", "--topic=w=other"], &["--topic w=…", "twice"]),
         (&["serve", "--listen=nowhere", "--topic=w=w"], &["--listen"]),
         (&["serve", ANY_PORT, "--topic=w=w", "--stall-timeout=0"], &["--stall-timeout", "more than 0"]),
+        (&["serve", ANY_PORT, "--topic=w=w", "--watch-interval=0"], &["--watch-interval", "more than 0"]),
+        (&["publish", "s", "t", "w", "--metadata=tensor-relay.x=1"], &["--metadata", "tensor-relay's own"]),
     ];
     for (words, causes) in mistakes {
         home.run(words).failed(2, causes);
