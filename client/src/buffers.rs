@@ -56,7 +56,8 @@ pub enum NameMatch {
     Buffers,
     /// Every buffer must have its tensor, and every selected tensor its buffer, or that of a tensor that shares its bytes.
     Exact,
-    /// Neither: what both have is received, and other buffers stay as they are.
+    /// Neither: what both have is received, and other buffers stay as they are. Of the buffers that
+    /// [expect](Buffers::expect) a dtype and shape, one at the least must have its tensor.
     Common,
 }
 
@@ -411,10 +412,29 @@ impl Expected {
     ) -> Result<Vec<Fit>, BufferError> {
         let asked: Vec<_> = asked.filter(|(name, _)| self.wants(selection, name)).collect();
         self.check_names(selection, &asked)?;
-        let fits = fit(selection, asked.into_iter())?;
+        self.check_common(selection)?;
+        // Before lengths, since it says why these differ.
         self.check_tensors(selection)?;
+        let fits = fit(selection, asked.into_iter())?;
         self.check_tied(selection)?;
         Ok(fits)
+    }
+
+    /// Refuses a version that has nothing in common with the buffers, whose names are those of something else then.
+    fn check_common(&self, selection: &Selection) -> Result<(), BufferError> {
+        let manifest = selection.manifest();
+        // A selection of nothing may be the names of the buffers.
+        let is_common = |name: &TensorName| match selection.tensors().is_empty() {
+            true => manifest.tensor_index(name.as_str()).is_some(),
+            false => place(selection, name.as_str()).is_some(),
+        };
+        let is_checked = self.names == NameMatch::Common && !self.tensors.is_empty();
+        if !is_checked || manifest.tensors().is_empty() || self.tensors.keys().any(is_common) {
+            return Ok(());
+        }
+        let tensors = manifest.tensors().iter().map(|tensor| tensor.name.as_str().into());
+        let buffers = self.tensors.keys().map(|name| name.as_str().into());
+        Err(BufferError::NothingInCommon { tensors: tensors.collect(), buffers: buffers.collect() })
     }
 
     fn check_names(&self, selection: &Selection, asked: &[(&str, u64)]) -> Result<(), BufferError> {

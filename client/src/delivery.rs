@@ -142,6 +142,14 @@ impl Delivery {
         self.changed.notify_one();
     }
 
+    /// Drops a snapshot that nobody is to take. Says whether it was here.
+    pub(crate) fn discard(&self, id: &VersionId) -> bool {
+        let mut state = self.state();
+        let is_it = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
+        let found = state.ready.iter().position(is_it);
+        found.and_then(|at| state.ready.remove(at)).is_some()
+    }
+
     /// Whether nothing is here for the user.
     pub(crate) fn is_empty(&self) -> bool {
         self.state().ready.is_empty()

@@ -89,10 +89,19 @@ impl Subscription {
         {
             // Who does not fit was judged before anything was copied.
             let torn = matches!(cause, FillCause::Device(_)).then(|| version.id.clone());
-            return Err(FillError { cause, torn, buffers, withheld: vec![] });
+            let refused = matches!(cause, FillCause::Buffers(_)).then(|| version.id.clone());
+            return Err(FillError { cause, torn, refused, buffers, withheld: vec![] });
         }
         let (facts, gap) = self.keep(&mut taken);
         Ok(Filled { facts, gap, copied: true, buffers })
+    }
+
+    /// Passes over a version that did not fit ([`FillError::refused`]), and that would wait to be taken otherwise. In mode
+    /// `every` the reader is done with it.
+    pub fn pass_over(&mut self, refused: &VersionId) {
+        if self.delivery.discard(refused) {
+            self.taken = (self.mode == Mode::Every).then(|| refused.clone());
+        }
     }
 
     /// Lends buffers until the next version is there, in them or elsewhere.
@@ -106,7 +115,8 @@ impl Subscription {
             Ok(taken) => taken,
             Err(error) => {
                 let (buffers, withheld) = lender.back().await;
-                return Err(FillError { cause: error.into(), torn: writing.torn(), buffers, withheld });
+                let torn = writing.torn();
+                return Err(FillError { cause: error.into(), torn, refused: None, buffers, withheld });
             }
         };
         if taken.lies_in(&writing) {
@@ -119,7 +129,7 @@ impl Subscription {
             true => Ok(Received::Elsewhere(taken, buffers)),
             false => {
                 let cause = BufferError::Withheld { name: withheld[0].as_str().into() }.into();
-                Err(FillError { cause, torn: writing.torn(), buffers, withheld })
+                Err(FillError { cause, torn: writing.torn(), refused: None, buffers, withheld })
             }
         }
     }
@@ -269,6 +279,9 @@ pub struct FillError<B> {
     /// The version that was being written when it did: the buffers hold bytes of it that nobody vouches for, beside what
     /// they held before. `None`: the buffers are as they were.
     pub torn: Option<VersionId>,
+    /// The version that does not fit the buffers. It waits to be taken, unless it is [passed
+    /// over](Subscription::pass_over).
+    pub refused: Option<VersionId>,
     /// The memory that was lent: all of it, but for what is withheld.
     pub buffers: Buffers<B>,
     /// The tensors whose buffers do not come back. Always none on the host. On a device that failed, or hangs, a copy to
@@ -327,6 +340,18 @@ pub enum BufferError {
         missing: Box<[Box<str>]>,
         /// The buffers without a selected tensor.
         unexpected: Box<[Box<str>]>,
+    },
+    /// The version has no tensor that there is a buffer for.
+    #[error(
+        "the version has none of the tensors that there are buffers for: it has {}, and the buffers are for {}; correct the names",
+        some_of(tensors),
+        some_of(buffers)
+    )]
+    NothingInCommon {
+        /// The names of the version's tensors.
+        tensors: Box<[Box<str>]>,
+        /// The buffers' names.
+        buffers: Box<[Box<str>]>,
     },
     /// Two tensors have one buffer, and are two in the version.
     #[error(
@@ -407,7 +432,8 @@ pub enum FillCause {
     /// No version came.
     #[error(transparent)]
     Subscription(#[from] SubscriptionError),
-    /// One came and does not fit. It waits to be taken: by a call with other buffers, or by [`Subscription::next`].
+    /// One came and does not fit. It waits to be taken: by a call with other buffers, or by [`Subscription::next`]. Unless
+    /// it is [passed over](Subscription::pass_over), the same buffers get no other version.
     #[error(transparent)]
     Buffers(#[from] BufferError),
     /// One came, and a device failed to copy it. It waits to be taken, as above.

@@ -4,11 +4,11 @@ mod copy;
 mod target;
 
 use crate::{
-    errors::{Kind, of_buffer, of_fill},
+    errors::{Kind, of_fill},
     gpu::Gpus,
     memory::{Exclusive, Foreign, OnGpu, Returning},
     snapshot::Snapshot,
-    subscription::{Arrived, Inner, NotArrived},
+    subscription::{Arrived, Delivered, Inner, NotArrived},
     tensors_in::{Fences, frameworks},
     wait::{at_most, wait},
 };
@@ -96,8 +96,8 @@ impl Out {
     /// Copies a whole version to the tensors, all of them or none.
     ///
     /// # Errors
-    /// `TargetError` says how they differ from the version's; `TornError` where a GPU fails in the middle.
-    pub(crate) fn copy(&self, py: Python<'_>, arrived: &Arrived) -> PyResult<Snapshot> {
+    /// `TargetError` for tensors that nothing can be received into; `TornError` where a GPU fails in the middle.
+    pub(crate) fn copy(&self, py: Python<'_>, arrived: &Arrived) -> PyResult<Delivered> {
         copy::to_all(py, arrived, self.targets(py)?, self.names())
     }
 
@@ -107,7 +107,7 @@ impl Out {
         py: Python<'_>,
         inner: &Inner,
         timeout: Option<Duration>,
-    ) -> PyResult<Result<Snapshot, NotArrived>> {
+    ) -> PyResult<Delivered> {
         let pending = self.pending().take();
         let mut pending = match pending {
             Some(pending) => pending,
@@ -146,11 +146,14 @@ impl Out {
             Err(Failed::Closed) => Ok(Err(NotArrived::Closed)),
             Err(Failed::Host(error)) => {
                 let message = error.to_string();
-                let FillError { cause, torn, buffers, .. } = error;
+                let FillError { cause, torn, refused, buffers, .. } = error;
                 give_back(py, buffers);
-                not_filled(py, &message, torn, cause, entries)
+                not_filled(py, &message, torn, refused, cause, entries)
             }
-            Err(Failed::Gpu(error)) => not_filled(py, &error.to_string(), error.torn, error.cause, entries),
+            Err(Failed::Gpu(error)) => {
+                let message = error.to_string();
+                not_filled(py, &message, error.torn, error.refused, error.cause, entries)
+            }
         }
     }
 
@@ -215,7 +218,9 @@ fn begin_on_host(
         let received = async {
             let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
             let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
-            subscription.next_into(buffers).await.map(Got::Host).map_err(Failed::Host)
+            let filled = subscription.next_into(buffers).await;
+            pass_over_refused(subscription, &filled);
+            filled.map(Got::Host).map_err(Failed::Host)
         };
         open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))
     }))
@@ -238,11 +243,20 @@ fn begin_on_gpu(
         let received = async {
             let mut turn = Arc::clone(&open).turn().await.ok_or(Failed::Closed)?;
             let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
-            subscription.next_into_device(buffers).await.map_err(Failed::Gpu)
+            let filled = subscription.next_into_device(buffers).await;
+            pass_over_refused(subscription, &filled);
+            filled.map_err(Failed::Gpu)
         };
         let filled = open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))?;
         Ok(Got::Gpu(filled, returning))
     }))
+}
+
+/// The next call goes on with the next version, and not with one that its tensors cannot take.
+fn pass_over_refused<B>(subscription: &mut client::Subscription, filled: &Result<Filled<B>, FillError<B>>) {
+    if let Err(FillError { refused: Some(id), .. }) = filled {
+        subscription.pass_over(id);
+    }
 }
 
 fn give_back(py: Python<'_>, buffers: Buffers<Exclusive>) {
@@ -269,24 +283,31 @@ fn not_filled(
     py: Python<'_>,
     message: &str,
     torn: Option<client::VersionId>,
+    refused: Option<client::VersionId>,
     cause: FillCause,
     entries: &[String],
-) -> PyResult<Result<Snapshot, NotArrived>> {
-    match (torn, cause) {
-        (None, FillCause::Subscription(error)) => Ok(Err(NotArrived::Subscription(error))),
-        (None, FillCause::Buffers(error)) => Err(of_target(py, &error, entries)),
-        (None, cause) => Err(of_fill(py, &cause)),
-        (Some(id), cause) => Err(torn_by(py, message, &id, of_fill(py, &cause))),
+) -> PyResult<Delivered> {
+    match (torn, refused, cause) {
+        (None, _, FillCause::Subscription(error)) => Ok(Err(NotArrived::Subscription(error))),
+        (None, Some(id), FillCause::Buffers(error)) => Ok(Err(unfit(&id, &error, entries))),
+        (None, _, cause) => Err(of_fill(py, &cause)),
+        (Some(id), _, cause) => Err(torn_by(py, message, &id, of_fill(py, &cause))),
     }
 }
 
-/// Why the tensors are not those of a version; `entries` are the names of what is no tensor.
-fn of_target(py: Python<'_>, error: &BufferError, entries: &[String]) -> PyErr {
-    let BufferError::OtherNames { missing, .. } = error else { return of_buffer(py, error) };
-    let entries = entries.iter().filter(|entry| missing.iter().any(|name| **name == ***entry));
-    let entries: String = entries.map(|entry| format!("; {entry} of `out` is no tensor")).collect();
-    let message = format!("`out` does not fit: {error}{entries}; strict=False receives what both have");
-    Kind::Target.raise(py, message)
+/// Why a version does not fit the tensors; `entries` are the names of what is no tensor.
+fn unfit(id: &client::VersionId, error: &BufferError, entries: &[String]) -> NotArrived {
+    let more = match error {
+        BufferError::OtherNames { missing, .. } => {
+            let entries = entries.iter().filter(|entry| missing.iter().any(|name| **name == ***entry));
+            let entries: String = entries.map(|entry| format!("; {entry} of `out` is no tensor")).collect();
+            format!("{entries}; strict=False receives what both have")
+        }
+        _ => String::new(),
+    };
+    NotArrived::Unfit(format!(
+        "{id} does not fit `out`: {error}{more}; nothing of it was written, and the next call goes on with the next version"
+    ))
 }
 
 fn torn_by(py: Python<'_>, message: &str, id: &client::VersionId, cause: PyErr) -> PyErr {

@@ -42,7 +42,7 @@ pub(crate) struct Inner {
 /// What there is until it is closed. Whoever waits for the next version has the turn.
 pub(crate) struct Open {
     pub(crate) subscription: client::Subscription,
-    /// A version that was taken, and that nobody got: it did not fit, or its coroutine was cancelled.
+    /// A version that was taken, and that nobody got: its coroutine was cancelled, or the tensors of `out` failed.
     undelivered: Option<Arrived>,
 }
 
@@ -64,13 +64,12 @@ struct Taken {
 }
 
 impl Taken {
-    /// Hands it over with `give`; where that fails, it is as if it had not been taken.
-    fn give(mut self, give: impl FnOnce(&Arrived) -> PyResult<Snapshot>) -> PyResult<Snapshot> {
-        let given = self.arrived.as_ref().map(give).expect("it is given once, by this");
-        if given.is_ok() {
-            self.arrived = None;
-        }
-        given
+    /// Hands it over with `give`; where that raises, it is as if it had not been taken. A version that does not fit was
+    /// taken: the next call can do no more with it.
+    fn give(mut self, give: impl FnOnce(&Arrived) -> PyResult<Delivered>) -> PyResult<Delivered> {
+        let given = self.arrived.as_ref().map(give).expect("it is given once, by this")?;
+        self.arrived = None;
+        Ok(given)
     }
 }
 
@@ -82,11 +81,16 @@ impl Drop for Taken {
     }
 }
 
+/// A version as its user gets it.
+pub(crate) type Delivered = Result<Snapshot, NotArrived>;
+
 /// Why none came.
 pub(crate) enum NotArrived {
     Subscription(SubscriptionError),
     /// A version came, and no tensor of it is selected. Says so.
     NothingSelected(String),
+    /// A version came, and does not fit the tensors of `out`. Says why.
+    Unfit(String),
     Closed,
     TimedOut,
 }
@@ -198,6 +202,7 @@ impl NotArrived {
         match self {
             Self::Subscription(error) => of_subscription(py, error),
             Self::NothingSelected(message) => Kind::Request.raise(py, message),
+            Self::Unfit(message) => Kind::Target.raise(py, message),
             Self::Closed => Kind::Closed.raise(py, "this subscription was closed: subscribe again"),
             Self::TimedOut => {
                 Kind::Timeout.raise(py, "no new version came in time; the next call goes on waiting for it")
@@ -213,6 +218,7 @@ impl Subscription {
     /// Raises RelayTimeoutError after `timeout`; TopicEndedError when nothing more will come; TopicNotFoundError when
     /// the topic does not appear; HoldingTooManyError; VersionsMissedError; RelayConnectionError when the connection is
     /// lost for good; RequestError when `select` matches no tensor of the version; with `out`, TargetError and TornError.
+    /// After RequestError and TargetError the next call goes on with the next version.
     #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
         self.receive(py, seconds("timeout", timeout)?)?
@@ -319,13 +325,13 @@ impl Subscription {
     }
 
     /// The next version, in its own memory or in the user's.
-    fn receive(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Result<Snapshot, NotArrived>> {
+    fn receive(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Delivered> {
         let inner = self.inner.get(py)?;
         if let Some(out) = self.out.as_ref().filter(|out| !out.is_atomic()) {
             return out.receive_in_place(py, inner, timeout);
         }
         match wait(py, Arc::clone(inner).next_within(timeout))? {
-            Ok(taken) => taken.give(|arrived| hand_over(py, arrived, self.out.as_ref())).map(Ok),
+            Ok(taken) => taken.give(|arrived| hand_over(py, arrived, self.out.as_ref())),
             Err(failed) => Ok(Err(failed)),
         }
     }
@@ -344,17 +350,20 @@ impl Subscription {
         let next = Arc::clone(self.inner.get(py)?).next_within(timeout);
         let out = self.out.as_ref().map(|out| out.clone_ref(py));
         awaitable(py, next, move |py, next| {
-            let taken = next.map_err(|failed| raise(py, &failed))?;
-            let snapshot = taken.give(|arrived| hand_over(py, arrived, out.as_ref()))?;
+            let delivered = match next {
+                Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out.as_ref()))?,
+                Err(failed) => Err(failed),
+            };
+            let snapshot = delivered.map_err(|failed| raise(py, &failed))?;
             Ok(Py::new(py, snapshot)?.into_any())
         })
     }
 }
 
 /// A version as Python has it: with its tensors, or with those copied to where the user wants them.
-fn hand_over(py: Python<'_>, arrived: &Arrived, out: Option<&Out>) -> PyResult<Snapshot> {
+fn hand_over(py: Python<'_>, arrived: &Arrived, out: Option<&Out>) -> PyResult<Delivered> {
     match out {
         Some(out) => out.copy(py, arrived),
-        None => Ok(Snapshot::whole(arrived)),
+        None => Ok(Ok(Snapshot::whole(arrived))),
     }
 }

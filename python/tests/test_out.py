@@ -65,12 +65,47 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(relay, client, 
         subscription.next(10)
     for name, array in out.items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
-    # The version waits: with tensors that fit, it comes.
+    # That version is passed over; the next call sees what `out` is then.
     for name in wrong:
         del out[name]
     out["x"] = np.zeros((2, 3))
-    assert subscription.next(10).version == 1
+    relay.publish("t", {"x": np.ones((2, 3)), "y": np.ones(4)})
+    assert subscription.next(10).version == 2
     assert out["x"].sum() == 6 and out["y"].sum() == 4
+
+
+@ATOMIC
+@pytest.mark.parametrize("mode", ["latest", "every"])
+def test_after_a_version_that_does_not_fit_comes_the_next(relay, client, atomic, mode):
+    out = {"x": np.zeros(2)}
+    relay.open("t", keep_versions=5)
+    with client.subscribe("t", mode=mode, out=out, atomic=atomic) as subscription:
+        for version, length in enumerate([2, 5, 2, 7, 2], 1):
+            relay.publish("t", {"x": np.full(length, float(version))})
+            if length == 2:
+                assert (subscription.next(10).version, out["x"].tolist()) == (version, [version, version])
+            else:
+                with pytest.raises(tensor_relay.TargetError, match=f"t version {version} .* the next call goes on with the next version"):
+                    subscription.next(10)
+                assert out["x"].tolist() == [version - 1, version - 1]
+
+
+@ATOMIC
+def test_what_differs_is_told_by_dtype_and_shape(relay, client, atomic):
+    relay.publish("t", {"bias": np.ones(3, ml_dtypes.bfloat16)})
+    with pytest.raises(tensor_relay.TargetError, match=r"tensor bias is bf16 \[3\], and its buffer is for f32 \[3\]"):
+        client.subscribe("t", out={"bias": np.zeros(3, np.float32)}, atomic=atomic).next(10)
+
+
+@ATOMIC
+@pytest.mark.parametrize("count", [1, 100])
+def test_nothing_in_common_is_refused(relay, client, atomic, count):
+    relay.publish("t", {"module.weight": np.ones(3), "module.bias": np.ones(2)})
+    out = {f"weight{index}": np.zeros(3) for index in range(count)}  # More than 64 names are more than a request holds.
+    subscription = client.subscribe("t", out=out, atomic=atomic, strict=False)
+    with pytest.raises(tensor_relay.TargetError, match=r"has module\.weight, module\.bias, and the buffers are for weight0") as refused:
+        subscription.next(10)
+    assert "correct the names" in str(refused.value)
 
 
 @ATOMIC

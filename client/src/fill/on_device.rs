@@ -65,7 +65,16 @@ impl Snapshot {
         let fits = match self.judge(&buffers) {
             Ok(fits) => fits,
             Err(error) => {
-                return Err(FillError { cause: error.into(), torn: None, buffers, withheld: vec![] });
+                // With buffers on several devices it is not the version that is at fault.
+                let is_unfit = !matches!(error, BufferError::SeveralDevices { .. });
+                let refused = is_unfit.then(|| self.id.clone());
+                return Err(FillError {
+                    cause: error.into(),
+                    torn: None,
+                    refused,
+                    buffers,
+                    withheld: vec![],
+                });
             }
         };
         let (lent, lender) = buffers.lend_on_device();
@@ -79,7 +88,7 @@ impl Snapshot {
             Ok(()) => Ok(buffers),
             Err(error) => {
                 let torn = Some(self.id.clone());
-                Err(FillError { cause: error.into(), torn, buffers, withheld })
+                Err(FillError { cause: error.into(), torn, refused: None, buffers, withheld })
             }
         }
     }

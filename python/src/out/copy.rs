@@ -1,38 +1,39 @@
 //! Whole versions, copied to a user's own tensors: all of them or none.
 
 use super::{
-    of_target,
     target::{Sorted, Target, Targets, check_dense, sorted},
-    tell_written, torn_by,
+    tell_written, torn_by, unfit,
 };
 use crate::{
     errors::{Kind, of_device, of_fill},
     memory::{Foreign, OnGpu, Returning},
     runtime,
     snapshot::Snapshot,
-    subscription::Arrived,
+    subscription::{Arrived, Delivered},
     tensor::Tensor,
     tensors_in::{Fences, frameworks},
     wait::wait,
 };
 use pyo3::{exceptions::PyException, prelude::*};
 use std::{collections::BTreeMap, fmt::Display};
-use tensor_relay_client::{self as client, Buffers, FillCause, NameMatch};
+use tensor_relay_client::{self as client, BufferError, Buffers, FillCause, NameMatch};
 use tensor_relay_device::DeviceBuffer;
 
 /// Copies a whole version to the tensors, all of them or none.
 ///
 /// # Errors
-/// `TargetError` says how they differ from the version's; `TornError` where a GPU, or a framework that copies within it,
+/// `TornError` where a GPU, or a framework that copies within it,
 /// fails in the middle; and what a signal handler raised meanwhile (Ctrl-C), once all are copied.
 pub(super) fn to_all(
     py: Python<'_>,
     arrived: &Arrived,
     mut targets: Targets,
     names: NameMatch,
-) -> PyResult<Snapshot> {
+) -> PyResult<Delivered> {
     let snapshot = &arrived.snapshot;
-    check(py, snapshot, &targets, names)?;
+    if let Err(error) = check(py, snapshot, &targets, names)? {
+        return Ok(Err(unfit(snapshot.id(), &error, &targets.entries)));
+    }
     let all = std::mem::take(&mut targets.tensors).into_iter();
     let (wanted, others): (Vec<_>, Vec<_>) = all.partition(|target| is_here(snapshot, target));
     others.into_iter().for_each(|target| target.memory.give_back(py));
@@ -51,7 +52,7 @@ pub(super) fn to_all(
     tell_written(py, &targets.values)?;
     match copied? {
         Some(interrupt) => Err(interrupt),
-        None => Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref())),
+        None => Ok(Ok(Snapshot::without_tensors(snapshot, arrived.gap.as_deref()))),
     }
 }
 
@@ -104,14 +105,18 @@ fn call_through(copy: &Bound<'_, PyAny>, interrupted: &mut Option<PyErr>) -> PyR
     copy.call0().map(drop)
 }
 
-/// Refuses tensors that are not those of the version.
-fn check(py: Python<'_>, snapshot: &client::Snapshot, targets: &Targets, names: NameMatch) -> PyResult<()> {
+/// Whether the tensors are those of the version.
+fn check(
+    py: Python<'_>,
+    snapshot: &client::Snapshot,
+    targets: &Targets,
+    names: NameMatch,
+) -> PyResult<Result<(), BufferError>> {
     let mut buffers = targets.expecting(py, names)?;
     for Target { name, memory, .. } in &targets.tensors {
         buffers.insert(name.clone(), memory.len() as u64);
     }
-    let fits = buffers.check(snapshot, |len_bytes| *len_bytes);
-    fits.map_err(|error| of_target(py, &error, &targets.entries))
+    Ok(buffers.check(snapshot, |len_bytes| *len_bytes))
 }
 
 fn is_here(snapshot: &client::Snapshot, Target { name, .. }: &Target) -> bool {
