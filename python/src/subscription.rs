@@ -14,8 +14,12 @@ use crate::{
 use pyo3::{
     exceptions::{PyStopAsyncIteration, PyStopIteration},
     prelude::*,
+    types::PyCFunction,
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
 
 /// Delivers the versions of one topic, each whole and verified.
@@ -225,10 +229,11 @@ impl Subscription {
             .map_err(|failed| failed.raise(py))
     }
 
-    /// The same as a coroutine of asyncio. When it is cancelled, no version is lost. Not with `atomic=False`.
+    /// The same as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no version is lost. Not with `atomic=False`.
     #[pyo3(signature = (timeout = None))]
-    fn next_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.receive_async(py, seconds("timeout", timeout)?, |py, failed| failed.raise(py))
+    fn next_async<'py>(slf: Py<Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = seconds("timeout", timeout)?;
+        Self::coroutine(slf, py, timeout, |py, failed| failed.raise(py))
     }
 
     /// How far the version that is being received has come.
@@ -274,8 +279,9 @@ impl Subscription {
         slf
     }
 
-    fn __anext__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.receive_async(py, self.timeout, |py, failed| match failed.is_end() {
+    fn __anext__<'py>(slf: Py<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = slf.get().timeout;
+        Self::coroutine(slf, py, timeout, |py, failed| match failed.is_end() {
             true => PyStopAsyncIteration::new_err(()),
             false => failed.raise(py),
         })
@@ -336,6 +342,21 @@ impl Subscription {
         }
     }
 
+    /// A coroutine for the next version. Nothing begins before it is awaited.
+    fn coroutine<'py>(
+        slf: Py<Self>,
+        py: Python<'py>,
+        timeout: Option<Duration>,
+        raise: fn(Python<'_>, &NotArrived) -> PyErr,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let begin = PyCFunction::new_closure(py, None, None, move |args, _| {
+            let begun = slf.get().receive_async(args.py(), timeout, raise);
+            begun.map(Bound::unbind)
+        })?;
+        py.import("tensor_relay._coroutines")?.call_method1("next_async", (begin,))
+    }
+
+    /// A future of what gives the next version when it is called. Where nobody calls that, no version is lost.
     fn receive_async<'py>(
         &self,
         py: Python<'py>,
@@ -350,14 +371,30 @@ impl Subscription {
         let next = Arc::clone(self.inner.get(py)?).next_within(timeout);
         let out = self.out.as_ref().map(|out| out.clone_ref(py));
         awaitable(py, next, move |py, next| {
-            let delivered = match next {
-                Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out.as_ref()))?,
-                Err(failed) => Err(failed),
-            };
-            let snapshot = delivered.map_err(|failed| raise(py, &failed))?;
-            Ok(Py::new(py, snapshot)?.into_any())
+            let unclaimed = Mutex::new(Some((next, out)));
+            let claim = PyCFunction::new_closure(py, None, None, move |args, _| {
+                let claimed = unclaimed.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let closed = NotArrived::Closed;
+                let (next, out) = claimed.unwrap_or((Err(closed), None));
+                claim_next(args.py(), next, out.as_ref(), raise)
+            })?;
+            Ok(claim.into_any().unbind())
         })
     }
+}
+
+/// What a coroutine gives in the end.
+fn claim_next(
+    py: Python<'_>,
+    next: Result<Taken, NotArrived>,
+    out: Option<&Out>,
+    raise: fn(Python<'_>, &NotArrived) -> PyErr,
+) -> PyResult<Snapshot> {
+    let delivered = match next {
+        Ok(taken) => taken.give(|arrived| hand_over(py, arrived, out))?,
+        Err(failed) => Err(failed),
+    };
+    delivered.map_err(|failed| raise(py, &failed))
 }
 
 /// A version as Python has it: with its tensors, or with those copied to where the user wants them.

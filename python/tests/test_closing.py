@@ -127,7 +127,8 @@ def test_a_version_that_a_cancelled_coroutine_left_is_not_acknowledged(relay, cl
     relay.open("t", keep_versions=9)
 
     async def leave_one(subscription):
-        waiting = subscription.next_async()
+        waiting = asyncio.ensure_future(subscription.next_async())
+        await asyncio.sleep(0)  # It begins.
         time.sleep(0.5)
         waiting.cancel()
         await asyncio.sleep(0.1)

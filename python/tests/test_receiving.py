@@ -214,6 +214,24 @@ def test_everything_says_what_it_is(relay, client):
     assert repr(receipt.codecs[codec]).startswith("CodecCount(1 chunks, ")
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_coroutine_begins_when_it_is_awaited(relay, client):
+    async def follow():
+        subscription = client.subscribe("t", mode="every")
+        for forget in (subscription.next_async, subscription.__anext__):
+            forgotten = forget()
+            assert asyncio.iscoroutine(forgotten)
+            await asyncio.sleep(0.05)  # Where it had begun, the first version would be its own.
+            del forgotten
+        tasks = [asyncio.create_task(subscription.next_async(PATIENCE_S)), asyncio.create_task(anext(subscription))]
+        return sorted([(await task).version for task in tasks])
+
+    relay.open("t", keep_versions=2)
+    for number in range(2):
+        relay.publish("t", {"x": np.full(3, number)})
+    assert asyncio.run(follow()) == [1, 2]
+
+
 def test_a_cancelled_coroutine_loses_no_version(relay, client):
     async def cancel_and_go_on():
         subscription = client.subscribe("t", mode="every")

@@ -20,7 +20,7 @@ def test_stubs_say_what_is_there():
 def test_the_package_and_programs_pass_the_checker(tmp_path):
     program = tmp_path / "typed.py"
     program.write_text(
-        "import collections, tensor_relay\n"
+        "import asyncio, collections, tensor_relay\n"
         "class Model:\n"
         "    def state_dict(self, *, prefix: str = '') -> dict[str, bytes]:\n"
         "        return {}\n"
@@ -35,7 +35,8 @@ def test_the_package_and_programs_pass_the_checker(tmp_path):
         "            length: int = len(name) + each.nbytes\n"
         "    async with client.subscribe('t', select='x') as subscription:\n"
         "        await subscription.next_async()\n"
-        "    return (await client.subscribe('t').next_async(timeout=1)).version\n"
+        "    task = asyncio.create_task(client.subscribe('t').next_async())\n"
+        "    return (await task).version\n"
     )
     run("mypy", "--config-file", CONFIG, "-p", "tensor_relay")
     run("mypy", "--config-file", CONFIG, program)
