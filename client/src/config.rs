@@ -6,7 +6,7 @@ use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
 use tensor_relay_transport::Workers;
 
 /// The most lanes that a session may have. Beyond them, a network card or memory is what transfers wait for.
-pub(crate) const LANES_MAX: u32 = 16;
+pub const LANES_MAX: u32 = 16;
 
 /// How many lanes a session has: connections to the server, each with a socket and a thread of its own. A server may allow
 /// fewer.

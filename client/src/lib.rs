@@ -76,7 +76,7 @@ mod whole_file;
 
 pub use buffers::{Buffers, NameMatch};
 pub use client::{Client, MemoryStats};
-pub use config::{Config, Lanes};
+pub use config::{Config, LANES_MAX, Lanes};
 pub use device_snapshot::{DeviceError, DeviceTensor};
 pub use error::{ClientError, Gap, SubscriptionError};
 pub use fill::{BufferError, FillCause, FillError, Filled};

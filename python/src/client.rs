@@ -4,6 +4,7 @@ use crate::{
     errors::{Kind, of_client},
     gpu::{GpuOptions, Gpus, ordinal_called},
     out::Out,
+    range::{at_least, positive_seconds, within},
     relay::topic_called,
     runtime::Here,
     select::Select,
@@ -16,8 +17,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::{
-    self as client, Config, Connector, Lanes, MemoryStats, ReaderName, Request, Start, Ticket, Tuning,
-    Version,
+    self as client, Config, Connector, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Start, Ticket,
+    Tuning, Version,
 };
 
 /// A session with a server. It connects again by itself when the connection is lost.
@@ -92,11 +93,11 @@ pub(crate) fn connect(
         device,
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
-        lanes: lanes.map_or(Lanes::Auto, Lanes::Fixed),
+        lanes: lanes_called(py, lanes)?,
         topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
-        stall_timeout: finite_seconds("stall_timeout", stall_timeout)?,
+        stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
         reconnect_timeout: finite_seconds("reconnect_timeout", reconnect_timeout)?,
-        versions_held_max,
+        versions_held_max: at_least(py, "versions_held_max", versions_held_max, 1)?,
         hold_timeout: finite_seconds("hold_timeout", hold_timeout)?,
         ..Config::default()
     };
@@ -273,6 +274,13 @@ impl Client {
         let closed =
             || Kind::Closed.raise(py, "this client was closed: connect another with `tensor_relay.connect`");
         open.ok_or_else(closed)
+    }
+}
+
+fn lanes_called(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
+    match lanes {
+        None => Ok(Lanes::Auto),
+        Some(lanes) => within(py, "lanes", lanes, 1..=LANES_MAX).map(Lanes::Fixed),
     }
 }
 

@@ -19,6 +19,7 @@ mod metadata;
 mod out;
 mod producer;
 mod publication;
+mod range;
 mod relay;
 mod runtime;
 mod select;

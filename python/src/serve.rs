@@ -3,6 +3,7 @@
 use crate::{
     errors::Kind,
     gpu::{GpuOptions, Gpus, ordinal_called},
+    range::{at_least, positive_seconds, within},
     relay::Relay,
     runtime,
     wait::{finite_seconds, wait_at_most},
@@ -10,8 +11,8 @@ use crate::{
 use pyo3::prelude::*;
 use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{
-    Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Listener, Server, Ticket, Tuning,
-    reachable,
+    Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Limits, Listener, PAYLOAD_ALIGNMENT,
+    Server, Ticket, Tuning, reachable,
 };
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
@@ -37,11 +38,11 @@ pub(crate) fn serve(
 ) -> PyResult<Relay> {
     let config = Config {
         codec: codec_called(py, codec)?,
-        chunk_bytes,
+        chunk_bytes: chunk_bytes_within(py, chunk_bytes)?,
         staged_bytes: staged_bytes.unwrap_or(u64::MAX),
         base_bytes,
-        sessions_max,
-        stall_timeout: finite_seconds("stall_timeout", stall_timeout)?,
+        sessions_max: at_least(py, "sessions_max", sessions_max, 1)?,
+        stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
         reader_linger: finite_seconds("reader_linger", reader_linger)?,
         ..Config::default()
     };
@@ -91,6 +92,19 @@ fn no_address(py: Python<'_>, listen: &str, why: &dyn Display) -> PyErr {
         "{listen:?} is no address to listen on ({why}): write IP:PORT or HOST:PORT, as in 0.0.0.0:4747"
     );
     Kind::Request.raise(py, message)
+}
+
+/// The length of chunks, which everybody who receives them must take.
+fn chunk_bytes_within(py: Python<'_>, chunk_bytes: u32) -> PyResult<u32> {
+    let (step, most) = (PAYLOAD_ALIGNMENT as u32, Limits::default().chunk_bytes);
+    within(py, "chunk_bytes", chunk_bytes, step..=most)?;
+    match chunk_bytes.is_multiple_of(step) {
+        true => Ok(chunk_bytes),
+        false => {
+            let message = format!("chunk_bytes is {chunk_bytes}, but must be a multiple of {step}");
+            Err(Kind::Request.raise(py, message))
+        }
+    }
 }
 
 fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {

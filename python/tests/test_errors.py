@@ -98,6 +98,23 @@ def test_words_that_mean_nothing(relay, client, call, tmp_path, monkeypatch):
     assert isinstance(refused.value, ValueError)
 
 
+@pytest.mark.parametrize("option, value, words", [
+    ("chunk_bytes", 0, "from 256 to 67108864"), ("chunk_bytes", 1, "from 256 to 67108864"), ("chunk_bytes", 300, "a multiple of 256"),
+    ("chunk_bytes", 128 << 20, "from 256 to 67108864"), ("stall_timeout", 0, "more than 0"), ("sessions_max", 0, "1 or more"),
+])  # fmt: skip
+def test_values_that_serve_cannot_take(tmp_path, option, value, words):
+    with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
+        tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path, **{option: value})
+
+
+@pytest.mark.parametrize("option, value, words", [
+    ("lanes", 0, "from 1 to 16"), ("lanes", 17, "from 1 to 16"), ("versions_held_max", 0, "1 or more"), ("stall_timeout", 0, "more than 0"),
+])  # fmt: skip
+def test_values_that_connect_cannot_take(relay, option, value, words):
+    with pytest.raises(tensor_relay.RequestError, match=f"{option} is {value}.*{words}"):
+        tensor_relay.connect(relay.ticket, **{option: value})
+
+
 def test_a_port_in_use(relay, tmp_path):
     with pytest.raises(tensor_relay.TensorRelayError, match="in use by another process.*choose another port") as refused:
         tensor_relay.serve(relay.address, state_dir=tmp_path)

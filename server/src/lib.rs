@@ -89,8 +89,8 @@ pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
-    ChunkHash, CodecChoice, CodecId, Dtype, Epoch, Manifest, Metadata, Shape, TensorName, TensorSpec, Ticket,
-    Topic, Version, VersionDigest, VersionId,
+    ChunkHash, CodecChoice, CodecId, Dtype, Epoch, Limits, Manifest, Metadata, PAYLOAD_ALIGNMENT, Shape,
+    TensorName, TensorSpec, Ticket, Topic, Version, VersionDigest, VersionId,
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::{

@@ -125,7 +125,7 @@ def serve(
         `~/.local/state/tensor-relay`, as for the command line.
     codec: how versions are encoded for those who can decode it: "auto" chooses for each chunk what should arrive first,
         and sends deltas to those who hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one.
-    chunk_bytes: the unit of sending and checking, a multiple of 256.
+    chunk_bytes: the unit of sending and checking, a multiple of 256, up to 64 MiB.
     staged_bytes: how much memory staged versions may take. By default what the machine has.
     base_bytes: how much of it versions may take that were replaced and are kept to make deltas against, while subscribers
         hold copies of them. With 0 there are none, and deltas only against versions that a topic still keeps.
@@ -138,7 +138,8 @@ def serve(
     pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU: taken when the first tensor
         of it is published. Half of it keeps chunks for further subscribers.
 
-    Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for what is no address or codec, and
+    Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for what is no address or codec
+    and for a value out of its range, and
     ForkError in a process that was forked from one that uses tensor_relay.
     """
     relay = _native.serve(
@@ -196,7 +197,7 @@ def connect(
     gpu_memory_bytes: how much memory of each GPU snapshots may take. By default what it has.
     pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU that is used.
 
-    Raises TicketError for what is no ticket, ServerUnreachableError, ServerRefusedError when another server answers than
+    Raises TicketError for what is no ticket, RequestError for a value out of its range, ServerUnreachableError, ServerRefusedError when another server answers than
     the ticket names, TensorRelayError when the device cannot be used, and ForkError.
     """
     client = _native.connect(

@@ -70,7 +70,7 @@ class TicketError(TensorRelayError, ValueError):
 
 
 class RequestError(TensorRelayError, ValueError):
-    """A name, a pattern or an address is none, or `select` matches no tensor of a version."""
+    """A name, a pattern or an address is none, an option is out of its range, or `select` matches no tensor of a version."""
 
 
 class UnsupportedTensorError(TensorRelayError, TypeError):

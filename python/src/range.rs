@@ -1,0 +1,48 @@
+//! Options whose values must lie in a range.
+
+use crate::{errors::Kind, wait::finite_seconds};
+use pyo3::prelude::*;
+use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+
+/// The value, if it lies in `range`.
+///
+/// # Errors
+/// `RequestError` names the option and the range.
+pub(crate) fn within<T: PartialOrd + Display>(
+    py: Python<'_>,
+    name: &str,
+    value: T,
+    range: RangeInclusive<T>,
+) -> PyResult<T> {
+    match range.contains(&value) {
+        true => Ok(value),
+        false => {
+            let (least, most) = range.into_inner();
+            Err(Kind::Request.raise(py, format!("{name} is {value}, but must be from {least} to {most}")))
+        }
+    }
+}
+
+/// The value, if it is `least` or more.
+///
+/// # Errors
+/// As [`within`].
+pub(crate) fn at_least(py: Python<'_>, name: &str, value: usize, least: usize) -> PyResult<usize> {
+    match value >= least {
+        true => Ok(value),
+        false => Err(Kind::Request.raise(py, format!("{name} is {value}, but must be {least} or more"))),
+    }
+}
+
+/// A length of time that is not nothing, in seconds.
+///
+/// # Errors
+/// `RequestError` for nothing; `ValueError` for what is no length of time.
+pub(crate) fn positive_seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
+    match finite_seconds(name, value)? {
+        Duration::ZERO => {
+            Err(Kind::Request.raise(py, format!("{name} is {value} s, but must be more than 0")))
+        }
+        duration => Ok(duration),
+    }
+}
