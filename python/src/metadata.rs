@@ -11,7 +11,7 @@ use crate::{
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyDict, PyMapping, PyString},
+    types::{PyDict, PyList, PyMapping, PyString, PyTuple},
 };
 use tensor_relay_server::Metadata;
 
@@ -84,14 +84,37 @@ pub(crate) fn to_user<'py>(py: Python<'py>, metadata: &[(String, String)]) -> Py
 }
 
 fn to_json(key: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    dumped(value).map_err(|error| {
+    let json = dumped(value).map_err(|error| {
         PyTypeError::new_err(format!(
             "metadata {key:?} ({}) cannot travel: {}. It takes text, numbers, truth values, None, and lists and \
              dictionaries of these",
             type_name(value),
             error.value(value.py())
         ))
-    })
+    })?;
+    check_keys(key, value)?;
+    Ok(json)
+}
+
+/// Refuses dictionaries with keys that are not text: JSON would make text of them, and one of two that look the same. The
+/// value has no end in itself, or there would be no JSON of it.
+fn check_keys(key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    let mut rest = vec![value.clone()];
+    while let Some(value) = rest.pop() {
+        if let Ok(dictionary) = value.cast::<PyDict>() {
+            for (nested, value) in dictionary.iter() {
+                if !nested.is_instance_of::<PyString>() {
+                    return Err(PyTypeError::new_err(format!(
+                        "metadata {key:?} has a dictionary with the key {nested:?}, which would come back as text: make it text"
+                    )));
+                }
+                rest.push(value);
+            }
+        } else if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+            rest.extend(value.try_iter()?.collect::<PyResult<Vec<_>>>()?);
+        }
+    }
+    Ok(())
 }
 
 /// The value as JSON; scalars of NumPy and the others as the numbers that they are.

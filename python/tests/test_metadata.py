@@ -43,6 +43,17 @@ def test_what_cannot_travel_is_refused_by_name(relay, client, value):
     assert client.topics() == [], "nothing of it was published"
 
 
+@pytest.mark.parametrize("value", [{1: "int", "1": "str"}, {"deep": [({None: "n"},)]}, [{True: 1}]])
+def test_keys_that_would_come_back_as_text_are_refused(relay, client, value):
+    with pytest.raises(TypeError, match=r"metadata \"odd\" has a dictionary with the key (1|None|True), which .* make it text"):
+        relay.publish("t", {}, metadata={"odd": value})
+    endless = []
+    endless.append(endless)
+    with pytest.raises(TypeError, match="cannot travel"):
+        relay.publish("t", {}, metadata={"odd": endless})
+    assert client.topics() == [], "nothing of it was published"
+
+
 def test_the_packages_own_keys_are_reserved(relay):
     with pytest.raises(tensor_relay.RequestError, match="call it something else"):
         relay.publish("t", {}, metadata={"tensor_relay.json": "[]"})
