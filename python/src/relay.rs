@@ -261,6 +261,10 @@ impl Relay {
 
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        // A forked child leaves the block with what it was forked from: that is the parent's to close.
+        if !self.open.is_usable() {
+            return Ok(());
+        }
         let by_itself = exception.iter().all(|part| part.is_none());
         self.close(py, GRACE.as_secs_f64(), by_itself).map(drop)
     }

@@ -67,13 +67,18 @@ impl<T> Here<T> {
         Self { pid: std::process::id(), value: Some(value) }
     }
 
+    /// Whether this is the process that made it.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
     /// The value.
     ///
     /// # Errors
     /// `ForkError` in another process.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
         match &self.value {
-            Some(value) if self.pid == std::process::id() => Ok(value),
+            Some(value) if self.is_usable() => Ok(value),
             _ => Err(forked(py, self.pid)),
         }
     }
@@ -81,7 +86,7 @@ impl<T> Here<T> {
 
 impl<T> Drop for Here<T> {
     fn drop(&mut self) {
-        if self.pid != std::process::id() {
+        if !self.is_usable() {
             std::mem::forget(self.value.take());
         }
     }

@@ -293,6 +293,10 @@ impl Subscription {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        // A forked child leaves the block with what it was forked from: that is the parent's to close.
+        if !self.inner.is_usable() {
+            return Ok(());
+        }
         self.close(py)
     }
 

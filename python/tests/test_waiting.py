@@ -93,6 +93,29 @@ def test_timeouts_are_lengths_of_time(client):
             subscription.next(timeout)
     with pytest.raises(tensor_relay.RelayTimeoutError):
         subscription.next(0)
+    relay.publish("t", {"x": b"abc"})
+    assert subscription.next(1e20).version == 1, "longer than a clock can tell is long enough"
+
+
+@pytest.mark.parametrize("opened", [
+    "relay", "tensor_relay.connect(relay.ticket)", "tensor_relay.connect(relay.ticket).subscribe('t')",
+])  # fmt: skip
+@pytest.mark.parametrize("leave, code", [("sys.exit(5)", 5), ("raise KeyError('mine')", 1)])
+def test_a_forked_child_leaves_a_block_as_it_likes(tmp_path, opened, leave, code):
+    program = tmp_path / "forks.py"
+    program.write_text(
+        "import os, sys, tensor_relay\n"
+        "relay = tensor_relay.serve('127.0.0.1:0', state_dir=sys.argv[1])\n"
+        f"with {opened}:\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        f"        {leave}\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    with python(program, tmp_path / "state") as forking:
+        said, errors = forking.communicate(timeout=PATIENCE_S)
+        assert said == f"{code}\n" and "ForkError" not in errors, errors
+        assert ("KeyError: 'mine'" in errors) == (code == 1)
 
 
 def test_a_fork_is_refused(relay, client, tmp_path):
