@@ -67,8 +67,9 @@ pub(crate) fn seconds(name: &str, seconds: Option<f64>) -> PyResult<Option<Durat
     match seconds {
         None => Ok(None),
         Some(f64::INFINITY) => Ok(None),
+        Some(seconds) if seconds > LONGEST.as_secs_f64() => Ok(Some(LONGEST)),
         Some(seconds) => match Duration::try_from_secs_f64(seconds) {
-            Ok(duration) => Ok(Some(duration.min(LONGEST))),
+            Ok(duration) => Ok(Some(duration)),
             Err(_) => {
                 Err(PyValueError::new_err(format!("{name} is in seconds, 0 or more; {seconds} is none")))
             }

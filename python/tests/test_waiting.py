@@ -86,7 +86,7 @@ def test_a_result_waits_for_nobody(relay, client):
     assert sorted(times)[len(times) // 2] < 0.03
 
 
-def test_timeouts_are_lengths_of_time(client):
+def test_timeouts_are_lengths_of_time(relay, client):
     subscription = client.subscribe("t")
     for timeout in (-1, float("nan")):
         with pytest.raises(ValueError, match="in seconds"):
