@@ -10,7 +10,7 @@ use crate::{
 use pyo3::{
     exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
     prelude::*,
-    types::{PyIterator, PyString},
+    types::{PyDict, PyIterator, PyString},
 };
 use std::collections::{BTreeMap, HashMap};
 use tensor_relay_device::{
@@ -254,9 +254,29 @@ fn blame(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
              it out, or let that give one of these ({})",
             error.value(value.py())
         )),
-        false => error,
+        false => match value.cast::<PyDict>() {
+            Ok(dictionary) => PyTypeError::new_err(format!(
+                "it is a dictionary, and tensors travel by one name each: flatten it, to names like `{name}{}`",
+                keys_below(dictionary)
+            )),
+            Err(_) => error,
+        },
     };
     name_it(value.py(), &format!("{name} ({kind})"), error)
+}
+
+/// How deep the example of a name goes.
+const NESTED_TOLD: usize = 3;
+
+/// The first keys of nested dictionaries, as a flat name ends.
+fn keys_below(dictionary: &Bound<'_, PyDict>) -> String {
+    let (mut names, mut next) = (String::new(), Some(dictionary.clone()));
+    for _ in 0..NESTED_TOLD {
+        let Some((key, value)) = next.and_then(|dictionary| dictionary.iter().next()) else { break };
+        names.push_str(&format!(".{key}"));
+        next = value.cast_into::<PyDict>().ok();
+    }
+    names
 }
 
 /// The name of a value's type, for people.

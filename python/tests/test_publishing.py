@@ -230,3 +230,13 @@ def test_tensors_that_are_made_one_after_the_other_are_not_taken_for_one(relay, 
         assert {name: float(tensor.numpy().flat[0]) for name, tensor in got.items()} == {name: float(name) for name in tensors}
     weight = np.ones(1000)
     assert relay.publish("t", {"a": weight, "tied": weight}, dtype="f32").payload_bytes < 2 * 4000
+
+
+def test_a_nested_dictionary_is_refused_with_what_to_do(relay):
+    nested = {"state": {0: {"exp_avg": np.zeros(3)}}}
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match=r"state \(dict\): .*flatten it, to names like `state\.0\.exp_avg`"):
+        relay.publish("t", nested)
+    endless = {}
+    endless["again"] = endless
+    with pytest.raises(tensor_relay.UnsupportedTensorError, match="flatten it"):
+        relay.publish("t", endless)
