@@ -133,8 +133,9 @@ impl Client {
     /// In mode "latest", each snapshot is the newest; what is stale is skipped, and counted. In mode "every", all
     /// versions come in order; asking for the next says that the program is done with the one before.
     ///
-    /// select: only tensors whose names match this pattern (`*`, `?`), or one of these, travel. A version of which none match is
-    /// refused with RequestError; the log tells of single patterns without a match.
+    /// select: only tensors whose names match this pattern, or one of these, travel: `?` is one character and `*` any number,
+    /// but no `/`, and `**` any number with `/`. A version of which none match is refused with RequestError; the log tells of
+    /// single patterns without a match.
     /// start: "newest" or "next", and in mode "every" also "oldest" or a version's number; by default the newest, or in mode
     /// "every" the oldest.
     /// window: in mode "every", how many versions may be received ahead, the one in use included (3).
@@ -150,7 +151,7 @@ impl Client {
     /// what was put on their framework's current stream before is waited for, and nothing is written before it is done.
     ///
     /// strict: whether `out` must have all tensors of the version (that are selected), and no others. With `strict=False`
-    /// what both have is received, and nothing else.
+    /// what both have is received, and nothing else; a version that has nothing in common with `out` is refused.
     ///
     /// Raises RequestError for what is no name or pattern, and for an empty `select`; TargetError for tensors of `out` that
     /// nothing can be received into, or that share some of their memory. What becomes of the subscription is told by the snapshots.

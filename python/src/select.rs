@@ -48,7 +48,8 @@ impl Select {
         if !self.patterns.iter().any(|pattern| has_match(&pattern)) {
             let examples: Vec<_> = tensors.iter().take(EXAMPLES).map(|tensor| tensor.name.as_str()).collect();
             return Err(format!(
-                "select={:?} matches none of the {} tensors of {id}, which are called e.g. {}: correct the patterns",
+                "select={:?} matches none of the {} tensors of {id}, which are called e.g. {}: correct the patterns (`*` and `?` \
+                 stop at `/`, `**` crosses it)",
                 self.patterns.iter().map(Glob::as_str).collect::<Vec<_>>(),
                 tensors.len(),
                 examples.join(", ")

@@ -270,7 +270,7 @@ impl Snapshot {
     }
 
     /// Writes the tensors to `path` as a safetensors file, in one step and durably: whoever reads it sees the old file or
-    /// the new one.
+    /// the new one. Folders that are missing on the way are made.
     ///
     /// What lies on a GPU is copied to the host first.
     ///

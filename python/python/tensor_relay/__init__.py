@@ -190,7 +190,8 @@ def connect(
     stall_timeout: after how long without a byte a version under way is given up.
     reconnect_timeout: how long a lost connection is tried to be made again.
     versions_held_max: how many snapshots of a subscription may be held at a time. A snapshot is held as long as anything
-        refers to its memory, an array made of it among them.
+        refers to its memory, an array made of it among them. A `for` loop needs 2: its variable keeps the one before while
+        the next one comes.
     hold_timeout: how long a subscription waits, when so many are held, for one to be let go.
     device: where snapshots land: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of `out` may lie
         anywhere in either case.

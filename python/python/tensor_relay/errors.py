@@ -1,6 +1,7 @@
 """What can go wrong, by what a program can do about it.
 
-Everything that tensor_relay raises about its own work is a `TensorRelayError`. Where Python has a class for such a
+Everything that tensor_relay raises about its own work is a `TensorRelayError`; an argument of another type, or a number that
+is none of its kind, may be Python's own `TypeError`, `ValueError` or `OverflowError`. Where Python has a class for such a
 failure (`ConnectionError`, `TimeoutError`, `ValueError`, …), the error is one of those, too. The messages are those of
 the command line: what happened, who is to blame, what to do.
 """
@@ -82,7 +83,10 @@ class PublishError(TensorRelayError):
 
 
 class TargetError(TensorRelayError, ValueError):
-    """The tensors of `out` are not those of the version, or share their memory. Nothing was written to any of them."""
+    """The tensors of `out` are not those of the version, or share their memory. Nothing was written to any of them.
+
+    A version that does not fit is passed over: the next call goes on with the next one.
+    """
 
 
 class TornError(TensorRelayError):
