@@ -266,6 +266,18 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_that_is_passed_over_is_gone_and_no_other() {
+        for mode in [Mode::Latest, Mode::Every] {
+            let delivery = Delivery::new(mode);
+            delivery.put(snapshot(1, 0));
+            assert!(!delivery.discard(&id(2)));
+            assert!(delivery.discard(&id(1)) && !delivery.discard(&id(1)));
+            delivery.put(snapshot(2, 0));
+            assert!(matches!(delivery.take(true), Found::Snapshot(s) if s.id == id(2)));
+        }
+    }
+
+    #[test]
     fn the_end_comes_after_what_was_delivered_and_stays() {
         let delivery = Delivery::new(Mode::Latest);
         let ended = |reason| SubscriptionError::Ended { topic: Topic::new("t").unwrap(), reason };

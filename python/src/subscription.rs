@@ -229,7 +229,8 @@ impl Subscription {
             .map_err(|failed| failed.raise(py))
     }
 
-    /// The same as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no version is lost. Not with `atomic=False`.
+    /// The same as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no version is
+    /// lost. Not with `atomic=False`.
     #[pyo3(signature = (timeout = None))]
     fn next_async<'py>(slf: Py<Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let timeout = seconds("timeout", timeout)?;

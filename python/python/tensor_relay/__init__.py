@@ -138,9 +138,9 @@ def serve(
     pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU: taken when the first tensor
         of it is published. Half of it keeps chunks for further subscribers.
 
-    Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for what is no address or codec
-    and for a value out of its range, and
-    ForkError in a process that was forked from one that uses tensor_relay.
+    Raises TensorRelayError when the port, the key or the device cannot be used, RequestError for what is no address
+    or codec and for a value out of its range, and ForkError in a process that was forked from one that uses
+    tensor_relay.
     """
     relay = _native.serve(
         listen,
@@ -198,8 +198,9 @@ def connect(
     gpu_memory_bytes: how much memory of each GPU snapshots may take. By default what it has.
     pinned_bytes: how much page-locked memory of this machine chunks pass through, for each GPU that is used.
 
-    Raises TicketError for what is no ticket, RequestError for a value out of its range, ServerUnreachableError, ServerRefusedError when another server answers than
-    the ticket names, TensorRelayError when the device cannot be used, and ForkError.
+    Raises TicketError for what is no ticket, RequestError for a value out of its range, ServerUnreachableError,
+    ServerRefusedError when another server answers than the ticket names, TensorRelayError when the device cannot be
+    used, and ForkError.
     """
     client = _native.connect(
         _read_ticket(ticket),
