@@ -269,6 +269,11 @@ impl Client {
 }
 
 impl Client {
+    /// Why there is no connection now.
+    pub(crate) fn connection_lost(&self, py: Python<'_>) -> Option<Arc<client::ClientError>> {
+        self.client(py).ok()?.connection_lost()
+    }
+
     fn client(&self, py: Python<'_>) -> PyResult<Arc<client::Client>> {
         let open = self
             .open

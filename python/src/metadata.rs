@@ -13,7 +13,7 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyList, PyMapping, PyString, PyTuple},
 };
-use tensor_relay_server::Metadata;
+use tensor_relay_server::{Metadata, RESERVED_PREFIX, is_reserved};
 
 /// The key whose value is a JSON list of the keys whose values are JSON.
 const JSON_KEYS: &str = "tensor_relay.json";
@@ -39,9 +39,9 @@ pub(crate) fn of_user(given: &Bound<'_, PyAny>) -> PyResult<Metadata> {
         let key: String = key.extract().map_err(|_| {
             PyTypeError::new_err(format!("the keys of metadata are text, and {key:?} is not"))
         })?;
-        if key.starts_with(RESERVED) {
+        if key.starts_with(RESERVED) || is_reserved(&key) {
             let message = format!(
-                "metadata {key:?} begins as this package's own does ({RESERVED}): call it something else"
+                "metadata {key:?} begins as tensor-relay's own does ({RESERVED} or {RESERVED_PREFIX}): call it something else"
             );
             return Err(Kind::Request.raise(py, message));
         }

@@ -29,7 +29,7 @@ pub(crate) struct Subscription {
     /// The topic's name.
     topic: String,
     /// Keeps the session.
-    _client: Py<Client>,
+    client: Py<Client>,
     timeout: Option<Duration>,
     out: Option<Out>,
     progress: Box<dyn Fn() -> client::Progress + Send + Sync>,
@@ -226,7 +226,7 @@ impl Subscription {
     #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Snapshot> {
         self.receive(py, seconds("timeout", timeout)?)?
-            .map_err(|failed| failed.raise(py))
+            .map_err(|failed| self.raise(py, &failed))
     }
 
     /// The same as a coroutine of asyncio, which begins when it is awaited or made a task. When it is cancelled, no version is
@@ -272,7 +272,7 @@ impl Subscription {
     fn __next__(&self, py: Python<'_>) -> PyResult<Snapshot> {
         self.receive(py, self.timeout)?.map_err(|failed| match failed.is_end() {
             true => PyStopIteration::new_err(()),
-            false => failed.raise(py),
+            false => self.raise(py, &failed),
         })
     }
 
@@ -332,7 +332,20 @@ impl Subscription {
         let held_back = Box::new(subscription.held_back_reader());
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
         let inner = Inner { open, on_gap, held_back, select };
-        Self { inner: Here::new(Arc::new(inner)), topic, _client: client, timeout, out, progress }
+        Self { inner: Here::new(Arc::new(inner)), topic, client, timeout, out, progress }
+    }
+
+    /// What is raised where none came; of a timeout without a connection, why there is none.
+    fn raise(&self, py: Python<'_>, failed: &NotArrived) -> PyErr {
+        match (failed, self.client.get().connection_lost(py)) {
+            (NotArrived::TimedOut, Some(lost)) => {
+                let message = format!(
+                    "no new version came in time: the connection was lost ({lost}), and another one is being made"
+                );
+                Kind::Timeout.raise(py, message)
+            }
+            _ => failed.raise(py),
+        }
     }
 
     /// The next version, in its own memory or in the user's.

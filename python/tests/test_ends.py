@@ -1,5 +1,7 @@
 """How a producer's end reaches those who follow it: at once, and as what it is."""
 
+import time
+
 import numpy as np
 import pytest
 from conftest import PATIENCE_S
@@ -59,3 +61,17 @@ def test_a_relay_that_comes_back_is_waited_for(following, close, tmp_path):
         snapshot = next(subscription)
         assert snapshot.is_new_epoch and snapshot["x"].numpy()[0] == 7
     assert list(subscription) == []
+
+
+def test_a_wait_without_a_connection_says_why(following):
+    relay, follow = following
+    subscription = follow()
+    relay.close(end=False)
+    deadline = time.monotonic() + PATIENCE_S
+    told = ""
+    while "shutting down" not in told:
+        assert time.monotonic() < deadline, told
+        with pytest.raises(tensor_relay.RelayTimeoutError) as raised:
+            subscription.next(0.05)
+        told = str(raised.value)
+    assert "the connection was lost" in told
