@@ -118,7 +118,7 @@ fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
 }
 
 /// Whether something may be logged, whatever the filter says. On the level `trace`, QUIC prints every frame with what is in
-/// it; those with a stateless reset token let whoever reads the log end the connection.
+/// it; those with a stateless reset token let any reader of the log end the connection.
 fn shows_no_secret(metadata: &Metadata<'_>) -> bool {
     *metadata.level() != Level::TRACE || !metadata.target().starts_with("quinn_proto")
 }

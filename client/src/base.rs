@@ -23,7 +23,7 @@ pub(crate) type Of = (Epoch, Version);
 /// given up ends the base. A worker has its chunk alone. If it fails, or is cut off, the chunk does not come back: nobody
 /// knows how much of the delta was applied, so nothing is coded against it, nor against the rest.
 ///
-/// A copy is made of the second version of a manifest, not of the first: who wants a single version, or gets another
+/// A copy is made of the second version of a manifest, not of the first: a subscriber of a single version, or one that gets another
 /// manifest each time, pays no memory and no copying for deltas that never come.
 #[derive(Debug)]
 pub(crate) struct Base {

@@ -231,7 +231,7 @@ impl Watch {
     fn tell_missed(&mut self, missed: u64) {
         if missed > 0 && !std::mem::replace(&mut self.missed_told, true) {
             tracing::warn!(
-                "{}: files were replaced before they could be published, and whoever takes every version misses them. The \
+                "{}: files were replaced before they could be published, and subscribers in mode every miss them. The \
                  next version says how many; replace them less often, look more often (--watch-interval), or retain more \
                  versions for readers that are slow (--keep-versions).",
                 self.topic

@@ -70,7 +70,7 @@ impl FileWatch {
         self.settling.missed
     }
 
-    /// Takes that many off the count: whoever reads the newest version knows of them.
+    /// Subtracts `missed` generations, which the metadata of the newest version report.
     pub fn told(&mut self, missed: u64) {
         self.settling.missed -= missed.min(self.settling.missed);
     }

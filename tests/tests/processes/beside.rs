@@ -181,7 +181,7 @@ fn other_users() {
     shared.process.hear_err("user 12345 may not publish");
 }
 
-/// Goal: a user who takes every place that is his keeps nobody else out.
+/// Goal: a user who uses up the connections of one user does not lock other users out.
 /// Method: as many connections of one user as are let in, and one more; then publish as another. Needs root.
 #[test]
 fn a_user_who_takes_every_place() {

@@ -49,7 +49,7 @@ fn a_folder_arrives_as_it_is() {
 }
 
 /// Goal: whoever serves a folder gives away a model, and not what else is there or what links lead to, and sees what is
-/// given; who wants more says so.
+/// given; options allow more.
 /// Method: a folder with a key, a list and links out of it; then a snapshot in Hugging Face's cache, of links; and a link
 /// to a folder whose weights are out of reach.
 #[test]

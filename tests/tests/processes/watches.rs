@@ -286,12 +286,7 @@ fn a_killed_server_gives_no_number_twice() {
     let mut reader = home.start(&every);
     reader.hear_out(r#""version":1"#);
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
-    let noted = || {
-        fs::read_to_string(home.path("keys/topics.json"))
-            .unwrap()
-            .contains(r#""version": 2"#)
-    };
-    wait_until("version 2 is noted", noted);
+    wait_until_version_2_is_noted(&home);
     assert_eq!(home.list(&server)[0]["version"], 1, "it waits for the reader");
     server.process.end_by(Signal::KILL);
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 3));
@@ -312,12 +307,7 @@ fn generations_that_were_not_published_are_told() {
     let mut reader = home.start(&["subscribe", server.ticket("w"), "--mode=every", "--json", "--exec", busy]);
     reader.hear_out(r#""version":1"#);
     files::replace(&home.path("w"), |path| files::noise(path, 1000, 2));
-    let noted = || {
-        fs::read_to_string(home.path("keys/topics.json"))
-            .unwrap()
-            .contains(r#""version": 2"#)
-    };
-    wait_until("version 2 is noted", noted);
+    wait_until_version_2_is_noted(&home);
     let (said, replaced) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -342,4 +332,10 @@ fn generations_that_were_not_published_are_told() {
     assert_eq!(missed(&server.process.hear_out(r#""version":3"#)), told);
     reader.hear_err("replaced on the server before they could be published");
     reader.end_by(Signal::TERM).with(143);
+}
+
+/// Waits until the ledger has the number of the second version, which is before it is published.
+fn wait_until_version_2_is_noted(home: &Home) {
+    let ledger = || fs::read_to_string(home.path("keys/topics.json")).unwrap();
+    wait_until("version 2 is noted", || ledger().contains(r#""version": 2"#));
 }

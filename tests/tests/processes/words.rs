@@ -41,7 +41,7 @@ fn help_and_version() {
     assert!(nothing.err.contains("Usage: tensor-relay"), "{nothing:?}");
 }
 
-/// Goal: whatever filter somebody sets, no log has the secrets of a connection: who knows a stateless reset token can end it.
+/// Goal: whatever filter somebody sets, no log shows a stateless reset token, with which anybody can end the connection.
 /// Method: a transfer with all that can be told, by filters of several forms; what else there is to tell is there.
 #[test]
 fn no_log_has_a_reset_token() {

@@ -252,7 +252,7 @@ fn publishers_do_not_wait_for_each_other() {
     });
 }
 
-/// Goal: a user who waits but shortly, again and again, is told that it holds too many as well: at the same time, and at
+/// Goal: a user who polls with a short timeout gets the error for holding too many snapshots, too: at the same time, and at
 /// once if it asks. Method: hold one of at most one; ask for a tenth of a second each time.
 #[test]
 fn a_user_who_polls_and_holds_too_many() {
