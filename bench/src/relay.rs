@@ -59,7 +59,7 @@ pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
     let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
     let config = Config { codec: goods.codec, encoded_cache_bytes: 1, ..Config::default() };
     let server = Server::start(listener, config);
-    let address = server.local_address()?;
+    let address = server.local_address();
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
     let supply = Supply::new(server.staging(), args.bytes, &goods)?;
     let first = supply.offer(&server, 0).await?;

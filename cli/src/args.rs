@@ -16,7 +16,7 @@ use crate::units;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use std::{path::PathBuf, time::Duration};
 use tensor_relay_bench::command::BenchArgs;
-use tensor_relay_server::{CodecChoice, CodecId};
+use tensor_relay_server::{CodecChoice, CodecId, Transport};
 
 /// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
 #[derive(Debug, Parser)]
@@ -129,6 +129,11 @@ pub(crate) struct TicketArgs {
     /// How long connecting may take, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
+
+    /// What the session runs over. `auto` takes TCP with TLS on short ways, QUIC on long ones, and TCP where UDP gets no
+    /// answer.
+    #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Connection")]
+    pub(crate) transport: Transport,
 }
 
 #[derive(Debug, clap::Args)]

@@ -94,7 +94,11 @@ fn of_client(error: &ClientError) -> Exit {
     match error {
         ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
         ClientError::Connect(
-            ConnectError::Unreachable { .. } | ConnectError::Resolve { .. } | ConnectError::Refused { .. },
+            ConnectError::Unreachable { .. }
+            | ConnectError::NoTcp { .. }
+            | ConnectError::NoAnswer { .. }
+            | ConnectError::Resolve { .. }
+            | ConnectError::Refused { .. },
         ) => Exit::Unreachable,
         ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
         ClientError::Refused(LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. }) => {

@@ -7,19 +7,74 @@ use crate::{
 };
 use serde_json::json;
 use std::process::ExitCode;
-use tensor_relay_client::{Config, TopicEntry};
+use tensor_relay_client::{Client, Config, Connector, LaneKind, Ticket, TopicEntry, Transport, Tuning};
 
 pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
     let ticket = ticket::read_any(&args.ticket.ticket)?;
-    let client = connect(&ticket, args.ticket.connect_timeout, Config::default()).await?;
+    let config = Config { transport: args.ticket.transport, ..Config::default() };
+    let client = connect(&ticket, args.ticket.connect_timeout, config).await?;
     let topics = client.list().await?;
+    let (kind, reason) = client.transport();
     client.close().await;
+    let missing = missing(&ticket, args.ticket.transport, kind).await;
     match args.json {
-        true => print_line(&json!({ "topics": topics.iter().map(as_json).collect::<Vec<_>>() }).to_string()),
+        true => {
+            let topics: Vec<_> = topics.iter().map(as_json).collect();
+            let (transport, transport_reason) = (kind.name(), reason.text());
+            let unreachable_over = missing.map(LaneKind::name);
+            let answer = json!({
+                "topics": topics,
+                "transport": transport,
+                "transport_reason": transport_reason,
+                "unreachable_over": unreachable_over,
+            });
+            print_line(&answer.to_string());
+            return Ok(ExitCode::SUCCESS);
+        }
         false if topics.is_empty() => eprintln!("the server offers no topic yet"),
         false => print_table(&topics),
     }
+    eprintln!("connected over {kind}: {}", reason.text());
+    if let Some(missing) = missing {
+        let (protocol, costs) = match missing {
+            LaneKind::Quic => ("UDP", "long or lossy ways are slower without it"),
+            LaneKind::Tcp => ("TCP", "short ways are slower without it"),
+        };
+        let (flag, lower) = (addresses(&ticket), protocol.to_lowercase());
+        eprintln!(
+            "note: the server does not answer over {protocol} at {flag}, though it does over {kind}; {costs}. Publish its \
+             {protocol} port as well (in Docker, -p PORT:PORT/{lower}), and let firewalls pass it; or name one transport with \
+             --transport."
+        );
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How long the other transport may take to answer, when one has answered.
+const ANSWER_MS: u32 = 1_000;
+
+/// The kind of connection that is allowed and does not reach the server, beside `kind`, which does.
+async fn missing(ticket: &Ticket, allowed: Transport, kind: LaneKind) -> Option<LaneKind> {
+    if allowed != Transport::Auto {
+        return None;
+    }
+    let (other, transport) = match kind {
+        LaneKind::Quic => (LaneKind::Tcp, Transport::Tcp),
+        LaneKind::Tcp => (LaneKind::Quic, Transport::Quic),
+    };
+    let tuning = Tuning { connect_timeout_ms: ANSWER_MS, ..Tuning::default() };
+    let config = Config { transport, ..Config::default() };
+    match Client::connect_with(&Connector::new(tuning), ticket, config).await {
+        Ok(client) => {
+            client.close().await;
+            None
+        }
+        Err(_) => Some(other),
+    }
+}
+
+fn addresses(ticket: &Ticket) -> String {
+    ticket.addresses().join(", ")
 }
 
 fn as_json(entry: &TopicEntry) -> serde_json::Value {

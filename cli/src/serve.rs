@@ -30,7 +30,7 @@ use std::{
 use tensor_relay_client::{must_be_replaceable, replace_file};
 use tensor_relay_server::{
     BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Ticket,
-    Topic, Tuning, reachable,
+    Topic, Transport, Tuning, reachable,
 };
 use tokio::task::JoinSet;
 
@@ -102,9 +102,11 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let identity = Identity::load_or_create(&state_dir)?;
     let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
     let ledger = ledger.map(|ledger| Arc::new(Mutex::new(ledger)));
-    let listener = Listener::bind(args.listen, &identity, Tuning::default()).map_err(name_the_option)?;
+    let transport = if args.no_tcp { Transport::Quic } else { args.transport };
+    let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
+    let listener = listener.map_err(name_the_option)?;
     let server = Server::start(listener, config(&args));
-    let listening = server.local_address()?;
+    let listening = server.local_address();
     let addresses = advertised(&args, listening);
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();

@@ -97,6 +97,7 @@ fn config(args: &SubscribeArgs) -> Config {
         base_bytes: if args.once { 0 } else { args.base_mem },
         credit_chunks: args.chunks_in_flight,
         lanes: args.lanes,
+        transport: args.ticket.transport,
         lane_addresses: args.lane_address.clone(),
         ..Config::default()
     }

@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = Listener::bind("127.0.0.1:0".parse()?, &identity, Tuning::default())?;
     let server = Server::start(listener, Config::default());
     let topic = Topic::new("example")?;
-    let address = server.local_address()?.to_string();
+    let address = server.local_address().to_string();
     println!("{}", Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?);
 
     // Up to 64 versions are kept for readers in mode `every`; who is further behind holds `publish` up for a while.

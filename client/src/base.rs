@@ -235,6 +235,8 @@ mod tests {
             skipped: 0,
             metadata: vec![],
             may_be_base,
+            afresh: false,
+            part: None,
         }
     }
 

@@ -2,9 +2,11 @@
 
 use crate::{
     ClientError, Config, Request, Subscription, TopicWatch,
-    keeper::{Keeper, State},
-    link::{Link, Way},
-    session::{Command, Session},
+    command::Command,
+    connection::{Connection, Target},
+    reconnector::{Reconnector, State},
+    session::Session,
+    subscription::Patience,
 };
 use std::{
     sync::{
@@ -15,7 +17,9 @@ use std::{
 };
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
-use tensor_relay_transport::{Connector, Fingerprint, LaneError, LaneStats, Tuning, ingress::OverlapStats};
+use tensor_relay_transport::{
+    Connector, Fingerprint, KindReason, LaneError, LaneKind, LaneStats, StageStats, Tuning,
+};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
@@ -32,8 +36,10 @@ pub struct Client {
     /// Unbounded, because users must be able to unsubscribe from a drop; what is queued is bounded by what users do: a
     /// command per call, and the session takes them at once.
     commands: mpsc::UnboundedSender<Command>,
-    keeper: JoinHandle<()>,
+    reconnector: JoinHandle<()>,
     answer_timeout: Duration,
+    /// How long its subscriptions wait.
+    patience: Patience,
 }
 
 /// What the versions of a client take of the host's memory. Beside it, a transfer under way takes up to twice the credit:
@@ -42,7 +48,7 @@ pub struct Client {
 pub struct MemoryStats {
     /// Snapshots that are being received, are ready, or are held by their user.
     pub snapshot_bytes: u64,
-    /// Memory of snapshots that were dropped, which is kept for the next ones while there are subscriptions.
+    /// Memory of snapshots that were dropped, which is kept for the next ones while there are subscriptions, and two seconds longer.
     pub reusable_bytes: u64,
     /// Copies of versions, to which deltas are applied.
     pub base_bytes: u64,
@@ -67,18 +73,18 @@ impl Client {
         config: Config,
     ) -> Result<Self, ClientError> {
         let config = config.within_reason();
-        let way = Way {
-            connector: connector.clone().at(&config.lane_addresses),
+        let target = Target {
+            connector: connector.clone().at(&config.lane_addresses).with_transport(config.transport),
             hosts: ticket.addresses().to_vec(),
             keys: ticket.keys().iter().copied().map(Fingerprint).collect(),
             roster: Arc::default(),
         };
         let (commands, inbox) = mpsc::unbounded_channel();
         let session = Session::new(commands.clone(), config.clone()).map_err(ClientError::Memory)?;
-        let (link, server) = Link::open(&way, &config).await?;
+        let (connection, server) = Connection::open(&target, &config).await?;
         let state = Arc::new(State {
-            lane: watch::Sender::new(link.lane().clone()),
-            roster: Arc::clone(&way.roster),
+            lane: watch::Sender::new(connection.control().clone()),
+            roster: Arc::clone(&target.roster),
             ingress: session.ingress().clone(),
             memory: session.memory().clone(),
             bases: session.bases().cloned(),
@@ -87,9 +93,14 @@ impl Client {
             ended: watch::Sender::new(None),
         });
         let answer_timeout = connector.tuning().control_timeout();
-        let keeper = Keeper { way, session, commands: inbox, state: Arc::clone(&state) };
-        let keeper = tokio::spawn(keeper.run(link));
-        Ok(Self { server, state, commands, keeper, answer_timeout })
+        let reconnector = Reconnector { target, session, commands: inbox, state: Arc::clone(&state) };
+        let reconnector = tokio::spawn(reconnector.run(connection));
+        let patience = Patience {
+            topic_timeout: config.topic_timeout,
+            held_max: config.versions_held_max,
+            hold_timeout: config.hold_timeout,
+        };
+        Ok(Self { server, state, commands, reconnector, answer_timeout, patience })
     }
 
     /// What the server said of itself.
@@ -114,8 +125,9 @@ impl Client {
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
         request.check()?;
         let (reply, answer) = oneshot::channel();
-        self.command(Command::Subscribe(Box::new(request), reply))?;
-        answer.await.map_err(|_| self.gone())
+        self.command(Command::Subscribe(Box::new(request.clone()), reply))?;
+        let opened = answer.await.map_err(|_| self.gone())?;
+        Ok(Subscription::new(request, opened, self.patience))
     }
 
     /// Watches for topics whose name matches `glob`: those of now, and those that appear later.
@@ -125,8 +137,10 @@ impl Client {
     pub async fn watch(&self, glob: &Glob) -> Result<TopicWatch, ClientError> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Watch(glob.clone(), reply))?;
-        let watch = answer.await.map_err(|_| self.gone())?;
-        watch.ok_or(ClientError::TooManyWatches { max: WATCHES_MAX })
+        let watching = answer.await.map_err(|_| self.gone())?;
+        watching
+            .map(TopicWatch::new)
+            .ok_or(ClientError::TooManyWatches { max: WATCHES_MAX })
     }
 
     /// Asks for the topics that have a version, in order of name.
@@ -146,6 +160,12 @@ impl Client {
     /// Why there is no connection now, while another one is being made; `None` while there is one.
     pub fn connection_lost(&self) -> Option<Arc<ClientError>> {
         self.state.lost.borrow().clone()
+    }
+
+    /// What the session runs over now, and why over that.
+    pub fn transport(&self) -> (LaneKind, KindReason) {
+        let lane = self.state.lane.borrow();
+        (lane.kind(), lane.reason())
     }
 
     /// What the first lane of the connection of now has done so far.
@@ -181,9 +201,9 @@ impl Client {
         }
     }
 
-    /// How receiving overlapped with the copies to a device so far, in all subscriptions.
-    pub fn overlap(&self) -> OverlapStats {
-        self.state.ingress.overlap()
+    /// How many chunks of all subscriptions are received and written, and which beside which.
+    pub fn stages(&self) -> StageStats {
+        self.state.ingress.stages()
     }
 
     /// How often a lost connection was made again.
@@ -194,7 +214,7 @@ impl Client {
     /// Ends the session and waits until the server is told.
     pub async fn close(mut self) {
         let _ = self.commands.send(Command::Close);
-        let _ = (&mut self.keeper).await;
+        let _ = (&mut self.reconnector).await;
     }
 
     fn command(&self, command: Command) -> Result<(), ClientError> {

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
-use tensor_relay_transport::Workers;
+use tensor_relay_transport::{Transport, Workers};
 
 /// The most lanes that a session may have. Beyond them, a network card or memory is what transfers wait for.
 pub const LANES_MAX: u32 = 16;
@@ -63,6 +63,8 @@ pub struct Config {
     pub device: Option<Device>,
     /// How many lanes the session has. Default: as many as are worth it.
     pub lanes: Lanes,
+    /// Which transports it may use. Default: whichever works, TCP on short ways and QUIC on long ones.
+    pub transport: Transport,
     /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used. Default:
     /// the system chooses, and so one card.
     pub lane_addresses: Vec<IpAddr>,
@@ -97,6 +99,7 @@ impl Default for Config {
             base_bytes: 4 << 30,
             device: None,
             lanes: Lanes::Auto,
+            transport: Transport::Auto,
             lane_addresses: vec![],
             credit_chunks: 8,
             topic_timeout: Duration::from_secs(10),

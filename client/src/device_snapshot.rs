@@ -3,12 +3,13 @@
 use crate::{
     Snapshot,
     buffers::{COPY_BYTES, copy_slowly},
-    landing::{OnDevice, Payload, Shared},
+    destination::{OnDevice, Payload, Shared},
 };
-use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
-use tensor_relay_device::{AllocError, Device, DeviceBuffer, PartsError, SinkError, Source, SourceError};
+use tensor_relay_device::{
+    AllocError, Device, DeviceBuffer, PartsError, Region, SinkError, Source, SourceError,
+};
 use tensor_relay_protocol::{Tensor, VersionId};
 
 /// How many copies of one snapshot to or from a device run at once: while one is on its way, another is put into its
@@ -55,8 +56,8 @@ impl Snapshot {
         let Some(shared) = self.payload.on_device() else {
             return Ok(self.clone());
         };
-        let bytes = self.copy_out(shared.payload()).await?;
-        Ok(Self { payload: Payload::Whole(bytes), ..self.clone() })
+        let region = self.copy_out(shared.payload()).await?;
+        Ok(Self { payload: Payload::whole(region), ..self.clone() })
     }
 
     fn device_tensor_at(&self, index: usize) -> Option<DeviceTensor> {
@@ -65,7 +66,7 @@ impl Snapshot {
         Some(DeviceTensor { buffer: buffer.clone(), range, _shared: shared.clone() })
     }
 
-    async fn copy_out(&self, payload: &OnDevice) -> Result<Bytes, DeviceError> {
+    async fn copy_out(&self, payload: &OnDevice) -> Result<Region, DeviceError> {
         let len_bytes = self.selection.payload_bytes();
         let region = payload.memory().allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX));
         let mut region =
@@ -73,7 +74,7 @@ impl Snapshot {
         if let Some(source) = self.device_source()? {
             self.read_all(&*source, 0..len_bytes, &mut region).await?;
         }
-        Ok(region.freeze())
+        Ok(region)
     }
 
     /// A source of all that is selected, where that is on a device.

@@ -5,7 +5,7 @@ mod subscription;
 mod transfer;
 
 pub(crate) use session::SessionError;
-pub use subscription::{Gap, SubscriptionError};
+pub use subscription::SubscriptionError;
 pub(crate) use transfer::TransferError;
 
 use std::sync::Arc;
@@ -134,6 +134,8 @@ impl ClientError {
             Self::Connect(
                 ConnectError::Unreachable { .. }
                 | ConnectError::FurtherUnreachable { .. }
+                | ConnectError::NoTcp { .. }
+                | ConnectError::NoAnswer { .. }
                 | ConnectError::Resolve { .. },
             ) => Blame::Network,
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,

@@ -3,11 +3,11 @@
 mod on_device;
 
 use crate::{
-    Buffers, DeviceError, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
-    buffers::{Lender, Lent, Writing, fit},
-    delivery::{Delivery, Found},
-    landing::Payload,
-    session::Command,
+    BufferError, Buffers, DeviceError, Gap, Receipt, Snapshot, Subscription, SubscriptionError,
+    buffers::{Lender, Lent, Writing, copy_slowly, fit},
+    command::Command,
+    destination::Payload,
+    snapshot_queue::{Found, SnapshotQueue},
 };
 use std::{fmt, sync::Arc};
 use tensor_relay_protocol::{Manifest, Mode, SubscriptionId, TensorName, VersionId};
@@ -45,6 +45,37 @@ impl Snapshot {
         let bytes = bytes.collect::<Result<Vec<_>, _>>()?;
         for ((_, out), bytes) in buffers.iter_mut().zip(bytes) {
             out.copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+}
+
+impl<B> Buffers<B> {
+    /// Refuses a snapshot that the buffers do not fit, whose lengths `len_bytes` gives. Buffers for tensors that share their
+    /// bytes are not refused: a copy can be made to each.
+    ///
+    /// # Errors
+    /// [`BufferError`] says what does not fit.
+    pub fn check(&self, snapshot: &Snapshot, len_bytes: impl Fn(&B) -> u64) -> Result<(), BufferError> {
+        let asked = self.iter().map(|(name, buffer)| (name.as_str(), len_bytes(buffer)));
+        self.expected().check(&snapshot.selection, asked).map(drop)
+    }
+}
+
+impl<B: AsMut<[u8]> + Send> Buffers<B> {
+    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. When it is cancelled, some are copied.
+    pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), FillCause> {
+        let (by_name, expected) = self.by_name_mut();
+        let slices = by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
+        let slices: Vec<_> = slices.filter(|(name, _)| expected.wants(&snapshot.selection, name)).collect();
+        let asked = slices.iter().map(|(name, out)| (*name, out.len() as u64));
+        let fits = expected.fit(&snapshot.selection, asked)?;
+        let source = snapshot.device_source()?;
+        for ((_, out), fit) in slices.into_iter().zip(fits) {
+            match &source {
+                Some(source) => snapshot.read_all(&**source, fit.range, out).await?,
+                None => copy_slowly(&snapshot.bytes_at(fit.tensor).unwrap_or_default(), out).await,
+            }
         }
         Ok(())
     }
@@ -99,7 +130,7 @@ impl Subscription {
     /// Passes over a version that did not fit ([`FillError::refused`]), and that would wait to be taken otherwise. In mode
     /// `every` the reader is done with it.
     pub fn pass_over(&mut self, refused: &VersionId) {
-        if self.delivery.discard(refused) {
+        if self.queue.discard(refused) {
             self.taken = (self.mode == Mode::Every).then(|| refused.clone());
         }
     }
@@ -145,15 +176,15 @@ impl Subscription {
     async fn next_version(&self) -> Result<Taken, SubscriptionError> {
         let mut gap = None;
         loop {
-            match self.delivery.take(true) {
+            match self.queue.take(true) {
                 Found::Snapshot(version) => {
-                    return Ok(Taken { version: Some(version), gap, delivery: Arc::clone(&self.delivery) });
+                    return Ok(Taken { version: Some(version), gap, queue: Arc::clone(&self.queue) });
                 }
                 Found::Gap(found) => gap = Some(found),
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
                 Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
                 Found::Nothing | Found::Unknown { asked: None } | Found::NotYet => {
-                    self.delivery.changed().await;
+                    self.queue.changed().await;
                 }
             }
         }
@@ -176,8 +207,8 @@ struct Given {
 
 impl Given {
     fn new(subscription: &Subscription, lent: Lent) -> Self {
-        let given = Self { id: subscription.id, commands: subscription.commands.clone() };
-        // Where the session is gone, the buffers come back at once, and the delivery says why.
+        let given = Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
+        // Where the session is gone, the buffers come back at once, and the queue says why.
         let _ = given.commands.send(Command::Give(given.id, Some(lent)));
         given
     }
@@ -189,11 +220,11 @@ impl Drop for Given {
     }
 }
 
-/// A version that was taken from its delivery with the gap before it, and goes back there unless the user gets it.
+/// A version that was taken from its queue with the gap before it, and goes back there unless the user gets it.
 struct Taken {
     version: Option<Box<Snapshot>>,
     gap: Option<Box<Gap>>,
-    delivery: Arc<Delivery>,
+    queue: Arc<SnapshotQueue>,
 }
 
 impl Taken {
@@ -205,7 +236,7 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         if let Some(version) = self.version.take() {
-            self.delivery.put_back(version, self.gap.take());
+            self.queue.put_back(version, self.gap.take());
         }
     }
 }
@@ -287,142 +318,6 @@ pub struct FillError<B> {
     /// The tensors whose buffers do not come back. Always none on the host. On a device that failed, or hangs, a copy to
     /// them may still land at any time: nobody may write there, and their memory is freed when that is over.
     pub withheld: Vec<TensorName>,
-}
-
-/// What can go wrong with buffers that wait for a version.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BufferError {
-    /// The version has no tensor of that name.
-    #[error(
-        "there is a buffer for tensor {name}, and the version has no such tensor: take the names from its manifest"
-    )]
-    NoSuchTensor {
-        /// The buffer's name.
-        name: Box<str>,
-    },
-    /// The tensor was not received.
-    #[error(
-        "there is a buffer for tensor {name}, which the subscription does not select: add it to the selection"
-    )]
-    NotSelected {
-        /// The buffer's name.
-        name: Box<str>,
-    },
-    /// The buffer is longer or shorter than its tensor.
-    #[error(
-        "tensor {name} has {expected_bytes} bytes, and its buffer {given_bytes}: give it exactly its bytes"
-    )]
-    WrongSize {
-        /// The buffer's name.
-        name: Box<str>,
-        /// The bytes of the tensor.
-        expected_bytes: u64,
-        /// The bytes of the buffer.
-        given_bytes: u64,
-    },
-    /// The tensor is of another dtype or shape than was [expected](crate::Buffers::expect).
-    #[error(
-        "tensor {name} is {found}, and its buffer is for {expected}: give a buffer of that dtype and shape"
-    )]
-    OtherTensor {
-        /// The buffer's name.
-        name: Box<str>,
-        /// The dtype and shape that were expected.
-        expected: Box<str>,
-        /// Those of the tensor.
-        found: Box<str>,
-    },
-    /// The version has other tensors than there are buffers.
-    #[error("{}", other_names(missing, unexpected))]
-    OtherNames {
-        /// The selected tensors without a buffer.
-        missing: Box<[Box<str>]>,
-        /// The buffers without a selected tensor.
-        unexpected: Box<[Box<str>]>,
-    },
-    /// The version has no tensor that there is a buffer for.
-    #[error(
-        "the version has none of the tensors that there are buffers for: it has {}, and the buffers are for {}; correct the names",
-        some_of(tensors),
-        some_of(buffers)
-    )]
-    NothingInCommon {
-        /// The names of the version's tensors.
-        tensors: Box<[Box<str>]>,
-        /// The buffers' names.
-        buffers: Box<[Box<str>]>,
-    },
-    /// Two tensors have one buffer, and are two in the version.
-    #[error(
-        "tensors {name} and {to} have one buffer, and do not share their bytes in the version: give each its own"
-    )]
-    NotTied {
-        /// One tensor's name.
-        name: Box<str>,
-        /// The other's.
-        to: Box<str>,
-    },
-    /// The tensors are not in host memory.
-    #[error(
-        "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"
-    )]
-    OnDevice {
-        /// Where the tensors are.
-        device: Box<str>,
-    },
-    /// The buffers are not all on one device.
-    #[error("the buffers for tensors {name} and {other} are on different devices: give those of one device")]
-    SeveralDevices {
-        /// One buffer's name.
-        name: Box<str>,
-        /// The other's.
-        other: Box<str>,
-    },
-    /// A version before this one was being copied to a buffer when it was given up, and nobody knows whether that has
-    /// ended.
-    #[error("the device has not ended its copies to the buffer for tensor {name}: give another one")]
-    Withheld {
-        /// The buffer's name.
-        name: Box<str>,
-    },
-    /// Two tensors are one (tied weights), and each has a buffer.
-    #[error("tensors {name} and {other} share their bytes: give a buffer for one of them")]
-    Shared {
-        /// One buffer's name.
-        name: Box<str>,
-        /// The other's.
-        other: Box<str>,
-    },
-}
-
-fn other_names(missing: &[Box<str>], unexpected: &[Box<str>]) -> String {
-    let missing = (!missing.is_empty())
-        .then(|| format!("there is no buffer for the version's tensors {}", some_of(missing)));
-    let unexpected = (!unexpected.is_empty()).then(|| {
-        format!(
-            "the version has no tensors, or none that are selected, for the buffers {}",
-            some_of(unexpected)
-        )
-    });
-    missing.into_iter().chain(unexpected).collect::<Vec<_>>().join("; ")
-}
-
-/// How many names a message lists.
-const NAMES_TOLD: usize = 10;
-
-/// The names, for a message.
-fn some_of(names: &[Box<str>]) -> String {
-    let told = names
-        .iter()
-        .take(NAMES_TOLD)
-        .map(AsRef::as_ref)
-        .collect::<Vec<&str>>()
-        .join(", ");
-    match names.len().saturating_sub(NAMES_TOLD) {
-        0 => told,
-        more => format!("{told} and {more} more"),
-    }
 }
 
 /// Why buffers were not filled.

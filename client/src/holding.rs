@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use tensor_relay_device::VolatileBytes;
 use tensor_relay_protocol::VersionId;
 use tokio::sync::Notify;
 
@@ -36,9 +37,16 @@ impl Holding {
         self.dropped.notified().await;
     }
 
-    /// Hands `payload` to the user: it counts until the last reference to any of its bytes is gone.
-    pub(crate) fn hand_over(self: &Arc<Self>, id: VersionId, payload: Bytes) -> Bytes {
-        Bytes::from_owner(Handed { payload, _held: self.hold(id) })
+    /// Hands a payload to the user, whose memory both arguments name: it counts until the last reference to any of its bytes
+    /// is gone.
+    pub(crate) fn hand_over(
+        self: &Arc<Self>,
+        id: VersionId,
+        (payload, volatile): (Bytes, VolatileBytes),
+    ) -> (Bytes, VolatileBytes) {
+        let held = Arc::new(self.hold(id));
+        let volatile = volatile.keep(Arc::clone(&held));
+        (Bytes::from_owner(Handed { payload, _held: held }), volatile)
     }
 
     /// Counts one more, until what this gives is dropped.
@@ -58,7 +66,7 @@ impl Holding {
 /// Bytes in the user's hands. Fields are dropped in order: whoever sees that it is held no more finds its memory free.
 struct Handed {
     payload: Bytes,
-    _held: Held,
+    _held: Arc<Held>,
 }
 
 impl AsRef<[u8]> for Handed {
@@ -84,18 +92,22 @@ impl Drop for Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensor_relay_device::Region;
     use tensor_relay_protocol::{Epoch, Topic, Version};
 
     #[test]
     fn a_version_is_held_until_its_last_slice_is_gone() {
         let holding = Arc::new(Holding::default());
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(7) };
-        let payload = holding.hand_over(id.clone(), Bytes::from_static(b"abcdef"));
-        let slice = payload.slice(2..4);
-        drop(payload);
+        let payload = Region::from_owner(b"abcdef".to_vec()).freeze_volatile();
+        let (payload, volatile) = holding.hand_over(id.clone(), payload);
+        let (slice, part) = (payload.slice(2..4), volatile.slice(2..4).unwrap());
+        drop((payload, volatile));
         assert_eq!(holding.versions(), [id]);
         assert_eq!(&slice[..], b"cd");
         drop(slice);
+        assert_eq!(holding.count(), 1);
+        drop(part);
         assert_eq!(holding.count(), 0);
     }
 }

@@ -44,42 +44,38 @@
 
 #![forbid(unsafe_code)]
 
-mod arrivals;
 mod backoff;
 mod base;
 mod buffers;
 mod client;
+mod command;
 mod config;
-mod delivery;
+mod connection;
+mod destination;
 mod device_snapshot;
 mod error;
 mod fill;
-mod history;
 mod holding;
-mod keeper;
-mod landing;
-mod lanes;
-mod link;
 mod mirror;
 mod progress;
-mod receiving;
+mod reception;
+mod reconnector;
 mod request;
 mod save;
 mod session;
 mod snapshot;
-mod stall;
+mod snapshot_queue;
 mod subscription;
 mod temporary;
-mod transfer;
 mod watches;
 mod whole_file;
 
-pub use buffers::{Buffers, NameMatch};
+pub use buffers::{BufferError, Buffers, NameMatch};
 pub use client::{Client, MemoryStats};
 pub use config::{Config, LANES_MAX, Lanes};
 pub use device_snapshot::{DeviceError, DeviceTensor};
-pub use error::{ClientError, Gap, SubscriptionError};
-pub use fill::{BufferError, FillCause, FillError, Filled};
+pub use error::{ClientError, SubscriptionError};
+pub use fill::{FillCause, FillError, Filled};
 pub use mirror::{FilesError, Mirror};
 pub use progress::Progress;
 pub use request::Request;
@@ -87,12 +83,13 @@ pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};
 pub use subscription::Subscription;
 pub use tensor_relay_protocol::{
-    AbortReason, Blame, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, Glob, GlobError, Manifest,
-    Metadata, Mode, ReaderName, Shape, Start, Tensor, TensorName, Ticket, TicketError, Topic, TopicEntry,
-    Version, VersionId,
+    AbortReason, Blame, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, Gap, Glob, GlobError,
+    Manifest, Metadata, Mode, ReaderName, Shape, Start, Tensor, TensorName, Ticket, TicketError, Topic,
+    TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{
-    CodecCount, CodecStats, ConnectError, Connector, LaneError, LaneStats, Tuning, ingress::OverlapStats,
+    CodecCount, CodecStats, ConnectError, Connector, KindReason, LaneError, LaneKind, LaneStats, Stage,
+    StageStats, Transport, Tuning,
 };
 pub use watches::TopicWatch;
 pub use whole_file::{must_be_replaceable, replace_file};

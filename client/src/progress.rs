@@ -27,16 +27,11 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn begin(&self, version: u64) {
+    pub(crate) fn begin(&self, version: u64, payload_bytes: u64) {
         self.version.store(version, Ordering::Relaxed);
-        let Self { payload_bytes, verified_bytes, wire_bytes, .. } = self;
-        for counter in [payload_bytes, verified_bytes, wire_bytes] {
-            counter.store(0, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn expect(&self, payload_bytes: u64) {
         self.payload_bytes.store(payload_bytes, Ordering::Relaxed);
+        self.set_verified(0);
+        self.wire_bytes.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn add_wire(&self, bytes: u64) {
@@ -52,13 +47,8 @@ impl Counters {
         self.moved_bytes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn add_verified(&self, bytes: u64) {
-        self.verified_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Verified bytes were given up again.
-    pub(crate) fn sub_verified(&self, bytes: u64) {
-        self.verified_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    pub(crate) fn set_verified(&self, bytes: u64) {
+        self.verified_bytes.store(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> Progress {

@@ -1,7 +1,9 @@
 //! What a subscription asks for.
 
 use crate::ClientError;
-use tensor_relay_protocol::{CodecId, GLOBS_MAX, Glob, Mode, ReaderName, SELECTION_MAX_BYTES, Start, Topic};
+use tensor_relay_protocol::{
+    CodecId, GLOBS_MAX, Glob, Mode, ReaderName, SELECTION_MAX_BYTES, Start, Subscribe, SubscriptionId, Topic,
+};
 
 /// The versions of a topic that a user wants, and how. Begin with [`latest`](Self::latest) or [`every`](Self::every).
 ///
@@ -39,6 +41,21 @@ impl Request {
     /// Asking for the next snapshot says that the user is done with the one before: until then the server retains it.
     pub fn every(topic: Topic) -> Self {
         Self::new(topic, Mode::Every, Start::Oldest)
+    }
+
+    /// The message that asks for it.
+    pub(crate) fn message(&self, subscription: SubscriptionId, credit: u32) -> Subscribe {
+        let Self { topic, mode, start, selection, window, reader, preempt, codec, .. } = self.clone();
+        Subscribe {
+            mode,
+            selection,
+            start,
+            window,
+            reader: (mode == Mode::Every).then_some(reader),
+            preempt,
+            codec,
+            ..Subscribe::latest(subscription, topic, credit)
+        }
     }
 
     fn new(topic: Topic, mode: Mode, start: Start) -> Self {

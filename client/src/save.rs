@@ -96,7 +96,7 @@ impl Snapshot {
         let refuse = |source| SaveError::Files { id: self.id.clone(), source: FilesError::Name(source) };
         let form = FileForm::of(self.manifest().metadata()).map_err(refuse)?;
         let mut tensors = vec![];
-        for (tensor, _) in self.tensors() {
+        for tensor in self.described() {
             if form.side_file(tensor).map_err(refuse)?.is_none() {
                 tensors.push(tensor);
             }

@@ -1,19 +1,18 @@
-//! The task behind a client: hears the server, the network and the user, and lets each subscription decide.
+//! The driver of a client's session: takes what the server, the network and the user say, and hands it to the subscription
+//! that it is about, which decides.
 //!
-//! A session outlives its connections: [`keeper`](crate::keeper) gives it one [`Link`] after another.
+//! A session outlives its connections: [`reconnector`](crate::reconnector) gives it one [`Connection`] after another.
 
 mod commands;
 mod slots;
 
-pub(crate) use commands::Command;
-
 use crate::{
     ClientError, Config, SubscriptionError,
-    arrivals::Ready,
-    error::{SessionError, TransferError},
-    landing::{Ground, Landing},
-    link::{Event, Link},
-    receiving::{Failure, Receiving},
+    command::Command,
+    connection::{Connection, Event},
+    destination::Allocators,
+    error::SessionError,
+    reception::{Context, Reception},
     watches::Watches,
 };
 use std::{
@@ -22,8 +21,8 @@ use std::{
 };
 use tensor_relay_device::{AllocError, Capacity, HostMemory, SlotPool};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, Credit, EndReason, Epoch, Misbehaved, ServerMessage, StreamHeader,
-    SubscriptionId, TopicEntry, Verified, Version, VersionId,
+    ChunkHeader, ClientMessage, Credit, EndReason, Feature, FeatureSet, LaneId, ManifestHeader, Misbehaved,
+    ServerMessage, StreamHeader, StreamToken, SubscriptionId, TopicEntry, Verified,
 };
 use tensor_relay_transport::{
     DataIn, HeaderError, LaneError,
@@ -47,17 +46,21 @@ pub(crate) struct Session {
     config: Config,
     /// The credit of each subscription: that of one lane for each lane that there was on this connection.
     credit: u32,
-    ground: Ground,
+    allocators: Allocators,
     /// Where the bases of all subscriptions lie; `None` where there are to be none.
     bases: Option<HostMemory>,
     ingress: Ingress,
     next_id: u32,
-    receivings: HashMap<SubscriptionId, Receiving>,
+    receptions: HashMap<SubscriptionId, Reception>,
+    /// Numbers the chunk streams.
+    next_stream: u64,
     watches: Watches,
     /// Answers to `List` under way; they come in the order of the questions.
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
     /// What the server is to be told. It is sent after each step, or with the next connection.
     outbox: VecDeque<ClientMessage>,
+    /// Whether there is a connection on which subscriptions are asked for.
+    is_connected: bool,
     /// Whether the user is done with it.
     closing: bool,
 }
@@ -71,7 +74,7 @@ impl Session {
         };
         let ingress = Ingress::new(SlotPool::new(capacity)?, config.workers);
         Ok(Self {
-            ground: Ground {
+            allocators: Allocators {
                 memory: HostMemory::on_demand(config.memory_bytes),
                 device: config.device.clone(),
             },
@@ -81,17 +84,19 @@ impl Session {
             config,
             ingress,
             next_id: 1,
-            receivings: HashMap::new(),
+            receptions: HashMap::new(),
+            next_stream: 0,
             watches: Watches::default(),
             lists: VecDeque::new(),
             outbox: VecDeque::new(),
+            is_connected: false,
             closing: false,
         })
     }
 
     /// Whether a user waits for anything that takes a connection.
     pub(crate) fn is_waited_for(&self) -> bool {
-        !(self.receivings.is_empty() && self.watches.is_empty() && self.lists.is_empty())
+        !(self.receptions.is_empty() && self.watches.is_empty() && self.lists.is_empty())
     }
 
     /// The way in of all its chunks, for who wants to know how they overlap.
@@ -101,7 +106,7 @@ impl Session {
 
     /// Where its snapshots lie, for statistics.
     pub(crate) fn memory(&self) -> &HostMemory {
-        &self.ground.memory
+        &self.allocators.memory
     }
 
     /// Where its bases lie, for who wants to know how much they take.
@@ -113,197 +118,221 @@ impl Session {
         &self.config
     }
 
-    /// Runs on `link` until the user closes the session or the link is lost.
+    /// Runs on `connection` until the user closes the session or the connection is lost.
     pub(crate) async fn run(
         &mut self,
-        link: &mut Link,
+        connection: &mut Connection,
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> SessionError {
-        self.attach(link);
+        if let Err(error) = self.attach(connection) {
+            return error;
+        }
         loop {
-            if let Err(error) = self.step(link, commands).await {
+            if let Err(error) = self.step(connection, commands).await {
                 return error;
             }
         }
     }
 
     /// Asks the server for everything that the user wants.
-    fn attach(&mut self, link: &Link) {
-        self.allow_unread(link);
-        let subscribe = self.receivings.iter_mut().map(|(id, receiving)| receiving.subscribe(*id));
-        self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
-        let acknowledged = self.receivings.iter().filter_map(|(id, receiving)| {
-            let (epoch, version) = receiving.history.acknowledged()?;
-            Some(ClientMessage::Acknowledge { subscription: *id, epoch, version })
-        });
-        self.outbox.extend(acknowledged);
+    fn attach(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
+        self.outbox.clear(); // All that was not sent is said anew.
+        self.is_connected = true;
+        self.allow_unread(connection);
+        self.receptions.values_mut().for_each(Reception::subscribe);
+        self.act_all(connection)?;
         self.outbox.extend(self.watches.messages());
         self.outbox.extend(self.lists.iter().map(|_| ClientMessage::List));
+        Ok(())
     }
 
     /// Takes what came last over a connection that is lost, and forgets the rest of it.
     pub(crate) fn detach(&mut self, last: Vec<Event>) {
         for event in last {
-            if let Event::Chunk(header, generation, Ok(verified)) = event
-                && let Some(receiving) = self.receivings.get_mut(&header.subscription)
+            if let Event::Chunk(id, token, Ok(verified)) = event
+                && let Some(reception) = self.receptions.get_mut(&id)
             {
-                receiving.handle_verified(generation, verified);
+                reception.handle_verified(token, verified);
             }
         }
-        self.outbox.clear();
+        self.is_connected = false;
         self.credit = self.config.credit_chunks;
         self.lists.iter_mut().for_each(|(_, known)| known.clear());
-        for receiving in self.receivings.values_mut() {
-            receiving.handle_detached(self.credit);
+        for reception in self.receptions.values_mut() {
+            reception.handle_detached(self.credit);
         }
     }
 
     /// Tells every subscription why nothing more comes.
     pub(crate) fn end(&self, error: &Arc<ClientError>) {
-        for receiving in self.receivings.values() {
-            receiving.end(SubscriptionError::disconnected(receiving.topic(), error));
+        for reception in self.receptions.values() {
+            reception.end(SubscriptionError::disconnected(reception.topic(), error));
         }
     }
 
     /// Sends what is to be said, then waits for one thing to happen.
     async fn step(
         &mut self,
-        link: &mut Link,
+        connection: &mut Connection,
         commands: &mut mpsc::UnboundedReceiver<Command>,
     ) -> Result<(), SessionError> {
         while let Some(message) = self.outbox.pop_front() {
-            link.send(message).await?;
+            connection.send(message).await?;
         }
         if self.closing {
             return Err(SessionError::ClosedHere);
         }
-        link.note_bulky(|| self.receivings.values().any(Receiving::is_bulky));
-        let look = self.receivings.values().filter_map(Receiving::look_at).min();
-        let look_at = async {
-            match look {
-                Some(at) => tokio::time::sleep_until(at).await,
+        connection
+            .lanes()
+            .note_bulky(|| self.receptions.values().any(Reception::is_bulky));
+        let deadline = self.receptions.values().filter_map(|r| r.machine.timeout_at()).min();
+        let timeout = async {
+            match deadline {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            command = commands.recv() => self.handle_command(command.unwrap_or(Command::Close), link),
-            event = link.next() => self.handle_event(event?, link),
-            () = look_at => self.handle_look(),
+            command = commands.recv() => {
+                let about = self.handle_command(command.unwrap_or(Command::Close));
+                self.allow_unread(connection);
+                about.map_or(Ok(()), |id| self.act(id, connection))
+            }
+            event = connection.next() => self.handle_event(event?, connection),
+            () = timeout => {
+                let now = Instant::now();
+                self.receptions.values_mut().for_each(|reception| reception.handle_timeout(now));
+                self.act_all(connection)
+            }
         }
+    }
+
+    /// Takes a command while there is no connection: what it asks for is asked for with the next one.
+    ///
+    /// # Errors
+    /// [`SessionError::ClosedHere`] when the user closes the session.
+    pub(crate) fn handle_command_unconnected(&mut self, command: Command) -> Result<(), SessionError> {
+        self.handle_command(command);
+        if self.closing { Err(SessionError::ClosedHere) } else { Ok(()) }
     }
 
     /// Lets the server have all chunks on their way that credit was given for, and no more: then chunks that wait for
     /// memory can never block the control stream, and no subscription can starve another.
-    fn allow_unread(&self, link: &Link) {
+    fn allow_unread(&self, connection: &mut Connection) {
         let credit = u64::from(self.credit);
-        let chunk_bytes = |r: &Receiving| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
-        link.allow_unread(self.receivings.values().map(|r| credit * u64::from(chunk_bytes(r))).sum());
+        let chunk_bytes = |r: &Reception| r.chunk_bytes().unwrap_or(0).max(CHUNK_BYTES_USUAL);
+        let bytes = self.receptions.values().map(|r| credit * u64::from(chunk_bytes(r))).sum();
+        connection.lanes().allow_unread(bytes);
     }
 
-    fn handle_event(&mut self, event: Event, link: &mut Link) -> Result<(), SessionError> {
+    /// Does what the machine of a subscription wants done.
+    fn act(&mut self, id: SubscriptionId, connection: &mut Connection) -> Result<(), SessionError> {
+        let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
+        let (allocators, ingress, outbox) = (&self.allocators, &self.ingress, &mut self.outbox);
+        reception.act(&mut Context { connection, allocators, ingress, outbox })?;
+        if reception.is_over() {
+            self.receptions.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn act_all(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
+        let ids: Vec<_> = self.receptions.keys().copied().collect();
+        ids.into_iter().try_for_each(|id| self.act(id, connection))
+    }
+
+    fn handle_event(&mut self, event: Event, connection: &mut Connection) -> Result<(), SessionError> {
         match event {
-            Event::Message(message) => self.handle_message(message, link),
-            Event::Opened(StreamHeader::Manifest(header), stream) => {
-                if stream.lane().number() != 0 {
-                    let found = "a manifest on a further lane";
-                    return Err(Misbehaved::OutOfTurn { found, expected: "it on the first one" }.into());
-                }
-                let id = header.subscription;
-                let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else { return Ok(()) };
-                receiving.handle_manifest_header(id)?;
-                let counters = Arc::clone(&receiving.counters);
-                link.receive_manifest(header, stream, self.config.limits, counters);
-                Ok(())
+            Event::Message(message) => self.handle_message(message, connection),
+            Event::Opened(lane, StreamHeader::Manifest(header), stream) => {
+                self.handle_manifest_header(lane, header, stream, connection)
             }
-            Event::Opened(StreamHeader::Chunk(header), stream) => self.handle_chunk(header, stream, link),
+            Event::Opened(lane, StreamHeader::Chunk(header), stream) => {
+                self.handle_chunk(lane, header, stream, connection)
+            }
             Event::Unreadable(HeaderError::Lane(error)) => Err(error.into()),
             Event::Unreadable(HeaderError::Message(error)) => Err(ClientError::from(error).into()),
-            Event::Opened(..) | Event::Unreadable(_) | Event::GivenUp => Ok(()),
+            Event::Opened(_, StreamHeader::Probe(_), _) => {
+                Ok(FeatureSet::OFFERED.permit("a probe's bytes", Feature::Probe)?)
+            }
+            Event::Opened(..) | Event::Unreadable(_) | Event::Nothing => Ok(()),
             Event::Manifest(id, manifest) => {
-                let Some(receiving) = self.receivings.get_mut(&id) else { return Ok(()) };
-                if let Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) = manifest {
+                let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
+                match manifest {
                     // The server gave the version up; its word on that is on the way.
-                    receiving.handle_manifest_lost();
-                    return Ok(());
+                    Err(ReceiveManifestError::Lane(LaneError::StreamGivenUp)) => {
+                        reception.machine.handle_manifest_lost();
+                    }
+                    manifest => reception.machine.handle_manifest(manifest?)?,
                 }
-                let begun = receiving.handle_manifest(manifest?, &self.ground);
-                self.allow_unread(link);
-                self.start(id, begun, link)
+                self.allow_unread(connection);
+                self.act(id, connection)
             }
-            Event::Chunk(header, generation, result) => {
-                self.handle_received(header, generation, result, link)
-            }
-            Event::Joined => {
-                self.handle_joined(link);
+            Event::Chunk(id, token, result) => self.handle_received(id, token, result, connection),
+            Event::Joined => self.handle_joined(connection),
+            Event::Ended(lane) => {
+                self.outbox.extend(connection.lanes().retire(lane));
                 Ok(())
             }
         }
     }
 
-    /// Gives credit for a further lane, so that it is kept as busy as the first one, and takes it back no more: a lane that
-    /// goes leaves its credit to the others.
-    fn handle_joined(&mut self, link: &Link) {
-        let lanes = u32::try_from(link.lanes()).unwrap_or(u32::MAX);
-        let credit = self.config.credit_chunks.saturating_mul(lanes).min(Credit::MAX);
-        let chunks = credit.saturating_sub(self.credit);
-        self.credit += chunks;
-        self.allow_unread(link);
-        if chunks > 0 {
-            for (subscription, receiving) in &mut self.receivings {
-                receiving.handle_granted(chunks);
-                self.outbox
-                    .push_back(ClientMessage::Credit { subscription: *subscription, chunks });
-            }
+    /// Gives credit for a lane more, so that it is kept as busy as the others, and takes it back no more: a lane that goes
+    /// leaves its credit to the others.
+    fn handle_joined(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
+        let credit = self
+            .config
+            .credit_chunks
+            .saturating_mul(connection.lanes().len())
+            .min(Credit::MAX);
+        self.credit = self.credit.max(credit);
+        self.allow_unread(connection);
+        for reception in self.receptions.values_mut() {
+            reception.machine.set_allowance(self.credit);
         }
+        self.act_all(connection)
     }
 
-    fn handle_message(&mut self, message: ServerMessage, link: &mut Link) -> Result<(), SessionError> {
+    fn handle_message(
+        &mut self,
+        message: ServerMessage,
+        connection: &mut Connection,
+    ) -> Result<(), SessionError> {
+        message.check_features(FeatureSet::OFFERED)?;
         match message {
             ServerMessage::Announce(announce) => {
                 let id = announce.subscription;
-                let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else {
-                    return Ok(());
-                };
-                let begun = receiving.handle_announce(announce, &self.ground);
-                self.start(id, begun, link)
+                let Some(reception) = self.find(id)? else { return Ok(()) };
+                reception.handle_announce(announce)?;
+                self.act(id, connection)
             }
             ServerMessage::Complete { subscription, epoch, version, digest } => {
-                let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
-                    return Ok(());
-                };
-                if receiving.has_given_up((epoch, version)) {
-                    return Ok(()); // The last word of this end was on the way when the server spoke.
-                }
-                receiving.handle_complete((epoch, version), digest)?;
-                self.poll(subscription)
+                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+                reception.machine.handle_complete((epoch, version), digest)?;
+                self.act(subscription, connection)
             }
             ServerMessage::Abort { subscription, epoch, version, reason } => {
-                let credit = self.credit;
-                let Some(receiving) = find(&mut self.receivings, self.next_id, subscription)? else {
-                    return Ok(());
-                };
-                if receiving.has_ended((epoch, version)) {
-                    return Ok(()); // The last word of this end, its commit, was on the way when the server spoke.
-                }
-                if !receiving.handle_abort((epoch, version), reason, credit) {
-                    return Err(Misbehaved::WrongVersion { epoch, version }.into());
-                }
-                tracing::warn!(topic = %receiving.topic(), %version, "The server gave a version up: {reason}.");
-                self.outbox
-                    .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
-                self.outbox.push_back(ClientMessage::Credit { subscription, chunks: credit });
-                Ok(())
+                let Some(reception) = self.find(subscription)? else { return Ok(()) };
+                reception.machine.handle_abort((epoch, version), reason)?;
+                self.act(subscription, connection)
             }
             ServerMessage::End { subscription, reason } => {
-                find(&mut self.receivings, self.next_id, subscription)?;
-                if let Some(receiving) = self.receivings.remove(&subscription) {
-                    let topic = receiving.topic().clone();
+                self.find(subscription)?;
+                if let Some(reception) = self.receptions.remove(&subscription) {
+                    let topic = reception.topic().clone();
                     if matches!(reason, EndReason::Withdrawn | EndReason::Expired) {
                         self.watches.handle_gone(&topic);
                     }
-                    receiving.end(SubscriptionError::Ended { topic, reason });
+                    reception.end(SubscriptionError::Ended { topic, reason });
                 }
                 Ok(())
+            }
+            ServerMessage::Retired(lane) => {
+                connection.lanes().handle_retired(lane)?;
+                for reception in self.receptions.values_mut() {
+                    reception.machine.handle_retired(lane);
+                }
+                self.act_all(connection)
             }
             ServerMessage::Topics { topics, more } => self.handle_topics(topics, more),
             ServerMessage::Found { watch, topics } => Ok(self.watches.handle_found(watch, topics)?),
@@ -329,171 +358,67 @@ impl Session {
         Ok(())
     }
 
+    fn handle_manifest_header(
+        &mut self,
+        lane: LaneId,
+        header: ManifestHeader,
+        stream: DataIn,
+        connection: &mut Connection,
+    ) -> Result<(), SessionError> {
+        if lane != LaneId(0) {
+            let found = "a manifest on another lane";
+            return Err(Misbehaved::OutOfTurn { found, expected: "it beside the control stream" }.into());
+        }
+        let limits = self.config.limits;
+        let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
+        reception.machine.handle_manifest_header()?;
+        connection.receive_manifest(header, stream, limits, Arc::clone(&reception.counters));
+        Ok(())
+    }
+
     fn handle_chunk(
         &mut self,
+        lane: LaneId,
         header: ChunkHeader,
         stream: DataIn,
-        link: &mut Link,
+        connection: &mut Connection,
     ) -> Result<(), SessionError> {
-        let id = header.subscription;
-        if !self.config.codecs.contains(header.codec) {
-            return Err(Misbehaved::CodecNotOffered(header.codec.name()).into());
+        let token = StreamToken(self.next_stream);
+        self.next_stream += 1;
+        let Some(reception) = self.find(header.subscription)? else { return Ok(()) };
+        if connection.lanes().is_retired(lane) {
+            return Ok(()); // It comes again, over another lane.
         }
-        if header.attempt > 0 && !link.further().has_asked() {
-            let found = "a chunk for another time";
-            return Err(
-                Misbehaved::OutOfTurn { found, expected: "each once, on a session's only lane" }.into()
-            );
-        }
-        let Some(receiving) = find(&mut self.receivings, self.next_id, id)? else {
-            return Ok(());
-        };
-        if let Some(ready) = receiving.handle_header(header, stream)? {
-            self.receive(id, ready, link);
-        }
-        Ok(())
+        reception.handle_chunk(header, token, lane, stream)?;
+        self.act(header.subscription, connection)
     }
 
     fn handle_received(
         &mut self,
-        header: ChunkHeader,
-        generation: u64,
-        result: Result<Verified, ReceiveError>,
-        link: &mut Link,
-    ) -> Result<(), SessionError> {
-        let subscription = header.subscription;
-        let Some(receiving) = self.receivings.get_mut(&subscription) else {
-            return Ok(());
-        };
-        match result {
-            Ok(verified) => {
-                if receiving.handle_verified(generation, verified) {
-                    self.outbox.push_back(ClientMessage::Credit { subscription, chunks: 1 });
-                }
-                self.poll(subscription)
-            }
-            // The server gave the version up, and its word on that is on the way; or another lane has the chunk, or will.
-            Err(ReceiveError::Lane(error)) => match link.lane().ended() {
-                // With the first lane the session is lost, and its end is why, whichever lane this chunk came over.
-                Some(ended) if error != LaneError::StreamGivenUp => Err(ended.into()),
-                _ => {
-                    if let Some(ready) = receiving.handle_lost(generation, header.chunk) {
-                        self.receive(subscription, ready, link);
-                    }
-                    Ok(())
-                }
-            },
-            Err(error) => match receiving.id().filter(|_| receiving.is_under_way(generation)) {
-                Some(id) => {
-                    let error = TransferError::chunk(error, receiving.landing().and_then(Landing::device));
-                    self.fail(subscription, Failure::transfer(&id, error))
-                }
-                None => Ok(()),
-            },
-        }
-    }
-
-    /// Begins to receive what may be received now, or ends the subscription.
-    fn start(
-        &mut self,
         id: SubscriptionId,
-        begun: Result<Vec<Ready>, Failure>,
-        link: &mut Link,
+        token: StreamToken,
+        result: Result<Verified, ReceiveError>,
+        connection: &mut Connection,
     ) -> Result<(), SessionError> {
-        match begun {
-            Ok(chunks) => {
-                for ready in chunks {
-                    self.receive(id, ready, link);
-                }
-                self.poll(id)
-            }
-            Err(failure) => self.fail(id, failure),
+        let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
+        match result {
+            Ok(verified) => reception.handle_verified(token, verified),
+            // The server gave the version up, and its word on that is on the way; or the lane is gone.
+            Err(ReceiveError::Lane(error)) => match connection.control().ended() {
+                // With the control stream the session is lost, and its end is why, whichever lane this chunk came over.
+                Some(ended) if error != LaneError::StreamGivenUp => return Err(ended.into()),
+                _ => reception.machine.handle_lost(token),
+            },
+            Err(error) => reception.handle_failed(token, error),
         }
+        self.act(id, connection)
     }
 
-    fn receive(&mut self, id: SubscriptionId, ready: Ready, link: &mut Link) {
-        let Some(receiving) = self.receivings.get_mut(&id) else { return };
-        let base = receiving.base.chunk(ready.header.chunk);
-        let counters = Arc::clone(&receiving.counters);
-        let task = link.receive_chunk(ready, base, self.ingress.clone(), counters);
-        receiving.handle_begun(task);
-    }
-
-    /// Commits the version of a subscription once it is whole.
-    fn poll(&mut self, subscription: SubscriptionId) -> Result<(), SessionError> {
-        let Some(receiving) = self.receivings.get_mut(&subscription) else {
-            return Ok(());
-        };
-        match receiving.poll() {
-            Ok(None) => Ok(()),
-            Ok(Some((snapshot, kept))) => {
-                let (epoch, version): (Epoch, Version) = (snapshot.id().epoch, snapshot.id().version);
-                receiving.delivery.put(snapshot);
-                self.outbox
-                    .push_back(ClientMessage::Committed { subscription, epoch, version, kept });
-                Ok(())
-            }
-            Err(failure) => self.fail(subscription, failure),
+    /// The subscription called `id`; `None` when it has ended, which the server may not know yet.
+    fn find(&mut self, id: SubscriptionId) -> Result<Option<&mut Reception>, Misbehaved> {
+        match id.0 != 0 && id.0 < self.next_id {
+            true => Ok(self.receptions.get_mut(&id)),
+            false => Err(Misbehaved::UnknownSubscription(id)),
         }
-    }
-
-    fn handle_look(&mut self) -> Result<(), SessionError> {
-        let now = Instant::now();
-        let looked = self
-            .receivings
-            .iter_mut()
-            .map(|(id, receiving)| (*id, receiving.handle_look(now)));
-        let stalled: Vec<_> = looked.filter_map(|(id, result)| Some((id, result.err()?))).collect();
-        for (id, failure) in stalled {
-            self.fail(id, failure)?;
-        }
-        Ok(())
-    }
-
-    /// Ends a subscription whose version is lost, and tells both ends; passes on what ends the session.
-    fn fail(&mut self, subscription: SubscriptionId, failure: Failure) -> Result<(), SessionError> {
-        let (id, error) = match failure {
-            Failure::Misbehaved(error) => return Err(error.into()),
-            Failure::Transfer(id, error) => (id, error),
-        };
-        if !error.is_final() {
-            self.give_up(subscription, &id, &error);
-            return Ok(());
-        }
-        let mut keep_place = false;
-        if let Some(receiving) = self.receivings.remove(&subscription) {
-            keep_place = receiving.keeps_place();
-            receiving.end(error.for_user(&id));
-        }
-        let (epoch, version, reason) = (id.epoch, id.version, error.abort_reason());
-        self.outbox
-            .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
-        self.outbox.push_back(ClientMessage::Unsubscribe { subscription, keep_place });
-        Ok(())
-    }
-
-    /// Gives up a version alone, and tells both ends; the subscription goes on with the next one.
-    fn give_up(&mut self, subscription: SubscriptionId, id: &VersionId, error: &TransferError) {
-        let credit = self.credit;
-        let Some(receiving) = self.receivings.get_mut(&subscription) else { return };
-        tracing::warn!(%id, %error, "A version is given up.");
-        receiving.give_up(id, credit);
-        receiving.delivery.put_failure(error.for_user(id));
-        let (epoch, version, reason) = (id.epoch, id.version, error.abort_reason());
-        self.outbox
-            .push_back(ClientMessage::Abort { subscription, epoch, version, reason });
-        self.outbox.push_back(ClientMessage::Credit { subscription, chunks: credit });
-    }
-}
-
-/// The subscription called `id`; `None` when it has ended, which the server may not know yet.
-fn find(
-    receivings: &mut HashMap<SubscriptionId, Receiving>,
-    next_id: u32,
-    id: SubscriptionId,
-) -> Result<Option<&mut Receiving>, Misbehaved> {
-    match id.0 != 0 && id.0 < next_id {
-        true => Ok(receivings.get_mut(&id)),
-        false => Err(Misbehaved::UnknownSubscription(id)),
     }
 }

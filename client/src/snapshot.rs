@@ -1,10 +1,11 @@
 //! What a subscriber gets: the tensors of one version, whole and verified.
 
-use crate::landing::Payload;
+use crate::destination::Payload;
 use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
+use tensor_relay_device::{HostBytes, VolatileBytes};
 use tensor_relay_protocol::{Manifest, Metadata, Selection, Tensor, VersionId, files::missed_generations};
-use tensor_relay_transport::CodecStats;
+use tensor_relay_transport::{CodecStats, KindReason, LaneKind};
 
 /// The tensors of one committed version.
 ///
@@ -34,6 +35,10 @@ pub struct Receipt {
     pub chunks: u32,
     /// How often it was continued on another connection after one was lost.
     pub resumed: u32,
+    /// What it came over, or the rest of it after a lost connection.
+    pub transport: LaneKind,
+    /// Why over that.
+    pub transport_reason: KindReason,
     /// What came in which codec, and how long decoding took; [`deltas`](CodecStats::deltas) is what of it came
     /// against an earlier version. Chunks that had to come again after a lost connection count again.
     pub codecs: CodecStats,
@@ -66,8 +71,8 @@ impl Snapshot {
         missed_generations(&self.metadata)
     }
 
-    /// Whether it is of another epoch than the snapshot before it: the publisher began anew, and version numbers may have
-    /// too.
+    /// Whether it does not go on from the snapshot before it: it is of another epoch, since the publisher began anew, and
+    /// version numbers may have too; or it has other content under the same epoch and number.
     pub fn is_new_epoch(&self) -> bool {
         self.new_epoch
     }
@@ -88,6 +93,20 @@ impl Snapshot {
         self.bytes_at(self.manifest().tensor_index(name)?)
     }
 
+    /// The memory of the tensor called `name`, for bindings whose users may write it; `None` where
+    /// [`tensor`](Self::tensor) gives none. Whoever hands it out reads the tensors by this alone from then on, and saves them
+    /// by [`save_safetensors`](Self::save_safetensors): no [`Bytes`] of any tensor may be read any more.
+    pub fn volatile_tensor(&self, name: &str) -> Option<VolatileBytes> {
+        let index = self.manifest().tensor_index(name)?;
+        self.payload.volatile(self.selection.tensor_range(index)?)
+    }
+
+    /// What is known of every selected tensor that the snapshot has, in the order in which they were published.
+    pub fn described(&self) -> impl Iterator<Item = &Tensor> {
+        let all = self.manifest().tensors();
+        self.selection.tensors().iter().filter_map(move |index| all.get(index as usize))
+    }
+
     /// Every selected tensor with its bytes, in the order in which they were published. None at all when the snapshot is
     /// [on a device](Self::is_on_device): take [`device_tensors`](Self::device_tensors), or copy it
     /// [to the host](Self::to_host) first.
@@ -104,9 +123,13 @@ impl Snapshot {
         self.payload.tensor(self.selection.tensor_range(index)?)
     }
 
-    /// The bytes of a selected tensor of this manifest; of any other, none.
-    pub(crate) fn bytes(&self, tensor: &Tensor) -> Bytes {
-        self.tensor(tensor.name.as_str()).unwrap_or_default()
+    /// The bytes of a selected tensor of this manifest, which others may write by now; of any other, none.
+    pub(crate) fn bytes(&self, tensor: &Tensor) -> HostBytes {
+        let name = tensor.name.as_str();
+        match self.volatile_tensor(name) {
+            Some(bytes) => bytes.into(),
+            None => self.tensor(name).unwrap_or_default().into(),
+        }
     }
 
     /// A snapshot of nothing, for tests to fill.
@@ -127,6 +150,8 @@ impl Snapshot {
                 wire_bytes: 0,
                 chunks: 0,
                 resumed: 0,
+                transport: LaneKind::Quic,
+                transport_reason: KindReason::Forced,
                 codecs: CodecStats::default(),
             },
         }

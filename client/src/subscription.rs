@@ -1,32 +1,26 @@
 //! The user's end of a subscription.
 
 use crate::{
-    Progress, Snapshot, SubscriptionError,
-    delivery::{Delivery, Found},
+    Progress, Request, Snapshot, SubscriptionError,
+    command::{Command, Opened, SubscriptionHandle},
+    destination::Payload,
     holding::Holding,
-    landing::Payload,
     progress::Counters,
-    session::Command,
+    snapshot_queue::{Found, SnapshotQueue},
 };
 use futures_util::{Stream, stream};
 use std::{sync::Arc, time::Duration};
-use tensor_relay_protocol::{Mode, SubscriptionId, Topic, VersionId};
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::Instant,
-};
+use tensor_relay_protocol::{Mode, Topic, VersionId};
+use tokio::{sync::oneshot, time::Instant};
 
 /// Delivers the versions of one topic as committed snapshots. Dropping it ends the subscription.
 #[derive(Debug)]
 pub struct Subscription {
-    pub(crate) id: SubscriptionId,
+    pub(crate) handle: SubscriptionHandle,
     pub(crate) topic: Topic,
     pub(crate) mode: Mode,
-    /// Whether a named reader leaves its place to itself.
-    pub(crate) keep_place: bool,
-    pub(crate) delivery: Arc<Delivery>,
+    pub(crate) queue: Arc<SnapshotQueue>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) patience: Patience,
     pub(crate) holding: Arc<Holding>,
     /// In mode `every`, the version that the user works on.
@@ -47,6 +41,22 @@ pub(crate) struct Patience {
 }
 
 impl Subscription {
+    /// The user's end of what `request` opened.
+    pub(crate) fn new(request: Request, opened: Opened, patience: Patience) -> Self {
+        let Opened { handle, queue, counters, holding } = opened;
+        Self {
+            handle,
+            topic: request.topic,
+            mode: request.mode,
+            queue,
+            counters,
+            patience,
+            holding,
+            taken: None,
+            held_back_since: None,
+        }
+    }
+
     /// Which topic.
     pub fn topic(&self) -> &Topic {
         &self.topic
@@ -71,7 +81,7 @@ impl Subscription {
         self.acknowledge();
         loop {
             let may_take = self.holding.count() < self.patience.held_max;
-            match self.delivery.take(may_take) {
+            match self.queue.take(may_take) {
                 Found::Snapshot(snapshot) => return Ok(self.hand_over(*snapshot)),
                 Found::Gap(gap) => return Err(SubscriptionError::Gap(gap)),
                 Found::NotYet => {
@@ -84,7 +94,7 @@ impl Subscription {
                 }
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
                 // Without a connection nobody can say that a topic does not exist.
-                Found::Nothing | Found::Unknown { asked: None } => self.delivery.changed().await,
+                Found::Nothing | Found::Unknown { asked: None } => self.queue.changed().await,
                 Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
             }
         }
@@ -114,7 +124,7 @@ impl Subscription {
 
     pub(crate) async fn wait_for_topic(&self, asked: Instant) {
         let deadline = asked + self.patience.topic_timeout;
-        let changed = tokio::time::timeout_at(deadline, self.delivery.changed());
+        let changed = tokio::time::timeout_at(deadline, self.queue.changed());
         if changed.await.is_err() {
             let newest = tokio::select! {
                 listed = self.listed() => match listed {
@@ -122,14 +132,14 @@ impl Subscription {
                     None => return, // It is asked again.
                 },
                 // A version, or a connection that is lost with the question.
-                () = self.delivery.changed() => return,
+                () = self.queue.changed() => return,
             };
             match self.why_none_comes(newest) {
                 Some(error) => {
-                    self.delivery.end(error);
-                    self.unsubscribe();
+                    self.queue.end(error);
+                    self.handle.unsubscribe();
                 }
-                None => self.delivery.announce(),
+                None => self.queue.announce(),
             }
         }
     }
@@ -138,7 +148,7 @@ impl Subscription {
     /// and then nothing is said of it. `None` when there was no answer in time.
     async fn listed(&self) -> Option<Option<VersionId>> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::List(reply)); // A session that is gone drops the question.
+        let _ = self.handle.commands.send(Command::List(reply)); // A session that is gone drops the question.
         let topics = tokio::time::timeout(self.patience.topic_timeout.max(ANSWER_MIN), answer)
             .await
             .ok()?
@@ -151,7 +161,7 @@ impl Subscription {
     /// nothing but what the server gave up.
     fn why_none_comes(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
         let timeout_ms = self.patience.topic_timeout.as_millis();
-        match (self.delivery.given_up(), newest) {
+        match (self.queue.given_up(), newest) {
             (Some((id, _)), Some(newest)) if newest.epoch != id.epoch || newest.version > id.version => None,
             (Some((id, reason)), _) => Some(SubscriptionError::GivenUp { id, reason, timeout_ms }),
             (None, Some(_)) => None,
@@ -163,7 +173,7 @@ impl Subscription {
         self.held_back_since = None;
         let id = snapshot.id.clone();
         match &mut snapshot.payload {
-            Payload::Whole(bytes) => *bytes = self.holding.hand_over(id, std::mem::take(bytes)),
+            Payload::Whole(payload) => *payload = self.holding.hand_over(id, payload.clone()),
             Payload::Device(shared) if shared.payload().writing().is_none() => {
                 shared.keep(self.holding.hold(id));
             }
@@ -178,7 +188,10 @@ impl Subscription {
     /// ends says so before, or its reader gets that version again when it comes back.
     pub fn acknowledge(&mut self) {
         if let Some(id) = self.taken.take() {
-            let _ = self.commands.send(Command::Acknowledge(self.id, id.epoch, id.version));
+            let _ = self
+                .handle
+                .commands
+                .send(Command::Acknowledge(self.handle.id, id.epoch, id.version));
         }
     }
 
@@ -188,21 +201,15 @@ impl Subscription {
         &self,
     ) -> impl Fn(Duration) -> Option<SubscriptionError> + Send + Sync + use<> + 'static {
         let (topic, max) = (self.topic.clone(), self.patience.held_max);
-        let (holding, delivery) = (Arc::clone(&self.holding), Arc::clone(&self.delivery));
+        let (holding, queue) = (Arc::clone(&self.holding), Arc::clone(&self.queue));
         move |waited| {
-            let is_held_back = delivery.has_snapshot() && holding.count() >= max;
+            let is_held_back = queue.has_snapshot() && holding.count() >= max;
             is_held_back.then(|| holding_too_many(&topic, &holding, max, waited))
         }
     }
 
     fn holding_too_many(&self, waited: Duration) -> SubscriptionError {
         holding_too_many(&self.topic, &self.holding, self.patience.held_max, waited)
-    }
-
-    fn unsubscribe(&self) {
-        let _ = self
-            .commands
-            .send(Command::Unsubscribe { id: self.id, keep_place: self.keep_place });
     }
 }
 
@@ -212,11 +219,5 @@ fn holding_too_many(topic: &Topic, holding: &Holding, max: usize, waited: Durati
         held: holding.versions().iter().map(|id| id.version).collect(),
         max,
         timeout_ms: waited.as_millis(),
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        self.unsubscribe();
     }
 }

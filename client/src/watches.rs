@@ -1,6 +1,6 @@
 //! Watches: the names of topics that match a glob, those of now and those that appear.
 
-use crate::session::Command;
+use crate::command::{Command, Watching};
 use std::collections::{BTreeMap, HashSet};
 use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WATCHES_MAX, WatchId};
 use tokio::sync::{mpsc, oneshot};
@@ -11,23 +11,17 @@ const TOPICS_MAX: usize = 1 << 20;
 /// Delivers the names of topics as they are found, each once; one that came back is named again to a client whose
 /// subscription was told of its end. Dropping it ends the watch.
 #[derive(Debug)]
-pub struct TopicWatch {
-    id: WatchId,
-    found: mpsc::UnboundedReceiver<Topic>,
-    commands: mpsc::UnboundedSender<Command>,
-}
+pub struct TopicWatch(Watching);
 
 impl TopicWatch {
+    pub(crate) fn new(watching: Watching) -> Self {
+        Self(watching)
+    }
+
     /// Waits for the next topic; `None` when the session is gone. Cancel safe. Waits without bound for topics that may
     /// never appear.
     pub async fn next(&mut self) -> Option<Topic> {
-        self.found.recv().await
-    }
-}
-
-impl Drop for TopicWatch {
-    fn drop(&mut self) {
-        let _ = self.commands.send(Command::Unwatch(self.id));
+        self.0.found.recv().await
     }
 }
 
@@ -58,7 +52,7 @@ impl Watches {
     pub(crate) fn begin(
         &mut self,
         glob: Glob,
-        reply: oneshot::Sender<Option<TopicWatch>>,
+        reply: oneshot::Sender<Option<Watching>>,
         commands: &mpsc::UnboundedSender<Command>,
     ) -> Option<ClientMessage> {
         if self.by_id.len() >= WATCHES_MAX {
@@ -73,7 +67,7 @@ impl Watches {
             Watch { glob: glob.clone(), known: HashSet::new(), again: HashSet::new(), user },
         );
         // A user who went away meanwhile drops the handle, which ends the watch.
-        let _ = reply.send(Some(TopicWatch { id: watch, found, commands: commands.clone() }));
+        let _ = reply.send(Some(Watching { id: watch, found, commands: commands.clone() }));
         Some(ClientMessage::Watch { watch, glob })
     }
 
@@ -131,23 +125,23 @@ mod tests {
         let (reply, mut answer) = oneshot::channel();
         let mut watches = Watches::default();
         watches.begin(Glob::new("kv/*").unwrap(), reply, &commands);
-        let mut watch = answer.try_recv().unwrap().unwrap();
+        let mut watch = TopicWatch::new(answer.try_recv().unwrap().unwrap());
         let topic = |name: &str| Topic::new(name).unwrap();
         for _ in 0..2 {
             watches
-                .handle_found(watch.id, vec![topic("kv/a"), topic("other"), topic("kv/b")])
+                .handle_found(watch.0.id, vec![topic("kv/a"), topic("other"), topic("kv/b")])
                 .unwrap();
         }
         // Named twice: it may have come back before its end was told, so it is told again, once.
         watches.handle_gone(&topic("kv/a"));
         watches.handle_gone(&topic("kv/a"));
-        watches.handle_found(watch.id, vec![topic("kv/a")]).unwrap();
+        watches.handle_found(watch.0.id, vec![topic("kv/a")]).unwrap();
         for name in ["kv/a", "kv/b", "kv/a", "kv/a"] {
             assert_eq!(watch.next().await, Some(topic(name)));
         }
         assert!(watches.handle_found(WatchId(9), vec![]).is_err());
-        assert!(watches.end(watch.id).is_some());
-        assert_eq!(watches.handle_found(watch.id, vec![topic("kv/c")]), Ok(()), "it may not know yet");
+        assert!(watches.end(watch.0.id).is_some());
+        assert_eq!(watches.handle_found(watch.0.id, vec![topic("kv/c")]), Ok(()), "it may not know yet");
         assert_eq!(watch.next().await, None);
     }
 }

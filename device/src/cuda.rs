@@ -74,7 +74,7 @@ pub use driver::Driver;
 pub use engine::CudaEngine;
 pub use error::{CudaError, DriverError};
 pub use fence::{Fence, StreamHandle};
-pub use memory::{CudaMemory, StreamKeeper};
+pub use memory::CudaMemory;
 pub use options::{CudaOptions, HANG_FACTOR};
 pub use probe::probe;
 pub use stats::CudaStats;

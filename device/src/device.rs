@@ -84,7 +84,7 @@ impl Device {
         &self,
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, DeviceBuffer)>,
-    ) -> Result<Arc<dyn Sink>, PartsError> {
+    ) -> Result<EngineSink, PartsError> {
         self.any.sink(len_bytes, self.own(parts)?)
     }
 
@@ -145,7 +145,7 @@ impl DeviceBuffer {
     /// A sink for all its bytes.
     pub fn sink(&self) -> Arc<dyn Sink> {
         let whole = [(0..self.len_bytes, self.clone())];
-        self.device.sink(self.len_bytes, whole).expect("one part is the whole payload")
+        Arc::new(self.device.sink(self.len_bytes, whole).expect("one part is the whole payload"))
     }
 
     /// The memory as its engine knows it, for what only that kind of device has: addresses, streams, events. `None` for
@@ -178,7 +178,7 @@ trait AnyDevice: Send + Sync {
     /// Memory, and its length.
     fn allocate(&self, len: usize) -> Result<(AnyMemory, u64), AllocError>;
     fn source(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Source>, PartsError>;
-    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Sink>, PartsError>;
+    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError>;
 }
 
 /// A device whose kind is known.
@@ -211,9 +211,9 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
         Ok(Arc::new(EngineSource::gather(engine, len_bytes, typed::<E>(parts)?, slots)?))
     }
 
-    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<Arc<dyn Sink>, PartsError> {
+    fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError> {
         let (engine, slots) = (Arc::clone(&self.engine), self.slots.clone());
-        Ok(Arc::new(EngineSink::scatter(engine, len_bytes, typed::<E>(parts)?, slots)?))
+        EngineSink::scatter(engine, len_bytes, typed::<E>(parts)?, slots)
     }
 }
 
@@ -248,8 +248,8 @@ mod tests {
         let buffers = [10, 20].map(|len| device.allocate(len).unwrap());
         let parts = || [(0..10, buffers[0].clone()), (16..36, buffers[1].clone())];
         let sink = device.sink(40, parts()).unwrap();
-        fill(&*sink, 0..40, 7).await;
-        fill(&*sink, 5..20, 8).await;
+        fill(&sink, 0..40, 7).await;
+        fill(&sink, 5..20, 8).await;
         let read = device.source(40, parts()).unwrap().read(0..40).await.unwrap();
         let expected = [vec![7; 5], vec![8; 5], vec![0; 6], vec![8; 4], vec![7; 16], vec![0; 4]].concat();
         assert_eq!(read[..], expected);

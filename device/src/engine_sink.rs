@@ -1,14 +1,16 @@
-use std::{fmt, ops::Range, sync::Arc};
+use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use crate::{
-    engine::CopyEngine,
+    engine::{CopyEngine, Copying},
     engine_source::stretches,
     host_memory::HostMemory,
     id::Id,
+    ledger::{Entry, Ledger},
     parts::{Parts, PartsError},
     pool::SlotPool,
     region::Region,
     sink::{Lent, Sink, SinkError, Target, check_range},
+    slot::Slot,
     source::BoxFuture,
 };
 
@@ -16,28 +18,32 @@ use crate::{
 /// a slot, and copied in when it is written.
 ///
 /// A range longer than a slot is staged in ordinary memory, and goes through one slot piece by piece: slower, and right.
-/// The bytes between parts are padding, and go nowhere. It does not watch for overlapping ranges: those of one time
-/// leave either writer's bytes in the overlap.
-pub struct EngineSink<E: CopyEngine> {
+/// The bytes between parts are padding, and go nowhere.
+///
+/// A copy cannot be called back, so it counts as a writer until its engine has ended it, also when the future that waited
+/// for it was dropped: until then [`open`](Sink::open) waits with what overlaps, and [`commit`](Self::commit) fails.
+pub struct EngineSink {
     id: Id,
-    engine: Arc<E>,
-    parts: Parts<Arc<E::Memory>>,
+    len_bytes: u64,
+    /// Copies from a slot to a range of the payload.
+    copy_in: Box<dyn Fn(Slot, Range<u64>) -> Copying + Send + Sync>,
     slots: SlotPool,
     /// For ranges longer than a slot. Its bound is how many of them their writer opens at once.
     overlong: HostMemory,
+    ledger: Arc<Ledger>,
 }
 
-impl<E: CopyEngine> EngineSink<E> {
+impl EngineSink {
     /// Receives into all of `memory` through `slots`, which `engine` must have made. Keep another `Arc` of the
     /// memory: it is the result.
-    pub fn new(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
+    pub fn new<E: CopyEngine>(engine: Arc<E>, memory: Arc<E::Memory>, slots: SlotPool) -> Self {
         let len_bytes = engine.memory_len(&memory);
         Self::of(engine, Parts::whole(len_bytes, memory), slots)
     }
 
     /// Receives a payload of `len_bytes` into `parts`: where each lies in the payload, and its memory. Fails unless they
     /// are sorted, disjoint, inside of the payload, and each as long as its memory. Costs one look at each.
-    pub fn scatter(
+    pub fn scatter<E: CopyEngine>(
         engine: Arc<E>,
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, Arc<E::Memory>)>,
@@ -47,50 +53,91 @@ impl<E: CopyEngine> EngineSink<E> {
         Ok(Self::of(engine, parts, slots))
     }
 
-    fn of(engine: Arc<E>, parts: Parts<Arc<E::Memory>>, slots: SlotPool) -> Self {
-        Self { id: Id::unique(), engine, parts, slots, overlong: HostMemory::new(u64::MAX) }
+    fn of<E: CopyEngine>(engine: Arc<E>, parts: Parts<Arc<E::Memory>>, slots: SlotPool) -> Self {
+        Self {
+            id: Id::unique(),
+            len_bytes: parts.len_bytes(),
+            copy_in: Box::new(move |slot, range| engine.copy_in(slot, stretches(&parts, &range))),
+            slots,
+            overlong: HostMemory::new(u64::MAX),
+            ledger: Arc::default(),
+        }
     }
 
-    async fn stage(&self, range: Range<u64>) -> Result<Target, SinkError> {
-        check_range(&range, self.len_bytes())?;
-        let lent = match usize::try_from(range.end - range.start) {
-            Ok(len @ 1..) if len <= self.slots.slot_bytes() => {
-                Lent::Staged { slot: self.slots.acquire().await, len }
-            }
-            // What no address can hold is refused by the allocation.
-            len => Lent::Overlong { staging: self.overlong.allocate(len.unwrap_or(usize::MAX))? },
-        };
-        Ok(Target { sink: self.id, range, lent })
-    }
-
-    async fn put(&self, target: Target) -> Result<(), SinkError> {
+    /// The same as [`write`](Sink::write), and keeps `kept` until its engine has ended the copy, whether or not this is
+    /// waited for; for good where the engine cannot tell.
+    pub async fn write_keeping(&self, target: Target, kept: impl Any + Send + Sync) -> Result<(), SinkError> {
         let Target { sink, range, lent } = target;
         match lent {
-            Lent::Staged { slot, .. } if sink == self.id => {
-                self.engine.copy_in(slot, stretches(&self.parts, &range)).await?;
-                Ok(())
+            Lent::Staged { slot, entry, .. } if sink == self.id => {
+                self.copy(slot, range, entry.copy(kept)).await
             }
-            Lent::Overlong { staging } if sink == self.id => self.piece_by_piece(range, &staging).await,
+            Lent::Overlong { staging, entry } if sink == self.id => {
+                self.piece_by_piece(range, &staging, &entry.copy(kept)).await
+            }
             _ => Err(SinkError::ForeignTarget),
         }
     }
 
-    async fn piece_by_piece(&self, range: Range<u64>, staging: &Region) -> Result<(), SinkError> {
+    /// Ends the writing. It succeeds when no byte is lent and no copy in flight, whether or not all were ever filled: that
+    /// is for the caller to know. Otherwise it fails and changes nothing. After it succeeded, everything fails with
+    /// [`SinkError::Committed`].
+    pub fn commit(&self) -> Result<(), SinkError> {
+        self.ledger.commit(self.len_bytes)
+    }
+
+    /// Whether something waits for the device: a range for its slot, or a copy for its end. A target that was lent waits
+    /// for its writer.
+    pub fn waits_for_device(&self) -> bool {
+        self.ledger.waits()
+    }
+
+    async fn stage(&self, range: Range<u64>) -> Result<Target, SinkError> {
+        check_range(&range, self.len_bytes)?;
+        let mut entry = self.ledger.enter(&range).await?;
+        let lent = match usize::try_from(range.end - range.start) {
+            Ok(len @ 1..) if len <= self.slots.slot_bytes() => {
+                let slot = self.slots.acquire().await;
+                entry.lend();
+                Lent::Staged { slot, len, entry }
+            }
+            // What no address can hold is refused by the allocation.
+            len => {
+                let staging = self.overlong.allocate(len.unwrap_or(usize::MAX))?;
+                entry.lend();
+                Lent::Overlong { staging, entry }
+            }
+        };
+        Ok(Target { sink: self.id, range, lent })
+    }
+
+    async fn copy(&self, mut slot: Slot, range: Range<u64>, entry: Arc<Entry>) -> Result<(), SinkError> {
+        slot.enter(entry);
+        drop((self.copy_in)(slot, range).await?);
+        Ok(())
+    }
+
+    async fn piece_by_piece(
+        &self,
+        range: Range<u64>,
+        staging: &Region,
+        entry: &Arc<Entry>,
+    ) -> Result<(), SinkError> {
         let mut start = range.start;
         for piece in staging.chunks(self.slots.slot_bytes()) {
             let end = start + piece.len() as u64;
             let mut slot = self.slots.acquire().await;
             slot[..piece.len()].copy_from_slice(piece);
-            self.engine.copy_in(slot, stretches(&self.parts, &(start..end))).await?;
+            self.copy(slot, start..end, Arc::clone(entry)).await?;
             start = end;
         }
         Ok(())
     }
 }
 
-impl<E: CopyEngine> Sink for EngineSink<E> {
+impl Sink for EngineSink {
     fn len_bytes(&self) -> u64 {
-        self.parts.len_bytes()
+        self.len_bytes
     }
 
     fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>> {
@@ -98,16 +145,159 @@ impl<E: CopyEngine> Sink for EngineSink<E> {
     }
 
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>> {
-        Box::pin(self.put(target))
+        Box::pin(self.write_keeping(target, ()))
     }
 }
 
-impl<E: CopyEngine> fmt::Debug for EngineSink<E> {
+impl fmt::Debug for EngineSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EngineSink")
-            .field("engine", &self.engine.name())
-            .field("len_bytes", &self.len_bytes())
+            .field("len_bytes", &self.len_bytes)
             .field("slots", &self.slots)
-            .finish()
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{AllocError, Capacity, Completion, CopyError, Stretch};
+
+    /// An engine of memory without bytes, whose copies end when the test says so.
+    #[derive(Default)]
+    struct Gated {
+        copies: Mutex<Vec<(Slot, Completion)>>,
+    }
+
+    impl Gated {
+        /// Ends the oldest copy, as one whose slot is back.
+        fn end_one(&self) {
+            let (slot, done) = self.copies.lock().unwrap().remove(0);
+            done.finish(Ok(slot));
+        }
+
+        /// Fails, and knows the end of no copy.
+        fn fail(&self) {
+            for (slot, done) in self.copies.lock().unwrap().drain(..) {
+                slot.forfeit();
+                done.finish(Err(CopyError::EngineStopped));
+            }
+        }
+    }
+
+    impl CopyEngine for Gated {
+        /// The length.
+        type Memory = u64;
+
+        fn name(&self) -> &str {
+            "gated"
+        }
+
+        fn allocate(&self, len: usize) -> Result<Arc<u64>, AllocError> {
+            Ok(Arc::new(len as u64))
+        }
+
+        fn slots(&self, capacity: Capacity) -> Result<SlotPool, AllocError> {
+            SlotPool::new(capacity)
+        }
+
+        fn memory_len(&self, memory: &u64) -> u64 {
+            *memory
+        }
+
+        fn copy_out(&self, _: Vec<Stretch<u64>>, _: Slot) -> Copying {
+            Copying::refused(CopyError::ForeignMemory)
+        }
+
+        fn copy_in(&self, slot: Slot, _: Vec<Stretch<u64>>) -> Copying {
+            let (done, copying) = Copying::pair();
+            self.copies.lock().unwrap().push((slot, done));
+            copying
+        }
+    }
+
+    /// A sink of 100 bytes with two slots of 20.
+    fn sink() -> (Arc<Gated>, EngineSink) {
+        let engine = Arc::new(Gated::default());
+        let slots = engine.slots(Capacity { slots: 2, slot_bytes: 20 }).unwrap();
+        let sink = EngineSink::new(Arc::clone(&engine), Arc::new(100), slots);
+        (engine, sink)
+    }
+
+    /// What comes of `future` now, after which it is given up.
+    async fn now<F: Future>(future: F) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            output = future => Some(output),
+            () = tokio::task::yield_now() => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_nobody_waits_for_is_a_writer_until_it_has_ended() {
+        let (engine, sink) = sink();
+        let kept = Arc::new(());
+        let target = sink.open(5..15).await.unwrap();
+        assert!(!sink.waits_for_device());
+        assert!(now(sink.write_keeping(target, Arc::clone(&kept))).await.is_none());
+        assert!(sink.open(15..30).await.is_ok() && sink.waits_for_device());
+        assert!(now(sink.open(14..30)).await.is_none());
+        assert!(matches!(sink.commit(), Err(SinkError::StillLent { lent_bytes: 10, len_bytes: 100 })));
+        assert_eq!(Arc::strong_count(&kept), 2);
+        let (opened, ()) = tokio::join!(sink.open(14..30), async { engine.end_one() });
+        assert_eq!(Arc::strong_count(&kept), 1);
+        drop(opened.unwrap());
+        sink.commit().unwrap();
+        assert!(matches!(sink.open(0..1).await, Err(SinkError::Committed)));
+    }
+
+    #[tokio::test]
+    async fn what_is_lent_is_busy_and_waits_for_its_writer_alone() {
+        let (_, sink) = sink();
+        let held = [sink.open(0..20).await.unwrap(), sink.open(20..40).await.unwrap()];
+        assert!(!sink.waits_for_device());
+        for range in [0..1, 19..21, 30..50] {
+            let Range { start, end } = range;
+            let busy = sink.open(range).await;
+            assert!(matches!(busy, Err(SinkError::Busy { start: s, end: e }) if (s, e) == (start, end)));
+        }
+        assert!(sink.open(7..7).await.is_ok(), "no byte is nobody's");
+        let mut waiting = std::pin::pin!(sink.open(40..60));
+        assert!(now(&mut waiting).await.is_none() && sink.waits_for_device());
+        drop(held);
+        drop(waiting.await.unwrap());
+        sink.commit().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_range_longer_than_a_slot_is_lent_until_its_last_piece_is_there() {
+        let (engine, sink) = sink();
+        let target = sink.open(0..50).await.unwrap();
+        let mut writing = std::pin::pin!(sink.write(target));
+        for _ in 0..2 {
+            assert!(now(&mut writing).await.is_none());
+            assert!(now(sink.open(0..1)).await.is_none());
+            engine.end_one();
+        }
+        assert!(now(&mut writing).await.is_none());
+        engine.end_one();
+        writing.await.unwrap();
+        sink.commit().unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_failed_device_may_write_to_is_nobodys() {
+        let (engine, sink) = sink();
+        let kept = Arc::new(());
+        let target = sink.open(5..15).await.unwrap();
+        let (written, ()) =
+            tokio::join!(sink.write_keeping(target, Arc::clone(&kept)), async { engine.fail() });
+        assert!(matches!(written, Err(SinkError::Copy(CopyError::EngineStopped))));
+        assert!(now(sink.open(14..30)).await.is_none() && sink.waits_for_device());
+        assert!(sink.open(15..30).await.is_ok() && sink.commit().is_err());
+        assert_eq!(Arc::strong_count(&kept), 2, "it is kept for good");
+        assert_eq!(sink.slots.available(), 2);
     }
 }

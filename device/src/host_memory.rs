@@ -1,17 +1,23 @@
+mod cache;
 mod error;
+mod linger;
+mod page_costs;
+mod populated;
 
 pub use error::AllocError;
 
 use std::{
     fmt, io,
-    ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
+
+use cache::{Cache, Keep, Lease, Taken};
+use populated::Populated;
 
 use crate::{
     cgroup::{self, Fit},
-    mapping::{Mapping, PREFAULT_PIECE_BYTES},
-    region::{Keeper, Region},
+    mapping::Mapping,
+    region::Region,
 };
 
 /// Hands out large regions of host memory within a budget, and reuses the memory of those that were dropped.
@@ -19,43 +25,43 @@ use crate::{
 /// Why reuse: a consumer receives version after version of the same size, and memory that was touched before
 /// is received into several times faster than fresh memory. What was dropped therefore stays mapped, in a
 /// cache. The cache counts against the budget and makes room, oldest first, whenever a new mapping needs it. With
-/// [`on_demand`](Self::on_demand) there is a cache only while somebody is expected to allocate again.
+/// [`on_demand`](Self::on_demand) there is a cache only while somebody is expected to allocate again, or was until just now.
 ///
 /// A clone is cheap and shares everything. Regions may outlive the last clone; their memory is unmapped then.
 #[derive(Clone)]
 pub struct HostMemory {
-    shelf: Arc<Shelf>,
+    cache: Arc<Cache>,
 }
 
 impl HostMemory {
     /// Allows regions of `budget_bytes` together, counted in whole pages. Takes no memory yet.
     pub fn new(budget_bytes: u64) -> Self {
-        Self::with_shelf(budget_bytes, true, State::default())
+        Self::with(budget_bytes, true, Keep::All)
     }
 
-    /// Like `new`, but keeps memory for reuse only while a [`Demand`] for it lives. Otherwise what is dropped goes back to
-    /// the system at once.
+    /// Like `new`, but keeps memory for reuse only while a [`Demand`] for it lives, and a little longer. Otherwise what is
+    /// dropped goes back to the system at once.
     pub fn on_demand(budget_bytes: u64) -> Self {
-        Self::with_shelf(budget_bytes, true, State { keep: Keep::OnDemand(0), ..State::default() })
+        Self::with(budget_bytes, true, Keep::OnDemand(0))
     }
 
     /// Like `new`, but keeps no more memory for reuse than is in use: what is dropped at last leaves nothing behind.
     pub fn in_proportion(budget_bytes: u64) -> Self {
-        Self::with_shelf(budget_bytes, true, State { keep: Keep::InProportion, ..State::default() })
+        Self::with(budget_bytes, true, Keep::InProportion)
     }
 
     /// Like `new`, for memory of which only a part may ever be used: the kernel provides each page at its first use.
     pub(crate) fn lazy(budget_bytes: u64) -> Self {
-        Self::with_shelf(budget_bytes, false, State::default())
+        Self::with(budget_bytes, false, Keep::All)
     }
 
-    fn with_shelf(budget_bytes: u64, prefault: bool, state: State) -> Self {
-        Self { shelf: Arc::new(Shelf { budget_bytes, prefault, state: Mutex::new(state) }) }
+    fn with(budget_bytes: u64, prefault: bool, keep: Keep) -> Self {
+        Self { cache: Arc::new(Cache::new(budget_bytes, prefault, keep)) }
     }
 
     /// Says that somebody will allocate again and again: memory is kept for it until the result is dropped.
     pub fn demand(&self) -> Demand {
-        if let Keep::OnDemand(demands) = &mut self.shelf.state().keep {
+        if let Keep::OnDemand(demands) = &mut self.cache.state().keep {
             *demands += 1;
         }
         Demand(self.clone())
@@ -66,20 +72,23 @@ impl HostMemory {
     /// Its content is unspecified: zeros in fresh memory, the bytes of an earlier tensor in reused memory.
     /// Fill it before you show it. Costs a lock when memory is reused; else a few system calls, and the
     /// unmapping of what had to make room (milliseconds for gigabytes), so call it once per payload and not
-    /// once per chunk. Fresh regions of 32 MiB and more are pre-faulted by a background thread. Fails when
+    /// once per chunk. Regions of 32 MiB and more are populated in the background where they are fresh. Fails when
     /// the budget, the operating system or, for such regions, the memory limit of the container has no room.
     pub fn allocate(&self, len: usize) -> Result<Region, AllocError> {
         if len == 0 {
             return Ok(Region::default());
         }
-        let mapping = match self.shelf.take(len)? {
+        let mapping = match self.cache.take(len)? {
             Taken::Reused(mapping) => mapping,
             Taken::Room { evicted, mapped_len } => {
                 drop(evicted);
                 self.map(mapped_len)?
             }
         };
-        let mut region = Region::new(Lease { mapping, shelf: Arc::downgrade(&self.shelf) });
+        if self.is_populated(mapping.len()) {
+            mapping.begin();
+        }
+        let mut region = Region::new(Lease { mapping, cache: Arc::downgrade(&self.cache) });
         // What the mapping has beyond the request lies idle until it is reused.
         drop(region.split_off(len));
         Ok(region)
@@ -90,21 +99,21 @@ impl HostMemory {
     pub fn charge(&self, len: usize) -> Result<Charge, AllocError> {
         let mapped_len = Mapping::mapped_len(len)
             .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;
-        let evicted = self.shelf.make_room(&mut self.shelf.state(), len, mapped_len)?;
+        let evicted = self.cache.make_room(&mut self.cache.state(), len, mapped_len)?;
         drop(evicted); // Outside the lock: unmapping is slow.
-        Ok(Charge { bytes: mapped_len as u64, shelf: Arc::downgrade(&self.shelf) })
+        Ok(Charge { bytes: mapped_len as u64, cache: Arc::downgrade(&self.cache) })
     }
 
     /// Gives what is kept for reuse back to the system: for who expects no region of such a size soon. Takes milliseconds
     /// for gigabytes.
     pub fn release_cached(&self) {
-        let released = self.shelf.state().shrink_cache(0);
+        let released = self.cache.state().shrink_cache(0);
         drop(released); // Outside the lock: unmapping is slow.
     }
 
     /// What is held now, and what happened so far.
     pub fn stats(&self) -> HostMemoryStats {
-        let state = self.shelf.state();
+        let state = self.cache.state();
         HostMemoryStats {
             in_use_bytes: state.in_use_bytes,
             cached_bytes: state.cached_bytes,
@@ -114,24 +123,26 @@ impl HostMemory {
     }
 
     /// Maps memory for which `take` made room, and gives the room back where the system refuses.
-    fn map(&self, len: usize) -> Result<Arc<Mapping>, AllocError> {
-        let is_touched = self.shelf.prefault && len >= PREFAULT_PIECE_BYTES;
-        let fits = if is_touched { self.must_fit_cgroup(len as u64) } else { Ok(()) };
-        let mapped = fits.and_then(|()| Mapping::new(len).map_err(|source| AllocError::Os { len, source }));
+    fn map(&self, len: usize) -> Result<Arc<Populated>, AllocError> {
+        let fits = if self.is_populated(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
+        let size = page_costs::preferred();
+        let mapped =
+            fits.and_then(|()| Mapping::new(len, size).map_err(|source| AllocError::Os { len, source }));
         match mapped {
             Ok(mapping) => {
-                let mapping = Arc::new(mapping);
-                self.shelf.state().fresh += 1;
-                if is_touched {
-                    mapping.prefault_in_background();
-                }
-                Ok(mapping)
+                self.cache.state().fresh += 1;
+                Ok(Arc::new(Populated::new(mapping, size)))
             }
             Err(error) => {
-                self.shelf.state().in_use_bytes -= len as u64;
+                self.cache.state().in_use_bytes -= len as u64;
                 Err(error)
             }
         }
+    }
+
+    /// Whether so much memory is populated ahead of its use.
+    fn is_populated(&self, len: usize) -> bool {
+        self.cache.prefault && len >= POPULATED_BYTES_MIN
     }
 
     /// Refuses what the container's memory limit has no room for: the system would kill this process when it is touched. What
@@ -158,29 +169,35 @@ impl HostMemory {
     }
 }
 
+/// From which size on memory is populated ahead of its use: below, threads gain little, and who allocates often pays for them.
+const POPULATED_BYTES_MIN: usize = 32 << 20;
+
 impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats();
         f.debug_struct("HostMemory")
-            .field("budget_bytes", &self.shelf.budget_bytes)
+            .field("budget_bytes", &self.cache.budget_bytes)
             .field("stats", &stats)
             .finish()
     }
 }
 
-/// Somebody who will allocate memory again and again. With the last one, what is kept for reuse goes back to the system:
-/// milliseconds for gigabytes.
+/// Somebody who will allocate memory again and again. With the last one, what is kept for reuse goes back to the system, which
+/// takes milliseconds for gigabytes: at once where it is little, and otherwise unless somebody else comes soon.
 #[derive(Debug)]
 pub struct Demand(HostMemory);
 
 impl Drop for Demand {
     fn drop(&mut self) {
         let released = {
-            let mut state = self.0.shelf.state();
+            let mut state = self.0.cache.state();
             if let Keep::OnDemand(demands) = &mut state.keep {
                 *demands -= 1;
             }
-            state.tidy()
+            match linger::is_worth_it(&state) {
+                true => linger::begin(&self.0.cache, &mut state),
+                false => state.tidy(),
+            }
         };
         drop(released); // Outside the lock: unmapping is slow.
     }
@@ -189,13 +206,13 @@ impl Drop for Demand {
 /// Bytes that count as in use, until this is dropped.
 pub struct Charge {
     bytes: u64,
-    shelf: Weak<Shelf>,
+    cache: Weak<Cache>,
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if let Some(shelf) = self.shelf.upgrade() {
-            shelf.state().in_use_bytes -= self.bytes;
+        if let Some(cache) = self.cache.upgrade() {
+            cache.state().in_use_bytes -= self.bytes;
         }
     }
 }
@@ -218,154 +235,6 @@ pub struct HostMemoryStats {
     pub fresh: u64,
     /// Regions that lie in memory of an earlier one.
     pub reused: u64,
-}
-
-/// What all clones of a `HostMemory` share: the books, and the mappings that wait for reuse.
-struct Shelf {
-    budget_bytes: u64,
-    /// Whether fresh memory is touched ahead of its use.
-    prefault: bool,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    in_use_bytes: u64,
-    cached_bytes: u64,
-    fresh: u64,
-    reused: u64,
-    /// Mappings without an owner, the longest unused first. The budget bounds them, at one page or more each.
-    cached: Vec<Arc<Mapping>>,
-    keep: Keep,
-}
-
-/// How much memory is kept for reuse, within the budget.
-#[derive(Debug, Clone, Copy, Default)]
-enum Keep {
-    #[default]
-    All,
-    /// All while so many [`Demand`]s live, nothing without any.
-    OnDemand(u64),
-    InProportion,
-}
-
-enum Taken {
-    Reused(Arc<Mapping>),
-    /// The books have `mapped_len` more bytes in use. Drop `evicted` first, outside the lock: unmapping is
-    /// slow.
-    Room {
-        evicted: Vec<Arc<Mapping>>,
-        mapped_len: usize,
-    },
-}
-
-impl Shelf {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self, len: usize) -> Result<Taken, AllocError> {
-        let mapped_len = Mapping::mapped_len(len)
-            .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;
-        let mut state = self.state();
-        if let Some(mapping) = state.take_cached(mapped_len) {
-            return Ok(Taken::Reused(mapping));
-        }
-        let evicted = self.make_room(&mut state, len, mapped_len)?;
-        Ok(Taken::Room { evicted, mapped_len })
-    }
-
-    /// Enters `mapped_len` more bytes in use, and gives the mappings that had to make room.
-    fn make_room(
-        &self,
-        state: &mut State,
-        len: usize,
-        mapped_len: usize,
-    ) -> Result<Vec<Arc<Mapping>>, AllocError> {
-        let free_bytes = self.budget_bytes - state.in_use_bytes;
-        if mapped_len as u64 > free_bytes {
-            return Err(AllocError::OverBudget {
-                asked_bytes: len as u64,
-                in_use_bytes: state.in_use_bytes,
-                budget_bytes: self.budget_bytes,
-            });
-        }
-        let evicted = state.shrink_cache(free_bytes - mapped_len as u64);
-        state.in_use_bytes += mapped_len as u64;
-        Ok(evicted)
-    }
-}
-
-impl State {
-    /// Takes the smallest cached mapping that fits, unless more than half of it would lie idle.
-    fn take_cached(&mut self, mapped_len: usize) -> Option<Arc<Mapping>> {
-        let fits = mapped_len..=mapped_len.saturating_mul(2);
-        let candidates = self
-            .cached
-            .iter()
-            .enumerate()
-            .filter(|(_, mapping)| fits.contains(&mapping.len()));
-        let (best, _) = candidates.min_by_key(|(_, mapping)| mapping.len())?;
-        let mapping = self.cached.remove(best);
-        self.cached_bytes -= mapping.len() as u64;
-        self.in_use_bytes += mapping.len() as u64;
-        self.reused += 1;
-        Some(mapping)
-    }
-
-    /// Gives up the longest unused mappings until at most `keep_bytes` are cached.
-    fn shrink_cache(&mut self, keep_bytes: u64) -> Vec<Arc<Mapping>> {
-        let mut count = 0;
-        while self.cached_bytes > keep_bytes {
-            self.cached_bytes -= self.cached[count].len() as u64;
-            count += 1;
-        }
-        self.cached.drain(..count).collect()
-    }
-
-    /// Gives up what is not to be kept.
-    fn tidy(&mut self) -> Vec<Arc<Mapping>> {
-        match self.keep {
-            Keep::All | Keep::OnDemand(1..) => vec![],
-            Keep::OnDemand(0) => self.shrink_cache(0),
-            Keep::InProportion => self.shrink_cache(self.in_use_bytes),
-        }
-    }
-
-    fn put_back(&mut self, mapping: Arc<Mapping>) -> Vec<Arc<Mapping>> {
-        self.in_use_bytes -= mapping.len() as u64;
-        self.cached_bytes += mapping.len() as u64;
-        self.cached.push(mapping);
-        self.tidy()
-    }
-}
-
-/// The keeper under every region of a `HostMemory`: the one owner of a mapping while regions of it live.
-struct Lease {
-    mapping: Arc<Mapping>,
-    shelf: Weak<Shelf>,
-}
-
-// SAFETY: `Mapping` keeps its constant range mapped and initialised (zeroed by the kernel) as long as it
-// lives. A mapping is in one lease or on the shelf, never both, and others who hold it (pre-faulting) do not
-// reach its bytes.
-unsafe impl Keeper for Lease {
-    fn start(&self) -> NonNull<u8> {
-        self.mapping.start()
-    }
-
-    fn len(&self) -> usize {
-        self.mapping.len()
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(shelf) = self.shelf.upgrade() {
-            let released = shelf.state().put_back(Arc::clone(&self.mapping));
-            drop(released); // Outside the lock: unmapping is slow.
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,52 +1,94 @@
 use std::{fmt, future::ready, ops::Range, sync::Arc};
 
-use bytes::Bytes;
-
 use crate::{
+    host_memory::HostMemory,
     id::Id,
-    parts::Parts,
-    pieces::Home,
+    parts::{Parts, PartsError},
+    pieces::{Home, Piece},
     region::Region,
     sink::{Lent, Sink, SinkError, Target, check_range},
     source::BoxFuture,
 };
 
-/// A sink in host memory, which the network fills in place: no copy, no slot, no waiting.
+/// A sink in host memory, in one piece or with each tensor where its user wants it, which the network fills in place.
 ///
-/// `open` cuts the range out of the sink's memory, and a target that is written or dropped puts it back. So
-/// two writers can never have one byte, and [`commit`](Self::commit) cannot give away bytes that someone
-/// still writes. Costs a lock and a few tree steps per chunk; the tree has at most one piece more than there
-/// are open targets.
+/// A range within one part is cut out of its memory: no copy, no slot, no waiting. A target that is written or dropped puts
+/// it back. So two writers can never have one byte, and [`commit`](Self::commit) cannot give away bytes that someone still
+/// writes. Costs a lock and a few tree steps per chunk; the tree has at most one piece more for each open target.
+///
+/// A range that spans parts or padding is staged, in memory of exactly its length, and copied to the parts when it is
+/// written; large tensors start chunks of their own, so that happens to few bytes. What falls between the parts goes
+/// nowhere, and may be lent to several at a time.
+///
+/// The parts are written before anything is known to be whole and verified: their user must not trust them before the
+/// commit.
 pub struct HostSink {
     id: Id,
     home: Arc<Home>,
+    staging: HostMemory,
 }
 
 impl HostSink {
-    /// Receives into `region`.
+    /// Receives all of the payload into `region`.
     pub fn new(region: Region) -> Self {
-        Self { id: Id::unique(), home: Arc::new(Home::new(Parts::whole(region.len() as u64, region))) }
+        let parts = Parts::whole(region.len() as u64, region);
+        let staging = HostMemory::new(0); // Every range lies in the one part.
+        Self { id: Id::unique(), home: Arc::new(Home::new(parts)), staging }
     }
 
-    /// Ends the writing and gives the bytes, without a copy.
+    /// Receives a payload of `len_bytes` into `parts`: where each lies in the payload, and its memory. What spans
+    /// parts is staged in `staging`. Fails unless the parts are sorted, disjoint, inside of the payload, and each
+    /// as long as its memory.
+    pub fn scatter(
+        len_bytes: u64,
+        parts: impl IntoIterator<Item = (Range<u64>, Region)>,
+        staging: HostMemory,
+    ) -> Result<Self, PartsError> {
+        let home = Arc::new(Home::new(Parts::new(len_bytes, parts)?));
+        Ok(Self { id: Id::unique(), home, staging })
+    }
+
+    /// Ends the writing and gives the regions back, in their order, each whole. Empty ones are the default region.
     ///
-    /// It succeeds when no byte is lent, whether or not all were ever filled: that is for the caller to know.
-    /// While targets are out it fails and changes nothing. After it succeeded, everything fails with
+    /// It succeeds when no byte of them is lent, whether or not all were ever filled: that is for the caller to
+    /// know. While some are lent it fails and changes nothing. After it succeeded, everything fails with
     /// [`SinkError::Committed`].
-    pub fn commit(&self) -> Result<Bytes, SinkError> {
-        let whole = self.home.commit()?.pop().unwrap_or_default();
-        Ok(whole.freeze())
+    pub fn commit(&self) -> Result<Vec<Region>, SinkError> {
+        self.home.commit()
     }
 
     fn lend(&self, range: Range<u64>) -> Result<Target, SinkError> {
         check_range(&range, self.len_bytes())?;
-        let piece = self.home.lend(&range)?;
-        Ok(Target { sink: self.id, range, lent: Lent::Piece(piece) })
+        let lent = if self.is_in_one_part(&range) {
+            Lent::Piece(self.home.lend(&range)?)
+        } else {
+            self.stage(&range)?
+        };
+        Ok(Target { sink: self.id, range, lent })
     }
 
-    /// The bytes are where they belong; all that is left is to let the piece go home.
-    fn take_back(&self, target: &Target) -> Result<(), SinkError> {
-        if target.sink == self.id { Ok(()) } else { Err(SinkError::ForeignTarget) }
+    fn is_in_one_part(&self, range: &Range<u64>) -> bool {
+        let first = self.home.parts().common_with(range).next();
+        range.is_empty() || first.is_some_and(|(common, ..)| common == *range)
+    }
+
+    /// The pieces are lent with the memory, so that nobody else writes them meanwhile.
+    fn stage(&self, range: &Range<u64>) -> Result<Lent, SinkError> {
+        let pieces = self.home.lend_common(range)?;
+        // What no address can hold is refused by the allocation.
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let staging = self.staging.allocate(len)?;
+        Ok(Lent::Scattered { staging, pieces })
+    }
+
+    fn put(&self, target: Target) -> Result<(), SinkError> {
+        if target.sink != self.id {
+            return Err(SinkError::ForeignTarget);
+        }
+        if let Lent::Scattered { staging, pieces } = target.lent {
+            scatter(&staging, target.range.start, pieces);
+        }
+        Ok(())
     }
 }
 
@@ -60,7 +102,7 @@ impl Sink for HostSink {
     }
 
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>> {
-        Box::pin(ready(self.take_back(&target)))
+        Box::pin(ready(self.put(target)))
     }
 }
 
@@ -68,70 +110,205 @@ impl fmt::Debug for HostSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSink")
             .field("len_bytes", &self.len_bytes())
+            .field("parts", &self.home.parts().ranges().count())
             .finish_non_exhaustive()
+    }
+}
+
+/// Copies what belongs into the pieces out of `staging`, which begins at `start` in the payload.
+fn scatter(staging: &[u8], start: u64, pieces: Vec<Piece>) {
+    for mut piece in pieces {
+        // A piece lies inside of the range that was staged, whose length is a `usize`.
+        let offset = (piece.start() - start) as usize;
+        let len = piece.bytes().len();
+        piece.bytes_mut().copy_from_slice(&staging[offset..offset + len]);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::HostMemory;
+    use crate::{GiveBack, parts::tests::places};
 
-    fn sink(len: usize) -> HostSink {
-        HostSink::new(HostMemory::new(u64::MAX).allocate(len).unwrap())
+    fn memory() -> HostMemory {
+        HostMemory::new(u64::MAX)
+    }
+
+    /// Parts at 2..6 and 6..10 of a payload of 12 bytes, and how their owners come back.
+    fn sink() -> (HostSink, [GiveBack<Vec<u8>>; 2]) {
+        let (first, first_back) = Region::lent_by(vec![0; 4]);
+        let (second, second_back) = Region::lent_by(vec![0; 4]);
+        let sink = HostSink::scatter(12, [(2..6, first), (6..10, second)], memory()).unwrap();
+        (sink, [first_back, second_back])
     }
 
     #[tokio::test]
-    async fn a_target_is_the_destination_itself() {
-        let region = HostMemory::new(u64::MAX).allocate(1000).unwrap();
+    async fn within_a_part_a_target_is_the_destination_itself() {
+        let region = Region::from_owner(vec![0; 100]);
+        let address = region.as_ptr();
+        let sink = HostSink::scatter(200, [(50..150, region)], memory()).unwrap();
+        for range in [50..150, 60..70, 149..150] {
+            let target = sink.open(range.clone()).await.unwrap();
+            assert_eq!(target.as_ptr(), address.wrapping_add(range.start as usize - 50));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_spans_parts_arrives_when_it_is_written() {
+        let (sink, mut owners) = sink();
+        let mut target = sink.open(0..12).await.unwrap();
+        target.copy_from_slice(&[9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]);
+        sink.write(target).await.unwrap();
+        drop(sink.commit().unwrap());
+        assert_eq!(owners[0].try_take(), Some(vec![1, 2, 3, 4]));
+        assert_eq!(owners[1].try_take(), Some(vec![5, 6, 7, 8]));
+    }
+
+    #[tokio::test]
+    async fn what_spans_parts_and_is_dropped_changes_nothing() {
+        let (sink, _) = sink();
+        sink.open(4..8).await.unwrap().fill(7);
+        let regions = sink.commit().unwrap();
+        assert!(regions.iter().all(|region| region[..] == [0; 4]));
+    }
+
+    #[tokio::test]
+    async fn a_busy_part_makes_the_whole_span_busy_and_lends_none_of_it() {
+        let (sink, _) = sink();
+        let held = sink.open(7..8).await.unwrap();
+        assert!(matches!(sink.open(4..9).await, Err(SinkError::Busy { start: 4, end: 9 })));
+        assert!(sink.open(2..6).await.is_ok());
+        drop(held);
+        let held = sink.open(4..9).await.unwrap();
+        assert!(matches!(sink.open(4..5).await, Err(SinkError::Busy { .. })));
+        assert!(matches!(sink.commit(), Err(SinkError::StillLent { lent_bytes: 5, len_bytes: 8 })));
+        drop(held);
+        assert!(sink.open(4..5).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn padding_is_nobodys() {
+        let (sink, _) = sink();
+        let one = sink.open(0..2).await.unwrap();
+        let other = sink.open(0..2).await.unwrap();
+        sink.write(one).await.unwrap();
+        sink.commit().unwrap();
+        sink.write(other).await.unwrap();
+    }
+
+    #[tokio::test]
+    #[expect(clippy::reversed_empty_ranges, reason = "a writer may ask for any two numbers")]
+    async fn ranges_outside_are_refused() {
+        let (sink, _) = sink();
+        for range in [0..13, 13..13, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
+            assert!(matches!(sink.open(range).await, Err(SinkError::OutOfBounds { len_bytes: 12, .. })));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_span_that_cannot_be_staged_is_not_lent() {
+        let region = Region::from_owner(vec![0; 4]);
+        let sink = HostSink::scatter(12, [(2..6, region)], HostMemory::new(0)).unwrap();
+        assert!(matches!(sink.open(0..6).await, Err(SinkError::NoMemory(_))));
+        assert!(sink.open(2..6).await.is_ok());
+        assert!(sink.commit().is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_sink_takes_only_its_own_targets() {
+        let ((mine, _), (other, _)) = (sink(), sink());
+        for range in [3..5, 3..9] {
+            let target = mine.open(range).await.unwrap();
+            assert!(matches!(other.write(target).await, Err(SinkError::ForeignTarget)));
+        }
+        assert_eq!(mine.commit().unwrap().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn one_region_is_one_part() {
+        let region = memory().allocate(1000).unwrap();
         let address = region.as_ptr();
         let sink = HostSink::new(region);
         let mut target = sink.open(300..700).await.unwrap();
         assert_eq!(target.as_ptr(), address.wrapping_add(300));
         target.fill(7);
         sink.write(target).await.unwrap();
-        let bytes = sink.commit().unwrap();
-        assert_eq!(bytes.as_ptr(), address);
-        assert!(bytes[300..700].iter().all(|&byte| byte == 7));
-    }
-
-    #[tokio::test]
-    #[expect(clippy::reversed_empty_ranges, reason = "a writer may ask for any two numbers")]
-    async fn ranges_outside_are_refused() {
-        let sink = sink(4);
-        for range in [0..5, 5..5, 3..2, u64::MAX..u64::MAX, 1..u64::MAX] {
-            assert!(matches!(sink.open(range).await, Err(SinkError::OutOfBounds { len_bytes: 4, .. })));
-        }
-    }
-
-    #[tokio::test]
-    async fn a_sink_takes_only_its_own_targets() {
-        let (mine, other) = (sink(10), sink(10));
-        let target = mine.open(0..10).await.unwrap();
-        assert!(matches!(other.write(target).await, Err(SinkError::ForeignTarget)));
-        assert_eq!(mine.commit().unwrap().len(), 10);
+        let regions = sink.commit().unwrap();
+        let [region] = &regions[..] else { panic!("{regions:?}") };
+        assert_eq!(region.as_ptr(), address);
+        assert!(region[300..700].iter().all(|&byte| byte == 7));
+        assert!(matches!(sink.commit(), Err(SinkError::Committed)));
     }
 
     #[tokio::test]
     async fn an_empty_sink_commits_once() {
-        let sink = sink(0);
+        let sink = HostSink::new(Region::default());
         let nothing = sink.open(0..0).await.unwrap();
-        assert!(sink.commit().unwrap().is_empty());
+        assert!(sink.commit().unwrap().iter().all(|region| region.is_empty()));
         drop(nothing);
         assert!(matches!(sink.commit(), Err(SinkError::Committed)));
     }
 
     #[tokio::test]
-    async fn a_target_outlives_its_sink() {
-        let memory = HostMemory::new(u64::MAX);
-        let sink = HostSink::new(memory.allocate(100).unwrap());
-        let mut target = sink.open(10..20).await.unwrap();
+    async fn owners_come_back_when_the_sink_and_its_targets_are_dropped() {
+        let (sink, mut owners) = sink();
+        let mut target = sink.open(3..5).await.unwrap();
         drop(sink);
         target.fill(1);
+        assert_eq!(owners[0].try_take(), None);
         drop(target);
-        assert_eq!(memory.stats().in_use_bytes, 0);
+        assert_eq!(owners[0].wait().await, Some(vec![0, 1, 1, 0]));
+        assert_eq!(owners[1].wait().await, Some(vec![0; 4]));
+    }
+
+    /// Goal: writers on several threads never have one byte together, and a commit beside them waits for the last. Method:
+    /// each byte that a writer has keeps what it wrote.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn many_writers_and_a_commit() {
+        let parts = (0..16).map(|i| (i * 64 + i..i * 64 + i + 64, Region::from_owner(vec![0; 64])));
+        let sink = Arc::new(HostSink::scatter(16 * 65, parts, memory()).unwrap());
+        let (written, closing) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let write = |writer: u64| {
+            let (sink, written, closing) = (Arc::clone(&sink), Arc::clone(&written), Arc::clone(&closing));
+            async move {
+                for step in 0.. {
+                    if closing.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let start = (writer * 31 + step * 37) % (15 * 65);
+                    let mut target = match sink.open(start..start + 40).await {
+                        Ok(target) => target,
+                        Err(SinkError::Busy { .. }) => continue,
+                        Err(error) => panic!("{error}"),
+                    };
+                    target.fill(writer as u8);
+                    tokio::task::yield_now().await;
+                    assert!(target.iter().all(|&byte| byte == writer as u8));
+                    sink.write(target).await.unwrap();
+                    written.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        };
+        let writers: Vec<_> = (1..5).map(|writer| tokio::spawn(write(writer))).collect();
+        while written.load(Ordering::Relaxed) < 200 {
+            tokio::task::yield_now().await;
+        }
+        closing.store(true, Ordering::Relaxed);
+        let regions = loop {
+            match sink.commit() {
+                Ok(regions) => break regions,
+                Err(SinkError::StillLent { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert!(regions.len() == 16 && regions.iter().all(|region| region.len() == 64));
+        for writer in writers {
+            writer.await.unwrap();
+        }
     }
 
     #[derive(Debug, Clone)]
@@ -145,7 +322,7 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            4 => (0..LEN + 4, 0..LEN / 2).prop_map(|(start, len)| Op::Open(start, start + len)),
+            4 => (0u64..180, 0u64..60).prop_map(|(start, len)| Op::Open(start, start + len)),
             2 => (any::<usize>(), any::<u8>()).prop_map(|(i, byte)| Op::Fill(i, byte)),
             2 => any::<usize>().prop_map(Op::Write),
             1 => any::<usize>().prop_map(Op::Drop),
@@ -153,29 +330,43 @@ mod tests {
         ]
     }
 
-    const LEN: u64 = 64;
-
-    /// A sink beside its bytes as they should be.
+    /// A sink beside the bytes of its parts as they should be. Padding stays zero in the model.
     struct Model {
         sink: HostSink,
+        places: Vec<Range<u64>>,
         bytes: Vec<u8>,
         lent: Vec<Target>,
     }
 
     impl Model {
+        /// With `shared`, all parts are cut from one region, so that those that touch are neighbours in memory.
+        fn new(len_bytes: u64, places: Vec<Range<u64>>, shared: bool) -> Self {
+            let bytes = vec![0; len_bytes as usize];
+            let mut whole = Region::from_owner(bytes.clone());
+            let region = |place: &Range<u64>| {
+                let len = (place.end - place.start) as usize;
+                if shared { whole.split_to(len).unwrap() } else { Region::from_owner(vec![0; len]) }
+            };
+            let regions: Vec<_> = places.iter().map(region).collect();
+            let parts = places.iter().cloned().zip(regions);
+            let sink = HostSink::scatter(len_bytes, parts, memory()).unwrap();
+            Self { sink, places, bytes, lent: Vec::new() }
+        }
+
         fn apply(&mut self, op: Op) {
             let count = self.lent.len();
             match op {
-                Op::Open(start, end) => self.open(start, end),
+                Op::Open(start, end) => self.open(start..end),
                 Op::Fill(i, byte) if count > 0 => {
                     let target = &mut self.lent[i % count];
-                    let Range { start, end } = target.range();
                     target.fill(byte);
-                    self.bytes[start as usize..end as usize].fill(byte);
+                    if matches!(target.lent, Lent::Piece(_)) {
+                        self.arrive(i % count);
+                    }
                 }
                 Op::Write(i) if count > 0 => {
-                    let target = self.lent.swap_remove(i % count);
-                    self.sink.take_back(&target).unwrap();
+                    self.arrive(i % count);
+                    self.sink.put(self.lent.swap_remove(i % count)).unwrap();
                 }
                 Op::Drop(i) if count > 0 => drop(self.lent.swap_remove(i % count)),
                 Op::Commit if self.lent_bytes() > 0 => {
@@ -189,42 +380,74 @@ mod tests {
             }
         }
 
-        fn open(&mut self, start: u64, end: u64) {
-            let overlaps = |lent: &Target| start.max(lent.range.start) < end.min(lent.range.end);
-            match self.sink.lend(start..end) {
+        fn open(&mut self, range: Range<u64>) {
+            let len_bytes = self.bytes.len() as u64;
+            let overlaps = |lent: &Target| {
+                let both = range.start.max(lent.range.start)..range.end.min(lent.range.end);
+                self.placed_bytes(&both) > 0
+            };
+            match self.sink.lend(range.clone()) {
                 Ok(target) => {
-                    assert!(end <= LEN && !self.lent.iter().any(overlaps));
-                    assert_eq!(target[..], self.bytes[start as usize..end as usize]);
+                    assert!(range.end <= len_bytes && !self.lent.iter().any(overlaps));
+                    assert_eq!(target.len() as u64, range.end - range.start);
+                    if self.is_in_one_place(&range) {
+                        assert_eq!(target[..], self.bytes[range.start as usize..range.end as usize]);
+                    }
                     self.lent.push(target);
                 }
-                Err(SinkError::OutOfBounds { .. }) => assert!(end > LEN),
+                Err(SinkError::OutOfBounds { .. }) => assert!(range.end > len_bytes),
                 Err(SinkError::Busy { .. }) => assert!(self.lent.iter().any(overlaps)),
                 Err(error) => panic!("{error}"),
             }
         }
 
-        fn lent_bytes(&self) -> u64 {
-            self.lent.iter().map(|target| target.len() as u64).sum()
+        /// What a target holds is in the parts now.
+        fn arrive(&mut self, i: usize) {
+            let target = &self.lent[i];
+            for (offset, byte) in (target.range.start..).zip(target.iter()) {
+                if self.places.iter().any(|place| place.contains(&offset)) {
+                    self.bytes[offset as usize] = *byte;
+                }
+            }
         }
 
-        fn check(&self) {
-            self.sink.home.check(self.lent_bytes());
+        fn is_in_one_place(&self, range: &Range<u64>) -> bool {
+            self.places
+                .iter()
+                .any(|place| place.start <= range.start && range.end <= place.end)
+        }
+
+        fn placed_bytes(&self, range: &Range<u64>) -> u64 {
+            let common =
+                |place: &Range<u64>| place.end.min(range.end).saturating_sub(place.start.max(range.start));
+            self.places.iter().map(common).sum()
+        }
+
+        fn lent_bytes(&self) -> u64 {
+            self.lent.iter().map(|target| self.placed_bytes(&target.range)).sum()
         }
     }
 
     proptest! {
         #[test]
-        fn a_sink_is_what_its_writers_left(ops in vec(op(), 0..80)) {
-            let (bytes, lent) = (vec![0; LEN as usize], Vec::new());
-            let mut model = Model { sink: sink(LEN as usize), bytes, lent };
+        fn a_sink_is_what_its_writers_left(
+            (len_bytes, places) in places(),
+            shared in any::<bool>(),
+            ops in vec(op(), 0..80),
+        ) {
+            let mut model = Model::new(len_bytes, places, shared);
             for op in ops {
                 model.apply(op);
-                model.check();
+                model.sink.home.check(model.lent_bytes());
             }
             model.lent.clear();
-            prop_assert_eq!(&model.sink.commit().unwrap()[..], &model.bytes[..]);
+            let regions = model.sink.commit().unwrap();
+            prop_assert_eq!(regions.len(), model.places.len());
+            for (region, place) in regions.iter().zip(&model.places) {
+                prop_assert_eq!(&region[..], &model.bytes[place.start as usize..place.end as usize]);
+            }
             prop_assert!(matches!(model.sink.commit(), Err(SinkError::Committed)));
-            prop_assert!(matches!(model.sink.lend(0..1), Err(SinkError::Committed)));
+            prop_assert!(matches!(model.sink.lend(0..0), Err(SinkError::Committed)));
         }
     }
 }

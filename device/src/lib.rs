@@ -8,16 +8,17 @@
 //!   reference, and what every other engine is tested against; [`cuda`] has that of GPUs);
 //! - a [`Device`] is an engine with its slots, whatever its kind, and a [`DeviceBuffer`] memory on it;
 //! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
-//!   tensors of the caller's ([`GatherSource`], [`ScatterSink`]), or on a device;
+//!   tensors of the caller's ([`GatherSource`], [`HostSink`]), or on a device;
 //! - a [`Memfd`] is memory for another process, [`Sealed`] memory of another process that cannot change any more;
 //! - a [`Loan`] tells the owner of lent bytes when they are back; a region gives its owner back itself
-//!   ([`Region::lent_by`]).
+//!   ([`Region::lent_by`]);
+//! - [`VolatileBytes`] are memory that another language may write while it is read here.
 //!
 //! Ownership carries the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor
 //! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's
 //! memory handling is here: `mapping` talks to the kernel, `region` makes safe slices of what it got,
-//! `host_memory` vouches that a mapping has one owner, `owner` that a caller's memory is left alone while it is lent, and
-//! `sealed` that nobody can change what another process wrote; in [`cuda`], `symbols`, `driver` and `gpu` call the driver, and `page_locked` vouches for the memory of its
+//! `host_memory` vouches that a mapping has one owner, `owner` that a caller's memory is left alone while it is lent,
+//! `sealed` that nobody can change what another process wrote, and `volatile` that nothing refers to what others may write; in [`cuda`], `symbols`, `driver` and `gpu` call the driver, and `page_locked` vouches for the memory of its
 //! slots. The other modules are safe code, but for the places in `cuda` that say why nobody uses what they hand to these.
 
 mod cgroup;
@@ -31,6 +32,7 @@ mod host;
 mod host_memory;
 mod host_sink;
 mod id;
+mod ledger;
 mod loan;
 mod mapping;
 mod memfd;
@@ -39,12 +41,11 @@ mod parts;
 mod pieces;
 mod pool;
 mod region;
-mod scatter_sink;
 mod sealed;
-mod shared;
 mod sink;
 mod slot;
 mod source;
+mod volatile;
 
 #[cfg(any(test, feature = "engine-cases"))]
 pub mod cases;
@@ -53,7 +54,7 @@ pub use device::{Device, DeviceBuffer};
 pub use engine::{Completion, CopyEngine, CopyError, Copying, Stretch};
 pub use engine_sink::EngineSink;
 pub use engine_source::EngineSource;
-pub use gather_source::GatherSource;
+pub use gather_source::{GatherSource, HostBytes};
 pub use host::{HostEngine, HostEngineMemory};
 pub use host_memory::{AllocError, Charge, Demand, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
@@ -63,9 +64,8 @@ pub use owner::GiveBack;
 pub use parts::PartsError;
 pub use pool::{Capacity, SlotPool};
 pub use region::Region;
-pub use scatter_sink::ScatterSink;
 pub use sealed::{Sealed, SealedError};
-pub use shared::{KeptShared, NotShared, SharedBy, SharedMemory};
 pub use sink::{Sink, SinkError, Target};
 pub use slot::Slot;
 pub use source::{BoxFuture, HostSource, Source, SourceError};
+pub use volatile::VolatileBytes;

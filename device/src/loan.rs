@@ -6,6 +6,8 @@ use std::sync::{
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+use crate::volatile::VolatileBytes;
+
 /// Lends bytes, so that their owner learns when nobody holds any of them any more.
 ///
 /// Why: who lends the tensors of a version may write to them again only when the last reader is done, and QUIC
@@ -31,6 +33,11 @@ impl Loan {
     /// What is returned is on loan; other clones of `bytes`, taken before, are not.
     pub fn lend(&self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Lent { bytes, _out: Arc::clone(&self.out) })
+    }
+
+    /// The same for bytes that others may write.
+    pub fn lend_volatile(&self, bytes: VolatileBytes) -> VolatileBytes {
+        bytes.keep(Arc::clone(&self.out))
     }
 }
 

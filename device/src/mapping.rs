@@ -1,11 +1,10 @@
-use std::{io, os::fd::BorrowedFd, ptr, ptr::NonNull, sync::Arc, thread};
+use std::{io, ops::Range, os::fd::BorrowedFd, ptr, ptr::NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// One private mapping, given back by `munmap` on drop: zeroed memory from the kernel, or a file that is only read.
 ///
-/// It starts on a page, so it is more than aligned for payloads (256 bytes), and, unless it is a file's, it asks
-/// for huge pages: large tensors touch hundreds of thousands of small ones otherwise. It owns addresses, not access: who may
+/// It starts on a page, so it is more than aligned for payloads (256 bytes). It owns addresses, not access: who may
 /// read and write which bytes is the business of [`Region`](crate::Region), through the one owner that a
 /// mapping is given.
 #[derive(Debug)]
@@ -27,16 +26,16 @@ impl Mapping {
             .filter(|&bytes| bytes <= isize::MAX as usize)
     }
 
-    /// Maps `len` bytes, rounded up to whole pages. Costs two system calls; the kernel finds the memory
-    /// itself only when it is touched. Fails where the kernel refuses, and for a length of zero.
-    pub(crate) fn new(len: usize) -> io::Result<Self> {
+    /// Maps `len` bytes, rounded up to whole pages, of the size that `pages` says. Costs two system calls; the kernel finds
+    /// the memory itself only when it is touched. Fails where the kernel refuses, and for a length of zero.
+    pub(crate) fn new(len: usize, pages: PageSize) -> io::Result<Self> {
         let len = Self::mapped_len(len).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: without MAP_FIXED the kernel picks a range that nothing else in this process uses.
         let address = unsafe { mmap_anonymous(ptr::null_mut(), len, access, kind) }?;
         let start = NonNull::new(address.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mapping = Self { start, len };
-        mapping.ask_for_huge_pages();
+        mapping.prefer(pages, 0..len);
         Ok(mapping)
     }
 
@@ -60,57 +59,50 @@ impl Mapping {
         self.len
     }
 
-    /// Lets the kernel find the memory now, on a thread of its own, ahead of whoever writes it first.
-    ///
-    /// Why: receiving into fresh memory was measured erratic and up to eight times slower than into memory
-    /// that was touched before. The contents do not change, so the owner may write meanwhile. The thread
-    /// holds the mapping only while one piece is at work, and stops when its owner let it go. Failure costs
-    /// speed, nothing else.
-    pub(crate) fn prefault_in_background(self: &Arc<Self>) {
-        let weak = Arc::downgrade(self);
-        let prefault = move || {
-            for offset in (0..).step_by(PREFAULT_PIECE_BYTES) {
-                let Some(mapping) = weak.upgrade() else { return };
-                if !mapping.prefault_piece(offset) {
-                    return;
-                }
-            }
-        };
-        // No thread to be had: the first writer takes the page faults itself.
-        let _ = thread::Builder::new().name("relay-prefault".into()).spawn(prefault);
-    }
-
     /// Lets the kernel find all of the memory now, on this thread: near it, on a machine of several nodes. Where the
     /// kernel cannot, the first writer takes the page faults itself.
     pub(crate) fn prefault(&self) {
-        for offset in (0..self.len).step_by(PREFAULT_PIECE_BYTES) {
-            if !self.prefault_piece(offset) {
+        let pieces = (0..self.len)
+            .step_by(PIECE_BYTES)
+            .map(|start| start..self.len.min(start + PIECE_BYTES));
+        for piece in pieces {
+            if self.populate(piece).is_err() {
                 return;
             }
         }
+    }
+
+    /// Lets the kernel find the memory of `range` now. Changes no content, so others may read and write meanwhile. Fails
+    /// outside of this mapping, and where the kernel cannot (before Linux 5.14) or has no memory to give.
+    pub(crate) fn populate(&self, range: Range<usize>) -> io::Result<()> {
+        self.advise(range, Advice::LinuxPopulateWrite)
+    }
+
+    /// Says of which pages the memory of `range` is to be, where the kernel has not yet found it.
+    pub(crate) fn prefer(&self, size: PageSize, range: Range<usize>) {
+        let advice = match size {
+            PageSize::Huge => Advice::LinuxHugepage,
+            PageSize::Small => Advice::LinuxNoHugepage,
+        };
+        // A kernel without huge pages refuses; small ones work as well, mostly slower.
+        let _ = self.advise(range, advice);
     }
 
     /// Leaves this range out of what a fork copies, so that the pages under it stay the parent's own. A child that
     /// touches it would be killed; one that only executes another program does not.
     pub(crate) fn keep_from_children(&self) {
         // Refused: a fork costs the parent what it costs for all other memory.
-        // SAFETY: the range is this mapping, and this advice changes nothing in this process.
-        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) };
+        let _ = self.advise(0..self.len, Advice::LinuxDontFork);
     }
 
-    /// Pre-faults the piece at `offset` and says whether it went well: false past the end, and where the
-    /// kernel cannot (before Linux 5.14) or has no memory to give.
-    fn prefault_piece(&self, offset: usize) -> bool {
-        let len = self.len.saturating_sub(offset).min(PREFAULT_PIECE_BYTES);
-        let piece = self.start.as_ptr().wrapping_add(offset);
-        // SAFETY: the piece lies inside this mapping, which `&self` keeps, and populating changes no content.
-        len > 0 && unsafe { madvise(piece.cast(), len, Advice::LinuxPopulateWrite) }.is_ok()
-    }
-
-    fn ask_for_huge_pages(&self) {
-        // A kernel without huge pages refuses; small ones work as well, only slower.
-        // SAFETY: the range is this mapping, and this advice changes no content.
-        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
+    /// Gives the kernel an advice that changes no content, nor who may read and write it.
+    fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        if range.is_empty() || range.end > self.len {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let start = self.start.as_ptr().wrapping_add(range.start);
+        // SAFETY: the range lies inside this mapping, which `&self` keeps, and none of the callers' advice changes it.
+        Ok(unsafe { madvise(start.cast(), range.len(), advice) }?)
     }
 }
 
@@ -125,9 +117,20 @@ impl Drop for Mapping {
 /// The smallest page of any Linux. Where pages are larger the kernel rounds up by itself.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// What one pre-fault call populates: a few milliseconds of kernel work, so that a mapping that was let go is
-/// not held for long, and thousands of huge-page faults a call are saved. A whole number of pages.
-pub(crate) const PREFAULT_PIECE_BYTES: usize = 32 << 20;
+/// A huge page of most systems. Where it is another size, pieces that begin on this one cost a little more.
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// What one call populates: a millisecond of kernel work or a few, so that a mapping that was let go is not held for long,
+/// and about the length of a chunk, so that several threads stay near the chunks that come first.
+pub(crate) const PIECE_BYTES: usize = 2 * HUGE_PAGE_BYTES;
+
+/// Of which pages memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageSize {
+    /// Huge ones, where they can be had: large tensors touch hundreds of thousands of small ones.
+    Huge,
+    Small,
+}
 
 #[cfg(test)]
 mod tests {
@@ -135,33 +138,40 @@ mod tests {
 
     #[test]
     fn a_mapping_is_whole_pages_on_a_page() {
-        let mapping = Mapping::new(5000).unwrap();
+        let mapping = Mapping::new(5000, PageSize::Huge).unwrap();
         assert_eq!(mapping.len(), 8192);
         assert_eq!(mapping.start().addr().get() % PAGE_BYTES, 0);
     }
 
     #[test]
     fn impossible_lengths_are_refused() {
-        assert!(Mapping::new(0).is_err());
-        assert!(Mapping::new(usize::MAX).is_err());
-        assert!(Mapping::new(isize::MAX as usize - PAGE_BYTES).is_err());
+        assert!(Mapping::new(0, PageSize::Huge).is_err());
+        assert!(Mapping::new(usize::MAX, PageSize::Huge).is_err());
+        assert!(Mapping::new(isize::MAX as usize - PAGE_BYTES, PageSize::Huge).is_err());
     }
 
     #[test]
-    fn prefaulting_ends_at_the_end() {
-        let mapping = Mapping::new(PREFAULT_PIECE_BYTES + 1).unwrap();
-        assert!(!mapping.prefault_piece(mapping.len()));
-        assert!(!mapping.prefault_piece(2 * PREFAULT_PIECE_BYTES));
+    fn populated_memory_is_zero_and_can_be_written() {
+        for pages in [PageSize::Huge, PageSize::Small] {
+            let mapping = Mapping::new(3 * PIECE_BYTES + 1, pages).unwrap();
+            mapping.prefer(PageSize::Small, PIECE_BYTES..2 * PIECE_BYTES);
+            mapping.prefault();
+            for offset in (0..mapping.len()).step_by(PAGE_BYTES) {
+                // SAFETY: the byte lies in the mapping, which nobody else has.
+                let byte = unsafe { mapping.start().add(offset) };
+                // SAFETY: as above; the kernel initialised it.
+                assert_eq!(unsafe { byte.read() }, 0);
+                // SAFETY: as above.
+                unsafe { byte.write(1) };
+            }
+        }
     }
 
     #[test]
-    fn a_prefaulting_thread_lets_go_of_its_mapping() {
-        let mapping = Arc::new(Mapping::new(2 * PREFAULT_PIECE_BYTES).unwrap());
-        let weak = Arc::downgrade(&mapping);
-        mapping.prefault_in_background();
-        drop(mapping);
-        while weak.strong_count() > 0 {
-            thread::yield_now();
+    fn nothing_is_populated_outside() {
+        let mapping = Mapping::new(5000, PageSize::Huge).unwrap();
+        for range in [0..0, 8192..8193, 0..8193, 4096..usize::MAX] {
+            assert!(mapping.populate(range).is_err());
         }
     }
 }

@@ -4,8 +4,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::sync::Notify;
-
 use crate::{parts::Parts, region::Region, sink::SinkError};
 
 /// The memory of a sink in host memory: lends pieces of it, and knows when all are home.
@@ -15,8 +13,6 @@ use crate::{parts::Parts, region::Region, sink::SinkError};
 pub(crate) struct Home {
     parts: Parts<()>,
     state: Mutex<State>,
-    /// Told of every piece that comes home while someone waits for all of them.
-    came_home: Notify,
 }
 
 impl Home {
@@ -26,8 +22,7 @@ impl Home {
         for (range, region) in parts.ranges().zip(regions) {
             pieces.put_back(range.start, region);
         }
-        let state = Mutex::new(State { phase: Phase::Open, pieces });
-        Self { parts, state, came_home: Notify::new() }
+        Self { parts, state: Mutex::new(State { is_committed: false, pieces }) }
     }
 
     pub(crate) fn parts(&self) -> &Parts<()> {
@@ -55,59 +50,21 @@ impl Home {
     /// Ends the lending and gives the memory of each part, unless some of it is lent.
     pub(crate) fn commit(&self) -> Result<Vec<Region>, SinkError> {
         let mut state = self.state();
-        state.open()?;
-        let regions = self.take_all(&mut state)?;
-        state.phase = Phase::Committed;
-        Ok(regions)
-    }
-
-    /// Ends the lending now, and gives the memory of each part when all of it is home. Cancel safe; one of those
-    /// who call gets it.
-    pub(crate) async fn roll_back(&self) -> Result<Vec<Region>, SinkError> {
-        loop {
-            // Made before the look: a piece that comes home in between wakes it.
-            let came_home = self.came_home.notified();
-            match self.try_roll_back() {
-                Err(SinkError::StillLent { .. }) => came_home.await,
-                ended => return ended,
-            }
-        }
-    }
-
-    fn try_roll_back(&self) -> Result<Vec<Region>, SinkError> {
-        let mut state = self.state();
-        match state.phase {
-            Phase::Open | Phase::RollingBack => state.phase = Phase::RollingBack,
-            Phase::Committed => return Err(SinkError::Committed),
-            Phase::RolledBack => return Err(SinkError::RolledBack),
-        }
-        let regions = self.take_all(&mut state)?;
-        state.phase = Phase::RolledBack;
-        drop(state);
-        // Who waits beside us shall hear that there is nothing left to wait for.
-        self.came_home.notify_waiters();
-        Ok(regions)
-    }
-
-    fn take_all(&self, state: &mut State) -> Result<Vec<Region>, SinkError> {
+        let pieces = state.open()?;
         let len_bytes = self.parts.placed_bytes();
-        let lent_bytes = len_bytes - state.pieces.len_bytes();
+        let lent_bytes = len_bytes - pieces.len_bytes();
         if lent_bytes > 0 {
             return Err(SinkError::StillLent { lent_bytes, len_bytes });
         }
-        let whole = |range| state.pieces.cut(range).expect("nothing is lent, so all of each part is here");
-        Ok(self.parts.ranges().map(whole).collect())
+        let whole = |range| pieces.cut(range).expect("nothing is lent, so all of each part is here");
+        let regions = self.parts.ranges().map(whole).collect();
+        state.is_committed = true;
+        Ok(regions)
     }
 
     fn take_back(&self, start: u64, region: Region) {
-        let mut state = self.state();
         // Only an empty piece can still be out when the memory is gone, and that leaves nothing here.
-        state.pieces.put_back(start, region);
-        let awaited = state.phase == Phase::RollingBack;
-        drop(state);
-        if awaited {
-            self.came_home.notify_waiters();
-        }
+        self.state().pieces.put_back(start, region);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -156,27 +113,17 @@ impl Drop for Piece {
 }
 
 struct State {
-    phase: Phase,
+    is_committed: bool,
     pieces: Pieces,
 }
 
 impl State {
     fn open(&mut self) -> Result<&mut Pieces, SinkError> {
-        match self.phase {
-            Phase::Open => Ok(&mut self.pieces),
-            Phase::Committed => Err(SinkError::Committed),
-            Phase::RollingBack | Phase::RolledBack => Err(SinkError::RolledBack),
+        match self.is_committed {
+            true => Err(SinkError::Committed),
+            false => Ok(&mut self.pieces),
         }
     }
-}
-
-#[derive(PartialEq, Eq)]
-enum Phase {
-    Open,
-    /// Nothing more is lent; what is lent is awaited.
-    RollingBack,
-    RolledBack,
-    Committed,
 }
 
 /// The memory that is not lent, by its start in the payload. None is empty, and no two touch that are

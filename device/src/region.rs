@@ -93,6 +93,11 @@ impl Region {
         Bytes::from_owner(self)
     }
 
+    /// Where it begins.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
     fn is_followed_by(&self, next: &Self) -> bool {
         let same_memory = match (&self.keeper, &next.keeper) {
             (Some(keeper), Some(other)) => Arc::ptr_eq(keeper, other),
@@ -146,8 +151,8 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Owns the memory under a region, and gives it back when it is dropped. Page-locked memory of a GPU engine
-/// will be one more keeper.
+/// Owns the memory under a region, and gives it back when it is dropped: a mapping of the host's, page-locked memory of a
+/// GPU's engine, or a caller's.
 ///
 /// # Safety
 ///

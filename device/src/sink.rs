@@ -4,8 +4,8 @@ use std::{
 };
 
 use crate::{
-    engine::CopyError, host_memory::AllocError, id::Id, pieces::Piece, region::Region, slot::Slot,
-    source::BoxFuture,
+    engine::CopyError, host_memory::AllocError, id::Id, ledger::Entry, pieces::Piece, region::Region,
+    slot::Slot, source::BoxFuture,
 };
 
 /// Where the bytes of one payload go to, wherever they shall lie.
@@ -17,7 +17,8 @@ pub trait Sink: Send + Sync + fmt::Debug {
     /// The bytes of the whole payload.
     fn len_bytes(&self) -> u64;
 
-    /// Lends memory for the bytes of `range`, of unspecified content. May wait for a staging slot.
+    /// Lends memory for the bytes of `range`, of unspecified content. May wait for a staging slot, and for a copy to these
+    /// bytes that nobody waits for any more. No byte is lent twice at one time. Cancel safe.
     fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>>;
 
     /// Takes back a target that was filled; its bytes are in place when this resolves. A target that was not
@@ -69,9 +70,6 @@ pub enum SinkError {
         "The sink was committed, and its bytes are no longer its own. Make a new sink for a new version."
     )]
     Committed,
-    /// The sink was rolled back: its memory is on its way to its owner, or there already.
-    #[error("The sink was rolled back, and takes no more bytes. Make a new sink for a new version.")]
-    RolledBack,
     /// The target was lent by another sink. It went back there, and nothing was written.
     #[error("The target was opened by another sink. Write it to the sink that opened it.")]
     ForeignTarget,
@@ -108,8 +106,8 @@ impl Deref for Target {
     fn deref(&self) -> &[u8] {
         match &self.lent {
             Lent::Piece(piece) => piece.bytes(),
-            Lent::Staged { slot, len } => &slot[..*len],
-            Lent::Scattered { staging, .. } | Lent::Overlong { staging } => staging,
+            Lent::Staged { slot, len, .. } => &slot[..*len],
+            Lent::Scattered { staging, .. } | Lent::Overlong { staging, .. } => staging,
         }
     }
 }
@@ -118,8 +116,8 @@ impl DerefMut for Target {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.lent {
             Lent::Piece(piece) => piece.bytes_mut(),
-            Lent::Staged { slot, len } => &mut slot[..*len],
-            Lent::Scattered { staging, .. } | Lent::Overlong { staging } => staging,
+            Lent::Staged { slot, len, .. } => &mut slot[..*len],
+            Lent::Scattered { staging, .. } | Lent::Overlong { staging, .. } => staging,
         }
     }
 }
@@ -135,11 +133,11 @@ pub(crate) enum Lent {
     /// The destination itself, a part of a sink in host memory.
     Piece(Piece),
     /// A slot, from which the bytes are copied on. `len` bytes of it are the target.
-    Staged { slot: Slot, len: usize },
+    Staged { slot: Slot, len: usize, entry: Entry },
     /// Memory of the range's length, from which the bytes are copied on to the pieces.
     Scattered { staging: Region, pieces: Vec<Piece> },
     /// Memory of the range's length, which no slot has, and from which the bytes are copied on slot by slot.
-    Overlong { staging: Region },
+    Overlong { staging: Region, entry: Entry },
 }
 
 /// Judges a range before anything is lent for it.

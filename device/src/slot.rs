@@ -6,7 +6,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{host_memory::HostMemory, id::Id, pool::Shared, region::Region};
+use crate::{host_memory::HostMemory, id::Id, ledger::Entry, pool::Shared, region::Region};
 
 /// One staging buffer of a [`SlotPool`](crate::SlotPool): memory, permission and back-pressure at once.
 ///
@@ -15,11 +15,18 @@ use crate::{host_memory::HostMemory, id::Id, pool::Shared, region::Region};
 pub struct Slot {
     region: Region,
     pool: Arc<Shared>,
+    /// What of a sink its bytes are copied to. It ends with the copy, since the engine holds the slot until then.
+    entry: Option<Arc<Entry>>,
 }
 
 impl Slot {
     pub(crate) fn new(region: Region, pool: Arc<Shared>) -> Self {
-        Self { region, pool }
+        Self { region, pool, entry: None }
+    }
+
+    /// Says what of a sink the bytes are to be copied to.
+    pub(crate) fn enter(&mut self, entry: Arc<Entry>) {
+        self.entry = Some(entry);
     }
 
     /// Makes the first `len` bytes immutable and shareable, without a copy. The slot goes back to its pool
@@ -34,9 +41,11 @@ impl Slot {
 
     /// Keeps the slot's memory for good, since a failed device may still reach it, and gives its place in the pool to
     /// ordinary memory. So nobody waits for ever for a slot, and who gets one learns that its engine refuses copies.
-    /// Where there is no memory, the place is lost. Says how many bytes are kept, and looks at none of them.
+    /// What the slot was being copied to is never clear again. Where there is no memory, the place is lost. Says how many
+    /// bytes are kept, and looks at none of them.
     pub(crate) fn forfeit(mut self) -> usize {
         let len = self.region.len();
+        mem::forget(self.entry.take());
         match HostMemory::lazy(u64::MAX).allocate(len) {
             Ok(region) => mem::forget(mem::replace(&mut self.region, region)),
             Err(_) => mem::forget(self),

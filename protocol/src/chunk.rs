@@ -5,4 +5,4 @@ mod header;
 
 pub(crate) use chunking::Extent;
 pub use chunking::{ChunkIndex, Chunking};
-pub use header::{ChunkHeader, HEADER_BYTES, ManifestHeader, StreamHeader};
+pub use header::{ChunkHeader, HEADER_BYTES, ManifestHeader, ProbeHeader, StreamHeader};

@@ -4,7 +4,7 @@
 //! against the rules? [`Misbehaved`]. Did the network change them? [`CorruptChunk`](crate::CorruptChunk). What is wrong
 //! on this side is reported where it happens and never sent in detail to the peer.
 
-use crate::{ChunkIndex, Epoch, GlobError, NameError, SubscriptionId, Version, WatchId};
+use crate::{ChunkIndex, Epoch, GlobError, LaneId, NameError, SubscriptionId, Version, WatchId};
 use std::fmt;
 
 /// Who has to act on an error.
@@ -58,6 +58,16 @@ pub enum MessageError {
         /// How many may come.
         max: usize,
     },
+    /// A list longer than it may be.
+    #[error("the peer listed {found} {what}, and at most {max} are allowed")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many came.
+        found: usize,
+        /// How many may come.
+        max: usize,
+    },
     /// A name that breaks a rule.
     #[error("the peer sent a name that is none: {0}")]
     Name(#[from] NameError),
@@ -93,6 +103,14 @@ pub enum Misbehaved {
         /// What should have come.
         expected: &'static str,
     },
+    /// A message, or a field of one, of a feature that this end did not offer.
+    #[error("the peer sent {found}, which needs the feature {feature:?}, which this end did not offer")]
+    FeatureNotOffered {
+        /// What came.
+        found: &'static str,
+        /// The feature that it needs.
+        feature: &'static str,
+    },
     /// A subscription that was never made.
     #[error("the peer named subscription {0}, which does not exist")]
     UnknownSubscription(SubscriptionId),
@@ -105,6 +123,9 @@ pub enum Misbehaved {
     /// A watch id for the second time.
     #[error("the peer used watch id {} twice", .0.0)]
     DuplicateWatch(WatchId),
+    /// A lane number beyond those that a session may use.
+    #[error("the peer named lane {0}, which is beyond the numbers of lanes")]
+    LaneOutOfRange(LaneId),
     /// More watches than a session may have.
     #[error("the peer asked for more than {0} watches")]
     TooManyWatches(usize),
@@ -187,6 +208,9 @@ pub enum Misbehaved {
     /// A manifest that does not hash to what was announced.
     #[error("the peer sent a manifest that is not the one it announced")]
     WrongManifest,
+    /// A version announced afresh of which this end named nothing.
+    #[error("the peer announced version {0} afresh, of which this end named no other content")]
+    NothingAfresh(Version),
     /// A version number that does not rise.
     #[error("the peer announced version {found} after version {after} of the same epoch")]
     VersionNotRising {
@@ -249,6 +273,8 @@ close_codes! {
     TimedOut = 33, "a deadline passed";
     /// A limit of connections or sessions is reached.
     TooBusy = 34, "the server has as many sessions as it may";
+    /// A lane reached another server process than its session's.
+    WrongInstance = 35, "this is another server process than the session's";
 }
 
 impl fmt::Display for CloseCode {
@@ -277,7 +303,7 @@ mod tests {
     #[test]
     fn close_codes_are_frozen() {
         let codes: Vec<u32> = CloseCode::ALL.iter().map(|c| c.code()).collect();
-        assert_eq!(codes, [0, 1, 2, 16, 17, 18, 32, 33, 34]);
+        assert_eq!(codes, [0, 1, 2, 16, 17, 18, 32, 33, 34, 35]);
         for code in CloseCode::ALL {
             assert_eq!(CloseCode::from_code(code.code().into()), Some(*code));
         }

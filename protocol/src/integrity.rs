@@ -98,6 +98,17 @@ impl ManifestDigest {
     }
 }
 
+/// BLAKE3 of a chunk's raw bytes: what a chunk of a peer, who may lie, is checked against.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ChunkDigest(pub [u8; 32]);
+
+impl ChunkDigest {
+    /// Hashes `raw` in one step.
+    pub fn of(raw: &[u8]) -> Self {
+        Self(*blake3::hash(raw).as_bytes())
+    }
+}
+
 /// BLAKE3 of a manifest digest followed by the hashes of all chunks in order: what a version *is*.
 ///
 /// The sender names it when all chunks are on their way; a receiver commits only when its own chunks give the same.
@@ -137,7 +148,7 @@ macro_rules! shown_as_hex {
     )*};
 }
 
-shown_as_hex!(ChunkHash, ManifestDigest, VersionDigest);
+shown_as_hex!(ChunkHash, ChunkDigest, ManifestDigest, VersionDigest);
 
 #[cfg(test)]
 mod tests {

@@ -24,15 +24,15 @@ mod message;
 mod name;
 pub mod npy;
 mod ranges;
-mod receive;
 pub mod safetensors;
 mod selection;
 mod send;
+mod subscriber;
 mod tensor;
 mod ticket;
 mod version;
 
-pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, StreamHeader};
+pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, ProbeHeader, StreamHeader};
 pub use codec::{
     BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, LinkClass, Look, Machine, Planes,
     Raw, SMALL_BYTES, Sparse, Zstd, codec, worthwhile_bytes,
@@ -42,20 +42,25 @@ pub use codec::{BitPlanesOn, CodecPath};
 pub use credit::Credit;
 pub use error::{Blame, CloseCode, MessageError, Misbehaved};
 pub use glob::{Glob, GlobError};
-pub use integrity::{ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest};
+pub use integrity::{
+    ChunkDigest, ChunkHash, ChunkHasher, CorruptChunk, ManifestDigest, Verified, VersionDigest,
+};
 pub use limits::Limits;
 pub use manifest::{LayoutError, Manifest, ManifestError, PAYLOAD_ALIGNMENT, Tensor, TensorSpec};
 pub use message::{
-    AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, GLOBS_MAX, Hello, LaneGrant, LaneOffer,
-    Metadata, Mode, PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, ServerMessage, Start, Subscribe,
-    SubscriptionId, TopicEntry, WATCHES_MAX, WatchId, Welcome, check_metadata, decode_frame_length,
-    encode_client, encode_server,
+    ADDRESSES_MAX, AbortReason, Announce, ClientMessage, EndReason, FRAME_MAX_BYTES, Feature, FeatureSet,
+    GLOBS_MAX, HASHES_MAX, Have, Hello, InstanceId, LAYERS_MAX, LaneAddress, LaneGrant, LaneId, LaneOffer,
+    Metadata, Mode, Order, PARTIAL_RANGES_MAX, Part, Partial, ProbeBytes, SELECTION_MAX_BYTES, SOURCES_MAX,
+    ServerMessage, Source, Start, Subscribe, SubscriptionId, TopicEntry, Transport, WATCHES_MAX, WatchId,
+    Welcome, check_metadata, decode_frame_length, encode_client, encode_server,
 };
 pub use name::{NameError, ReaderName, TensorName, Topic};
 pub use ranges::RangeSet;
-pub use receive::{Arrival, Assembly, Outcome};
 pub use selection::Selection;
 pub use send::{SendAction, SendPlan};
+pub use subscriber::{
+    Action, Assembly, Commit, Gap, Outcome, Released, StreamToken, Subscriber, VersionFault,
+};
 pub use tensor::{Dtype, Shape, ShapeError, Shard};
 pub use ticket::{Ticket, TicketError};
 pub use version::{Epoch, Version, VersionId};

@@ -3,19 +3,28 @@
 //! [`wire`] holds them as protobuf has them; the typed messages here are what the rest of the code sees. Turning one
 //! into the other is where everything a peer says is checked.
 
+mod address;
 mod client;
+mod feature;
+pub(crate) mod field;
 mod frame;
 mod lane;
 mod server;
 mod subscribe;
 pub(crate) mod wire;
 
-pub use client::{ClientMessage, Hello};
+pub use address::{ADDRESSES_MAX, LaneAddress, SOURCES_MAX, Source, Transport};
+pub use client::{ClientMessage, Hello, ProbeBytes};
+pub use feature::{Feature, FeatureSet};
+pub use field::PARTIAL_RANGES_MAX;
+pub(crate) use field::{Field, exactly, required};
 pub(crate) use frame::frame;
 pub use frame::{FRAME_MAX_BYTES, decode_frame_length, encode_client, encode_server};
-pub use lane::{LaneGrant, LaneOffer};
-pub use server::{Announce, EndReason, ServerMessage, TopicEntry, Welcome};
-pub use subscribe::{GLOBS_MAX, Mode, PARTIAL_RANGES_MAX, Partial, SELECTION_MAX_BYTES, Start, Subscribe};
+pub use lane::{InstanceId, LaneGrant, LaneId, LaneOffer};
+pub use server::{Announce, EndReason, HASHES_MAX, Part, ServerMessage, TopicEntry, Welcome};
+pub use subscribe::{
+    GLOBS_MAX, Have, LAYERS_MAX, Mode, Order, Partial, SELECTION_MAX_BYTES, Start, Subscribe,
+};
 
 use crate::MessageError;
 use std::fmt;
@@ -48,81 +57,60 @@ pub(crate) const METADATA_MAX_BYTES: usize = 32 << 10;
 /// the message too.
 const METADATA_ENTRY_BYTES: usize = 16;
 
-/// Why one end gives up one version of one subscription.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum AbortReason {
+/// Defines a list of reasons once: number and meaning.
+macro_rules! reasons {
+    ($(#[$doc:meta])* $Reason:ident: $($(#[$each:meta])* $Variant:ident = $code:literal, $meaning:literal;)*) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $Reason {
+            $($(#[$each])* $Variant,)*
+            /// A reason of a later revision.
+            Other(u32),
+        }
+
+        impl $crate::message::Field for $Reason {
+            type Wire = u32;
+
+            fn into_wire(self) -> u32 {
+                match self { $(Self::$Variant => $code,)* Self::Other(code) => code }
+            }
+
+            fn from_wire(_: &'static str, wire: u32) -> Result<Self, $crate::MessageError> {
+                Ok(match wire { $($code => Self::$Variant,)* other => Self::Other(other) })
+            }
+        }
+
+        impl std::fmt::Display for $Reason {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $(Self::$Variant => f.write_str($meaning),)*
+                    Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use reasons;
+
+reasons! {
+    /// Why one end gives up one version of one subscription.
+    AbortReason:
     /// The bytes did not verify at the receiver.
-    Corrupt,
+    Corrupt = 1, "its bytes did not verify";
     /// The source could not be read any more.
-    SourceLost,
+    SourceLost = 2, "its source could not be read any more";
     /// No byte moved within the deadline.
-    Stalled,
+    Stalled = 3, "no byte of it moved within the deadline";
     /// The receiver has no memory for it.
-    OverBudget,
+    OverBudget = 4, "the receiver has no memory for it";
     /// The publisher took it back, or it left retention and the time to finish passed.
-    Withdrawn,
+    Withdrawn = 5, "its publisher takes it back";
     /// A newer version is there, and the subscriber asked not to wait for older ones.
-    Superseded,
+    Superseded = 6, "a newer version took its place";
     /// The receiver's device could not take it.
-    DeviceFailed,
-    /// A reason of a later revision.
-    Other(u32),
-}
-
-impl AbortReason {
-    fn code(self) -> u32 {
-        match self {
-            Self::Corrupt => 1,
-            Self::SourceLost => 2,
-            Self::Stalled => 3,
-            Self::OverBudget => 4,
-            Self::Withdrawn => 5,
-            Self::Superseded => 6,
-            Self::DeviceFailed => 7,
-            Self::Other(code) => code,
-        }
-    }
-
-    fn from_code(code: u32) -> Self {
-        match code {
-            1 => Self::Corrupt,
-            2 => Self::SourceLost,
-            3 => Self::Stalled,
-            4 => Self::OverBudget,
-            5 => Self::Withdrawn,
-            6 => Self::Superseded,
-            7 => Self::DeviceFailed,
-            other => Self::Other(other),
-        }
-    }
-}
-
-impl fmt::Display for AbortReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Corrupt => f.write_str("its bytes did not verify"),
-            Self::SourceLost => f.write_str("its source could not be read any more"),
-            Self::Stalled => f.write_str("no byte of it moved within the deadline"),
-            Self::OverBudget => f.write_str("the receiver has no memory for it"),
-            Self::Withdrawn => f.write_str("its publisher takes it back"),
-            Self::Superseded => f.write_str("a newer version took its place"),
-            Self::DeviceFailed => f.write_str("the receiver's device could not take it"),
-            Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
-        }
-    }
-}
-
-/// A field that must be present.
-pub(crate) fn required<T>(field: &'static str, value: Option<T>) -> Result<T, MessageError> {
-    value.ok_or(MessageError::MissingField(field))
-}
-
-/// A field of exactly `N` bytes.
-pub(crate) fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
-    bytes
-        .try_into()
-        .map_err(|_| MessageError::WrongLength { field, expected: N, found: bytes.len() })
+    DeviceFailed = 7, "the receiver's device could not take it";
 }
 
 /// Checks that `metadata` fits an `Announce`.

@@ -103,6 +103,18 @@ impl RangeSet {
         self.ranges.iter().chain(&other.ranges).cloned().collect()
     }
 
+    /// The numbers that are in `other` too. Logarithmic in the ranges of this set for each range of `other`, so that a small
+    /// question costs little.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        let common = other.ranges.iter().flat_map(|wanted| {
+            let first = self.ranges.partition_point(|range| range.end <= wanted.start);
+            let met = self.ranges[first..].iter().take_while(|range| range.start < wanted.end);
+            met.map(|range| range.start.max(wanted.start)..range.end.min(wanted.end))
+        });
+        Self { ranges: common.collect() }
+    }
+
     /// The numbers that are not in `other`. Linear in the ranges of both.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
@@ -199,6 +211,7 @@ mod tests {
             prop_assert_eq!(Vec::from_iter(one.clone()), Vec::from_iter(a.iter().copied()));
             prop_assert_eq!(one.union(&other), of(&(&a | &b)));
             prop_assert_eq!(one.difference(&other), of(&(&a - &b)));
+            prop_assert_eq!(one.intersection(&other), of(&(&a & &b)));
         }
 
         /// Any ranges, in any order: together they are the set of all their numbers.

@@ -7,9 +7,7 @@
 mod index;
 mod order;
 
-use crate::{
-    Dtype, Manifest, NameError, Shape, ShapeError, Tensor, TensorName, TensorSpec, files::without_reserved,
-};
+use crate::{Dtype, NameError, Shape, ShapeError, Tensor, TensorName, TensorSpec};
 use ::safetensors::{Dtype as FileDtype, tensor::Metadata, tensor::TensorInfo};
 use order::Order;
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -156,15 +154,6 @@ pub struct FileLayout {
     pub order: Vec<usize>,
 }
 
-/// Plans a file with all tensors of `manifest` and its metadata, without the entries that are tensor-relay's own.
-///
-/// # Errors
-/// Those of [`plan_tensors`].
-pub fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
-    let tensors: Vec<&Tensor> = manifest.tensors().iter().collect();
-    plan_tensors(&tensors, without_reserved(manifest.metadata()))
-}
-
 /// Plans a file with `tensors` and `metadata`, both in this order: a copy of a file is then the same, byte by byte, if that
 /// was written as the format's own writer does it. Only where a tensor would not be aligned to its element, they are sorted
 /// as that writer does it: wider elements come first. Tied weights are written once for each name.
@@ -291,7 +280,7 @@ fn to_file(dtype: Dtype) -> Option<FileDtype> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Limits;
+    use crate::{Limits, Manifest, files::without_reserved};
     use proptest::prelude::*;
 
     #[test]
@@ -329,6 +318,12 @@ mod tests {
         ] {
             assert!(parse(bad, 8).is_err(), "{bad}");
         }
+    }
+
+    /// A file with all tensors of `manifest` and its metadata.
+    fn plan_file(manifest: &Manifest) -> Result<FileLayout, SafetensorsError> {
+        let tensors: Vec<&Tensor> = manifest.tensors().iter().collect();
+        plan_tensors(&tensors, without_reserved(manifest.metadata()))
     }
 
     #[test]

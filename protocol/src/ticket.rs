@@ -137,7 +137,7 @@ fn parse_part(part: &str) -> Result<[u8; 32], TicketError> {
 }
 
 /// `host:port`, where host is a name, an IPv4 address or an IPv6 address in brackets.
-fn check_address(address: &str) -> Result<(), TicketError> {
+pub(crate) fn check_address(address: &str) -> Result<(), TicketError> {
     let bad = || TicketError::BadAddress(address.into());
     let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
     let bracketed = host.starts_with('[') && host.ends_with(']');

@@ -8,6 +8,7 @@ use crate::{
     relay::topic_called,
     runtime::Here,
     select::Select,
+    serve::transport_called,
     subscription::{OnGap, Subscription},
     wait::{finite_seconds, seconds, wait},
 };
@@ -66,7 +67,7 @@ const GOOD_BYE: Duration = Duration::from_secs(2);
 /// Connects to a server. `tensor_relay.connect` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (ticket, *, timeout, memory_bytes, base_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
-                    versions_held_max, hold_timeout, device, gpu_memory_bytes, pinned_bytes))]
+                    versions_held_max, hold_timeout, transport, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -80,6 +81,7 @@ pub(crate) fn connect(
     reconnect_timeout: f64,
     versions_held_max: usize,
     hold_timeout: f64,
+    transport: &str,
     device: &str,
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
@@ -94,6 +96,7 @@ pub(crate) fn connect(
         memory_bytes: memory_bytes.unwrap_or(u64::MAX),
         base_bytes,
         lanes: lanes_called(py, lanes)?,
+        transport: transport_called(py, transport)?,
         topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
         stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
         reconnect_timeout: finite_seconds("reconnect_timeout", reconnect_timeout)?,
@@ -211,8 +214,8 @@ impl Client {
     }
 
     /// What it has done and takes, as numbers by name: `reconnects`; and of this machine's memory `snapshot_bytes`, which
-    /// snapshots take that are being received, ready or held; `reusable_bytes`, which are kept for the next ones until the
-    /// last subscription ends; and `base_bytes`, copies of versions to which deltas are applied.
+    /// snapshots take that are being received, ready or held; `reusable_bytes`, which are kept for the next ones until
+    /// two seconds after the last subscription ends; and `base_bytes`, copies of versions to which deltas are applied.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let client = self.client(py)?;
         let MemoryStats { snapshot_bytes, reusable_bytes, base_bytes } = client.memory();

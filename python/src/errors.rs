@@ -94,6 +94,8 @@ fn kind_of_client(error: &ClientError) -> Kind {
         ClientError::Lane(LaneError::ClosedHere) => Kind::Closed,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
+            | ConnectError::NoTcp { .. }
+            | ConnectError::NoAnswer { .. }
             | ConnectError::Resolve { .. }
             | ConnectError::Refused { .. }
             | ConnectError::Lane(_),

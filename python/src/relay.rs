@@ -121,7 +121,7 @@ impl Relay {
     /// protocol. Values that are text, numbers, truth values or None travel as the version's `entries`. Tensors that share their memory and are alike (tied weights) are sent once. Nothing is ever pickled.
     ///
     /// With `hold="stage"` all tensors are copied, and may be written again when this returns. With `hold="borrow"`
-    /// nothing is copied of tensors whose elements lie side by side: they are read when they are sent, and must not be
+    /// tensors whose elements lie side by side stay where they are: each chunk is copied when it is sent, and they must not be
     /// written before the publication is `released`; all lie on the host then, or all on one GPU. `dtype`, e.g. "bf16",
     /// casts floating-point tensors first; the names and the dtype objects of PyTorch, NumPy, JAX and safetensors do as well.
     ///
@@ -204,10 +204,9 @@ impl Relay {
     /// What it has done and is doing, as numbers by name: open `sessions`; `transfers` under way; versions that subscribers
     /// `committed`, and subscribers that were `evicted`; what versions take of this machine's memory: `staged_bytes`, which
     /// staged ones do, `base_bytes` of these to make deltas against when they were replaced, `reusable_bytes`, which are kept
-    /// for the next ones until their topics end, and `encoded_bytes`, encodings for further subscribers; `read_bytes`, the
+    /// for the next ones until two seconds after their topics end, and `encoded_bytes`, encodings for further subscribers; `read_bytes`, the
     /// bytes of chunks that were read to be sent, and `copied_bytes`, those that were copied for that or to publish; and
-    /// what the network carried. With `hold="borrow"` nothing is copied of tensors of a chunk or more, but the end of one
-    /// that is no multiple of 256 bytes; smaller ones share chunks, which are put together when they are sent.
+    /// what the network carried. With `hold="borrow"` tensors on the host are copied chunk by chunk, whenever they are sent.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.state(py)?.as_ref().ok_or_else(|| closed(py))?.server.stats();
         let by_name = PyDict::new(py);

@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{
     Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Limits, Listener, PAYLOAD_ALIGNMENT,
-    Server, Ticket, Tuning, reachable,
+    Server, Ticket, Transport, Tuning, reachable,
 };
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, base_bytes, sessions_max, stall_timeout,
-                    reader_linger, device, gpu_memory_bytes, pinned_bytes))]
+                    reader_linger, transport, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
     py: Python<'_>,
@@ -32,6 +32,7 @@ pub(crate) fn serve(
     sessions_max: usize,
     stall_timeout: f64,
     reader_linger: f64,
+    transport: &str,
     device: &str,
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
@@ -56,8 +57,8 @@ pub(crate) fn serve(
     })?;
     let identity = Identity::load_or_create(&state_dir).map_err(Kind::Other.because(py))?;
     let _in_runtime = runtime::handle(py)?.enter();
-    let server = Server::start(listener_on(py, listen, &identity)?, config);
-    let address = server.local_address().map_err(Kind::Other.because(py))?;
+    let server = Server::start(listener_on(py, listen, transport_called(py, transport)?, &identity)?, config);
+    let address = server.local_address();
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
     Ok(Relay::new(server, address, ticket, gpus, device))
 }
@@ -66,10 +67,15 @@ pub(crate) fn serve(
 const LOOKUP: Duration = Duration::from_secs(10);
 
 /// Listens on the first address of those that `listen` names that can be listened on.
-fn listener_on(py: Python<'_>, listen: &str, identity: &Identity) -> PyResult<Listener> {
+fn listener_on(
+    py: Python<'_>,
+    listen: &str,
+    transport: Transport,
+    identity: &Identity,
+) -> PyResult<Listener> {
     let mut refused = no_address(py, listen, &"the name has no address");
     for address in addresses_of(py, listen)? {
-        match Listener::bind(address, identity, Tuning::default()) {
+        match Listener::bind_for(transport, address, identity, Tuning::default()) {
             Ok(listener) => return Ok(listener),
             Err(error) => refused = Kind::Other.raise(py, error),
         }
@@ -105,6 +111,14 @@ fn chunk_bytes_within(py: Python<'_>, chunk_bytes: u32) -> PyResult<u32> {
             Err(Kind::Request.raise(py, message))
         }
     }
+}
+
+/// The transport that `name` stands for.
+pub(crate) fn transport_called(py: Python<'_>, name: &str) -> PyResult<Transport> {
+    let wrong = |_| {
+        Kind::Request.raise(py, format!("there is no transport {name:?}: take \"auto\", \"quic\" or \"tcp\""))
+    };
+    name.parse().map_err(wrong)
 }
 
 fn codec_called(py: Python<'_>, name: &str) -> PyResult<CodecChoice> {

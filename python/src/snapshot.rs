@@ -45,6 +45,10 @@ pub(crate) struct Receipt {
     chunks: u32,
     /// How often it went on over another connection.
     resumed: u32,
+    /// What it came over: "tcp" or "quic".
+    transport: &'static str,
+    /// Why over that.
+    transport_reason: &'static str,
     /// What came in which codec, by its name; "sparse" are deltas against an earlier version.
     codecs: Py<PyDict>,
 }
@@ -52,14 +56,14 @@ pub(crate) struct Receipt {
 #[pymethods]
 impl Receipt {
     fn __repr__(&self, py: Python<'_>) -> String {
-        let Self { duration_s, wire_bytes, chunks, resumed, codecs } = self;
+        let Self { duration_s, wire_bytes, chunks, resumed, codecs, transport, .. } = self;
         let codecs: Vec<String> = codecs.bind(py).keys().iter().map(|codec| codec.to_string()).collect();
         let (codecs, resumed) = (
             codecs.join(", "),
             if *resumed > 0 { format!(", resumed {resumed} times") } else { String::new() },
         );
         format!(
-            "Receipt({duration_s:.3} s, {chunks} chunks, {wire_bytes} bytes on the wire, {codecs}{resumed})"
+            "Receipt({duration_s:.3} s, {chunks} chunks, {wire_bytes} bytes on the wire over {transport}, {codecs}{resumed})"
         )
     }
 }
@@ -127,17 +131,14 @@ impl Snapshot {
         let described = snapshot.manifest().tensor(name)?;
         let bytes = match &self.reading {
             Some(reading) => Exported::Gpu(Readable::new(reading, snapshot.device_tensor(name)?.range())),
-            None => Exported::Host(snapshot.tensor(name)?),
+            None => Exported::Host(snapshot.volatile_tensor(name)?),
         };
         Some(Tensor::new(described, bytes))
     }
 
     fn names(&self) -> Vec<&str> {
-        let Some(snapshot) = &self.tensors else { return vec![] };
-        match snapshot.is_on_device() {
-            true => snapshot.device_tensors().map(|(tensor, _)| tensor.name.as_str()).collect(),
-            false => snapshot.tensors().map(|(tensor, _)| tensor.name.as_str()).collect(),
-        }
+        let described = self.tensors.iter().flat_map(client::Snapshot::described);
+        described.map(|tensor| tensor.name.as_str()).collect()
     }
 
     /// All tensors by name, each made what `make` makes of it.
@@ -204,7 +205,8 @@ impl Snapshot {
         self.skipped
     }
 
-    /// Whether the publisher was started anew since the version before: numbers may have begun again.
+    /// Whether it does not go on from the version before: the publisher was started anew, and numbers may have begun again,
+    /// or it has other content under the same number.
     #[getter]
     fn is_new_epoch(&self) -> bool {
         self.is_new_epoch
@@ -219,7 +221,16 @@ impl Snapshot {
     /// What it took to receive it.
     #[getter]
     fn receipt(&self, py: Python<'_>) -> PyResult<Receipt> {
-        let client::Receipt { duration, wire_bytes, chunks, resumed, codecs, .. } = self.receipt;
+        let client::Receipt {
+            duration,
+            wire_bytes,
+            chunks,
+            resumed,
+            codecs,
+            transport,
+            transport_reason,
+            ..
+        } = self.receipt;
         let by_name = PyDict::new(py);
         for (codec, count) in codecs.iter() {
             let count = CodecCount {
@@ -235,6 +246,8 @@ impl Snapshot {
             wire_bytes,
             chunks,
             resumed,
+            transport: transport.name(),
+            transport_reason: transport_reason.text(),
             codecs: by_name.unbind(),
         })
     }

@@ -10,9 +10,9 @@ use crate::{
     runtime::forked,
     wait::wait,
 };
-use bytes::Bytes;
 use pyo3::{exceptions::PyBufferError, ffi, prelude::*, types::PyTuple};
 use tensor_relay_client::{Dtype, Tensor as Described};
+use tensor_relay_device::{Region, VolatileBytes};
 
 /// One tensor, without a copy: whatever is made of it lies in the snapshot's own memory, and keeps that.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
@@ -221,7 +221,7 @@ impl Tensor {
 
 /// Bytes on the host, for a consumer there; and whether they are a copy for it.
 fn on_host(
-    bytes: &Bytes,
+    bytes: &VolatileBytes,
     stream: Option<i64>,
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
@@ -235,8 +235,16 @@ fn on_host(
         return Err(PyBufferError::new_err("it lies on the host: take it there, and move the result"));
     }
     let is_copy = copy == Some(true);
-    let bytes = if is_copy { Bytes::copy_from_slice(bytes) } else { bytes.clone() };
+    let bytes = if is_copy { copy_of(bytes)? } else { bytes.clone() };
     Ok((Exported::Host(bytes), is_copy))
+}
+
+/// A copy of bytes that their user may be writing.
+fn copy_of(bytes: &VolatileBytes) -> PyResult<VolatileBytes> {
+    let mut copy = vec![];
+    let no_memory = |_| PyBufferError::new_err("there is no memory for a copy of it");
+    bytes.append_to(&mut copy).map_err(no_memory)?;
+    Ok(Region::from_owner(copy).into())
 }
 
 /// The same for bytes on a GPU. Their consumer may want them on the host.

@@ -11,7 +11,7 @@ use crate::{
 use bytes::Bytes;
 use pyo3::prelude::*;
 use std::io;
-use tensor_relay_device::{Device, DeviceBuffer};
+use tensor_relay_device::{Device, DeviceBuffer, HostBytes};
 use tensor_relay_server::{
     Borrowed, DeviceError, Held, LendError, StageError, Staged, Staging, TensorSpec,
     beside::{SealError, SealedVersion, TensorWriter, Terms},
@@ -100,7 +100,8 @@ impl Lain {
         Ok(Version { held, payload_bytes, copied_bytes: copied_bytes + payload_bytes })
     }
 
-    /// Lends all tensors to who reads them. What does not lie side by side on the host is copied.
+    /// Lends all tensors to who reads them: those on the host are copied chunk by chunk, whenever they are sent. What does not
+    /// lie side by side there is copied now.
     ///
     /// # Errors
     /// `NoRoomError` when there is no memory for these copies; `UnsupportedTensorError` when the tensors lie in several
@@ -160,7 +161,7 @@ impl Lain {
     ) -> Result<SealedVersion, SealError<Unsealed>> {
         SealedVersion::new(terms, self.specs.clone(), vec![], |index, out| match &self.memory[index] {
             None => Ok(()),
-            Some(Memory::Host(memory)) if memory.is_dense() => Ok(out.write(memory.as_ref())?),
+            Some(Memory::Host(memory)) if memory.is_dense() => Ok(memory.write_to(out)?),
             Some(Memory::Host(memory)) => {
                 Ok(out.write(&gathered(memory).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?)?)
             }
@@ -224,12 +225,12 @@ impl Lain {
         let mut tensors = Vec::with_capacity(self.specs.len());
         for (spec, memory) in self.specs.into_iter().zip(self.memory) {
             let bytes = match memory {
-                Some(Memory::Host(memory)) if memory.is_dense() => memory.into_bytes(),
+                Some(Memory::Host(memory)) if memory.is_dense() => memory.into_volatile().into(),
                 Some(Memory::Host(memory)) => {
                     copied_bytes += memory.len() as u64;
-                    gathered(&memory).ok_or(None)?
+                    gathered(&memory).ok_or(None)?.into()
                 }
-                _ => Bytes::new(),
+                _ => HostBytes::from(Bytes::new()),
             };
             tensors.push((spec, bytes));
         }

@@ -1,7 +1,8 @@
 """A consumer in a process of its own, and what memory it takes: `following.py TICKET HOW TENSORS TENSOR_BYTES`.
 
-HOW is "snapshot", or "atomic" or "torn" for the two ways of `out`. For "next BYTES" on stdin it takes a version, for "leave
-BYTES" it ends its subscription; then it says as JSON what it takes, once that is what it counts, and no more than BYTES.
+HOW is "snapshot", or "atomic" or "torn" for the two ways of `out`. For "next BYTES" on stdin it says that it waits and takes a
+version, for "leave BYTES" it ends its subscription; then it says as JSON what it takes, once that is what it counts, and no
+more than BYTES.
 """
 
 import gc
@@ -64,6 +65,8 @@ def main():
             word, expected_bytes = line.split()
             snapshot = None
             if word == "next":
+                # A version that comes before `out` is lent for it lands beside `out`.
+                print("waiting", flush=True)
                 snapshot = subscription.next(60.0)
             else:
                 subscription.close()

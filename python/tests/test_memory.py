@@ -90,6 +90,7 @@ def test_versions_take_what_the_readme_says(how, landing, tmp_path):
             for version in range(1, 4):
                 more = min(version - 1, 1)  # A copy for deltas; and memory for the next version.
                 told(consumer, "next", landing + more)
+                assert consumer.stdout.readline() == "waiting\n", consumer.stderr.read()
                 told(producer, "publish", 2 + more)
                 check(producer, 2 + more)
                 peak_bytes = check(consumer, landing + more)

@@ -149,6 +149,21 @@ def test_latest_begins_at_no_version_that_it_may_skip(relay, client, start):
     assert client.subscribe("t", mode="every", start=1).next(PATIENCE_S).version == 1
 
 
+def test_a_snapshot_that_was_written_is_saved_as_it_is(relay, client, tmp_path):
+    """Its memory is its user's, as an array that may be written, and the relay reads what is there now."""
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    relay.publish("t", {"x": np.zeros(1 << 20), "y": np.ones(3)})
+    snapshot = received(client)
+    before = np.from_dlpack(snapshot["x"], copy=True) if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else None
+    array = snapshot["x"].numpy()
+    array[[0, 99_999, -1]] = 7
+    snapshot.save(tmp_path / "t.safetensors")
+    saved = load_file(tmp_path / "t.safetensors")
+    np.testing.assert_array_equal(saved["x"], array)
+    np.testing.assert_array_equal(saved["y"], np.ones(3))
+    assert before is None or not before.any(), "a copy stays as it was"
+
+
 def test_a_file_appears_whole(relay, client, tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy")
     relay.publish("t", {"x": np.arange(5), "y": np.ones((2, 2), np.float32)})
@@ -210,7 +225,8 @@ def test_everything_says_what_it_is(relay, client):
     assert repr(subscription) == "Subscription(a/b, at version 1)"
     assert repr(subscription.progress()).startswith("Progress(version 1: 256 of 256 bytes")
     (codec,) = receipt.codecs
-    assert repr(receipt).startswith("Receipt(") and f"1 chunks, {receipt.wire_bytes} bytes on the wire, {codec})" in repr(receipt)
+    over = f"1 chunks, {receipt.wire_bytes} bytes on the wire over {receipt.transport}, {codec})"
+    assert repr(receipt).startswith("Receipt(") and over in repr(receipt)
     assert repr(receipt.codecs[codec]).startswith("CodecCount(1 chunks, ")
 
 

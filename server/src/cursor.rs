@@ -78,6 +78,23 @@ impl Cursor {
         }
     }
 
+    /// Takes what came of comparing the version that the client has with the one of the same name here. One of other content
+    /// is not held: it is as if the client had the one before it.
+    pub(crate) fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
+        match self {
+            Self::Latest(latest) if !is_same => latest.last = before(latest.last),
+            Self::Latest(_) => {}
+            Self::Every(every) => every.handle_compared(topic, is_same),
+        }
+    }
+
+    /// Takes the news that what the client holds of a version is other content.
+    pub(crate) fn forget_partial(&mut self) {
+        if let Self::Latest(latest) = self {
+            latest.partial = None;
+        }
+    }
+
     /// Takes the client's word that its user is done with this version and all before it.
     pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         if let Self::Every(every) = self {
@@ -127,7 +144,7 @@ impl Latest {
                 .filter(|_| !subscribe.preempt)
                 .map(|partial| (partial.epoch, partial.version)),
             awaited: awaited(topic, subscribe),
-            last: subscribe.have,
+            last: subscribe.have.map(|have| have.of()),
             missed: 0,
         }
     }
@@ -190,6 +207,8 @@ pub(crate) struct Every {
     given_up: Vec<Seq>,
     /// The newest version that the client had when it came. A server that was restarted may publish it again.
     have: Option<(Epoch, Version)>,
+    /// Whether that one was compared with the one of the same name here. Until then it is not passed over.
+    is_compared: bool,
     /// The newest version that its user is done with, published here or before a restart.
     acknowledged: Option<(Epoch, Version)>,
 }
@@ -197,9 +216,19 @@ pub(crate) struct Every {
 impl Every {
     fn new(topic: Arc<TopicState>, subscribe: &Subscribe) -> Self {
         let awaited = awaited(&topic, subscribe);
-        let (reader, next) = Reader::join(topic, subscribe.reader.clone(), subscribe.have, subscribe.start);
-        let (window, have) = (subscribe.window as usize, subscribe.have);
-        Self { reader, next, awaited, window, sent: next, given_up: vec![], have, acknowledged: None }
+        let (window, have) = (subscribe.window as usize, subscribe.have.map(|have| have.of()));
+        let (reader, next) = Reader::join(topic, subscribe.reader.clone(), have, subscribe.start);
+        Self {
+            reader,
+            next,
+            awaited,
+            window,
+            sent: next,
+            given_up: vec![],
+            have,
+            is_compared: false,
+            acknowledged: None,
+        }
     }
 
     fn next(&mut self, topic: &TopicState) -> Step {
@@ -214,7 +243,9 @@ impl Every {
             self.next = seq.next();
         }
         match topic.first_from(self.next) {
+            Some((_, retained)) if self.waits_for_comparison(&retained) => Step::Wait,
             Some((seq, retained)) if self.unacknowledged(seq) < self.window => {
+                self.is_compared = true; // What it had matters no more.
                 (self.sent, self.next, self.awaited) = (seq, seq.next(), None);
                 Step::Send { retained, skipped: 0 }
             }
@@ -235,11 +266,25 @@ impl Every {
     fn pass_over_what_it_has(&mut self, topic: &TopicState) {
         while let Some((seq, retained)) = topic.first_from(self.next)
             && is_up_to(&retained, self.have)
+            && !self.waits_for_comparison(&retained)
         {
             if is_up_to(&retained, self.acknowledged) {
                 self.reader.acknowledge(retained.id.epoch, retained.id.version);
             }
             self.next = seq.next();
+        }
+    }
+
+    fn waits_for_comparison(&self, retained: &Retained) -> bool {
+        !self.is_compared && self.have == Some((retained.id.epoch, retained.id.version))
+    }
+
+    fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
+        self.is_compared = true;
+        if let Some((epoch, version)) = self.have.filter(|_| !is_same) {
+            let place = topic.find(epoch, version).map_or(self.next, |(seq, _)| seq);
+            self.next = self.next.min(place);
+            self.have = before(self.have);
         }
     }
 
@@ -255,6 +300,10 @@ impl Every {
             Standing::Replaced => Some(EndReason::Replaced),
         }
     }
+}
+
+fn before(version: Option<(Epoch, Version)>) -> Option<(Epoch, Version)> {
+    version.map(|(epoch, version)| (epoch, Version(version.0.saturating_sub(1))))
 }
 
 /// The version that a subscription begins with though it may not be published yet: of the epoch that it names, or of the
@@ -282,7 +331,8 @@ mod tests {
     use std::time::Duration;
     use tensor_relay_device::HostMemory;
     use tensor_relay_protocol::{
-        Dtype, Limits, ReaderName, Shape, SubscriptionId, TensorName, TensorSpec, Topic, VersionId,
+        Dtype, Have, Limits, Partial, ReaderName, Shape, SubscriptionId, TensorName, TensorSpec, Topic,
+        VersionDigest, VersionId,
     };
     use tokio::sync::watch;
 
@@ -362,7 +412,8 @@ mod tests {
         let topic = topic();
         publish(&topic, 5, 1, 1..=3);
         let chunks = tensor_relay_protocol::RangeSet::new();
-        let partial = tensor_relay_protocol::Partial { epoch: Epoch(1), version: Version(2), chunks };
+        let digest = VersionDigest([7; 32]);
+        let partial = Partial { epoch: Epoch(1), version: Version(2), chunks, digest };
         let mut cursor =
             Cursor::new(&topic, &Subscribe { partial: Some(partial), ..subscribe(Mode::Latest) });
         assert_eq!(drain(&mut cursor, &topic), [(1, 2, 0), (1, 3, 0)]);
@@ -382,7 +433,9 @@ mod tests {
         let topic = topic();
         publish(&topic, 3, 1, 1..=5);
         let begin = |have: Option<(u64, u64)>, start| {
-            let have = have.map(|(epoch, version)| (Epoch(epoch), Version(version)));
+            let digest = VersionDigest([7; 32]);
+            let have =
+                have.map(|(epoch, version)| Have { epoch: Epoch(epoch), version: Version(version), digest });
             let mut cursor = Cursor::new(&topic, &Subscribe { have, start, ..subscribe(Mode::Every) });
             drain(&mut cursor, &topic).iter().map(|sent| sent.1).collect::<Vec<_>>()
         };
@@ -396,6 +449,42 @@ mod tests {
         assert_eq!(begin(Some((1, 4)), Start::Oldest), [5]);
         assert!(begin(Some((1, 5)), Start::Oldest).is_empty());
         assert_eq!(begin(Some((7, 5)), Start::Next), [3, 4, 5], "another epoch is begun at its oldest");
+    }
+
+    /// PROTOCOL.md §6.6: a version of other content is not held, whether it is there already or is published later; what comes
+    /// before it was passed over.
+    #[test]
+    fn other_content_is_as_if_the_version_before_was_held() {
+        let digest = VersionDigest([7; 32]);
+        let have = Some(Have { epoch: Epoch(1), version: Version(3), digest });
+        for (mode, sent_if_other) in
+            [(Mode::Latest, vec![(1, 4, 1)]), (Mode::Every, vec![(1, 3, 0), (1, 4, 0)])]
+        {
+            for (first, is_same) in [(4, true), (4, false), (0, true), (0, false)] {
+                let topic = topic();
+                publish(&topic, 5, 1, 1..=first);
+                let mut cursor = Cursor::new(&topic, &Subscribe { have, ..subscribe(mode) });
+                if first == 0 {
+                    assert!(drain(&mut cursor, &topic).is_empty());
+                    publish(&topic, 5, 1, 1..=4);
+                }
+                cursor.handle_compared(&topic, is_same);
+                let sent = if is_same { vec![(1, 4, 0)] } else { sent_if_other.clone() };
+                assert_eq!(drain(&mut cursor, &topic), sent, "{mode:?}, {first}, {is_same}");
+            }
+        }
+    }
+
+    /// A reader that was told of a version before it was compared would have passed it over.
+    #[test]
+    fn what_the_client_has_waits_to_be_compared() {
+        let topic = topic();
+        let have = Some(Have { epoch: Epoch(1), version: Version(3), digest: VersionDigest([7; 32]) });
+        let mut cursor = Cursor::new(&topic, &Subscribe { have, ..subscribe(Mode::Every) });
+        publish(&topic, 5, 1, 1..=4);
+        assert!(drain(&mut cursor, &topic).is_empty());
+        cursor.handle_compared(&topic, true);
+        assert_eq!(drain(&mut cursor, &topic), [(1, 4, 0)]);
     }
 
     #[test]

@@ -71,7 +71,8 @@ impl Staged {
         let hashes =
             each_chunk(&manifest, |range| copy_out(Arc::clone(&source), range, Arc::clone(&sink), workers));
         let hashes = hashes.await?;
-        Ok(Self::hashed(staging, manifest, sink.commit()?, &hashes))
+        let payload = sink.commit()?.pop().unwrap_or_default();
+        Ok(Self::hashed(staging, manifest, payload.freeze(), &hashes))
     }
 
     /// Moves the version to memory of `device` that the relay owns, from where it is served. Its hashes stay, and its host

@@ -1,32 +1,35 @@
-//! Further lanes: how they find their session, and what becomes of each.
+//! Lanes that join a session: how they find it, and the task that serves each until it is retired.
 
 use crate::{
-    lanes::{Lanes, Member, NoPlace, Place, Silence, Standing},
-    session::Shared,
+    lanes::{JoinRefused, Lanes, LiveLane, Silence},
+    shared::Shared,
 };
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_protocol::{ClientMessage, CloseCode, LaneGrant, LaneOffer, ServerMessage};
+use tensor_relay_protocol::{
+    ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, LaneOffer, ServerMessage,
+};
 use tensor_relay_transport::{
     Lane, LaneError,
     control::{self, ControlError},
 };
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 
-/// How often a further lane is looked at. One that is [silent](Silence) for two looks loses its chunks to others: two to
-/// three seconds after it was heard last, where QUIC's idle timeout takes ten. Longer than any round trip.
+/// How often a lane is looked at. One that is [silent](Silence) for two looks is retired: two to three seconds after it was
+/// heard last, where QUIC's idle timeout takes ten. Longer than any round trip. The connection of the control stream is not
+/// looked at: where it is silent, the client could not be told either.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The sessions that further lanes can join.
+/// The sessions that lanes can join.
 #[derive(Debug, Default)]
 pub(crate) struct Joinable {
     sessions: Mutex<HashMap<u64, (LaneGrant, Arc<Lanes>)>>,
 }
 
-/// A session that can be joined until this is dropped. Its further lanes end with it.
+/// A session that can be joined until this is dropped. Its lanes end with it.
 #[derive(Debug)]
 pub(crate) struct Open {
     shared: Arc<Shared>,
@@ -35,7 +38,7 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Opens `session` to whoever shows what is returned, if sessions may have further lanes.
+    /// Lets lanes join `session` with the grant that is returned, if sessions may have several lanes.
     pub(crate) fn new(shared: &Arc<Shared>, session: u64, lanes: &Arc<Lanes>) -> (Self, Option<LaneOffer>) {
         let lanes_max = shared.config.lanes_max;
         let offer = (lanes_max > 1).then(|| LaneOffer { lanes_max, grant: LaneGrant::new(rand::random()) });
@@ -49,7 +52,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.shared.joinable.sessions().remove(&self.session);
-        self.lanes.close_further(CloseCode::Done);
+        self.lanes.close();
     }
 }
 
@@ -66,148 +69,145 @@ impl Joinable {
     }
 }
 
-/// Why a further lane ended, for the log and the client.
+/// What a client says first on a lane that joins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Join {
+    pub(crate) session: u64,
+    pub(crate) lane: LaneId,
+    pub(crate) grant: LaneGrant,
+    /// The server process that the session is of.
+    pub(crate) instance: InstanceId,
+}
+
+/// Why a lane ended, for the log and the client.
 #[derive(Debug, thiserror::Error)]
-enum JoinError {
+enum LaneEnd {
     /// The same for a session that does not exist and for a grant that is not its own: nobody learns which.
     #[error("it showed no grant for a session of this server")]
     NoSuchSession,
+    #[error(
+        "it belongs to a session of server process {0}; what lies between leads lanes of one session to several"
+    )]
+    WrongInstance(InstanceId),
     #[error("its session has as many lanes as it may")]
     TooMany,
-    #[error("it spoke after it had joined, where only the first lane speaks")]
+    #[error("its number is not free in its session")]
+    NumberInUse,
+    #[error(
+        "it spoke after it had joined, where only the control stream of the session's first connection speaks"
+    )]
     Spoke,
-    #[error("its client is done with it")]
-    Left,
-    #[error("its session is over")]
-    Over,
+    #[error("it is silent")]
+    Silent,
+    #[error("its client gave it up, or its session is over")]
+    Retired,
     #[error(transparent)]
     Control(#[from] ControlError),
     #[error(transparent)]
     Lane(#[from] LaneError),
 }
 
-impl JoinError {
+impl From<JoinRefused> for LaneEnd {
+    fn from(refused: JoinRefused) -> Self {
+        match refused {
+            JoinRefused::Full => Self::TooMany,
+            JoinRefused::Over => Self::NoSuchSession,
+            JoinRefused::NumberInUse => Self::NumberInUse,
+            JoinRefused::Retired => Self::Retired,
+        }
+    }
+}
+
+impl LaneEnd {
     fn close_code(&self) -> CloseCode {
         match self {
             Self::NoSuchSession => CloseCode::Unauthorised,
+            Self::WrongInstance(_) => CloseCode::WrongInstance,
             Self::TooMany => CloseCode::TooBusy,
-            Self::Spoke => CloseCode::Misbehaved,
+            Self::NumberInUse | Self::Spoke => CloseCode::Misbehaved,
             Self::Control(ControlError::Message(error)) => error.into(),
-            Self::Left | Self::Over | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => CloseCode::Done,
+            Self::Silent | Self::Retired | Self::Control(ControlError::Lane(_)) | Self::Lane(_) => {
+                CloseCode::Done
+            }
         }
     }
 
     /// What the client is told: which rule it broke, and nothing else.
     fn close_text(&self) -> String {
         match self {
-            Self::Spoke | Self::Control(ControlError::Message(_)) => self.to_string(),
+            Self::NumberInUse | Self::Spoke | Self::Control(ControlError::Message(_)) => self.to_string(),
             _ => String::new(),
         }
     }
 }
 
-/// A lane that joined, with what it has for as long as it stays.
-struct Joined {
-    member: Arc<Member>,
-    _place: Place,
-    _counted: Counted,
-}
-
-/// Counts a further lane for as long as it lives.
-struct Counted(Arc<Shared>);
-
-impl Counted {
-    fn begin(shared: &Arc<Shared>) -> Self {
-        shared.further_lanes.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(shared))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.further_lanes.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Lets `lane` join the session that it names, and serves it until one of the two ends.
+/// Lets `lane` join the session that `join` names, and serves it until one of the two ends.
 pub(crate) async fn serve(
     lane: Lane,
     sender: control::Sender<ServerMessage>,
     mut receiver: control::Receiver<ClientMessage>,
-    (session, grant): (u64, LaneGrant),
+    join: Join,
     shared: &Arc<Shared>,
 ) {
-    let error = match join(&lane, &sender, session, &grant, shared).await {
-        Ok(joined) => run(&joined.member, &mut receiver, shared.config.stall_timeout).await,
-        Err(error) => {
+    let end = match admit(&lane, &sender, join, shared).await {
+        Ok((lanes, live)) => {
+            let _counted = shared.joined_lanes.count();
+            tracing::debug!(lane = %join.lane, "A lane joined.");
+            let end = watch(&live, &mut receiver).await;
+            // A session whose control stream is gone need not be told.
+            let _ = lanes.retire(join.lane).await;
+            end
+        }
+        Err(end) => {
             lane.settle().await; // What the client says is acknowledged before it hears that it was in vain.
-            error
+            end
         }
     };
-    tracing::info!(%error, "A further lane ended.");
-    lane.close(error.close_code(), &error.close_text());
+    tracing::info!(lane = %join.lane, %end, "A lane ended.");
+    lane.close(end.close_code(), &end.close_text());
     // The control stream ended with the lane and not before it.
     drop((sender, receiver));
 }
 
-/// Finds the session, keeps a place there, tells the client, and only then lets chunks come: none goes out before the
-/// word that the lane has joined.
-async fn join(
+/// Finds the session, tells the client, and only then lets chunks come: none goes out before the word that the lane has
+/// joined.
+async fn admit(
     lane: &Lane,
     sender: &control::Sender<ServerMessage>,
-    session: u64,
-    grant: &LaneGrant,
+    join: Join,
     shared: &Arc<Shared>,
-) -> Result<Joined, JoinError> {
-    let lanes = shared.joinable.find(session, grant).ok_or(JoinError::NoSuchSession)?;
-    let mut place = lanes.reserve(shared.config.lanes_max as usize).map_err(|error| match error {
-        NoPlace::Full => JoinError::TooMany,
-        NoPlace::Over => JoinError::NoSuchSession,
-    })?;
+) -> Result<(Arc<Lanes>, Arc<LiveLane>), LaneEnd> {
+    if join.instance != shared.instance {
+        return Err(LaneEnd::WrongInstance(join.instance));
+    }
+    let lanes = shared.joinable.find(join.session, &join.grant).ok_or(LaneEnd::NoSuchSession)?;
+    let max = shared.config.lanes_max as usize;
+    lanes.may_join(join.lane, max)?;
     let lane = lane.clone().spread(&shared.lane_threads);
     sender.send(ServerMessage::Joined).await?;
-    let member = place.take(lane).ok_or(JoinError::Over)?;
-    Ok(Joined { member, _place: place, _counted: Counted::begin(shared) })
+    let live = lanes.join(join.lane, lane, max)?;
+    Ok((lanes, live))
 }
 
-/// Looks after a lane until it is gone; its chunks are the subscriptions' affair.
-async fn run(
-    member: &Member,
-    receiver: &mut control::Receiver<ClientMessage>,
-    leave_timeout: Duration,
-) -> JoinError {
-    tracing::debug!("A further lane joined.");
+/// Watches a lane until it is over; its chunks are the subscriptions' affair.
+async fn watch(live: &LiveLane, receiver: &mut control::Receiver<ClientMessage>) -> LaneEnd {
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut silence = Silence::new(&member.lane.stats());
+    let mut silence = Silence::new(&live.lane.stats());
     loop {
         tokio::select! {
-            error = member.lane.closed() => return error.into(),
-            said = receiver.next() => match said {
-                Ok(_) => return JoinError::Spoke,
-                Err(ControlError::Lane(LaneError::StreamGivenUp)) => return leave(member, leave_timeout).await,
-                Err(error) => return error.into(),
+            () = live.retired() => return LaneEnd::Retired,
+            error = live.lane.closed() => return error.into(),
+            said = receiver.next() => return match said {
+                Ok(_) => LaneEnd::Spoke,
+                Err(ControlError::Lane(LaneError::StreamGivenUp)) => LaneEnd::Retired,
+                Err(error) => error.into(),
             },
             _ = look.tick() => {
-                if let Some(standing) = silence.look(&member.lane.stats()) {
-                    member.stand(standing);
+                if silence.look(&live.lane.stats()) {
+                    return LaneEnd::Silent;
                 }
             }
         }
     }
 }
-
-/// Lets a lane end that its client is done with, once what it has on its way has arrived.
-async fn leave(member: &Member, patience: Duration) -> JoinError {
-    member.stand(Standing::Leaving);
-    let deadline = Instant::now() + patience;
-    while member.has_chunks() && Instant::now() < deadline {
-        if let Ok(error) = timeout(LEAVING_LOOK, member.lane.closed()).await {
-            return error.into();
-        }
-    }
-    JoinError::Left
-}
-
-/// How often a lane that is to end is asked whether it is done.
-const LEAVING_LOOK: Duration = Duration::from_millis(20);

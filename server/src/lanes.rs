@@ -1,238 +1,255 @@
 //! The lanes of one session, and which of them takes the next chunk.
 //!
-//! Control and manifests stay on the first lane; so does everything while there is no other. A chunk goes to the lane that
-//! has the fewest bytes on their way. A further lane that dies, or that is silent, loses its chunks to the others;
-//! the first one is the session, and ends with it.
+//! All lanes are alike: each has a number that its client chose, and carries chunks until it is retired. Number 0 is the
+//! connection that the session began with. Control messages and manifests travel on that one whether it carries chunks or
+//! not; so the set may be empty, and chunks then wait for a lane to join.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
-use tensor_relay_protocol::CloseCode;
-use tensor_relay_transport::{Lane, LaneStats};
+use tensor_relay_protocol::{LaneId, RangeSet, ServerMessage};
+use tensor_relay_transport::{Lane, LaneError, LaneStats, control};
 use tokio::sync::watch;
 
-/// The lanes of a session. The first is always there.
+/// The connection that a session began with.
+const CONTROL: LaneId = LaneId(0);
+
+/// How many lanes a session may have had: lane numbers are below. One lane that is lost every 5 s, the longest wait of a
+/// client, takes two months for them; and no client can make the server remember more.
+pub(crate) const LANES_EVER: u32 = 1 << 20;
+
+/// The lanes of a session.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    first: Arc<Member>,
-    further: Mutex<Further>,
+    set: Mutex<LaneSet<Arc<LiveLane>>>,
+    /// The connection of the control stream.
+    control: Lane,
+    sender: control::Sender<ServerMessage>,
+    /// Notified when a lane joins.
+    joined: watch::Sender<()>,
+    /// How many chunks were given to lanes.
+    chunks: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-struct Further {
-    members: Vec<Arc<Member>>,
-    /// How many lanes have a place: the members, and those that are about to be.
-    places: usize,
-    /// Whether the session is over, so that nobody joins it any more.
-    closed: bool,
-}
-
-/// A place among the further lanes of a session. Dropped, it is free again, and what its lane had goes to others.
+/// A lane that takes chunks, until it is retired.
 #[derive(Debug)]
-pub(crate) struct Place {
-    lanes: Arc<Lanes>,
-    member: Option<Arc<Member>>,
-}
-
-/// One lane of a session.
-#[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct LiveLane {
     pub(crate) lane: Lane,
-    is_first: bool,
-    /// Bytes of chunks that were given to this lane and have not arrived, as far as anybody knows.
+    /// Bytes of chunks that were begun on this lane and are not written whole.
     bytes: AtomicU64,
-    standing: watch::Sender<Standing>,
-}
-
-/// What may be expected of a further lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// It takes chunks.
-    Good,
-    /// It finishes what it has and takes nothing more: its client wants it to end.
-    Leaving,
-    /// It sends and hears nothing: what it has goes to others, until it is heard of again.
-    Silent,
-    /// It is gone.
-    Gone,
-}
-
-/// Why a lane cannot join.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoPlace {
-    /// The session has as many lanes as it may.
-    Full,
-    /// The session is over.
-    Over,
-}
-
-impl Lanes {
-    pub(crate) fn new(first: Lane) -> Self {
-        Self { first: Member::new(first, true), further: Mutex::default() }
-    }
-
-    /// The lane of control messages and manifests.
-    pub(crate) fn first(&self) -> &Lane {
-        &self.first.lane
-    }
-
-    /// Keeps a place for a lane, while fewer than `max` have one.
-    pub(crate) fn reserve(self: &Arc<Self>, max: usize) -> Result<Place, NoPlace> {
-        let mut further = self.further();
-        if further.closed {
-            return Err(NoPlace::Over);
-        }
-        if further.places + 1 >= max {
-            return Err(NoPlace::Full);
-        }
-        further.places += 1;
-        Ok(Place { lanes: Arc::clone(self), member: None })
-    }
-
-    /// Ends every lane but the first, and lets none join any more.
-    pub(crate) fn close_further(&self, code: CloseCode) {
-        let members = {
-            let mut further = self.further();
-            further.closed = true;
-            std::mem::take(&mut further.members)
-        };
-        for member in members {
-            member.stand(Standing::Gone);
-            member.lane.close(code, "");
-        }
-    }
-
-    /// How many lanes take chunks.
-    pub(crate) fn usable(&self) -> usize {
-        1 + self.further().members.iter().filter(|member| member.is_good()).count()
-    }
-
-    /// Gives a chunk of `bytes` to the lane that has the fewest on their way.
-    pub(crate) fn assign(&self, bytes: u64) -> Load {
-        let further = self.further();
-        let members = || std::iter::once(&self.first).chain(further.members.iter().filter(|m| m.is_good()));
-        let loads = members().map(|member| member.bytes.load(Ordering::Relaxed));
-        let chosen = members().nth(least_loaded(loads)).unwrap_or(&self.first);
-        Load::new(chosen, bytes, !further.members.is_empty())
-    }
-
-    /// Gives a chunk of `bytes` to the first lane, whatever that has on its way.
-    pub(crate) fn assign_first(&self, bytes: u64) -> Load {
-        Load::new(&self.first, bytes, !self.further().members.is_empty())
-    }
-
-    /// Nothing that holds this lock can panic in a way that leaves half a change.
-    fn further(&self) -> MutexGuard<'_, Further> {
-        self.further.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Which of the lanes with these `loads` in bytes has the smallest; the first of equals. 0 when there is none.
-fn least_loaded(loads: impl Iterator<Item = u64>) -> usize {
-    loads.enumerate().min_by_key(|(_, bytes)| *bytes).map_or(0, |(index, _)| index)
-}
-
-impl Place {
-    /// Gives the place to `lane`, which takes chunks from now on; `None` when the session has ended meanwhile.
-    pub(crate) fn take(&mut self, lane: Lane) -> Option<Arc<Member>> {
-        let mut further = self.lanes.further();
-        if further.closed {
-            return None;
-        }
-        let member = Member::new(lane, false);
-        further.members.push(Arc::clone(&member));
-        self.member = Some(Arc::clone(&member));
-        Some(member)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut further = self.lanes.further();
-        further.places -= 1;
-        if let Some(member) = &self.member {
-            member.stand(Standing::Gone);
-            further.members.retain(|other| !Arc::ptr_eq(other, member));
-        }
-    }
-}
-
-impl Member {
-    fn new(lane: Lane, is_first: bool) -> Arc<Self> {
-        Arc::new(Self {
-            lane,
-            is_first,
-            bytes: AtomicU64::new(0),
-            standing: watch::Sender::new(Standing::Good),
-        })
-    }
-
-    /// Whether it is the first lane, with which everything ends.
-    pub(crate) fn is_first(&self) -> bool {
-        self.is_first
-    }
-
-    fn is_good(&self) -> bool {
-        *self.standing.borrow() == Standing::Good
-    }
-
-    /// Whether chunks are on their way on it.
-    pub(crate) fn has_chunks(&self) -> bool {
-        self.bytes.load(Ordering::Relaxed) > 0
-    }
-
-    /// Changes what may be expected of it. What is gone stays gone, and what leaves does not come back.
-    pub(crate) fn stand(&self, standing: Standing) {
-        self.standing.send_if_modified(|now| {
-            let changes = match (*now, standing) {
-                (Standing::Gone, _) | (Standing::Leaving, Standing::Good) => false,
-                (now, next) => now != next,
-            };
-            if changes {
-                *now = standing;
-            }
-            changes
-        });
-    }
-
-    /// Returns once nothing more may be expected of what was given to it. Never for the first lane. Cancel safe.
-    pub(crate) async fn given_up(&self) {
-        let lost = |standing: &Standing| matches!(standing, Standing::Silent | Standing::Gone);
-        if self.standing.subscribe().wait_for(lost).await.is_err() {
-            std::future::pending().await
-        }
-    }
+    /// Which chunk of the session it was given last, counted from 1.
+    last_chunk: AtomicU64,
+    retired: watch::Sender<bool>,
 }
 
 /// A chunk on a lane, which counts there until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Load {
-    member: Arc<Member>,
+pub(crate) struct LaneLoad {
+    lane: Arc<LiveLane>,
     bytes: u64,
-    /// Whether there are other lanes, so that it matters when the chunk has arrived.
-    among_several: bool,
 }
 
-impl Load {
-    fn new(member: &Arc<Member>, bytes: u64, among_several: bool) -> Self {
-        member.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Self { member: Arc::clone(member), bytes, among_several }
+/// Why a lane cannot join a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JoinRefused {
+    /// The session has as many lanes as it may.
+    Full,
+    /// The session is over.
+    Over,
+    /// A lane of the session has the number, or the number is none.
+    NumberInUse,
+    /// The client has retired the number already.
+    Retired,
+}
+
+impl Lanes {
+    /// The lanes of the session that began with `control`, to whose client `sender` speaks.
+    pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
+        let mut set = LaneSet::default();
+        set.live.insert(CONTROL, LiveLane::new(control.clone()));
+        Self {
+            set: Mutex::new(set),
+            control,
+            sender,
+            joined: watch::Sender::new(()),
+            chunks: AtomicU64::new(0),
+        }
     }
 
-    pub(crate) fn member(&self) -> &Member {
-        &self.member
+    /// The connection of control messages and manifests.
+    pub(crate) fn control(&self) -> &Lane {
+        &self.control
     }
 
-    /// Whether anybody has to know when the chunk has arrived.
-    pub(crate) fn is_among_several(&self) -> bool {
-        self.among_several
+    /// Whether a lane may join as `id` in a session of at most `max` lanes.
+    pub(crate) fn may_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
+        self.set().may_join(id, max)
+    }
+
+    /// Lets `lane` take chunks as `id`.
+    pub(crate) fn join(&self, id: LaneId, lane: Lane, max: usize) -> Result<Arc<LiveLane>, JoinRefused> {
+        let live = LiveLane::new(lane);
+        self.set().join(id, Arc::clone(&live), max)?;
+        self.joined.send_replace(());
+        Ok(live)
+    }
+
+    /// Ends the use of a lane, cuts off what is being sent on it, and tells the client. Does nothing the second time, so
+    /// that the client hears of each number once.
+    pub(crate) async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
+        let retirement = self.set().retire(id);
+        let Some(Retirement { lane }) = retirement else { return Ok(()) };
+        if let Some(lane) = lane {
+            lane.retired.send_replace(true);
+        }
+        // Queued after the lane left the set: whatever was begun on it was announced before.
+        self.sender.send(ServerMessage::Retired(id)).await
+    }
+
+    /// Ends the use of every lane with the session, and lets none join any more.
+    pub(crate) fn close(&self) {
+        let live = self.set().close();
+        for lane in live {
+            lane.retired.send_replace(true);
+        }
+    }
+
+    /// How many lanes take chunks.
+    pub(crate) fn len(&self) -> usize {
+        self.set().live.len()
+    }
+
+    /// Whether a lane was retired.
+    pub(crate) fn is_retired(&self, id: LaneId) -> bool {
+        self.set().retired.contains(id.0)
+    }
+
+    /// The lane with the fewest bytes being written, which should take the next chunk; `None` when there is none. Of lanes
+    /// with as few, the one whose last chunk is the longest ago: while all are taken into send buffers at once, lanes take
+    /// turns.
+    pub(crate) fn least_loaded(&self) -> Option<LaneId> {
+        let set = self.set();
+        least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load())))
+    }
+
+    /// Counts a chunk of `bytes` on a lane; `None` when that was retired meanwhile.
+    pub(crate) fn load(&self, id: LaneId, bytes: u64) -> Option<LaneLoad> {
+        let set = self.set();
+        let lane = set.live.get(&id)?;
+        lane.last_chunk
+            .store(1 + self.chunks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        Some(LaneLoad::new(lane, bytes))
+    }
+
+    /// Is notified whenever a lane joins.
+    pub(crate) fn joined(&self) -> watch::Receiver<()> {
+        self.joined.subscribe()
+    }
+
+    /// Nothing that holds this lock can panic in a way that leaves half a change.
+    fn set(&self) -> MutexGuard<'_, LaneSet<Arc<LiveLane>>> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Load {
+/// How busy a lane is: bytes being written first, then the last chunk that it was given.
+type Busyness = (u64, u64);
+
+/// Which lane is the least busy; the lowest number of equals.
+fn least_loaded(loads: impl Iterator<Item = (LaneId, Busyness)>) -> Option<LaneId> {
+    loads.min_by_key(|(_, load)| *load).map(|(id, _)| id)
+}
+
+/// The numbers of a session's lanes: those that live, and those that never will again. Pure.
+#[derive(Debug)]
+struct LaneSet<L> {
+    live: BTreeMap<LaneId, L>,
+    retired: RangeSet,
+    over: bool,
+}
+
+/// A number that was retired just now, with the lane that had it, if one had joined.
+#[derive(Debug, PartialEq, Eq)]
+struct Retirement<L> {
+    lane: Option<L>,
+}
+
+impl<L> Default for LaneSet<L> {
+    fn default() -> Self {
+        Self { live: BTreeMap::new(), retired: RangeSet::new(), over: false }
+    }
+}
+
+impl<L> LaneSet<L> {
+    fn may_join(&self, id: LaneId, max: usize) -> Result<(), JoinRefused> {
+        match () {
+            () if self.over => Err(JoinRefused::Over),
+            () if self.retired.contains(id.0) => Err(JoinRefused::Retired),
+            () if id == CONTROL || id.0 >= LANES_EVER || self.live.contains_key(&id) => {
+                Err(JoinRefused::NumberInUse)
+            }
+            () if self.live.len() >= max => Err(JoinRefused::Full),
+            () => Ok(()),
+        }
+    }
+
+    fn join(&mut self, id: LaneId, lane: L, max: usize) -> Result<(), JoinRefused> {
+        self.may_join(id, max)?;
+        self.live.insert(id, lane);
+        Ok(())
+    }
+
+    /// Retires a number, also one that no lane has joined with yet; `None` if it was retired before or cannot be one.
+    fn retire(&mut self, id: LaneId) -> Option<Retirement<L>> {
+        let is_news = !self.over && id.0 < LANES_EVER && self.retired.insert(id.0);
+        is_news.then(|| Retirement { lane: self.live.remove(&id) })
+    }
+
+    fn close(&mut self) -> Vec<L> {
+        self.over = true;
+        std::mem::take(&mut self.live).into_values().collect()
+    }
+}
+
+impl LiveLane {
+    fn new(lane: Lane) -> Arc<Self> {
+        Arc::new(Self {
+            lane,
+            bytes: AtomicU64::new(0),
+            last_chunk: AtomicU64::new(0),
+            retired: watch::Sender::new(false),
+        })
+    }
+
+    fn load(&self) -> Busyness {
+        (self.bytes.load(Ordering::Relaxed), self.last_chunk.load(Ordering::Relaxed))
+    }
+
+    /// Returns once the lane is retired, or its session is over. Cancel safe.
+    pub(crate) async fn retired(&self) {
+        // The sender is borrowed, so it cannot be gone.
+        let _ = self.retired.subscribe().wait_for(|retired| *retired).await;
+    }
+}
+
+impl LaneLoad {
+    fn new(lane: &Arc<LiveLane>, bytes: u64) -> Self {
+        lane.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Self { lane: Arc::clone(lane), bytes }
+    }
+
+    pub(crate) fn lane(&self) -> &LiveLane {
+        &self.lane
+    }
+}
+
+impl Drop for LaneLoad {
     fn drop(&mut self) {
-        self.member.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.lane.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -254,18 +271,13 @@ impl Silence {
         Self { eliciting_frames, received_bytes, unanswered: false }
     }
 
-    /// Looks at what the lane has done since the last look; returns what may be expected of it, or `None` if that gave no
-    /// news.
-    pub(crate) fn look(&mut self, stats: &LaneStats) -> Option<Standing> {
+    /// Looks at what the lane has done since the last look; returns whether it is silent.
+    pub(crate) fn look(&mut self, stats: &LaneStats) -> bool {
         let heard = stats.received_bytes > self.received_bytes;
         let asked = stats.eliciting_frames > self.eliciting_frames;
         let was_unanswered = self.unanswered;
         *self = Self { unanswered: !heard && (was_unanswered || asked), ..Self::new(stats) };
-        match (heard, was_unanswered) {
-            (true, _) => Some(Standing::Good),
-            (false, true) => Some(Standing::Silent),
-            (false, false) => None,
-        }
+        !heard && was_unanswered
     }
 }
 
@@ -273,27 +285,171 @@ impl Silence {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::time::Duration;
+    use std::{collections::BTreeSet, time::Duration};
+    use tensor_relay_protocol::ClientMessage;
+    use tensor_relay_transport::{Connector, Identity, Listener, Tuning};
+    use tokio::time::timeout;
 
     proptest! {
-        /// No lane has less on its way than the one that is chosen, and none before it as little.
+        /// Any chunks that are begun on the chosen lane and end at any time: no lane has fewer bytes than the one that is
+        /// chosen, and of those with as few it is the one that waited longest.
         #[test]
-        fn the_least_loaded_lane_is_chosen(loads in prop::collection::vec(0u64..8, 1..17)) {
-            let chosen = least_loaded(loads.iter().copied());
-            prop_assert!(loads.iter().all(|other| *other >= loads[chosen]));
-            prop_assert!(loads[..chosen].iter().all(|before| *before > loads[chosen]));
+        fn the_least_loaded_lane_is_chosen(
+            lanes in 0usize..6,
+            steps in prop::collection::vec((1u64..4, prop::option::of(any::<prop::sample::Index>())), 0..60),
+        ) {
+            let (mut bytes, mut last, mut running) = (vec![0; lanes], vec![0; lanes], vec![]);
+            for (at, (size, ends)) in (1u64..).zip(steps) {
+                let loads = bytes.iter().copied().zip(last.iter().copied());
+                let chosen = least_loaded((0..).map(LaneId).zip(loads.clone()));
+                prop_assert_eq!(chosen.is_none(), lanes == 0);
+                let Some(chosen) = chosen.map(|id| id.0 as usize) else { continue };
+                let fewest = bytes.iter().min().copied();
+                prop_assert_eq!(fewest, Some(bytes[chosen]));
+                let waited = loads.filter(|(bytes, _)| Some(*bytes) == fewest).map(|(_, last)| last).min();
+                prop_assert_eq!(waited, Some(last[chosen]));
+                bytes[chosen] += size;
+                last[chosen] = at;
+                running.push((chosen, size));
+                if let Some(ends) = ends {
+                    let (lane, size) = running.swap_remove(ends.index(running.len()));
+                    bytes[lane] -= size;
+                }
+            }
         }
 
-        /// Chunks that are given while none arrives spread evenly, to a chunk.
+        /// Chunks that are written at once take turns, as do those of which none is written.
         #[test]
-        fn chunks_spread_evenly(lanes in 1usize..17, chunks in 0usize..100) {
-            let mut loads = vec![0u64; lanes];
-            for _ in 0..chunks {
-                let chosen = least_loaded(loads.iter().copied());
-                loads[chosen] += 1;
+        fn chunks_spread_evenly(lanes in 1usize..17, chunks in 0usize..100, are_written in any::<bool>()) {
+            let (mut loads, mut given) = (vec![(0u64, 0u64); lanes], vec![0usize; lanes]);
+            for at in 1..=chunks {
+                let chosen = least_loaded((0..).map(LaneId).zip(loads.iter().copied())).unwrap().0 as usize;
+                loads[chosen] = (loads[chosen].0 + u64::from(!are_written), at as u64);
+                given[chosen] += 1;
             }
-            prop_assert!(loads.iter().all(|load| *load as usize == chunks / lanes || *load as usize == chunks.div_ceil(lanes)));
+            prop_assert!(given.iter().all(|count| *count == chunks / lanes || *count == chunks.div_ceil(lanes)));
         }
+
+        /// Any order of joins and retirements, of numbers that may be none: a number lives once, is retired once, and the
+        /// session never has more lanes than it may.
+        #[test]
+        fn numbers_are_used_once(
+            steps in prop::collection::vec((any::<bool>(), prop_oneof![8 => 0u32..6, 1 => LANES_EVER - 1..LANES_EVER + 1, 1 => Just(u32::MAX)]), 0..60),
+            max in 1usize..5,
+        ) {
+            let mut set = LaneSet::default();
+            set.live.insert(CONTROL, 0);
+            let (mut live, mut retired) = (BTreeSet::from([0]), BTreeSet::new());
+            for (joins, number) in steps {
+                let id = LaneId(number);
+                if joins {
+                    let refused = match () {
+                        () if retired.contains(&number) => Some(JoinRefused::Retired),
+                        () if number == 0 || number >= LANES_EVER || live.contains(&number) => Some(JoinRefused::NumberInUse),
+                        () if live.len() >= max => Some(JoinRefused::Full),
+                        () => None,
+                    };
+                    prop_assert_eq!(set.join(id, number, max).err(), refused);
+                    if refused.is_none() { live.insert(number); }
+                } else {
+                    let is_news = number < LANES_EVER && retired.insert(number);
+                    let lane = live.take(&number).filter(|_| is_news);
+                    prop_assert_eq!(set.retire(id), is_news.then_some(Retirement { lane }));
+                }
+                prop_assert!(set.live.keys().map(|id| id.0).eq(live.iter().copied()));
+                prop_assert!(set.retired.iter().eq(retired.iter().copied()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_retired_before_it_joins_stays_out() {
+        let mut set = LaneSet::default();
+        assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: None }), "the client is answered");
+        assert_eq!(set.join(LaneId(1), "late", 4), Err(JoinRefused::Retired));
+        assert_eq!(set.retire(LaneId(1)), None, "once");
+    }
+
+    #[test]
+    fn a_retirement_by_either_end_is_told_once() {
+        let mut set = LaneSet::default();
+        set.join(LaneId(1), "lane", 4).unwrap();
+        assert_eq!(set.retire(LaneId(1)), Some(Retirement { lane: Some("lane") }), "the server lost it");
+        assert_eq!(set.retire(LaneId(1)), None, "the client's word crossed the server's");
+    }
+
+    #[test]
+    fn the_last_lane_may_be_retired_and_another_one_join() {
+        let mut set = LaneSet::default();
+        set.live.insert(CONTROL, "control");
+        assert_eq!(set.retire(CONTROL), Some(Retirement { lane: Some("control") }));
+        assert!(set.live.is_empty());
+        assert_eq!(set.join(CONTROL, "again", 4), Err(JoinRefused::Retired));
+        set.join(LaneId(1), "lane", 1).unwrap();
+        assert_eq!(set.join(LaneId(2), "one too many", 1), Err(JoinRefused::Full));
+    }
+
+    #[test]
+    fn nobody_joins_a_session_that_is_over() {
+        let mut set = LaneSet::default();
+        set.join(LaneId(1), "lane", 4).unwrap();
+        assert_eq!(set.close(), ["lane"]);
+        assert_eq!(set.join(LaneId(2), "late", 4), Err(JoinRefused::Over));
+        assert_eq!(set.retire(LaneId(1)), None, "nobody is left to be told");
+    }
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// The lanes of a session on the loopback that has the one it began with; and what else must live.
+    async fn session() -> (Lanes, impl Sized) {
+        let identity = Identity::ephemeral().unwrap();
+        let any_port = "127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(any_port, &identity, Tuning::default()).unwrap();
+        let (hosts, keys) = ([listener.local_address().to_string()], [identity.fingerprint()]);
+        let connector = Connector::new(Tuning::default());
+        let arrival = async { listener.accept().await.unwrap().accept().await.unwrap() };
+        let (client, server) = tokio::join!(connector.connect(&hosts, &keys), arrival);
+        let client = client.unwrap();
+        let at_client = control::open(&client, SOON).await.unwrap();
+        at_client.0.send(ClientMessage::List).await.unwrap(); // The server sees the stream when it carries something.
+        let (sender, receiver) = control::accept(&server, SOON).await.unwrap();
+        (Lanes::new(server, sender), (listener, client, at_client, receiver))
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_lane_hears_of_each_that_joins() {
+        let (lanes, _alive) = session().await;
+        let mut joined = lanes.joined();
+        let join = |id| lanes.join(LaneId(id), lanes.control().clone(), 2);
+        let (heard, live) = tokio::join!(timeout(SOON, joined.changed()), async { join(1).unwrap() });
+        heard.expect("a lane has joined").unwrap();
+        assert_eq!(join(2).unwrap_err(), JoinRefused::Full);
+        assert!(!joined.has_changed().unwrap(), "none has joined");
+        lanes.retire(LaneId(1)).await.unwrap();
+        timeout(SOON, live.retired()).await.expect("it was retired");
+        assert!(lanes.is_retired(LaneId(1)) && lanes.len() == 1);
+        join(2).unwrap();
+        assert!(joined.has_changed().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_chunk_counts_on_its_lane_until_it_is_sent() {
+        let (lanes, _alive) = session().await;
+        let live = lanes.join(LaneId(1), lanes.control().clone(), 2).unwrap();
+        assert_eq!((lanes.len(), lanes.least_loaded()), (2, Some(CONTROL)));
+        let first = lanes.load(CONTROL, 100).unwrap();
+        assert_eq!((first.lane().load(), lanes.least_loaded()), ((100, 1), Some(LaneId(1))));
+        let second = lanes.load(LaneId(1), 200).unwrap();
+        assert_eq!((live.load(), lanes.least_loaded()), ((200, 2), Some(CONTROL)));
+        drop(second);
+        assert_eq!((live.load(), lanes.least_loaded()), ((0, 2), Some(LaneId(1))));
+        drop(first);
+        assert_eq!(lanes.least_loaded(), Some(CONTROL), "it waited for longer");
+        assert_eq!(lanes.may_join(LaneId(1), 3), Err(JoinRefused::NumberInUse));
+        lanes.close();
+        timeout(SOON, live.retired()).await.expect("the session is over");
+        assert!(lanes.load(LaneId(1), 1).is_none() && lanes.least_loaded().is_none());
+        assert_eq!(lanes.may_join(LaneId(2), 3), Err(JoinRefused::Over));
     }
 
     #[test]
@@ -308,14 +464,14 @@ mod tests {
             eliciting_frames,
         };
         let mut silence = Silence::new(&stats(5, 100));
-        assert_eq!(silence.look(&stats(9, 180)), Some(Standing::Good));
-        assert_eq!(silence.look(&stats(9, 180)), None, "it says nothing and need not be answered");
-        assert_eq!(silence.look(&stats(10, 180)), None, "it spoke just before the look");
-        assert_eq!(silence.look(&stats(10, 200)), Some(Standing::Good), "and was answered after it");
-        assert_eq!(silence.look(&stats(12, 200)), None);
-        assert_eq!(silence.look(&stats(12, 200)), Some(Standing::Silent));
-        assert_eq!(silence.look(&stats(13, 200)), Some(Standing::Silent), "until it is heard again");
-        assert_eq!(silence.look(&stats(13, 220)), Some(Standing::Good));
-        assert_eq!(silence.look(&stats(14, 220)), None, "what was before is forgotten");
+        assert!(!silence.look(&stats(9, 180)));
+        assert!(!silence.look(&stats(9, 180)), "it says nothing and need not be answered");
+        assert!(!silence.look(&stats(10, 180)), "it spoke just before the look");
+        assert!(!silence.look(&stats(10, 200)), "and was answered after it");
+        assert!(!silence.look(&stats(12, 200)));
+        assert!(silence.look(&stats(12, 200)));
+        assert!(silence.look(&stats(13, 200)), "until it is heard again");
+        assert!(!silence.look(&stats(13, 220)));
+        assert!(!silence.look(&stats(14, 220)), "what was before is forgotten");
     }
 }

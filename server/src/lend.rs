@@ -1,9 +1,8 @@
 //! Tensors that stay where their producer has them, and come back when nobody reads them any more.
 
 use crate::{Borrowed, StageError, Staging};
-use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
-use tensor_relay_device::{GatherSource, Loan, PartsError};
+use tensor_relay_device::{GatherSource, HostBytes, Loan, PartsError};
 use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::egress::Payload;
 
@@ -55,7 +54,7 @@ pub enum LendError {
 
 impl Borrowed {
     /// Lays tensors out and lends their bytes to whoever reads the version: nothing is copied but what lies in a chunk with
-    /// other tensors or with padding. Aliases come with no bytes. Chunks are hashed when they are first sent.
+    /// other tensors or with padding, and what others may write ([`HostBytes::Volatile`]). Aliases come with no bytes. Chunks are hashed when they are first sent.
     ///
     /// The producer must not write to the bytes before
     /// [`Publication::released`](crate::Publication::released) says so. That is when the version left retention
@@ -66,15 +65,16 @@ impl Borrowed {
     /// [`LendError`]; nothing is kept then.
     pub fn from_tensors(
         staging: &Staging,
-        tensors: Vec<(TensorSpec, Bytes)>,
+        tensors: Vec<(TensorSpec, impl Into<HostBytes>)>,
         metadata: Metadata,
     ) -> Result<Self, LendError> {
         let aliases: Vec<bool> = tensors.iter().map(|(spec, _)| spec.alias_of.is_some()).collect();
-        let (specs, bytes): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+        let tensors = tensors.into_iter().map(|(spec, bytes)| (spec, bytes.into()));
+        let (specs, bytes): (Vec<_>, Vec<HostBytes>) = tensors.unzip();
         let manifest = staging.lay_out(specs, metadata).map_err(StageError::from)?;
         let (loan, returned) = Loan::new();
         let parts = parts(&manifest, &aliases, bytes, |bytes| bytes.len() as u64)?;
-        let lent = parts.into_iter().map(|(range, bytes)| (range, loan.lend(bytes)));
+        let lent = parts.into_iter().map(|(range, bytes)| (range, bytes.lent_by(&loan)));
         let source = GatherSource::new(manifest.payload_bytes(), lent)?;
         let payload = Payload::new(Arc::new(manifest), Arc::new(source));
         Ok(Self { payload, returned: Some(returned) })
@@ -109,6 +109,7 @@ pub(crate) fn parts<M>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use tensor_relay_device::HostMemory;
     use tensor_relay_protocol::{CodecId, Dtype, Limits, Shape, TensorName};
     use tensor_relay_transport::{Workers, egress::Encoder};

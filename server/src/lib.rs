@@ -50,12 +50,14 @@ mod bases;
 pub mod beside;
 mod borrowed;
 mod catalogue;
+mod claims;
+mod client_state;
 mod config;
 mod cursor;
-mod delivery;
 mod device;
 mod files;
 mod held;
+mod inboxes;
 mod joining;
 mod lanes;
 mod lend;
@@ -63,14 +65,16 @@ mod link_rate;
 mod places;
 mod publisher;
 mod retention;
-mod sends;
+mod sender;
 mod server;
 mod session;
+mod shared;
 mod staged;
 mod stall;
 mod subscription;
 mod topic;
 mod traffic;
+mod transfer;
 mod watching;
 
 pub use address::{AddressError, Advertised, reachable};
@@ -94,8 +98,8 @@ pub use tensor_relay_protocol::{
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::{
-    BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, Listener, Tuning,
-    egress::{EncoderStats, Stage, StageStats},
+    BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, Listener, Stage, StageStats,
+    Transport, Tuning, egress::EncoderStats,
 };
 pub use topic::{TopicOptions, WhenFull};
 pub use traffic::TrafficStats;

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 /// Measures the rate at which the network takes bytes, and puts it into a class.
 ///
-/// Only time in which it was the network that was waited for counts: a *stretch* of it lasts for as long as there is always
-/// at least one chunk being sent. Where encoding, the source or the receiver's credit is what takes long, stretches are
+/// Only time in which the network is the bottleneck counts: a *busy period* lasts for as long as there is always at least
+/// one chunk being sent. Where encoding, the source or the receiver's credit is what takes long, busy periods are
 /// short and say nothing. The first [`BUFFERED_BYTES`] of each say nothing either, since they may only have filled a buffer.
 /// So a version of a few MiB does not count, and a subscription that has nothing to send stays what it was. One that comes
 /// back over a new connection is a new one here: it begins with a guess again, since the path may be another.
@@ -15,14 +15,14 @@ use tokio::time::Instant;
 pub(crate) struct LinkRate {
     class: LinkClass,
     sending: u32,
-    stretch: Stretch,
+    busy: BusyPeriod,
     /// The rate that was measured before, in bytes per second: one measurement alone moves nothing.
     before: Option<f64>,
 }
 
-/// A stretch in which something was always being sent.
+/// A time in which something was always being sent.
 #[derive(Debug, Default)]
-struct Stretch {
+struct BusyPeriod {
     bytes: u64,
     /// When the bytes that fill buffers were through.
     began: Option<Instant>,
@@ -44,14 +44,14 @@ impl LinkRate {
     /// A chunk begins to be sent.
     pub(crate) fn begin(&mut self) {
         if self.sending == 0 {
-            self.stretch = Stretch::default();
+            self.busy = BusyPeriod::default();
         }
         self.sending += 1;
     }
 
     /// The network took `bytes` of a chunk that is being sent.
     pub(crate) fn note(&mut self, bytes: u64, now: Instant) {
-        if let Some(bytes_per_s) = self.stretch.note(bytes, now) {
+        if let Some(bytes_per_s) = self.busy.note(bytes, now) {
             self.handle_measured(bytes_per_s);
         }
     }
@@ -74,7 +74,7 @@ impl LinkRate {
     }
 }
 
-impl Stretch {
+impl BusyPeriod {
     /// Counts bytes; returns a rate once there are enough for one.
     fn note(&mut self, bytes: u64, now: Instant) -> Option<f64> {
         self.bytes += bytes;

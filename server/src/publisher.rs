@@ -4,7 +4,7 @@ use crate::{
     Held, TopicOptions, WhenFull,
     catalogue::Catalogue,
     retention::Seq,
-    session::Counters,
+    shared::Counters,
     topic::{InTheWay, Pushed, Retained, TopicState},
 };
 use std::{

@@ -4,10 +4,10 @@ use crate::{
     Config, Publisher, Staging, TopicOptions, TopicTaken, TrafficStats,
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
-    session::{self, Shared},
+    session,
+    shared::Shared,
 };
 use std::{
-    io,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -15,8 +15,8 @@ use std::{
 use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{CloseCode, Epoch, Topic};
 use tensor_relay_transport::{
-    Arrival, CodecStats, Listener,
-    egress::{Encoder, EncoderStats, StageStats},
+    Arrival, CodecStats, Listener, StageStats,
+    egress::{Encoder, EncoderStats},
 };
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -49,14 +49,15 @@ pub struct ServerStats {
     pub evicted: u64,
     /// Bytes of staged versions: retained, in transfer, or kept to code later ones against.
     pub staged_bytes: u64,
-    /// Bytes of staged versions that are gone, which are kept for the next ones while their topics have publishers.
+    /// Bytes of staged versions that are gone, which are kept for the next ones while their topics have publishers, and two seconds
+    /// longer.
     pub reusable_bytes: u64,
     /// Of versions that left retention, those that are kept to code later ones against.
     pub bases: BaseStats,
     /// What its lanes carried.
     pub traffic: TrafficStats,
     /// What was sent to all subscribers, codec by codec, and what it took to encode it. Less than what lanes carried: a
-    /// chunk counts once, without headers and packets sent again.
+    /// chunk counts once it is written, without headers and packets sent again.
     pub codecs: CodecStats,
     /// What the encoder did.
     pub encoder: EncoderStats,
@@ -86,10 +87,7 @@ impl Server {
     }
 
     /// Where it listens.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn local_address(&self) -> io::Result<SocketAddr> {
+    pub fn local_address(&self) -> SocketAddr {
         self.listener.local_address()
     }
 
@@ -130,8 +128,8 @@ impl Server {
     pub fn stats(&self) -> ServerStats {
         let (counters, staged) = (&self.shared.counters, self.staging.memory.stats());
         ServerStats {
-            sessions: *self.shared.sessions.borrow(),
-            transfers: *self.shared.transfers.borrow(),
+            sessions: self.shared.sessions.get(),
+            transfers: self.shared.transfers.get(),
             committed: counters.committed.load(Ordering::Relaxed),
             evicted: counters.evicted.load(Ordering::Relaxed),
             staged_bytes: staged.in_use_bytes,
@@ -160,13 +158,9 @@ impl Server {
     /// finished. Readers in mode `every` take as long as their users do.
     pub async fn shutdown(self, grace: Duration) -> bool {
         self.shared.draining.send_replace(true);
-        let mut unfinished = self.shared.unfinished.subscribe();
-        let finished = tokio::time::timeout(grace, unfinished.wait_for(|count| *count == 0))
-            .await
-            .is_ok();
+        let finished = tokio::time::timeout(grace, self.shared.unfinished.none_left()).await.is_ok();
         self.shared.ending.send_replace(true);
-        let _ =
-            tokio::time::timeout(FLUSH, self.shared.sessions.subscribe().wait_for(|open| *open == 0)).await;
+        let _ = tokio::time::timeout(FLUSH, self.shared.sessions.none_left()).await;
         self.listener.close(CloseCode::ShuttingDown);
         let _ = tokio::time::timeout(FLUSH, self.listener.wait_idle()).await;
         finished
@@ -200,8 +194,8 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     let mut sessions = JoinSet::new();
     while let Some(arrival) = listener.accept().await {
         while sessions.try_join_next().is_some() {}
-        let further = shared.further_lanes.load(Ordering::Relaxed);
-        let sessions_and_strangers = sessions.len().saturating_sub(further);
+        let joined = shared.joined_lanes.get() as usize;
+        let sessions_and_strangers = sessions.len().saturating_sub(joined);
         let full = sessions_and_strangers >= shared.config.sessions_max.saturating_add(STRANGERS_MAX);
         if full {
             tracing::warn!(peer = %arrival.peer(), "A client was turned away: too many have connected and not said why.");

@@ -1,96 +1,29 @@
 //! One client: greeted, then served until it leaves.
 
 use crate::{
-    Config,
     bases::ClientBase,
-    catalogue::Catalogue,
+    claims::Claims,
+    client_state::ClientState,
     cursor::Cursor,
-    joining::{self, Joinable, Open},
-    lanes::Lanes,
+    inboxes::Inboxes,
+    joining::{self, Join, Open},
+    lanes::{LANES_EVER, Lanes},
     link_rate::LinkMeter,
-    subscription::{Inbox, Subscription, Unfinished, Wanted, Word},
-    traffic::Traffic,
+    shared::{Counted, Shared},
+    subscription::Subscription,
+    transfer::SubscriptionMessage as Message,
     watching,
 };
-use std::{
-    collections::{HashMap, HashSet},
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
-    ClientMessage, CloseCode, CodecSet, Credit, EndReason, Glob, Hello, Misbehaved, Mode, PROTOCOL_REVISIONS,
-    ServerMessage, Subscribe, SubscriptionId, WATCHES_MAX, WatchId, Welcome,
+    ClientMessage, CloseCode, CodecSet, Credit, EndReason, FeatureSet, Glob, Hello, Misbehaved, Mode,
+    PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    Lane, LaneError, LaneThreads, Tally,
+    Lane, LaneError,
     control::{self, ControlError},
-    egress::Encoder,
 };
-use tokio::{
-    sync::{mpsc, watch},
-    task::{AbortHandle, JoinError, JoinSet},
-};
-
-/// What all sessions of a server share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) config: Config,
-    pub(crate) catalogue: Arc<Catalogue>,
-    pub(crate) encoder: Encoder,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) traffic: Traffic,
-    /// What was sent, of all topics.
-    pub(crate) tally: Tally,
-    /// Sessions that are open.
-    pub(crate) sessions: watch::Sender<u64>,
-    /// Versions that are being sent, each to one subscription.
-    pub(crate) transfers: watch::Sender<u64>,
-    /// Subscriptions that a shutdown waits for: all, until they have heard of it and have nothing to finish.
-    pub(crate) unfinished: watch::Sender<u64>,
-    /// Where further lanes find their sessions.
-    pub(crate) joinable: Joinable,
-    /// The further lanes of all sessions, which joined.
-    pub(crate) further_lanes: AtomicUsize,
-    pub(crate) lane_threads: LaneThreads,
-    /// Whether no new version is to be begun.
-    pub(crate) draining: watch::Sender<bool>,
-    /// Whether sessions are to end.
-    pub(crate) ending: watch::Sender<bool>,
-}
-
-/// What a server counts.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// Versions that a subscriber committed.
-    pub(crate) committed: AtomicU64,
-    /// Subscriptions that took no byte within the deadline, or did not keep up with their publisher.
-    pub(crate) evicted: AtomicU64,
-}
-
-impl Shared {
-    pub(crate) fn new(config: Config, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
-        Self {
-            lane_threads: LaneThreads::new(config.lane_threads),
-            joinable: Joinable::default(),
-            further_lanes: AtomicUsize::new(0),
-            config,
-            catalogue,
-            encoder,
-            counters: Arc::default(),
-            traffic: Traffic::default(),
-            tally: Tally::default(),
-            sessions: watch::Sender::new(0),
-            transfers: watch::Sender::new(0),
-            unfinished: watch::Sender::new(0),
-            draining: watch::Sender::new(false),
-            ending: watch::Sender::new(false),
-        }
-    }
-}
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +60,7 @@ impl SessionError {
     }
 }
 
-/// Serves one connection until it ends: a client until it leaves, breaks a rule, or dies, or a further lane of one.
+/// Serves one connection until it ends: a session that begins with `Hello`, or a lane that joins one with `Join`.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
 pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Shared>) {
     let _traffic = shared.traffic.count(&lane);
@@ -138,8 +71,9 @@ pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Sha
         Err(_) => return end(&lane, &SessionError::NoHello).await,
     };
     let admitted = match first_message(&mut receiver, control_timeout).await {
-        Ok(ClientMessage::Join { session, grant }) => {
-            return joining::serve(lane, sender, receiver, (session, grant), &shared).await;
+        Ok(ClientMessage::Join { session, lane: number, grant, instance }) => {
+            let join = Join { session, lane: number, grant, instance };
+            return joining::serve(lane, sender, receiver, join, &shared).await;
         }
         Ok(first) => Guest::new(first, &shared),
         Err(error) => Err(error),
@@ -165,37 +99,16 @@ struct Guest {
 }
 
 impl Guest {
-    /// The client whose first words were these, if it may come in.
+    /// The client whose first message this was, if it may come in.
     fn new(first: ClientMessage, shared: &Arc<Shared>) -> Result<Self, SessionError> {
         let ClientMessage::Hello(hello) = first else {
             return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello or Join" }.into());
         };
         let revision = common_revision(&hello)?;
-        let counted = Counted::begin(shared).ok_or(SessionError::TooBusy)?;
+        let sessions_max = shared.config.sessions_max as u64;
+        let counted = shared.sessions.count_below(sessions_max).ok_or(SessionError::TooBusy)?;
         tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
         Ok(Self { hello, revision, _counted: counted })
-    }
-}
-
-/// Counts a session for as long as it lives.
-struct Counted(Arc<Shared>);
-
-impl Counted {
-    /// `None` while there are as many sessions as there may be.
-    fn begin(shared: &Arc<Shared>) -> Option<Self> {
-        let max = shared.config.sessions_max as u64;
-        let begun = shared.sessions.send_if_modified(|open| {
-            let has_room = *open < max;
-            *open += u64::from(has_room);
-            has_room
-        });
-        begun.then(|| Self(Arc::clone(shared)))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.sessions.send_modify(|open| *open -= 1);
     }
 }
 
@@ -232,7 +145,7 @@ async fn greet_and_run(
     guest: &Guest,
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
-    let (number, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone())));
+    let (number, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone())));
     let (_open, offer) = Open::new(shared, number, &lanes);
     let welcome = Welcome {
         revision: guest.revision,
@@ -240,6 +153,9 @@ async fn greet_and_run(
         session: number,
         subscriptions_max: shared.config.subscriptions_max,
         lanes: offer,
+        instance: shared.instance,
+        lane_addresses: vec![],
+        features: FeatureSet::OFFERED,
     };
     sender.send(ServerMessage::Welcome(welcome)).await?;
     let session = Session {
@@ -247,8 +163,7 @@ async fn greet_and_run(
         sender: sender.clone(),
         codecs: guest.hello.codecs,
         shared: Arc::clone(shared),
-        inboxes: HashMap::new(),
-        used: HashSet::new(),
+        inboxes: Inboxes::default(),
         running: JoinSet::new(),
         watching: HashMap::new(),
         watches: JoinSet::new(),
@@ -271,10 +186,7 @@ struct Session {
     sender: control::Sender<ServerMessage>,
     codecs: CodecSet,
     shared: Arc<Shared>,
-    /// Where each running subscription hears what its client says.
-    inboxes: HashMap<SubscriptionId, mpsc::Sender<Word>>,
-    /// Every id the client has used: an id names one subscription for the whole session.
-    used: HashSet<SubscriptionId>,
+    inboxes: Inboxes,
     running: JoinSet<Ended>,
     /// The watches under way, and the tasks behind them, which end with the session.
     watching: HashMap<WatchId, AbortHandle>,
@@ -287,11 +199,8 @@ type Ended = (SubscriptionId, Result<(), Misbehaved>);
 /// The same, unless its task panicked.
 type Joined = Result<Ended, JoinError>;
 
-/// How long subscriptions may take to hear a client's last words.
+/// How long subscriptions may take to hear a client's last messages.
 const SUBSCRIPTIONS_END: Duration = Duration::from_secs(1);
-
-/// How many ids a client may use up in one session. Beyond it a client has lost count.
-const SUBSCRIPTIONS_EVER: usize = 1 << 20;
 
 impl Session {
     async fn run(
@@ -316,7 +225,7 @@ impl Session {
 
     fn handle_ended(&mut self, ended: Joined) -> Result<(), SessionError> {
         let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        self.inboxes.remove(&id);
+        self.inboxes.close(id);
         Ok(result?)
     }
 
@@ -324,7 +233,7 @@ impl Session {
     /// as the same reader, whose place must be where this one leaves it.
     async fn let_end(&mut self, id: SubscriptionId) -> Result<(), SessionError> {
         let over = async {
-            while self.inboxes.contains_key(&id)
+            while self.inboxes.is_open(id)
                 && let Some(ended) = self.running.join_next().await
             {
                 self.handle_ended(ended)?;
@@ -337,30 +246,45 @@ impl Session {
     /// Lets subscriptions hear what the client said last, a commit perhaps, before they end with it. They end by
     /// themselves once nobody can speak to them.
     async fn let_subscriptions_end(&mut self) {
-        self.inboxes.clear();
+        self.inboxes.close_all();
         let ended = async { while self.running.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(SUBSCRIPTIONS_END, ended).await;
     }
 
+    /// Does what the client asks: all of its commands come through here.
     async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
+        message.check_features(FeatureSet::OFFERED)?;
         match message {
             ClientMessage::Subscribe(subscribe) => self.handle_subscribe(subscribe).await?,
             ClientMessage::Credit { subscription, chunks } => {
-                self.pass_on(subscription, Word::Credit(chunks)).await?;
+                self.inboxes.deliver(subscription, Message::Credit(chunks)).await?;
             }
             ClientMessage::Committed { subscription, epoch, version, kept } => {
-                self.pass_on(subscription, Word::Committed { epoch, version, kept }).await?;
+                self.inboxes
+                    .deliver(subscription, Message::Committed { epoch, version, kept })
+                    .await?;
             }
             ClientMessage::Abort { subscription, epoch, version, reason } => {
-                self.pass_on(subscription, Word::Abort(epoch, version, reason)).await?;
+                self.inboxes
+                    .deliver(subscription, Message::Abort(epoch, version, reason))
+                    .await?;
             }
             ClientMessage::Acknowledge { subscription, epoch, version } => {
-                self.pass_on(subscription, Word::Acknowledge(epoch, version)).await?;
+                self.inboxes.deliver(subscription, Message::Acknowledge(epoch, version)).await?;
+            }
+            ClientMessage::Fetch { subscription, epoch, version, chunks } => {
+                self.inboxes
+                    .deliver(subscription, Message::Fetch(epoch, version, chunks))
+                    .await?;
             }
             ClientMessage::Unsubscribe { subscription, keep_place } => {
-                self.pass_on(subscription, Word::Unsubscribe { keep_place }).await?;
+                self.inboxes.deliver(subscription, Message::Unsubscribe { keep_place }).await?;
                 self.let_end(subscription).await?;
             }
+            ClientMessage::Retire(lane) if lane.0 >= LANES_EVER => {
+                return Err(Misbehaved::LaneOutOfRange(lane).into());
+            }
+            ClientMessage::Retire(lane) => self.lanes.retire(lane).await?,
             ClientMessage::Watch { watch, glob } => self.handle_watch(watch, glob)?,
             ClientMessage::Unwatch(watch) => {
                 let task = self.watching.remove(&watch);
@@ -381,14 +305,10 @@ impl Session {
 
     async fn handle_subscribe(&mut self, subscribe: Subscribe) -> Result<(), SessionError> {
         let id = subscribe.subscription;
-        if self.used.len() >= SUBSCRIPTIONS_EVER || !self.used.insert(id) {
-            return Err(Misbehaved::DuplicateSubscription(id).into());
-        }
-        if self.inboxes.len() >= self.shared.config.subscriptions_max as usize {
+        let Some(inbox) = self.inboxes.open(id, self.shared.config.subscriptions_max as usize)? else {
             let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
             return Ok(self.sender.send(end).await?);
-        }
-        let (inbox, words) = Inbox::channel();
+        };
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let subscription = Subscription {
             id,
@@ -397,17 +317,17 @@ impl Session {
             link: LinkMeter::default(),
             credit: Credit::new(subscribe.credit)?,
             cursor: Cursor::new(follower.topic(), &subscribe),
-            base: ClientBase::new(follower.topic(), subscribe.base),
+            claims: Claims::new(&subscribe),
+            base: ClientBase::new(follower.topic(), subscribe.base.map(|base| base.of())),
             follower,
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             inbox,
-            wanted: Wanted::new(subscribe.selection, subscribe.manifest, subscribe.partial),
-            unfinished: Some(Unfinished::begin(&self.shared)),
+            client: ClientState::new(subscribe.selection, subscribe.manifest, subscribe.partial),
+            unfinished: Some(self.shared.unfinished.count()),
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };
-        self.inboxes.insert(id, words);
         self.running.spawn(async move { (id, subscription.run().await) });
         Ok(())
     }
@@ -426,18 +346,5 @@ impl Session {
         let task = self.watches.spawn(async { drop(task.await) });
         self.watching.insert(watch, task);
         Ok(())
-    }
-
-    /// Lets a subscription hear what its client said. One that has just ended is not there any more, which the client
-    /// cannot know yet; one that never was, the client made up.
-    async fn pass_on(&self, id: SubscriptionId, word: Word) -> Result<(), SessionError> {
-        match self.inboxes.get(&id) {
-            Some(inbox) => {
-                let _ = inbox.send(word).await;
-                Ok(())
-            }
-            None if self.used.contains(&id) => Ok(()),
-            None => Err(Misbehaved::UnknownSubscription(id).into()),
-        }
     }
 }

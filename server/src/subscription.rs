@@ -3,54 +3,30 @@
 use crate::{
     bases::ClientBase,
     catalogue::Follower,
+    claims::{self, Claims, Named},
+    client_state::ClientState,
     cursor::{Cursor, Step},
+    inboxes::Inbox,
     lanes::Lanes,
     link_rate::LinkMeter,
-    sends::{Outgoing, SendError, Sends, Sent},
-    session::Shared,
-    stall::StallWatch,
+    sender::{Outgoing, Sender, Sent, SentKind},
+    shared::{Counted, Shared},
+    stall::{Progress, StallWatch},
     topic::Retained,
+    transfer::{self, Effect, SubscriptionMessage, Transfer},
 };
 use std::{
     convert::Infallible,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, Epoch, Glob, ManifestDigest,
-    Misbehaved, Partial, RangeSet, Selection, SendAction, SendPlan, ServerMessage, SubscriptionId, Version,
+    AbortReason, Announce, CodecChoice, CodecId, CodecSet, Credit, EndReason, Misbehaved, Selection,
+    SendPlan, ServerMessage, SubscriptionId,
 };
-use tensor_relay_transport::{LaneError, Workers, control};
-use tokio::{sync::mpsc, time::Instant};
-
-/// What a client says to one of its subscriptions.
-#[derive(Debug)]
-pub(crate) enum Word {
-    Credit(u32),
-    Committed { epoch: Epoch, version: Version, kept: bool },
-    Abort(Epoch, Version, AbortReason),
-    Acknowledge(Epoch, Version),
-    Unsubscribe { keep_place: bool },
-}
-
-/// Where a subscription hears its client. The bound is small because a subscription is always listening; a client that
-/// talks faster than it is heard waits on its own control stream.
-#[derive(Debug)]
-pub(crate) struct Inbox(mpsc::Receiver<Word>);
-
-impl Inbox {
-    const BOUND: usize = 16;
-
-    pub(crate) fn channel() -> (Self, mpsc::Sender<Word>) {
-        let (sender, receiver) = mpsc::channel(Self::BOUND);
-        (Self(receiver), sender)
-    }
-
-    /// The next word; a session that is gone says good-bye, and may come back.
-    async fn next(&mut self) -> Word {
-        self.0.recv().await.unwrap_or(Word::Unsubscribe { keep_place: true })
-    }
-}
+use tensor_relay_transport::{LaneError, control};
+use tokio::time::Instant;
 
 /// The server's side of one subscription.
 #[derive(Debug)]
@@ -67,77 +43,15 @@ pub(crate) struct Subscription {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
     pub(crate) cursor: Cursor,
-    pub(crate) wanted: Wanted,
+    pub(crate) client: ClientState,
+    /// What the client said that it holds, until a version is begun.
+    pub(crate) claims: Claims,
     /// What the client holds a copy of.
     pub(crate) base: ClientBase,
     /// Whether a version under way is given up for a newer one.
     pub(crate) preempt: bool,
-    /// `None` when it is to begin nothing any more: nobody waits for it then.
-    pub(crate) unfinished: Option<Unfinished>,
-}
-
-/// What the client wants of each version, and what it holds already.
-#[derive(Debug)]
-pub(crate) struct Wanted {
-    globs: Vec<Glob>,
-    /// The selection from the manifest that came last: manifests rarely change.
-    selection: Option<(ManifestDigest, Arc<Selection>)>,
-    /// The manifest that the client holds.
-    manifest: Option<ManifestDigest>,
-    partial: Option<Partial>,
-}
-
-impl Wanted {
-    pub(crate) fn new(globs: Vec<Glob>, manifest: Option<ManifestDigest>, partial: Option<Partial>) -> Self {
-        Self { globs, selection: None, manifest, partial }
-    }
-
-    /// What the client wants of `retained`. Many globs held against many tensors take a while, so a worker does it.
-    async fn selection(&mut self, retained: &Retained, workers: Workers) -> Arc<Selection> {
-        let manifest = retained.payload.manifest();
-        match &self.selection {
-            Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
-            _ => {
-                let (all, globs) = (Arc::clone(manifest), self.globs.clone());
-                let selection = match globs.is_empty() {
-                    true => Selection::all(all),
-                    false => workers.run(move || Selection::new(all, &globs)).await,
-                };
-                let selection = Arc::new(selection);
-                self.selection = Some((manifest.digest(), Arc::clone(&selection)));
-                selection
-            }
-        }
-    }
-
-    /// The chunks of `retained` that the client holds. It is asked once: whatever is begun next ends what was begun.
-    fn take_held(&mut self, retained: &Retained) -> RangeSet {
-        let id = &retained.id;
-        let partial = self.partial.take();
-        partial
-            .filter(|partial| (partial.epoch, partial.version) == (id.epoch, id.version))
-            .map_or_else(RangeSet::new, |partial| partial.chunks)
-    }
-
-    /// Whether the client holds a part of another version than `retained`.
-    fn has_part_of_another(&self, retained: &Retained) -> bool {
-        let id = &retained.id;
-        let part = self.partial.as_ref();
-        part.is_some_and(|part| (part.epoch, part.version) != (id.epoch, id.version))
-    }
-
-    fn needs_manifest(&self, retained: &Retained) -> bool {
-        self.manifest != Some(retained.payload.manifest().digest())
-    }
-
-    fn handle_committed(&mut self, retained: &Retained) {
-        self.manifest = Some(retained.payload.manifest().digest());
-    }
-
-    /// The manifest of a version that was given up may have been cut off with it.
-    fn handle_given_up(&mut self) {
-        self.manifest = None;
-    }
+    /// Makes a shutdown wait for the subscription; `None` once draining.
+    pub(crate) unfinished: Option<Counted>,
 }
 
 /// Why a subscription ended.
@@ -163,6 +77,16 @@ impl From<Misbehaved> for Ended {
     fn from(error: Misbehaved) -> Self {
         Self::Misbehaved(error)
     }
+}
+
+/// How a version under way goes on after an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Continue,
+    /// Both ends are done with the version.
+    Finished,
+    /// The server gives the version up.
+    GiveUp(AbortReason),
 }
 
 impl Subscription {
@@ -194,7 +118,7 @@ impl Subscription {
     async fn send_versions(&mut self) -> Result<Infallible, Ended> {
         loop {
             let (retained, skipped) = self.next_version().await?;
-            let _counted = Counted::begin(&self.shared);
+            let _counted = self.shared.transfers.count();
             self.send_version(&retained, skipped).await?;
         }
     }
@@ -207,8 +131,12 @@ impl Subscription {
             if *draining.borrow_and_update() && self.follower.topic().ended().is_none() {
                 self.unfinished = None;
             } else {
+                self.compare_claims().await?;
                 match self.cursor.next(self.follower.look()) {
-                    Step::Send { retained, skipped } => return Ok((retained, skipped)),
+                    Step::Send { retained, skipped } => {
+                        self.compare_claims().await?; // With one that was published just now.
+                        return Ok((retained, skipped));
+                    }
                     Step::End(reason) => return Err(Ended::Told(reason)),
                     Step::Wait => {}
                 }
@@ -216,82 +144,121 @@ impl Subscription {
             tokio::select! {
                 () = self.follower.changed() => {}
                 _ = draining.changed() => {} // What is shared holds the sender.
-                word = self.inbox.next() => self.handle_idle_word(word)?,
+                message = self.inbox.next() => {
+                    let effect = self.handle_message(message, None)?;
+                    self.execute(effect)?;
+                }
             }
         }
     }
 
-    /// What a client may say while nothing is being sent to it.
-    fn handle_idle_word(&mut self, word: Word) -> Result<(), Ended> {
-        match word {
-            Word::Credit(chunks) => Ok(self.credit.grant(chunks)?),
-            // A word about the version before, which the other end gave up at the same time as this one did.
-            Word::Abort(..) | Word::Committed { .. } => Ok(()),
-            Word::Acknowledge(epoch, version) => {
-                self.cursor.handle_acknowledged(epoch, version);
-                Ok(())
+    /// Compares what the client says that it holds with what is here now, and takes back what is other content.
+    async fn compare_claims(&mut self) -> Result<(), Ended> {
+        let (topic, shared) = (Arc::clone(self.follower.topic()), Arc::clone(&self.shared));
+        while let Some((claim, retained)) = self.claims.next(&topic, || self.base.retained()) {
+            let chunks = match claim.chunks {
+                Some(chunks) => chunks,
+                None => self.client.selection(&retained, shared.config.workers).await.chunks().clone(),
+            };
+            let version = retained.id.clone();
+            let mut comparing = pin!(claims::is_same(&shared.encoder, retained, chunks, claim.digest));
+            let is_same = loop {
+                tokio::select! {
+                    is_same = &mut comparing => break is_same,
+                    message = self.inbox.next() => {
+                        let effect = self.handle_message(message, None)?;
+                        self.execute(effect)?;
+                    }
+                }
+            };
+            self.claims.handle_compared(claim.named, is_same);
+            if claim.named == Named::Have {
+                self.cursor.handle_compared(&topic, is_same);
             }
-            Word::Unsubscribe { keep_place } => Err(ended_by_client(keep_place)),
+            if !is_same {
+                tracing::warn!(subscription = %self.id, %version, "A subscriber holds other content than this server under the same epoch and version; it does not count. Somebody published different bytes under one epoch: let each publisher have an epoch of its own.");
+                self.base.let_go();
+            }
+            if !is_same && claim.named == Named::Partial {
+                self.cursor.forget_partial();
+                self.client.forget_partial();
+            }
         }
+        Ok(())
     }
 
     /// Sends one version and waits for the client's last word on it: `Committed` or `Abort`.
     async fn send_version(&mut self, retained: &Arc<Retained>, skipped: u64) -> Result<(), Ended> {
-        if self.wanted.has_part_of_another(retained) {
-            self.base.let_go(); // It was of the rest of that one.
-        }
-        self.announce(retained, skipped).await?;
-        let selection = self.wanted.selection(retained, self.shared.config.workers).await;
-        let held = self.wanted.take_held(retained);
-        let chunks = selection.chunks().difference(&held);
-        let mut plan = SendPlan::new(chunks, self.wanted.needs_manifest(retained));
         let mut watch = StallWatch::new(self.shared.config.stall_timeout);
-        let mut sends = Sends::new(self.outgoing(retained, selection, &watch));
-        let mut cut_at = retained.cut_at.subscribe();
-        let mut given_up = false;
+        let progress = watch.progress().clone();
+        let (mut transfer, mut sender) = self.begin_version(retained, skipped, &progress).await?;
+        let (mut cut_at, mut lane_joined) = (retained.cut_at.subscribe(), self.lanes.joined());
         loop {
-            while !given_up && sends.len() < self.chunks_in_flight() {
-                match plan.poll(&mut self.credit) {
-                    Some(SendAction::Manifest) => sends.begin_manifest(),
-                    Some(SendAction::Chunk(chunk)) => sends.begin_chunk(chunk),
-                    Some(SendAction::Complete) => sends.begin_complete(),
-                    None => break,
+            self.begin_sends(&mut transfer, &mut sender);
+            let next = tokio::select! {
+                message = self.inbox.next() => {
+                    let effect = self.handle_message(message, Some(&mut transfer))?;
+                    progress.note(u64::from(effect == Effect::Progress));
+                    self.finish_or_execute(effect, retained)?
                 }
-            }
-            let lost = tokio::select! {
-                word = self.inbox.next() => {
-                    // What says nothing of this version moves nothing; and a version that was given up needs one word.
-                    let moves = !given_up && !matches!(word, Word::Credit(0) | Word::Acknowledge(..));
-                    watch.progress().note(u64::from(moves));
-                    if self.handle_word(word, retained, plan.is_complete())? {
-                        return Ok(());
-                    }
-                    None
-                }
-                Some(sent) = sends.next() => match sent {
-                    Ok(Sent::Chunk(_)) => {
-                        plan.handle_sent();
-                        None
-                    }
-                    // The client's word on a version that was given up is on the way.
-                    Ok(Sent::Manifest | Sent::Complete | Sent::GivenUp) => None,
-                    Err(SendError::Lane(error)) => return Err(error.into()),
-                    Err(SendError::Source(_)) if given_up => None, // It was told with the first.
-                    Err(SendError::Source(error)) => {
-                        self.handle_source_lost(retained, &error);
-                        Some(AbortReason::SourceLost)
-                    }
-                },
+                Some(sent) = sender.next() => self.handle_sent(sent, &mut transfer, retained),
                 () = self.follower.changed() => self.handle_change(retained)?,
-                () = passed(&mut cut_at), if !given_up => Some(AbortReason::Withdrawn),
+                () = passed(&mut cut_at), if !transfer.plan.is_given_up() => Next::GiveUp(AbortReason::Withdrawn),
+                _ = lane_joined.changed() => Next::Continue, // Chunks may wait for it.
                 () = watch.stalled() => return Err(Ended::Told(EndReason::Evicted)),
             };
-            if let Some(reason) = lost.filter(|_| !given_up) {
-                given_up = true;
-                sends.give_up();
-                self.give_up(retained, reason).await?;
+            match next {
+                Next::Finished => return Ok(()),
+                Next::GiveUp(reason) if !transfer.plan.is_given_up() => {
+                    transfer.plan.give_up();
+                    sender.give_up();
+                    self.abort(retained, reason).await?;
+                }
+                Next::GiveUp(_) | Next::Continue => {}
             }
         }
+    }
+
+    /// Announces a version, and plans what is to be sent of it.
+    async fn begin_version(
+        &mut self,
+        retained: &Arc<Retained>,
+        skipped: u64,
+        progress: &Progress,
+    ) -> Result<(Transfer, Sender), Ended> {
+        if self.client.has_part_of_another(retained) {
+            self.base.let_go(); // It was of the rest of that one.
+        }
+        let claims = std::mem::take(&mut self.claims);
+        let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
+        self.announce(retained, skipped, afresh).await?;
+        let selection = self.client.selection(retained, self.shared.config.workers).await;
+        let chunks = selection.chunks().difference(&self.client.take_held(retained));
+        let plan = SendPlan::new(chunks, self.client.needs_manifest(retained));
+        let sender = Sender::new(self.outgoing(retained, selection, progress.clone()));
+        Ok((Transfer::new(&retained.id, plan), sender))
+    }
+
+    /// Begins what may be sent now. Each lane is kept as busy as one alone.
+    fn begin_sends(&mut self, transfer: &mut Transfer, sender: &mut Sender) {
+        let sends_max = self.shared.config.chunks_in_flight * self.lanes.len().max(1);
+        while sender.len() < sends_max
+            && let Some(action) = transfer.plan.poll(&mut self.credit, self.lanes.least_loaded())
+        {
+            sender.begin(action);
+        }
+    }
+
+    fn handle_sent(&self, sent: Sent, transfer: &mut Transfer, retained: &Retained) -> Next {
+        match sent {
+            Ok(SentKind::Chunk) => transfer.plan.handle_ended(),
+            Ok(SentKind::Manifest | SentKind::Complete) => {}
+            Err(error) => {
+                self.handle_source_lost(retained, &error);
+                return Next::GiveUp(AbortReason::SourceLost);
+            }
+        }
+        Next::Continue
     }
 
     /// A version that nobody can have any more must hold no reader up, and nobody should begin it. One that might be read
@@ -306,19 +273,58 @@ impl Subscription {
         }
     }
 
-    /// Looks at a change of the topic while a version is under way; returns why that is to be given up, if it is so.
-    fn handle_change(&mut self, retained: &Retained) -> Result<Option<AbortReason>, Ended> {
+    /// Looks at a change of the topic while a version is under way.
+    fn handle_change(&mut self, retained: &Retained) -> Result<Next, Ended> {
         let newest = self.follower.look().newest();
         if let Some(reason) = self.cursor.lost_place() {
             return Err(Ended::Told(reason));
         }
         let newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
-        Ok((self.preempt && newer).then_some(AbortReason::Superseded))
+        Ok(if self.preempt && newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
     }
 
-    /// Each lane is kept as busy as one alone.
-    fn chunks_in_flight(&self) -> usize {
-        self.shared.config.chunks_in_flight * self.lanes.usable()
+    fn handle_message(
+        &mut self,
+        message: SubscriptionMessage,
+        under_way: Option<&mut Transfer>,
+    ) -> Result<Effect, Misbehaved> {
+        transfer::handle_message(message, under_way, &mut self.credit, |lane| self.lanes.is_retired(lane))
+    }
+
+    /// Does what a message is to effect, and tells whether it was the last one on `retained`.
+    fn finish_or_execute(&mut self, effect: Effect, retained: &Retained) -> Result<Next, Ended> {
+        match effect {
+            Effect::Committed { kept } => {
+                self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
+                retained.committed.send_modify(|count| *count += 1);
+                self.cursor.handle_committed(retained);
+                self.client.handle_committed(retained);
+                self.base.handle_committed(kept);
+                Ok(Next::Finished)
+            }
+            Effect::Aborted(reason) => {
+                tracing::warn!(subscription = %self.id, version = %retained.id, "A subscriber gave a version up: {reason}.");
+                // Some chunks may have been cut before their headers left, so neither end can say what their credit has
+                // become: both forget it, and the client grants anew.
+                self.credit = Credit::default();
+                self.cursor.handle_given_up(retained);
+                self.client.handle_given_up();
+                self.base.let_go();
+                Ok(Next::Finished)
+            }
+            other => self.execute(other).map(|()| Next::Continue),
+        }
+    }
+
+    /// Does what a message is to effect that does not finish a version.
+    fn execute(&mut self, effect: Effect) -> Result<(), Ended> {
+        match effect {
+            Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
+            Effect::Unsubscribed { keep_place: true } => return Err(Ended::Gone),
+            Effect::Unsubscribed { keep_place: false } => return Err(Ended::ByClient),
+            Effect::None | Effect::Progress | Effect::Committed { .. } | Effect::Aborted(_) => {}
+        }
+        Ok(())
     }
 
     /// Whether chunks may travel as deltas: the client can decode them, and nobody wants another codec.
@@ -334,7 +340,7 @@ impl Subscription {
         &mut self,
         retained: &Arc<Retained>,
         selection: Arc<Selection>,
-        watch: &StallWatch,
+        progress: Progress,
     ) -> Outgoing {
         let base = match self.takes_deltas() {
             true => self.base.begin(self.follower.topic(), retained),
@@ -352,7 +358,7 @@ impl Subscription {
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
-            progress: watch.progress().clone(),
+            progress,
         }
     }
 
@@ -367,7 +373,7 @@ impl Subscription {
         }
     }
 
-    async fn announce(&self, retained: &Retained, skipped: u64) -> Result<(), LaneError> {
+    async fn announce(&self, retained: &Retained, skipped: u64, afresh: bool) -> Result<(), LaneError> {
         let announce = Announce {
             subscription: self.id,
             id: retained.id.clone(),
@@ -375,64 +381,19 @@ impl Subscription {
             skipped,
             metadata: retained.metadata.clone(),
             may_be_base: retained.base.may_be && self.takes_deltas(),
+            afresh,
+            part: None,
         };
         self.sender.send(ServerMessage::Announce(announce)).await
     }
 
     /// Tells the client that a version will not be sent to its end. Its own `Abort` is the answer, and the last word.
-    async fn give_up(&self, retained: &Retained, reason: AbortReason) -> Result<(), LaneError> {
+    async fn abort(&self, retained: &Retained, reason: AbortReason) -> Result<(), LaneError> {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.sender
             .send(ServerMessage::Abort { subscription: self.id, epoch, version, reason })
             .await
     }
-
-    /// Takes a word during a transfer; returns whether it was the last one on this version.
-    fn handle_word(&mut self, word: Word, retained: &Retained, complete: bool) -> Result<bool, Ended> {
-        let id = &retained.id;
-        match word {
-            Word::Credit(chunks) => {
-                self.credit.grant(chunks)?;
-                Ok(false)
-            }
-            Word::Acknowledge(epoch, version) => {
-                self.cursor.handle_acknowledged(epoch, version);
-                Ok(false)
-            }
-            Word::Unsubscribe { keep_place } => Err(ended_by_client(keep_place)),
-            Word::Committed { epoch, version, .. } | Word::Abort(epoch, version, _)
-                if (epoch, version) != (id.epoch, id.version) =>
-            {
-                Err(Misbehaved::WrongVersion { epoch, version }.into())
-            }
-            Word::Committed { .. } if !complete => {
-                Err(Misbehaved::OutOfTurn { found: "Committed", expected: "Complete to be sent first" }
-                    .into())
-            }
-            Word::Committed { kept, .. } => {
-                self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
-                retained.committed.send_modify(|count| *count += 1);
-                self.cursor.handle_committed(retained);
-                self.wanted.handle_committed(retained);
-                self.base.handle_committed(kept);
-                Ok(true)
-            }
-            Word::Abort(_, _, reason) => {
-                tracing::warn!(subscription = %self.id, version = %id, "A subscriber gave a version up: {reason}.");
-                // Some chunks may have been cut before their headers left, so neither end can say what their credit has
-                // become: both forget it, and the client grants anew.
-                self.credit = Credit::default();
-                self.cursor.handle_given_up(retained);
-                self.wanted.handle_given_up();
-                self.base.let_go();
-                Ok(true)
-            }
-        }
-    }
-}
-
-fn ended_by_client(keep_place: bool) -> Ended {
-    if keep_place { Ended::Gone } else { Ended::ByClient }
 }
 
 /// Returns at the moment that `at` names, once it names one. Cancel safe.
@@ -441,38 +402,5 @@ async fn passed(at: &mut tokio::sync::watch::Receiver<Option<Instant>>) {
     match named {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Counts a transfer for as long as it lives.
-struct Counted(Arc<Shared>);
-
-impl Counted {
-    fn begin(shared: &Arc<Shared>) -> Self {
-        shared.transfers.send_modify(|count| *count += 1);
-        Self(Arc::clone(shared))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.transfers.send_modify(|count| *count -= 1);
-    }
-}
-
-/// Lets a shutdown wait for a subscription for as long as this lives.
-#[derive(Debug)]
-pub(crate) struct Unfinished(Arc<Shared>);
-
-impl Unfinished {
-    pub(crate) fn begin(shared: &Arc<Shared>) -> Self {
-        shared.unfinished.send_modify(|count| *count += 1);
-        Self(Arc::clone(shared))
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        self.0.unfinished.send_modify(|count| *count -= 1);
     }
 }

@@ -48,6 +48,14 @@ impl Retained {
         self.cut_at.borrow().is_some()
     }
 
+    /// Waits until it leaves retention; for ever where it has left already. Cancel safe.
+    pub(crate) async fn left(&self) {
+        let mut cut_at = self.cut_at.subscribe();
+        if cut_at.borrow_and_update().is_some() || cut_at.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
     /// Starts the clock for those who are still at it.
     fn leave(&self) {
         self.cut_at.send_replace(Some(Instant::now() + self.release_timeout));

@@ -15,7 +15,7 @@ use tensor_relay_client::{Client, ClientError, Connector, Lanes};
 use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
 use tensor_relay_protocol::{Limits, Ticket, Topic};
 use tensor_relay_server::{Identity, Keep, Listener, Publication, Publisher, Server, TopicOptions};
-use tensor_relay_transport::{Congestion, Tuning, Workers};
+use tensor_relay_transport::{Congestion, Transport, Tuning, Workers};
 use tokio::time::Instant;
 
 /// How long a scenario may take, in its own time. Whatever waits longer waits for ever.
@@ -96,7 +96,13 @@ impl Sim {
     /// The server's door, open.
     pub fn listener(&self) -> Listener {
         let host = Arc::new(self.server_host());
-        let bound = Listener::bind_on(host, self.server_address(), &self.identity(), self.tuning.clone());
+        let bound = Listener::bind_on(
+            host,
+            transport(),
+            self.server_address(),
+            &self.identity(),
+            self.tuning.clone(),
+        );
         bound.unwrap()
     }
 
@@ -110,7 +116,7 @@ impl Sim {
         let host = Arc::new(self.server_host());
         loop {
             let (host, tuning) = (Arc::clone(&host), self.tuning.clone());
-            match Listener::bind_on(host, self.server_address(), &self.identity(), tuning) {
+            match Listener::bind_on(host, transport(), self.server_address(), &self.identity(), tuning) {
                 Ok(listener) => return Server::start(listener, config),
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
@@ -139,7 +145,7 @@ impl Sim {
 
     /// The ways out of the host of the client with this number.
     pub fn connector(&self, number: u8) -> Connector {
-        Connector::over(Arc::new(self.client_host(number)), self.tuning.clone())
+        Connector::over(Arc::new(self.client_host(number)), self.tuning.clone()).with_transport(transport())
     }
 
     /// Connects the client with this number.
@@ -168,19 +174,32 @@ impl Sim {
         Identity::load_or_create(state.path()).unwrap()
     }
 
-    /// The server's key: Ed25519, whose signatures have one length, so that equal seeds send equal numbers of bytes.
+    /// The server's key.
     pub fn key_pair(&self) -> KeyPair {
-        // RFC 8410 §7: a private key is this prefix and 32 bytes of anything.
-        let prefix = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
-        let secret = [self.seed.to_le_bytes(); 4].concat();
-        let der = PrivatePkcs8KeyDer::from([&prefix[..], &secret].concat());
-        KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).unwrap()
+        key_pair(self.seed)
     }
+}
+
+/// A key that follows from `seed`: Ed25519, whose signatures have one length, so that equal seeds send equal numbers of bytes.
+pub fn key_pair(seed: u64) -> KeyPair {
+    // RFC 8410 §7: a private key is this prefix and 32 bytes of anything.
+    let prefix = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
+    let secret = [seed.to_le_bytes(); 4].concat();
+    let der = PrivatePkcs8KeyDer::from([&prefix[..], &secret].concat());
+    KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).unwrap()
 }
 
 /// What simulated servers allow; scenarios change single fields.
 pub fn server_config() -> tensor_relay_server::Config {
     tensor_relay_server::Config { chunk_bytes: CHUNK_BYTES, workers: Workers::Inline, ..Default::default() }
+}
+
+/// What simulated sessions run over: QUIC, or with `TENSOR_RELAY_TEST_TRANSPORT=tcp` TLS over byte streams.
+pub fn transport() -> Transport {
+    match std::env::var("TENSOR_RELAY_TEST_TRANSPORT").as_deref() {
+        Ok("tcp") => Transport::Tcp,
+        _ => Transport::Quic,
+    }
 }
 
 /// What simulated clients allow; scenarios change single fields. With `TENSOR_RELAY_TEST_DEVICE=1` they land on a device.
@@ -189,6 +208,7 @@ pub fn client_config() -> tensor_relay_client::Config {
     tensor_relay_client::Config {
         device: on_device.then(|| device(u64::MAX)),
         lanes: Lanes::Fixed(1),
+        transport: transport(),
         limits: Limits { chunk_bytes: 1 << 20, ..Limits::default() },
         workers: Workers::Inline,
         reconnect_timeout: Duration::ZERO,

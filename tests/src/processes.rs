@@ -75,6 +75,7 @@ impl Home {
         }
         command
             .env("HOME", self.folder.path())
+            .envs(std::env::var("TENSOR_RELAY_TEST_TRANSPORT").map(|word| ("TENSOR_RELAY_TRANSPORT", word)))
             .env("XDG_STATE_HOME", self.path("state"))
             .env_remove("XDG_CONFIG_HOME");
         command.current_dir(self.folder.path());

@@ -1,7 +1,9 @@
-//! A network in memory: delay, loss, duplication, corruption and partitions, all from one seed.
+//! A network in memory: delay, loss, duplication, corruption and partitions, all from one seed. Byte streams know delay,
+//! partitions, which hold them up, and resets.
 
 mod clock;
 mod socket;
+mod stream;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -15,7 +17,8 @@ use std::{
     task::Waker,
     time::Duration,
 };
-use tensor_relay_transport::{Batching, Network, Tuning};
+use stream::Streams;
+use tensor_relay_transport::{Batching, Network, Opening, StreamListener, Tuning};
 use tokio::time::Instant;
 
 /// What the way between two hosts does to datagrams.
@@ -79,6 +82,7 @@ struct State {
     path: Path,
     partitions: BTreeSet<(IpAddr, IpAddr)>,
     inboxes: BTreeMap<SocketAddr, Inbox>,
+    streams: Streams,
     traffic: BTreeMap<IpAddr, Traffic>,
     /// Numbers datagrams, so that those that arrive at one instant keep an order.
     order: u64,
@@ -112,6 +116,7 @@ impl SimNet {
             path: Path::default(),
             partitions: BTreeSet::new(),
             inboxes: BTreeMap::new(),
+            streams: Streams::default(),
             traffic: BTreeMap::new(),
             order: 0,
             next_port: FIRST_FREE_PORT,
@@ -141,6 +146,12 @@ impl SimNet {
         let mut state = self.state();
         state.partitions.remove(&(one.address, other.address));
         state.partitions.remove(&(other.address, one.address));
+        state.streams.wake_all();
+    }
+
+    /// Breaks every byte stream between two hosts: both ends see an error.
+    pub fn reset_streams(&self, one: &Host, other: &Host) {
+        self.state().streams.reset(one.address, other.address);
     }
 
     /// What `host` has sent so far.
@@ -181,6 +192,16 @@ impl Network for Host {
         Ok(Arc::new(Batching::over(Arc::new(socket))))
     }
 
+    fn connect(&self, local: IpAddr, peer: SocketAddr) -> Opening {
+        let local = if local.is_unspecified() { self.address } else { local };
+        Box::pin(stream::connect(self.net.clone(), local, peer))
+    }
+
+    fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
+        let ip = if address.ip().is_unspecified() { self.address } else { address.ip() };
+        stream::listen(self.net.clone(), SocketAddr::new(ip, address.port()))
+    }
+
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {
         Arc::new(clock::SimRuntime)
     }
@@ -198,6 +219,14 @@ impl State {
     fn free_port(&mut self) -> u16 {
         self.next_port += 1;
         self.next_port - 1
+    }
+
+    fn delay(&mut self) -> Duration {
+        self.dice.random_range(self.path.delay.clone())
+    }
+
+    fn is_cut(&self, from: SocketAddr, to: SocketAddr) -> bool {
+        self.partitions.contains(&(from.ip(), to.ip()))
     }
 
     /// Whether a socket's buffer is full just now, so that the sender has to try again.
@@ -223,12 +252,12 @@ impl State {
 
     fn is_dropped(&mut self, from: SocketAddr, to: SocketAddr, len: usize) -> bool {
         let lost = self.dice.random_bool(self.path.loss);
-        lost || len > self.path.mtu || self.partitions.contains(&(from.ip(), to.ip()))
+        lost || len > self.path.mtu || self.is_cut(from, to)
     }
 
     /// Puts a datagram into the inbox of its receiver, if there is one: nobody answers for a closed port.
     fn deliver(&mut self, from: SocketAddr, to: SocketAddr, mut bytes: Vec<u8>) {
-        let arrives = Instant::now() + self.dice.random_range(self.path.delay.clone());
+        let arrives = Instant::now() + self.delay();
         if !bytes.is_empty() && self.dice.random_bool(self.path.corruption) {
             let at = self.dice.random_range(0..bytes.len());
             bytes[at] ^= 1 << self.dice.random_range(0..8);

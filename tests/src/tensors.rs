@@ -114,8 +114,15 @@ pub fn metadata(version: u64) -> Vec<(String, String)> {
 /// # Panics
 /// When anything is not what was published.
 pub fn check(snapshot: &Snapshot) {
+    check_content(snapshot, snapshot.id().version.0);
+}
+
+/// Checks the same against `version`, whatever number it was published under.
+///
+/// # Panics
+/// When anything is not what was published.
+pub fn check_content(snapshot: &Snapshot, version: u64) {
     let snapshot = on_host(snapshot);
-    let version = snapshot.id().version.0;
     assert_eq!(snapshot.metadata(), metadata(version));
     let mut owners = HashMap::new();
     for (tensor, bytes) in snapshot.tensors() {

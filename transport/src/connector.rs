@@ -1,17 +1,20 @@
 //! The client's way in.
 
-use crate::{Fingerprint, Lane, LaneError, LaneThread, Network, Tuning, UdpNetwork, lane::lane_error, tls};
+mod race;
+mod tcp;
+
+use crate::{
+    Fingerprint, Lane, LaneError, LaneKind, LaneThread, Network, SystemNetwork, Transport, Tuning,
+    lane::{QuicConnection, lane_error},
+    tls,
+};
 use quinn::crypto::rustls::QuicClientConfig;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{Arc, OnceLock},
-    time::Duration,
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 use tokio::task::JoinSet;
-
-/// How long one address is tried alone before the next joins in (RFC 8305 recommends 250 ms).
-const HEAD_START: Duration = Duration::from_millis(250);
 
 /// The most addresses tried for one ticket: names may resolve to many.
 const ADDRESSES_MAX: usize = 16;
@@ -23,6 +26,9 @@ pub struct Connector {
     tuning: Tuning,
     /// The addresses of this machine that lanes begin at, in turn; any if there is none.
     local: Arc<[IpAddr]>,
+    transport: Transport,
+    /// Whether TCP was all that reached the server last time.
+    only_tcp: Arc<AtomicBool>,
 }
 
 /// Why there is no lane.
@@ -49,6 +55,30 @@ pub enum ConnectError {
         addresses: String,
         /// For how long.
         timeout_ms: u128,
+    },
+    /// Nothing answered, over neither transport.
+    #[error(
+        "no answer from {addresses}: nothing over UDP within {timeout_ms} ms, and over TCP: {tcp}; is the server running there, \
+         is its port published for UDP and TCP, and does a firewall between drop them?"
+    )]
+    NoAnswer {
+        /// What was tried.
+        addresses: String,
+        /// For how long.
+        timeout_ms: u128,
+        /// What became of TCP.
+        tcp: String,
+    },
+    /// No TCP connection could be made.
+    #[error(
+        "cannot connect to {addresses} over TCP: {detail}; is the server running there, does it listen on TCP, is its TCP port \
+         published, and does a firewall between drop it?"
+    )]
+    NoTcp {
+        /// What was tried.
+        addresses: String,
+        /// What the system said.
+        detail: String,
     },
     /// Another server than the one that the ticket names.
     #[error(
@@ -107,11 +137,13 @@ pub enum ConnectError {
     /// Nothing answered a further lane, though the server answers the first one.
     #[error(
         "lane {lane} had no answer from {peer} within {timeout_ms} ms, though the session's first lane has: can {local} reach \
-         that address, and does a firewall between drop UDP?"
+         that address over {kind}, and does a firewall between drop it?"
     )]
     FurtherUnreachable {
         /// Which lane.
         lane: usize,
+        /// What it was to be.
+        kind: LaneKind,
         /// The address of this machine that it begins at.
         local: IpAddr,
         /// The server.
@@ -140,18 +172,28 @@ const CONNECTION_REFUSED: u64 = 0x2;
 impl Connector {
     /// Connects over this machine's network.
     pub fn new(tuning: Tuning) -> Self {
-        Self::over(Arc::new(UdpNetwork), tuning)
+        Self::over(Arc::new(SystemNetwork), tuning)
     }
 
     /// Connects over `network`.
     pub fn over(network: Arc<dyn Network>, tuning: Tuning) -> Self {
-        Self { network, tuning, local: Arc::default() }
+        Self { network, tuning, local: Arc::default(), transport: Transport::Auto, only_tcp: Arc::default() }
     }
 
     /// The same, whose lanes begin at these `addresses` of this machine, in turn: one for each network card that a session
     /// is to use.
     pub fn at(self, addresses: &[IpAddr]) -> Self {
         Self { local: addresses.into(), ..self }
+    }
+
+    /// The same, whose lanes are of what `transport` allows.
+    pub fn with_transport(self, transport: Transport) -> Self {
+        Self { transport, ..self }
+    }
+
+    /// What its lanes may be.
+    pub fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// How its lanes use the network.
@@ -162,23 +204,21 @@ impl Connector {
     /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
     ///
     /// Addresses are tried in order, a quarter of a second apart, and side by side from then on; the rest is given up
-    /// once one answers.
+    /// once one answers. Where the [`Transport`] allows both, TCP has a few milliseconds to show that the way is short; on a
+    /// longer one QUIC is taken, and TCP where QUIC does not answer within a quarter of a second.
     ///
     /// # Errors
-    /// [`ConnectError`], within the connect timeout for finding addresses and as long again for an answer. When several addresses fail, the most telling failure is returned:
-    /// a wrong key before silence.
+    /// [`ConnectError`], within the connect timeout for finding addresses and as long again for an answer. When several
+    /// attempts fail, the most telling failure is returned: a wrong key before silence.
     pub async fn connect(&self, hosts: &[String], keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
-        let unreachable =
-            || ConnectError::Unreachable { addresses: hosts.join(", "), timeout_ms: timeout.as_millis() };
         let addresses = tokio::time::timeout(timeout, resolve(hosts)).await.unwrap_or_else(|_| {
             let detail = "the resolver did not answer".to_owned();
             Err(ConnectError::Resolve { hosts: hosts.join(", "), detail })
         })?;
-        match tokio::time::timeout(timeout, self.race(addresses, keys)).await {
-            Ok(Ok(lane)) => Ok(lane),
-            Ok(Err(ConnectError::Lane(LaneError::TimedOut { .. }))) | Err(_) => Err(unreachable()),
-            Ok(Err(error)) => Err(error),
+        match self.race(&addresses, keys, timeout).await {
+            Ok(lane) => Ok(lane),
+            Err(silence) => Err(self.unreachable(hosts.join(", "), silence)),
         }
     }
 
@@ -192,10 +232,11 @@ impl Connector {
         peer: SocketAddr,
         keys: &[Fingerprint],
         number: usize,
+        kind: LaneKind,
     ) -> Result<Lane, ConnectError> {
         let timeout = self.tuning.connect_timeout();
         let (this, keys) = (self.clone(), keys.to_vec());
-        let connect = async move { this.connect_one(peer, &keys, number).await };
+        let connect = async move { this.connect_one(peer, kind, &keys, number).await };
         let thread = match self.network.has_threads() {
             true => {
                 let thread = LaneThread::start(&format!("lane-{number}"));
@@ -217,46 +258,56 @@ impl Connector {
                 None => connect.await,
             }
         };
-        match tokio::time::timeout(timeout, connecting).await {
-            Ok(Err(ConnectError::Lane(LaneError::TimedOut { .. }))) | Err(_) => {
+        let connected = tokio::time::timeout(timeout, connecting).await;
+        match connected.unwrap_or_else(|_| Err(LaneError::TimedOut { peer }.into())) {
+            Ok(lane) => Ok(lane.further(number, thread)),
+            Err(ConnectError::Lane(LaneError::TimedOut { .. })) => {
                 let local = local_address(&self.local, peer, number)?;
                 let timeout_ms = timeout.as_millis();
-                Err(ConnectError::FurtherUnreachable { lane: number, local, peer, timeout_ms })
+                Err(ConnectError::FurtherUnreachable { lane: number, kind, local, peer, timeout_ms })
             }
-            Ok(connected) => Ok(connected?.further(number, thread)),
+            Err(error) => Err(error),
         }
     }
 
-    async fn race(&self, addresses: Vec<SocketAddr>, keys: &[Fingerprint]) -> Result<Lane, ConnectError> {
-        let mut waiting = addresses.into_iter();
-        let mut attempts = JoinSet::new();
-        let mut worst: Option<ConnectError> = None;
-        loop {
-            if let Some(address) = waiting.next() {
-                let (this, keys) = (self.clone(), keys.to_vec());
-                attempts.spawn(async move { this.connect_one(address, &keys, 0).await });
+    /// What silence means, beside what TCP said where both were tried. Any other failure speaks for itself.
+    fn unreachable(&self, addresses: String, error: ConnectError) -> ConnectError {
+        let timeout_ms = self.tuning.connect_timeout().as_millis();
+        match (error, self.transport) {
+            (ConnectError::Lane(LaneError::TimedOut { .. }), Transport::Quic) => {
+                ConnectError::Unreachable { addresses, timeout_ms }
             }
-            let next_address = async {
-                match waiting.len() {
-                    0 => std::future::pending().await,
-                    _ => tokio::time::sleep(HEAD_START).await,
+            (ConnectError::Lane(LaneError::TimedOut { .. }), transport) => {
+                let tcp = format!("no answer within {timeout_ms} ms");
+                match transport {
+                    Transport::Tcp => ConnectError::NoTcp { addresses, detail: tcp },
+                    _ => ConnectError::NoAnswer { addresses, timeout_ms, tcp },
                 }
-            };
-            tokio::select! {
-                Some(ended) = attempts.join_next() => match ended {
-                    Ok(Ok(lane)) => return Ok(lane),
-                    Ok(Err(error)) => worst = Some(more_telling(worst, error)),
-                    Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-                },
-                () = next_address => {}
             }
-            if let Some(error) = worst.take_if(|_| attempts.is_empty() && waiting.len() == 0) {
-                return Err(error);
+            (ConnectError::NoTcp { detail: tcp, .. }, Transport::Auto) => {
+                ConnectError::NoAnswer { addresses, timeout_ms, tcp }
             }
+            (error, _) => error,
         }
     }
 
     async fn connect_one(
+        &self,
+        address: SocketAddr,
+        kind: LaneKind,
+        keys: &[Fingerprint],
+        number: usize,
+    ) -> Result<Lane, ConnectError> {
+        match kind {
+            LaneKind::Quic => self.connect_quic(address, keys, number).await,
+            LaneKind::Tcp => {
+                let stream = self.open_stream(address, number).await?;
+                self.shake_hands(stream, address, keys).await
+            }
+        }
+    }
+
+    async fn connect_quic(
         &self,
         address: SocketAddr,
         keys: &[Fingerprint],
@@ -269,7 +320,10 @@ impl Connector {
             .connect_with(config, address, tls::SERVER_NAME)
             .map_err(|error| ConnectError::Tls(error.to_string()))?;
         match connecting.await {
-            Ok(connection) => Ok(Lane::new(connection, endpoint, self.tuning.send_window())),
+            Ok(connection) => {
+                let window = self.tuning.send_window();
+                Ok(Lane::quic(QuicConnection::new(connection, endpoint, window, None)))
+            }
             Err(error) => Err(refusal(address, error, keys, presented.get().copied())),
         }
     }
@@ -338,8 +392,7 @@ fn refusal(
     presented: Option<Fingerprint>,
 ) -> ConnectError {
     if let Some(found) = presented {
-        let expected = keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-        return ConnectError::WrongKey { address, found, expected };
+        return wrong_key(address, found, keys);
     }
     match &error {
         quinn::ConnectionError::ConnectionClosed(close)
@@ -357,18 +410,9 @@ fn refusal(
     }
 }
 
-/// Of two failures the one that helps more: an answer says more than silence, a wrong key more than any.
-fn more_telling(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
-    let rank = |error: &ConnectError| match error {
-        ConnectError::WrongKey { .. } => 3,
-        ConnectError::Incompatible { .. } | ConnectError::Refused { .. } => 2,
-        ConnectError::Lane(LaneError::TimedOut { .. }) => 0,
-        _ => 1,
-    };
-    match first {
-        Some(first) if rank(&first) >= rank(&second) => first,
-        _ => second,
-    }
+fn wrong_key(address: SocketAddr, found: Fingerprint, keys: &[Fingerprint]) -> ConnectError {
+    let expected = keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+    ConnectError::WrongKey { address, found, expected }
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The control stream: messages in order, each with its length in front.
 
-use crate::{Lane, LaneError};
+use crate::{
+    Lane, LaneError,
+    lane::{ControlIn, ControlOut},
+};
 use bytes::{Buf, BytesMut};
 use std::{marker::PhantomData, time::Duration};
 use tensor_relay_protocol::{
@@ -8,18 +11,12 @@ use tensor_relay_protocol::{
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 
-/// The two directions of a control stream, before anything is known of the messages.
-pub(crate) type Streams = (quinn::SendStream, quinn::RecvStream);
-
 /// How many messages wait to be written. Whoever has more to say waits: a session says little beside its chunks, and a
 /// peer that reads nothing for the write deadline is closed.
 const QUEUE_MAX: usize = 64;
 
 /// How long the good-bye of a peer may take that stopped its control stream: a round trip or two where it is lost at first.
 const GOOD_BYE: Duration = Duration::from_secs(1);
-
-/// Control messages come before every chunk that waits to be sent.
-const PRIORITY: i32 = 1_000;
 
 /// A message that can travel on a control stream.
 pub trait Message: Sized + Send + 'static {
@@ -79,7 +76,7 @@ pub async fn accept(
 
 fn start<Out: Message, In: Message>(
     lane: &Lane,
-    (stream, incoming): Streams,
+    (stream, incoming): (ControlOut, ControlIn),
     write_timeout: Duration,
 ) -> (Sender<Out>, Receiver<In>) {
     let (queue, waiting) = mpsc::channel(QUEUE_MAX);
@@ -88,7 +85,6 @@ fn start<Out: Message, In: Message>(
     let sender = Sender { queue, lane: lane.clone(), message: PhantomData };
     let receiver = Receiver {
         stream: incoming,
-        lane: lane.clone(),
         buffer: BytesMut::new(),
         message: PhantomData,
         writer: AbortOnDrop(task),
@@ -126,7 +122,7 @@ impl<Out: Message> Sender<Out> {
 
 struct Writer {
     lane: Lane,
-    stream: quinn::SendStream,
+    stream: ControlOut,
     waiting: mpsc::Receiver<Vec<u8>>,
     write_timeout: Duration,
 }
@@ -135,11 +131,10 @@ impl Writer {
     /// Writes until every sender is gone or the lane ends, and then until the peer has it all. What cannot be written within the deadline ends the lane: a
     /// peer that does not read its control stream cannot be served.
     async fn run(mut self) {
-        let _ = self.stream.set_priority(PRIORITY);
         while let Some(frame) = self.waiting.recv().await {
-            match tokio::time::timeout(self.write_timeout, self.stream.write_all(&frame)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => {
+            match tokio::time::timeout(self.write_timeout, self.stream.write(frame)).await {
+                Ok(true) => {}
+                Ok(false) => {
                     // A peer that ends stops its streams right before it says good-bye, and that may be lost at first. On
                     // a lane that lives on, nobody could ever speak to it again.
                     if tokio::time::timeout(GOOD_BYE, self.lane.closed()).await.is_err() {
@@ -153,17 +148,14 @@ impl Writer {
                 }
             }
         }
-        if self.stream.finish().is_ok() {
-            let _ = tokio::time::timeout(self.write_timeout, self.stream.stopped()).await;
-        }
+        let _ = tokio::time::timeout(self.write_timeout, self.stream.finish()).await;
     }
 }
 
 /// The receiving direction. Dropping it ends the control stream.
 #[derive(Debug)]
 pub struct Receiver<In> {
-    stream: quinn::RecvStream,
-    lane: Lane,
+    stream: ControlIn,
     buffer: BytesMut,
     message: PhantomData<fn() -> In>,
     writer: AbortOnDrop,
@@ -180,9 +172,6 @@ pub enum ControlError {
     Message(#[from] MessageError),
 }
 
-/// How many bytes are taken from QUIC at once; a frame is at most 64 KiB and usually below 100 bytes.
-const READ_BYTES: usize = 4 << 10;
-
 impl<In: Message> Receiver<In> {
     /// Waits for the next message. Cancel safe: what was read stays.
     ///
@@ -193,11 +182,9 @@ impl<In: Message> Receiver<In> {
             if let Some(message) = self.take_frame()? {
                 return Ok(message);
             }
-            match self.stream.read_chunk(READ_BYTES, true).await {
-                Ok(Some(chunk)) => self.buffer.extend_from_slice(&chunk.bytes),
-                Ok(None) => return Err(LaneError::StreamGivenUp.into()),
-                Err(quinn::ReadError::ConnectionLost(_)) => return Err(self.lane.closed().await.into()),
-                Err(_) => return Err(LaneError::StreamGivenUp.into()),
+            match self.stream.read().await? {
+                Some(bytes) => self.buffer.extend_from_slice(&bytes),
+                None => return Err(LaneError::StreamGivenUp.into()),
             }
         }
     }

@@ -11,15 +11,13 @@ mod payload;
 mod read;
 mod reads;
 mod shelf;
-mod stages;
 
 pub use choosing::Wanted;
 pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};
-pub use stages::{AtStage, Stage, StageStats, Stages};
 
-use crate::{Lane, LaneError, lane::Finished};
+use crate::{Lane, LaneError};
 use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};
 
 /// Manifests go before chunks: a receiver can place nothing without.
@@ -37,7 +35,7 @@ pub async fn send_manifest(
     subscription: SubscriptionId,
     manifest: &Manifest,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Finished, LaneError> {
+) -> Result<(), LaneError> {
     let encoded = manifest.encoded();
     let header = ManifestHeader { subscription, bytes: encoded.len() as u32, digest: manifest.digest() };
     let mut stream = lane.open_data(MANIFEST_PRIORITY).await?;
@@ -56,7 +54,7 @@ pub async fn send_chunk(
     header: ChunkHeader,
     encoded: &Encoded,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Finished, LaneError> {
+) -> Result<(), LaneError> {
     let mut stream = lane.open_data(CHUNK_PRIORITY).await?;
     stream.write_header(&StreamHeader::Chunk(header)).await?;
     stream.write(encoded.bytes.clone(), progress).await?;

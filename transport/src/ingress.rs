@@ -5,13 +5,11 @@
 //! by a worker. Either way nothing counts before the raw bytes hash to what the header promised, and the sink has them in
 //! their place: on a device, when the copy has ended.
 
-mod overlap;
-
-pub use overlap::OverlapStats;
-
-use crate::{DataIn, LaneError, Tally, Workers};
+use crate::{
+    DataIn, LaneError, Tally, Workers,
+    stages::{AtStage, Stage, StageStats, Stages},
+};
 use bytes::BytesMut;
-use overlap::{Overlap, Stage};
 use std::{
     ops::Range,
     sync::Arc,
@@ -56,7 +54,7 @@ pub enum ReceiveError {
 pub struct Gathered<'a> {
     header: ChunkHeader,
     bytes: Bytes,
-    receiving: Stage<'a>,
+    receiving: AtStage<'a>,
 }
 
 /// The bytes of a chunk, and the place that waits for them.
@@ -90,7 +88,7 @@ impl Base {
 pub struct Ingress {
     slots: SlotPool,
     workers: Workers,
-    overlap: Arc<Overlap>,
+    stages: Arc<Stages>,
     tally: Arc<Tally>,
 }
 
@@ -98,7 +96,7 @@ impl Ingress {
     /// Gathers encoded chunks in `slots`, one each, before they are decoded. A chunk that fits no slot is refused with
     /// [`ReceiveError::WrongLength`]; make them as large as the largest chunk accepted.
     pub fn new(slots: SlotPool, workers: Workers) -> Self {
-        Self { slots, workers, overlap: Arc::default(), tally: Arc::default() }
+        Self { slots, workers, stages: Arc::default(), tally: Arc::default() }
     }
 
     /// The same way in, for chunks that are counted in `tally`, each when it is decoded and verified.
@@ -106,9 +104,10 @@ impl Ingress {
         Self { tally: Arc::clone(tally), ..self }
     }
 
-    /// How receiving and writing overlapped so far, over this and all of its clones.
-    pub fn overlap(&self) -> OverlapStats {
-        self.overlap.get()
+    /// How many chunks of this and all of its clones are at each stage. A pipeline that works receives one chunk while it
+    /// writes another.
+    pub fn stages(&self) -> StageStats {
+        self.stages.stats()
     }
 
     /// Gathers the bytes of the chunk that `header` announced, which go to `range` of `sink`. `progress` is called with the
@@ -125,7 +124,7 @@ impl Ingress {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Gathered<'_>, ReceiveError> {
         let target = sink.open(range).await?;
-        let receiving = self.overlap.receive();
+        let receiving = self.stages.begin(Stage::Receive);
         let bytes = match header.codec {
             CodecId::Raw => receive_raw(stream, header, target, progress).await?,
             _ => self.gather_encoded(stream, header, target, progress).await?,
@@ -157,7 +156,8 @@ impl Ingress {
             }
             Bytes::Encoded(slot, target) => self.decode(header, dtype, slot, target, base).await?,
         };
-        let _writing = receiving.write();
+        drop(receiving);
+        let _writing = self.stages.begin(Stage::Write);
         sink.write(target).await?;
         Ok((verified, base))
     }
@@ -425,7 +425,6 @@ mod tests {
                 encoded_bytes: written as u32,
                 hash: ChunkHash::of(&after),
                 base: Some(Version(1)),
-                attempt: 0,
             };
             Self { before, after, header, encoded }
         }

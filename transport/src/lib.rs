@@ -1,9 +1,9 @@
-//! The network, shared by both ends: QUIC connections that carry tensors.
+//! The network, shared by both ends: connections that carry tensors, over QUIC or over TCP with TLS.
 //!
 //! This room owns quinn, rustls and tokio's network. What leaves it is small: a [`Listener`] accepts and a
 //! [`Connector`] opens [`Lane`]s; a lane has one [control stream](control) and any number of one-way data streams; the
 //! [`egress`] puts manifests and chunks into data streams, the [`ingress`] takes them out. Servers and
-//! clients are written against these and never name QUIC, so that what is under a lane can be replaced.
+//! clients are written against these and never name QUIC: what is under a lane is a [`LaneKind`].
 //!
 //! Nothing here waits for ever: connecting, greeting and writing control messages have deadlines of their own, and what
 //! moves payload is watched by the session that owns it, which knows whether anything moves at all.
@@ -15,9 +15,11 @@ pub mod control;
 pub mod egress;
 mod identity;
 pub mod ingress;
+mod kind;
 mod lane;
 mod listener;
 mod network;
+mod stages;
 mod tally;
 mod tls;
 mod tuning;
@@ -26,12 +28,14 @@ mod workers;
 
 pub use connector::{ConnectError, Connector};
 pub use identity::{Fingerprint, Identity, IdentityError};
-pub use lane::{DataIn, DataOut, Finished, HeaderError, Lane, LaneError, LaneStats};
+pub use kind::{KindReason, LaneKind, Transport, UnknownTransport};
+pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, Listener};
 pub use network::{
-    Batching, Network, UdpNetwork,
+    Batching, ByteStream, Network, Opening, StreamListener, SystemNetwork,
     lane_threads::{LaneThread, LaneThreads},
 };
+pub use stages::{AtStage, Stage, StageStats, Stages};
 pub use tally::{CodecCount, CodecStats, Tally};
 pub use tuning::{Congestion, Tuning};
 pub use workers::Workers;

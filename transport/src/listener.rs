@@ -1,30 +1,21 @@
 //! The server's door.
 
+mod quic;
 mod retry;
+mod tcp;
 
-use crate::{
-    Identity, Lane, LaneError, Network, Tuning, UdpNetwork, lane::lane_error, network::moving::MovingRuntime,
-    tls, window::SendWindow,
-};
-use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
-use retry::RetryPolicy;
-use std::{
-    fmt, io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use crate::{Identity, Lane, LaneError, LaneKind, Network, SystemNetwork, Transport, Tuning};
+use quic::{QuicArrival, QuicDoor};
+use std::{fmt, future::pending, io, net::SocketAddr, sync::Arc};
+use tcp::{TcpArrival, TcpDoor};
 use tensor_relay_protocol::CloseCode;
 
-/// Accepts lanes on one UDP port.
+/// Accepts lanes: over UDP, over TCP, or on the ports of both with one number.
 pub struct Listener {
-    endpoint: quinn::Endpoint,
-    crypto: Arc<QuicServerConfig>,
-    network: Arc<dyn Network>,
-    /// Where its lanes run at first, if they can move.
-    moving: Option<Arc<MovingRuntime>>,
+    local: SocketAddr,
     tuning: Tuning,
-    retry: Mutex<RetryPolicy>,
+    quic: Option<QuicDoor>,
+    tcp: Option<TcpDoor>,
 }
 
 /// Why a port cannot be listened on. This machine is to blame.
@@ -34,6 +25,12 @@ pub enum BindError {
     /// Somebody else has the port.
     #[error("UDP port {} of {} is in use by another process: stop that, or choose another port", address.port(), address.ip())]
     InUse {
+        /// What was asked for.
+        address: SocketAddr,
+    },
+    /// Somebody else has the TCP port.
+    #[error("TCP port {} of {} is in use by another process: stop that, or choose another port", address.port(), address.ip())]
+    TcpInUse {
         /// What was asked for.
         address: SocketAddr,
     },
@@ -50,62 +47,96 @@ pub enum BindError {
     Tls(String),
 }
 
-/// The most handshakes that wait to be accepted. Each costs up to 64 KiB (see below) before anything is known of the
-/// client, so all together stay below 64 MiB.
-const INCOMING_MAX: usize = 1_024;
-
-/// What one handshake may send before it is accepted.
-const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
+/// How many ports are tried until both protocols have the same one, where the system chooses.
+const BIND_ATTEMPTS: u32 = 16;
 
 impl Listener {
-    /// Listens on `address` of this machine. Port 0 lets the system choose one.
+    /// Listens on `address` of this machine, over UDP and TCP with one port number. Port 0 lets the system choose one.
     ///
     /// # Errors
-    /// [`BindError`] says whether the port is taken.
+    /// [`BindError`] says which port is taken.
     pub fn bind(address: SocketAddr, identity: &Identity, tuning: Tuning) -> Result<Self, BindError> {
-        Self::bind_on(Arc::new(UdpNetwork), address, identity, tuning)
+        Self::bind_for(Transport::Auto, address, identity, tuning)
     }
 
-    /// Listens on `address` of `network`.
+    /// Listens on `address` of this machine for the lanes that `transport` allows.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_for(
+        transport: Transport,
+        address: SocketAddr,
+        identity: &Identity,
+        tuning: Tuning,
+    ) -> Result<Self, BindError> {
+        Self::bind_on(Arc::new(SystemNetwork), transport, address, identity, tuning)
+    }
+
+    /// Listens on `address` of `network` for the lanes that `transport` allows.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn bind_on(
         network: Arc<dyn Network>,
+        transport: Transport,
         address: SocketAddr,
         identity: &Identity,
         tuning: Tuning,
     ) -> Result<Self, BindError> {
-        let tls = tls::server_config(identity).map_err(|e| BindError::Tls(e.to_string()))?;
-        let crypto = QuicServerConfig::try_from(tls).map_err(|e| BindError::Tls(e.to_string()))?;
-        let crypto = Arc::new(crypto);
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::AddrInUse => BindError::InUse { address },
-            _ => BindError::Io { address, source },
+        let mut attempts = 1..=BIND_ATTEMPTS;
+        loop {
+            let attempt = attempts.next();
+            match Self::bind_once(Arc::clone(&network), transport, address, identity, tuning.clone()) {
+                // Another process has the TCP port of the UDP port that the system chose.
+                Err(BindError::TcpInUse { .. }) if address.port() == 0 && attempt.is_some() => {}
+                bound => return bound,
+            }
+        }
+    }
+
+    fn bind_once(
+        network: Arc<dyn Network>,
+        transport: Transport,
+        mut local: SocketAddr,
+        identity: &Identity,
+        tuning: Tuning,
+    ) -> Result<Self, BindError> {
+        let failed = |address| move |source| BindError::Io { address, source };
+        let quic = match transport.allows(LaneKind::Quic) {
+            true => {
+                let door = QuicDoor::open(Arc::clone(&network), local, identity, tuning.clone())?;
+                local = door.local_address().map_err(failed(local))?;
+                Some(door)
+            }
+            false => None,
         };
-        let socket = network.bind(address, &tuning).map_err(failed)?;
-        let config = server_config(&crypto, &tuning, None);
-        let moving = network.has_threads().then(|| Arc::new(MovingRuntime::over(network.runtime())));
-        let runtime: Arc<dyn quinn::Runtime> = match &moving {
-            Some(moving) => Arc::<MovingRuntime>::clone(moving),
-            None => network.runtime(),
+        let tcp = match transport.allows(LaneKind::Tcp) {
+            true => {
+                let listener = network.listen(local).map_err(|source| match source.kind() {
+                    io::ErrorKind::AddrInUse => BindError::TcpInUse { address: local },
+                    _ => BindError::Io { address: local, source },
+                })?;
+                local = listener.local_address().map_err(failed(local))?;
+                let door = TcpDoor::new(listener, identity, (&tuning).into(), network.has_threads());
+                Some(door.map_err(|error| BindError::Tls(error.to_string()))?)
+            }
+            false => None,
         };
-        let endpoint = quinn::Endpoint::new_with_abstract_socket(
-            remembering(tuning.endpoint(network.rng_seed()), identity),
-            Some(config),
-            socket,
-            runtime,
-        );
-        let endpoint = endpoint.map_err(failed)?;
-        Ok(Self { endpoint, crypto, network, moving, tuning, retry: Mutex::default() })
+        Ok(Self { local, tuning, quic, tcp })
     }
 
     /// Where it listens.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn local_address(&self) -> io::Result<SocketAddr> {
-        self.endpoint.local_addr()
+    pub fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Which lanes it accepts.
+    pub fn transport(&self) -> Transport {
+        match (&self.quic, &self.tcp) {
+            (Some(_), None) => Transport::Quic,
+            (None, Some(_)) => Transport::Tcp,
+            _ => Transport::Auto,
+        }
     }
 
     /// How its lanes use the network.
@@ -115,94 +146,75 @@ impl Listener {
 
     /// Waits for a client to knock; `None` once the listener was closed. Cancel safe.
     pub async fn accept(&self) -> Option<Arrival> {
-        loop {
-            let incoming = self.endpoint.accept().await?;
-            if !incoming.remote_address_validated() && self.must_retry() && incoming.may_retry() {
-                let _ = incoming.retry();
-                continue;
+        let quic = async {
+            match &self.quic {
+                Some(door) => door.accept().await,
+                None => pending().await,
             }
-            let path_payload = self.network.path_payload(incoming.remote_address());
-            let config = server_config(&self.crypto, &self.tuning, path_payload);
-            return Some(Arrival {
-                incoming,
-                config: Arc::new(config),
-                endpoint: self.endpoint.clone(),
-                window: self.tuning.send_window(),
-                moving: self.moving.clone(),
-            });
+        };
+        let tcp = async {
+            match &self.tcp {
+                Some(door) => door.accept().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            arrival = quic => Some(Arrival(Knock::Quic(Box::new(arrival?)))),
+            arrival = tcp => Some(Arrival(Knock::Tcp(arrival))),
         }
-    }
-
-    /// Whether a client that arrives now has to prove its address first.
-    fn must_retry(&self) -> bool {
-        let now = self.network.runtime().now();
-        let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
-        policy.handle_unproven(now, self.endpoint.open_connections())
     }
 
     /// Closes every lane and takes no more.
     pub fn close(&self, code: CloseCode) {
-        self.endpoint.close(quinn::VarInt::from_u32(code.code()), b"");
+        if let Some(quic) = &self.quic {
+            quic.close(code);
+        }
+        if let Some(tcp) = &self.tcp {
+            tcp.close(code);
+        }
     }
 
     /// Waits until the last packets have left.
     pub async fn wait_idle(&self) {
-        self.endpoint.wait_idle().await;
-    }
-}
-
-/// Lets a server that was restarted, or is another process with the same identity, tell clients of its predecessor that
-/// their connections are gone (RFC 9000 §10.3): what it needs for it follows from the identity. Clients then connect
-/// again at once, instead of after their idle timeout.
-fn remembering(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
-    config.reset_key(Arc::new(identity.derived_key("stateless reset")));
-    config.cid_generator(|| Box::new(RandomIds));
-    config
-}
-
-/// Connection ids of random bytes. Those of quinn's own default are signed with a key of the process: what came to its
-/// predecessor it would drop without a word.
-struct RandomIds;
-
-impl RandomIds {
-    const BYTES: usize = 8;
-}
-
-impl ConnectionIdGenerator for RandomIds {
-    fn generate_cid(&mut self) -> ConnectionId {
-        ConnectionId::new(&rand::random::<[u8; Self::BYTES]>())
-    }
-
-    fn cid_len(&self) -> usize {
-        Self::BYTES
-    }
-
-    fn cid_lifetime(&self) -> Option<Duration> {
-        None
+        if let Some(quic) = &self.quic {
+            quic.wait_idle().await;
+        }
+        if let Some(tcp) = &self.tcp {
+            tcp.wait_idle().await;
+        }
     }
 }
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener")
-            .field("local", &self.local_address().ok())
-            .finish_non_exhaustive()
+        f.debug_struct("Listener").field("local", &self.local).finish_non_exhaustive()
     }
 }
 
 /// A client that knocked and is not let in yet.
-pub struct Arrival {
-    incoming: quinn::Incoming,
-    config: Arc<quinn::ServerConfig>,
-    endpoint: quinn::Endpoint,
-    window: SendWindow,
-    moving: Option<Arc<MovingRuntime>>,
+pub struct Arrival(Knock);
+
+enum Knock {
+    Quic(Box<QuicArrival>),
+    Tcp(TcpArrival),
 }
 
 impl Arrival {
     /// Where the client says it is.
     pub fn peer(&self) -> SocketAddr {
-        self.incoming.remote_address()
+        match &self.0 {
+            Knock::Quic(arrival) => arrival.peer(),
+            Knock::Tcp(arrival) => arrival.peer,
+        }
+    }
+
+    /// What kind of lane it would be.
+    pub fn kind(&self) -> LaneKind {
+        match &self.0 {
+            Knock::Quic(_) => LaneKind::Quic,
+            Knock::Tcp(_) => LaneKind::Tcp,
+        }
     }
 
     /// Does the handshake. The caller puts a deadline around it.
@@ -210,20 +222,17 @@ impl Arrival {
     /// # Errors
     /// [`LaneError`] when the handshake fails, as corrupted or hostile first packets make it do; others go on.
     pub async fn accept(self) -> Result<Lane, LaneError> {
-        let peer = self.peer();
-        let accept = || self.incoming.accept_with(self.config);
-        let (connecting, moving) = match &self.moving {
-            Some(runtime) => runtime.accepting(accept),
-            None => (accept(), None),
-        };
-        let connecting = connecting.map_err(|error| lane_error(peer, error))?;
-        let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
-        Ok(Lane::new(connection, self.endpoint, self.window).movable(moving))
+        match self.0 {
+            Knock::Quic(arrival) => arrival.accept().await,
+            Knock::Tcp(arrival) => arrival.accept().await,
+        }
     }
 
-    /// Turns the client away; it learns so at once.
+    /// Turns the client away; it learns so at once. Over TCP that is the end of the connection.
     pub fn refuse(self) {
-        self.incoming.refuse();
+        if let Knock::Quic(arrival) = self.0 {
+            arrival.refuse();
+        }
     }
 }
 
@@ -231,18 +240,4 @@ impl fmt::Debug for Arrival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arrival").field("peer", &self.peer()).finish_non_exhaustive()
     }
-}
-
-fn server_config(
-    crypto: &Arc<QuicServerConfig>,
-    tuning: &Tuning,
-    path_payload: Option<u16>,
-) -> quinn::ServerConfig {
-    let mut config =
-        quinn::ServerConfig::with_crypto(Arc::clone(crypto) as Arc<dyn quinn::crypto::ServerConfig>);
-    config.transport_config(Arc::new(tuning.server(path_payload)));
-    config.max_incoming(INCOMING_MAX);
-    config.incoming_buffer_size(INCOMING_BUFFER_BYTES);
-    config.incoming_buffer_size_total(INCOMING_MAX as u64 * INCOMING_BUFFER_BYTES);
-    config
 }

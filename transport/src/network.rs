@@ -1,21 +1,23 @@
-//! Where UDP sockets come from.
+//! Where UDP sockets and byte streams come from.
 
 mod batch;
 mod batching;
 pub(crate) mod lane_threads;
 pub(crate) mod moving;
 mod socket;
+mod streams;
 
 use crate::Tuning;
 use socket::Socket;
 use std::{
     fmt::Debug,
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
 };
 
 pub use batching::Batching;
+pub use streams::{ByteStream, Opening, StreamListener};
 
 /// The network that lanes run over: the machine's own, or a simulated one whose time, loss and order come from a seed.
 ///
@@ -23,6 +25,16 @@ pub use batching::Batching;
 pub trait Network: Debug + Send + Sync + 'static {
     /// A socket bound to `address`; port 0 lets the network choose.
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>>;
+
+    /// Opens a byte stream from `local` to `peer`. A network without byte streams refuses.
+    fn connect(&self, _local: IpAddr, _peer: SocketAddr) -> Opening {
+        Box::pin(std::future::ready(Err(io::ErrorKind::Unsupported.into())))
+    }
+
+    /// Listens for byte streams on `address`. A network without byte streams refuses.
+    fn listen(&self, _address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// What spawns tasks and tells the time.
     fn runtime(&self) -> Arc<dyn quinn::Runtime>;
@@ -41,14 +53,22 @@ pub trait Network: Debug + Send + Sync + 'static {
     }
 }
 
-/// The network of this machine.
+/// The network of this machine: its UDP sockets, and its TCP connections where lanes are to be that.
 #[derive(Debug, Clone, Copy)]
-pub struct UdpNetwork;
+pub struct SystemNetwork;
 
-impl Network for UdpNetwork {
+impl Network for SystemNetwork {
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>> {
         let socket = Socket::bind(address, tuning.socket_buffer_bytes, tuning.payload_max())?;
         Ok(Arc::new(Batching::over(Arc::new(socket))))
+    }
+
+    fn connect(&self, local: IpAddr, peer: SocketAddr) -> Opening {
+        Box::pin(streams::connect(local, peer))
+    }
+
+    fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
+        streams::listen(address)
     }
 
     fn runtime(&self) -> Arc<dyn quinn::Runtime> {

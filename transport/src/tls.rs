@@ -45,6 +45,33 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
+/// The server's half over a byte stream. It issues no session tickets: every connection authenticates anew. The keys are
+/// given away, because the records are our own.
+pub(crate) fn stream_server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
+    let mut config = server_config(identity)?;
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.enable_secret_extraction = true;
+    Ok(config)
+}
+
+/// The client's half over a byte stream.
+pub(crate) fn stream_client_config(
+    keys: &[Fingerprint],
+    presented: Arc<OnceLock<Fingerprint>>,
+) -> Result<rustls::ClientConfig, rustls::Error> {
+    let mut config = client_config(keys, presented)?;
+    config.resumption = rustls::client::Resumption::disabled();
+    config.enable_secret_extraction = true;
+    Ok(config)
+}
+
+/// Whether the other end agreed to speak this protocol. QUIC insists on it by itself; over a byte stream a peer that names
+/// no protocol at all gets through the handshake.
+pub(crate) fn is_ours(connection: &rustls::CommonState) -> bool {
+    connection.alpn_protocol() == Some(ALPN)
+}
+
 /// AES-128-GCM first: as strong as anything here needs, and up to 5 % cheaper than AES-256. ChaCha20 costs twice as much
 /// and stays for processors without AES.
 fn provider() -> Arc<CryptoProvider> {

@@ -68,7 +68,7 @@ pub(crate) const WINDOW_RESERVE_BYTES: u32 = 1 << 20;
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
 /// What a server lets a client send unread in all. Clients send control messages of at most 64 KiB and nothing else.
-const SERVER_WINDOW_BYTES: u32 = 256 << 10;
+pub(crate) const SERVER_WINDOW_BYTES: u32 = 256 << 10;
 
 /// The data streams a server may have open towards a client at once. Credit bounds chunks far below this; it bounds what
 /// a hostile server can make a client keep track of.

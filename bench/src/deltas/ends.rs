@@ -103,7 +103,7 @@ pub async fn publish(args: PublishArgs) -> Result<()> {
     let config = tensor_relay_server::Config { base_bytes: u64::MAX, ..Default::default() };
     let server = Server::start(listener, config);
     let topic = Topic::new(TOPIC)?;
-    let address = server.local_address()?.to_string();
+    let address = server.local_address().to_string();
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
     let mut publisher = server.publisher(topic)?;
     print(&Publishing { ticket: ticket.to_string(), versions })?;

@@ -67,7 +67,7 @@ impl OnDevice {
 
     /// Writes it.
     pub(super) fn sink(&self) -> Result<Arc<dyn Sink>> {
-        Ok(self.device()?.sink(self.len_bytes, self.parts.iter().cloned())?)
+        Ok(Arc::new(self.device()?.sink(self.len_bytes, self.parts.iter().cloned())?))
     }
 
     /// How long it is.

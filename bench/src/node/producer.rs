@@ -45,7 +45,7 @@ pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) ->
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(listen, &identity, tuning)?;
     let server = Server::start(listener, Config::default());
-    let address = server.local_address()?.to_string();
+    let address = server.local_address().to_string();
     let topic = Topic::new(TOPIC)?;
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
     let goods = Arc::new(Goods::open(&job.work)?);

@@ -1,6 +1,6 @@
 //! Small tensors, published when they are asked for.
 //!
-//! The receiving side asks over a plain TCP connection to the serving side's port, a byte for each version. What is
+//! The receiving side asks over a plain TCP connection to the port after the serving side's, a byte for each version. What is
 //! measured begins before the serving side stages the tensor (the time is taken then, and written into the bytes while they
 //! are staged), covers publishing, and ends when the receiving side's program has the committed snapshot.
 
@@ -32,12 +32,12 @@ pub(super) struct SmallPublisher {
 }
 
 impl SmallPublisher {
-    /// Listens on the TCP port that has the number of `server`'s UDP port.
+    /// Listens on the TCP port [after](asked_at) that of `server`.
     ///
     /// # Errors
     /// When that port is taken.
     pub(super) async fn new(server: &Server) -> Result<Self> {
-        let address = server.local_address()?;
+        let address = asked_at(server.local_address());
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("TCP port {address} is taken, over which small tensors are asked for")
         })?;
@@ -71,13 +71,18 @@ impl SmallPublisher {
     }
 }
 
+/// Where a server at `server` is asked for small tensors.
+fn asked_at(server: SocketAddr) -> SocketAddr {
+    SocketAddr::new(server.ip(), server.port().checked_add(1).unwrap_or(u16::MAX - 1))
+}
+
 /// Asks the server at `remote`, which `client` is connected to, for small tensors, one after the other, until `count` of
 /// them count.
 ///
 /// # Errors
 /// When a version does not come in time, or is none of ours.
 pub(super) async fn receive(client: &Client, remote: SocketAddr, count: u32) -> Result<Small> {
-    let mut asking = TcpStream::connect(remote)
+    let mut asking = TcpStream::connect(asked_at(remote))
         .await
         .context("nobody listens for who asks for small tensors")?;
     asking.set_nodelay(true)?;

@@ -4,7 +4,7 @@ use super::{Codec, DeviceArgs, FolderArgs};
 use crate::units;
 use clap::ValueEnum;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tensor_relay_server::{Advertised, Keep, Topic, TopicOptions, WhenFull};
+use tensor_relay_server::{Advertised, Keep, Topic, TopicOptions, Transport, WhenFull};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
@@ -75,9 +75,17 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_seconds, help_heading = "Versions")]
     pub(crate) reader_linger: Duration,
 
-    /// The UDP address to listen on.
+    /// The address to listen on, over UDP and TCP.
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:4747", help_heading = "Network")]
     pub(crate) listen: SocketAddr,
+
+    /// What clients may connect over: QUIC (UDP), TCP with TLS, or `auto`, both on ports of one number.
+    #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Network")]
+    pub(crate) transport: Transport,
+
+    /// Do not listen on TCP: the same as --transport quic.
+    #[arg(long, conflicts_with = "transport", help_heading = "Network")]
+    pub(crate) no_tcp: bool,
 
     /// The address that tickets name, if it is not this machine's own: HOST or HOST:PORT; repeat it or write `,`
     /// between them for several.

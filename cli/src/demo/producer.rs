@@ -46,7 +46,7 @@ pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
     let identity = Identity::load_or_create(&args.state_dir)?;
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, Tuning::default())?;
     let server = Server::start(listener, config);
-    let address = server.local_address()?.to_string();
+    let address = server.local_address().to_string();
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(Topic::new(WEIGHTS)?))?;
     let mut producer = Producer {
         size_bytes: args.size,

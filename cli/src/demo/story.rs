@@ -114,7 +114,7 @@ impl Story {
             );
         }
         println!(
-            "  memory    the first version meets fresh memory, later ones reuse it and are faster; since every"
+            "  memory    the first version takes fresh memory, which is cleared as it comes; later ones reuse it; since every"
         );
         println!(
             "            byte is new, no copy is kept here to apply deltas to, as `subscribe` does by default"

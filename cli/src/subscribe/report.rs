@@ -114,6 +114,8 @@ fn as_object(snapshot: &Snapshot, saved: Option<&Path>, lanes: &[Value]) -> Stri
         "chunks": receipt.chunks,
         "codecs": codecs::as_object(&receipt.codecs, "decode_s"),
         "resumed": receipt.resumed,
+        "transport": receipt.transport.name(),
+        "transport_reason": receipt.transport_reason.text(),
         "duration_s": receipt.duration.as_secs_f64(),
         "skipped": snapshot.skipped(),
         "missed_generations": snapshot.missed_generations(),
@@ -146,8 +148,9 @@ fn as_text(snapshot: &Snapshot, saved: Option<&Path>, lanes: usize) -> String {
     if chunks > 0 {
         line += &format!(", {} of it as deltas in {}", units::bytes(raw_bytes), units::bytes(wire_bytes));
     }
+    line += &format!(", over {}", receipt.transport);
     if lanes > 1 {
-        line += &format!(", over {lanes} lanes");
+        line += &format!(" in {lanes} lanes");
     }
     if snapshot.is_new_epoch() {
         line += ", of a new epoch";

@@ -1,7 +1,7 @@
 //! Why a session cannot go on.
 
 use super::{ClientError, is_worth_a_retry};
-use crate::link::LastWord;
+use crate::connection::LastWord;
 use tensor_relay_protocol::{CloseCode, MessageError, Misbehaved};
 use tensor_relay_transport::{LaneError, control::ControlError, ingress::ReceiveManifestError};
 

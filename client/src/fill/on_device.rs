@@ -4,8 +4,8 @@ use super::{FillCause, FillError, Filled, Received};
 use crate::{
     BufferError, Buffers, DeviceError, Snapshot, Subscription,
     buffers::{Fit, copy_slowly},
+    destination::Destination,
     device_snapshot::{COPIES_AT_ONCE, pieces},
-    landing::Landing,
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream::FuturesUnordered};
@@ -79,8 +79,8 @@ impl Snapshot {
         };
         let (lent, lender) = buffers.lend_on_device();
         // They fit, so this is nothing only where all of them are empty.
-        let copied = match Landing::in_buffers(&self.selection, lent, &HostMemory::new(0)) {
-            Some(landing) => self.copy_all(&fits, &landing).await,
+        let copied = match Destination::in_buffers(&self.selection, lent, &HostMemory::new(0)) {
+            Some(destination) => self.copy_all(&fits, &destination).await,
             None => Ok(()),
         };
         let (buffers, withheld) = lender.back().await;
@@ -101,9 +101,9 @@ impl Snapshot {
         Ok(fits)
     }
 
-    async fn copy_all(&self, fits: &[Fit], landing: &Landing) -> Result<(), DeviceError> {
-        let Some(device) = landing.device() else { return Ok(()) };
-        let (sink, from) = (landing.sink(&self.id), self.device_source()?);
+    async fn copy_all(&self, fits: &[Fit], destination: &Destination) -> Result<(), DeviceError> {
+        let Some(device) = destination.device() else { return Ok(()) };
+        let (sink, from) = (destination.sink(&self.id), self.device_source()?);
         let mut copies = FuturesUnordered::new();
         for piece in cut(fits, device.slots().slot_bytes()) {
             if copies.len() == COPIES_AT_ONCE {

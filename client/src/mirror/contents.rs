@@ -7,6 +7,7 @@ use std::{
     fs::File,
     io::{self, Write},
 };
+use tensor_relay_device::HostBytes;
 use tensor_relay_protocol::{
     Tensor, TensorName,
     files::{FileForm, FileKind, FileName, FileNameError, is_entry_name, without_reserved},
@@ -66,7 +67,7 @@ pub(super) enum Contents {
 #[derive(Debug)]
 pub(crate) enum Body {
     /// These parts one after the other.
-    Parts(Vec<Bytes>),
+    Parts(Vec<HostBytes>),
     /// A ZIP archive.
     Archive(Vec<Entry>),
 }
@@ -104,13 +105,14 @@ impl Body {
         let layout = layout
             .map_err(|source| SaveError::Format { id: snapshot.id.clone(), source: Box::new(source) })?;
         let bodies = layout.order.iter().map(|index| snapshot.bytes(tensors[*index]));
-        Ok(Self::Parts(std::iter::once(layout.head.into()).chain(bodies).collect()))
+        let head = HostBytes::from(Bytes::from(layout.head));
+        Ok(Self::Parts(std::iter::once(head).chain(bodies).collect()))
     }
 
     /// Writes it to an empty file.
     pub(crate) fn write(&self, file: &mut File) -> io::Result<()> {
         match self {
-            Self::Parts(parts) => parts.iter().try_for_each(|part| file.write_all(part)),
+            Self::Parts(parts) => parts.iter().try_for_each(|part| part.write_to(file)),
             Self::Archive(entries) => write_archive(entries, file),
         }
     }
@@ -136,7 +138,10 @@ fn write_archive(entries: &[Entry], file: &mut File) -> io::Result<()> {
 fn array(snapshot: &Snapshot) -> Result<Body, FilesError> {
     let tensors: Vec<_> = snapshot.tensors().collect();
     match &tensors[..] {
-        [(tensor, elements)] => Ok(Body::Parts(vec![array_head(tensor)?.into(), elements.clone()])),
+        [(tensor, elements)] => {
+            let head = Bytes::from(array_head(tensor)?);
+            Ok(Body::Parts(vec![head.into(), elements.clone().into()]))
+        }
         _ => Err(FilesError::NotOneArray(tensors.len())),
     }
 }
@@ -187,7 +192,11 @@ fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>,
     for (name, tensors) in weights {
         files.push((name.clone(), Body::safetensors(snapshot, &tensors)?));
     }
-    files.extend(side_files.into_iter().map(|(name, bytes)| (name, Body::Parts(vec![bytes]))));
+    files.extend(
+        side_files
+            .into_iter()
+            .map(|(name, bytes)| (name, Body::Parts(vec![bytes.into()]))),
+    );
     Ok(files)
 }
 

@@ -184,9 +184,10 @@ pub(super) fn list_of(folder: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
 
     fn body(text: &'static str) -> Body {
-        Body::Parts(vec![text.as_bytes().into()])
+        Body::Parts(vec![Bytes::copy_from_slice(text.as_bytes()).into()])
     }
 
     fn files(names: &[&str]) -> Vec<(FileName, Body)> {

@@ -1,141 +1,79 @@
-//! What a user wants of a session, with a connection and without.
+//! The user's commands.
 
 use super::Session;
 use crate::{
-    Request, Subscription, TopicWatch, base::Base, buffers::Lent, error::SessionError, link::Link,
-    receiving::Receiving, subscription::Patience,
+    Request,
+    base::Base,
+    command::{Command, Opened, SubscriptionHandle},
+    reception::Reception,
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{ClientMessage, Epoch, Glob, SubscriptionId, TopicEntry, Version, WatchId};
-use tokio::sync::oneshot;
-
-/// What a user wants.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Subscribe(Box<Request>, oneshot::Sender<Subscription>),
-    Unsubscribe {
-        id: SubscriptionId,
-        keep_place: bool,
-    },
-    Acknowledge(SubscriptionId, Epoch, Version),
-    /// Buffers for the next version, or the word that they are not given any more.
-    Give(SubscriptionId, Option<Lent>),
-    Watch(Glob, oneshot::Sender<Option<TopicWatch>>),
-    Unwatch(WatchId),
-    List(oneshot::Sender<Vec<TopicEntry>>),
-    Close,
-}
+use tensor_relay_protocol::{ClientMessage, Subscriber, SubscriptionId};
+use tokio::{sync::oneshot, time::Instant};
 
 impl Session {
-    pub(super) fn handle_command(&mut self, command: Command, link: &Link) -> Result<(), SessionError> {
+    /// Takes a command, with a connection or without: what there is to say waits in the outbox. Gives the subscription that
+    /// has something to do.
+    pub(super) fn handle_command(&mut self, command: Command) -> Option<SubscriptionId> {
         match command {
-            Command::Subscribe(request, reply) => {
-                let id = self.subscribe(*request, reply);
-                self.allow_unread(link);
-                let subscribe = self.receivings.get_mut(&id).map(|receiving| receiving.subscribe(id));
-                self.outbox.extend(subscribe.map(ClientMessage::Subscribe));
-            }
+            Command::Subscribe(request, reply) => return Some(self.subscribe(*request, reply)),
             Command::Unsubscribe { id, keep_place } => {
-                if self.receivings.remove(&id).is_some() {
+                if self.receptions.remove(&id).is_some() {
                     self.outbox
                         .push_back(ClientMessage::Unsubscribe { subscription: id, keep_place });
                 }
             }
-            Command::Acknowledge(subscription, epoch, version) => {
-                if let Some(receiving) = self.receivings.get_mut(&subscription) {
-                    receiving.history.handle_acknowledged(epoch, version);
-                    self.outbox
-                        .push_back(ClientMessage::Acknowledge { subscription, epoch, version });
-                }
+            Command::Acknowledge(id, epoch, version) => {
+                self.receptions.get_mut(&id)?.machine.acknowledge(epoch, version);
+                return Some(id);
             }
-            Command::Give(id, lent) => self.give(id, lent),
+            Command::Give(id, lent) => self.receptions.get_mut(&id)?.handle_given(lent),
             Command::Watch(glob, reply) => {
                 self.outbox.extend(self.watches.begin(glob, reply, &self.commands));
             }
-            Command::Unwatch(watch) => {
-                self.outbox.extend(self.watches.end(watch));
-            }
+            Command::Unwatch(watch) => self.outbox.extend(self.watches.end(watch)),
             Command::List(reply) => {
                 self.lists.push_back((reply, vec![]));
                 self.outbox.push_back(ClientMessage::List);
             }
             Command::Close => self.close(),
         }
-        Ok(())
+        None
     }
 
     /// Says which readers will not come back; the session ends when that is on its way.
     fn close(&mut self) {
-        let leaving = self.receivings.iter().filter(|(_, receiving)| !receiving.keeps_place());
-        let leaving: Vec<_> = leaving.map(|(id, _)| *id).collect();
-        for subscription in leaving {
-            self.outbox
-                .push_back(ClientMessage::Unsubscribe { subscription, keep_place: false });
-        }
+        let leaving = self.receptions.iter().filter(|(_, reception)| !reception.keeps_place());
+        self.outbox.extend(
+            leaving.map(|(id, _)| ClientMessage::Unsubscribe { subscription: *id, keep_place: false }),
+        );
         self.closing = true;
     }
 
-    /// Takes a command while there is no connection: what it asks for is asked for with the next one.
-    pub(crate) fn handle_command_between_links(&mut self, command: Command) -> Result<(), SessionError> {
-        match command {
-            Command::Subscribe(request, reply) => {
-                self.subscribe(*request, reply);
-            }
-            Command::Unsubscribe { id, .. } => {
-                self.receivings.remove(&id);
-            }
-            Command::Acknowledge(id, epoch, version) => {
-                if let Some(receiving) = self.receivings.get_mut(&id) {
-                    receiving.history.handle_acknowledged(epoch, version);
-                }
-            }
-            Command::Give(id, lent) => self.give(id, lent),
-            Command::Watch(glob, reply) => {
-                self.watches.begin(glob, reply, &self.commands);
-            }
-            Command::Unwatch(watch) => {
-                self.watches.end(watch);
-            }
-            Command::List(reply) => self.lists.push_back((reply, vec![])),
-            Command::Close => return Err(SessionError::ClosedHere),
-        }
-        Ok(())
-    }
-
-    fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Subscription>) -> SubscriptionId {
+    fn subscribe(&mut self, request: Request, reply: oneshot::Sender<Opened>) -> SubscriptionId {
         let id = SubscriptionId(self.next_id);
         self.next_id += 1;
+        let subscribe = request.message(id, self.credit);
+        let (stall_timeout, now) = (self.config.stall_timeout, Instant::now().into_std());
+        let machine = Subscriber::new(subscribe, self.config.codecs, stall_timeout, now);
         let base = Base::new(self.bases.clone(), self.config.workers);
-        let demand = self.ground.memory.demand();
-        let stall_timeout = self.config.stall_timeout;
-        let receiving = Receiving::new(request.clone(), self.credit, stall_timeout, base, demand);
-        let patience = Patience {
-            topic_timeout: self.config.topic_timeout,
-            held_max: self.config.versions_held_max,
-            hold_timeout: self.config.hold_timeout,
+        let mut reception = Reception::new(&request, machine, base, self.allocators.memory.demand());
+        let opened = Opened {
+            handle: SubscriptionHandle {
+                id,
+                keep_place: request.keep_place,
+                commands: self.commands.clone(),
+            },
+            queue: Arc::clone(&reception.queue),
+            counters: Arc::clone(&reception.counters),
+            holding: Arc::clone(&reception.holding),
         };
-        let subscription = Subscription {
-            id,
-            mode: request.mode,
-            keep_place: request.keep_place,
-            topic: request.topic,
-            delivery: Arc::clone(&receiving.delivery),
-            counters: Arc::clone(&receiving.counters),
-            holding: Arc::clone(&receiving.holding),
-            commands: self.commands.clone(),
-            patience,
-            taken: None,
-            held_back_since: None,
-        };
-        self.receivings.insert(id, receiving);
-        // A user who went away meanwhile drops the handle, which unsubscribes.
-        let _ = reply.send(subscription);
-        id
-    }
-
-    fn give(&mut self, id: SubscriptionId, lent: Option<Lent>) {
-        if let Some(receiving) = self.receivings.get_mut(&id) {
-            receiving.handle_given(lent);
+        if self.is_connected {
+            reception.subscribe();
         }
+        self.receptions.insert(id, reception);
+        // A user who went away meanwhile drops the handle, which unsubscribes.
+        let _ = reply.send(opened);
+        id
     }
 }

@@ -191,7 +191,7 @@ impl Copies {
             let mut directions = Direction::BOTH.into_iter().filter(used);
             let ordered = directions.try_for_each(|direction| {
                 let mark = gpu.mark(direction)?;
-                let ordered = gpu.order(order.stream, &mark);
+                let ordered = gpu.order(&order.stream, &mark);
                 gpu.recycle(mark);
                 ordered
             });

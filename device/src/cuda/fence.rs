@@ -1,4 +1,5 @@
 use std::{
+    any::Any,
     ffi::c_void,
     fmt,
     sync::Arc,
@@ -12,17 +13,23 @@ use super::{
     inbox::{Command, Inbox},
 };
 
-/// A stream of the caller's, on which kernels use the tensors that are handed over.
+/// A stream of the caller's, on which kernels use the tensors that are handed over, and what keeps it.
 ///
-/// It is a name, not an owner. Nothing here ever waits for a caller's stream with a thread, nor lets it wait for more
-/// than it is asked to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamHandle(usize);
+/// Every holder of a clone may use the stream: an engine's thread too, when it comes to a question that nobody waits
+/// for any more ([`CudaError::NoAnswer`]). Nothing here ever waits for a caller's stream with a thread, nor lets it wait for
+/// more than it is asked to.
+#[derive(Clone)]
+pub struct StreamHandle {
+    raw: usize,
+    /// Dropped by the engine's thread, as a rule: that must not wait for a lock that somebody holds who asks this engine for
+    /// something. `None` for the default stream, which nobody destroys.
+    _keeper: Option<Arc<dyn Any + Send + Sync>>,
+}
 
 impl StreamHandle {
     /// The legacy default stream of the device's primary context: where kernels run that name no stream, PyTorch's
     /// default among them.
-    pub const LEGACY: Self = Self(1);
+    pub const LEGACY: Self = Self { raw: 1, _keeper: None };
 
     /// The stream with this handle: a `CUstream`, which is also what a `cudaStream_t` is, and what PyTorch calls
     /// `stream.cuda_stream`. Null is the legacy default stream.
@@ -31,18 +38,28 @@ impl StreamHandle {
     ///
     /// # Safety
     ///
-    /// The handle is a stream of the device's primary context, and it is not destroyed while this or a copy of it is
-    /// passed to a call. After a call that ended with [`CudaError::NoAnswer`] the stream must never be destroyed: the
-    /// call gave up, and the engine's thread, which comes to it later, did not.
-    pub unsafe fn from_raw(handle: *mut c_void) -> Result<Self, CudaError> {
+    /// The handle is a stream of the device's primary context, and it is not destroyed while `keeper` lives.
+    pub unsafe fn from_raw(handle: *mut c_void, keeper: impl Any + Send + Sync) -> Result<Self, CudaError> {
         match handle.expose_provenance() {
             PER_THREAD => Err(CudaError::PerThreadStream),
-            handle => Ok(Self(handle)),
+            raw => Ok(Self { raw, _keeper: Some(Arc::new(keeper)) }),
         }
     }
 
-    pub(super) fn raw<T>(self) -> *mut T {
-        std::ptr::with_exposed_provenance_mut(self.0)
+    pub(super) fn raw<T>(&self) -> *mut T {
+        std::ptr::with_exposed_provenance_mut(self.raw)
+    }
+}
+
+impl PartialEq for StreamHandle {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw == other.raw
+    }
+}
+
+impl fmt::Debug for StreamHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamHandle({:#x})", self.raw)
     }
 }
 
@@ -155,11 +172,24 @@ mod tests {
     fn the_per_thread_stream_is_refused() {
         let from_raw = |address| {
             // SAFETY: nothing is done with the handle.
-            unsafe { StreamHandle::from_raw(std::ptr::without_provenance_mut(address)) }
+            unsafe { StreamHandle::from_raw(std::ptr::without_provenance_mut(address), ()) }
         };
         assert_eq!(from_raw(2), Err(CudaError::PerThreadStream));
         assert_eq!(from_raw(1), Ok(StreamHandle::LEGACY));
         assert!(from_raw(0).is_ok());
+    }
+
+    #[test]
+    fn a_clone_keeps_what_keeps_the_stream() {
+        let keeper = Arc::new(());
+        // SAFETY: nothing is done with the handle.
+        let stream =
+            unsafe { StreamHandle::from_raw(std::ptr::without_provenance_mut(7), Arc::clone(&keeper)) };
+        let clone = stream.clone().unwrap();
+        drop(stream);
+        assert_eq!(Arc::strong_count(&keeper), 2);
+        drop(clone);
+        assert_eq!(Arc::strong_count(&keeper), 1);
     }
 
     #[test]

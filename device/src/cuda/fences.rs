@@ -28,7 +28,7 @@ impl Fences {
     /// Makes a fence of the place where the stream is now.
     pub(super) fn record(
         &mut self,
-        stream: StreamHandle,
+        stream: &StreamHandle,
         gpu: &mut Gpu,
         setting: &Setting,
     ) -> Result<Fence, CudaError> {
@@ -60,7 +60,7 @@ impl Fences {
     }
 
     /// Makes a stream wait for a fence. One that is not open any more is passed, or failed: its owner can tell.
-    pub(super) fn order(&self, id: u64, stream: StreamHandle, gpu: &Gpu) -> Result<(), CudaError> {
+    pub(super) fn order(&self, id: u64, stream: &StreamHandle, gpu: &Gpu) -> Result<(), CudaError> {
         match self.open.get(&id) {
             Some(watched) => gpu.order(stream, &watched.mark),
             None => Ok(()),

@@ -155,10 +155,9 @@ impl Gpu {
     }
 
     /// Marks the place where a caller's stream is now.
-    pub(super) fn mark_stream(&mut self, stream: StreamHandle) -> Result<Mark, CudaError> {
+    pub(super) fn mark_stream(&mut self, stream: &StreamHandle) -> Result<Mark, CudaError> {
         self.refuse_capturing(stream)?;
-        // SAFETY: a living stream: who made the handle promised to keep it until the call that names it has ended, and
-        // for good where that gave up waiting for this thread (`StreamHandle::from_raw`).
+        // SAFETY: a living stream: it lives while the handle does, promised who made that (`StreamHandle::from_raw`).
         Ok(unsafe { self.record(stream.raw()) }?)
     }
 
@@ -182,7 +181,7 @@ impl Gpu {
     }
 
     /// Makes a caller's stream wait for a mark.
-    pub(super) fn order(&self, stream: StreamHandle, mark: &Mark) -> Result<(), CudaError> {
+    pub(super) fn order(&self, stream: &StreamHandle, mark: &Mark) -> Result<(), CudaError> {
         self.refuse_capturing(stream)?;
         // SAFETY: a living stream, as above, and a mark's event lives.
         Ok(unsafe { self.driver.wait_for(stream.raw(), mark.0) }?)
@@ -259,9 +258,8 @@ impl Gpu {
         recorded.map(|()| Mark(event))
     }
 
-    fn refuse_capturing(&self, stream: StreamHandle) -> Result<(), CudaError> {
-        // SAFETY: a living stream: who made the handle promised to keep it until the call that names it has ended, and
-        // for good where that gave up waiting for this thread (`StreamHandle::from_raw`).
+    fn refuse_capturing(&self, stream: &StreamHandle) -> Result<(), CudaError> {
+        // SAFETY: a living stream: it lives while the handle does, promised who made that (`StreamHandle::from_raw`).
         match unsafe { self.driver.is_capturing(stream.raw()) }? {
             true => Err(CudaError::Capturing),
             false => Ok(()),

@@ -15,7 +15,7 @@ use super::{
     fence::{Fence, StreamHandle},
     flight::Direction,
     holdings::Shared,
-    memory::{CudaMemory, StreamKeeper},
+    memory::CudaMemory,
     page_locked::PageLocked,
     share::{Exported, Imported, ShareError},
     shares::Wish,
@@ -52,8 +52,8 @@ impl Inbox {
     }
 
     /// Asks the thread, and waits for its answer up to a deadline. The thread comes to the question all the same: an
-    /// answer after that is dropped by it, and so is what it carries. A stream in the question is used even then, which
-    /// is why `StreamHandle::from_raw` asks for it to be kept.
+    /// answer after that is dropped by it, and so is what it carries. A stream in the question is used even then, and kept
+    /// by its handle.
     pub(super) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
         self.ask_for(self.answer_timeout, question)
     }
@@ -101,7 +101,7 @@ pub(super) enum Command {
     /// Take back memory that nobody uses any more, once the streams that may still do are past these fences.
     TakeBack(ManuallyDrop<Holding>, Vec<Fence>),
     /// Let a memory go, once these streams are past what is on them by now.
-    GiveUp(Arc<CudaMemory>, Vec<(StreamHandle, StreamKeeper)>),
+    GiveUp(Arc<CudaMemory>, Vec<StreamHandle>),
     /// Take back page-locked memory that nobody uses any more.
     Unlock(ManuallyDrop<Mapping>),
     /// Record where a caller's stream is now.

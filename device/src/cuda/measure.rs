@@ -18,7 +18,10 @@ use super::{
     probe::probe,
     symbols::Code,
 };
-use crate::{AllocError, mapping::Mapping};
+use crate::{
+    AllocError,
+    mapping::{Mapping, PageSize},
+};
 
 /// What the pages of a copy's host memory are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +56,7 @@ pub enum MeasureError {
 /// Measures synchronous copies of `len` bytes, as `cudaMemcpy` does them: the limit of the bus, or of pageable memory.
 pub fn plain_copies(ordinal: usize, len: usize, pages: Pages) -> Result<PlainCopies, MeasureError> {
     on_a_thread(ordinal, After::LetGo, move |driver, _| {
-        let host = Mapping::new(len).map_err(|source| AllocError::Os { len, source })?;
+        let host = Mapping::new(len, PageSize::Huge).map_err(|source| AllocError::Os { len, source })?;
         host.prefault();
         if pages == Pages::Locked {
             // SAFETY: the mapping lives until it was unlocked below; where that fails it is leaked.

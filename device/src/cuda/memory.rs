@@ -1,5 +1,4 @@
 use std::{
-    any::Any,
     fmt,
     mem::{self, ManuallyDrop},
     ops::Range,
@@ -12,9 +11,6 @@ use super::{
     inbox::{Command, Holding, Inbox},
 };
 use crate::id::Id;
-
-/// What keeps a stream of a caller's.
-pub type StreamKeeper = Box<dyn Any + Send + Sync>;
 
 /// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent to it by a caller.
 ///
@@ -83,14 +79,7 @@ impl CudaMemory {
     /// Lets the memory go, once each of `streams` is past what is on it by the time that the engine's thread hears of
     /// this. For destructors: it waits for nobody. Where that cannot be told of a stream, since the device failed or the
     /// stream is being captured into a graph, the memory is kept for good.
-    ///
-    /// What comes with a stream keeps it, and is dropped by that thread when the stream is not needed any more: that must
-    /// not wait for a lock that somebody holds who asks this engine for something.
-    ///
-    /// # Safety
-    ///
-    /// Each stream lives for as long as what comes with it.
-    pub unsafe fn give_up(self: Arc<Self>, streams: Vec<(StreamHandle, StreamKeeper)>) {
+    pub fn give_up(self: Arc<Self>, streams: Vec<StreamHandle>) {
         let inbox = self.inbox.clone();
         // Where the thread is gone, nobody reuses the memory.
         let _ = inbox.tell(Command::GiveUp(self, streams));

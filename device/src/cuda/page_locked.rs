@@ -5,7 +5,11 @@ use super::{
     gpu::Gpu,
     inbox::{Command, Inbox},
 };
-use crate::{host_memory::AllocError, mapping::Mapping, region::Keeper};
+use crate::{
+    host_memory::AllocError,
+    mapping::{Mapping, PageSize},
+    region::Keeper,
+};
 
 /// Host memory whose pages stay where they are, so that the device copies from and to them by itself.
 ///
@@ -24,7 +28,7 @@ pub(super) struct PageLocked {
 impl PageLocked {
     /// Maps and locks `len` bytes, near the calling thread. Takes about a third of a second for a GiB.
     pub(super) fn new(gpu: &Gpu, len: usize, inbox: &Inbox) -> Result<Self, AllocError> {
-        let mapping = Mapping::new(len).map_err(|source| AllocError::Os { len, source })?;
+        let mapping = Mapping::new(len, PageSize::Huge).map_err(|source| AllocError::Os { len, source })?;
         // A child that a fork leaves behind must not make the kernel copy pages away from under the device.
         mapping.keep_from_children();
         mapping.prefault();

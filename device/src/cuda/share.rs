@@ -1,7 +1,7 @@
 //! Memory of a device that another process on the same host reads where it is, without a copy through the host.
 //!
 //! A training process *exports* its tensors, and a server beside it *imports* them and serves them as its own
-//! ([`Device::wrap`](crate::Device::wrap), then `Borrowed::from_device`). What travels between the two is small: the 64
+//! ([`Device::import`](crate::Device::import), then `Borrowed::from_device`). What travels between the two is small: the 64
 //! bytes of a handle, or one file descriptor. There are three ways, and [`export`] says which it took and why:
 //!
 //! 1. **In place**: the memory itself, by a handle of CUDA IPC ([`CudaEngine::name_memory`]). It costs one call for each
@@ -37,10 +37,10 @@
 //! }
 //!
 //! /// In the server.
-//! fn take(engine: &CudaEngine, device: &Device, came: Exported) -> Result<DeviceBuffer, Box<dyn std::error::Error>> {
-//!     let imported = engine.import(came)?;
-//!     // Once `imported.returned` tells so, the training process is told that this one has let go.
-//!     Ok(device.wrap::<CudaEngine>(imported.memory).ok_or("the device has an engine of another kind")?)
+//! fn take(device: &Device, came: Exported, len: u64) -> Result<Vec<DeviceBuffer>, share::ShareError> {
+//!     let (tensors, returned) = device.import(came, &[0..len])?;
+//!     // Once `returned` tells so, the training process is told that this one has let go.
+//!     Ok(tensors)
 //! }
 //! ```
 //!
@@ -70,6 +70,7 @@ use super::{CudaOptions, Fence};
 use crate::loan::Returned;
 
 mod buffer;
+mod device;
 mod error;
 
 pub use buffer::SharedBuffer;
@@ -283,10 +284,16 @@ impl CudaEngine {
 
     /// Takes memory that another process exported, as memory of this engine.
     ///
-    /// What the other process says is not believed: memory that it says is on another device, a handle that opens nothing and
-    /// a length beyond the memory are refused. What it says wrongly of the device, that it keeps the memory, and that it does
-    /// not write it meanwhile, is not checked: then copies are slower, have other bytes, or fail.
-    pub fn import(&self, exported: Exported) -> Result<Imported, ShareError> {
+    /// What can be checked of what the other process says, is: memory on another device, a handle that opens nothing and a
+    /// length beyond the memory are refused. [`Device::import`](crate::Device::import) is the same without `unsafe`, for
+    /// memory of a peer that is trusted with this.
+    ///
+    /// # Safety
+    ///
+    /// The other process keeps memory that it named by a handle until [`Imported::returned`] says so here: CUDA leaves
+    /// undefined what happens when it is freed earlier. (What a descriptor names, the driver keeps.) Nobody writes the memory
+    /// while a copy from it runs, nor touches it while a copy to it runs.
+    pub unsafe fn import(&self, exported: Exported) -> Result<Imported, ShareError> {
         let (theirs, len) = match &exported {
             Exported::Ipc(IpcMemory { device, len, .. }) | Exported::Fd(FdMemory { device, len, .. }) => {
                 (*device, *len)

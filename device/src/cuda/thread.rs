@@ -209,10 +209,10 @@ impl Worker {
             },
             Command::TakeBack(holding, until) => holdings.take_back(holding, until),
             Command::GiveUp(memory, streams) => {
-                for (stream, _keeper) in streams {
+                for stream in streams {
                     let fence = match failed {
                         Some(error) => Err(error.clone()),
-                        None => fences.record(stream, gpu, setting),
+                        None => fences.record(&stream, gpu, setting),
                     };
                     // Where nobody can tell how far a stream is, the memory is kept for good.
                     memory.hold_for(fence.unwrap_or_else(|error| fences.lost(error, setting)));
@@ -222,7 +222,7 @@ impl Worker {
             Command::Fence(stream, reply) => {
                 let fence = match failed {
                     Some(error) => Err(error.clone()),
-                    None => fences.record(stream, gpu, setting),
+                    None => fences.record(&stream, gpu, setting),
                 };
                 let _ = reply.send(fence);
             }
@@ -243,7 +243,7 @@ impl Worker {
             Command::WaitFence(id, stream, reply) => {
                 let ordered = match failed {
                     Some(error) => Err(error.clone()),
-                    None => fences.order(id, stream, gpu),
+                    None => fences.order(id, &stream, gpu),
                 };
                 let _ = reply.send(ordered);
             }

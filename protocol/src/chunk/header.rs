@@ -8,6 +8,7 @@ pub const HEADER_BYTES: usize = 64;
 
 const KIND_MANIFEST: u8 = 1;
 const KIND_CHUNK: u8 = 2;
+const KIND_PROBE: u8 = 3;
 
 /// What a data stream carries, told by its first 64 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub enum StreamHeader {
     Manifest(ManifestHeader),
     /// The encoded bytes of one chunk follow.
     Chunk(ChunkHeader),
+    /// Bytes that mean nothing follow: the answer to a `Probe`.
+    Probe(ProbeHeader),
 }
 
 /// Announces the encoded bytes of a manifest.
@@ -51,8 +54,15 @@ pub struct ChunkHeader {
     pub hash: ChunkHash,
     /// The version it is coded against, when the codec needs one.
     pub base: Option<Version>,
-    /// How often the chunk was begun before, on lanes that died or stood still; 0 for the first time.
-    pub attempt: u8,
+}
+
+/// Announces the bytes that a `Probe` asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProbeHeader {
+    /// The probe that they answer.
+    pub probe: u32,
+    /// How many bytes follow.
+    pub bytes: u32,
 }
 
 impl StreamHeader {
@@ -69,7 +79,6 @@ impl StreamHeader {
             Self::Chunk(header) => {
                 out[0] = KIND_CHUNK;
                 out[1] = header.codec.code();
-                out[2] = header.attempt;
                 out[4..8].copy_from_slice(&header.subscription.0.to_le_bytes());
                 out[8..16].copy_from_slice(&header.epoch.0.to_le_bytes());
                 out[16..24].copy_from_slice(&header.version.0.to_le_bytes());
@@ -78,6 +87,11 @@ impl StreamHeader {
                 out[36..40].copy_from_slice(&header.raw_bytes.to_le_bytes());
                 out[40..44].copy_from_slice(&header.encoded_bytes.to_le_bytes());
                 out[48..64].copy_from_slice(&header.hash.0);
+            }
+            Self::Probe(header) => {
+                out[0] = KIND_PROBE;
+                out[4..8].copy_from_slice(&header.probe.to_le_bytes());
+                out[8..12].copy_from_slice(&header.bytes.to_le_bytes());
             }
         }
         out
@@ -92,6 +106,7 @@ impl StreamHeader {
         match bytes[0] {
             KIND_MANIFEST => decode_manifest(bytes),
             KIND_CHUNK => decode_chunk(bytes),
+            KIND_PROBE => decode_probe(bytes),
             kind => Err(MessageError::UnknownStreamKind(kind)),
         }
     }
@@ -107,7 +122,7 @@ fn decode_manifest(bytes: &[u8; HEADER_BYTES]) -> Result<StreamHeader, MessageEr
 }
 
 fn decode_chunk(bytes: &[u8; HEADER_BYTES]) -> Result<StreamHeader, MessageError> {
-    expect_zero(&[&bytes[3..4], &bytes[44..48]])?;
+    expect_zero(&[&bytes[2..4], &bytes[44..48]])?;
     Ok(StreamHeader::Chunk(ChunkHeader {
         codec: CodecId::from_code(bytes[1]).ok_or(MessageError::UnknownCodec(bytes[1]))?,
         subscription: SubscriptionId(u32_at(bytes, 4)),
@@ -118,8 +133,12 @@ fn decode_chunk(bytes: &[u8; HEADER_BYTES]) -> Result<StreamHeader, MessageError
         raw_bytes: u32_at(bytes, 36),
         encoded_bytes: u32_at(bytes, 40),
         hash: ChunkHash(array_at(bytes, 48)),
-        attempt: bytes[2],
     }))
+}
+
+fn decode_probe(bytes: &[u8; HEADER_BYTES]) -> Result<StreamHeader, MessageError> {
+    expect_zero(&[&bytes[1..4], &bytes[12..64]])?;
+    Ok(StreamHeader::Probe(ProbeHeader { probe: u32_at(bytes, 4), bytes: u32_at(bytes, 8) }))
 }
 
 fn expect_zero(reserved: &[&[u8]]) -> Result<(), MessageError> {
@@ -159,7 +178,6 @@ mod tests {
             encoded_bytes: 0x5453_5251,
             hash: ChunkHash([0x61; 16]),
             base: Some(Version(0x7877_7675_7473_7271)),
-            attempt: 0,
         }
     }
 
@@ -184,21 +202,19 @@ mod tests {
         assert_eq!(hex(&bytes), golden.replace(' ', ""));
     }
 
-    /// PROTOCOL.md §6.1: a chunk that is sent again says so in one byte.
+    /// PROTOCOL.md §6.1, golden bytes of revision 1.
     #[test]
-    fn an_attempt_is_one_byte() {
-        let again = ChunkHeader { attempt: 3, ..chunk_header() };
-        let (first, again) = (StreamHeader::Chunk(chunk_header()), StreamHeader::Chunk(again));
-        let mut expected = first.encode();
-        expected[2] = 3;
-        assert_eq!(again.encode(), expected);
-        assert_eq!(StreamHeader::decode(&expected), Ok(again));
+    fn golden_probe_header() {
+        let header = StreamHeader::Probe(ProbeHeader { probe: 0x0403_0201, bytes: 513 });
+        let golden = format!("03000000 01020304 01020000 {}", "00".repeat(52));
+        assert_eq!(hex(&header.encode()), golden.replace(' ', ""));
+        assert_eq!(StreamHeader::decode(&header.encode()), Ok(header));
     }
 
     #[test]
     fn reserved_bytes_must_be_zero() {
         let good = StreamHeader::Chunk(chunk_header()).encode();
-        for at in [3, 44, 47] {
+        for at in [2, 3, 44, 47] {
             let mut bad = good;
             bad[at] = 1;
             assert_eq!(StreamHeader::decode(&bad), Err(MessageError::ReservedNotZero), "byte {at}");
@@ -214,7 +230,7 @@ mod tests {
             header[32..].copy_from_slice(&bytes);
             header[0] = kind;
             header[1] = codec;
-            header[3] = 0;
+            header[2..4].fill(0);
             header[44..48].fill(0);
             if let Ok(decoded) = StreamHeader::decode(&header) {
                 prop_assert_eq!(decoded.encode(), header);

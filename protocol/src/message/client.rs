@@ -1,11 +1,15 @@
 //! What a client says.
 
-use super::{AbortReason, LaneGrant, Subscribe, SubscriptionId, WatchId, exactly, required, wire};
-use crate::{CodecSet, Epoch, Glob, MessageError, Version};
+use super::{
+    AbortReason, FeatureSet, Field, InstanceId, LaneGrant, LaneId, Subscribe, SubscriptionId, WatchId,
+    field::{message_fields, message_kinds},
+};
+use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Version};
 
 /// A control message from a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(clippy::large_enum_variant, reason = "few are held at a time, and each for moments")]
 pub enum ClientMessage {
     /// The first message of a session.
     Hello(Hello),
@@ -49,12 +53,16 @@ pub enum ClientMessage {
     },
     /// Asks for the topics on offer.
     List,
-    /// The first message of a further lane: which session it joins.
+    /// The first message of a lane that joins a session.
     Join {
         /// The session, by its number in `Welcome`.
         session: u64,
+        /// How both ends will call the lane. Never used before in this session.
+        lane: LaneId,
         /// What the server granted with it.
         grant: LaneGrant,
+        /// The server process that the session runs on, by its name in `Welcome`.
+        instance: InstanceId,
     },
     /// Says, in mode `every`, that the user is done with this version and all before it.
     Acknowledge {
@@ -74,6 +82,28 @@ pub enum ClientMessage {
     },
     /// Ends a watch.
     Unwatch(WatchId),
+    /// Asks for chunks of the version under way that were lost with lanes that are retired.
+    Fetch {
+        /// Of which subscription.
+        subscription: SubscriptionId,
+        /// The life of the topic.
+        epoch: Epoch,
+        /// Which publish.
+        version: Version,
+        /// The chunks that the client lacks. Those that were not begun on a retired lane are on their way, and pass.
+        chunks: RangeSet,
+    },
+    /// Says that the client has given a lane up: nothing more is to be begun on it.
+    Retire(LaneId),
+    /// Asks for bytes that mean nothing, to measure the rate of a lane. Needs [`Feature::Probe`](super::Feature::Probe).
+    Probe {
+        /// What the data stream with the bytes will name.
+        probe: u32,
+        /// Over which lane.
+        lane: LaneId,
+        /// How many.
+        bytes: ProbeBytes,
+    },
 }
 
 /// Who the client is and what it can do.
@@ -89,105 +119,71 @@ pub struct Hello {
     pub codecs: CodecSet,
     /// What proves who it is, if its ticket carried one.
     pub token: Option<String>,
+    /// The features that the server may use towards it.
+    pub features: FeatureSet,
 }
 
-impl From<ClientMessage> for wire::FromClient {
-    fn from(message: ClientMessage) -> Self {
-        use wire::ClientKind as Kind;
-        let kind = match message {
-            ClientMessage::Hello(hello) => Kind::Hello(wire::Hello {
-                revision_min: hello.revision_min,
-                revision_max: hello.revision_max,
-                agent: hello.agent,
-                codecs: hello.codecs.iter().map(|c| c.code().into()).collect(),
-                token: hello.token,
-            }),
-            ClientMessage::Subscribe(subscribe) => Kind::Subscribe(subscribe.into()),
-            ClientMessage::Credit { subscription, chunks } => {
-                Kind::Credit(wire::Credit { subscription: subscription.0, chunks })
-            }
-            ClientMessage::Committed { subscription, epoch, version, kept } => {
-                Kind::Committed(wire::Committed {
-                    subscription: subscription.0,
-                    epoch: epoch.0,
-                    version: version.0,
-                    kept,
-                })
-            }
-            ClientMessage::Abort { subscription, epoch, version, reason } => Kind::Abort(wire::Abort {
-                subscription: subscription.0,
-                epoch: epoch.0,
-                version: version.0,
-                reason: reason.code(),
-            }),
-            ClientMessage::Unsubscribe { subscription, keep_place } => {
-                Kind::Unsubscribe(wire::Unsubscribe { subscription: subscription.0, keep_place })
-            }
-            ClientMessage::List => Kind::List(wire::List {}),
-            ClientMessage::Join { session, grant } => {
-                Kind::Join(wire::Join { session, lane_grant: grant.bytes().to_vec() })
-            }
-            ClientMessage::Acknowledge { subscription, epoch, version } => {
-                Kind::Acknowledge(wire::Acknowledge {
-                    subscription: subscription.0,
-                    epoch: epoch.0,
-                    version: version.0,
-                })
-            }
-            ClientMessage::Watch { watch, glob } => {
-                Kind::Watch(wire::Watch { watch: watch.0, glob: glob.as_str().into() })
-            }
-            ClientMessage::Unwatch(watch) => Kind::Unwatch(wire::Unwatch { watch: watch.0 }),
-        };
-        Self { kind: Some(kind) }
+/// How many bytes a probe asks for, within what one may: nobody is kept busy by a single message for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProbeBytes(u32);
+
+impl ProbeBytes {
+    /// The most that one probe may ask for: a quarter of a second at 34 Gbit/s.
+    pub const MAX: u32 = 1 << 30;
+
+    /// `bytes`, unless they are too many.
+    pub fn new(bytes: u32) -> Option<Self> {
+        (bytes <= Self::MAX).then_some(Self(bytes))
+    }
+
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
     }
 }
 
-impl TryFrom<wire::FromClient> for ClientMessage {
-    type Error = MessageError;
+message_fields! {
+    Hello { revision_min, revision_max, agent, codecs, token, features } =>
+    Hello { revision_min, revision_max, agent, codecs, token, features }
+}
 
-    fn try_from(message: wire::FromClient) -> Result<Self, MessageError> {
-        use wire::ClientKind as Kind;
-        Ok(match required("kind", message.kind)? {
-            Kind::Hello(hello) => Self::Hello(Hello {
-                revision_min: hello.revision_min,
-                revision_max: hello.revision_max,
-                agent: hello.agent,
-                codecs: CodecSet::from_codes(&hello.codecs),
-                token: hello.token,
-            }),
-            Kind::Subscribe(subscribe) => Self::Subscribe(subscribe.try_into()?),
-            Kind::Credit(credit) => {
-                Self::Credit { subscription: SubscriptionId(credit.subscription), chunks: credit.chunks }
-            }
-            Kind::Committed(committed) => Self::Committed {
-                subscription: SubscriptionId(committed.subscription),
-                epoch: Epoch(committed.epoch),
-                version: Version(committed.version),
-                kept: committed.kept,
-            },
-            Kind::Abort(abort) => Self::Abort {
-                subscription: SubscriptionId(abort.subscription),
-                epoch: Epoch(abort.epoch),
-                version: Version(abort.version),
-                reason: AbortReason::from_code(abort.reason),
-            },
-            Kind::Unsubscribe(unsubscribe) => Self::Unsubscribe {
-                subscription: SubscriptionId(unsubscribe.subscription),
-                keep_place: unsubscribe.keep_place,
-            },
-            Kind::List(wire::List {}) => Self::List,
-            Kind::Join(join) => Self::Join {
-                session: join.session,
-                grant: LaneGrant::new(exactly("lane_grant", &join.lane_grant)?),
-            },
-            Kind::Acknowledge(acknowledge) => Self::Acknowledge {
-                subscription: SubscriptionId(acknowledge.subscription),
-                epoch: Epoch(acknowledge.epoch),
-                version: Version(acknowledge.version),
-            },
-            Kind::Watch(watch) => Self::Watch { watch: WatchId(watch.watch), glob: Glob::new(&watch.glob)? },
-            Kind::Unwatch(unwatch) => Self::Unwatch(WatchId(unwatch.watch)),
-        })
+message_kinds! {
+    ClientMessage as FromClient, ClientKind: Hello Subscribe;
+    Credit { subscription, chunks } => Credit { subscription, chunks }
+    Committed { subscription, epoch, version, kept } => Committed { subscription, epoch, version, kept }
+    Abort { subscription, epoch, version, reason } => Abort { subscription, epoch, version, reason }
+    Unsubscribe { subscription, keep_place } => Unsubscribe { subscription, keep_place }
+    List {} => List {}
+    Join { session, lane, grant: lane_grant, instance } => Join { session, lane_grant, lane, instance }
+    Acknowledge { subscription, epoch, version } => Acknowledge { subscription, epoch, version }
+    Watch { watch, glob } => Watch { watch, glob }
+    Unwatch(watch) => Unwatch { watch }
+    Fetch { subscription, epoch, version, chunks } => Fetch { subscription, epoch, version, chunks }
+    Retire(lane) => Retire { lane }
+    Probe { probe, lane, bytes } => Probe { probe, lane, bytes }
+}
+
+impl Field for CodecSet {
+    type Wire = Vec<u32>;
+
+    fn into_wire(self) -> Vec<u32> {
+        self.iter().map(|codec| codec.code().into()).collect()
+    }
+
+    fn from_wire(_: &'static str, wire: Vec<u32>) -> Result<Self, MessageError> {
+        Ok(Self::from_codes(&wire))
+    }
+}
+
+impl Field for ProbeBytes {
+    type Wire = u32;
+
+    fn into_wire(self) -> u32 {
+        self.0
+    }
+
+    fn from_wire(_: &'static str, wire: u32) -> Result<Self, MessageError> {
+        let (bytes, max) = (wire as usize, Self::MAX as usize);
+        Self::new(wire).ok_or(MessageError::TooLarge { what: "a probe", bytes, max })
     }
 }

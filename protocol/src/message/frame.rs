@@ -83,8 +83,8 @@ mod tests {
     use super::super::*;
     use super::*;
     use crate::{
-        CodecId, CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version, VersionDigest,
-        VersionId,
+        ChunkDigest, CodecId, CodecSet, Epoch, Glob, ManifestDigest, RangeSet, ReaderName, Topic, Version,
+        VersionDigest, VersionId,
     };
     use proptest::prelude::*;
 
@@ -106,12 +106,13 @@ mod tests {
                 agent: "test/1".into(),
                 codecs: CodecSet::from_codes(&[0, 1]),
                 token: Some("secret".into()),
+                features: FeatureSet::from_codes(&[1, 4]),
             }),
             ClientMessage::Subscribe(Subscribe {
                 mode: Mode::Every,
-                have: Some((epoch, version)),
+                have: Some(Have { epoch, version, digest: VersionDigest([4; 32]) }),
                 selection: vec![Glob::new("model.**").unwrap(), Glob::new("*.bias").unwrap()],
-                start: Start::At(Some(epoch), version),
+                start: Start::Exactly(Some(epoch), version),
                 window: 3,
                 reader: Some(ReaderName::new("indexer-3").unwrap()),
                 preempt: true,
@@ -119,10 +120,14 @@ mod tests {
                     epoch,
                     version: version.next(),
                     chunks: RangeSet::from_ranges([0..7, 9..10].into_iter()).unwrap(),
+                    digest: VersionDigest([5; 32]),
                 }),
                 manifest: Some(ManifestDigest([6; 32])),
-                base: Some((epoch, version)),
+                base: Some(Have { epoch, version, digest: VersionDigest([4; 32]) }),
                 codec: Some(CodecId::Zstd),
+                once: true,
+                describe: true,
+                order: Order::Layers(vec![Glob::new("model.layers.0.**").unwrap()]),
                 ..Subscribe::latest(subscription, topic("policy"), 4)
             }),
             ClientMessage::Credit { subscription, chunks: 3 },
@@ -130,10 +135,23 @@ mod tests {
             ClientMessage::Abort { subscription, epoch, version, reason: AbortReason::Corrupt },
             ClientMessage::Unsubscribe { subscription, keep_place: true },
             ClientMessage::List,
-            ClientMessage::Join { session: 7, grant: LaneGrant::new([3; 32]) },
+            ClientMessage::Join {
+                session: 7,
+                lane: LaneId(2),
+                grant: LaneGrant::new([3; 32]),
+                instance: InstanceId([2; 16]),
+            },
             ClientMessage::Acknowledge { subscription, epoch, version },
             ClientMessage::Watch { watch: WatchId(2), glob: Glob::new("kv/*").unwrap() },
             ClientMessage::Unwatch(WatchId(2)),
+            ClientMessage::Fetch {
+                subscription,
+                epoch,
+                version,
+                chunks: RangeSet::from_ranges([0..7, 9..10].into_iter()).unwrap(),
+            },
+            ClientMessage::Retire(LaneId(2)),
+            ClientMessage::Probe { probe: 3, lane: LaneId(2), bytes: ProbeBytes::new(1 << 20).unwrap() },
         ]
     }
 
@@ -147,6 +165,12 @@ mod tests {
                 session: 7,
                 subscriptions_max: 64,
                 lanes: Some(LaneOffer { lanes_max: 16, grant: LaneGrant::new([3; 32]) }),
+                instance: InstanceId([2; 16]),
+                lane_addresses: vec![
+                    LaneAddress { transport: Transport::Quic, address: None },
+                    LaneAddress { transport: Transport::Tcp, address: Some("10.0.0.5:4747".into()) },
+                ],
+                features: FeatureSet::from_codes(&[2, 3]),
             }),
             ServerMessage::Announce(Announce {
                 subscription,
@@ -155,6 +179,8 @@ mod tests {
                 skipped: 2,
                 metadata: vec![("step".into(), "1200".into())],
                 may_be_base: true,
+                afresh: true,
+                part: Some(Part { part: 1, parts: 8, writer: 6 }),
             }),
             ServerMessage::Complete { subscription, epoch, version, digest: VersionDigest([4; 32]) },
             ServerMessage::Abort { subscription, epoch, version, reason: AbortReason::Stalled },
@@ -163,8 +189,26 @@ mod tests {
                 topics: vec![TopicEntry { id: id(), tensors: 1, payload_bytes: 2, subscribers: 3 }],
                 more: true,
             },
+            ServerMessage::Drain { alternatives: vec!["10.0.0.6:4747".into()] },
             ServerMessage::Found { watch: WatchId(2), topics: vec![topic("kv/req-17")] },
             ServerMessage::Joined,
+            ServerMessage::Retired(LaneId(2)),
+            ServerMessage::Sources {
+                subscription,
+                sources: vec![Source {
+                    transport: Transport::Tcp,
+                    address: "10.0.0.7:4747".into(),
+                    key: [7; 32],
+                    grant: LaneGrant::new([3; 32]),
+                }],
+            },
+            ServerMessage::Hashes {
+                subscription,
+                epoch,
+                version,
+                first: 7,
+                hashes: vec![ChunkDigest([8; 32]), ChunkDigest([9; 32])],
+            },
         ]
     }
 
@@ -195,7 +239,7 @@ mod tests {
     /// A server that knows nothing of further lanes, as those before them.
     #[test]
     fn a_welcome_without_further_lanes() {
-        let bytes = b"\x0a\x15\x08\x01\x12\x06test/1\x19\x07\0\0\0\0\0\0\0\x20\x40";
+        let bytes = b"\x0a\x27\x08\x01\x12\x06test/1\x19\x07\0\0\0\0\0\0\0\x20\x40\x3a\x10sixteen of these";
         let ServerMessage::Welcome(welcome) = ServerMessage::decode(bytes).unwrap() else {
             panic!("it is a welcome")
         };
@@ -241,18 +285,153 @@ mod tests {
         assert!(matches!(ClientMessage::decode(&hostile.encode_to_vec()), Err(MessageError::Name(_))));
         assert_eq!(ClientMessage::decode(&[]), Err(MessageError::MissingField("kind")));
         for grant in [vec![], vec![1; 31], vec![1; 33]] {
-            let join = wire::ClientKind::Join(wire::Join { session: 7, lane_grant: grant.clone() });
-            let join = wire::FromClient { kind: Some(join) }.encode_to_vec();
-            assert!(matches!(ClientMessage::decode(&join), Err(MessageError::WrongLength { .. })));
-            let welcome = wire::Welcome { lane_grant: Some(grant), ..wire::Welcome::default() };
-            let welcome = wire::FromServer { kind: Some(wire::ServerKind::Welcome(welcome)) }.encode_to_vec();
-            assert!(matches!(ServerMessage::decode(&welcome), Err(MessageError::WrongLength { .. })));
+            let join =
+                wire::Join { lane_grant: grant.clone(), instance: vec![2; 16], ..wire::Join::default() };
+            let wrong_length =
+                Err(MessageError::WrongLength { field: "lane_grant", expected: 32, found: grant.len() });
+            assert_eq!(from_client(wire::ClientKind::Join(join)), wrong_length);
+            let welcome = wire::Welcome { lane_grant: Some(grant), ..welcome() };
+            assert_eq!(from_server(wire::ServerKind::Welcome(welcome)).map(|_| ()), wrong_length.map(|_| ()));
         }
         let short = wire::FromServer { kind: Some(wire::ServerKind::Complete(wire::Complete::default())) };
         assert!(matches!(
             ServerMessage::decode(&short.encode_to_vec()),
             Err(MessageError::WrongLength { .. })
         ));
+    }
+
+    fn welcome() -> wire::Welcome {
+        wire::Welcome { instance: vec![2; 16], ..wire::Welcome::default() }
+    }
+
+    fn from_client(kind: wire::ClientKind) -> Result<ClientMessage, MessageError> {
+        ClientMessage::decode(&wire::FromClient { kind: Some(kind) }.encode_to_vec())
+    }
+
+    fn from_server(kind: wire::ServerKind) -> Result<ServerMessage, MessageError> {
+        ServerMessage::decode(&wire::FromServer { kind: Some(kind) }.encode_to_vec())
+    }
+
+    /// PROTOCOL.md §3.3: who names what it holds says what its content is.
+    #[test]
+    fn what_is_held_comes_with_a_digest() {
+        let subscribe = || wire::Subscribe { topic: "t".into(), mode: 1, ..wire::Subscribe::default() };
+        for digest in [vec![], vec![1; 31], vec![1; 33]] {
+            let have = || Some(wire::Have { epoch: 1, version: 1, digest: digest.clone() });
+            let partial = wire::Partial { epoch: 1, version: 1, chunks: vec![], digest: digest.clone() };
+            let expected = MessageError::WrongLength { field: "digest", expected: 32, found: digest.len() };
+            for subscribe in [
+                wire::Subscribe { have: have(), ..subscribe() },
+                wire::Subscribe { base: have(), ..subscribe() },
+                wire::Subscribe { partial: Some(partial), ..subscribe() },
+            ] {
+                assert_eq!(from_client(wire::ClientKind::Subscribe(subscribe)), Err(expected.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn bounds_of_lists_and_addresses() {
+        let too_many = |what, found, max| Err::<(), _>(MessageError::TooMany { what, found, max });
+        let address = |text: String| wire::LaneAddress { transport: 1, address: text };
+        let lanes = |lane_addresses| {
+            from_server(wire::ServerKind::Welcome(wire::Welcome { lane_addresses, ..welcome() })).map(|_| ())
+        };
+        assert_eq!(lanes(vec![address("h:1".into()); ADDRESSES_MAX]), Ok(()));
+        assert_eq!(lanes(vec![address("h:1".into()); ADDRESSES_MAX + 1]), too_many("lane_addresses", 17, 16));
+        assert_eq!(lanes(vec![address(format!("{}:65535", "h".repeat(255)))]), Ok(()));
+        for wrong in [
+            "h".into(),
+            "h:0".into(),
+            "h:65536".into(),
+            "[::1:1".into(),
+            format!("{}:65535", "h".repeat(256)),
+        ] {
+            assert!(matches!(lanes(vec![address(wrong)]), Err(MessageError::Malformed(_))));
+        }
+
+        let hashes = |bytes| {
+            from_server(wire::ServerKind::Hashes(wire::Hashes {
+                hashes: vec![0; bytes],
+                ..Default::default()
+            }))
+            .map(|_| ())
+        };
+        assert_eq!(hashes(HASHES_MAX * 32), Ok(()));
+        assert_eq!(hashes(HASHES_MAX * 32 + 1), too_many("hashes", HASHES_MAX + 1, HASHES_MAX));
+        assert!(matches!(hashes(33), Err(MessageError::WrongLength { .. })));
+
+        let drain =
+            |alternatives| from_server(wire::ServerKind::Drain(wire::Drain { alternatives })).map(|_| ());
+        assert_eq!(drain(vec!["h:1".into(); 17]), too_many("alternatives", 17, 16));
+        assert!(
+            matches!(drain(vec!["".into()]), Err(MessageError::Malformed(_))),
+            "an alternative is elsewhere"
+        );
+
+        let source =
+            wire::Source { transport: 1, address: "h:1".into(), key: vec![1; 32], grant: vec![2; 32] };
+        let sources = |sources| {
+            from_server(wire::ServerKind::Sources(wire::Sources { subscription: 1, sources })).map(|_| ())
+        };
+        assert_eq!(sources(vec![source.clone(); SOURCES_MAX]), Ok(()));
+        assert_eq!(sources(vec![source.clone(); SOURCES_MAX + 1]), too_many("sources", 65, 64));
+        for wrong in [
+            wire::Source { key: vec![1; 31], ..source.clone() },
+            wire::Source { grant: vec![2; 33], ..source.clone() },
+            wire::Source { address: String::new(), ..source },
+        ] {
+            assert!(sources(vec![wrong]).is_err());
+        }
+
+        let probe = |bytes| from_client(wire::ClientKind::Probe(wire::Probe { bytes, ..Default::default() }));
+        assert!(probe(ProbeBytes::MAX).is_ok() && probe(ProbeBytes::MAX + 1).is_err());
+        let part = |part, parts| wire::Part { part, parts, writer: 1 };
+        let announce = |part| wire::Announce {
+            topic: "t".into(),
+            manifest_digest: vec![1; 32],
+            part: Some(part),
+            ..Default::default()
+        };
+        assert!(from_server(wire::ServerKind::Announce(announce(part(1, 2)))).is_ok());
+        assert!(from_server(wire::ServerKind::Announce(announce(part(2, 2)))).is_err());
+    }
+
+    /// A later build may name transports that this one does not know.
+    #[test]
+    fn unknown_transports_are_passed_over() {
+        let known = wire::LaneAddress { transport: 2, address: String::new() };
+        let lane_addresses = vec![wire::LaneAddress { transport: 3, address: "h:1".into() }, known];
+        let welcome = wire::Welcome { lane_addresses, ..welcome() };
+        let Ok(ServerMessage::Welcome(welcome)) = from_server(wire::ServerKind::Welcome(welcome)) else {
+            panic!("it is a welcome")
+        };
+        assert_eq!(welcome.lane_addresses, [LaneAddress { transport: Transport::Tcp, address: None }]);
+    }
+
+    /// The largest message of each kind that can be large fits a frame.
+    #[test]
+    fn lists_fit_a_frame() {
+        let hashes = ServerMessage::Hashes {
+            subscription: SubscriptionId(u32::MAX),
+            epoch: Epoch(u64::MAX),
+            version: Version(u64::MAX),
+            first: u32::MAX,
+            hashes: vec![ChunkDigest([9; 32]); HASHES_MAX],
+        };
+        let source = Source {
+            transport: Transport::Tcp,
+            address: format!("{}:65535", "h".repeat(255)),
+            key: [7; 32],
+            grant: LaneGrant::new([3; 32]),
+        };
+        let sources = ServerMessage::Sources {
+            subscription: SubscriptionId(u32::MAX),
+            sources: vec![source; SOURCES_MAX],
+        };
+        for message in [hashes, sources] {
+            assert!(encode_server(message).len() <= FRAME_MAX_BYTES + 4);
+        }
     }
 
     proptest! {
@@ -263,11 +442,10 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_byte_is_survived(which in 0usize..19, at: prop::sample::Index, value: u8) {
-            let mut frame = match which {
-                0..11 => encode_client(every_client_message().swap_remove(which)),
-                _ => encode_server(every_server_message().swap_remove(which - 11)),
-            };
+        fn a_changed_byte_is_survived(which: prop::sample::Index, at: prop::sample::Index, value: u8) {
+            let client = every_client_message().into_iter().map(encode_client);
+            let mut frames: Vec<_> = client.chain(every_server_message().into_iter().map(encode_server)).collect();
+            let mut frame = frames.swap_remove(which.index(frames.len()));
             let at = at.index(frame.len());
             frame[at] = value;
             let _ = ClientMessage::decode(&frame[4..]);

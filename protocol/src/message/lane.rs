@@ -1,6 +1,37 @@
 //! How a session gets further lanes: what the server grants, and what a lane shows when it joins (PROTOCOL.md §3.10).
 
+use super::field::{Field, bytes, exactly};
+use crate::MessageError;
 use std::fmt;
+
+/// Names a server process, by 16 random bytes that it made when it started. A load balancer may lead lanes of one session
+/// to several.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct InstanceId(pub [u8; 16]);
+
+bytes! { InstanceId }
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Names one lane of a session. The client chooses it, and never twice; 0 is the connection that the session began with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneId(pub u32);
+
+impl fmt::Display for LaneId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
 
 /// The secret with which a connection joins a session as a further lane. It is valid as long as the session.
 ///
@@ -50,7 +81,7 @@ pub struct LaneOffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ServerMessage, Welcome};
+    use crate::{FeatureSet, ServerMessage, Welcome};
 
     #[test]
     fn a_grant_is_equal_to_itself_alone_and_never_printed() {
@@ -62,7 +93,16 @@ mod tests {
             assert_ne!(grant, LaneGrant::new(other), "byte {at}");
         }
         let lanes = Some(LaneOffer { lanes_max: 4, grant });
-        let welcome = Welcome { revision: 1, agent: "t".into(), session: 1, subscriptions_max: 1, lanes };
+        let welcome = Welcome {
+            revision: 1,
+            agent: "t".into(),
+            session: 1,
+            subscriptions_max: 1,
+            lanes,
+            instance: InstanceId([3; 16]),
+            lane_addresses: vec![],
+            features: FeatureSet::default(),
+        };
         let printed = format!("{:?}", ServerMessage::Welcome(welcome));
         assert!(!printed.contains("5a") && !printed.contains("90"), "{printed}");
     }

@@ -1,11 +1,15 @@
 //! What a server says.
 
 use super::{
-    AbortReason, LaneGrant, LaneOffer, Metadata, SubscriptionId, WatchId, check_metadata, exactly, required,
-    wire,
+    AbortReason, FeatureSet, Field, InstanceId, LaneAddress, LaneId, LaneOffer, Metadata, Source,
+    SubscriptionId, WatchId, check_metadata,
+    field::{exactly, list, message_fields, message_kinds},
+    reasons, wire,
 };
-use crate::{Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
-use std::fmt;
+use crate::{ChunkDigest, Epoch, ManifestDigest, MessageError, Topic, Version, VersionDigest, VersionId};
+
+/// The most chunk hashes in one message, so that it stays within its frame.
+pub const HASHES_MAX: usize = 2000;
 
 /// A control message from a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,8 +62,38 @@ pub enum ServerMessage {
         /// The topics.
         topics: Vec<Topic>,
     },
-    /// Accepts a further lane.
+    /// Accepts a lane that joins a session.
     Joined,
+    /// Says that nothing more is begun on a lane: the answer to the client's `Retire`, or the news that the server lost the
+    /// lane. The client asks for what it lacks with `Fetch`.
+    Retired(LaneId),
+    /// Asks the client to go elsewhere: the server finishes what runs and begins nothing new. Needs
+    /// [`Feature::Drain`](super::Feature::Drain).
+    Drain {
+        /// Addresses of servers with the same content and one of the ticket's keys, `host:port`.
+        alternatives: Vec<String>,
+    },
+    /// Names peers that serve chunks of a subscription. Needs [`Feature::Peers`](super::Feature::Peers).
+    Sources {
+        /// Of which subscription.
+        subscription: SubscriptionId,
+        /// All of them: those that were named before and are not here are none any more.
+        sources: Vec<Source>,
+    },
+    /// Tells what chunks of a version hash to, so that they can be taken from peers. Needs
+    /// [`Feature::Peers`](super::Feature::Peers).
+    Hashes {
+        /// Of which subscription.
+        subscription: SubscriptionId,
+        /// The life of the topic.
+        epoch: Epoch,
+        /// Which publish.
+        version: Version,
+        /// The number of the first chunk.
+        first: u32,
+        /// Of this chunk and those after it.
+        hashes: Vec<ChunkDigest>,
+    },
 }
 
 /// What the server grants a client.
@@ -75,6 +109,12 @@ pub struct Welcome {
     pub subscriptions_max: u32,
     /// What further lanes it may have; none from a server that knows of one alone.
     pub lanes: Option<LaneOffer>,
+    /// Names the server process: a lane that lands at another one is told apart.
+    pub instance: InstanceId,
+    /// Where lanes may be opened; where there is none, as and where the control connection leads.
+    pub lane_addresses: Vec<LaneAddress>,
+    /// The features that the client may use towards the server.
+    pub features: FeatureSet,
 }
 
 /// The beginning of a version.
@@ -93,28 +133,47 @@ pub struct Announce {
     pub metadata: Metadata,
     /// Whether later versions may be coded against this one, so that a copy of it is worth keeping.
     pub may_be_base: bool,
+    /// Whether the client holds other content under this epoch and number, as it said in `have` or `partial`: it throws that
+    /// away and receives this version whole.
+    pub afresh: bool,
+    /// Which part of a version this is, where several writers make one. Needs [`Feature::Parts`](super::Feature::Parts).
+    pub part: Option<Part>,
 }
 
-/// Why a subscription ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum EndReason {
+/// One part of a version that several writers make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which part, from 0.
+    pub part: u32,
+    /// How many there are.
+    pub parts: u32,
+    /// Which writer made it.
+    pub writer: u64,
+}
+
+reasons! {
+    /// Why a subscription ended.
+    EndReason:
     /// The publisher ended the topic.
-    TopicEnded,
+    TopicEnded = 1, "the publisher ended the topic";
     /// The subscriber took no byte within the deadline.
-    Evicted,
+    Evicted = 2, "this subscriber took no byte within the server's deadline and was evicted";
     /// The session has as many subscriptions as it may.
-    TooManySubscriptions,
+    TooManySubscriptions = 3, "this session has as many subscriptions as the server allows";
     /// In mode `every`: the publisher could not wait for this reader any longer.
-    TooSlow,
+    TooSlow = 4, "this reader did not keep up: the publisher's retention was full for as long as it waits, and the \
+                  reader was evicted; read faster, or let the publisher keep more versions";
     /// Nothing was published for as long as the topic lives without.
-    Expired,
+    Expired = 5, "nothing was published for as long as the topic lives without";
     /// The publisher took the topic back, or its server cannot read it any more.
-    Withdrawn,
+    Withdrawn = 6, "the topic was taken back, by its publisher or because the server cannot read it any more; the server's \
+                    log says which";
     /// Another subscription came under the same reader name.
-    Replaced,
-    /// A reason of a later revision.
-    Other(u32),
+    Replaced = 7, "another subscription came under the same reader name";
+    /// The one version that was asked for was received.
+    Done = 8, "the one version that was asked for was received";
+    /// The one version that was asked for is not there.
+    NotFound = 9, "the server does not have the version that was asked for";
 }
 
 /// One topic on offer.
@@ -130,207 +189,133 @@ pub struct TopicEntry {
     pub subscribers: u64,
 }
 
-impl From<ServerMessage> for wire::FromServer {
-    fn from(message: ServerMessage) -> Self {
-        use wire::ServerKind as Kind;
-        let kind = match message {
-            ServerMessage::Welcome(welcome) => Kind::Welcome(wire::Welcome {
-                revision: welcome.revision,
-                agent: welcome.agent,
-                session: welcome.session,
-                subscriptions_max: welcome.subscriptions_max,
-                lane_grant: welcome.lanes.map(|lanes| lanes.grant.bytes().to_vec()),
-                lanes_max: welcome.lanes.map_or(0, |lanes| lanes.lanes_max),
-            }),
-            ServerMessage::Announce(announce) => Kind::Announce(wire::Announce {
-                subscription: announce.subscription.0,
-                topic: announce.id.topic.as_str().into(),
-                epoch: announce.id.epoch.0,
-                version: announce.id.version.0,
-                manifest_digest: announce.manifest.0.to_vec(),
-                skipped: announce.skipped,
-                metadata: announce.metadata.iter().map(Into::into).collect(),
-                may_be_base: announce.may_be_base,
-            }),
-            ServerMessage::Complete { subscription, epoch, version, digest } => {
-                Kind::Complete(wire::Complete {
-                    subscription: subscription.0,
-                    epoch: epoch.0,
-                    version: version.0,
-                    digest: digest.0.to_vec(),
-                })
-            }
-            ServerMessage::Abort { subscription, epoch, version, reason } => Kind::Abort(wire::Abort {
-                subscription: subscription.0,
-                epoch: epoch.0,
-                version: version.0,
-                reason: reason.code(),
-            }),
-            ServerMessage::End { subscription, reason } => {
-                Kind::End(wire::End { subscription: subscription.0, reason: reason.code() })
-            }
-            ServerMessage::Topics { topics, more } => {
-                Kind::Topics(wire::Topics { topics: topics.into_iter().map(Into::into).collect(), more })
-            }
-            ServerMessage::Found { watch, topics } => {
-                let topics = topics.iter().map(|topic| topic.as_str().into()).collect();
-                Kind::Found(wire::Found { watch: watch.0, topics })
-            }
-            ServerMessage::Joined => Kind::Joined(wire::Joined {}),
-        };
-        Self { kind: Some(kind) }
+message_kinds! {
+    ServerMessage as FromServer, ServerKind: Welcome Announce;
+    Complete { subscription, epoch, version, digest } => Complete { subscription, epoch, version, digest }
+    Abort { subscription, epoch, version, reason } => Abort { subscription, epoch, version, reason }
+    End { subscription, reason } => End { subscription, reason }
+    Topics { topics, more } => Topics { topics, more }
+    Found { watch, topics } => Found { watch, topics }
+    Joined {} => Joined {}
+    Retired(lane) => Retire { lane }
+    Drain { alternatives } => Drain { alternatives }
+    Sources { subscription, sources } => Sources { subscription, sources }
+    Hashes { subscription, epoch, version, first, hashes } =>
+        Hashes { subscription, epoch, version, first, hashes }
+}
+
+message_fields! {
+    Announce {
+        subscription,
+        id: VersionId { topic, epoch, version },
+        manifest: manifest_digest,
+        skipped,
+        metadata,
+        may_be_base,
+        afresh,
+        part,
+    } =>
+    Announce {
+        subscription, topic, epoch, version, manifest_digest, skipped, metadata, may_be_base, afresh, part
     }
 }
 
-impl TryFrom<wire::FromServer> for ServerMessage {
-    type Error = MessageError;
+message_fields! { Part { part, parts, writer } => Part { part, parts, writer }, Part::check }
 
-    fn try_from(message: wire::FromServer) -> Result<Self, MessageError> {
-        use wire::ServerKind as Kind;
-        Ok(match required("kind", message.kind)? {
-            Kind::Welcome(welcome) => Self::Welcome(welcome.try_into()?),
-            Kind::Announce(announce) => Self::Announce(announce.try_into()?),
-            Kind::Complete(complete) => Self::Complete {
-                subscription: SubscriptionId(complete.subscription),
-                epoch: Epoch(complete.epoch),
-                version: Version(complete.version),
-                digest: VersionDigest(exactly("digest", &complete.digest)?),
-            },
-            Kind::Abort(abort) => Self::Abort {
-                subscription: SubscriptionId(abort.subscription),
-                epoch: Epoch(abort.epoch),
-                version: Version(abort.version),
-                reason: AbortReason::from_code(abort.reason),
-            },
-            Kind::End(end) => Self::End {
-                subscription: SubscriptionId(end.subscription),
-                reason: EndReason::from_code(end.reason),
-            },
-            Kind::Topics(wire::Topics { topics, more }) => {
-                let topics = topics.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
-                Self::Topics { topics, more }
-            }
-            Kind::Found(wire::Found { watch, topics }) => {
-                let topics = topics.iter().map(|topic| Topic::new(topic)).collect::<Result<_, _>>()?;
-                Self::Found { watch: WatchId(watch), topics }
-            }
-            Kind::Joined(wire::Joined {}) => Self::Joined,
-        })
+message_fields! {
+    TopicEntry { id: VersionId { topic, epoch, version }, tensors, payload_bytes, subscribers } =>
+    TopicEntry { topic, epoch, version, tensors, payload_bytes, subscribers }
+}
+
+impl Part {
+    fn check(&self) -> Result<(), MessageError> {
+        match self.part < self.parts {
+            true => Ok(()),
+            false => Err(MessageError::Malformed(format!("part {} of {}", self.part, self.parts))),
+        }
     }
 }
 
-impl TryFrom<wire::Welcome> for Welcome {
-    type Error = MessageError;
+impl Field for Welcome {
+    type Wire = wire::Welcome;
 
-    fn try_from(wire: wire::Welcome) -> Result<Self, MessageError> {
-        let grant = wire.lane_grant.map(|bytes| exactly("lane_grant", &bytes)).transpose()?;
+    fn into_wire(self) -> wire::Welcome {
+        wire::Welcome {
+            revision: self.revision,
+            agent: self.agent,
+            session: self.session,
+            subscriptions_max: self.subscriptions_max,
+            lane_grant: self.lanes.map(|lanes| lanes.grant.into_wire()),
+            lanes_max: self.lanes.map_or(0, |lanes| lanes.lanes_max),
+            instance: self.instance.into_wire(),
+            lane_addresses: self.lane_addresses.into_wire(),
+            features: self.features.into_wire(),
+        }
+    }
+
+    fn from_wire(_: &'static str, wire: wire::Welcome) -> Result<Self, MessageError> {
+        let grant = Field::from_wire("lane_grant", wire.lane_grant)?;
         Ok(Self {
             revision: wire.revision,
             agent: wire.agent,
             session: wire.session,
             subscriptions_max: wire.subscriptions_max,
-            lanes: grant.map(|bytes| LaneOffer { lanes_max: wire.lanes_max, grant: LaneGrant::new(bytes) }),
+            lanes: Option::map(grant, |grant| LaneOffer { lanes_max: wire.lanes_max, grant }),
+            instance: Field::from_wire("instance", wire.instance)?,
+            lane_addresses: Field::from_wire("lane_addresses", wire.lane_addresses)?,
+            features: Field::from_wire("features", wire.features)?,
         })
     }
 }
 
-impl TryFrom<wire::Announce> for Announce {
-    type Error = MessageError;
+impl Field for Metadata {
+    type Wire = Vec<wire::Entry>;
 
-    fn try_from(wire: wire::Announce) -> Result<Self, MessageError> {
-        let metadata: Metadata = wire.metadata.into_iter().map(Into::into).collect();
+    fn into_wire(self) -> Self::Wire {
+        self.iter().map(Into::into).collect()
+    }
+
+    fn from_wire(_: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        let metadata = wire.into_iter().map(Into::into).collect();
         check_metadata(&metadata)?;
-        Ok(Self {
-            subscription: SubscriptionId(wire.subscription),
-            id: VersionId {
-                topic: Topic::new(&wire.topic)?,
-                epoch: Epoch(wire.epoch),
-                version: Version(wire.version),
-            },
-            manifest: ManifestDigest(exactly("manifest_digest", &wire.manifest_digest)?),
-            skipped: wire.skipped,
-            metadata,
-            may_be_base: wire.may_be_base,
-        })
+        Ok(metadata)
     }
 }
 
-impl From<TopicEntry> for wire::TopicEntry {
-    fn from(entry: TopicEntry) -> Self {
-        Self {
-            topic: entry.id.topic.as_str().into(),
-            epoch: entry.id.epoch.0,
-            version: entry.id.version.0,
-            tensors: entry.tensors,
-            payload_bytes: entry.payload_bytes,
-            subscribers: entry.subscribers,
-        }
+/// The frame bounds how many there are.
+impl Field for Vec<TopicEntry> {
+    type Wire = Vec<wire::TopicEntry>;
+
+    fn into_wire(self) -> Self::Wire {
+        self.into_iter().map(Field::into_wire).collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        wire.into_iter().map(|entry| Field::from_wire(field, entry)).collect()
     }
 }
 
-impl TryFrom<wire::TopicEntry> for TopicEntry {
-    type Error = MessageError;
+/// The frame bounds how many there are.
+impl Field for Vec<Topic> {
+    type Wire = Vec<String>;
 
-    fn try_from(wire: wire::TopicEntry) -> Result<Self, MessageError> {
-        let topic = Topic::new(&wire.topic)?;
-        Ok(Self {
-            id: VersionId { topic, epoch: Epoch(wire.epoch), version: Version(wire.version) },
-            tensors: wire.tensors,
-            payload_bytes: wire.payload_bytes,
-            subscribers: wire.subscribers,
-        })
+    fn into_wire(self) -> Self::Wire {
+        self.into_iter().map(Field::into_wire).collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        wire.into_iter().map(|topic| Field::from_wire(field, topic)).collect()
     }
 }
 
-impl EndReason {
-    fn code(self) -> u32 {
-        match self {
-            Self::TopicEnded => 1,
-            Self::Evicted => 2,
-            Self::TooManySubscriptions => 3,
-            Self::TooSlow => 4,
-            Self::Expired => 5,
-            Self::Withdrawn => 6,
-            Self::Replaced => 7,
-            Self::Other(code) => code,
-        }
+impl Field for Vec<ChunkDigest> {
+    type Wire = Vec<u8>;
+
+    fn into_wire(self) -> Vec<u8> {
+        self.into_iter().flat_map(|digest| digest.0).collect()
     }
 
-    fn from_code(code: u32) -> Self {
-        match code {
-            1 => Self::TopicEnded,
-            2 => Self::Evicted,
-            3 => Self::TooManySubscriptions,
-            4 => Self::TooSlow,
-            5 => Self::Expired,
-            6 => Self::Withdrawn,
-            7 => Self::Replaced,
-            other => Self::Other(other),
-        }
-    }
-}
-
-impl fmt::Display for EndReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TopicEnded => f.write_str("the publisher ended the topic"),
-            Self::Evicted => {
-                f.write_str("this subscriber took no byte within the server's deadline and was evicted")
-            }
-            Self::TooManySubscriptions => {
-                f.write_str("this session has as many subscriptions as the server allows")
-            }
-            Self::TooSlow => f.write_str(
-                "this reader did not keep up: the publisher's retention was full for as long as it waits, and the \
-                 reader was evicted; read faster, or let the publisher keep more versions",
-            ),
-            Self::Expired => f.write_str("nothing was published for as long as the topic lives without"),
-            Self::Withdrawn => f.write_str(
-                "the topic was taken back, by its publisher or because the server cannot read it any more; the server's log \
-                 says which",
-            ),
-            Self::Replaced => f.write_str("another subscription came under the same reader name"),
-            Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
-        }
+    fn from_wire(field: &'static str, wire: Vec<u8>) -> Result<Self, MessageError> {
+        list(field, HASHES_MAX, wire.chunks(32).collect(), |hash| exactly(field, hash).map(ChunkDigest))
     }
 }

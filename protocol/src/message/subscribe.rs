@@ -1,7 +1,13 @@
 //! A request for the versions of a topic, with all that it may ask for.
 
-use super::{SubscriptionId, exactly, wire};
-use crate::{CodecId, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version};
+use super::{
+    Field, SubscriptionId,
+    field::{list, message_fields},
+    wire,
+};
+use crate::{
+    CodecId, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version, VersionDigest,
+};
 
 /// The most globs in one selection. A selection is matched against every tensor of every manifest.
 pub const GLOBS_MAX: usize = 64;
@@ -9,9 +15,8 @@ pub const GLOBS_MAX: usize = 64;
 /// The most bytes of all globs of a selection together, so that the message stays within its frame.
 pub const SELECTION_MAX_BYTES: usize = 8 << 10;
 
-/// The most ranges of chunks that a client may name. Its credit bounds how many holes there can be; beyond this it
-/// forgets chunks instead.
-pub const PARTIAL_RANGES_MAX: usize = 1024;
+/// The most globs in one order of layers: models have a hundred layers, and some have a few tensors before and behind them.
+pub const LAYERS_MAX: usize = 256;
 
 /// A request for the versions of one topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +30,7 @@ pub struct Subscribe {
     /// How many chunks may be sent before the first `Credit`.
     pub credit: u32,
     /// The newest version the client already holds: only later ones are wanted.
-    pub have: Option<(Epoch, Version)>,
+    pub have: Option<Have>,
     /// Which tensors, by globs over their names; all when there is none.
     pub selection: Vec<Glob>,
     /// Where to begin, for a client that holds nothing.
@@ -42,9 +47,16 @@ pub struct Subscribe {
     pub manifest: Option<ManifestDigest>,
     /// The version whose chunks the client holds as a base: those of the next version may be coded against them. Beside a
     /// `partial`, it is the base of the rest of that part alone.
-    pub base: Option<(Epoch, Version)>,
+    pub base: Option<Have>,
     /// The codec that all chunks are wanted in, where it gains something; otherwise the sender chooses.
     pub codec: Option<CodecId>,
+    /// Whether one version is wanted and no more. Needs [`Feature::Get`](super::Feature::Get).
+    pub once: bool,
+    /// Whether manifests alone are wanted, and no chunks. Needs [`Feature::Get`](super::Feature::Get).
+    pub describe: bool,
+    /// In which order the chunks of a version are wanted. Others than that of the payload need
+    /// [`Feature::Order`](super::Feature::Order).
+    pub order: Order,
 }
 
 impl Subscribe {
@@ -65,6 +77,9 @@ impl Subscribe {
             manifest: None,
             base: None,
             codec: None,
+            once: false,
+            describe: false,
+            order: Order::Layout,
         }
     }
 }
@@ -92,6 +107,37 @@ pub enum Start {
     /// With this version or, where it is not retained any more, with the oldest one after it. Without an epoch, of
     /// whichever epoch the topic is in.
     At(Option<Epoch>, Version),
+    /// With this version, or not at all. Needs [`Feature::Get`](super::Feature::Get).
+    Exactly(Option<Epoch>, Version),
+}
+
+/// In which order the chunks of a version are sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Order {
+    /// As they lie in the payload.
+    Layout,
+    /// Those of the first layer first. A layer is the tensors that its glob matches and none before it does; without globs,
+    /// each tensor is one, in the order of the manifest.
+    Layers(Vec<Glob>),
+}
+
+/// A version that a client holds whole, and what its content is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Have {
+    /// The life of the topic.
+    pub epoch: Epoch,
+    /// Which publish.
+    pub version: Version,
+    /// The digest of the selected chunks.
+    pub digest: VersionDigest,
+}
+
+impl Have {
+    /// Which version it is.
+    pub fn of(&self) -> (Epoch, Version) {
+        (self.epoch, self.version)
+    }
 }
 
 /// The chunks of one version that a client holds, verified.
@@ -103,135 +149,127 @@ pub struct Partial {
     pub version: Version,
     /// Which of its chunks.
     pub chunks: RangeSet,
+    /// The digest of these chunks.
+    pub digest: VersionDigest,
 }
 
-impl From<Subscribe> for wire::Subscribe {
-    fn from(subscribe: Subscribe) -> Self {
-        Self {
-            subscription: subscribe.subscription.0,
-            topic: subscribe.topic.as_str().into(),
-            mode: subscribe.mode.code(),
-            credit: subscribe.credit,
-            have: subscribe.have.map(have),
-            selection: subscribe.selection.iter().map(|glob| glob.as_str().to_owned()).collect(),
-            start: Some(subscribe.start.into()),
-            window: subscribe.window,
-            reader: subscribe.reader.map(|name| name.as_str().to_owned()),
-            preempt: subscribe.preempt,
-            partial: subscribe.partial.map(Into::into),
-            manifest: subscribe.manifest.map(|digest| digest.0.to_vec()),
-            base: subscribe.base.map(have),
-            codec: subscribe.codec.map(|codec| codec.code().into()),
+impl Field for Subscribe {
+    type Wire = wire::Subscribe;
+
+    fn into_wire(self) -> wire::Subscribe {
+        let (order, layers) = match self.order {
+            Order::Layout => (0, vec![]),
+            Order::Layers(layers) => (1, globs_into_wire(layers)),
+        };
+        wire::Subscribe {
+            subscription: self.subscription.into_wire(),
+            topic: self.topic.into_wire(),
+            mode: self.mode.into_wire(),
+            credit: self.credit,
+            have: self.have.into_wire(),
+            selection: globs_into_wire(self.selection),
+            start: Some(self.start.into_wire()),
+            window: self.window,
+            reader: self.reader.into_wire(),
+            preempt: self.preempt,
+            partial: self.partial.into_wire(),
+            manifest: self.manifest.into_wire(),
+            base: self.base.into_wire(),
+            codec: self.codec.map(|codec| codec.code().into()),
+            once: self.once,
+            describe: self.describe,
+            order,
+            layers,
         }
     }
-}
 
-fn have((epoch, version): (Epoch, Version)) -> wire::Have {
-    wire::Have { epoch: epoch.0, version: version.0 }
-}
-
-impl TryFrom<wire::Subscribe> for Subscribe {
-    type Error = MessageError;
-
-    fn try_from(wire: wire::Subscribe) -> Result<Self, MessageError> {
+    fn from_wire(_: &'static str, wire: wire::Subscribe) -> Result<Self, MessageError> {
+        let layers = globs_from_wire("layers", LAYERS_MAX, wire.layers)?;
         Ok(Self {
             subscription: SubscriptionId(wire.subscription),
-            topic: Topic::new(&wire.topic)?,
-            mode: Mode::from_code(wire.mode)?,
+            topic: Field::from_wire("topic", wire.topic)?,
+            mode: Field::from_wire("mode", wire.mode)?,
             credit: wire.credit,
-            have: wire.have.map(|have| (Epoch(have.epoch), Version(have.version))),
-            selection: selection(&wire.selection)?,
-            start: wire.start.map_or(Ok(Start::Newest), TryInto::try_into)?,
+            have: Field::from_wire("have", wire.have)?,
+            selection: globs_from_wire("selection", GLOBS_MAX, wire.selection)?,
+            start: Option::from_wire("start", wire.start)?.unwrap_or(Start::Newest),
             window: wire.window.max(1),
-            reader: wire.reader.map(|name| ReaderName::new(&name)).transpose()?,
+            reader: Field::from_wire("reader", wire.reader)?,
             preempt: wire.preempt,
-            partial: wire.partial.map(TryInto::try_into).transpose()?,
-            manifest: wire
-                .manifest
-                .map(|digest| exactly("manifest", &digest).map(ManifestDigest))
-                .transpose()?,
-            base: wire.base.map(|base| (Epoch(base.epoch), Version(base.version))),
+            partial: Field::from_wire("partial", wire.partial)?,
+            manifest: Field::from_wire("manifest", wire.manifest)?,
+            base: Field::from_wire("base", wire.base)?,
             // A later client may know codecs that this build does not, and gets then what this one chooses.
             codec: wire.codec.and_then(|code| CodecId::from_code(u8::try_from(code).ok()?)),
+            once: wire.once,
+            describe: wire.describe,
+            order: match wire.order {
+                0 => Order::Layout,
+                1 => Order::Layers(layers),
+                other => return Err(MessageError::UnknownValue { field: "order", value: other }),
+            },
         })
     }
 }
 
-/// Checks a list of globs, its number and its size.
-fn selection(globs: &[String]) -> Result<Vec<Glob>, MessageError> {
-    let too_large = |what, found, max| MessageError::TooLarge { what, bytes: found, max };
-    if globs.len() > GLOBS_MAX {
-        return Err(too_large("globs", globs.len(), GLOBS_MAX));
-    }
-    let bytes = globs.iter().map(String::len).sum();
-    if bytes > SELECTION_MAX_BYTES {
-        return Err(too_large("selection", bytes, SELECTION_MAX_BYTES));
-    }
-    globs.iter().map(|glob| Glob::new(glob).map_err(Into::into)).collect()
+message_fields! { Have { epoch, version, digest } => Have { epoch, version, digest } }
+message_fields! { Partial { epoch, version, chunks, digest } => Partial { epoch, version, chunks, digest } }
+
+fn globs_into_wire(globs: Vec<Glob>) -> Vec<String> {
+    globs.into_iter().map(Field::into_wire).collect()
 }
 
-impl Mode {
-    fn code(self) -> u32 {
+/// Checks a list of globs, its number and its size.
+fn globs_from_wire(field: &'static str, most: usize, wire: Vec<String>) -> Result<Vec<Glob>, MessageError> {
+    let (bytes, max) = (wire.iter().map(String::len).sum(), SELECTION_MAX_BYTES);
+    match bytes > max {
+        true => Err(MessageError::TooLarge { what: field, bytes, max }),
+        false => list(field, most, wire, |glob| Field::from_wire(field, glob)),
+    }
+}
+
+impl Field for Mode {
+    type Wire = u32;
+
+    fn into_wire(self) -> u32 {
         match self {
             Self::Latest => 1,
             Self::Every => 2,
         }
     }
 
-    fn from_code(code: u32) -> Result<Self, MessageError> {
-        match code {
+    fn from_wire(field: &'static str, wire: u32) -> Result<Self, MessageError> {
+        match wire {
             1 => Ok(Self::Latest),
             2 => Ok(Self::Every),
-            other => Err(MessageError::UnknownValue { field: "mode", value: other }),
+            other => Err(MessageError::UnknownValue { field, value: other }),
         }
     }
 }
 
-impl From<Start> for wire::Start {
-    fn from(start: Start) -> Self {
-        let (kind, epoch, version) = match start {
-            Start::Newest => (1, None, 0),
-            Start::Next => (2, None, 0),
-            Start::Oldest => (3, None, 0),
-            Start::At(epoch, version) => (4, epoch.map(|epoch| epoch.0), version.0),
+impl Field for Start {
+    type Wire = wire::Start;
+
+    fn into_wire(self) -> wire::Start {
+        let (kind, epoch, version) = match self {
+            Self::Newest => (1, None, 0),
+            Self::Next => (2, None, 0),
+            Self::Oldest => (3, None, 0),
+            Self::At(epoch, version) => (4, epoch, version.0),
+            Self::Exactly(epoch, version) => (5, epoch, version.0),
         };
-        Self { kind, epoch, version }
+        wire::Start { kind, epoch: epoch.into_wire(), version }
     }
-}
 
-impl TryFrom<wire::Start> for Start {
-    type Error = MessageError;
-
-    fn try_from(wire: wire::Start) -> Result<Self, MessageError> {
+    fn from_wire(field: &'static str, wire: wire::Start) -> Result<Self, MessageError> {
+        let (epoch, version) = (wire.epoch.map(Epoch), Version(wire.version));
         match wire.kind {
             1 => Ok(Self::Newest),
             2 => Ok(Self::Next),
             3 => Ok(Self::Oldest),
-            4 => Ok(Self::At(wire.epoch.map(Epoch), Version(wire.version))),
-            other => Err(MessageError::UnknownValue { field: "start", value: other }),
+            4 => Ok(Self::At(epoch, version)),
+            5 => Ok(Self::Exactly(epoch, version)),
+            other => Err(MessageError::UnknownValue { field, value: other }),
         }
-    }
-}
-
-impl From<Partial> for wire::Partial {
-    fn from(partial: Partial) -> Self {
-        let chunks = partial.chunks.ranges().iter();
-        let chunks = chunks.map(|range| wire::ChunkRange { start: range.start, end: range.end });
-        Self { epoch: partial.epoch.0, version: partial.version.0, chunks: chunks.collect() }
-    }
-}
-
-impl TryFrom<wire::Partial> for Partial {
-    type Error = MessageError;
-
-    fn try_from(wire: wire::Partial) -> Result<Self, MessageError> {
-        let (ranges, max) = (wire.chunks.len(), PARTIAL_RANGES_MAX);
-        if ranges > max {
-            return Err(MessageError::TooLarge { what: "chunk ranges", bytes: ranges, max });
-        }
-        let ranges = wire.chunks.iter().map(|range| range.start..range.end);
-        let chunks = RangeSet::from_ranges(ranges)
-            .ok_or_else(|| MessageError::Malformed("chunk ranges that are not a sorted set".into()))?;
-        Ok(Self { epoch: Epoch(wire.epoch), version: Version(wire.version), chunks })
     }
 }

@@ -5,11 +5,12 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromClient {
-    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "ClientKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
     pub(crate) kind: Option<ClientKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
+#[expect(clippy::large_enum_variant, reason = "one is held at a time, for a moment")]
 pub(crate) enum ClientKind {
     #[prost(message, tag = "1")]
     Hello(Hello),
@@ -33,11 +34,17 @@ pub(crate) enum ClientKind {
     Watch(Watch),
     #[prost(message, tag = "11")]
     Unwatch(Unwatch),
+    #[prost(message, tag = "12")]
+    Fetch(Fetch),
+    #[prost(message, tag = "13")]
+    Retire(Retire),
+    #[prost(message, tag = "14")]
+    Probe(Probe),
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromServer {
-    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 8, 9")]
+    #[prost(oneof = "ServerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub(crate) kind: Option<ServerKind>,
 }
 
@@ -55,10 +62,18 @@ pub(crate) enum ServerKind {
     End(End),
     #[prost(message, tag = "6")]
     Topics(Topics),
+    #[prost(message, tag = "7")]
+    Drain(Drain),
     #[prost(message, tag = "8")]
     Found(Found),
     #[prost(message, tag = "9")]
     Joined(Joined),
+    #[prost(message, tag = "10")]
+    Retired(Retire),
+    #[prost(message, tag = "11")]
+    Sources(Sources),
+    #[prost(message, tag = "12")]
+    Hashes(Hashes),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -73,6 +88,8 @@ pub(crate) struct Hello {
     pub(crate) codecs: Vec<u32>,
     #[prost(string, optional, tag = "5")]
     pub(crate) token: Option<String>,
+    #[prost(uint32, repeated, tag = "6")]
+    pub(crate) features: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -89,6 +106,20 @@ pub(crate) struct Welcome {
     pub(crate) lane_grant: Option<Vec<u8>>,
     #[prost(uint32, tag = "6")]
     pub(crate) lanes_max: u32,
+    #[prost(bytes = "vec", tag = "7")]
+    pub(crate) instance: Vec<u8>,
+    #[prost(message, repeated, tag = "8")]
+    pub(crate) lane_addresses: Vec<LaneAddress>,
+    #[prost(uint32, repeated, tag = "9")]
+    pub(crate) features: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LaneAddress {
+    #[prost(uint32, tag = "1")]
+    pub(crate) transport: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) address: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -121,6 +152,14 @@ pub(crate) struct Subscribe {
     pub(crate) base: Option<Have>,
     #[prost(uint32, optional, tag = "14")]
     pub(crate) codec: Option<u32>,
+    #[prost(bool, tag = "15")]
+    pub(crate) once: bool,
+    #[prost(bool, tag = "16")]
+    pub(crate) describe: bool,
+    #[prost(uint32, tag = "17")]
+    pub(crate) order: u32,
+    #[prost(string, repeated, tag = "18")]
+    pub(crate) layers: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -129,6 +168,8 @@ pub(crate) struct Have {
     pub(crate) epoch: u64,
     #[prost(uint64, tag = "2")]
     pub(crate) version: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(crate) digest: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -149,6 +190,8 @@ pub(crate) struct Partial {
     pub(crate) version: u64,
     #[prost(message, repeated, tag = "3")]
     pub(crate) chunks: Vec<ChunkRange>,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) digest: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -208,10 +251,32 @@ pub(crate) struct Join {
     pub(crate) session: u64,
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) lane_grant: Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    pub(crate) lane: u32,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) instance: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Joined {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Retire {
+    #[prost(uint32, tag = "1")]
+    pub(crate) lane: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Fetch {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) chunks: Vec<ChunkRange>,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Acknowledge {
@@ -238,6 +303,16 @@ pub(crate) struct Unwatch {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(crate) struct Probe {
+    #[prost(uint32, tag = "1")]
+    pub(crate) probe: u32,
+    #[prost(uint32, tag = "2")]
+    pub(crate) lane: u32,
+    #[prost(uint32, tag = "3")]
+    pub(crate) bytes: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct Announce {
     #[prost(uint32, tag = "1")]
     pub(crate) subscription: u32,
@@ -255,6 +330,20 @@ pub(crate) struct Announce {
     pub(crate) metadata: Vec<Entry>,
     #[prost(bool, tag = "8")]
     pub(crate) may_be_base: bool,
+    #[prost(bool, tag = "9")]
+    pub(crate) afresh: bool,
+    #[prost(message, optional, tag = "10")]
+    pub(crate) part: Option<Part>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Part {
+    #[prost(uint32, tag = "1")]
+    pub(crate) part: u32,
+    #[prost(uint32, tag = "2")]
+    pub(crate) parts: u32,
+    #[prost(fixed64, tag = "3")]
+    pub(crate) writer: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -307,6 +396,46 @@ pub(crate) struct TopicEntry {
     pub(crate) payload_bytes: u64,
     #[prost(uint64, tag = "6")]
     pub(crate) subscribers: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Drain {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) alternatives: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Sources {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) sources: Vec<Source>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Source {
+    #[prost(uint32, tag = "1")]
+    pub(crate) transport: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) address: String,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(crate) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) grant: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Hashes {
+    #[prost(uint32, tag = "1")]
+    pub(crate) subscription: u32,
+    #[prost(fixed64, tag = "2")]
+    pub(crate) epoch: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) version: u64,
+    #[prost(uint32, tag = "4")]
+    pub(crate) first: u32,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) hashes: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]

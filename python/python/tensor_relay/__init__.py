@@ -112,13 +112,14 @@ def serve(
     sessions_max: int = 1_024,
     stall_timeout: float = 30.0,
     reader_linger: float = 30.0,
+    transport: str = "auto",
     device: str = "cpu",
     gpu_memory_bytes: int | None = None,
     pinned_bytes: int = 256 << 20,
 ) -> Relay:
     """Starts a server in this process, on threads of its own. Use it as a context manager, or `close()` it.
 
-    listen: the address, `IP:PORT` or `HOST:PORT`, of UDP. Port 0 takes a free one, which `Relay.address` names.
+    listen: the address, `IP:PORT` or `HOST:PORT`, over UDP and TCP. Port 0 takes a free one, which `Relay.address` names.
     advertise: the host, or `HOST:PORT`, that the ticket names, or several. By default what is listened on; where that is
         every address, this machine's own on its default route.
     state_dir: where the server's key is kept, so that tickets stay valid. By default `$XDG_STATE_HOME/tensor-relay` or
@@ -132,6 +133,8 @@ def serve(
     sessions_max: how many clients may be connected.
     stall_timeout: after how long without a byte taken a subscriber in mid-transfer is evicted.
     reader_linger: how long the place of a named reader in mode "every" is kept when its connection is lost.
+    transport: what clients may connect over: "auto" listens on UDP for QUIC and on TCP with TLS, on ports of one number;
+        "quic" or "tcp" on one of them.
     device: where staged versions are held: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of any GPU
         can be published in either case.
     gpu_memory_bytes: how much memory of each GPU versions may take. By default what it has.
@@ -153,6 +156,7 @@ def serve(
         sessions_max=sessions_max,
         stall_timeout=stall_timeout,
         reader_linger=reader_linger,
+        transport=transport,
         device=str(device),
         gpu_memory_bytes=gpu_memory_bytes,
         pinned_bytes=pinned_bytes,
@@ -173,6 +177,7 @@ def connect(
     reconnect_timeout: float = 60.0,
     versions_held_max: int = 4,
     hold_timeout: float = 10.0,
+    transport: str = "auto",
     device: str = "cpu",
     gpu_memory_bytes: int | None = None,
     pinned_bytes: int = 256 << 20,
@@ -193,6 +198,8 @@ def connect(
         refers to its memory, an array made of it among them. A `for` loop needs 2: its variable keeps the one before while
         the next one comes.
     hold_timeout: how long a subscription waits, when so many are held, for one to be let go.
+    transport: what the session runs over: "auto" takes TCP with TLS on short ways, QUIC on long ones, and TCP where UDP gets
+        no answer; "quic" or "tcp" takes nothing else. `Receipt.transport` says which it was.
     device: where snapshots land: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of `out` may lie
         anywhere in either case.
     gpu_memory_bytes: how much memory of each GPU snapshots may take. By default what it has.
@@ -213,6 +220,7 @@ def connect(
         reconnect_timeout=reconnect_timeout,
         versions_held_max=versions_held_max,
         hold_timeout=hold_timeout,
+        transport=transport,
         device=str(device),
         gpu_memory_bytes=gpu_memory_bytes,
         pinned_bytes=pinned_bytes,

@@ -91,6 +91,10 @@ class Receipt:
     @property
     def resumed(self) -> int: ...
     @property
+    def transport(self) -> str: ...
+    @property
+    def transport_reason(self) -> str: ...
+    @property
     def codecs(self) -> dict[str, CodecCount]: ...
 
 @final
@@ -293,6 +297,7 @@ def serve(
     sessions_max: int,
     stall_timeout: float,
     reader_linger: float,
+    transport: str,
     device: str,
     gpu_memory_bytes: int | None,
     pinned_bytes: int,
@@ -309,6 +314,7 @@ def connect(
     reconnect_timeout: float,
     versions_held_max: int,
     hold_timeout: float,
+    transport: str,
     device: str,
     gpu_memory_bytes: int | None,
     pinned_bytes: int,

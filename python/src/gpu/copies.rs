@@ -6,7 +6,7 @@ use futures_util::{StreamExt, stream};
 use pyo3::prelude::*;
 use std::{ops::Range, time::Duration};
 use tensor_relay_device::{
-    AllocError, Device, DeviceBuffer, HostMemory, SinkError, Source, SourceError, cuda::CudaOptions,
+    AllocError, Device, DeviceBuffer, HostMemory, Region, SinkError, Source, SourceError, cuda::CudaOptions,
 };
 use tokio::time::timeout;
 
@@ -64,10 +64,10 @@ pub(crate) async fn read(buffer: &DeviceBuffer, range: Range<u64>, out: &mut [u8
 }
 
 /// A copy of `range` on the host, which begins on a page.
-pub(crate) async fn to_host(buffer: &DeviceBuffer, range: Range<u64>) -> Result<Bytes, CopyFailed> {
+pub(crate) async fn to_host(buffer: &DeviceBuffer, range: Range<u64>) -> Result<Region, CopyFailed> {
     let mut region = HostMemory::new(u64::MAX).allocate((range.end - range.start) as usize)?;
     read(buffer, range, &mut region).await?;
-    Ok(region.freeze())
+    Ok(region)
 }
 
 /// A copy of `range` on the same device, by way of the host.

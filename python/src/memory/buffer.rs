@@ -4,10 +4,11 @@
 use pyo3::{exceptions::PyBufferError, ffi, prelude::*};
 use std::{ffi::CStr, ptr};
 use tensor_relay_client::Dtype;
+use tensor_relay_device::VolatileBytes;
 
 /// What a view is of. All of it lives as long as the object that is viewed.
 pub(crate) struct Viewed<'a> {
-    pub(crate) bytes: &'a [u8],
+    pub(crate) bytes: &'a VolatileBytes,
     pub(crate) format: &'static CStr,
     pub(crate) item_bytes: usize,
     pub(crate) shape: &'a [ffi::Py_ssize_t],
@@ -55,7 +56,7 @@ pub(crate) unsafe fn fill_view(
     // SAFETY: Python gave it, to be filled, says the caller.
     let view = unsafe { view.as_mut() };
     let asks = |flag| flags & flag == flag;
-    view.buf = viewed.bytes.as_ptr().cast_mut().cast();
+    view.buf = viewed.bytes.as_ptr().as_ptr().cast();
     view.len = viewed.bytes.len() as ffi::Py_ssize_t;
     view.readonly = 0;
     view.itemsize = viewed.item_bytes as ffi::Py_ssize_t;

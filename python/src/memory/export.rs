@@ -9,9 +9,9 @@ use super::{
     readable::Readable,
 };
 use crate::gpu;
-use bytes::Bytes;
 use pyo3::{ffi, prelude::*};
 use std::{ffi::c_void, ptr};
+use tensor_relay_device::VolatileBytes;
 
 /// A tensor to hand over.
 pub(crate) struct Export {
@@ -29,7 +29,7 @@ pub(crate) struct Export {
 /// Bytes to hand over, and what keeps them.
 #[derive(Debug, Clone)]
 pub(crate) enum Exported {
-    Host(Bytes),
+    Host(VolatileBytes),
     Gpu(Readable),
 }
 
@@ -51,11 +51,12 @@ impl Exported {
         }
     }
 
-    /// As writable, which `Tensor` in Python says: frameworks have no word for tensors that are not, or pass it over.
+    /// Writable memory, as `Tensor` in Python says: frameworks have no word for tensors that are not, or pass it over. On the
+    /// host nothing of ours refers to it but by [`VolatileBytes`].
     fn data(&self) -> *mut c_void {
         match self {
             _ if self.len() == 0 => ptr::null_mut(),
-            Self::Host(bytes) => bytes.as_ptr().cast_mut().cast(),
+            Self::Host(bytes) => bytes.as_ptr().as_ptr().cast(),
             Self::Gpu(bytes) => ptr::without_provenance_mut(bytes.address()),
         }
     }

@@ -6,16 +6,16 @@
 
 use super::{footprint::Footprint, import::Capsule, strides::Runs};
 use crate::interpreter;
-use bytes::Bytes;
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
-use std::{fmt, ptr::NonNull};
+use std::{fmt, io, ptr::NonNull};
 use tensor_relay_client::Dtype;
+use tensor_relay_device::VolatileBytes;
+use tensor_relay_server::beside::TensorWriter;
 
 /// A tensor of another library: where it lies, and what keeps it there until this is dropped.
 ///
-/// Whoever made it has checked what can be checked; that the memory is there is the word of the tensor's own library. That
-/// nobody writes there while it is read, or reads while it is written, is the user's, as it is between any two threads
-/// that share a tensor.
+/// Whoever made it has checked what can be checked; that the memory is there is the word of the tensor's own library. Its
+/// users may write there while it is read, so it is only ever copied from: a copy may then be of both, and that is all.
 pub(crate) struct Foreign {
     pub(super) start: NonNull<u8>,
     pub(super) dtype: Dtype,
@@ -26,6 +26,10 @@ pub(crate) struct Foreign {
     /// `None` only while it is dropped.
     pub(super) keep: Option<Keep>,
 }
+
+/// What is copied at once on the way to a writer. Measured with 512 MiB written to shared memory (AMD EPYC, 1 MiB of L2): 104
+/// ms by way of a buffer of this size, 95 ms without one.
+const WRITE_BYTES: usize = 256 << 10;
 
 /// What keeps the memory where it is. Gone when it is dropped, with the GIL held.
 pub(super) enum Keep {
@@ -108,10 +112,8 @@ impl Foreign {
             return;
         }
         for (offset, piece) in self.runs.offsets().zip(out.chunks_exact_mut(self.runs.bytes)) {
-            // SAFETY: the tensor's library vouches that each of its elements lies where shape and strides say.
-            let from = unsafe { self.start.offset(offset) };
-            // SAFETY: a run of elements begins at `from`, as above. `piece` is ours alone, so they do not overlap.
-            unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *piece).cast(), piece.len()) };
+            // SAFETY: a whole run begins there.
+            unsafe { self.copy_piece(offset, piece) };
         }
     }
 
@@ -134,26 +136,49 @@ impl Foreign {
         }
     }
 
-    /// Lends its bytes, which nobody may write to until the last slice of them is gone.
+    /// Lends its bytes, which are copied whenever they are read.
     ///
     /// # Panics
     /// When they do not lie side by side.
-    pub(crate) fn into_bytes(self) -> Bytes {
+    pub(crate) fn into_volatile(self) -> VolatileBytes {
         assert!(self.is_dense(), "asked before");
-        Bytes::from_owner(self)
+        let (start, len) = (self.start, self.len);
+        // SAFETY: the tensor's library vouches that so many bytes lie there, and stay while `self` keeps the tensor. Only
+        // `Exclusive` makes references to such bytes, and not of this tensor, which is given up here.
+        unsafe { VolatileBytes::new(start, len, self) }
+    }
+
+    /// Writes its bytes to `out`, by way of a buffer that stays in the processor's cache. Needs no GIL.
+    ///
+    /// # Panics
+    /// When they do not lie side by side.
+    pub(crate) fn write_to(&self, out: &mut TensorWriter<'_>) -> io::Result<()> {
+        assert!(self.is_dense(), "asked before");
+        let mut buffer = vec![0; self.len.min(WRITE_BYTES)];
+        for start in (0..self.len).step_by(WRITE_BYTES) {
+            let piece = &mut buffer[..self.len.min(start + WRITE_BYTES) - start];
+            // SAFETY: it ends within the one run that the tensor has.
+            unsafe { self.copy_piece(start as isize, piece) };
+            out.write(piece)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a part of a run of elements to `out`.
+    ///
+    /// # Safety
+    /// So many bytes of a run lie at `offset` from where the tensor begins.
+    unsafe fn copy_piece(&self, offset: isize, out: &mut [u8]) {
+        // SAFETY: the tensor's library vouches that its elements lie where shape and strides say; one is there, says the
+        // caller.
+        let from = unsafe { self.start.offset(offset) };
+        // SAFETY: so many bytes of the run follow, likewise. `out` is exclusive, so they do not overlap.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len()) };
     }
 
     /// Gives the memory back now, where the interpreter is at hand.
     pub(crate) fn give_back(mut self, _py: Python<'_>) {
         drop(self.keep.take());
-    }
-}
-
-impl AsRef<[u8]> for Foreign {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: so many initialised bytes lie side by side there (`into_bytes`), and stay while `keep` does. Nobody
-        // writes there meanwhile: that is what a user promises who lends tensors.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
@@ -176,6 +201,10 @@ impl fmt::Debug for Foreign {
 }
 
 /// A tensor that is received into right where it lies.
+///
+/// The one place where references to a user's memory are made: a chunk is written, decoded and verified where it belongs,
+/// and a copy of every byte would cost what receiving in place saves. Who says `atomic=False` promises that nobody else
+/// touches the tensor until the call returns.
 #[derive(Debug)]
 pub(crate) struct Exclusive(Foreign);
 

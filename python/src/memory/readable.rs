@@ -1,12 +1,10 @@
 //! Our tensors on a GPU: who may still read them, and on which streams.
-#![allow(unsafe_code, reason = "tells the engine of a GPU on which streams of others its memory is read")]
 
 use super::stream::Stream;
 use crate::gpu::{
     self,
     copies::{self, CopyFailed},
 };
-use bytes::Bytes;
 use pyo3::{exceptions::PyBufferError, prelude::*};
 use std::{
     mem,
@@ -14,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 use tensor_relay_client as client;
-use tensor_relay_device::{Device, DeviceBuffer, cuda::CudaMemory};
+use tensor_relay_device::{Device, DeviceBuffer, VolatileBytes, cuda::CudaMemory};
 
 /// Memory of a GPU that tensors of ours lie in, for as long as anything refers to it.
 ///
@@ -48,8 +46,7 @@ impl Reading {
 
     /// Keeps the memory until `stream` is past what reads it.
     pub(crate) fn read_on(&self, stream: Stream) {
-        let spare = stream.join(&mut self.streams.lock().unwrap_or_else(PoisonError::into_inner));
-        drop(spare); // Without the lock: an object that goes may run any code.
+        stream.join(&mut self.streams.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The same for a stream that its user names: it is asked first whether it is one of this GPU.
@@ -60,8 +57,8 @@ impl Reading {
     pub(crate) fn check_and_read_on(&self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         let engine = gpu::engine(self.device());
         stream.check_device(py, engine.info().ordinal)?;
-        if let Some(handle) = stream.own_handle() {
-            let fence = py.detach(|| engine.fence(handle));
+        if !stream.is_default() {
+            let fence = py.detach(|| engine.fence(stream.handle()));
             fence.map_err(|error| {
                 let message = format!("the stream cannot be waited for on {}: {error}", self.device().name());
                 PyBufferError::new_err(message)
@@ -90,7 +87,7 @@ impl Drop for Reading {
         }
         let Some(memory) = self.memory().filter(|_| !streams.is_empty()) else { return };
         let (kept, unkept): (Vec<_>, Vec<_>) = streams.into_iter().partition(Stream::is_kept);
-        for handle in unkept.iter().filter_map(Stream::own_handle) {
+        for handle in unkept.iter().map(Stream::handle) {
             // Its user keeps it no longer than until this returns, so its place is recorded now. The engine's thread needs
             // no GIL for that, and microseconds; should it hang, it is waited for as long as its `answer_timeout`.
             if let Err(error) = memory.in_use_until(handle) {
@@ -99,9 +96,7 @@ impl Drop for Reading {
             }
         }
         if !kept.is_empty() {
-            let kept = kept.into_iter().map(Stream::into_parts).collect();
-            // SAFETY: each lives while its keeper does, or for ever.
-            unsafe { memory.give_up(kept) };
+            memory.give_up(kept.iter().map(Stream::handle).collect());
         }
     }
 }
@@ -134,8 +129,8 @@ impl Readable {
     }
 
     /// A copy of them on the host.
-    pub(crate) async fn to_host(&self) -> Result<Bytes, CopyFailed> {
-        copies::to_host(&self.reading.buffer, self.range.clone()).await
+    pub(crate) async fn to_host(&self) -> Result<VolatileBytes, CopyFailed> {
+        Ok(copies::to_host(&self.reading.buffer, self.range.clone()).await?.into())
     }
 
     /// A copy of them on the same device.

@@ -7,14 +7,16 @@ use pyo3::{
     prelude::*,
     types::{PyAnyMethods, PyInt},
 };
-use std::ptr;
-use tensor_relay_device::cuda::{StreamHandle, StreamKeeper};
+use std::{ptr, sync::Arc};
+use tensor_relay_device::cuda::StreamHandle;
 
-/// A stream on which a tensor is read, and what keeps it, where that is known.
+/// A stream on which a tensor is read, and the object that keeps it, where one is known.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    handle: StreamHandle,
-    keeper: Option<Py<PyAny>>,
+    /// Never that of the per-thread default stream, which means another one on each thread: work of the legacy default stream
+    /// comes after it, so that one stands for it.
+    number: usize,
+    keeper: Option<Arc<KeptStream>>,
 }
 
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, in DLPack and in CUDA.
@@ -44,7 +46,7 @@ impl Stream {
             Some(number) => usize::try_from(number)
                 .map_err(|_| PyBufferError::new_err(format!("{number} is no stream")))?,
         };
-        Ok(Some(Self { handle: handle(number), keeper: None }))
+        Ok(Some(Self::new(number, None)))
     }
 
     /// The stream that an object stands for: a number as above, a stream of PyTorch, CuPy or Numba, or anything with
@@ -61,7 +63,7 @@ impl Stream {
             0 => LEGACY, // What frameworks call their default stream.
             number => number,
         };
-        Ok(Some(Self { handle: handle(number), keeper: Some(object.clone().unbind()) }))
+        Ok(Some(Self::new(number, Some(object.clone().unbind()))))
     }
 
     /// The same for the stream that a consumer names by DLPack, with what keeps it, where its framework can tell.
@@ -76,22 +78,35 @@ impl Stream {
             }
             _ => None,
         };
-        Ok(stream.map(|stream| Self { keeper: keeper.filter(|keeper| !keeper.is_none(py)), ..stream }))
+        Ok(stream.map(|stream| Self::new(stream.number, keeper.filter(|keeper| !keeper.is_none(py)))))
     }
 
-    /// As the engine of the GPU takes it.
-    pub(super) fn into_parts(self) -> (StreamHandle, StreamKeeper) {
-        (self.handle, Box::new(KeptStream(self.keeper)))
+    fn new(number: usize, keeper: Option<Py<PyAny>>) -> Self {
+        let number = if number == PER_THREAD { LEGACY } else { number };
+        Self { number, keeper: keeper.map(|object| Arc::new(KeptStream(Some(object)))) }
+    }
+
+    /// As the engine of the GPU takes it: it keeps the object.
+    pub(super) fn handle(&self) -> StreamHandle {
+        if self.number == LEGACY {
+            return StreamHandle::LEGACY;
+        }
+        let (raw, keeper) = (ptr::with_exposed_provenance_mut(self.number), self.keeper.clone());
+        // SAFETY: a stream of the device's primary context, in which all of CUDA's runtime works: the program says so, by
+        // DLPack's `stream` or by an object of its framework. The object keeps the stream. Who gives a bare number keeps the
+        // stream itself until the tensors that are read on it are gone, as our documentation asks (`Tensor.__dlpack__`).
+        let stream = unsafe { StreamHandle::from_raw(raw, keeper) };
+        stream.unwrap_or(StreamHandle::LEGACY)
     }
 
     /// Whether it lives for as long as we have this: an object of it is here, or nobody can destroy it.
     pub(super) fn is_kept(&self) -> bool {
-        self.keeper.is_some() || self.handle == StreamHandle::LEGACY
+        self.keeper.is_some() || self.is_default()
     }
 
-    /// The stream, unless it is the default one, which every GPU has.
-    pub(super) fn own_handle(&self) -> Option<StreamHandle> {
-        (self.handle != StreamHandle::LEGACY).then_some(self.handle)
+    /// Whether it is the default stream, which every GPU has.
+    pub(super) fn is_default(&self) -> bool {
+        self.number == LEGACY
     }
 
     /// Refuses it where its object says that it is a stream of another GPU than this.
@@ -99,7 +114,7 @@ impl Stream {
     /// # Errors
     /// `ValueError`.
     pub(super) fn check_device(&self, py: Python<'_>, ordinal: usize) -> PyResult<()> {
-        let Some(object) = &self.keeper else { return Ok(()) };
+        let Some(object) = self.keeper.as_ref().and_then(|keeper| keeper.0.as_ref()) else { return Ok(()) };
         for attribute in DEVICES {
             let device: Option<i64> = match object.bind(py).getattr_opt(attribute)? {
                 Some(device) => device.extract().ok(),
@@ -116,18 +131,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Adds it to `streams`, which has each once, and kept if it is. Gives the object back that is not needed.
-    pub(super) fn join(self, streams: &mut Vec<Self>) -> Option<Py<PyAny>> {
-        match streams.iter_mut().find(|known| known.handle == self.handle) {
-            Some(known) if known.keeper.is_none() => {
-                known.keeper = self.keeper;
-                None
-            }
-            Some(_) => self.keeper,
-            None => {
-                streams.push(self);
-                None
-            }
+    /// Adds it to `streams`, which has each once, and kept if it is.
+    pub(super) fn join(self, streams: &mut Vec<Self>) {
+        match streams.iter_mut().find(|known| known.number == self.number) {
+            Some(known) => known.keeper = known.keeper.take().or(self.keeper),
+            None => streams.push(self),
         }
     }
 }
@@ -150,22 +158,8 @@ fn number_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
     )))
 }
 
-/// The stream with this number. The per-thread default stream has its number on every thread, and means another one on each:
-/// work of the legacy default stream comes after it, so that one stands for it.
-fn handle(number: usize) -> StreamHandle {
-    match number {
-        LEGACY | PER_THREAD => StreamHandle::LEGACY,
-        number => {
-            // SAFETY: the number of a stream of the device's primary context, in which all of CUDA's runtime works. Who names
-            // it keeps it until the tensors that are read on it are gone, says our documentation (`Tensor.__dlpack__`), or
-            // gave an object that keeps it, which we hold until then.
-            let stream = unsafe { StreamHandle::from_raw(ptr::with_exposed_provenance_mut(number)) };
-            stream.unwrap_or(StreamHandle::LEGACY)
-        }
-    }
-}
-
 /// An object that keeps a stream. It goes where the interpreter is at hand.
+#[derive(Debug)]
 struct KeptStream(Option<Py<PyAny>>);
 
 impl Drop for KeptStream {

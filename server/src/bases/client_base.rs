@@ -59,6 +59,11 @@ impl ClientBase {
         Self { base: base.and_then(|of| topic.hold_base(of)).map(Hold::linger), coming: None }
     }
 
+    /// The version that the client holds, if it is still here.
+    pub(crate) fn retained(&self) -> Option<Arc<Retained>> {
+        self.base.as_ref()?.retained.upgrade()
+    }
+
     /// Takes the beginning of a version, and says what its chunks may be coded against.
     pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<Against> {
         self.coming = retained.base.may_be.then(|| topic.hold(retained));

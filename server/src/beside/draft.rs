@@ -4,7 +4,8 @@ use crate::{Held, Staging};
 use bytes::Bytes;
 use std::{ops::Range, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::{
-    AllocError, Charge, Device, HostSource, Loan, Returned, Sealed, SharedBy, SharedMemory,
+    AllocError, Charge, Device, HostSource, Loan, Returned, Sealed,
+    cuda::share::{DeviceUuid, Exported, FdMemory, IpcMemory},
 };
 use tensor_relay_protocol::{
     Limits, Manifest, Tensor,
@@ -33,7 +34,7 @@ pub(super) struct Draft {
     room: Option<OwnedSemaphorePermit>,
     memory: Option<Lent>,
     /// Parts of the payload that lie in allocations of a GPU.
-    in_place: Vec<(Range<u64>, SharedMemory)>,
+    in_place: Vec<(Range<u64>, IpcMemory)>,
     /// What is wrong with it already. The rest is passed over then, until it is published, and refused.
     wrong: Option<Refused>,
 }
@@ -116,8 +117,8 @@ impl Draft {
                 self.refuse(Refusal::UnfitMemory, format!("its payload lies in more than {parts_max} parts"));
             }
             (Memory::CudaIpc { device, handle, offset }, _) => {
-                let len = range.end - range.start;
-                let memory = SharedMemory { device: device.0, by: SharedBy::Handle(handle.0), offset, len };
+                let (device, len) = (DeviceUuid::new(device.0), range.end - range.start);
+                let memory = IpcMemory { device, handle: handle.0, offset, len };
                 self.in_place.push((range, memory));
             }
             (other, None) => {
@@ -160,12 +161,13 @@ impl Draft {
                 Some(Lent { range, offset, descriptor: fd, on_device: Some((cuda, buffer_bytes)) }),
                 Some(device),
             ) => {
-                let (by, len) = (SharedBy::Descriptor { fd, buffer_bytes }, range.end - range.start);
-                let memory = SharedMemory { device: cuda.0, by, offset, len };
-                on_device(manifest, vec![(range, memory)], device, MemoryKind::CudaFd)
+                let memory = FdMemory { device: DeviceUuid::new(cuda.0), fd, len: buffer_bytes };
+                on_device(manifest, vec![(range, Exported::Fd(memory), offset)], device, MemoryKind::CudaFd)
             }
             (None, Some(device)) if !self.in_place.is_empty() => {
-                on_device(manifest, self.in_place, device, MemoryKind::CudaIpc)
+                let in_place = self.in_place.into_iter();
+                let lent = in_place.map(|(range, memory)| (range, Exported::Ipc(memory), 0)).collect();
+                on_device(manifest, lent, device, MemoryKind::CudaIpc)
             }
             (memory, _) => on_host(manifest, memory, staging),
         }
@@ -189,14 +191,15 @@ fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> 
     Ok(Ready { held: Held { payload, returned: None }, returned: vec![returned], path: MemoryKind::Memfd })
 }
 
-/// A version in a GPU's memory, which its producer has, too.
+/// A version in a GPU's memory, which its producer has, too: which parts of its payload lie in which memory, and from where
+/// on in that.
 fn on_device(
     manifest: Arc<Manifest>,
-    mut lent: Vec<(Range<u64>, SharedMemory)>,
+    mut lent: Vec<(Range<u64>, Exported, u64)>,
     device: &Device,
     path: MemoryKind,
 ) -> Result<Ready, Refused> {
-    lent.sort_by_key(|(range, _)| range.start);
+    lent.sort_by_key(|(range, ..)| range.start);
     // Tensors alone, and not what lies between them: that may be anything in their memory, and reads as zeros here.
     let mut tensors: Vec<_> = manifest
         .tensors()
@@ -209,17 +212,15 @@ fn on_device(
     let mut tensors = tensors.into_iter().peekable();
     let unfit = |error: String| (Refusal::UnfitMemory, error);
     let (mut parts, mut gone) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(lent.len()));
-    for (range, memory) in lent {
+    for (range, memory, offset) in lent {
         let mut inside = vec![];
         while let Some(tensor) =
             tensors.next_if(|tensor| range.start <= tensor.start && tensor.end <= range.end)
         {
             inside.push(tensor);
         }
-        let places: Vec<_> = inside
-            .iter()
-            .map(|tensor| tensor.start - range.start..tensor.end - range.start)
-            .collect();
+        let at = |place: u64| offset.saturating_add(place - range.start); // Beyond all numbers there is no memory.
+        let places: Vec<_> = inside.iter().map(|tensor| at(tensor.start)..at(tensor.end)).collect();
         let (buffers, returned) = device.import(memory, &places).map_err(|error| unfit(error.to_string()))?;
         parts.extend(inside.into_iter().zip(buffers));
         gone.push(returned);

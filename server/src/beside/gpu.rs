@@ -7,7 +7,10 @@ use super::{
 };
 use crate::{LendError, lend::parts};
 use std::{io, ops::Range, os::fd::OwnedFd, sync::Arc};
-use tensor_relay_device::{Device, DeviceBuffer, Memfd, SharedBy, SharedMemory, SourceError};
+use tensor_relay_device::{
+    Device, DeviceBuffer, Memfd, SourceError,
+    cuda::share::{FdMemory, IpcMemory},
+};
 use tensor_relay_protocol::{
     LayoutError, Limits, Manifest, Metadata, TensorSpec, Topic,
     beside::{CudaDevice, IpcHandle, Lend, Memory, MemoryKind, Refusal},
@@ -137,13 +140,15 @@ impl Producer {
                 MemoryKind::CudaIpc => {
                     let buffers: Vec<_> = parts.iter().map(|(_, buffer)| buffer.clone()).collect();
                     let named = device.name_to_others(&buffers).map_err(|error| error.to_string())?;
-                    let lends = parts.iter().map(|(range, _)| range.clone()).zip(named).map(lend).collect();
+                    let lends = parts.iter().zip(named);
+                    let lends = lends.map(|((range, _), memory)| lend_in_place(range.clone(), memory));
+                    let lends = lends.map(|lend| (lend, None)).collect();
                     Ok((lends, 0, Box::new(parts)))
                 }
                 _ => {
                     let (memory, kept) =
                         device.copy_for_others(bytes, &parts).map_err(|error| error.to_string())?;
-                    Ok((vec![lend((0..bytes, memory))], copied_bytes(&parts), Box::new(kept)))
+                    Ok((vec![lend_copy(0..bytes, memory)], copied_bytes(&parts), Box::new(kept)))
                 }
             }
         };
@@ -178,18 +183,16 @@ fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
     }
 }
 
-/// Shared memory, as it is said.
-fn lend((range, shared): (Range<u64>, SharedMemory)) -> (Lend, Option<OwnedFd>) {
-    let (device, offset) = (CudaDevice(shared.device), shared.offset);
-    match shared.by {
-        SharedBy::Handle(handle) => {
-            let handle = Box::new(IpcHandle(handle));
-            (Lend { range, memory: Memory::CudaIpc { device, handle, offset } }, None)
-        }
-        SharedBy::Descriptor { fd, buffer_bytes } => {
-            (Lend { range, memory: Memory::CudaFd { device, buffer_bytes, offset } }, Some(fd))
-        }
-    }
+/// A tensor that is shared where it lies, as it is said.
+fn lend_in_place(range: Range<u64>, IpcMemory { device, handle, offset, .. }: IpcMemory) -> Lend {
+    let (device, handle) = (CudaDevice(device.bytes()), Box::new(IpcHandle(handle)));
+    Lend { range, memory: Memory::CudaIpc { device, handle, offset } }
+}
+
+/// A buffer that is shared, as it is said.
+fn lend_copy(range: Range<u64>, FdMemory { device, fd, len }: FdMemory) -> (Lend, Option<OwnedFd>) {
+    let device = CudaDevice(device.bytes());
+    (Lend { range, memory: Memory::CudaFd { device, buffer_bytes: len, offset: 0 } }, Some(fd))
 }
 
 /// Copies tensors off their device into shared memory, as much at a time as a slot of the device holds.

@@ -105,16 +105,9 @@ impl Producer {
     }
 
     /// The same for at most `timeout`, while there is no server yet: one beside may start later, or again. A server that is
-    /// there has a second to answer, however short that is.
-    ///
-    /// # Errors
-    /// [`ConnectError`].
-    pub async fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
-        Self::connect_to(path, timeout, None).await
-    }
-
-    /// The same, and only to a server of the user `server_uid`, if one is given: for sockets in folders where others may make
-    /// files, who could listen there in its place. The system vouches for who listens.
+    /// there has a second to answer, however short that is. Only a server of the user `server_uid` will do, if one is given:
+    /// for sockets in folders where others may make files, who could listen there in its place. The system vouches for who
+    /// listens.
     ///
     /// # Errors
     /// [`ConnectError`].

@@ -429,11 +429,11 @@ async fn a_server_that_does_not_answer() {
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let begun = Instant::now();
-    let silent = Producer::connect_within(&path, Duration::ZERO).await.unwrap_err();
+    let silent = Producer::connect_to(&path, Duration::ZERO, None).await.unwrap_err();
     assert!(matches!(silent, ConnectError::NoAnswer { .. }), "{silent}");
     assert!(begun.elapsed() < channel::PROMPT / 2, "{:?}", begun.elapsed());
     let _waiting = UnixStream::connect(&path).await;
-    let busy = Producer::connect_within(&path, Duration::ZERO).await.unwrap_err();
+    let busy = Producer::connect_to(&path, Duration::ZERO, None).await.unwrap_err();
     assert!(matches!(busy, ConnectError::Busy { .. }), "{busy}");
 }
 

@@ -1,7 +1,7 @@
 //! The topics that producers beside this server publish into. They outlive producers, and several may share one.
 
 use super::draft::Refused;
-use crate::{Publisher, TopicOptions, server::open_publisher, session::Shared};
+use crate::{Publisher, TopicOptions, server::open_publisher, shared::Shared};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},

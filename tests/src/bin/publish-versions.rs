@@ -37,7 +37,7 @@ async fn main() {
         ..TopicOptions::default()
     };
     let mut publisher = server.publisher_with(topic.clone(), None, options).unwrap();
-    let listen = server.local_address().unwrap();
+    let listen = server.local_address();
     let ticket = Ticket::new(vec![listen.to_string()], vec![identity.fingerprint().0], Some(topic)).unwrap();
     let offer =
         json!({"topic": "counter", "epoch": publisher.epoch().to_string(), "ticket": ticket.to_string()});

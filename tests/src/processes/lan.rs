@@ -77,6 +77,18 @@ impl Lan {
         try_ip(&["-n", self.name(host), "address", "delete", &address, "dev", "lan"]).unwrap();
     }
 
+    /// Drops what comes to the server's host over these protocols ("udp", "tcp"), and nothing else any more. An error says
+    /// that this system cannot.
+    pub fn drop_protocols(&self, protocols: &[&str]) -> Result<(), String> {
+        let drop = |protocol: &&str| format!("add rule inet relay input meta l4proto {protocol} drop\n");
+        let rules: String = protocols.iter().map(drop).collect();
+        let rules = format!(
+            "add table inet relay\ndelete table inet relay\nadd table inet relay\n\
+             add chain inet relay input {{ type filter hook input priority 0; }}\n{rules}"
+        );
+        try_ip(&["netns", "exec", &self.server, "nft", &rules])
+    }
+
     /// Starts the program with `words` on a host. The process is the program itself.
     pub fn start(&self, host: Host, home: &Home, words: &[&str]) -> Process {
         let mut command = home.at_home(Command::new("ip"));

@@ -8,7 +8,10 @@ use tensor_relay_device::cuda::{
 };
 use tokio::time::timeout;
 
-use crate::journey::{End, Failure, LEN, impatient, pattern};
+use crate::{
+    journey::{End, Failure, LEN, impatient, pattern},
+    neighbour::take,
+};
 
 /// Shares a tensor in place and as a copy, takes the copy as its importer would, and takes what a neighbour exported, which
 /// has the same bytes. Gives what the importer read. The engine is put into `engines`, for when something fails in between.
@@ -24,9 +27,9 @@ pub(crate) async fn exchange_a_tensor(
 
     let buffer = end.engine.shared_buffer(LEN as u64)?;
     buffer.fill(vec![(end.memory.clone(), 0)])?;
-    let copy = end.engine.import(Exported::Fd(buffer.export()?))?;
+    let copy = take(&end.engine, Exported::Fd(buffer.export()?))?;
     drop(buffer);
-    let in_place = end.engine.import(Exported::Ipc(neighbours))?;
+    let in_place = take(&end.engine, Exported::Ipc(neighbours))?;
     let read = [read(&end, copy).await?, read(&end, in_place).await?];
     let [copy, in_place] = read;
     assert!(copy == in_place, "both have the same bytes");

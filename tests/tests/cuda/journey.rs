@@ -54,7 +54,7 @@ impl End {
         EngineSource::new(self.engine.clone(), self.memory.clone(), self.slots.clone())
     }
 
-    pub(crate) fn sink(&self) -> EngineSink<CudaEngine> {
+    pub(crate) fn sink(&self) -> EngineSink {
         EngineSink::new(self.engine.clone(), self.memory.clone(), self.slots.clone())
     }
 

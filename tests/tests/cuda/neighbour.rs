@@ -15,7 +15,7 @@ use std::{
 
 use tensor_relay_device::cuda::{
     CudaEngine, CudaMemory,
-    share::{DeviceUuid, Exported, FdMemory, Imported, IpcMemory},
+    share::{DeviceUuid, Exported, FdMemory, Imported, IpcMemory, ShareError},
 };
 use tensor_relay_tests::fake_cuda::{Installed, Library, Report};
 
@@ -162,6 +162,13 @@ fn exported_of(words: &str) -> Exported {
 }
 
 /// The process's own side.
+/// Imports what a test or its neighbour has exported.
+pub(crate) fn take(engine: &CudaEngine, exported: Exported) -> Result<Imported, ShareError> {
+    // SAFETY: these tests keep what they export until it is returned, but for those whose subject is what happens else, on a
+    // device that is none.
+    unsafe { engine.import(exported) }
+}
+
 #[test]
 fn neighbour() {
     if env::var_os(ROLE).is_none() {
@@ -175,9 +182,7 @@ fn neighbour() {
         let line = line.unwrap();
         let said = match line.split_once(' ').unwrap_or((&line, "")) {
             ("export", _) => Ok(runtime.block_on(export(&end))),
-            ("import", words) => end
-                .engine
-                .import(exported_of(words))
+            ("import", words) => take(&end.engine, exported_of(words))
                 .map(|new| imported = Some(new))
                 .map(|()| "done".to_owned()),
             ("read", path) => {

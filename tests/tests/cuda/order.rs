@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cudarc::driver::sys::{CUresult, CUstream};
 use tensor_relay_device::{
     CopyEngine, CopyError, Stretch,
-    cuda::{CudaEngine, CudaMemory, Fence, StreamHandle, StreamKeeper},
+    cuda::{CudaEngine, CudaMemory, Fence, StreamHandle},
 };
 use tensor_relay_tests::fake_cuda::{Direction, Effect, FakeCuda, Fault, Turn};
 use tokio::time::timeout;
@@ -19,7 +19,7 @@ use crate::{
 /// The handle of a stream of this test's.
 pub(crate) fn handle(stream: CUstream) -> StreamHandle {
     // SAFETY: the test's streams live as long as the test.
-    unsafe { StreamHandle::from_raw(stream.cast()) }.expect("it is no default stream")
+    unsafe { StreamHandle::from_raw(stream.cast(), ()) }.expect("it is no default stream")
 }
 
 /// Memory that the test has as a caller would.
@@ -177,9 +177,11 @@ async fn memory_that_is_given_up_waits_for_its_readers_and_nobody_for_it() {
     let (first, second) = (stream(), stream());
     let blocks = [Block::in_stream(first), Block::in_stream(second)];
     let (address, kept) = (memory.address(), Arc::new(()));
-    let readers = [first, second].map(|stream| (handle(stream), Box::new(Arc::clone(&kept)) as StreamKeeper));
-    // SAFETY: the streams live as long as the test.
-    unsafe { memory.give_up(readers.into()) };
+    let readers = [first, second].map(|stream| {
+        // SAFETY: the streams live as long as the test.
+        unsafe { StreamHandle::from_raw(stream.cast(), Arc::clone(&kept)) }.unwrap()
+    });
+    memory.give_up(readers.into());
     // The engine's thread has heard of it by its answer to this, and of what came of it by its next one.
     let heard = engine.allocate(1).unwrap();
     let next = engine.allocate(LEN).unwrap();
@@ -205,8 +207,7 @@ async fn memory_of_readers_that_nobody_can_ask_is_kept() {
     let current = Current::new(0);
     let reader = stream();
     fake.fault(&Fault::once("cuEventRecord", 1, Effect::Fail(999)));
-    // SAFETY: the stream lives as long as the test.
-    unsafe { memory.give_up(vec![(handle(reader), Box::new(()))]) };
+    memory.give_up(vec![handle(reader)]);
     fake.until("the memory is kept", |_| engine.stats().kept_bytes >= LEN as u64);
     assert_eq!(engine.stats().cached_bytes, 0);
     call!(cuStreamDestroy_v2(reader)).unwrap();

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tensor_relay_client::{Client, Snapshot, Subscription};
+use tensor_relay_client::{Client, Snapshot, Stage, Subscription};
 use tensor_relay_device::{
     Capacity, Device, DeviceBuffer,
     cuda::{CudaEngine, CudaMemory, StreamHandle},
@@ -72,7 +72,7 @@ impl Relay {
         let server = Server::start(listener, config);
         let topic = Topic::new("tensors")?;
         let publisher = server.publisher(topic.clone())?;
-        let addresses = vec![server.local_address()?.to_string()];
+        let addresses = vec![server.local_address().to_string()];
         let ticket = Ticket::new(addresses, vec![identity.fingerprint().0], None)?;
         let config = tensor_relay_client::Config {
             device: Some(consumer),
@@ -198,7 +198,8 @@ async fn chunks_are_received_while_others_land() {
     // Four of six, for all of which the receiver gave credit.
     gate.until_waiting(4);
     assert_eq!(fake.engine(1, Direction::HostToDevice).ended, 0);
-    assert!(relay.client.overlap().received_while_writing >= 3, "{:?}", relay.client.overlap());
+    let stages = relay.client.stages();
+    assert!(stages.begun_beside(Stage::Write, Stage::Write) >= 3, "{stages:?}");
     drop(gate);
     let snapshot = relay.next().await.unwrap();
     assert!(bytes_of(&snapshot).await.unwrap() == pattern(LEN));
@@ -220,7 +221,7 @@ async fn a_version_is_read_when_its_producers_stream_has_written_it() {
     let block = Block::in_stream(stream);
     call!(cuMemsetD8Async(memory.address(), 0x77, CHUNK, stream)).unwrap();
     // SAFETY: the stream lives until the end of this test.
-    let handle = unsafe { StreamHandle::from_raw(stream.cast()) }.unwrap();
+    let handle = unsafe { StreamHandle::from_raw(stream.cast(), ()) }.unwrap();
     let fence = engines[0].fence(handle).unwrap();
     // SAFETY: the owner is the memory itself, and what writes to it is behind the fence.
     let lent = unsafe { engines[0].lend(memory.address(), CHUNK, memory.clone(), Some(fence)) };

@@ -18,7 +18,7 @@ use crate::{
     calls::{Block, Current, call, stream},
     journey::{CHUNK, End, LEN, impatient, nothing_is_left, pattern},
     machine,
-    neighbour::Neighbour,
+    neighbour::{Neighbour, take},
     order::handle,
 };
 
@@ -86,8 +86,8 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
     let named = neighbour.export();
     let end = End::open(0, impatient()).unwrap();
     let import = |offset| Exported::Ipc(IpcMemory { offset, len: CHUNK as u64, ..named });
-    let Imported { memory: first, returned: first_returned } = end.engine.import(import(0)).unwrap();
-    let Imported { memory: second, returned } = end.engine.import(import(CHUNK as u64)).unwrap();
+    let Imported { memory: first, returned: first_returned } = take(&end.engine, import(0)).unwrap();
+    let Imported { memory: second, returned } = take(&end.engine, import(CHUNK as u64)).unwrap();
     assert_eq!(second.address() - first.address(), CHUNK as u64);
     assert_eq!(fake.calls()["cuIpcOpenMemHandle_v2"], 1);
     drop(first);
@@ -287,7 +287,7 @@ async fn what_a_neighbour_says_is_not_believed() {
     let mut neighbour = Neighbour::start(0, None);
     let named = neighbour.export();
     let end = full(&fake).await;
-    let import = |memory: IpcMemory| end.engine.import(Exported::Ipc(memory)).unwrap_err();
+    let import = |memory: IpcMemory| take(&end.engine, Exported::Ipc(memory)).unwrap_err();
 
     let other = DeviceUuid::new([7; 16]);
     let refused = import(IpcMemory { device: other, ..named });
@@ -318,7 +318,7 @@ async fn what_a_neighbour_says_is_not_believed() {
     let files = too_long.map(|len| FdMemory { len, ..buffer.export().unwrap() });
     let null = FdMemory { device, fd: fs::File::open("/dev/null").unwrap().into(), len: 1 };
     for file in files.into_iter().chain([null]) {
-        let (said, refused) = (format!("{file:?}"), end.engine.import(Exported::Fd(file)).unwrap_err());
+        let (said, refused) = (format!("{file:?}"), take(&end.engine, Exported::Fd(file)).unwrap_err());
         assert!(matches!(refused, ShareError::NotMapped { .. }), "{said}: {refused:?}");
     }
     drop(buffer);
@@ -334,9 +334,9 @@ async fn devices_are_matched_by_name_and_not_by_number() {
     let mut neighbour = Neighbour::start(1, None);
     let named = neighbour.export();
     let [first, second] = [0, 1].map(|ordinal| End::open(ordinal, impatient()).unwrap());
-    let refused = first.engine.import(Exported::Ipc(named)).unwrap_err();
+    let refused = take(&first.engine, Exported::Ipc(named)).unwrap_err();
     assert!(matches!(refused, ShareError::OtherDevice { .. }), "{refused:?}");
-    let imported = second.engine.import(Exported::Ipc(named)).unwrap();
+    let imported = take(&second.engine, Exported::Ipc(named)).unwrap();
     assert!(second.with(imported.memory).read().await.unwrap() == pattern(LEN));
     drop((first, second));
     all_is_well(&fake, neighbour).await;
@@ -348,13 +348,13 @@ async fn an_exporter_dies() {
     let mut neighbour = Neighbour::start(0, None);
     let named = neighbour.export();
     let end = End::open(0, impatient()).unwrap();
-    let Imported { memory, returned } = end.engine.import(Exported::Ipc(named)).unwrap();
+    let Imported { memory, returned } = take(&end.engine, Exported::Ipc(named)).unwrap();
     neighbour.kill();
     // What is open stays so until it is dropped, and harms nobody.
     assert!(end.with(memory).read().await.is_ok());
     returned.wait().await;
     assert_eq!(fake.live().shared, 0);
-    let refused = end.engine.import(Exported::Ipc(named)).unwrap_err();
+    let refused = take(&end.engine, Exported::Ipc(named)).unwrap_err();
     assert!(matches!(refused, ShareError::NotOpened { .. }), "{refused:?}");
     drop(end);
     nothing_is_left(&fake, 0).await;
@@ -375,7 +375,7 @@ async fn nothing_leaks() {
         buffer.fill(vec![(end.memory.clone(), 0)]).unwrap();
         let both = [Exported::Fd(buffer.export().unwrap()), Exported::Ipc(named)];
         for exported in both {
-            let memory = end.engine.import(exported).unwrap().memory;
+            let memory = take(&end.engine, exported).unwrap().memory;
             assert!(version % 10 > 0 || end.with(memory).read().await.unwrap() == pattern(LEN));
         }
         drop(buffer);
@@ -422,6 +422,6 @@ async fn a_device_that_failed_shares_nothing() {
     let refused = name(&end.engine, &end.memory).unwrap_err();
     assert!(matches!(refused, ShareError::Engine(CudaError::Driver(_))), "{refused:?}");
     assert!(matches!(end.engine.shared_buffer(1), Err(ShareError::Engine(_))));
-    assert!(matches!(end.engine.import(Exported::Fd(buffer.export().unwrap())), Err(ShareError::Engine(_))));
+    assert!(matches!(take(&end.engine, Exported::Fd(buffer.export().unwrap())), Err(ShareError::Engine(_))));
     assert_eq!(fake.violations(), [""; 0]);
 }

@@ -2,6 +2,7 @@
 //! anything but what it said that it holds, and the server believes no client more than costs that client itself.
 
 use crate::{
+    clients::digest_of,
     raw::{Peer, hello, subscribe},
     script::{CHUNK_BYTES, EPOCH, Script, VERSION, expect_closed},
 };
@@ -9,11 +10,11 @@ use std::time::Duration;
 use tensor_relay_client::{Client, Snapshot, SubscriptionError, Version};
 use tensor_relay_protocol::{
     Announce, Blame, ChunkHash, ChunkHeader, ClientMessage, CloseCode, CodecId, CodecSet, Context, Dtype,
-    Epoch, Hello, ServerMessage, SubscriptionId, VersionDigest, VersionId, codec,
+    Epoch, Have, Hello, RangeSet, ServerMessage, SubscriptionId, VersionDigest, VersionId, codec,
 };
 use tensor_relay_server::TopicOptions;
 use tensor_relay_tests::{
-    pair::{client_config, publish, reconnecting, server_config, simulate, topic},
+    pair::{client_config, keeping, publish, reconnecting, server_config, simulate, topic},
     tensors,
 };
 
@@ -225,7 +226,7 @@ fn who_comes_back_names_its_base() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let (script, subscribe) = second.script.again().await;
                 let base = (came < 3).then_some((EPOCH, VERSION));
-                assert_eq!(subscribe.base, base, "after {came} chunks");
+                assert_eq!(subscribe.base.map(|base| base.of()), base, "after {came} chunks");
                 second.script = script;
                 let announce = Announce {
                     id: second.id.clone(),
@@ -259,13 +260,37 @@ fn bases_that_nobody_knows() {
             publish(&server, &mut publisher, 1, 1000).await;
             let mut peer = Peer::greeted_client(&sim, 2).await;
             let ClientMessage::Subscribe(wanted) = subscribe(1, 4) else { panic!("it subscribes") };
-            let base = Some((base.0, Version(base.1)));
+            let digest = VersionDigest([7; 32]);
+            let base = Some(Have { epoch: base.0, version: Version(base.1), digest });
             peer.say_to_server(ClientMessage::Subscribe(tensor_relay_protocol::Subscribe { base, ..wanted }))
                 .await;
             let ServerMessage::Announce(announce) = peer.hear_server().await else { panic!("no version") };
             assert_eq!(announce.subscription, SubscriptionId(1));
             assert!(matches!(peer.hear_server().await, ServerMessage::Complete { .. }));
             assert_eq!(server.stats().encoder.compared, 0);
+        });
+    }
+}
+
+/// Goal: nothing is coded against a base of other content, nor compared with it.
+/// Method: a base with the digest of what the server has, and with another one.
+#[test]
+fn a_base_of_other_content() {
+    let digest = digest_of(&RangeSet::from_range(0..16));
+    for (digest, is_believed) in [(digest, true), (VersionDigest([7; 32]), false)] {
+        simulate(1, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher_with(topic("t"), Some(EPOCH), keeping(2)).unwrap();
+            for version in [1, 2] {
+                publish(&server, &mut publisher, version, 1 << 20).await;
+            }
+            let mut peer = Peer::greeted_client(&sim, 2).await;
+            let ClientMessage::Subscribe(wanted) = subscribe(1, 16) else { panic!("it subscribes") };
+            let base = Some(Have { epoch: EPOCH, version: Version(1), digest });
+            peer.say_to_server(ClientMessage::Subscribe(tensor_relay_protocol::Subscribe { base, ..wanted }))
+                .await;
+            while !matches!(peer.hear_server().await, ServerMessage::Complete { .. }) {}
+            assert_eq!(server.stats().encoder.compared > 0, is_believed);
         });
     }
 }

@@ -6,12 +6,13 @@ use crate::raw::{self, Peer, hello, subscribe};
 use std::{collections::BTreeSet, time::Duration};
 use tensor_relay_client::SubscriptionError;
 use tensor_relay_protocol::{
-    AbortReason, ClientMessage, CloseCode, Credit, EndReason, Epoch, FRAME_MAX_BYTES, Glob, Mode, Partial,
-    RangeSet, ReaderName, ServerMessage, Start, Subscribe, SubscriptionId, Version, WatchId,
+    AbortReason, ChunkHash, ClientMessage, CloseCode, Credit, EndReason, Epoch, FRAME_MAX_BYTES, Glob, Have,
+    Limits, Manifest, Mode, Partial, RangeSet, ReaderName, ServerMessage, Start, Subscribe, SubscriptionId,
+    Version, VersionDigest, WatchId,
 };
 use tensor_relay_server::{Server, TopicOptions, WhenFull};
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, keeping, publish, server_config, simulate, topic},
+    pair::{CHUNK_BYTES, Sim, client_config, eventually, keeping, publish, server_config, simulate, topic},
     tensors,
 };
 use tokio::time::sleep;
@@ -357,20 +358,25 @@ fn watches_that_break_rules() {
 }
 
 /// Goal: what a client says it holds is only believed for itself, whatever it says.
-/// Method: parts of the version in many shapes: all of it, more than there is, parts of other versions and epochs; the
-/// server sends what is left of it and the last word.
+/// Method: parts of the version in many shapes: all of it, more than there is, with the digest of other content, parts of
+/// other versions and epochs; the server sends what is left of it and the last word, and says what it did not believe.
 #[test]
 fn parts_beyond_reason() {
     let whole = RangeSet::from_range(0..16);
     let beyond = RangeSet::from_ranges([3..5, 10..u32::MAX]).unwrap();
-    let holes: RangeSet = (0..1_000).map(|n| 2 * n..2 * n + 1).collect();
-    for (epoch, version, chunks, left) in [
-        (EPOCH, 1, whole.clone(), 0),
-        (EPOCH, 1, beyond, 8),
-        (EPOCH, 1, holes, 8),
-        (EPOCH, 1, RangeSet::new(), 16),
-        (EPOCH, 7, whole.clone(), 16),
-        (Epoch(9), 1, whole, 16),
+    let holes = |count| (0..count).map(|n| 2 * n..2 * n + 1).collect::<RangeSet>();
+    let wrong = VersionDigest([7; 32]);
+    for (epoch, version, chunks, digest, (left, afresh)) in [
+        (EPOCH, 1, whole.clone(), digest_of(&whole), (0, false)),
+        (EPOCH, 1, whole.clone(), wrong, (16, true)),
+        (EPOCH, 1, beyond, wrong, (16, true)),
+        (EPOCH, 1, holes(8), digest_of(&holes(8)), (8, false)),
+        (EPOCH, 1, holes(8), digest_of(&whole), (16, true)),
+        (EPOCH, 1, holes(1_000), wrong, (16, true)),
+        (EPOCH, 1, RangeSet::new(), digest_of(&RangeSet::new()), (16, false)),
+        (EPOCH, 1, RangeSet::new(), wrong, (16, true)),
+        (EPOCH, 7, whole.clone(), wrong, (16, false)),
+        (Epoch(9), 1, whole, wrong, (16, false)),
     ] {
         simulate(6, async |sim| {
             let server = sim.server(server_config());
@@ -379,13 +385,13 @@ fn parts_beyond_reason() {
             publish(&server, &mut publisher, 1, 1 << 20).await;
             let mut peer = Peer::greeted_client(&sim, 2).await;
             let before = sim.server_sent();
-            let partial = Some(Partial { epoch, version: Version(version), chunks });
+            let partial = Some(Partial { epoch, version: Version(version), chunks, digest });
             peer.say_to_server(ClientMessage::Subscribe(Subscribe { partial, ..request(1) }))
                 .await;
             loop {
                 match peer.hear_server().await {
                     ServerMessage::Complete { version, .. } => break assert_eq!(version, Version(1)),
-                    ServerMessage::Announce(_) => {}
+                    ServerMessage::Announce(announce) => assert_eq!(announce.afresh, afresh),
                     other => panic!("{other:?}"),
                 }
             }
@@ -394,4 +400,14 @@ fn parts_beyond_reason() {
             assert!((left..=left + 1 + left / 10).contains(&chunks), "{chunks} of {left}");
         });
     }
+}
+
+/// The digest of these chunks of version 1, of a megabyte.
+pub(crate) fn digest_of(chunks: &RangeSet) -> VersionDigest {
+    let mut payload = vec![0; 1 << 20];
+    tensors::write_content("noise", 1, &mut payload);
+    let specs = vec![tensors::noise("noise", 1 << 20)];
+    let manifest = Manifest::layout(specs, vec![], CHUNK_BYTES, &Limits::default()).unwrap();
+    let bytes = payload.chunks(CHUNK_BYTES as usize).map(ChunkHash::of).collect::<Vec<_>>();
+    VersionDigest::of(manifest.digest(), chunks.iter().map(|chunk| bytes[chunk as usize]))
 }

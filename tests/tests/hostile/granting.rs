@@ -2,13 +2,14 @@
 //! the session ends the session.
 
 use crate::{
-    raw::Peer,
+    raw::{INSTANCE, Peer},
     script::{CHUNKS, EPOCH, Script, VERSION},
 };
 use std::time::Duration;
 use tensor_relay_client::{Client, Config, Lanes, SubscriptionError};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, CloseCode, LaneGrant, LaneOffer, ServerMessage, StreamHeader,
+    ChunkHeader, ClientMessage, CloseCode, LaneGrant, LaneId, LaneOffer, RangeSet, ServerMessage,
+    StreamHeader,
 };
 use tensor_relay_tests::{
     pair::{Sim, client_config, eventually, simulate, topic},
@@ -54,10 +55,15 @@ async fn begin(sim: &Sim, lanes_max: u32) -> Script {
 
 /// The next lane that the client opens, joined.
 async fn joined(script: &Script) -> Peer {
+    joined_with_number(script).await.0
+}
+
+async fn joined_with_number(script: &Script) -> (Peer, LaneId) {
     let (mut lane, word) = script.peer.further().await;
-    assert_eq!(word, ClientMessage::Join { session: 1, grant: LaneGrant::new(GRANT) });
+    let ClientMessage::Join { session: 1, lane: number, grant, instance } = word else { panic!("{word:?}") };
+    assert_eq!((grant, instance), (LaneGrant::new(GRANT), INSTANCE));
     lane.say_to_client(ServerMessage::Joined).await;
-    lane
+    (lane, number)
 }
 
 /// Whether the client opens another lane within a while.
@@ -71,14 +77,14 @@ async fn chunk_over(lane: &Peer, script: &Script, header: ChunkHeader) {
 }
 
 /// Goal: the script itself is good, or the attacks on it prove nothing.
-/// Method: two further lanes, of which each brings a chunk, and one brings another one once more.
+/// Method: two lanes more, of which each brings a chunk; one is retired in the middle of a third, which is fetched.
 #[test]
 fn a_good_server_of_lanes() {
     offering(
         3,
         3,
         async |script| {
-            let (one, two) = (joined(script).await, joined(script).await);
+            let ((one, number), two) = (joined_with_number(script).await, joined(script).await);
             script.good_beginning().await;
             chunk_over(&one, script, script.header(0)).await;
             chunk_over(&two, script, script.header(1)).await;
@@ -88,17 +94,50 @@ fn a_good_server_of_lanes() {
                 .await
                 .unwrap();
             sleep(Duration::from_secs(1)).await;
-            cut_off.reset(0u32.into()).unwrap();
-            chunk_over(&two, script, ChunkHeader { attempt: 1, ..script.header(2) }).await;
+            script.peer.say_to_client(ServerMessage::Retired(number)).await;
+            assert_eq!(fetched(script).await.iter().collect::<Vec<_>>(), [2]);
+            assert_eq!(one.closed_because().await.0, Some(CloseCode::Done), "its client gives the lane up");
+            chunk_over(&two, script, script.header(2)).await;
             script.complete(script.digest()).await;
             script.committed().await;
             (one, two)
         },
         async |got, client, _lanes| {
             got.unwrap();
-            assert_eq!(client.lanes().len(), 3);
+            assert_eq!(client.lanes().len(), 2);
         },
     );
+}
+
+/// The chunks that the client asks for next.
+async fn fetched(script: &mut Script) -> RangeSet {
+    loop {
+        if let ClientMessage::Fetch { version, chunks, .. } = script.peer.hear_client().await {
+            assert_eq!(version, VERSION);
+            return chunks;
+        }
+    }
+}
+
+/// Goal: a client that is told of lanes that cannot be retired ends the session, and asks for nothing.
+/// Method: the control stream's own lane, one that never was, and one twice.
+#[test]
+fn retirements_of_what_is_no_lane() {
+    for numbers in [&[0][..], &[7], &[1, 1]] {
+        offering(
+            2,
+            2,
+            async |script| {
+                let (_lane, number) = joined_with_number(script).await;
+                assert_eq!(number, LaneId(1));
+                for number in numbers {
+                    script.peer.say_to_client(ServerMessage::Retired(LaneId(*number))).await;
+                }
+                assert_eq!(script.peer.closed_because().await.0, Some(CloseCode::Misbehaved), "{numbers:?}");
+            },
+            async |got, _, ()| assert!(got.is_err()),
+        );
+    }
 }
 
 /// Goal: a server cannot make a client open more lanes than the client wants, nor more than make sense.
@@ -173,12 +212,12 @@ fn lanes_that_are_turned_away() {
 }
 
 /// Goal: what only the first lane may carry, and what no lane may carry twice, ends the session.
-/// Method: a manifest on a further lane; the same attempt at a chunk on two lanes.
+/// Method: a manifest on a lane that joined; a chunk on two lanes.
 #[test]
 fn what_ends_the_session() {
     type Attack = fn(&mut Script, Peer) -> std::pin::Pin<Box<dyn Future<Output = Peer> + '_>>;
     let attacks: [(&str, Attack); 2] = [
-        ("a manifest on a further lane", |script, lane| {
+        ("a manifest on another lane", |script, lane| {
             Box::pin(async move {
                 script.announce(script.announcement()).await;
                 let manifest = &script.manifest;

@@ -1,39 +1,101 @@
-//! Further lanes that have no right to be, or break rules: they end alone, and the session that they name goes on.
+//! Lanes that have no right to be or break rules end alone, and the session that they name goes on. What a server does
+//! with lanes that are retired and chunks that are fetched.
 
-use crate::{
-    raw::{Peer, hello, subscribe},
-    script,
-};
-use std::time::Duration;
+use crate::raw::{Peer, hello, subscribe};
+use std::{collections::BTreeSet, time::Duration};
 use tensor_relay_protocol::{
-    ChunkHeader, ClientMessage, CloseCode, LaneGrant, LaneOffer, ServerMessage, Welcome,
+    Announce, ClientMessage, CloseCode, EndReason, Epoch, HEADER_BYTES, InstanceId, LaneGrant, LaneId,
+    LaneOffer, Mode, RangeSet, ServerMessage, StreamHeader, Subscribe, SubscriptionId, Version, Welcome,
 };
 use tensor_relay_server::Server;
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, publish, server_config, simulate, topic},
+    pair::{CHUNK_BYTES, Sim, client_config, eventually, publish, server_config, simulate, topic},
     tensors,
 };
 use tokio::time::sleep;
+
+/// How many chunks the versions have that are published here.
+const CHUNKS: u32 = (1 << 20) / CHUNK_BYTES;
 
 /// A client whose session may have further lanes, and what it was granted.
 struct Holder {
     peer: Peer,
     session: u64,
     offer: LaneOffer,
+    instance: InstanceId,
 }
 
 impl Holder {
     async fn new(sim: &Sim, number: u8) -> Self {
         let mut peer = Peer::client(sim, number).await;
         peer.say_to_server(ClientMessage::Hello(hello())).await;
-        let ServerMessage::Welcome(Welcome { session, lanes, .. }) = peer.hear_server().await else {
+        let ServerMessage::Welcome(Welcome { session, lanes, instance, .. }) = peer.hear_server().await
+        else {
             panic!("the server says welcome");
         };
-        Self { peer, session, offer: lanes.unwrap() }
+        Self { peer, session, offer: lanes.unwrap(), instance }
     }
 
-    fn join(&self) -> ClientMessage {
-        ClientMessage::Join { session: self.session, grant: self.offer.grant }
+    fn join(&self, lane: u32) -> ClientMessage {
+        self.join_with(lane, self.session, self.offer.grant)
+    }
+
+    fn join_with(&self, lane: u32, session: u64, grant: LaneGrant) -> ClientMessage {
+        ClientMessage::Join { session, lane: LaneId(lane), grant, instance: self.instance }
+    }
+
+    async fn say(&mut self, message: ClientMessage) {
+        self.peer.say_to_server(message).await;
+    }
+
+    async fn hear(&mut self) -> ServerMessage {
+        self.peer.hear_server().await
+    }
+
+    /// Retires a lane, and hears the answer next.
+    async fn retire(&mut self, lane: u32) {
+        self.say(ClientMessage::Retire(LaneId(lane))).await;
+        assert_eq!(self.hear().await, ServerMessage::Retired(LaneId(lane)));
+    }
+
+    /// Asks for the topics, and hears nothing else before them.
+    async fn hears_nothing_more(&mut self) {
+        self.say(ClientMessage::List).await;
+        let next = self.hear().await;
+        assert!(matches!(next, ServerMessage::Topics { .. }), "{next:?}");
+    }
+
+    /// Hears of the beginning of a version of this subscription.
+    async fn announced(&mut self) -> Announce {
+        match self.hear().await {
+            ServerMessage::Announce(announce) => announce,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn fetch(&mut self, announce: &Announce, chunks: std::ops::Range<u32>) {
+        let (epoch, version) = (announce.id.epoch, announce.id.version);
+        let (subscription, chunks) = (announce.subscription, RangeSet::from_range(chunks));
+        self.say(ClientMessage::Fetch { subscription, epoch, version, chunks }).await;
+    }
+}
+
+/// The next chunk that comes over `lane`, whole.
+async fn next_chunk(lane: &Peer) -> (Version, u32) {
+    let mut stream = lane.connection.accept_uni().await.unwrap();
+    let bytes = stream.read_to_end(HEADER_BYTES + CHUNK_BYTES as usize).await.unwrap();
+    match StreamHeader::decode(bytes.first_chunk().unwrap()) {
+        Ok(StreamHeader::Chunk(header)) => (header.version, header.chunk.0),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The next chunks that come over `lane`, which must be all of `version`, each once.
+async fn whole_version(lane: &Peer, version: Version) {
+    let mut came = BTreeSet::new();
+    for _ in 0..CHUNKS {
+        let (of, chunk) = next_chunk(lane).await;
+        assert!(of == version && came.insert(chunk), "version {of}, chunk {chunk}");
     }
 }
 
@@ -44,8 +106,8 @@ async fn lane(sim: &Sim, number: u8, first: ClientMessage) -> Peer {
     peer
 }
 
-async fn joined(sim: &Sim, number: u8, holder: &Holder) -> Peer {
-    let mut peer = lane(sim, number, holder.join()).await;
+async fn joined(sim: &Sim, number: u8, holder: &Holder, id: u32) -> Peer {
+    let mut peer = lane(sim, number, holder.join(id)).await;
     assert_eq!(peer.hear_server().await, ServerMessage::Joined);
     peer
 }
@@ -65,8 +127,8 @@ fn beside_a_good_client(
 
         let holder = attack(&sim, &server).await;
         if let Some(mut holder) = holder {
-            holder.peer.say_to_server(subscribe(1, 4)).await;
-            assert!(matches!(holder.peer.hear_server().await, ServerMessage::Announce(_)));
+            holder.say(subscribe(1, 4)).await;
+            while !matches!(holder.hear().await, ServerMessage::Announce(_)) {}
         }
         publish(&server, &mut publisher, 2, 1 << 20).await;
         tensors::check(&good.next().await.unwrap());
@@ -86,16 +148,29 @@ fn lanes_without_a_grant() {
         eventually("that session is over", || server.stats().sessions == 3).await;
         let session = holder.session;
         let forged = [
-            ClientMessage::Join { session, grant: LaneGrant::new([0; 32]) },
-            ClientMessage::Join { session: session ^ 1, grant: holder.offer.grant },
-            ClientMessage::Join { session, grant: other.offer.grant },
-            over.join(),
+            holder.join_with(1, session, LaneGrant::new([0; 32])),
+            holder.join_with(1, session ^ 1, holder.offer.grant),
+            holder.join_with(1, session, other.offer.grant),
+            over.join(1),
         ];
         for join in forged {
             let (code, text) = lane(sim, 5, join).await.closed_because().await;
             assert_eq!((code, text.as_str()), (Some(CloseCode::Unauthorised), ""));
         }
         Some(holder)
+    });
+}
+
+/// Goal: a lane that a load balancer led to another process of the server is told so, and nothing else.
+/// Method: a `Join` with a good grant, and the name of another process.
+#[test]
+fn lanes_of_another_process() {
+    beside_a_good_client(server_config(), async |sim, _| {
+        let holder = Holder::new(sim, 2).await;
+        let elsewhere = Holder { instance: InstanceId([9; 16]), ..holder };
+        let (code, text) = lane(sim, 3, elsewhere.join(1)).await.closed_because().await;
+        assert_eq!((code, text.as_str()), (Some(CloseCode::WrongInstance), ""));
+        Some(elsewhere)
     });
 }
 
@@ -121,19 +196,20 @@ fn grants_that_are_none() {
 fn lanes_that_speak_out_of_turn() {
     beside_a_good_client(server_config(), async |sim, _| {
         let holder = Holder::new(sim, 2).await;
-        for word in [ClientMessage::List, ClientMessage::Hello(hello()), holder.join(), subscribe(1, 4)] {
-            let mut further = joined(sim, 3, &holder).await;
-            further.say_to_server(word).await;
+        let messages = [ClientMessage::List, ClientMessage::Hello(hello()), holder.join(9), subscribe(1, 4)];
+        for (id, message) in (1..).zip(messages) {
+            let mut further = joined(sim, 3, &holder, id).await;
+            further.say_to_server(message).await;
             let (code, text) = further.closed_because().await;
             assert_eq!(code, Some(CloseCode::Misbehaved));
-            assert!(text.contains("first lane"), "{text}");
+            assert!(text.contains("control stream"), "{text}");
         }
         Some(holder)
     });
     beside_a_good_client(server_config(), async |sim, _| {
         let mut holder = Holder::new(sim, 2).await;
-        let further = joined(sim, 3, &holder).await;
-        holder.peer.say_to_server(holder.join()).await;
+        let further = joined(sim, 3, &holder, 1).await;
+        holder.say(holder.join(2)).await;
         assert_eq!(holder.peer.closed_because().await.0, Some(CloseCode::Misbehaved));
         assert_eq!(further.closed_because().await.0, Some(CloseCode::Done), "it ends with its session");
         None
@@ -148,12 +224,12 @@ fn too_many_lanes() {
     beside_a_good_client(config, async |sim, server| {
         let holder = Holder::new(sim, 2).await;
         assert_eq!(holder.offer.lanes_max, 2);
-        let further = joined(sim, 3, &holder).await;
-        let (code, _) = lane(sim, 4, holder.join()).await.closed_because().await;
+        let further = joined(sim, 3, &holder, 1).await;
+        let (code, _) = lane(sim, 4, holder.join(2)).await.closed_because().await;
         assert_eq!(code, Some(CloseCode::TooBusy));
         further.connection.close(0u32.into(), b"");
         sleep(Duration::from_millis(100)).await;
-        let _again = joined(sim, 4, &holder).await;
+        let _again = joined(sim, 4, &holder, 2).await;
         assert_eq!(server.stats().sessions, 2, "lanes are no sessions");
         Some(Holder::new(sim, 5).await)
     });
@@ -167,25 +243,31 @@ fn lanes_of_a_full_server() {
     beside_a_good_client(config, async |sim, server| {
         let holder = Holder::new(sim, 2).await;
         assert_eq!(server.stats().sessions, 2);
-        let _further = joined(sim, 3, &holder).await;
+        let _further = joined(sim, 3, &holder, 1).await;
         let (code, text) = lane(sim, 4, ClientMessage::Hello(hello())).await.closed_because().await;
         assert_eq!((code, text.as_str()), (Some(CloseCode::TooBusy), ""));
-        let _another = joined(sim, 4, &holder).await;
+        let _another = joined(sim, 4, &holder, 2).await;
         assert_eq!(server.stats().sessions, 2);
         Some(holder)
     });
 }
 
-/// Goal: a lane that its client is done with ends in order, and makes room for another one.
-/// Method: finish the control stream of the one further lane that is allowed, and join again.
+/// Goal: a lane that its client is done with ends at once, and makes room for another one.
+/// Method: finish the control stream of the one lane that may join, or say `Retire`, and join again.
 #[test]
 fn a_lane_that_leaves() {
     let config = tensor_relay_server::Config { lanes_max: 2, ..server_config() };
     beside_a_good_client(config, async |sim, _| {
-        let holder = Holder::new(sim, 2).await;
-        for number in [3, 4, 5] {
-            let mut further = joined(sim, number, &holder).await;
-            further.finish();
+        let mut holder = Holder::new(sim, 2).await;
+        for id in [1, 2, 3, 4] {
+            let mut further = joined(sim, 3, &holder, id).await;
+            match id % 2 {
+                0 => holder.retire(id).await,
+                _ => {
+                    further.finish();
+                    assert_eq!(holder.hear().await, ServerMessage::Retired(LaneId(id)));
+                }
+            }
             let (code, text) = further.closed_because().await;
             assert_eq!((code, text.as_str()), (Some(CloseCode::Done), ""));
         }
@@ -193,13 +275,182 @@ fn a_lane_that_leaves() {
     });
 }
 
-/// Goal: a server cannot make a client receive a chunk again where it has one lane.
-/// Method: a good version, but for one header that says it is the second attempt.
+/// Goal: a lane's number is used once in a session, and its retirement told once, whatever the order of the messages.
+/// Method: a number in use; one that was retired before it joined, and after; retirements that are repeated, and that cross
+/// the server's own.
 #[test]
-fn another_attempt_on_the_only_lane() {
-    script::expect_closed(CloseCode::Misbehaved, "another time", async |script| {
-        script.good_beginning().await;
-        let again = ChunkHeader { attempt: 1, ..script.header(0) };
-        script.chunk(again, script.raw(0)).await;
+fn numbers_of_lanes() {
+    beside_a_good_client(server_config(), async |sim, _| {
+        let mut holder = Holder::new(sim, 2).await;
+        let further = joined(sim, 3, &holder, 1).await;
+        for id in [0, 1, u32::MAX] {
+            let (code, text) = lane(sim, 4, holder.join(id)).await.closed_because().await;
+            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert!(text.contains("number"), "{text}");
+        }
+        holder.retire(2).await;
+        further.connection.close(0u32.into(), b"");
+        holder.say(ClientMessage::Retire(LaneId(2))).await;
+        assert_eq!(holder.hear().await, ServerMessage::Retired(LaneId(1)), "unprompted");
+        holder.say(ClientMessage::Retire(LaneId(1))).await;
+        for id in [1, 2] {
+            let (code, text) = lane(sim, 4, holder.join(id)).await.closed_because().await;
+            assert_eq!((code, text.as_str()), (Some(CloseCode::Done), ""), "it came late");
+        }
+        holder.hears_nothing_more().await;
+        Some(holder)
+    });
+}
+
+/// Goal: a client cannot make a server remember numbers without end.
+/// Method: retire a number beyond those that a session may use.
+#[test]
+fn a_number_without_reason() {
+    beside_a_good_client(server_config(), async |sim, _| {
+        let mut holder = Holder::new(sim, 2).await;
+        holder.say(ClientMessage::Retire(LaneId(1 << 20))).await;
+        assert_eq!(holder.peer.closed_because().await.0, Some(CloseCode::Misbehaved));
+        None
+    });
+}
+
+/// Goal: chunks that a lane took with it come over another one when they are fetched, each once and at no credit, also in a
+/// session whose control connection carries none; while there is no lane, they wait.
+/// Method: retire lane 0, receive half a version over lane 1, close that, fetch, and join as lane 2.
+#[test]
+fn chunks_of_a_lost_lane_are_fetched() {
+    beside_a_good_client(server_config(), async |sim, _| {
+        let mut holder = Holder::new(sim, 2).await;
+        let lost = joined(sim, 3, &holder, 1).await;
+        holder.retire(0).await;
+        holder.say(subscribe(1, CHUNKS)).await;
+        let announce = holder.announced().await;
+        for _ in 0..CHUNKS / 2 {
+            next_chunk(&lost).await;
+        }
+        lost.connection.close(0u32.into(), b"");
+        let mut completes = 0;
+        loop {
+            match holder.hear().await {
+                ServerMessage::Retired(LaneId(1)) => break,
+                ServerMessage::Complete { .. } => completes += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        holder.fetch(&announce, 0..CHUNKS).await;
+        holder.fetch(&announce, 0..u32::MAX).await;
+        let found = joined(sim, 4, &holder, 2).await;
+        whole_version(&found, announce.id.version).await;
+        if completes == 0 {
+            assert!(matches!(holder.hear().await, ServerMessage::Complete { .. }));
+        }
+        // Neither repetition nor fetching what came over a lane that lives brings anything.
+        holder.fetch(&announce, 0..CHUNKS).await;
+        holder.fetch(&announce, CHUNKS..u32::MAX).await;
+        holder.hears_nothing_more().await;
+        let (epoch, version) = (announce.id.epoch, announce.id.version);
+        let committed =
+            ClientMessage::Committed { subscription: SubscriptionId(1), epoch, version, kept: false };
+        holder.say(committed).await;
+        holder.say(subscribe(2, CHUNKS)).await;
+        let again = holder.announced().await;
+        assert_eq!(again.subscription, SubscriptionId(2));
+        whole_version(&found, version).await;
+        assert!(matches!(
+            holder.hear().await,
+            ServerMessage::Complete { subscription: SubscriptionId(2), .. }
+        ));
+        holder
+            .say(ClientMessage::Unsubscribe { subscription: SubscriptionId(2), keep_place: false })
+            .await;
+        holder.peer.connection.close(0u32.into(), b"");
+        assert_eq!(found.closed_because().await.0, Some(CloseCode::Done), "it ends with its session");
+        None
+    });
+}
+
+/// Goal: chunks do not wait for a lane for ever.
+/// Method: retire the only lane, subscribe, and join none.
+#[test]
+fn a_session_without_lanes() {
+    beside_a_good_client(server_config(), async |sim, server| {
+        let mut holder = Holder::new(sim, 2).await;
+        holder.retire(0).await;
+        holder.say(subscribe(1, CHUNKS)).await;
+        holder.announced().await;
+        let end = ServerMessage::End { subscription: SubscriptionId(1), reason: EndReason::Evicted };
+        assert_eq!(holder.hear().await, end);
+        assert_eq!(server.stats().evicted, 1);
+        None
+    });
+}
+
+/// Goal: who fetches what is not being sent is told so, and nothing is sent for it.
+/// Method: a subscription that never was, and a version that is not under way; a subscription that has ended is passed over.
+#[test]
+fn fetches_of_what_is_not_there() {
+    let fetch = |id| ClientMessage::Fetch {
+        subscription: SubscriptionId(id),
+        epoch: Epoch(1),
+        version: Version(77),
+        chunks: RangeSet::from_range(0..u32::MAX),
+    };
+    for (id, expected) in [(2, "subscription 2"), (1, "not being sent")] {
+        beside_a_good_client(server_config(), async |sim, _| {
+            let mut holder = Holder::new(sim, 2).await;
+            holder.say(subscribe(1, CHUNKS)).await;
+            holder.announced().await;
+            holder.say(fetch(id)).await;
+            let (code, text) = holder.peer.closed_because().await;
+            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert!(text.contains(expected), "{text}");
+            None
+        });
+    }
+    beside_a_good_client(server_config(), async |sim, _| {
+        let mut holder = Holder::new(sim, 2).await;
+        holder.say(subscribe(2, 0)).await;
+        holder.announced().await;
+        holder
+            .say(ClientMessage::Unsubscribe { subscription: SubscriptionId(2), keep_place: false })
+            .await;
+        holder.say(fetch(2)).await;
+        holder.hears_nothing_more().await;
+        Some(holder)
+    });
+}
+
+/// Goal: of a version that the server gave up nothing more comes, though its lane is retired and its chunks are fetched.
+/// Method: with `preempt` and chunks that wait for credit, publish the next version; retire, fetch and grant before the
+/// answer.
+#[test]
+fn a_version_given_up_is_not_fetched() {
+    simulate(1, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        publish(&server, &mut publisher, 1, 1 << 20).await;
+        let mut holder = Holder::new(&sim, 2).await;
+        let lost = joined(&sim, 3, &holder, 1).await;
+        holder.retire(0).await;
+        let request = Subscribe::latest(SubscriptionId(1), topic("t"), 2);
+        holder
+            .say(ClientMessage::Subscribe(Subscribe { preempt: true, mode: Mode::Latest, ..request }))
+            .await;
+        let first = holder.announced().await;
+        next_chunk(&lost).await;
+        publish(&server, &mut publisher, 2, 1 << 20).await;
+        let ServerMessage::Abort { epoch, version, reason, .. } = holder.hear().await else {
+            panic!("the server gives version 1 up")
+        };
+        let found = joined(&sim, 4, &holder, 2).await;
+        holder.retire(1).await;
+        holder.fetch(&first, 0..CHUNKS).await;
+        let subscription = SubscriptionId(1);
+        holder.say(ClientMessage::Credit { subscription, chunks: CHUNKS }).await;
+        holder.say(ClientMessage::Abort { subscription, epoch, version, reason }).await;
+        holder.say(ClientMessage::Credit { subscription, chunks: CHUNKS }).await;
+        let second = holder.announced().await;
+        assert_eq!(second.id.version, Version(2));
+        whole_version(&found, Version(2)).await;
     });
 }

@@ -4,6 +4,7 @@
 
 mod bases;
 mod clients;
+mod features;
 mod forged;
 mod granting;
 mod lanes;

@@ -12,14 +12,17 @@ use std::{
     sync::Arc,
 };
 use tensor_relay_protocol::{
-    ALPN, ClientMessage, CloseCode, CodecSet, Hello, LaneOffer, ServerMessage, Subscribe, SubscriptionId,
-    Welcome, decode_frame_length, encode_client, encode_server,
+    ALPN, ClientMessage, CloseCode, CodecSet, FeatureSet, Hello, InstanceId, LaneOffer, ServerMessage,
+    Subscribe, SubscriptionId, Welcome, decode_frame_length, encode_client, encode_server,
 };
 use tensor_relay_tests::{
     pair::{Sim, topic},
     simnet::Host,
 };
 use tensor_relay_transport::Network;
+
+/// What a scripted server calls itself.
+pub(crate) const INSTANCE: InstanceId = InstanceId([8; 16]);
 
 /// One end of a connection with its control stream.
 pub(crate) struct Peer {
@@ -85,7 +88,16 @@ impl Peer {
         let mut peer = Self { connection, control_out, control_in, endpoint };
         assert!(matches!(peer.hear_client().await, ClientMessage::Hello(_)));
         let agent = "hostile".into();
-        let welcome = Welcome { revision: 1, agent, session: 1, subscriptions_max: 64, lanes };
+        let welcome = Welcome {
+            revision: 1,
+            agent,
+            session: 1,
+            subscriptions_max: 64,
+            lanes,
+            instance: INSTANCE,
+            lane_addresses: vec![],
+            features: FeatureSet::default(),
+        };
         peer.say_to_client(ServerMessage::Welcome(welcome)).await;
         match peer.hear_client().await {
             ClientMessage::Subscribe(subscribe) => (peer, subscribe),
@@ -160,7 +172,14 @@ pub(crate) async fn closed_because(connection: &quinn::Connection) -> (Option<Cl
 }
 
 pub(crate) fn hello() -> Hello {
-    Hello { revision_min: 1, revision_max: 1, agent: "raw".into(), codecs: CodecSet::all(), token: None }
+    Hello {
+        revision_min: 1,
+        revision_max: 1,
+        agent: "raw".into(),
+        codecs: CodecSet::all(),
+        token: None,
+        features: FeatureSet::default(),
+    }
 }
 
 pub(crate) fn subscribe(id: u32, credit: u32) -> ClientMessage {

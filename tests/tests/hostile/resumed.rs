@@ -4,7 +4,8 @@ use crate::script::{CHUNK_BYTES, CHUNKS, EPOCH, Script, VERSION, expect_closed};
 use std::time::Duration;
 use tensor_relay_client::{SubscriptionError, Version};
 use tensor_relay_protocol::{
-    AbortReason, Announce, Blame, CloseCode, Limits, Manifest, RangeSet, ServerMessage, Subscribe, WatchId,
+    AbortReason, Announce, Blame, CloseCode, Have, Limits, Manifest, RangeSet, ServerMessage, Subscribe,
+    WatchId,
 };
 use tensor_relay_tests::{
     pair::{client_config, reconnecting, simulate, topic},
@@ -53,6 +54,7 @@ fn a_good_server_that_is_started_again() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let (mut script, subscribe) = script.again().await;
                 assert_eq!(held(&subscribe), RangeSet::from_range(0..came));
+                assert_eq!(subscribe.partial.unwrap().digest, script.digest_of(0..came));
                 assert_eq!((subscribe.manifest, subscribe.have), (Some(script.manifest.digest()), None));
                 script.announce(script.announcement()).await;
                 for chunk in came..CHUNKS {
@@ -199,9 +201,104 @@ fn a_version_that_was_committed_before() {
                 script.good_version().await;
                 script.committed().await;
                 let (mut script, subscribe) = script.again().await;
-                assert_eq!(subscribe.have, Some((EPOCH, VERSION)));
+                let digest = script.digest();
+                assert_eq!(subscribe.have, Some(Have { epoch: EPOCH, version: VERSION, digest }));
                 let mut announce = script.announcement();
                 announce.id.version = version;
+                script.announce(announce).await;
+                let (told, text) = script.peer.closed_because().await;
+                assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");
+            };
+            tokio::join!(user, server);
+        });
+    }
+}
+
+/// Goal: a version that comes afresh is received whole, whatever overtakes its announcement: nothing of it is taken for what
+/// the client has.
+/// Method: after a part and after the whole of it; chunks come before the announcement, and after it.
+#[test]
+fn a_version_that_comes_afresh() {
+    for came in [1, CHUNKS] {
+        for early in [0, 2] {
+            simulate(1, async |sim| {
+                let user = async {
+                    let client = sim.client(1, reconnecting()).await.unwrap();
+                    let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+                    for _ in 0..if came == CHUNKS { 2 } else { 1 } {
+                        let snapshot = subscription.next().await.unwrap();
+                        tensors::check(&snapshot);
+                        assert_eq!((snapshot.receipt().resumed, snapshot.receipt().chunks), (0, CHUNKS));
+                    }
+                    client
+                };
+                let server = async {
+                    let mut script = Script::begin(&sim).await;
+                    if came == CHUNKS {
+                        script.good_version().await;
+                        script.committed().await;
+                    } else {
+                        script.good_beginning().await;
+                        script.good_chunk(0).await;
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    let (mut script, subscribe) = script.again().await;
+                    assert_eq!(
+                        (subscribe.have.is_some(), subscribe.partial.is_some()),
+                        (came > 1, came == 1)
+                    );
+                    for chunk in 0..early {
+                        script.good_chunk(chunk).await;
+                    }
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    script.announce(Announce { afresh: true, ..script.announcement() }).await;
+                    for chunk in early..CHUNKS {
+                        script.good_chunk(chunk).await;
+                    }
+                    script.complete(script.digest()).await;
+                    script.committed().await;
+                    script
+                };
+                tokio::join!(user, server);
+            });
+        }
+    }
+}
+
+/// Goal: only what a client named may come afresh, and only once: it would be a way to send it the same for ever.
+/// Method: say so of a first version, of one that is newer than what was committed, and of one that just came afresh.
+#[test]
+fn a_version_that_comes_afresh_without_reason() {
+    expect_closed(CloseCode::Misbehaved, "afresh", async |script| {
+        script.announce(Announce { afresh: true, ..script.announcement() }).await;
+    });
+    for (version, received) in [(VERSION.next(), 1), (VERSION, 2)] {
+        simulate(1, async |sim| {
+            let user = async {
+                let client = sim.client(1, reconnecting()).await.unwrap();
+                let mut subscription = client.subscribe(&topic("t")).await.unwrap();
+                for _ in 0..received {
+                    tensors::check(&subscription.next().await.unwrap());
+                }
+                let error = subscription.next().await.unwrap_err();
+                let SubscriptionError::Disconnected { source, .. } = &error else { panic!("{error}") };
+                assert!(source.to_string().contains("afresh"), "{source}");
+            };
+            let server = async {
+                let mut script = Script::begin(&sim).await;
+                script.good_version().await;
+                script.committed().await;
+                let (mut script, _) = script.again().await;
+                let mut announce = Announce { afresh: true, ..script.announcement() };
+                announce.id.version = version;
+                if received == 2 {
+                    script.announce(announce.clone()).await;
+                    for chunk in 0..CHUNKS {
+                        script.good_chunk(chunk).await;
+                    }
+                    script.complete(script.digest()).await;
+                    script.committed().await;
+                }
                 script.announce(announce).await;
                 let (told, text) = script.peer.closed_because().await;
                 assert_eq!(told, Some(CloseCode::Misbehaved), "{text}");

@@ -1,6 +1,7 @@
 //! A good server's script, for others to change, and what a client makes of the change.
 
 use crate::raw::Peer;
+use std::ops::Range;
 use tensor_relay_client::{SubscriptionError, Version};
 use tensor_relay_protocol::{
     AbortReason, Announce, Blame, ChunkHash, ChunkHeader, ChunkIndex, ClientMessage, CloseCode, CodecId,
@@ -60,6 +61,8 @@ impl Script {
             skipped: 0,
             metadata: tensors::metadata(VERSION.0),
             may_be_base: false,
+            afresh: false,
+            part: None,
         }
     }
 
@@ -79,12 +82,15 @@ impl Script {
             encoded_bytes: CHUNK_BYTES,
             hash: ChunkHash::of(self.raw(chunk)),
             base: None,
-            attempt: 0,
         }
     }
 
     pub(crate) fn digest(&self) -> VersionDigest {
-        let hashes = (0..CHUNKS).map(|chunk| ChunkHash::of(self.raw(chunk)));
+        self.digest_of(0..CHUNKS)
+    }
+
+    pub(crate) fn digest_of(&self, chunks: Range<u32>) -> VersionDigest {
+        let hashes = chunks.map(|chunk| ChunkHash::of(self.raw(chunk)));
         VersionDigest::of(self.manifest.digest(), hashes)
     }
 

@@ -52,19 +52,23 @@ fn a_server_killed_in_mid_transfer() {
 }
 
 /// Goal: the same for a subscriber that has its version and waits for the next.
-/// Method: kill -9 after the first version.
+/// Method: kill -9 after the first version. Over TCP the system tells at once.
 #[test]
 fn a_server_killed_while_nothing_moves() {
-    let home = Home::new();
-    files::noise(&home.path("w"), 1000, 1);
-    let server = home.serve(&["--topic=w=w"]);
-    let mut follower = home.start(&["subscribe", server.ticket("w"), "--out=out", "--reconnect=0"]);
-    follower.hear_out("w version 1");
-    server.process.end_by(Signal::KILL);
-    let ended = follower.end();
-    assert!(ended.took > IDLE_TIMEOUT / 2, "{ended:?}");
-    ended.failed(3, &["the subscription to w ended", "has not answered for the idle timeout"]);
-    assert_eq!(home.files_in("out"), ["w.safetensors"], "what was whole stays");
+    for (transport, why) in [("quic", "has not answered for the idle timeout"), ("tcp", "killed")] {
+        let home = Home::new();
+        files::noise(&home.path("w"), 1000, 1);
+        let server = home.serve(&["--topic=w=w"]);
+        let over = format!("--transport={transport}");
+        let words = ["subscribe", server.ticket("w"), "--out=out", "--reconnect=0", &over];
+        let mut follower = home.start(&words);
+        follower.hear_out("w version 1");
+        server.process.end_by(Signal::KILL);
+        let ended = follower.end();
+        assert!(transport == "tcp" || ended.took > IDLE_TIMEOUT / 2, "{ended:?}");
+        ended.failed(3, &["the subscription to w ended", why]);
+        assert_eq!(home.files_in("out"), ["w.safetensors"], "what was whole stays");
+    }
 }
 
 /// Goal: SIGTERM and SIGINT end a server in order, at once when nothing is under way; its subscribers hear why.

@@ -14,10 +14,19 @@ fn a_model_over_two_lanes() {
     files::noise(&home.path("m"), 1_000, 1);
     let server = home.serve(&["--topic=m=m", "--watch", "--watch-interval=0.05", "--chunk-size=1MiB"]);
     let cards = "--lane-address=127.0.0.1,127.0.0.2";
-    let words = ["subscribe", server.ticket("m"), "--out=out", "--json", "--lanes=2", cards, "-v"];
+    let words = [
+        "subscribe",
+        server.ticket("m"),
+        "--out=out",
+        "--json",
+        "--lanes=2",
+        cards,
+        "-v",
+        "--transport=quic",
+    ];
     let mut follower = home.start(&words);
     follower.hear_out(r#""version":1"#);
-    follower.hear_err("A further lane joined");
+    follower.hear_err("A lane joined the session");
     files::replace(&home.path("m"), |path| files::noise(path, MODEL_BYTES, 2));
     follower.hear_out(r#""version":2"#);
     files::assert_same(&home.path("m"), &home.path("out/m.safetensors"));

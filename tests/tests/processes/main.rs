@@ -23,5 +23,6 @@ mod modes;
 mod netns;
 mod resume;
 mod transfers;
+mod transports;
 mod watches;
 mod words;

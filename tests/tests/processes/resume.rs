@@ -186,6 +186,7 @@ fn subscribers_that_are_killed_are_forgotten() {
         thread::sleep(Duration::from_millis(200));
     }
     // It took no memory for the model, and gives back what was on its way to seven subscribers, as it goes on working.
+    let deadline = Instant::now() + DEAD_WITHIN;
     while server.process.resident_bytes() >= MODEL_BYTES {
         assert!(Instant::now() < deadline, "{} bytes", server.process.resident_bytes());
         subscribers();

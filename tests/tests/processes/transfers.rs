@@ -37,6 +37,9 @@ fn check_committed(said: &Value, served: &Value) {
     assert!(chunks.as_u64().unwrap() >= 12, "3 MiB in chunks of 256 KiB");
     let codecs = said.remove("codecs").unwrap();
     assert_eq!((codecs.as_object().unwrap().len(), &codecs["raw"]["chunks"]), (1, &chunks));
+    let transport = said.remove("transport").unwrap();
+    assert!(["quic", "tcp"].contains(&transport.as_str().unwrap()), "{transport}");
+    assert!(said.remove("transport_reason").unwrap().is_string());
     let lanes = said.remove("lanes").unwrap();
     assert_eq!(lanes.as_array().map(Vec::len), Some(1), "{lanes}");
     let carried = lanes[0]["received_bytes"].as_u64();
@@ -82,7 +85,8 @@ fn a_server_is_listed() {
         })
     };
     let listed = home.run(&["list", server.ticket("m"), "--json"]).with(0);
-    assert_eq!(listed.json(), json!({ "topics": [entry("m", 1), entry("policy/w", 0)] }));
+    assert_eq!(listed.json()["topics"], json!([entry("m", 1), entry("policy/w", 0)]));
+    assert_eq!(listed.json()["unreachable_over"], Value::Null);
     let table = home.run(&["list", server.ticket("policy/w")]).with(0);
     let rows: Vec<Vec<&str>> = table.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"]);

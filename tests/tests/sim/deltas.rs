@@ -513,16 +513,21 @@ impl Follower {
     }
 
     async fn connect(&self) -> Client {
-        for _ in 0..50 {
+        let mut last = None;
+        for _ in 0..200 {
             match Client::connect_with(&self.connector, &self.ticket, self.config.clone()).await {
                 Ok(client) => return client,
                 // The server is away, or the way to it is bad.
-                Err(ClientError::Connect(_) | ClientError::Lane(_) | ClientError::Refused(_)) => {}
-                Err(ClientError::NoWelcome { .. }) => {}
+                Err(
+                    error @ (ClientError::Connect(_)
+                    | ClientError::Lane(_)
+                    | ClientError::Refused(_)
+                    | ClientError::NoWelcome { .. }),
+                ) => last = Some(error),
                 Err(error) => panic!("{error}"),
             }
             sleep(Duration::from_millis(100)).await;
         }
-        panic!("fifty attempts failed");
+        panic!("two hundred attempts failed: {last:?}");
     }
 }

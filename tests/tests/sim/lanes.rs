@@ -13,11 +13,12 @@ use tensor_relay_server::{Server, TopicOptions};
 use tensor_relay_tests::{
     pair::{
         CHUNK_BYTES, Sim, client_config, eventually, publish, reconnecting, seeds, server_config, simulate,
-        topic,
+        topic, transport,
     },
     simnet::{Host, Path},
     tensors,
 };
+use tensor_relay_transport::Transport;
 use tokio::time::{sleep, timeout};
 
 const BYTES: u64 = 4 << 20;
@@ -136,7 +137,7 @@ fn a_lane_that_dies() {
     }
 }
 
-/// Goal: a lane that stands still hands its chunks to the others long before it counts as dead.
+/// Goal: what a lane that stands still took with it comes over the others long before it counts as dead.
 /// Method: cut one of two lanes for four seconds, in the middle of a version, and look when that is whole.
 #[test]
 fn a_lane_that_stands_still() {
@@ -154,19 +155,20 @@ fn a_lane_that_stands_still() {
             let snapshot = subscription.next().await.unwrap();
             tensors::check(&snapshot);
             let took = sim.elapsed() - began;
-            assert!(took < Duration::from_millis(3_500), "{took:?}");
+            let most_ms = match transport() {
+                Transport::Tcp => 12_000, // Only the idle timeout tells, since acknowledgements are the system's.
+                _ => 3_500,
+            };
+            assert!(took < Duration::from_millis(most_ms), "{took:?}");
             sleep(Duration::from_secs(4).saturating_sub(took)).await;
             mend(&sim, 1, 1);
-            // What the lane had on its way was given up: its bytes do not come late, and in vain.
-            let before = received(&client);
-            sleep(Duration::from_secs(6)).await; // Of keep-alives, by which the server knows that its lane is back.
-            let late = received(&client)[1] - before[1];
-            assert!((1..u64::from(CHUNK_BYTES)).contains(&late), "{late} bytes");
+            sleep(Duration::from_secs(9)).await; // Its idle timeout, and the longest wait before another one is joined.
+            eventually("a lane has joined in its place", || client.lanes().len() == 2).await;
             for version in 2..=4 {
                 publish(&server, &mut publisher, version, BYTES).await;
                 tensors::check(&subscription.next().await.unwrap());
             }
-            assert_eq!((client.lanes().len(), client.reconnects()), (2, 0), "it lived all the time");
+            assert_eq!((client.reconnects(), server.stats().sessions), (0, 1));
         });
     }
 }

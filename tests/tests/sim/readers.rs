@@ -117,7 +117,9 @@ async fn connect_with(
     for _ in 0..20 {
         match Client::connect_with(connector, ticket, reconnecting()).await {
             Ok(client) => return client,
-            Err(ClientError::Connect(ConnectError::Lane(_) | ConnectError::Unreachable { .. })) => {}
+            Err(ClientError::Connect(
+                ConnectError::Lane(_) | ConnectError::Unreachable { .. } | ConnectError::NoTcp { .. },
+            )) => {}
             Err(ClientError::NoWelcome { .. } | ClientError::Lane(_)) => {}
             Err(error) => panic!("{error}"),
         }

@@ -4,12 +4,15 @@ mod deltas;
 mod scratch;
 
 use super::{
-    Payload, Stage, Stages, Wanted,
+    Payload, Wanted,
     choosing::Chooser,
     encodings::{Encodings, Key},
     reads::{ReadStats, Reads},
 };
-use crate::Workers;
+use crate::{
+    Workers,
+    stages::{Stage, Stages},
+};
 use bytes::Bytes;
 use std::{
     fmt,

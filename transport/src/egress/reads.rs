@@ -4,9 +4,11 @@ use super::{
     Encoded, Payload,
     read::read,
     shelf::{Place, Shelf, Turn},
+};
+use crate::{
+    Workers,
     stages::{Stage, Stages},
 };
-use crate::Workers;
 use std::{
     ops::Range,
     sync::{

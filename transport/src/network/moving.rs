@@ -74,6 +74,13 @@ struct Order {
 }
 
 impl Moving {
+    /// Spawns `task` here, and returns how to move it.
+    pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
+        let moving = Self::default();
+        tokio::spawn(MovingTask { task: Some(Box::pin(task)), moving: moving.clone() });
+        moving
+    }
+
     /// Lets the task go on at `there`. It moves once: what is said after that has no effect.
     pub(crate) fn to(&self, there: Handle) {
         let waker = {

@@ -21,7 +21,7 @@ use tensor_relay_device::{
     Capacity,
     cuda::{
         CudaEngine, CudaMemory,
-        share::{DeviceUuid, Exported, FdMemory, Imported, IpcMemory, ShareError},
+        share::{DeviceUuid, Exported, FdMemory, IpcMemory, ShareError},
     },
 };
 use tokio::{process::Command, time::timeout};
@@ -57,7 +57,8 @@ async fn give(job: &Job, engine: &Arc<CudaEngine>) -> Result<()> {
     printer.check("a plain allocation has a handle", outcome.map_err(ToString::to_string));
     if let Ok(named) = named {
         ways(job, "in place", &Shared::Ipc(named), None).await?;
-        let own = engine.import(Exported::Ipc(named));
+        let this = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
+        let own = this.import(Exported::Ipc(named), &[]);
         let outcome = own.err().map(|error| error.to_string()).ok_or_else(|| "it opens".to_owned());
         printer.check("a handle opens nothing in its own process", outcome);
     }
@@ -154,13 +155,12 @@ async fn take(job: &Job, engine: &Arc<CudaEngine>, shared: &Shared) -> Result<()
 }
 
 async fn compare(job: &Job, engine: &Arc<CudaEngine>, exported: Exported) -> Result<String> {
-    let begun = Instant::now();
-    let Imported { memory, returned } = engine.import(exported)?;
-    let opened_ms = begun.elapsed().as_millis();
     let device = Engine::Cuda(Arc::clone(engine)).device(CAPACITY)?;
-    let buffer = device.wrap::<CudaEngine>(memory).context("it is this engine's")?;
+    let begun = Instant::now();
+    let (mut buffers, returned) = device.import(exported, std::slice::from_ref(&(0..job.bytes)))?;
+    let opened_ms = begun.elapsed().as_millis();
+    let buffer = buffers.pop().context("there is one place")?;
     let (source, expected) = (buffer.source(), noise_of(job.bytes, 0)?);
-    ensure!(buffer.len_bytes() == job.bytes, "{} bytes came", buffer.len_bytes());
     for (number, piece) in expected.chunks(CAPACITY.slot_bytes).enumerate() {
         let start = (number * CAPACITY.slot_bytes) as u64;
         let read = source.read(start..start + piece.len() as u64).await?;

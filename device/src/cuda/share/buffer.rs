@@ -41,8 +41,10 @@ impl SharedBuffer {
     }
 
     /// The same with a descriptor of its own, as an importer takes it. Fails where the process has too many open.
-    pub fn export(&self) -> io::Result<FdMemory> {
-        Ok(FdMemory { device: self.device, fd: self.fd.try_clone()?, len: self.memory.len_bytes() })
+    pub fn export(&self) -> Result<FdMemory, ShareError> {
+        let no_descriptor = |error: io::Error| ShareError::NoDescriptor { text: error.to_string() };
+        let fd = self.fd.try_clone().map_err(no_descriptor)?;
+        Ok(FdMemory { device: self.device, fd, len: self.memory.len_bytes() })
     }
 
     /// Copies memories into it: each to its offset. Costs a copy within the device, a few microseconds for each part, and

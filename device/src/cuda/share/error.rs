@@ -15,6 +15,18 @@ pub enum ShareError {
         "The memory belongs to another engine. Share it with the engine that allocated it, or that it was lent to."
     )]
     ForeignMemory,
+    /// The device is of a kind whose memory is its process's alone.
+    #[error("{device} has no memory that processes share.")]
+    NotShareable {
+        /// The device.
+        device: String,
+    },
+    /// The process has too many descriptors open.
+    #[error("There is no descriptor for memory that is to be shared: {text}.")]
+    NoDescriptor {
+        /// What the system said.
+        text: String,
+    },
     /// The driver does not say which device it is, so another process could not find the same.
     #[error("The driver does not tell what {device} is called in other processes (cuDeviceGetUuid_v2).")]
     UnknownDevice {

@@ -24,6 +24,8 @@ fn numbers_beyond_reason() {
                 for have in [None, Some((EPOCH, most)), Some((Epoch(u64::MAX), most))] {
                     id += 1;
                     let window = u32::MAX;
+                    let digest = VersionDigest([7; 32]);
+                    let have = have.map(|(epoch, version)| Have { epoch, version, digest });
                     let subscribe = Subscribe { start, mode, have, window, preempt: true, ..request(id) };
                     peer.say_to_server(ClientMessage::Subscribe(subscribe)).await;
                 }

@@ -1,7 +1,10 @@
 //! Chunks as deltas against a version that a receiver holds, once for all that hold it.
 
 use super::{Encoded, Encoder, scratch};
-use crate::egress::{Payload, Stage, Wanted, encodings::Key};
+use crate::{
+    egress::{Payload, Wanted, encodings::Key},
+    stages::Stage,
+};
 use bytes::Bytes;
 use std::{
     sync::{Arc, atomic::Ordering},

@@ -1,0 +1,137 @@
+//! What can go wrong with buffers that wait for a version.
+
+/// What can go wrong with buffers that wait for a version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BufferError {
+    /// The version has no tensor of that name.
+    #[error(
+        "there is a buffer for tensor {name}, and the version has no such tensor: take the names from its manifest"
+    )]
+    NoSuchTensor {
+        /// The buffer's name.
+        name: Box<str>,
+    },
+    /// The tensor was not received.
+    #[error(
+        "there is a buffer for tensor {name}, which the subscription does not select: add it to the selection"
+    )]
+    NotSelected {
+        /// The buffer's name.
+        name: Box<str>,
+    },
+    /// The buffer is longer or shorter than its tensor.
+    #[error(
+        "tensor {name} has {expected_bytes} bytes, and its buffer {given_bytes}: give it exactly its bytes"
+    )]
+    WrongSize {
+        /// The buffer's name.
+        name: Box<str>,
+        /// The bytes of the tensor.
+        expected_bytes: u64,
+        /// The bytes of the buffer.
+        given_bytes: u64,
+    },
+    /// The tensor is of another dtype or shape than was [expected](crate::Buffers::expect).
+    #[error(
+        "tensor {name} is {found}, and its buffer is for {expected}: give a buffer of that dtype and shape"
+    )]
+    OtherTensor {
+        /// The buffer's name.
+        name: Box<str>,
+        /// The dtype and shape that were expected.
+        expected: Box<str>,
+        /// Those of the tensor.
+        found: Box<str>,
+    },
+    /// The version has other tensors than there are buffers.
+    #[error("{}", other_names(missing, unexpected))]
+    OtherNames {
+        /// The selected tensors without a buffer.
+        missing: Box<[Box<str>]>,
+        /// The buffers without a selected tensor.
+        unexpected: Box<[Box<str>]>,
+    },
+    /// The version has no tensor that there is a buffer for.
+    #[error(
+        "the version has none of the tensors that there are buffers for: it has {}, and the buffers are for {}; correct the names",
+        some_of(tensors),
+        some_of(buffers)
+    )]
+    NothingInCommon {
+        /// The names of the version's tensors.
+        tensors: Box<[Box<str>]>,
+        /// The buffers' names.
+        buffers: Box<[Box<str>]>,
+    },
+    /// Two tensors have one buffer, and are two in the version.
+    #[error(
+        "tensors {name} and {to} have one buffer, and do not share their bytes in the version: give each its own"
+    )]
+    NotTied {
+        /// One tensor's name.
+        name: Box<str>,
+        /// The other's.
+        to: Box<str>,
+    },
+    /// The tensors are not in host memory.
+    #[error(
+        "the snapshot is on {device}, and cannot be copied in one step: copy what `Snapshot::to_host` gives"
+    )]
+    OnDevice {
+        /// Where the tensors are.
+        device: Box<str>,
+    },
+    /// The buffers are not all on one device.
+    #[error("the buffers for tensors {name} and {other} are on different devices: give those of one device")]
+    SeveralDevices {
+        /// One buffer's name.
+        name: Box<str>,
+        /// The other's.
+        other: Box<str>,
+    },
+    /// A version before this one was being copied to a buffer when it was given up, and nobody knows whether that has
+    /// ended.
+    #[error("the device has not ended its copies to the buffer for tensor {name}: give another one")]
+    Withheld {
+        /// The buffer's name.
+        name: Box<str>,
+    },
+    /// Two tensors are one (tied weights), and each has a buffer.
+    #[error("tensors {name} and {other} share their bytes: give a buffer for one of them")]
+    Shared {
+        /// One buffer's name.
+        name: Box<str>,
+        /// The other's.
+        other: Box<str>,
+    },
+}
+
+fn other_names(missing: &[Box<str>], unexpected: &[Box<str>]) -> String {
+    let missing = (!missing.is_empty())
+        .then(|| format!("there is no buffer for the version's tensors {}", some_of(missing)));
+    let unexpected = (!unexpected.is_empty()).then(|| {
+        format!(
+            "the version has no tensors, or none that are selected, for the buffers {}",
+            some_of(unexpected)
+        )
+    });
+    missing.into_iter().chain(unexpected).collect::<Vec<_>>().join("; ")
+}
+
+/// How many names a message lists.
+const NAMES_TOLD: usize = 10;
+
+/// The names, for a message.
+fn some_of(names: &[Box<str>]) -> String {
+    let told = names
+        .iter()
+        .take(NAMES_TOLD)
+        .map(AsRef::as_ref)
+        .collect::<Vec<&str>>()
+        .join(", ");
+    match names.len().saturating_sub(NAMES_TOLD) {
+        0 => told,
+        more => format!("{told} and {more} more"),
+    }
+}

@@ -1,0 +1,284 @@
+//! Which tensor each buffer is for, and whether the two fit.
+
+use super::BufferError;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::Range,
+};
+use tensor_relay_protocol::{Dtype, Selection, Shape, TensorName};
+
+/// What a version must be, beyond the length of each tensor that has a buffer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(super) tensors: BTreeMap<TensorName, (Dtype, Shape)>,
+    /// Names without a buffer of their own, and whose buffer is theirs.
+    pub(super) tied: BTreeMap<TensorName, TensorName>,
+    pub(super) names: NameMatch,
+}
+
+/// Which buffers and tensors must have each other's names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NameMatch {
+    /// Every buffer must have its tensor. Tensors without a buffer are not received.
+    #[default]
+    Buffers,
+    /// Every buffer must have its tensor, and every selected tensor its buffer, or that of a tensor that shares its bytes.
+    Exact,
+    /// Neither: what both have is received, and other buffers stay as they are. Of the buffers that
+    /// [expect](crate::Buffers::expect) a dtype and shape, one at the least must have its tensor.
+    Common,
+}
+
+/// One buffer and the tensor that it fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fit {
+    /// The tensor's index in the manifest.
+    pub(crate) tensor: usize,
+    /// Where it lies among what is selected.
+    pub(crate) range: Range<u64>,
+}
+
+/// Finds the tensor for each buffer, given as name and length: one that is there, selected, and of that length.
+pub(crate) fn fit<'a>(
+    selection: &Selection,
+    asked: impl Iterator<Item = (&'a str, u64)>,
+) -> Result<Vec<Fit>, BufferError> {
+    let manifest = selection.manifest();
+    let one = |(name, given_bytes): (&str, u64)| {
+        let tensor = manifest
+            .tensor_index(name)
+            .ok_or_else(|| BufferError::NoSuchTensor { name: name.into() })?;
+        let range = selection
+            .tensor_range(tensor)
+            .ok_or_else(|| BufferError::NotSelected { name: name.into() })?;
+        let expected_bytes = range.end - range.start;
+        match expected_bytes == given_bytes {
+            true => Ok(Fit { tensor, range }),
+            false => Err(BufferError::WrongSize { name: name.into(), expected_bytes, given_bytes }),
+        }
+    };
+    asked.map(one).collect()
+}
+
+impl Expected {
+    /// Whether the tensor called `name` is to be received into its buffer. Where it must be there, the buffer is judged.
+    pub(crate) fn wants(&self, selection: &Selection, name: &str) -> bool {
+        self.names != NameMatch::Common || place(selection, name).is_some()
+    }
+
+    /// Finds the tensor for each buffer, given as name and length, of those that are wanted.
+    pub(crate) fn fit<'a>(
+        &self,
+        selection: &Selection,
+        asked: impl Iterator<Item = (&'a str, u64)>,
+    ) -> Result<Vec<Fit>, BufferError> {
+        let fits = self.check(selection, asked)?;
+        check_shared(selection, &fits)?;
+        Ok(fits)
+    }
+
+    pub(crate) fn check<'a>(
+        &self,
+        selection: &Selection,
+        asked: impl Iterator<Item = (&'a str, u64)>,
+    ) -> Result<Vec<Fit>, BufferError> {
+        let asked: Vec<_> = asked.filter(|(name, _)| self.wants(selection, name)).collect();
+        self.check_names(selection, &asked)?;
+        self.check_common(selection)?;
+        // Before lengths, since it says why these differ.
+        self.check_tensors(selection)?;
+        let fits = fit(selection, asked.into_iter())?;
+        self.check_tied(selection)?;
+        Ok(fits)
+    }
+
+    /// Refuses a version that has nothing in common with the buffers, whose names are those of something else then.
+    fn check_common(&self, selection: &Selection) -> Result<(), BufferError> {
+        let manifest = selection.manifest();
+        // A selection of nothing may be the names of the buffers.
+        let is_common = |name: &TensorName| match selection.tensors().is_empty() {
+            true => manifest.tensor_index(name.as_str()).is_some(),
+            false => place(selection, name.as_str()).is_some(),
+        };
+        let is_checked = self.names == NameMatch::Common && !self.tensors.is_empty();
+        if !is_checked || manifest.tensors().is_empty() || self.tensors.keys().any(is_common) {
+            return Ok(());
+        }
+        let tensors = manifest.tensors().iter().map(|tensor| tensor.name.as_str().into());
+        let buffers = self.tensors.keys().map(|name| name.as_str().into());
+        Err(BufferError::NothingInCommon { tensors: tensors.collect(), buffers: buffers.collect() })
+    }
+
+    fn check_names(&self, selection: &Selection, asked: &[(&str, u64)]) -> Result<(), BufferError> {
+        if self.names != NameMatch::Exact {
+            return Ok(());
+        }
+        let tied = self.tied.keys().map(TensorName::as_str);
+        let named: BTreeSet<&str> = asked.iter().map(|(name, _)| *name).chain(tied).collect();
+        // A buffer serves all names that its tensor has.
+        let start = |name: &str| {
+            place(selection, name)
+                .filter(|range| !range.is_empty())
+                .map(|range| range.start)
+        };
+        let starts: HashSet<u64> = named.iter().filter_map(|name| start(name)).collect();
+        let has_buffer =
+            |name: &str| named.contains(name) || start(name).is_some_and(|start| starts.contains(&start));
+        let tensors = selection.tensors().iter();
+        let tensors = tensors.map(|index| selection.manifest().tensors()[index as usize].name.as_str());
+        let missing: Vec<Box<str>> = tensors.filter(|name| !has_buffer(name)).map(Box::from).collect();
+        let unexpected = named.iter().filter(|name| place(selection, name).is_none());
+        let unexpected: Vec<Box<str>> = unexpected.map(|name| Box::from(*name)).collect();
+        match missing.is_empty() && unexpected.is_empty() {
+            true => Ok(()),
+            false => Err(BufferError::OtherNames { missing: missing.into(), unexpected: unexpected.into() }),
+        }
+    }
+
+    /// Refuses a version that has tensors of another dtype or shape.
+    fn check_tensors(&self, selection: &Selection) -> Result<(), BufferError> {
+        for (name, (dtype, shape)) in &self.tensors {
+            // A buffer for a tensor that is not there is refused with the buffer.
+            let Some(tensor) = selection.manifest().tensor(name.as_str()) else { continue };
+            if (tensor.dtype, &tensor.shape) != (*dtype, shape) {
+                return Err(BufferError::OtherTensor {
+                    name: name.as_str().into(),
+                    expected: format!("{dtype} {shape}").into(),
+                    found: format!("{} {}", tensor.dtype, tensor.shape).into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a version in which names are two tensors that have one buffer.
+    fn check_tied(&self, selection: &Selection) -> Result<(), BufferError> {
+        for (name, to) in &self.tied {
+            if !self.wants(selection, name.as_str()) || !self.wants(selection, to.as_str()) {
+                continue;
+            }
+            let places = (place(selection, name.as_str()), place(selection, to.as_str()));
+            if places.0.is_none() || places.0 != places.1 {
+                return Err(BufferError::NotTied { name: name.as_str().into(), to: to.as_str().into() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the tensor called `name` lies among what is selected, if it is.
+fn place(selection: &Selection, name: &str) -> Option<Range<u64>> {
+    selection.tensor_range(selection.manifest().tensor_index(name)?)
+}
+
+/// Refuses two buffers for tensors that are one (tied weights): no byte can be received to two places.
+fn check_shared(selection: &Selection, fits: &[Fit]) -> Result<(), BufferError> {
+    let name = |fit: &Fit| selection.manifest().tensors()[fit.tensor].name.as_str().into();
+    let mut taken: HashMap<u64, &Fit> = HashMap::new();
+    for fit in fits.iter().filter(|fit| !fit.range.is_empty()) {
+        if let Some(other) = taken.insert(fit.range.start, fit) {
+            return Err(BufferError::Shared { name: name(fit), other: name(other) });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Buffers;
+    use std::sync::Arc;
+    use tensor_relay_protocol::{Glob, Limits, Manifest, TensorSpec};
+
+    fn name(name: &str) -> TensorName {
+        TensorName::new(name).unwrap()
+    }
+
+    fn spec(tensor: &str, bytes: u64) -> TensorSpec {
+        TensorSpec::new(name(tensor), Dtype::U8, Shape::new(&[bytes]).unwrap())
+    }
+
+    /// `a`, `b`, its alias `tied`, and `none` without bytes.
+    fn manifest() -> Arc<Manifest> {
+        let tied = TensorSpec { alias_of: Some(1), ..spec("tied", 1000) };
+        let specs = vec![spec("a", 10), spec("b", 1000), tied, spec("none", 0)];
+        Arc::new(Manifest::layout(specs, vec![], 256, &Limits::default()).unwrap())
+    }
+
+    fn fits(selection: &Selection, asked: &[(&str, u64)]) -> Result<Vec<Fit>, BufferError> {
+        let fits = fit(selection, asked.iter().copied())?;
+        check_shared(selection, &fits).map(|()| fits)
+    }
+
+    #[test]
+    fn a_buffer_must_fit_a_selected_tensor_exactly() {
+        let all = Selection::all(manifest());
+        assert_eq!(fits(&all, &[("b", 1000), ("a", 10), ("none", 0)]).unwrap().len(), 3);
+        let error = fits(&all, &[("a", 10), ("b", 999)]).unwrap_err();
+        let expected = BufferError::WrongSize { name: "b".into(), expected_bytes: 1000, given_bytes: 999 };
+        assert_eq!(error, expected);
+        assert_eq!(fits(&all, &[("c", 1)]).unwrap_err(), BufferError::NoSuchTensor { name: "c".into() });
+        let some = Selection::new(manifest(), &[Glob::new("a").unwrap()]);
+        assert_eq!(fits(&some, &[("b", 1000)]).unwrap_err(), BufferError::NotSelected { name: "b".into() });
+    }
+
+    #[test]
+    fn what_is_expected_of_a_tensor_is_more_than_its_length() {
+        let all = Selection::all(manifest());
+        let expecting = |tensor: &str, dtype, shape: &[u64]| {
+            let mut buffers: Buffers<Vec<u8>> = Buffers::new();
+            buffers.expect(name(tensor), dtype, Shape::new(shape).unwrap());
+            buffers.expected.check_tensors(&all)
+        };
+        assert_eq!(expecting("b", Dtype::U8, &[1000]), Ok(()));
+        assert_eq!(expecting("c", Dtype::U8, &[1]), Ok(()), "what is missing is told otherwise");
+        for (dtype, shape) in [(Dtype::U8, &[10, 100][..]), (Dtype::I8, &[1000])] {
+            let error = expecting("b", dtype, shape).unwrap_err();
+            assert!(matches!(&error, BufferError::OtherTensor { name, .. } if &**name == "b"), "{error}");
+        }
+    }
+
+    #[test]
+    fn tied_weights_have_one_buffer() {
+        let all = Selection::all(manifest());
+        assert!(fits(&all, &[("tied", 1000)]).is_ok());
+        let error = fits(&all, &[("b", 1000), ("tied", 1000)]).unwrap_err();
+        assert_eq!(error, BufferError::Shared { name: "tied".into(), other: "b".into() });
+    }
+
+    #[test]
+    fn names_match_as_strictly_as_is_wished() {
+        let all = Selection::all(manifest());
+        let matched = |names, buffers: &[(&str, u64)]| {
+            let mut expected = Expected { names, ..Expected::default() };
+            expected
+                .tied
+                .extend(buffers.contains(&("b", 1000)).then(|| (name("tied"), name("b"))));
+            expected.check(&all, buffers.iter().copied()).map(|fits| fits.len())
+        };
+        let whole = [("a", 10), ("b", 1000), ("none", 0)];
+        assert_eq!(matched(NameMatch::Exact, &whole), Ok(3));
+        assert_eq!(matched(NameMatch::Exact, &[("a", 10), ("tied", 1000), ("none", 0)]), Ok(3), "b is tied");
+        let error = matched(NameMatch::Exact, &[("b", 1000), ("c", 1)]).unwrap_err();
+        let (missing, unexpected) = (["a".into(), "none".into()].into(), ["c".into()].into());
+        assert_eq!(error, BufferError::OtherNames { missing, unexpected });
+        assert_eq!(matched(NameMatch::Buffers, &whole[..1]), Ok(1));
+        assert!(matched(NameMatch::Buffers, &[("c", 1)]).is_err());
+        assert_eq!(matched(NameMatch::Common, &[("b", 1000), ("c", 1)]), Ok(1));
+        assert!(matched(NameMatch::Common, &[("b", 999), ("c", 1)]).is_err(), "what both have must fit");
+    }
+
+    #[test]
+    fn one_buffer_for_two_names_needs_tied_tensors() {
+        let all = Selection::all(manifest());
+        let tied = |one: &str, to: &str| {
+            let mut buffers: Buffers<u64> = Buffers::new();
+            buffers.expect_tied(name(one), name(to));
+            buffers.expected.check_tied(&all)
+        };
+        assert_eq!(tied("tied", "b"), Ok(()));
+        for (one, to) in [("a", "b"), ("c", "b")] {
+            assert_eq!(tied(one, to), Err(BufferError::NotTied { name: one.into(), to: to.into() }));
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Buffers on loan, and their way back.
+
+use super::{Buffers, Expected};
+use crate::destination::Lodged;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tensor_relay_device::{DeviceBuffer, GiveBack, Region};
+use tensor_relay_protocol::{Selection, TensorName, VersionId};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+
+impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
+    /// Lends every buffer to the session, with the handle by which they come back.
+    pub(crate) fn lend(self) -> (Lent, Lender<B>) {
+        let writing = Arc::new(Writing::default());
+        let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
+        for (name, buffer) in self.by_name {
+            let (region, owner) = Region::lent_by(buffer);
+            tensors.push((name.clone(), region));
+            owners.push((name, WayBack::Host(owner)));
+        }
+        let (memory, expected) = (LentMemory::Host(tensors), self.expected);
+        let lent = Lent { memory, expected: Arc::clone(&expected), writing: Arc::clone(&writing) };
+        (lent, Lender { owners, expected, writing })
+    }
+}
+
+impl Buffers<DeviceBuffer> {
+    /// The same for buffers on a device.
+    pub(crate) fn lend_on_device(self) -> (Lent, Lender<DeviceBuffer>) {
+        let writing = Arc::new(Writing::default());
+        let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
+        for (name, buffer) in self.by_name {
+            let (lodged, back) = Lodged::lent(buffer);
+            tensors.push((name.clone(), lodged));
+            owners.push((name, WayBack::Device(back)));
+        }
+        let (memory, expected) = (LentMemory::Device(tensors), self.expected);
+        let lent = Lent { memory, expected: Arc::clone(&expected), writing: Arc::clone(&writing) };
+        (lent, Lender { owners, expected, writing })
+    }
+}
+
+/// Buffers on loan. They go back to their owner when this, and all that was made of it, is dropped.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) memory: LentMemory,
+    pub(crate) expected: Arc<Expected>,
+    pub(crate) writing: Arc<Writing>,
+}
+
+/// The buffers, by the name of the tensor that belongs there.
+#[derive(Debug)]
+pub(crate) enum LentMemory {
+    /// In host memory.
+    Host(Vec<(TensorName, Region)>),
+    /// On a device.
+    Device(Vec<(TensorName, Arc<Lodged>)>),
+}
+
+impl Lent {
+    /// Gives those back at once that nothing is to be received into.
+    pub(crate) fn retain_wanted(&mut self, selection: &Selection) {
+        let wants = |name: &TensorName| self.expected.wants(selection, name.as_str());
+        match &mut self.memory {
+            LentMemory::Host(tensors) => tensors.retain(|(name, _)| wants(name)),
+            LentMemory::Device(tensors) => tensors.retain(|(name, _)| wants(name)),
+        }
+    }
+
+    /// The name and the length of each.
+    pub(crate) fn asked(&self) -> Vec<(&str, u64)> {
+        match &self.memory {
+            LentMemory::Host(tensors) => tensors
+                .iter()
+                .map(|(name, region)| (name.as_str(), region.len() as u64))
+                .collect(),
+            LentMemory::Device(tensors) => {
+                let asked = tensors
+                    .iter()
+                    .map(|(name, lodged)| (name.as_str(), lodged.buffer().len_bytes()));
+                asked.collect()
+            }
+        }
+    }
+}
+
+/// The way back of buffers on loan.
+#[derive(Debug)]
+pub(crate) struct Lender<B> {
+    owners: Vec<(TensorName, WayBack<B>)>,
+    expected: Arc<Expected>,
+    writing: Arc<Writing>,
+}
+
+/// The way back of one buffer.
+#[derive(Debug)]
+enum WayBack<B> {
+    /// Always, when nobody reaches its bytes any more.
+    Host(GiveBack<B>),
+    /// When no copy to it is in flight; never where nobody knows that.
+    Device(oneshot::Receiver<B>),
+}
+
+impl<B> WayBack<B> {
+    /// Mostly it is there already, and many that are shall not make anybody wait for their turns.
+    fn try_take(&mut self) -> Option<B> {
+        match self {
+            Self::Host(owner) => owner.try_take(),
+            Self::Device(back) => back.try_recv().ok(),
+        }
+    }
+
+    /// Waits for it, on a device until `deadline`.
+    async fn wait(&mut self, deadline: Instant) -> Option<B> {
+        match self {
+            Self::Host(owner) => owner.wait().await,
+            // Its lender went without giving it back, and said so once already.
+            Self::Device(back) if back.is_terminated() => None,
+            Self::Device(back) => timeout_at(deadline, back).await.ok()?.ok(),
+        }
+    }
+}
+
+/// How long a device may take to end its copies to buffers that were lent, before they are not given back. Engines have
+/// shorter deadlines of their own.
+const COPIES_END: Duration = Duration::from_secs(30);
+
+impl<B> Lender<B> {
+    /// Waits until nothing of the buffers is lent any more, and gives them; and the names of those that do not come back.
+    pub(crate) async fn back(mut self) -> (Buffers<B>, Vec<TensorName>) {
+        let deadline = Instant::now() + COPIES_END;
+        let (mut by_name, mut withheld) = (BTreeMap::new(), vec![]);
+        for (name, owner) in &mut self.owners {
+            let mut buffer = owner.try_take();
+            if buffer.is_none() {
+                buffer = owner.wait(deadline).await;
+            }
+            match buffer {
+                Some(buffer) => drop(by_name.insert(name.clone(), buffer)),
+                None => withheld.push(name.clone()),
+            }
+        }
+        (Buffers { by_name, expected: self.expected }, withheld)
+    }
+
+    pub(crate) fn writing(&self) -> Arc<Writing> {
+        Arc::clone(&self.writing)
+    }
+}
+
+/// Which version's bytes were written to lent buffers first. Whoever takes them for more than torn must know more.
+#[derive(Debug, Default)]
+pub(crate) struct Writing(Mutex<Option<VersionId>>);
+
+impl Writing {
+    /// Bytes of `id` may be in the buffers from now on.
+    pub(crate) fn begin(&self, id: &VersionId) {
+        self.state().get_or_insert_with(|| id.clone());
+    }
+
+    /// What tore the buffers, if anything did and nothing whole has come over it.
+    pub(crate) fn torn(&self) -> Option<VersionId> {
+        self.state().clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<VersionId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(name: &str) -> TensorName {
+        TensorName::new(name).unwrap()
+    }
+
+    #[tokio::test]
+    async fn buffers_come_back_with_what_was_written_and_without_a_copy() {
+        let buffers: Buffers<Vec<u8>> = [(name("a"), vec![0; 4]), (name("b"), vec![])].into_iter().collect();
+        let address = buffers.get("a").unwrap().as_ptr();
+        let (mut lent, lender) = buffers.lend();
+        let LentMemory::Host(tensors) = &mut lent.memory else { panic!("they are on the host") };
+        tensors[0].1.copy_from_slice(&[1, 2, 3, 4]);
+        drop(lent);
+        let (buffers, withheld) = lender.back().await;
+        assert!(withheld.is_empty());
+        assert_eq!(buffers.get("a").unwrap(), &[1, 2, 3, 4]);
+        assert_eq!((buffers.get("a").unwrap().as_ptr(), buffers.len()), (address, 2));
+    }
+}

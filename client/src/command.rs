@@ -1,0 +1,70 @@
+//! What the user's handles tell the session.
+
+use crate::{Request, buffers::Lent, holding::Holding, progress::Counters, snapshot_queue::SnapshotQueue};
+use std::sync::Arc;
+use tensor_relay_protocol::{Epoch, Glob, SubscriptionId, Topic, TopicEntry, Version, WatchId};
+use tokio::sync::{mpsc, oneshot};
+
+/// What the user of a session wants.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Subscribe(Box<Request>, oneshot::Sender<Opened>),
+    Unsubscribe {
+        id: SubscriptionId,
+        keep_place: bool,
+    },
+    Acknowledge(SubscriptionId, Epoch, Version),
+    /// Buffers for the next version, or the word that they are not given any more.
+    Give(SubscriptionId, Option<Lent>),
+    /// Topics to watch; the answer is `None` where there are as many watches as a server takes.
+    Watch(Glob, oneshot::Sender<Option<Watching>>),
+    Unwatch(WatchId),
+    List(oneshot::Sender<Vec<TopicEntry>>),
+    Close,
+}
+
+/// What a subscription of the user's shares with the session.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) handle: SubscriptionHandle,
+    pub(crate) queue: Arc<SnapshotQueue>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) holding: Arc<Holding>,
+}
+
+/// A subscription of the session, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct SubscriptionHandle {
+    pub(crate) id: SubscriptionId,
+    /// Whether a named reader leaves its place to itself.
+    pub(crate) keep_place: bool,
+    pub(crate) commands: mpsc::UnboundedSender<Command>,
+}
+
+impl SubscriptionHandle {
+    pub(crate) fn unsubscribe(&self) {
+        let _ = self
+            .commands
+            .send(Command::Unsubscribe { id: self.id, keep_place: self.keep_place });
+    }
+}
+
+impl Drop for SubscriptionHandle {
+    fn drop(&mut self) {
+        self.unsubscribe();
+    }
+}
+
+/// A watch of the session, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Watching {
+    pub(crate) id: WatchId,
+    pub(crate) found: mpsc::UnboundedReceiver<Topic>,
+    pub(crate) commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Unwatch(self.id));
+    }
+}

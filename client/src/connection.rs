@@ -1,0 +1,273 @@
+//! One connection to the server: its control stream, its lanes, and the tasks that receive what comes over them. It is a
+//! source of events; a session outlives it.
+
+mod lane_task;
+mod lanes;
+mod plan;
+
+pub(crate) use lanes::Roster;
+
+use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
+use lanes::Lanes;
+use std::{ops::Range, sync::Arc, time::Duration};
+use tensor_relay_device::Sink;
+use tensor_relay_protocol::{
+    ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, LaneId, Limits, Manifest,
+    ManifestHeader, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, StreamHeader, StreamToken, SubscriptionId,
+    Verified, Welcome,
+};
+use tensor_relay_transport::{
+    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, Tally, control,
+    control::ControlError,
+    ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
+};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+
+/// How long chunks that have all their bytes may take to be decoded when the connection is lost.
+const FINISH: Duration = Duration::from_secs(1);
+
+/// A greeted connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// The lane that the control stream is on. With it everything ends.
+    control: Lane,
+    sender: control::Sender<ClientMessage>,
+    receiver: control::Receiver<ServerMessage>,
+    lanes: Lanes,
+    tasks: JoinSet<Event>,
+}
+
+/// What happens on a connection.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A control message came.
+    Message(ServerMessage),
+    /// A data stream was opened on a lane, and its header read.
+    Opened(LaneId, StreamHeader, DataIn),
+    /// A data stream has no header that this build can read.
+    Unreadable(HeaderError),
+    /// A manifest came, or why it did not.
+    Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
+    /// A chunk came, or why it did not.
+    Chunk(SubscriptionId, StreamToken, Result<Verified, ReceiveError>),
+    /// A lane joined the session.
+    Joined,
+    /// A lane ended that asked to join, whether it ever did or not. The server may have begun chunks on it.
+    Ended(LaneId),
+    /// A data stream ended before its header.
+    Nothing,
+}
+
+/// Where one chunk goes.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) range: Range<u64>,
+    pub(crate) dtype: Dtype,
+    /// The same chunk of the base, if the chunk is coded against it or becomes part of it.
+    pub(crate) base: Option<base::Chunk>,
+    /// Where the chunk is counted.
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// What the server is told when this end closes a connection.
+#[derive(Debug)]
+pub(crate) struct LastWord {
+    pub(crate) code: CloseCode,
+    pub(crate) text: String,
+    pub(crate) by_user: bool,
+}
+
+/// Which server to connect to, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) connector: Connector,
+    pub(crate) hosts: Vec<String>,
+    pub(crate) keys: Vec<Fingerprint>,
+    /// Where the lanes of the present connection are listed.
+    pub(crate) roster: Arc<Roster>,
+}
+
+impl Connection {
+    /// Connects and says hello. Only the welcome counts: before it the client is not let in, whatever QUIC thinks.
+    pub(crate) async fn open(target: &Target, config: &Config) -> Result<(Self, Welcome), ClientError> {
+        let lane = target.connector.connect(&target.hosts, &target.keys).await?;
+        let timeout = target.connector.tuning().control_timeout();
+        let (sender, receiver, welcome) = greeted(&lane, timeout, greet(&lane, config, timeout)).await?;
+        tell(&lane);
+        let lanes = Lanes::begin(target, config, &welcome, &lane);
+        Ok((Self { control: lane, sender, receiver, lanes, tasks: JoinSet::new() }, welcome))
+    }
+
+    /// The lane that the control stream is on.
+    pub(crate) fn control(&self) -> &Lane {
+        &self.control
+    }
+
+    pub(crate) fn lanes(&mut self) -> &mut Lanes {
+        &mut self.lanes
+    }
+
+    pub(crate) async fn send(&self, message: ClientMessage) -> Result<(), LaneError> {
+        self.sender.send(message).await
+    }
+
+    /// The next event. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<Event, SessionError> {
+        tokio::select! {
+            message = self.receiver.next() => Ok(Event::Message(message?)),
+            event = self.lanes.next() => Ok(event),
+            Some(event) = self.tasks.join_next() => Ok(event.unwrap_or_else(aborted)),
+        }
+    }
+
+    /// Begins to receive a manifest.
+    pub(crate) fn receive_manifest(
+        &mut self,
+        header: ManifestHeader,
+        stream: DataIn,
+        limits: Limits,
+        counters: Arc<Counters>,
+    ) {
+        self.tasks.spawn(async move {
+            let progress = |bytes| counters.add_moved(bytes);
+            let manifest = receive_manifest(stream, &header, &limits, &progress).await;
+            Event::Manifest(header.subscription, manifest)
+        });
+    }
+
+    /// Begins to receive a chunk on the thread of its lane. Aborted while bytes are missing, it writes nothing more; with all
+    /// bytes here, a worker may write until it has decoded them.
+    pub(crate) fn receive_chunk(
+        &mut self,
+        token: StreamToken,
+        header: ChunkHeader,
+        stream: DataIn,
+        place: Place,
+        ingress: &Ingress,
+    ) -> AbortHandle {
+        let ingress = ingress.clone().counting(&place.tally);
+        let lane = stream.lane().clone();
+        let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
+        lane.spawn_in(&mut self.tasks, async move {
+            let progress = |bytes| place.counters.add_wire(bytes);
+            let range = place.range.clone();
+            let received = match ingress.gather_chunk(stream, &header, range, &*place.sink, &progress).await {
+                Ok(gathered) => settle(&ingress, gathered, &header, &place).await,
+                Err(error) => Err(error),
+            };
+            drop(alive);
+            Event::Chunk(header.subscription, token, received)
+        })
+    }
+
+    /// Gives a lost connection up, and waits for what has all its bytes. Nothing touches the memory of a version then.
+    pub(crate) async fn give_up(mut self, last: LastWord) -> Vec<Event> {
+        self.lanes.close(last.code, &last.text);
+        let mut events = vec![];
+        let finish = async {
+            while let Some(event) = self.tasks.join_next().await {
+                events.push(event.unwrap_or_else(aborted));
+            }
+        };
+        let _ = tokio::time::timeout(FINISH, finish).await;
+        self.tasks.shutdown().await;
+        events
+    }
+
+    /// Ends the connection. What this end said last is heard first, where the user ended it.
+    pub(crate) async fn close(self, last: LastWord) {
+        let Self { mut lanes, sender, receiver, .. } = self;
+        drop(sender);
+        if last.by_user {
+            receiver.flush().await;
+        }
+        lanes.close(last.code, &last.text);
+        lanes.flush_close().await;
+    }
+}
+
+/// Says which way it went, and what keeps it from a better one.
+fn tell(lane: &Lane) {
+    let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
+    match lane.reason() {
+        KindReason::UdpSilent => {
+            tracing::warn!(%peer, "Connected over TCP, because UDP gets no answer. On a long way QUIC would be faster: publish the server's UDP port too, and let firewalls pass it.")
+        }
+        _ => tracing::info!(%peer, %transport, why, "Connected."),
+    }
+}
+
+/// Decodes and verifies what was gathered of a chunk, and puts it into its place and into the base. The base's chunk is taken
+/// only here, with all bytes received, so that one task alone uses it; what is not put back is lost to the base.
+async fn settle(
+    ingress: &Ingress,
+    gathered: Gathered<'_>,
+    header: &ChunkHeader,
+    place: &Place,
+) -> Result<Verified, ReceiveError> {
+    let taken = place.base.as_ref().and_then(|base| base.take(header.base.is_some()));
+    let settled = ingress.settle_chunk(gathered, place.dtype, &*place.sink, taken).await;
+    let (verified, taken) = settled?;
+    if let (Some(base), Some(taken)) = (&place.base, taken) {
+        base.put(taken);
+    }
+    Ok(verified)
+}
+
+/// What became of a task that was aborted. A panic is passed on.
+fn aborted(error: JoinError) -> Event {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => Event::Nothing,
+    }
+}
+
+type Greeting = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>, Welcome);
+
+/// Waits for a greeting on `lane`, which is closed when that fails.
+async fn greeted<T>(
+    lane: &Lane,
+    timeout: Duration,
+    greeting: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, ClientError> {
+    let greeting = tokio::time::timeout(timeout, greeting).await;
+    match greeting.unwrap_or_else(|_| Err(ClientError::NoWelcome { timeout_ms: timeout.as_millis() })) {
+        Ok(greeting) => Ok(greeting),
+        Err(error) => {
+            lane.close(error.close_code(), &error.to_string());
+            lane.flush_close().await;
+            Err(error)
+        }
+    }
+}
+
+async fn greet(lane: &Lane, config: &Config, timeout: Duration) -> Result<Greeting, ClientError> {
+    let (sender, mut receiver) = control::open(lane, timeout).await?;
+    let hello = Hello {
+        revision_min: *PROTOCOL_REVISIONS.start(),
+        revision_max: *PROTOCOL_REVISIONS.end(),
+        agent: config.agent.clone(),
+        codecs: config.codecs,
+        token: None,
+        features: FeatureSet::OFFERED,
+    };
+    sender.send(ClientMessage::Hello(hello)).await?;
+    match first_message(&mut receiver).await? {
+        ServerMessage::Welcome(welcome) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
+            Ok((sender, receiver, welcome))
+        }
+        _ => Err(Misbehaved::OutOfTurn { found: "another message", expected: "Welcome" }.into()),
+    }
+}
+
+/// The server's answer to the first message of a connection.
+async fn first_message(
+    receiver: &mut control::Receiver<ServerMessage>,
+) -> Result<ServerMessage, ClientError> {
+    receiver.next().await.map_err(|error| match error {
+        ControlError::Lane(error @ LaneError::ClosedByPeer { .. }) => ClientError::Refused(error),
+        error => error.into(),
+    })
+}

@@ -1,0 +1,199 @@
+//! The task of one lane, and the slots that keep as many lanes as are wanted.
+
+use super::{Event, Target, first_message, greeted};
+use crate::{ClientError, backoff::Backoff};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+use tensor_relay_protocol::{
+    Blame, ClientMessage, CloseCode, InstanceId, LaneGrant, LaneId, Misbehaved, ServerMessage,
+};
+use tensor_relay_transport::{DataIn, HeaderError, Lane, LaneError, LaneKind, control};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep, timeout},
+};
+
+/// How long a lane must have lived so that the next one in its slot is tried at once, as if it were the first.
+const LIVED: Duration = Duration::from_secs(10);
+
+/// What the task of a lane tells its connection.
+#[derive(Debug)]
+pub(super) enum LaneEvent {
+    Joined(LaneId, Lane),
+    Heard(Event),
+}
+
+/// Accepts the data streams of one lane and reads their headers, until the lane ends.
+#[derive(Debug)]
+pub(super) struct LaneTask {
+    id: LaneId,
+    lane: Lane,
+    header_timeout: Duration,
+    tell: mpsc::Sender<LaneEvent>,
+}
+
+impl LaneTask {
+    pub(super) fn new(
+        id: LaneId,
+        lane: Lane,
+        header_timeout: Duration,
+        tell: mpsc::Sender<LaneEvent>,
+    ) -> Self {
+        Self { id, lane, header_timeout, tell }
+    }
+
+    /// Runs until the lane or its connection ends. Cancel safe but for headers that are being read.
+    pub(super) async fn run(self) {
+        let mut headers = FuturesUnordered::new();
+        loop {
+            let event = tokio::select! {
+                stream = self.lane.accept_data() => match stream {
+                    Ok(stream) => {
+                        headers.push(read_header(self.id, stream, self.header_timeout));
+                        continue;
+                    }
+                    Err(_) => return,
+                },
+                Some(event) = headers.next() => event,
+            };
+            if self.tell.send(LaneEvent::Heard(event)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Reads the header of a data stream, which is due within `deadline`. What becomes of the lane is told elsewhere.
+async fn read_header(lane: LaneId, mut stream: DataIn, deadline: Duration) -> Event {
+    match timeout(deadline, stream.read_header()).await {
+        Ok(Ok(header)) => Event::Opened(lane, header, stream),
+        Ok(Err(HeaderError::Lane(_))) | Err(_) => Event::Nothing,
+        Ok(Err(error)) => Event::Unreadable(error),
+    }
+}
+
+/// Keeps one lane beyond the control stream's, as long as it is wanted.
+#[derive(Debug)]
+pub(super) struct LaneSlot {
+    /// Counts slots from 1. It decides which of this machine's addresses the lane begins at.
+    pub(super) number: usize,
+    pub(super) target: Target,
+    pub(super) peer: SocketAddr,
+    /// What its lanes are: of the kind that reached the server.
+    pub(super) kind: LaneKind,
+    pub(super) session: u64,
+    pub(super) grant: LaneGrant,
+    pub(super) instance: InstanceId,
+    /// The number of the next lane of the session, whichever slot it is in.
+    pub(super) next_lane: Arc<AtomicU32>,
+    pub(super) header_timeout: Duration,
+    /// How many slots are to have a lane, the control stream's included.
+    pub(super) wanted: watch::Receiver<u32>,
+    pub(super) tell: mpsc::Sender<LaneEvent>,
+}
+
+impl LaneSlot {
+    /// Joins a lane, again and again with growing waits, until trying is no use.
+    pub(super) async fn keep(mut self) {
+        let mut backoff = Backoff::new();
+        let mut has_warned = false;
+        while self.is_wanted().await {
+            let began = Instant::now();
+            match self.join_and_run().await {
+                Ok(()) if began.elapsed() > LIVED => backoff = Backoff::new(),
+                Ok(()) => {}
+                Err(error) if !error.is_worth_a_retry() => {
+                    tracing::warn!(slot = self.number, %error, "A lane cannot be kept; the session goes on without it.");
+                    return;
+                }
+                Err(error) if error.blame() == Blame::Local && !has_warned => {
+                    has_warned = true; // The user has to act, and is told once.
+                    tracing::warn!(slot = self.number, %error, "A lane cannot be opened here; it is tried again.");
+                }
+                Err(error) => {
+                    tracing::debug!(slot = self.number, %error, "A lane did not join; it is tried again.");
+                }
+            }
+            sleep(backoff.next(rand::random())).await;
+        }
+    }
+
+    /// Waits until the slot is to have a lane; gives false when it never will.
+    async fn is_wanted(&mut self) -> bool {
+        let number = self.number;
+        self.wanted.wait_for(|slots| *slots as usize > number).await.is_ok()
+    }
+
+    /// Joins a lane and runs it to its end. Whatever became of it, its connection hears of the end once it asked to join:
+    /// the server may have begun chunks on it though its answer never came.
+    ///
+    /// # Errors
+    /// [`ClientError`] when it cannot join, or its server broke a rule.
+    async fn join_and_run(&mut self) -> Result<(), ClientError> {
+        let Target { connector, keys, .. } = &self.target;
+        let lane = connector.connect_further(self.peer, keys, self.number, self.kind).await?;
+        let id = LaneId(self.next_lane.fetch_add(1, Ordering::AcqRel));
+        let deadline = connector.tuning().control_timeout();
+        let ended = match greeted(&lane, deadline, self.greet(id, &lane, deadline)).await {
+            Ok(streams) => self.run(id, &lane, streams).await,
+            Err(error) => Err(error),
+        };
+        let _ = self.tell.send(LaneEvent::Heard(Event::Ended(id))).await;
+        ended
+    }
+
+    async fn greet(&self, id: LaneId, lane: &Lane, deadline: Duration) -> Result<Streams, ClientError> {
+        let (sender, mut receiver) = control::open(lane, deadline).await?;
+        let Self { session, grant, instance, .. } = *self;
+        let join = ClientMessage::Join { session, lane: id, grant, instance };
+        sender.send(join).await?;
+        match first_message(&mut receiver).await? {
+            ServerMessage::Joined => Ok((sender, receiver)),
+            _ => Err(Misbehaved::OutOfTurn { found: "another message", expected: "Joined" }.into()),
+        }
+    }
+
+    /// Runs a lane that joined until it ends, is not wanted any more, or its server speaks on it.
+    async fn run(
+        &mut self,
+        id: LaneId,
+        lane: &Lane,
+        (sender, mut receiver): Streams,
+    ) -> Result<(), ClientError> {
+        if self.tell.send(LaneEvent::Joined(id, lane.clone())).await.is_err() {
+            return Ok(()); // The connection is gone.
+        }
+        let task = LaneTask::new(id, lane.clone(), self.header_timeout, self.tell.clone());
+        let number = self.number;
+        let ended = tokio::select! {
+            _ = lane.run(task.run()) => Ok(()),
+            _ = self.wanted.wait_for(|slots| *slots as usize <= number) => {
+                lane.close(CloseCode::Done, "");
+                Ok(())
+            }
+            said = receiver.next() => match said {
+                Ok(_) => {
+                    lane.close(CloseCode::Misbehaved, "a lane that joined hears Joined and nothing else");
+                    let found = "another message";
+                    Err(Misbehaved::OutOfTurn { found, expected: "nothing after Joined" }.into())
+                }
+                Err(_) => Ok(()),
+            },
+        };
+        let why: Option<String> = lane.ended().map(|error: LaneError| error.to_string());
+        tracing::info!(lane = %id, why, "A lane ended.");
+        lane.close(CloseCode::Done, "");
+        drop(sender);
+        ended
+    }
+}
+
+/// Both directions of a lane's control stream.
+type Streams = (control::Sender<ClientMessage>, control::Receiver<ServerMessage>);

@@ -1,0 +1,259 @@
+//! Where the bytes of a version land: in memory of the session's own, on a device, or in buffers that the user lent.
+
+mod device_sink;
+mod on_device;
+
+pub(crate) use on_device::{Lodged, OnDevice, Shared};
+
+use crate::{
+    buffers::{Fit, Lent, LentMemory, Writing},
+    error::TransferError,
+};
+use bytes::Bytes;
+use device_sink::DeviceSink;
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use tensor_relay_device::{Device, HostMemory, HostSink, PartsError, Region, Sink, SinkError, VolatileBytes};
+use tensor_relay_protocol::{Selection, TensorName, VersionId};
+
+/// Where versions land for which no buffers were lent.
+#[derive(Debug)]
+pub(crate) struct Allocators {
+    /// Memory of the host, within the session's budget.
+    pub(crate) memory: HostMemory,
+    /// The device that versions are to land on, if any.
+    pub(crate) device: Option<Device>,
+}
+
+/// Takes the bytes of one version while they come, and gives them when they are whole.
+#[derive(Debug)]
+pub(crate) enum Destination {
+    /// One piece of memory for all that is selected.
+    Memory(Arc<HostSink>),
+    /// The user's buffers. What is selected and has none goes nowhere.
+    Buffers {
+        sink: Arc<HostSink>,
+        /// Where each part of the sink begins.
+        starts: Vec<u64>,
+        writing: Arc<Writing>,
+    },
+    /// The memory of a device: one piece, or the user's buffers.
+    Device { sink: Arc<DeviceSink>, payload: Arc<OnDevice> },
+}
+
+impl Destination {
+    /// In the buffers that were lent, if there are some and they fit; in memory of `allocators` otherwise. Who lent buffers that do not
+    /// fit is told when the version is there.
+    pub(crate) fn new(
+        selection: &Selection,
+        lent: Option<Lent>,
+        allocators: &Allocators,
+    ) -> Result<Self, TransferError> {
+        if let Some(destination) = lent.and_then(|lent| Self::in_buffers(selection, lent, &allocators.memory))
+        {
+            return Ok(destination);
+        }
+        let len_bytes = selection.payload_bytes();
+        match &allocators.device {
+            Some(device) => {
+                // This waits on the session's own executor, and all its subscriptions with it. On a GPU: a message there
+                // and back where memory is reused, milliseconds where it is fresh. It is longer while other memory has
+                // to be freed first, which may wait for all that the GPU does, or while another call of the driver holds
+                // up the engine's thread: a third of a second for each GiB of pages that is locked. If the driver hangs,
+                // it ends after the engine's answer_timeout, 60 s by default.
+                let payload = OnDevice::allocate(device, len_bytes, &allocators.memory);
+                let payload = payload.map_err(|source| TransferError::device_memory(device, source))?;
+                Ok(Self::on_device(payload, len_bytes)?)
+            }
+            None => {
+                let region = allocators.memory.allocate(len_bytes as usize)?;
+                Ok(Self::Memory(Arc::new(HostSink::new(region))))
+            }
+        }
+    }
+
+    /// In the buffers that were lent, if they fit. What spans several of them on the host is staged in `memory`.
+    pub(crate) fn in_buffers(selection: &Selection, mut lent: Lent, memory: &HostMemory) -> Option<Self> {
+        lent.retain_wanted(selection);
+        let fits = lent.expected.fit(selection, lent.asked().into_iter()).ok()?;
+        match lent.memory {
+            LentMemory::Host(tensors) => {
+                let parts = in_order(fits, tensors, |region| !region.is_empty());
+                let starts = parts.iter().map(|(range, _)| range.start).collect();
+                let sink = HostSink::scatter(selection.payload_bytes(), parts, memory.clone()).ok()?;
+                Some(Self::Buffers { sink: Arc::new(sink), starts, writing: lent.writing })
+            }
+            LentMemory::Device(tensors) => {
+                let parts = in_order(fits, tensors, |lodged| lodged.buffer().len_bytes() > 0);
+                let payload = OnDevice::lent(parts, lent.writing, memory)?;
+                Self::on_device(payload, selection.payload_bytes()).ok()
+            }
+        }
+    }
+
+    fn on_device(payload: OnDevice, len_bytes: u64) -> Result<Self, PartsError> {
+        let payload = Arc::new(payload);
+        let sink = DeviceSink::new(Arc::clone(&payload), len_bytes)?;
+        Ok(Self::Device { sink: Arc::new(sink), payload })
+    }
+
+    /// Where a chunk of `id` may be written from now on.
+    pub(crate) fn sink(&self, id: &VersionId) -> Arc<dyn Sink> {
+        if let Some(writing) = self.writing() {
+            writing.begin(id);
+        }
+        match self {
+            Self::Memory(sink) => Arc::clone(sink) as Arc<dyn Sink>,
+            Self::Buffers { sink, .. } => Arc::clone(sink) as Arc<dyn Sink>,
+            Self::Device { sink, .. } => Arc::clone(sink) as Arc<dyn Sink>,
+        }
+    }
+
+    /// Gives the bytes, which the caller vouches for being whole and verified.
+    pub(crate) fn commit(&self) -> Result<Payload, SinkError> {
+        match self {
+            Self::Memory(sink) => Ok(Payload::whole(sink.commit()?.pop().unwrap_or_default())),
+            Self::Buffers { sink, starts, writing } => {
+                let bytes = sink.commit()?.into_iter().map(Region::freeze);
+                let by_start = starts.iter().copied().zip(bytes).collect();
+                Ok(Payload::Scattered(Arc::new(Scattered { by_start, writing: Arc::clone(writing) })))
+            }
+            Self::Device { sink, payload } => {
+                sink.commit()?;
+                Ok(Payload::Device(Shared::new(Arc::clone(payload))))
+            }
+        }
+    }
+
+    /// The device that keeps this destination waiting, if one does: for a slot, or for a copy in flight.
+    pub(crate) fn waits_for(&self) -> Option<&Device> {
+        match self {
+            Self::Device { sink, payload } => sink.is_waited_for().then(|| payload.device()),
+            Self::Memory(_) | Self::Buffers { .. } => None,
+        }
+    }
+
+    /// The device that it is on.
+    pub(crate) fn device(&self) -> Option<&Device> {
+        match self {
+            Self::Device { payload, .. } => Some(payload.device()),
+            Self::Memory(_) | Self::Buffers { .. } => None,
+        }
+    }
+
+    fn writing(&self) -> Option<&Arc<Writing>> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Buffers { writing, .. } => Some(writing),
+            Self::Device { payload, .. } => payload.writing(),
+        }
+    }
+}
+
+/// The memory that is `kept`, by where its tensor lies among what is selected.
+fn in_order<M>(
+    fits: Vec<Fit>,
+    tensors: Vec<(TensorName, M)>,
+    kept: impl Fn(&M) -> bool,
+) -> Vec<(Range<u64>, M)> {
+    let memory = tensors.into_iter().map(|(_, memory)| memory);
+    let parts = fits.into_iter().map(|fit| fit.range).zip(memory);
+    let mut parts: Vec<_> = parts.filter(|(_, memory)| kept(memory)).collect();
+    parts.sort_by_key(|(range, _)| range.start);
+    parts
+}
+
+/// The bytes of a version that was received.
+#[derive(Debug, Clone)]
+pub(crate) enum Payload {
+    /// All that was selected, in one piece; and the same memory for bindings that let others write it.
+    Whole((Bytes, VolatileBytes)),
+    /// The tensors that had a buffer of the user's, in those buffers.
+    Scattered(Arc<Scattered>),
+    /// In the memory of a device: all in one piece, or in the user's buffers.
+    Device(Shared),
+}
+
+/// Tensors in the user's buffers, by where they would lie in one piece: tied weights are found under all their names.
+/// The buffers go back when the last clone is dropped.
+#[derive(Debug)]
+pub(crate) struct Scattered {
+    by_start: BTreeMap<u64, Bytes>,
+    writing: Arc<Writing>,
+}
+
+impl Payload {
+    /// Nothing.
+    pub(crate) const EMPTY: Self = Self::Whole((Bytes::new(), VolatileBytes::EMPTY));
+
+    pub(crate) fn whole(region: Region) -> Self {
+        Self::Whole(region.freeze_volatile())
+    }
+
+    pub(crate) fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Whole((bytes, _)) => bytes.len() as u64,
+            Self::Scattered(scattered) => scattered.by_start.values().map(|bytes| bytes.len() as u64).sum(),
+            Self::Device(shared) => shared.payload().len_bytes(),
+        }
+    }
+
+    /// The tensors of `selection` that it has.
+    pub(crate) fn narrow(&self, selection: &Arc<Selection>) -> Arc<Selection> {
+        match self {
+            Self::Whole(..) => Arc::clone(selection),
+            Self::Scattered(_) | Self::Device(_) => Arc::new(
+                selection.retain(|index| selection.tensor_range(index).is_some_and(|range| self.has(range))),
+            ),
+        }
+    }
+
+    /// The bytes of the tensor at `range` of what is selected; `None` where it had no buffer, or lies on a device.
+    pub(crate) fn tensor(&self, range: Range<u64>) -> Option<Bytes> {
+        match self {
+            Self::Device(_) => None,
+            _ if range.is_empty() => Some(Bytes::new()),
+            Self::Whole((bytes, _)) => Some(bytes.slice(range.start as usize..range.end as usize)),
+            Self::Scattered(scattered) => scattered.by_start.get(&range.start).cloned(),
+        }
+    }
+
+    /// The memory of the tensor at `range`, which others may write; `None` where it is the user's own, or a device's.
+    pub(crate) fn volatile(&self, range: Range<u64>) -> Option<VolatileBytes> {
+        match self {
+            Self::Whole((_, volatile)) => volatile.slice(range.start as usize..range.end as usize),
+            Self::Scattered(_) | Self::Device(_) => None,
+        }
+    }
+
+    /// Where it is, if it is on a device.
+    pub(crate) fn on_device(&self) -> Option<&Shared> {
+        match self {
+            Self::Whole(..) | Self::Scattered(_) => None,
+            Self::Device(shared) => Some(shared),
+        }
+    }
+
+    /// Whether it lies in the buffers that `writing` watches.
+    pub(crate) fn is_in(&self, writing: &Arc<Writing>) -> bool {
+        let its_own = match self {
+            Self::Whole(..) => None,
+            Self::Scattered(scattered) => Some(&scattered.writing),
+            Self::Device(shared) => shared.payload().writing(),
+        };
+        its_own.is_some_and(|its_own| Arc::ptr_eq(its_own, writing))
+    }
+
+    fn has(&self, range: Range<u64>) -> bool {
+        match self {
+            Self::Device(shared) => shared.payload().find(range).is_some(),
+            Self::Whole(..) | Self::Scattered(_) => self.tensor(range).is_some(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::whole(Region::from_owner(bytes))
+    }
+}

@@ -1,0 +1,65 @@
+//! The way into device memory.
+
+use super::OnDevice;
+use std::{ops::Range, sync::Arc, time::Duration};
+use tensor_relay_device::{BoxFuture, CopyError, EngineSink, PartsError, Sink, SinkError, Target};
+use tokio::time::timeout;
+
+/// How long a chunk may take to be copied before its version is given up. Less than both ends wait for a byte to move,
+/// 30 s, so that the device is blamed and not this client. More than a GPU's engine lets a copy wait for a caller's stream,
+/// 20 s by default, which begins later than this: then the engine says first that the stream was late.
+const COPY_TIMEOUT: Duration = Duration::from_secs(25);
+
+/// A sink in device memory whose copies have a deadline, and keep the buffers that they go to: memory that a user lent does
+/// not go back there under a copy.
+#[derive(Debug)]
+pub(crate) struct DeviceSink {
+    inner: EngineSink,
+    payload: Arc<OnDevice>,
+}
+
+impl DeviceSink {
+    /// A sink for `payload`, which is `len_bytes` long with all that goes nowhere.
+    pub(super) fn new(payload: Arc<OnDevice>, len_bytes: u64) -> Result<Self, PartsError> {
+        Ok(Self { inner: payload.sink(len_bytes)?, payload })
+    }
+
+    /// Whether it keeps a chunk waiting: for a slot, or for a copy in flight.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.inner.waits_for_device()
+    }
+
+    /// Ends the writing. Fails while a chunk is written, or when the end of a copy is unknown.
+    pub(super) fn commit(&self) -> Result<(), SinkError> {
+        self.inner.commit()
+    }
+
+    async fn copy(&self, target: Target) -> Result<(), SinkError> {
+        let range = target.range();
+        let copying = self.inner.write_keeping(target, self.payload.touched(&range));
+        let Ok(end) = timeout(COPY_TIMEOUT, copying).await else {
+            let device = self.payload.device().name().into();
+            return Err(CopyError::TimedOut { device, waited: COPY_TIMEOUT }.into());
+        };
+        if let Err(SinkError::Copy(error)) = &end
+            && error.may_land_later()
+        {
+            self.payload.touched(&range).iter().for_each(|memory| memory.withhold());
+        }
+        end
+    }
+}
+
+impl Sink for DeviceSink {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>> {
+        self.inner.open(range)
+    }
+
+    fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>> {
+        Box::pin(self.copy(target))
+    }
+}

@@ -1,0 +1,161 @@
+//! The bytes of a version in the memory of a device.
+
+use crate::{buffers::Writing, holding::Held};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tensor_relay_device::{AllocError, Device, DeviceBuffer, EngineSink, HostMemory, PartsError, Source};
+use tokio::sync::oneshot;
+
+/// A payload on one device: in one piece of memory, or with some tensors in buffers of the user's.
+#[derive(Debug)]
+pub(crate) struct OnDevice {
+    device: Device,
+    /// The pieces, by where in the payload they begin.
+    pieces: BTreeMap<u64, Arc<Lodged>>,
+    /// The watch over buffers of the user's.
+    writing: Option<Arc<Writing>>,
+    /// What copies on the host are made in.
+    memory: HostMemory,
+}
+
+impl OnDevice {
+    /// One new piece for all of `len_bytes`.
+    pub(crate) fn allocate(device: &Device, len_bytes: u64, memory: &HostMemory) -> Result<Self, AllocError> {
+        // What no address can hold is refused by the device.
+        let buffer = device.allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX))?;
+        let pieces = BTreeMap::from([(0, Arc::new(Lodged::new(buffer, None)))]);
+        Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })
+    }
+
+    /// Buffers that the user lent, with their places. `None` where there is none, or they lie on several devices.
+    pub(crate) fn lent(
+        parts: Vec<(Range<u64>, Arc<Lodged>)>,
+        writing: Arc<Writing>,
+        memory: &HostMemory,
+    ) -> Option<Self> {
+        let device = parts.first()?.1.buffer().device().clone();
+        let here = |(_, lodged): &(Range<u64>, Arc<Lodged>)| lodged.buffer().device().is(&device);
+        if !parts.iter().all(here) {
+            return None;
+        }
+        let pieces = parts.into_iter().map(|(range, lodged)| (range.start, lodged)).collect();
+        Some(Self { device, pieces, writing: Some(writing), memory: memory.clone() })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn writing(&self) -> Option<&Arc<Writing>> {
+        self.writing.as_ref()
+    }
+
+    pub(crate) fn memory(&self) -> &HostMemory {
+        &self.memory
+    }
+
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.pieces.values().map(|piece| piece.buffer.len_bytes()).sum()
+    }
+
+    /// The memory that has the bytes at `range` of the payload, and where in it they lie. Empty ones are anywhere.
+    pub(crate) fn find(&self, range: Range<u64>) -> Option<(&DeviceBuffer, Range<u64>)> {
+        if range.is_empty() {
+            return self.pieces.values().next().map(|piece| (&piece.buffer, 0..0));
+        }
+        let (start, piece) = self.pieces.range(..=range.start).next_back()?;
+        let inside = range.start - start..range.end - start;
+        (inside.end <= piece.buffer.len_bytes()).then_some((&piece.buffer, inside))
+    }
+
+    /// The pieces that have bytes at `range` of the payload.
+    pub(super) fn touched(&self, range: &Range<u64>) -> Vec<Arc<Lodged>> {
+        let before = self.pieces.range(..range.end).rev();
+        let touched = before.take_while(|(start, piece)| *start + piece.buffer.len_bytes() > range.start);
+        touched.map(|(_, piece)| Arc::clone(piece)).collect()
+    }
+
+    /// A sink for the payload, `len_bytes` long.
+    pub(super) fn sink(&self, len_bytes: u64) -> Result<EngineSink, PartsError> {
+        self.device.sink(len_bytes, self.parts())
+    }
+
+    /// A source of the payload, `len_bytes` long. What was received into no buffer reads as zeros.
+    pub(crate) fn source(&self, len_bytes: u64) -> Result<Arc<dyn Source>, PartsError> {
+        self.device.source(len_bytes, self.parts())
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (Range<u64>, DeviceBuffer)> {
+        let part = |(start, piece): (&u64, &Arc<Lodged>)| {
+            (*start..*start + piece.buffer.len_bytes(), piece.buffer.clone())
+        };
+        self.pieces.iter().map(part)
+    }
+}
+
+/// Device memory that bytes land in. One that a user lent goes back there with the last reference, of which copies to it
+/// have one each.
+#[derive(Debug)]
+pub(crate) struct Lodged {
+    buffer: DeviceBuffer,
+    home: Mutex<Option<oneshot::Sender<DeviceBuffer>>>,
+}
+
+impl Lodged {
+    fn new(buffer: DeviceBuffer, home: Option<oneshot::Sender<DeviceBuffer>>) -> Self {
+        Self { buffer, home: Mutex::new(home) }
+    }
+
+    /// Memory of the user's, and the way back to it.
+    pub(crate) fn lent(buffer: DeviceBuffer) -> (Arc<Self>, oneshot::Receiver<DeviceBuffer>) {
+        let (home, back) = oneshot::channel();
+        (Arc::new(Self::new(buffer, Some(home))), back)
+    }
+
+    pub(crate) fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    /// Nobody knows whether a copy to it has ended, so it does not go back, and its user hears so at once. Its engine keeps
+    /// the memory for as long as that copy may write to it.
+    pub(super) fn withhold(&self) {
+        drop(self.take_home());
+    }
+
+    fn take_home(&self) -> Option<oneshot::Sender<DeviceBuffer>> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Lodged {
+    fn drop(&mut self) {
+        if let Some(home) = self.take_home() {
+            let _ = home.send(self.buffer.clone()); // Nobody wants it back: the last clone frees it.
+        }
+    }
+}
+
+/// A payload on a device as snapshots and tensors share it: it counts as held until the last one is dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct Shared {
+    payload: Arc<OnDevice>,
+    held: Option<Arc<Held>>,
+}
+
+impl Shared {
+    pub(crate) fn new(payload: Arc<OnDevice>) -> Self {
+        Self { payload, held: None }
+    }
+
+    pub(crate) fn payload(&self) -> &OnDevice {
+        &self.payload
+    }
+
+    /// Lets `held` last as long as this and its clones.
+    pub(crate) fn keep(&mut self, held: Held) {
+        self.held = Some(Arc::new(held));
+    }
+}

@@ -1,0 +1,365 @@
+//! One subscription of a session: does what its [`Subscriber`] decides. It has the memory, the tasks that write to it, and
+//! the user's end.
+
+use crate::{
+    Receipt, Request, Snapshot, SubscriptionError,
+    base::Base,
+    buffers::Lent,
+    connection::{Connection, Place},
+    destination::{Allocators, Destination},
+    error::TransferError,
+    holding::Holding,
+    progress::Counters,
+    snapshot_queue::SnapshotQueue,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+use tensor_relay_device::{Demand, Device};
+use tensor_relay_protocol::{
+    Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, Misbehaved, Released, Selection,
+    StreamToken, Subscriber, Topic, Verified, Version, VersionFault, VersionId,
+};
+use tensor_relay_transport::{
+    DataIn, Lane, Tally,
+    ingress::{Ingress, ReceiveError},
+};
+use tokio::{task::AbortHandle, time::Instant};
+
+/// From which size on a version takes long enough for its rate to be measured.
+const BULKY_BYTES: u64 = 64 << 20;
+
+/// The state of one subscription. It outlives connections.
+#[derive(Debug)]
+pub(crate) struct Reception {
+    pub(crate) machine: Subscriber,
+    pub(crate) queue: Arc<SnapshotQueue>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) holding: Arc<Holding>,
+    topic: Topic,
+    keep_place: bool,
+    /// Buffers of the user's that the next version to begin goes into.
+    lent: Option<Lent>,
+    /// The copy that versions may be coded against.
+    base: Base,
+    /// Keeps the memory of snapshots that were dropped for the next ones.
+    #[expect(dead_code, reason = "it is only dropped")]
+    demand: Demand,
+    /// When the version under way was announced first.
+    began: Instant,
+    /// Where the version under way lands.
+    destination: Option<Destination>,
+    /// What came of it in which codec.
+    tally: Arc<Tally>,
+    /// The chunk streams that are not being received.
+    streams: HashMap<StreamToken, DataIn>,
+    /// What receives chunks of the version under way. It ends with that, so that nothing holds its memory longer.
+    tasks: Vec<AbortOnDrop>,
+    /// Whether the subscription is over.
+    is_over: bool,
+}
+
+/// What a reception works with.
+pub(crate) struct Context<'a> {
+    pub(crate) connection: &'a mut Connection,
+    pub(crate) allocators: &'a Allocators,
+    pub(crate) ingress: &'a Ingress,
+    /// What the server is to be told.
+    pub(crate) outbox: &'a mut VecDeque<ClientMessage>,
+}
+
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Drop for Reception {
+    /// However a subscription ends, its user hears of it: usually with a better reason, which came before.
+    fn drop(&mut self) {
+        let closed = Arc::new(tensor_relay_transport::LaneError::ClosedHere.into());
+        self.end(SubscriptionError::disconnected(&self.topic, &closed));
+    }
+}
+
+impl Reception {
+    /// Begins what the user wants by `request`.
+    pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, demand: Demand) -> Self {
+        Self {
+            machine,
+            queue: Arc::new(SnapshotQueue::new(request.mode)),
+            counters: Arc::default(),
+            holding: Arc::default(),
+            topic: request.topic.clone(),
+            keep_place: request.keep_place,
+            lent: None,
+            base,
+            demand,
+            began: Instant::now(),
+            destination: None,
+            tally: Arc::default(),
+            streams: HashMap::new(),
+            tasks: vec![],
+            is_over: false,
+        }
+    }
+
+    pub(crate) fn topic(&self) -> &Topic {
+        &self.topic
+    }
+
+    /// Whether a named reader may come back for its place.
+    pub(crate) fn keeps_place(&self) -> bool {
+        self.keep_place
+    }
+
+    /// Whether the subscription is over and can be dropped.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The size of chunks that the present manifest leads to.
+    pub(crate) fn chunk_bytes(&self) -> Option<u32> {
+        self.machine.selection().map(|selection| selection.manifest().chunk_bytes())
+    }
+
+    /// Whether a version is under way that is large enough to find out how many lanes are worth it.
+    pub(crate) fn is_bulky(&self) -> bool {
+        let bytes = self.machine.selection().map_or(0, |selection| selection.payload_bytes());
+        self.machine.is_receiving() && bytes >= BULKY_BYTES
+    }
+
+    /// Asks for the subscription on a connection that was just made.
+    pub(crate) fn subscribe(&mut self) {
+        self.queue.set_asked(Some(Instant::now()));
+        let base = self.base.tell(self.machine.held().as_ref());
+        self.machine.subscribe(base);
+    }
+
+    /// Takes buffers that the user lends for the next version, or the word that it wants the last ones back. They go back
+    /// where the next version that it will get is here or on its way already.
+    pub(crate) fn handle_given(&mut self, lent: Option<Lent>) {
+        let is_next = !self.machine.is_receiving() && self.queue.is_empty();
+        self.lent = lent.filter(|_| is_next);
+    }
+
+    /// Takes the beginning of a version.
+    pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), Misbehaved> {
+        let now = Instant::now();
+        let goes_on = self.machine.is_receiving();
+        let afresh = announce.afresh.then(|| announce.id.clone());
+        self.machine
+            .handle_announce(announce, now.into_std(), self.counters.moved_bytes())?;
+        if !goes_on {
+            self.began = now;
+        }
+        if let Some(version) = afresh {
+            self.base.handle_given_up(); // It is of the other content, too.
+            tracing::warn!(%version, "The server has other content under the epoch and number of a version that came before: it comes anew. Somebody published different bytes under one epoch.");
+        }
+        self.queue.announce();
+        Ok(())
+    }
+
+    /// Takes a chunk's stream, whose header was read.
+    pub(crate) fn handle_chunk(
+        &mut self,
+        header: ChunkHeader,
+        token: StreamToken,
+        lane: LaneId,
+        stream: DataIn,
+    ) -> Result<(), Misbehaved> {
+        self.streams.insert(token, stream);
+        self.machine.handle_chunk(header, token, lane)
+    }
+
+    /// Takes a chunk that is verified and in its place.
+    pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
+        self.machine.handle_verified(token, verified);
+        self.counters.set_verified(self.machine.held_bytes());
+    }
+
+    /// Takes the news that the bytes of a stream are not its chunk, or cannot be placed.
+    pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) {
+        if self.machine.is_wanted(token) {
+            let device = self.destination.as_ref().and_then(Destination::device);
+            self.fail(&TransferError::chunk(error, device));
+        }
+    }
+
+    /// Looks whether anything moved since the last look.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.machine.handle_timeout(now.into_std(), self.counters.moved_bytes());
+    }
+
+    /// The connection is gone and nothing writes to the memory any more: forgets what belonged to the connection, keeps
+    /// what is verified. The next one begins with `allowance` of credit.
+    pub(crate) fn handle_detached(&mut self, allowance: u32) {
+        self.queue.set_asked(None);
+        self.machine.handle_detached(allowance);
+        while self.machine.poll().is_some() {} // Streams to discard: all are, with their connection.
+        self.streams.clear();
+        self.tasks.clear();
+        self.counters.set_verified(self.machine.held_bytes());
+    }
+
+    /// Tells the user that nothing more will come.
+    pub(crate) fn end(&self, error: SubscriptionError) {
+        self.queue.end(error);
+    }
+
+    /// Does all that the machine wants done. Afterwards the subscription may be [over](Self::is_over).
+    ///
+    /// # Errors
+    /// [`Misbehaved`] when the server broke a rule: the session ends.
+    pub(crate) fn act(&mut self, context: &mut Context<'_>) -> Result<(), Misbehaved> {
+        while let Some(action) = self.machine.poll() {
+            match action {
+                Action::Send(message) => context.outbox.push_back(message),
+                Action::Place { announce, selection, resumes } => {
+                    match self.place(&announce, &selection, resumes, context.allocators) {
+                        Ok(base) => self.machine.handle_placed(base)?,
+                        Err(error) => self.fail(&error),
+                    }
+                }
+                Action::Receive { stream, header, range, dtype } => {
+                    self.receive(stream, header, (range, dtype), context);
+                }
+                Action::Discard(stream) => drop(self.streams.remove(&stream)),
+                Action::Commit(commit) => self.commit(commit, context.connection.control()),
+                Action::Release { id, reason } => self.release(id, reason),
+                Action::Fail(fault) => self.fail(&self.transfer_error(fault)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds a place for what is selected: the buffers that were lent, or memory. Gives the version that chunks may be coded
+    /// against.
+    fn place(
+        &mut self,
+        announce: &Announce,
+        selection: &Arc<Selection>,
+        resumes: bool,
+        allocators: &Allocators,
+    ) -> Result<Option<Version>, TransferError> {
+        if resumes {
+            tracing::info!(version = %announce.id, "A version goes on where it was.");
+            return Ok(self.base.resume(announce));
+        }
+        self.counters.begin(announce.id.version.0, selection.payload_bytes());
+        self.tally = Arc::default();
+        self.destination = Some(Destination::new(selection, self.lent.take(), allocators)?);
+        Ok(self.base.begin(announce, selection))
+    }
+
+    fn receive(
+        &mut self,
+        token: StreamToken,
+        header: ChunkHeader,
+        (range, dtype): (std::ops::Range<u64>, Dtype),
+        context: &mut Context<'_>,
+    ) {
+        let (Some(stream), Some(destination)) = (self.streams.remove(&token), &self.destination) else {
+            return;
+        };
+        let Some(id) = self.machine.under_way() else { return };
+        let place = Place {
+            sink: destination.sink(id),
+            range,
+            dtype,
+            base: self.base.chunk(header.chunk),
+            tally: Arc::clone(&self.tally),
+            counters: Arc::clone(&self.counters),
+        };
+        if self.tasks.len() == self.tasks.capacity() {
+            self.tasks.retain(|task| !task.0.is_finished()); // What has ended need not be ended.
+        }
+        let task = context.connection.receive_chunk(token, header, stream, place, context.ingress);
+        self.tasks.push(AbortOnDrop(task));
+    }
+
+    /// Gives the version to the user, with what it took to receive it over a session that `control` leads.
+    fn commit(&mut self, commit: Commit, control: &Lane) {
+        let Some(destination) = &self.destination else { return };
+        let payload = match destination.commit() {
+            Ok(payload) => payload,
+            Err(error) => return self.fail(&error.into()),
+        };
+        self.destination = None;
+        self.tasks.clear();
+        // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
+        if let Some(gap) = commit.gap {
+            self.queue.put_gap(gap);
+        }
+        let kept = self.base.handle_committed();
+        self.machine.handle_committed(kept);
+        self.queue.put(Snapshot {
+            id: commit.announce.id,
+            selection: payload.narrow(&commit.selection),
+            payload,
+            metadata: commit.announce.metadata,
+            skipped: commit.announce.skipped,
+            new_epoch: commit.new_epoch,
+            receipt: Receipt {
+                duration: self.began.elapsed(),
+                wire_bytes: self.counters.get().wire_bytes,
+                chunks: commit.chunks,
+                resumed: commit.resumed,
+                transport: control.kind(),
+                transport_reason: control.reason(),
+                codecs: self.tally.stats(),
+            },
+        });
+    }
+
+    fn release(&mut self, id: VersionId, reason: Released) {
+        self.tasks.clear();
+        self.destination = None;
+        self.base.handle_given_up();
+        match reason {
+            Released::ByServer(reason) => {
+                tracing::warn!(%id, "The server gave a version up: {reason}.");
+                if !self.machine.has_committed() {
+                    self.queue.handle_given_up(id, reason);
+                }
+            }
+            Released::Replaced => {
+                self.began = Instant::now();
+                tracing::warn!(given_up = %id, "What came of a version is thrown away: the server has another one.");
+            }
+            Released::Here => {}
+        }
+    }
+
+    fn transfer_error(&self, fault: VersionFault) -> TransferError {
+        match fault {
+            VersionFault::Mismatch { expected, found } => TransferError::Mismatch { expected, found },
+            VersionFault::Stalled(timeout) => {
+                // Blames the device where the version waits for one, and the sender otherwise.
+                let device: Option<&Device> = self.destination.as_ref().and_then(Destination::waits_for);
+                TransferError::stalled(timeout.as_millis(), device)
+            }
+        }
+    }
+
+    /// Gives the version under way up, and the subscription with it where later ones are lost as well. Both ends are told.
+    fn fail(&mut self, error: &TransferError) {
+        let Some(id) = self.machine.under_way().cloned() else { return };
+        let (reason, told) = (error.abort_reason(), error.for_user(&id));
+        if error.is_final() {
+            self.is_over = true;
+            self.machine.end(reason, self.keep_place);
+            self.end(told);
+        } else {
+            tracing::warn!(%id, %error, "A version is given up.");
+            self.machine.give_up(reason);
+            self.queue.put_failure(told);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Where a session leaves snapshots and a subscription takes them.
+
+use crate::{Gap, Snapshot, SubscriptionError};
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use tensor_relay_protocol::{AbortReason, Mode, VersionId};
+use tokio::{sync::Notify, time::Instant};
+
+/// Holds what the user has not taken.
+///
+/// In mode `latest` that is one snapshot at most: a newer one replaces it and counts it as skipped, so a user who is
+/// slow gets the newest and never a queue of stale ones. In mode `every` it is a queue, which the window of the
+/// subscription bounds.
+#[derive(Debug)]
+pub(crate) struct SnapshotQueue {
+    mode: Mode,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    announced: bool,
+    /// Since when the server of now knows what is wanted; none while there is no connection.
+    asked: Option<Instant>,
+    /// The version that the server announced and gave up, where the user has none and no other was announced since.
+    given_up: Option<(VersionId, AbortReason)>,
+    ready: VecDeque<Item>,
+    ended: Option<SubscriptionError>,
+}
+
+/// One thing for the user.
+#[derive(Debug)]
+enum Item {
+    Snapshot(Box<Snapshot>),
+    Gap(Box<Gap>),
+    Failure(SubscriptionError),
+}
+
+/// What a subscription finds.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A snapshot.
+    Snapshot(Box<Snapshot>),
+    /// News that versions are missing before the next snapshot.
+    Gap(Box<Gap>),
+    /// News that a version was given up, and that others will come.
+    Failure(SubscriptionError),
+    /// A snapshot is there, but the user may not have it yet.
+    NotYet,
+    /// The end, after everything that was delivered before it was taken.
+    Ended(SubscriptionError),
+    /// Nothing yet, of a topic that is known to exist.
+    Nothing,
+    /// Nothing yet, and whether the topic exists is not known. It was asked for then, if there is a connection.
+    Unknown { asked: Option<Instant> },
+}
+
+impl State {
+    /// The snapshot of mode `latest`.
+    fn snapshot_mut(&mut self) -> Option<&mut Snapshot> {
+        self.ready.iter_mut().find_map(|item| match item {
+            Item::Snapshot(snapshot) => Some(&mut **snapshot),
+            _ => None,
+        })
+    }
+
+    fn take_snapshot(&mut self) -> Option<Box<Snapshot>> {
+        let at = self.ready.iter().position(|item| matches!(item, Item::Snapshot(_)))?;
+        match self.ready.remove(at) {
+            Some(Item::Snapshot(snapshot)) => Some(snapshot),
+            _ => None,
+        }
+    }
+}
+
+impl SnapshotQueue {
+    pub(crate) fn new(mode: Mode) -> Self {
+        Self { mode, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Says that the topic exists.
+    pub(crate) fn announce(&self) {
+        let mut state = self.state();
+        (state.announced, state.given_up) = (true, None);
+        self.changed.notify_one();
+    }
+
+    /// Says that the server gave up what it announced, and that the user has nothing yet: it is waited for as if the topic
+    /// had been asked for now.
+    pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
+        let mut state = self.state();
+        (state.announced, state.given_up) = (false, Some((id, reason)));
+        state.asked = Some(Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// The version that was given up, where no other was announced since.
+    pub(crate) fn given_up(&self) -> Option<(VersionId, AbortReason)> {
+        self.state().given_up.clone()
+    }
+
+    /// Says since when the server knows what is wanted, or that there is none now.
+    pub(crate) fn set_asked(&self, asked: Option<Instant>) {
+        let mut state = self.state();
+        (state.asked, state.given_up) = (asked, None);
+        self.changed.notify_one();
+    }
+
+    /// Leaves a snapshot for the user, unless the end was told.
+    pub(crate) fn put(&self, mut snapshot: Snapshot) {
+        let mut state = self.state();
+        if state.ended.is_some() {
+            return; // The user was told that nothing more comes.
+        }
+        if self.mode == Mode::Latest
+            && let Some(replaced) = state.take_snapshot()
+        {
+            snapshot.skipped = snapshot.skipped.saturating_add(replaced.skipped).saturating_add(1);
+            snapshot.new_epoch |= replaced.new_epoch;
+        }
+        state.ready.push_back(Item::Snapshot(Box::new(snapshot)));
+        self.changed.notify_one();
+    }
+
+    /// Gives back a snapshot that was taken and could not be used, with the gap before it. A newer one that came meanwhile
+    /// replaces it, where the mode has it so.
+    pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
+        let mut state = self.state();
+        match (self.mode, state.snapshot_mut()) {
+            (Mode::Latest, Some(newer)) => {
+                newer.skipped = newer.skipped.saturating_add(snapshot.skipped).saturating_add(1);
+                newer.new_epoch |= snapshot.new_epoch;
+            }
+            _ => {
+                state.ready.push_front(Item::Snapshot(snapshot));
+                gap.into_iter().for_each(|gap| state.ready.push_front(Item::Gap(gap)));
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    /// Drops a snapshot that nobody is to take. Says whether it was here.
+    pub(crate) fn discard(&self, id: &VersionId) -> bool {
+        let mut state = self.state();
+        let is_it = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
+        let found = state.ready.iter().position(is_it);
+        found.and_then(|at| state.ready.remove(at)).is_some()
+    }
+
+    /// Whether nothing is here for the user.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state().ready.is_empty()
+    }
+
+    /// Whether what the user takes next is a snapshot.
+    pub(crate) fn has_snapshot(&self) -> bool {
+        matches!(self.state().ready.front(), Some(Item::Snapshot(_)))
+    }
+
+    /// Says that versions are missing before the next snapshot.
+    pub(crate) fn put_gap(&self, gap: Gap) {
+        self.state().ready.push_back(Item::Gap(Box::new(gap)));
+        self.changed.notify_one();
+    }
+
+    /// Says that a version was given up, and that others will come. In mode `latest` the news of the last one is enough.
+    pub(crate) fn put_failure(&self, error: SubscriptionError) {
+        let mut state = self.state();
+        if self.mode == Mode::Latest {
+            state.ready.retain(|item| !matches!(item, Item::Failure(_)));
+        }
+        state.ready.push_back(Item::Failure(error));
+        self.changed.notify_one();
+    }
+
+    /// Says that nothing more will come; the first reason counts.
+    pub(crate) fn end(&self, error: SubscriptionError) {
+        self.state().ended.get_or_insert(error);
+        self.changed.notify_one();
+    }
+
+    /// Takes what is there; a snapshot only if `may_take_snapshot`.
+    pub(crate) fn take(&self, may_take_snapshot: bool) -> Found {
+        let mut state = self.state();
+        if !may_take_snapshot && matches!(state.ready.front(), Some(Item::Snapshot(_))) {
+            return Found::NotYet;
+        }
+        match (state.ready.pop_front(), &state.ended) {
+            (Some(Item::Snapshot(snapshot)), _) => Found::Snapshot(snapshot),
+            (Some(Item::Gap(gap)), _) => Found::Gap(gap),
+            (Some(Item::Failure(error)), _) => Found::Failure(error),
+            (None, Some(error)) => Found::Ended(error.clone()),
+            (None, None) if state.announced => Found::Nothing,
+            (None, None) => Found::Unknown { asked: state.asked },
+        }
+    }
+
+    /// Waits until something changed since the last wait. Cancel safe.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::{EndReason, Epoch, Topic, Version};
+
+    fn id(version: u64) -> VersionId {
+        VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(version) }
+    }
+
+    fn snapshot(version: u64, skipped: u64) -> Snapshot {
+        Snapshot { id: id(version), skipped, ..Snapshot::empty() }
+    }
+
+    #[test]
+    fn a_slow_user_gets_the_newest_and_the_count() {
+        let queue = SnapshotQueue::new(Mode::Latest);
+        assert!(matches!(queue.take(true), Found::Unknown { asked: None }));
+        queue.put(snapshot(1, 0));
+        queue.put(snapshot(4, 2));
+        queue.put(snapshot(5, 0));
+        let Found::Snapshot(found) = queue.take(true) else { panic!("a snapshot is there") };
+        assert_eq!((found.id.version, found.skipped), (Version(5), 4), "1 to 4 were published and not seen");
+    }
+
+    #[test]
+    fn in_mode_every_nothing_is_replaced_and_gaps_keep_their_place() {
+        let queue = SnapshotQueue::new(Mode::Every);
+        queue.put(snapshot(1, 0));
+        queue.put_gap(Gap { after: Some(id(1)), found: id(4) });
+        queue.put(snapshot(4, 0));
+        assert!(matches!(queue.take(false), Found::NotYet));
+        assert!(matches!(queue.take(true), Found::Snapshot(s) if s.id == id(1)));
+        assert!(matches!(queue.take(false), Found::Gap(gap) if gap.found == id(4)));
+        assert!(matches!(queue.take(true), Found::Snapshot(s) if s.id == id(4)));
+    }
+
+    #[test]
+    fn what_is_given_back_keeps_its_place_or_is_counted() {
+        let latest = SnapshotQueue::new(Mode::Latest);
+        latest.put(snapshot(1, 2));
+        let Found::Snapshot(taken) = latest.take(true) else { panic!("a snapshot is there") };
+        latest.put(snapshot(2, 0));
+        latest.put_back(taken, None);
+        assert!(
+            matches!(latest.take(true), Found::Snapshot(s) if (s.id.version, s.skipped) == (Version(2), 3))
+        );
+
+        let every = SnapshotQueue::new(Mode::Every);
+        every.put(snapshot(4, 0));
+        let Found::Snapshot(taken) = every.take(true) else { panic!("a snapshot is there") };
+        every.put(snapshot(5, 0));
+        every.put_back(taken, Some(Box::new(Gap { after: Some(id(1)), found: id(4) })));
+        assert!(matches!(every.take(true), Found::Gap(gap) if gap.found == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(4)));
+        assert!(matches!(every.take(true), Found::Snapshot(s) if s.id == id(5)));
+    }
+
+    #[test]
+    fn a_snapshot_that_is_passed_over_is_gone_and_no_other() {
+        for mode in [Mode::Latest, Mode::Every] {
+            let queue = SnapshotQueue::new(mode);
+            queue.put(snapshot(1, 0));
+            assert!(!queue.discard(&id(2)));
+            assert!(queue.discard(&id(1)) && !queue.discard(&id(1)));
+            queue.put(snapshot(2, 0));
+            assert!(matches!(queue.take(true), Found::Snapshot(s) if s.id == id(2)));
+        }
+    }
+
+    #[test]
+    fn the_end_comes_after_what_was_delivered_and_stays() {
+        let queue = SnapshotQueue::new(Mode::Latest);
+        let ended = |reason| SubscriptionError::Ended { topic: Topic::new("t").unwrap(), reason };
+        queue.put(snapshot(1, 0));
+        queue.end(ended(EndReason::TopicEnded));
+        queue.end(ended(EndReason::Evicted));
+        assert!(matches!(queue.take(true), Found::Snapshot(_)));
+        for _ in 0..2 {
+            let Found::Ended(SubscriptionError::Ended { reason, .. }) = queue.take(true) else {
+                panic!("the end")
+            };
+            assert_eq!(reason, EndReason::TopicEnded);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+use std::{ops::Range, sync::Arc};
+
+use super::{Exported, FdMemory, Imported, IpcMemory, ShareError, SharedBuffer};
+use crate::{
+    Device, DeviceBuffer,
+    cuda::{CudaEngine, CudaMemory},
+    loan::Returned,
+};
+
+/// What other processes on this machine share with this one, for callers that know no kind of device. All of this blocks for
+/// as long as the device takes: call it off the executor.
+impl Device {
+    /// Whether it has memory that processes can share.
+    pub fn is_shareable(&self) -> bool {
+        self.engine::<CudaEngine>().is_some_and(|engine| engine.info().uuid.is_some())
+    }
+
+    /// Names memory where it is, for another process to read: all of it, or none. What writes to it is waited for. Keep the
+    /// buffers until the other process said that it has let go.
+    pub fn name_to_others(&self, buffers: &[DeviceBuffer]) -> Result<Vec<IpcMemory>, ShareError> {
+        let memories = buffers.iter().map(|buffer| self.own_memory(buffer));
+        let memories = memories.collect::<Result<Vec<_>, _>>()?;
+        self.sharing()?.name_memory(&memories)?.into_iter().collect()
+    }
+
+    /// Copies `parts` into a buffer of `len` bytes that another process can have, each to where its range says. What writes
+    /// to them is waited for, and they may be written again when this returns. Keep the buffer until the other process has
+    /// its descriptor.
+    pub fn copy_for_others(
+        &self,
+        len: u64,
+        parts: &[(Range<u64>, DeviceBuffer)],
+    ) -> Result<(FdMemory, SharedBuffer), ShareError> {
+        let parts = parts.iter().map(|(range, buffer)| Ok((self.own_memory(buffer)?, range.start)));
+        let parts = parts.collect::<Result<Vec<_>, ShareError>>()?;
+        let buffer = self.sharing()?.shared_buffer(len)?;
+        buffer.fill(parts)?;
+        Ok((buffer.export()?, buffer))
+    }
+
+    /// Takes memory that another process shares: each of `places` in it as a buffer, and what tells when all of it has gone
+    /// back.
+    ///
+    /// What the other says of it is checked, but not that it keeps it and leaves it alone
+    /// ([`CudaEngine::import`]): take memory of peers alone that this process trusts as it trusts itself on that device.
+    pub fn import(
+        &self,
+        exported: Exported,
+        places: &[Range<u64>],
+    ) -> Result<(Vec<DeviceBuffer>, Returned), ShareError> {
+        // SAFETY: the exporter guarantees it, which the caller trusts. No memory of the host is at stake: copies are the
+        // driver's, from a mapping of this process's that lasts until the engine closes it. Where the exporter breaks its
+        // word they have other bytes, or fail with the device's context, which the engine takes like any failed device.
+        let Imported { memory, returned } = unsafe { self.sharing()?.import(exported) }?;
+        let buffer = |place: &Range<u64>| {
+            let (offset, len, bytes) =
+                (place.start, place.end.saturating_sub(place.start), memory.len_bytes());
+            let part = memory.slice(place.clone());
+            let part = part.ok_or(ShareError::OutOfBounds { offset, len, bytes })?;
+            self.wrap::<CudaEngine>(part).ok_or_else(|| self.has_none())
+        };
+        let buffers = places.iter().map(buffer).collect::<Result<_, _>>()?;
+        Ok((buffers, returned))
+    }
+
+    fn sharing(&self) -> Result<&Arc<CudaEngine>, ShareError> {
+        self.engine::<CudaEngine>().ok_or_else(|| self.has_none())
+    }
+
+    fn own_memory(&self, buffer: &DeviceBuffer) -> Result<Arc<CudaMemory>, ShareError> {
+        buffer.memory::<CudaMemory>().ok_or_else(|| self.has_none())
+    }
+
+    fn has_none(&self) -> ShareError {
+        ShareError::NotShareable { device: self.name().into() }
+    }
+}

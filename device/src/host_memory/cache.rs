@@ -1,0 +1,163 @@
+use std::{
+    io,
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use super::{AllocError, linger::Linger, populated::Populated};
+use crate::{mapping::Mapping, region::Keeper};
+
+/// What all clones of a `HostMemory` share: how much is in use, and the mappings that wait for reuse.
+pub(super) struct Cache {
+    pub(super) budget_bytes: u64,
+    /// Whether fresh memory is populated ahead of its use.
+    pub(super) prefault: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) in_use_bytes: u64,
+    pub(super) cached_bytes: u64,
+    pub(super) fresh: u64,
+    pub(super) reused: u64,
+    /// Mappings without an owner, the longest unused first. The budget bounds them, at one page or more each.
+    cached: Vec<Arc<Populated>>,
+    pub(super) keep: Keep,
+    pub(super) linger: Linger,
+}
+
+/// How much memory is kept for reuse, within the budget.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) enum Keep {
+    #[default]
+    All,
+    /// All while so many [`Demand`](super::Demand)s live, nothing without any.
+    OnDemand(u64),
+    InProportion,
+}
+
+pub(super) enum Taken {
+    Reused(Arc<Populated>),
+    /// The books have `mapped_len` more bytes in use. Drop `evicted` first, outside the lock: unmapping is
+    /// slow.
+    Room {
+        evicted: Vec<Arc<Populated>>,
+        mapped_len: usize,
+    },
+}
+
+impl Cache {
+    pub(super) fn new(budget_bytes: u64, prefault: bool, keep: Keep) -> Self {
+        Self { budget_bytes, prefault, state: Mutex::new(State { keep, ..State::default() }) }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn take(&self, len: usize) -> Result<Taken, AllocError> {
+        let mapped_len = Mapping::mapped_len(len)
+            .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;
+        let mut state = self.state();
+        if let Some(mapping) = state.take_cached(mapped_len) {
+            return Ok(Taken::Reused(mapping));
+        }
+        let evicted = self.make_room(&mut state, len, mapped_len)?;
+        Ok(Taken::Room { evicted, mapped_len })
+    }
+
+    /// Enters `mapped_len` more bytes in use, and gives the mappings that had to make room.
+    pub(super) fn make_room(
+        &self,
+        state: &mut State,
+        len: usize,
+        mapped_len: usize,
+    ) -> Result<Vec<Arc<Populated>>, AllocError> {
+        let free_bytes = self.budget_bytes - state.in_use_bytes;
+        if mapped_len as u64 > free_bytes {
+            return Err(AllocError::OverBudget {
+                asked_bytes: len as u64,
+                in_use_bytes: state.in_use_bytes,
+                budget_bytes: self.budget_bytes,
+            });
+        }
+        let evicted = state.shrink_cache(free_bytes - mapped_len as u64);
+        state.in_use_bytes += mapped_len as u64;
+        Ok(evicted)
+    }
+}
+
+impl State {
+    /// Takes the smallest cached mapping that fits, unless more than half of it would lie idle.
+    fn take_cached(&mut self, mapped_len: usize) -> Option<Arc<Populated>> {
+        let fits = mapped_len..=mapped_len.saturating_mul(2);
+        let candidates = self
+            .cached
+            .iter()
+            .enumerate()
+            .filter(|(_, mapping)| fits.contains(&mapping.len()));
+        let (best, _) = candidates.min_by_key(|(_, mapping)| mapping.len())?;
+        let mapping = self.cached.remove(best);
+        self.cached_bytes -= mapping.len() as u64;
+        self.in_use_bytes += mapping.len() as u64;
+        self.reused += 1;
+        Some(mapping)
+    }
+
+    /// Gives up the longest unused mappings until at most `keep_bytes` are cached.
+    pub(super) fn shrink_cache(&mut self, keep_bytes: u64) -> Vec<Arc<Populated>> {
+        let mut count = 0;
+        while self.cached_bytes > keep_bytes {
+            self.cached_bytes -= self.cached[count].len() as u64;
+            count += 1;
+        }
+        self.cached.drain(..count).collect()
+    }
+
+    /// Gives up what is not to be kept.
+    pub(super) fn tidy(&mut self) -> Vec<Arc<Populated>> {
+        match self.keep {
+            Keep::All | Keep::OnDemand(1..) => vec![],
+            Keep::OnDemand(0) if self.linger.is_on() => vec![],
+            Keep::OnDemand(0) => self.shrink_cache(0),
+            Keep::InProportion => self.shrink_cache(self.in_use_bytes),
+        }
+    }
+
+    fn put_back(&mut self, mapping: Arc<Populated>) -> Vec<Arc<Populated>> {
+        self.in_use_bytes -= mapping.len() as u64;
+        self.cached_bytes += mapping.len() as u64;
+        self.cached.push(mapping);
+        self.tidy()
+    }
+}
+
+/// The keeper under every region of a `HostMemory`: the one owner of a mapping while regions of it live.
+pub(super) struct Lease {
+    pub(super) mapping: Arc<Populated>,
+    pub(super) cache: Weak<Cache>,
+}
+
+// SAFETY: `Mapping` keeps its constant range mapped and initialised (zeroed by the kernel) as long as it
+// lives. A mapping is in one lease or in the cache, never both, and others who hold it (populating) do not
+// reach its bytes.
+unsafe impl Keeper for Lease {
+    fn start(&self) -> NonNull<u8> {
+        self.mapping.start()
+    }
+
+    fn len(&self) -> usize {
+        self.mapping.len()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.mapping.let_go();
+        if let Some(cache) = self.cache.upgrade() {
+            let released = cache.state().put_back(Arc::clone(&self.mapping));
+            drop(released); // Outside the lock: unmapping is slow.
+        }
+    }
+}

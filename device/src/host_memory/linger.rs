@@ -1,0 +1,119 @@
+//! Memory that is kept a little longer than anybody is known to want it: for who subscribes again.
+
+use std::{
+    sync::{Arc, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    POPULATED_BYTES_MIN,
+    cache::{Cache, Keep, State},
+    populated::Populated,
+};
+
+/// How long: enough for a program that takes version after version, with a subscription for each.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Until when a cache without demand keeps what it has.
+#[derive(Debug, Default)]
+pub(super) struct Linger {
+    until: Option<Instant>,
+    /// Whether a thread waits for that.
+    is_awaited: bool,
+}
+
+impl Linger {
+    pub(super) fn is_on(&self) -> bool {
+        self.until.is_some()
+    }
+}
+
+/// Whether nobody has demand any more, and there is so much memory that it is worth a thread.
+pub(super) fn is_worth_it(state: &State) -> bool {
+    let bytes = state.in_use_bytes + state.cached_bytes;
+    matches!(state.keep, Keep::OnDemand(0)) && bytes >= POPULATED_BYTES_MIN as u64
+}
+
+/// Begins, or begins anew. One thread waits for each cache that lingers. Without one to be had, gives what goes back at once.
+pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>> {
+    state.linger.until = Some(Instant::now() + LINGER);
+    if !state.linger.is_awaited {
+        let weak = Arc::downgrade(cache);
+        let waiting = thread::Builder::new().name("relay-linger".into()).spawn(|| wait(weak));
+        if waiting.is_err() {
+            state.linger = Linger::default();
+            return state.tidy();
+        }
+        state.linger.is_awaited = true;
+    }
+    vec![]
+}
+
+/// Waits for the end, which may be put off meanwhile, and gives back what is not to be kept then.
+fn wait(weak: Weak<Cache>) {
+    let mut left = LINGER;
+    while !left.is_zero() {
+        thread::sleep(left);
+        let Some(cache) = weak.upgrade() else { return };
+        left = cache.state().linger.left(Instant::now());
+        if left.is_zero() {
+            let released = cache.state().tidy();
+            drop(released); // Outside the lock: unmapping is slow.
+        }
+    }
+}
+
+impl Linger {
+    /// What is left at `now`. With nothing, it is over.
+    fn left(&mut self, now: Instant) -> Duration {
+        let left = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        if left.is_zero() {
+            *self = Self::default();
+        }
+        left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostMemory;
+
+    const LEN: usize = POPULATED_BYTES_MIN;
+
+    fn end(memory: &HostMemory) {
+        let mut state = memory.cache.state();
+        assert!(state.linger.left(Instant::now()) > Duration::ZERO);
+        assert_eq!(state.linger.left(Instant::now() + LINGER), Duration::ZERO);
+        drop(state.tidy());
+    }
+
+    #[test]
+    fn who_comes_back_soon_finds_its_memory() {
+        let memory = HostMemory::on_demand(u64::MAX);
+        let first = memory.demand();
+        drop(memory.allocate(LEN).unwrap());
+        drop(first);
+        assert_eq!(memory.stats().cached_bytes, LEN as u64);
+        let again = memory.demand();
+        let region = memory.allocate(LEN).unwrap();
+        assert_eq!(memory.stats().reused, 1);
+        drop(again);
+        drop(region);
+        assert_eq!(memory.stats().cached_bytes, LEN as u64, "what is dropped later is kept as well");
+        end(&memory);
+        assert_eq!(memory.stats().cached_bytes, 0);
+    }
+
+    #[test]
+    fn who_came_back_keeps_its_memory_when_the_time_is_over() {
+        let memory = HostMemory::on_demand(u64::MAX);
+        let first = memory.demand();
+        drop(memory.allocate(LEN).unwrap());
+        drop(first);
+        let _again = memory.demand();
+        end(&memory);
+        assert_eq!(memory.stats().cached_bytes, LEN as u64);
+    }
+}

@@ -1,0 +1,141 @@
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use crate::mapping::PageSize;
+
+/// What it costs the kernel to find memory in pages of either size, as it was measured last.
+///
+/// Huge pages are found in half the time of small ones, and used faster. But a virtual machine that gives free memory back
+/// to its host ("free page reporting") gives it back in blocks that huge pages are made of: then each takes hundreds of
+/// faults in the host, up to ten times what small pages of the blocks that were kept take. It may also take the kernel long to
+/// move other memory out of the way of huge pages. No file says so; the time that it takes does.
+#[derive(Debug, Default)]
+pub(super) struct PageCosts {
+    huge: Cost,
+    small: Cost,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Cost {
+    #[default]
+    Unknown,
+    /// Somebody is about to know.
+    Tried,
+    /// Processor time for a MiB.
+    Known(Duration),
+}
+
+/// How many times dearer huge pages may be: it is seen in their use, and when they are given back.
+const HUGE_MAY_COST: u32 = 2;
+
+/// Those of this process: of all its memory, since all of it comes from the same kernel.
+pub(super) static PAGE_COSTS: Mutex<PageCosts> = Mutex::new(PageCosts::new());
+
+/// What is to be taken, as far as this process knows.
+pub(super) fn preferred() -> PageSize {
+    PAGE_COSTS.lock().unwrap_or_else(PoisonError::into_inner).preferred()
+}
+
+impl PageCosts {
+    const fn new() -> Self {
+        Self { huge: Cost::Unknown, small: Cost::Unknown }
+    }
+
+    /// What memory is to be of: huge pages, unless they are known to be too dear.
+    pub(super) fn preferred(&self) -> PageSize {
+        match (self.huge, self.small) {
+            (Cost::Known(huge), Cost::Known(small)) if huge > small * HUGE_MAY_COST => PageSize::Small,
+            _ => PageSize::Huge,
+        }
+    }
+
+    /// What to take for a piece of memory whose cost will be [settled](Self::settle): each size once, then what is preferred.
+    pub(super) fn choose(&mut self) -> PageSize {
+        match (self.huge, self.small) {
+            (Cost::Unknown, _) => {
+                self.huge = Cost::Tried;
+                PageSize::Huge
+            }
+            (_, Cost::Unknown) => {
+                self.small = Cost::Tried;
+                PageSize::Small
+            }
+            (Cost::Tried, _) => PageSize::Small,
+            _ => self.preferred(),
+        }
+    }
+
+    /// Takes the processor time that `bytes` took; `None` where the kernel could not find them.
+    pub(super) fn settle(&mut self, size: PageSize, bytes: usize, time: Option<Duration>) {
+        let per_mib = |time: Duration| time.mul_f64((1 << 20) as f64 / bytes as f64);
+        let cost = time.map_or(Cost::Unknown, |time| Cost::Known(per_mib(time)));
+        match size {
+            PageSize::Huge => self.huge = cost,
+            PageSize::Small => self.small = cost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn us(micros: u64) -> Option<Duration> {
+        Some(Duration::from_micros(micros))
+    }
+
+    fn known(huge: u64, small: u64) -> PageCosts {
+        let mut costs = PageCosts::default();
+        for (expected, time) in [(PageSize::Huge, huge), (PageSize::Small, small)] {
+            let size = costs.choose();
+            assert_eq!(size, expected, "each is tried once");
+            costs.settle(size, 4 * MIB, us(4 * time));
+        }
+        costs
+    }
+
+    #[test]
+    fn huge_pages_are_taken_unless_they_are_much_dearer() {
+        for (huge, small, expected) in
+            [(100, 350, PageSize::Huge), (600, 350, PageSize::Huge), (800, 350, PageSize::Small)]
+        {
+            let mut costs = known(huge, small);
+            assert_eq!((costs.choose(), costs.preferred()), (expected, expected));
+        }
+    }
+
+    #[test]
+    fn what_became_dear_is_left() {
+        let mut costs = known(100, 350);
+        costs.settle(PageSize::Huge, MIB, us(4000));
+        assert_eq!(costs.choose(), PageSize::Small);
+        costs.settle(PageSize::Small, MIB, us(2500));
+        assert_eq!(costs.choose(), PageSize::Huge, "the small ones that were kept are used up");
+    }
+
+    #[test]
+    fn nobody_waits_for_who_tries() {
+        let mut costs = PageCosts::default();
+        let chosen: Vec<_> = (0..3).map(|_| costs.choose()).collect();
+        assert_eq!(chosen, [PageSize::Huge, PageSize::Small, PageSize::Small]);
+        assert_eq!(costs.preferred(), PageSize::Huge);
+        costs.settle(PageSize::Small, MIB, us(1));
+        assert_eq!(costs.choose(), PageSize::Small);
+        costs.settle(PageSize::Huge, MIB, us(1));
+        assert_eq!(costs.choose(), PageSize::Huge);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_stays_huge() {
+        let mut costs = PageCosts::default();
+        for _ in 0..3 {
+            let size = costs.choose();
+            costs.settle(size, MIB, None);
+        }
+        assert_eq!(costs.preferred(), PageSize::Huge);
+    }
+}

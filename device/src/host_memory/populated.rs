@@ -1,0 +1,201 @@
+use std::{
+    ops::{Deref, Range},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
+    time::Duration,
+};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::page_costs::{PAGE_COSTS, PageCosts};
+use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
+
+/// A mapping whose memory the kernel finds ahead of whoever writes it first, on threads of their own.
+///
+/// Why: to find and clear memory takes about as long as to receive into it, and up to ten times as long where a host has
+/// to find it too. The threads begin at the beginning, where the first chunks go, and take a piece each in turn. They hold the mapping
+/// only while one piece is at work, and stop when it was let go. The contents do not change, so the owner may write
+/// meanwhile. Failure costs speed, nothing else: the first writer takes the page faults itself.
+#[derive(Debug)]
+pub(super) struct Populated {
+    mapping: Mapping,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    /// Where the next piece begins.
+    next: usize,
+    /// What memory from `next` on is to be of.
+    size: PageSize,
+    /// Who works at it. More would wait for each other: so many clear memory as fast as it can be written.
+    threads: usize,
+    /// Whether somebody has the memory and will write it.
+    is_wanted: bool,
+}
+
+/// The most threads that work at one mapping, where there are as many processors.
+const THREADS_MAX: usize = 4;
+
+impl Populated {
+    /// Finds no memory yet. `size` is what the mapping is to be of.
+    pub(super) fn new(mapping: Mapping, size: PageSize) -> Self {
+        let progress = Progress { next: 0, size, threads: 0, is_wanted: false };
+        Self { mapping, progress: Mutex::new(progress) }
+    }
+
+    /// Lets the kernel find what it has not found yet, in the background.
+    pub(super) fn begin(self: &Arc<Self>) {
+        let mut progress = self.progress();
+        progress.is_wanted = true;
+        let left = self.mapping.len().saturating_sub(progress.next).div_ceil(PIECE_BYTES);
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let threads = left.min(processors).min(THREADS_MAX);
+        while progress.threads < threads {
+            let weak = Arc::downgrade(self);
+            // No thread to be had: the others do it, or the first writer.
+            let spawned = thread::Builder::new().name("relay-prefault".into()).spawn(|| work(weak));
+            if spawned.is_err() {
+                return;
+            }
+            progress.threads += 1;
+        }
+    }
+
+    /// Stops: nobody will write the memory soon.
+    pub(super) fn let_go(&self) {
+        self.progress().is_wanted = false;
+    }
+
+    /// Populates the next piece. False where there is none: the thread is not counted any more.
+    fn advance(&self) -> bool {
+        let Some((piece, size)) = self.take_piece() else { return false };
+        let before = processor_time();
+        let populated = self.mapping.populate(piece.clone());
+        let time = processor_time().saturating_sub(before);
+        page_costs().settle(size, piece.len(), populated.is_ok().then_some(time));
+        if populated.is_err() {
+            let mut progress = self.progress();
+            (progress.next, progress.size) = (self.mapping.len(), PageSize::Huge);
+            self.mapping.prefer(PageSize::Huge, 0..self.mapping.len());
+        }
+        true
+    }
+
+    /// Takes the next piece, and asks for pages of the size that is to be taken now, from there on. Without a piece the thread
+    /// that asked is done.
+    fn take_piece(&self) -> Option<(Range<usize>, PageSize)> {
+        let mut progress = self.progress();
+        if !progress.is_wanted || progress.next >= self.mapping.len() {
+            progress.threads -= 1; // Under the lock: who wants the memory again begins another.
+            return None;
+        }
+        let size = page_costs().choose();
+        let (start, rest) = (progress.next, progress.next..self.mapping.len());
+        if size != progress.size {
+            self.mapping.prefer(size, rest.clone());
+            progress.size = size;
+        }
+        // Pieces end where huge pages do: no two threads work at one of these.
+        let address = self.mapping.start().addr().get();
+        let end = (address + start + PIECE_BYTES) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - address;
+        progress.next = end.min(rest.end);
+        Some((start..progress.next, size))
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for Populated {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+/// Populates piece after piece, until there is no more or the mapping is let go.
+fn work(populated: Weak<Populated>) {
+    while populated.upgrade().is_some_and(|populated| populated.advance()) {}
+}
+
+fn page_costs() -> MutexGuard<'static, PageCosts> {
+    PAGE_COSTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this thread took of a processor: other than the time that passed, it does not count those who work beside.
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn populated(pieces: usize) -> Arc<Populated> {
+        let mapping = Mapping::new(pieces * PIECE_BYTES, PageSize::Huge).unwrap();
+        Arc::new(Populated::new(mapping, PageSize::Huge))
+    }
+
+    fn wait_for_threads(populated: &Populated) {
+        while populated.progress().threads > 0 {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn pieces_follow_each_other_to_the_end() {
+        let populated = populated(5);
+        let thread = |is_wanted| {
+            populated.progress().threads += 1;
+            populated.progress().is_wanted = is_wanted;
+        };
+        thread(false);
+        assert!(populated.take_piece().is_none(), "nobody wants it yet");
+        thread(true);
+        let (address, mut end) = (populated.start().addr().get(), 0);
+        while let Some((piece, _)) = populated.take_piece() {
+            assert_eq!(piece.start, end);
+            assert!(!piece.is_empty() && piece.len() <= PIECE_BYTES);
+            end = piece.end;
+            assert!((address + end).is_multiple_of(HUGE_PAGE_BYTES) || end == populated.len());
+        }
+        assert_eq!(end, populated.len());
+    }
+
+    #[test]
+    fn all_of_it_is_populated() {
+        let populated = populated(9);
+        populated.begin();
+        wait_for_threads(&populated);
+        assert_eq!(populated.progress().next, populated.len());
+    }
+
+    #[test]
+    fn what_is_let_go_goes_on_when_it_is_wanted_again() {
+        let populated = populated(3);
+        populated.progress().is_wanted = true;
+        populated.progress().threads = 1;
+        assert!(populated.advance());
+        populated.let_go();
+        let next = populated.progress().next;
+        assert!(!populated.advance() && populated.progress().next == next);
+        assert_eq!(populated.progress().threads, 0);
+        populated.begin();
+        wait_for_threads(&populated);
+        assert_eq!(populated.progress().next, populated.len());
+    }
+
+    #[test]
+    fn threads_let_go_of_their_mapping() {
+        let populated = populated(20);
+        let weak = Arc::downgrade(&populated);
+        populated.begin();
+        drop(populated);
+        while weak.strong_count() > 0 {
+            thread::yield_now();
+        }
+    }
+}

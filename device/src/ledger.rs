@@ -1,0 +1,131 @@
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+use crate::sink::SinkError;
+
+/// The ranges of a sink on a device that are lent, or that a copy may still write to.
+///
+/// Why: a copy cannot be called back. A chunk that is given up while it is copied may come again, and the old copy must
+/// not land over the new bytes. So each range has an [`Entry`], which goes with the copy to the engine and ends where the
+/// engine lets go of the copy's slot, whether or not anybody waits for that. Where the engine never does, since it cannot
+/// tell the end of a copy, neither does the entry.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    state: Mutex<State>,
+    ended: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// By number. Those that are lent or copied have slots, which bound them; the others are chunks that wait for one.
+    entries: BTreeMap<u64, (Range<u64>, Phase)>,
+    ever: u64,
+    is_committed: bool,
+}
+
+#[derive(PartialEq, Eq)]
+enum Phase {
+    /// There is no slot for it yet.
+    Waiting,
+    /// Its writer fills it.
+    Lent,
+    /// The engine has it.
+    Copying,
+}
+
+impl Ledger {
+    /// Enters `range`, once no copy to it is in flight: the engine ends each. Fails at once where it is lent. Cancel safe.
+    pub(crate) async fn enter(self: &Arc<Self>, range: &Range<u64>) -> Result<Entry, SinkError> {
+        loop {
+            let ended = self.ended.notified();
+            if let Some(number) = self.state().enter(range)? {
+                return Ok(Entry { number, ledger: Arc::clone(self), kept: None });
+            }
+            ended.await;
+        }
+    }
+
+    /// Ends the writing. Fails while there is an entry.
+    pub(crate) fn commit(&self, len_bytes: u64) -> Result<(), SinkError> {
+        let mut state = self.state();
+        let lent_bytes = state.entries.values().map(|(range, _)| range.end - range.start).sum();
+        match lent_bytes {
+            _ if state.is_committed => Err(SinkError::Committed),
+            0 => {
+                state.is_committed = true;
+                Ok(())
+            }
+            lent_bytes => Err(SinkError::StillLent { lent_bytes, len_bytes }),
+        }
+    }
+
+    /// Whether a range waits for its slot, or a copy for its end.
+    pub(crate) fn waits(&self) -> bool {
+        self.state().entries.values().any(|(_, phase)| *phase != Phase::Lent)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Enters `range`, and gives its number; `None` while it is copied.
+    fn enter(&mut self, range: &Range<u64>) -> Result<Option<u64>, SinkError> {
+        if self.is_committed {
+            return Err(SinkError::Committed);
+        }
+        let overlaps = |other: &Range<u64>| range.start.max(other.start) < range.end.min(other.end);
+        let mut others = self.entries.values().filter(|(other, _)| overlaps(other)).peekable();
+        let is_copied = others.peek().is_some();
+        if others.any(|(_, phase)| *phase != Phase::Copying) {
+            return Err(SinkError::Busy { start: range.start, end: range.end });
+        }
+        if is_copied {
+            return Ok(None);
+        }
+        self.ever += 1;
+        self.entries.insert(self.ever, (range.clone(), Phase::Waiting));
+        Ok(Some(self.ever))
+    }
+}
+
+/// A range in its [`Ledger`], until this is dropped.
+pub(crate) struct Entry {
+    number: u64,
+    ledger: Arc<Ledger>,
+    kept: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Entry {
+    /// It has its slot, and is its writer's.
+    pub(crate) fn lend(&mut self) {
+        self.set(Phase::Lent);
+    }
+
+    /// It is the engine's from now on, and keeps `kept`.
+    pub(crate) fn copy(mut self, kept: impl Any + Send + Sync) -> Arc<Self> {
+        self.kept = Some(Box::new(kept));
+        self.set(Phase::Copying);
+        Arc::new(self)
+    }
+
+    fn set(&mut self, to: Phase) {
+        if let Some((_, phase)) = self.ledger.state().entries.get_mut(&self.number) {
+            *phase = to;
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.ledger.state().entries.remove(&self.number);
+        self.ledger.ended.notify_waiters();
+    }
+}

@@ -1,0 +1,123 @@
+//! Where else than over the present connection chunks may come from: addresses of lanes, and peers that hold chunks.
+
+use super::{
+    Field, LaneGrant,
+    field::{address, exactly, list},
+    wire,
+};
+use crate::MessageError;
+
+/// The most addresses in one message. Hosts have a few; each is tried for seconds.
+pub const ADDRESSES_MAX: usize = 16;
+
+/// The most sources in one message: a client asks some of them at once, and is told new ones when they fail it.
+pub const SOURCES_MAX: usize = 64;
+
+/// What a lane runs over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Transport {
+    /// QUIC over UDP.
+    Quic,
+    /// TLS over TCP.
+    Tcp,
+}
+
+/// Where lanes of a session may be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LaneAddress {
+    /// Over what.
+    pub transport: Transport,
+    /// `host:port`; `None` is where the control connection leads.
+    pub address: Option<String>,
+}
+
+/// A peer that serves chunks of a subscription.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Over what it is reached.
+    pub transport: Transport,
+    /// `host:port`.
+    pub address: String,
+    /// The SHA-256 of its public key.
+    pub key: [u8; 32],
+    /// What the client shows it.
+    pub grant: LaneGrant,
+}
+
+impl Transport {
+    fn code(self) -> u32 {
+        match self {
+            Self::Quic => 1,
+            Self::Tcp => 2,
+        }
+    }
+
+    /// `None` for one that this build does not know.
+    fn from_code(code: u32) -> Option<Self> {
+        [Self::Quic, Self::Tcp].into_iter().find(|transport| transport.code() == code)
+    }
+}
+
+/// Addresses over transports that this build does not know are checked like others, and passed over.
+impl Field for Vec<LaneAddress> {
+    type Wire = Vec<wire::LaneAddress>;
+
+    fn into_wire(self) -> Self::Wire {
+        let wire = |LaneAddress { transport, address }: LaneAddress| wire::LaneAddress {
+            transport: transport.code(),
+            address: address.unwrap_or_default(),
+        };
+        self.into_iter().map(wire).collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        let read = list(field, ADDRESSES_MAX, wire, |wire| {
+            let address = Some(wire.address).filter(|text| !text.is_empty()).map(address).transpose()?;
+            Ok(Transport::from_code(wire.transport).map(|transport| LaneAddress { transport, address }))
+        });
+        Ok(read?.into_iter().flatten().collect())
+    }
+}
+
+/// Sources over transports that this build does not know are checked like others, and passed over.
+impl Field for Vec<Source> {
+    type Wire = Vec<wire::Source>;
+
+    fn into_wire(self) -> Self::Wire {
+        let wire = |Source { transport, address, key, grant }: Source| wire::Source {
+            transport: transport.code(),
+            address,
+            key: key.to_vec(),
+            grant: grant.into_wire(),
+        };
+        self.into_iter().map(wire).collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        let read = list(field, SOURCES_MAX, wire, |wire| {
+            let (address, key) = (address(wire.address)?, exactly("key", &wire.key)?);
+            let grant = LaneGrant::from_wire("grant", wire.grant)?;
+            Ok(Transport::from_code(wire.transport).map(|transport| Source {
+                transport,
+                address,
+                key,
+                grant,
+            }))
+        });
+        Ok(read?.into_iter().flatten().collect())
+    }
+}
+
+/// The addresses of other servers.
+impl Field for Vec<String> {
+    type Wire = Self;
+
+    fn into_wire(self) -> Self {
+        self
+    }
+
+    fn from_wire(field: &'static str, wire: Self) -> Result<Self, MessageError> {
+        list(field, ADDRESSES_MAX, wire, address)
+    }
+}

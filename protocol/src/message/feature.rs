@@ -1,0 +1,169 @@
+//! Features: parts of the protocol that an end may have or not, and says so in its greeting (PROTOCOL.md §3.11).
+
+use super::{ClientMessage, Field, Order, ServerMessage, Start};
+use crate::{MessageError, Misbehaved};
+
+/// Defines every feature once: number and name.
+macro_rules! features {
+    ($($(#[$doc:meta])* $Feature:ident = $code:literal, $name:literal;)*) => {
+        /// A part of the protocol that is used only towards an end that offered it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Feature { $($(#[$doc])* $Feature,)* }
+
+        impl Feature {
+            /// Every feature that this build can name.
+            pub const ALL: &'static [Self] = &[$(Self::$Feature,)*];
+
+            /// The number on the wire.
+            pub fn code(self) -> u32 {
+                match self { $(Self::$Feature => $code,)* }
+            }
+
+            /// The name in messages to people.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$Feature => $name,)* }
+            }
+        }
+    };
+}
+
+features! {
+    /// One version by its number, or a manifest alone: `Subscribe.once`, `Subscribe.describe` and `start` 5.
+    Get = 1, "get";
+    /// Chunks in another order than that of the payload: `Subscribe.order`.
+    Order = 2, "order";
+    /// Versions that several writers make in parts: `Announce.part`.
+    Parts = 3, "parts";
+    /// Chunks from other clients: `Sources` and `Hashes`.
+    Peers = 4, "peers";
+    /// A server that goes away names others: `Drain`.
+    Drain = 5, "drain";
+    /// Tests of a lane's rate: `Probe` and its data streams.
+    Probe = 6, "probe";
+}
+
+/// A set of features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FeatureSet(u32);
+
+impl FeatureSet {
+    /// What this build offers: none of them is built yet.
+    pub const OFFERED: Self = Self(0);
+
+    /// The features with these numbers. Numbers that this build does not know are passed over.
+    pub fn from_codes(codes: &[u32]) -> Self {
+        let known = Feature::ALL.iter().filter(|feature| codes.contains(&feature.code()));
+        known.fold(Self::default(), |set, feature| Self(set.0 | Self::bit(*feature)))
+    }
+
+    /// Whether `feature` is in the set.
+    pub fn contains(self, feature: Feature) -> bool {
+        self.0 & Self::bit(feature) != 0
+    }
+
+    /// The features in the set.
+    pub fn iter(self) -> impl Iterator<Item = Feature> {
+        Feature::ALL.iter().copied().filter(move |feature| self.contains(*feature))
+    }
+
+    /// Checks that the peer may send `found`, which needs `feature`, to an end that offered this set.
+    ///
+    /// # Errors
+    /// [`Misbehaved::FeatureNotOffered`] where it may not.
+    pub fn permit(self, found: &'static str, feature: Feature) -> Result<(), Misbehaved> {
+        match self.contains(feature) {
+            true => Ok(()),
+            false => Err(Misbehaved::FeatureNotOffered { found, feature: feature.name() }),
+        }
+    }
+
+    fn bit(feature: Feature) -> u32 {
+        1 << feature.code()
+    }
+}
+
+impl Field for FeatureSet {
+    type Wire = Vec<u32>;
+
+    fn into_wire(self) -> Vec<u32> {
+        self.iter().map(Feature::code).collect()
+    }
+
+    fn from_wire(_: &'static str, wire: Vec<u32>) -> Result<Self, MessageError> {
+        Ok(Self::from_codes(&wire))
+    }
+}
+
+impl ClientMessage {
+    /// Checks that the server `offered` what this message needs.
+    ///
+    /// # Errors
+    /// [`Misbehaved::FeatureNotOffered`] names the first thing that it did not.
+    pub fn check_features(&self, offered: FeatureSet) -> Result<(), Misbehaved> {
+        let needed = match self {
+            Self::Subscribe(subscribe) => [
+                subscribe.once.then_some(("Subscribe.once", Feature::Get)),
+                subscribe.describe.then_some(("Subscribe.describe", Feature::Get)),
+                matches!(subscribe.start, Start::Exactly(..)).then_some(("Subscribe.start 5", Feature::Get)),
+                (subscribe.order != Order::Layout).then_some(("Subscribe.order", Feature::Order)),
+            ],
+            Self::Probe { .. } => [Some(("Probe", Feature::Probe)), None, None, None],
+            _ => [None; 4],
+        };
+        needed
+            .into_iter()
+            .flatten()
+            .try_for_each(|(found, feature)| offered.permit(found, feature))
+    }
+}
+
+impl ServerMessage {
+    /// Checks that the client `offered` what this message needs.
+    ///
+    /// # Errors
+    /// [`Misbehaved::FeatureNotOffered`] where it did not.
+    pub fn check_features(&self, offered: FeatureSet) -> Result<(), Misbehaved> {
+        match self {
+            Self::Announce(announce) if announce.part.is_some() => {
+                offered.permit("Announce.part", Feature::Parts)
+            }
+            Self::Sources { .. } => offered.permit("Sources", Feature::Peers),
+            Self::Hashes { .. } => offered.permit("Hashes", Feature::Peers),
+            Self::Drain { .. } => offered.permit("Drain", Feature::Drain),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PROTOCOL.md §3.11: the numbers are part of the wire.
+    #[test]
+    fn feature_codes_are_frozen() {
+        assert!(Feature::ALL.iter().map(|feature| feature.code()).eq(1..=6));
+        let names = ["get", "order", "parts", "peers", "drain", "probe"];
+        assert!(Feature::ALL.iter().map(|feature| feature.name()).eq(names));
+    }
+
+    #[test]
+    fn sets_pass_over_the_unknown() {
+        let set = FeatureSet::from_codes(&[4, 0, 77, u32::MAX, 1, 4]);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [Feature::Get, Feature::Peers]);
+        assert_eq!(FeatureSet::from_codes(&set.into_wire()), set);
+    }
+
+    #[test]
+    fn the_text_names_the_feature() {
+        let drain = ServerMessage::Drain { alternatives: vec![] };
+        let error = drain.check_features(FeatureSet::from_codes(&[1, 2, 3, 4, 6])).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("needs the feature \"drain\", which this end did not offer")
+        );
+        assert_eq!(drain.check_features(FeatureSet::from_codes(&[5])), Ok(()));
+    }
+}

@@ -1,0 +1,238 @@
+//! How each kind of field is written to protobuf and read from it, once for all messages that have one.
+//!
+//! A message is a list of such fields: [`message_fields`] and [`message_kinds`] make both directions of it.
+
+use super::{LaneGrant, LaneId, SubscriptionId, WatchId};
+use crate::{
+    ChunkDigest, Epoch, Glob, ManifestDigest, MessageError, RangeSet, ReaderName, Topic, Version,
+    VersionDigest, ticket::check_address,
+};
+
+/// A field of a message. Reading is where what a peer says is checked.
+pub(crate) trait Field: Sized {
+    /// What protobuf has for it.
+    type Wire;
+
+    fn into_wire(self) -> Self::Wire;
+
+    /// Reads the field called `field`.
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError>;
+}
+
+/// The most ranges of chunks in a message. The client's credit bounds how many holes there can be; beyond this it forgets
+/// chunks instead.
+pub const PARTIAL_RANGES_MAX: usize = 1024;
+
+/// The longest address: a name of 255 bytes, a colon and a port.
+const ADDRESS_MAX_BYTES: usize = 261;
+
+/// Reads a list of at most `max` items.
+pub(crate) fn list<W, T>(
+    what: &'static str,
+    max: usize,
+    wire: Vec<W>,
+    item: impl FnMut(W) -> Result<T, MessageError>,
+) -> Result<Vec<T>, MessageError> {
+    match wire.len() > max {
+        true => Err(MessageError::TooMany { what, found: wire.len(), max }),
+        false => wire.into_iter().map(item).collect(),
+    }
+}
+
+/// A field that must be present.
+pub(crate) fn required<T>(field: &'static str, value: Option<T>) -> Result<T, MessageError> {
+    value.ok_or(MessageError::MissingField(field))
+}
+
+/// A field of exactly `N` bytes.
+pub(crate) fn exactly<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
+    bytes
+        .try_into()
+        .map_err(|_| MessageError::WrongLength { field, expected: N, found: bytes.len() })
+}
+
+/// `host:port`, as in a ticket.
+pub(crate) fn address(text: String) -> Result<String, MessageError> {
+    match text.len() <= ADDRESS_MAX_BYTES && check_address(&text).is_ok() {
+        true => Ok(text),
+        false => Err(MessageError::Malformed("an address that is not `host:port`".into())),
+    }
+}
+
+/// Makes both directions of a struct whose fields are those of the protobuf message of the same name, or of `$Wire`. The
+/// pattern on the left takes the struct apart and puts it together. What the fields do not check one by one, `$check` does.
+macro_rules! message_fields {
+    ($Struct:ident $parts:tt => $Wire:ident { $($field:ident),* $(,)? } $(, $check:path)?) => {
+        impl $crate::message::field::Field for $Struct {
+            type Wire = $crate::message::wire::$Wire;
+
+            fn into_wire(self) -> Self::Wire {
+                let $Struct $parts = self;
+                $crate::message::wire::$Wire { $($field: $crate::message::field::Field::into_wire($field)),* }
+            }
+
+            fn from_wire(_: &'static str, wire: Self::Wire) -> Result<Self, $crate::MessageError> {
+                let $crate::message::wire::$Wire { $($field),* } = wire;
+                $(let $field = $crate::message::field::Field::from_wire(stringify!($field), $field)?;)*
+                let read = $Struct $parts;
+                $($check(&read)?;)?
+                Ok(read)
+            }
+        }
+    };
+}
+
+/// Makes both directions of an enum of messages: first the kinds that are structs of their own, then those whose fields
+/// stand in the enum, each as the pattern that takes it apart and the protobuf message with its fields.
+macro_rules! message_kinds {
+    (
+        $Message:ident as $From:ident, $Kind:ident: $($Own:ident)*;
+        $($Variant:ident $parts:tt => $Wire:ident { $($field:ident),* })*
+    ) => {
+        impl From<$Message> for $crate::message::wire::$From {
+            fn from(message: $Message) -> Self {
+                use $crate::message::{field::Field, wire};
+                let kind = match message {
+                    $($Message::$Own(own) => wire::$Kind::$Own(own.into_wire()),)*
+                    $($Message::$Variant $parts => wire::$Kind::$Variant(wire::$Wire {
+                        $($field: $field.into_wire()),*
+                    }),)*
+                };
+                Self { kind: Some(kind) }
+            }
+        }
+
+        impl TryFrom<$crate::message::wire::$From> for $Message {
+            type Error = $crate::MessageError;
+
+            fn try_from(message: $crate::message::wire::$From) -> Result<Self, Self::Error> {
+                use $crate::message::{field::{Field, required}, wire};
+                Ok(match required("kind", message.kind)? {
+                    $(wire::$Kind::$Own(own) => Self::$Own(Field::from_wire(stringify!($Own), own)?),)*
+                    $(wire::$Kind::$Variant(wire::$Wire { $($field),* }) => {
+                        $(let $field = Field::from_wire(stringify!($field), $field)?;)*
+                        Self::$Variant $parts
+                    })*
+                })
+            }
+        }
+    };
+}
+
+pub(crate) use {message_fields, message_kinds};
+
+/// Fields that are on the wire what they are here.
+macro_rules! plain {
+    ($($Type:ty)*) => {$(
+        impl Field for $Type {
+            type Wire = Self;
+
+            fn into_wire(self) -> Self {
+                self
+            }
+
+            fn from_wire(_: &'static str, wire: Self) -> Result<Self, MessageError> {
+                Ok(wire)
+            }
+        }
+    )*};
+}
+
+/// Numbers with a name of their own.
+macro_rules! numbers {
+    ($($Type:ident($number:ty))*) => {$(
+        impl Field for $Type {
+            type Wire = $number;
+
+            fn into_wire(self) -> $number {
+                self.0
+            }
+
+            fn from_wire(_: &'static str, wire: $number) -> Result<Self, MessageError> {
+                Ok(Self(wire))
+            }
+        }
+    )*};
+}
+
+/// Fields of a fixed number of bytes.
+macro_rules! bytes {
+    ($($Type:ident)*) => {$(
+        impl Field for $Type {
+            type Wire = Vec<u8>;
+
+            fn into_wire(self) -> Vec<u8> {
+                self.0.to_vec()
+            }
+
+            fn from_wire(field: &'static str, wire: Vec<u8>) -> Result<Self, MessageError> {
+                exactly(field, &wire).map(Self)
+            }
+        }
+    )*};
+}
+
+/// Texts that keep the rules of their kind.
+macro_rules! names {
+    ($($Type:ident)*) => {$(
+        impl Field for $Type {
+            type Wire = String;
+
+            fn into_wire(self) -> String {
+                self.as_str().into()
+            }
+
+            fn from_wire(_: &'static str, wire: String) -> Result<Self, MessageError> {
+                Ok(Self::new(&wire)?)
+            }
+        }
+    )*};
+}
+
+plain! { u32 u64 bool String }
+numbers! { SubscriptionId(u32) WatchId(u32) LaneId(u32) Epoch(u64) Version(u64) }
+bytes! { VersionDigest ManifestDigest ChunkDigest }
+names! { Topic ReaderName Glob }
+
+pub(crate) use bytes;
+
+impl<T: Field> Field for Option<T> {
+    type Wire = Option<T::Wire>;
+
+    fn into_wire(self) -> Self::Wire {
+        self.map(T::into_wire)
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        wire.map(|wire| T::from_wire(field, wire)).transpose()
+    }
+}
+
+impl Field for LaneGrant {
+    type Wire = Vec<u8>;
+
+    fn into_wire(self) -> Vec<u8> {
+        self.bytes().to_vec()
+    }
+
+    fn from_wire(field: &'static str, wire: Vec<u8>) -> Result<Self, MessageError> {
+        exactly(field, &wire).map(Self::new)
+    }
+}
+
+impl Field for RangeSet {
+    type Wire = Vec<super::wire::ChunkRange>;
+
+    fn into_wire(self) -> Self::Wire {
+        let ranges = self.ranges().iter();
+        ranges
+            .map(|range| super::wire::ChunkRange { start: range.start, end: range.end })
+            .collect()
+    }
+
+    fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError> {
+        let ranges = list(field, PARTIAL_RANGES_MAX, wire, |range| Ok(range.start..range.end))?;
+        Self::from_ranges(ranges)
+            .ok_or_else(|| MessageError::Malformed("chunk ranges that are not a sorted set".into()))
+    }
+}

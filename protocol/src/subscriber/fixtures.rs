@@ -1,0 +1,94 @@
+//! Versions of a few chunks, for tests.
+
+use crate::{
+    Announce, ChunkHash, ChunkHasher, ChunkHeader, ChunkIndex, CodecId, CodecSet, Dtype, Epoch, Glob, Limits,
+    Manifest, Mode, Selection, Shape, Start, Subscribe, SubscriptionId, TensorName, TensorSpec, Topic,
+    Verified, Version, VersionDigest, VersionId,
+};
+use std::{sync::Arc, time::Instant};
+
+pub(super) const CHUNK_BYTES: u32 = 256;
+pub(super) const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
+pub(super) const EPOCH: Epoch = Epoch(1);
+
+/// Some moment; what it is decides nothing.
+#[expect(clippy::disallowed_methods, reason = "an instant cannot be made up")]
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Tensors `t0`, `t1`, … of one chunk each.
+pub(super) fn manifest(chunks: u32) -> Arc<Manifest> {
+    let shape = Shape::new(&[CHUNK_BYTES.into()]).unwrap();
+    let name = |chunk| TensorName::new(&format!("t{chunk}")).unwrap();
+    let specs = (0..chunks).map(|chunk| TensorSpec::new(name(chunk), Dtype::U8, shape.clone()));
+    Arc::new(Manifest::layout(specs.collect(), vec![], CHUNK_BYTES, &Limits::default()).unwrap())
+}
+
+pub(super) fn globs(chunks: &[u32]) -> Vec<Glob> {
+    let globs = chunks.iter().map(|chunk| format!("t{chunk}")).chain(["nothing".into()]);
+    globs.map(|name| Glob::new(&name).unwrap()).collect()
+}
+
+pub(super) fn select(manifest: Arc<Manifest>, chunks: &[u32]) -> Arc<Selection> {
+    Arc::new(Selection::new(manifest, &globs(chunks)))
+}
+
+pub(super) fn topic() -> Topic {
+    Topic::new("t").unwrap()
+}
+
+pub(super) fn id(version: u64) -> VersionId {
+    VersionId { topic: topic(), epoch: EPOCH, version: Version(version) }
+}
+
+pub(super) fn announce(version: u64, manifest: &Manifest) -> Announce {
+    Announce {
+        subscription: SUBSCRIPTION,
+        id: id(version),
+        manifest: manifest.digest(),
+        skipped: 0,
+        metadata: vec![],
+        may_be_base: false,
+        afresh: false,
+        part: None,
+    }
+}
+
+pub(super) fn request(mode: Mode, credit: u32) -> Subscribe {
+    Subscribe { mode, start: Start::Oldest, window: 2, ..Subscribe::latest(SUBSCRIPTION, topic(), credit) }
+}
+
+pub(super) fn codecs() -> CodecSet {
+    CodecSet::from_codes(&[0, CodecId::Sparse.code().into()])
+}
+
+/// The header of chunk `chunk` of version `version`.
+pub(super) fn header(version: u64, chunk: u32) -> ChunkHeader {
+    ChunkHeader {
+        subscription: SUBSCRIPTION,
+        epoch: EPOCH,
+        version: Version(version),
+        chunk: ChunkIndex(chunk),
+        codec: CodecId::Raw,
+        raw_bytes: CHUNK_BYTES,
+        encoded_bytes: CHUNK_BYTES,
+        hash: hash(chunk),
+        base: None,
+    }
+}
+
+pub(super) fn hash(chunk: u32) -> ChunkHash {
+    ChunkHash::of(&chunk.to_le_bytes())
+}
+
+pub(super) fn verified(chunk: u32) -> Verified {
+    let mut hasher = ChunkHasher::new();
+    hasher.update(&chunk.to_le_bytes());
+    hasher.verify(ChunkIndex(chunk), hash(chunk)).unwrap()
+}
+
+/// What the server says of the whole.
+pub(super) fn digest(selection: &Selection) -> VersionDigest {
+    VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash))
+}

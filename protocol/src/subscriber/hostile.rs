@@ -1,0 +1,487 @@
+//! Servers that break rules, and messages that cross: what a session may not survive, and what it must.
+
+use super::{
+    fixtures::{announce, codecs, digest, header, id, manifest, now, request, topic, verified},
+    *,
+};
+use crate::{ChunkIndex, CodecId, ManifestDigest, Mode, Topic};
+use std::ops::Range;
+
+/// How much credit the subscription has.
+const CREDIT: u32 = 3;
+const CHUNKS: u32 = 4;
+const STALL: Duration = Duration::from_secs(30);
+
+fn of(version: u64) -> (Epoch, Version) {
+    key(&id(version))
+}
+
+/// A subscription that nothing was announced on, in mode `latest`.
+fn idle() -> Subscriber {
+    let mut subscriber = Subscriber::new(request(Mode::Latest, CREDIT), codecs(), STALL, now());
+    subscriber.subscribe(None);
+    assert!(matches!(subscriber.poll(), Some(Action::Send(ClientMessage::Subscribe(_)))));
+    subscriber
+}
+
+/// One with version 1 of four chunks under way.
+fn running() -> Subscriber {
+    let mut subscriber = idle();
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    assert!(matches!(subscriber.poll(), Some(Action::Place { resumes: false, .. })));
+    subscriber.handle_placed(None).unwrap();
+    assert!(subscriber.poll().is_none());
+    subscriber
+}
+
+fn chunk(subscriber: &mut Subscriber, number: u32, stream: u64, lane: u32) -> Result<(), Misbehaved> {
+    subscriber.handle_chunk(header(1, number), StreamToken(stream), LaneId(lane))
+}
+
+fn actions(subscriber: &mut Subscriber) -> Vec<Action> {
+    std::iter::from_fn(|| subscriber.poll()).collect()
+}
+
+/// The messages among the actions.
+fn messages(subscriber: &mut Subscriber) -> Vec<ClientMessage> {
+    let actions = actions(subscriber).into_iter();
+    let message = |action| if let Action::Send(message) = action { Some(message) } else { None };
+    actions.filter_map(message).collect()
+}
+
+fn fetch_range(chunks: Range<u32>) -> ClientMessage {
+    fetch(&[chunks])
+}
+
+fn fetch(chunks: &[Range<u32>]) -> ClientMessage {
+    let (epoch, version) = of(1);
+    let subscription = fixtures::SUBSCRIPTION;
+    let chunks = RangeSet::from_ranges(chunks.iter().cloned()).unwrap();
+    ClientMessage::Fetch { subscription, epoch, version, chunks }
+}
+
+#[test]
+fn announcements_out_of_turn() {
+    let mut subscriber = running();
+    let again = subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0);
+    assert!(matches!(again, Err(Misbehaved::OutOfTurn { .. })), "{again:?}");
+
+    let other =
+        Announce { id: VersionId { topic: Topic::new("u").unwrap(), ..id(1) }, ..announce(1, &manifest(1)) };
+    let other = idle().handle_announce(other, now(), 0);
+    assert!(matches!(other, Err(Misbehaved::OutOfTurn { .. })), "{other:?}");
+    assert_eq!(topic(), id(1).topic);
+
+    let mut subscriber = running();
+    subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
+    let falls = subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0);
+    assert!(matches!(falls, Err(Misbehaved::VersionNotRising { .. })), "{falls:?}");
+}
+
+#[test]
+fn manifests_out_of_place() {
+    let mut subscriber = idle();
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    subscriber.handle_manifest_header().unwrap();
+    assert!(matches!(subscriber.handle_manifest_header(), Err(Misbehaved::TwoManifests(_))));
+    let other = Manifest::clone(&manifest(CHUNKS + 1));
+    assert_eq!(subscriber.handle_manifest(other.clone()), Err(Misbehaved::WrongManifest));
+
+    let mut subscriber = idle();
+    subscriber.handle_manifest_header().unwrap();
+    subscriber.handle_manifest_lost();
+    assert_eq!(subscriber.handle_manifest_header(), Ok(()), "the one before was cut off");
+
+    let mut subscriber = running();
+    assert!(matches!(subscriber.handle_manifest(other.clone()), Err(Misbehaved::OutOfTurn { .. })));
+    assert_eq!(subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))), Ok(()), "it is the same");
+
+    // A version was given up, and its manifest was on the way: as often as that can be.
+    let mut subscriber = running();
+    subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
+    subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
+    for _ in 0..2 {
+        assert_eq!(subscriber.handle_manifest(other.clone()), Ok(()));
+    }
+    assert!(subscriber.handle_manifest(other).is_err());
+}
+
+#[test]
+fn chunks_that_may_not_come() {
+    let breaks = |header: ChunkHeader| running().handle_chunk(header, StreamToken(1), LaneId(0)).unwrap_err();
+    assert!(matches!(breaks(header(2, 0)), Misbehaved::WrongVersion { .. }));
+    assert!(matches!(breaks(header(1, CHUNKS)), Misbehaved::NoSuchChunk { .. }));
+    let zstd = ChunkHeader { codec: CodecId::Zstd, ..header(1, 0) };
+    assert!(matches!(breaks(zstd), Misbehaved::CodecNotOffered(_)));
+    let based = ChunkHeader { codec: CodecId::Sparse, base: Some(Version(9)), ..header(1, 0) };
+    assert!(matches!(breaks(based), Misbehaved::UnknownBase { .. }));
+    let baseless = ChunkHeader { codec: CodecId::Sparse, ..header(1, 0) };
+    assert!(matches!(breaks(baseless), Misbehaved::CodecAndBase { .. }));
+
+    let mut subscriber = running();
+    chunk(&mut subscriber, 0, 1, 0).unwrap();
+    assert_eq!(chunk(&mut subscriber, 0, 2, 1), Err(Misbehaved::DuplicateChunk(ChunkIndex(0))));
+    let mut subscriber = running();
+    for number in 0..CREDIT {
+        chunk(&mut subscriber, number, number.into(), 0).unwrap();
+    }
+    assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(Misbehaved::OverCredit));
+
+    // The same for chunks that come before their announcement: they cost, and are checked once they can be.
+    let mut subscriber = idle();
+    for number in 0..CREDIT {
+        chunk(&mut subscriber, number % 2, number.into(), 0).unwrap();
+    }
+    assert_eq!(chunk(&mut subscriber, 3, 9, 0), Err(Misbehaved::OverCredit));
+    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    assert_eq!(subscriber.handle_placed(None), Err(Misbehaved::DuplicateChunk(ChunkIndex(0))));
+}
+
+#[test]
+fn words_on_versions_that_are_not_under_way() {
+    let digest = VersionDigest([0; 32]);
+    let wrong = |result: Result<(), Misbehaved>| matches!(result, Err(Misbehaved::WrongVersion { .. }));
+    assert!(wrong(idle().handle_complete(of(1), digest)));
+    assert!(wrong(running().handle_complete(of(2), digest)));
+    assert!(wrong(idle().handle_abort(of(1), AbortReason::Withdrawn)));
+    assert!(wrong(running().handle_abort(of(2), AbortReason::Withdrawn)));
+    // What crossed this end's last word is no offence.
+    let mut subscriber = running();
+    subscriber.give_up(AbortReason::DeviceFailed);
+    assert_eq!(subscriber.handle_complete(of(1), digest), Ok(()));
+    assert_eq!(subscriber.handle_abort(of(1), AbortReason::Withdrawn), Ok(()));
+    assert_eq!(chunk(&mut subscriber, 2, 7, 0), Ok(()), "nor is a chunk that was on its way");
+    assert!(matches!(actions(&mut subscriber).last(), Some(Action::Discard(StreamToken(7)))));
+}
+
+/// The word that a version is complete may overtake its manifest, which travels on a stream of its own.
+#[test]
+fn a_version_that_is_complete_before_its_manifest_came() {
+    let mut subscriber = idle();
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    let whole = digest(&Selection::all(manifest(CHUNKS)));
+    let other = subscriber.handle_complete(of(2), whole);
+    assert!(matches!(other, Err(Misbehaved::WrongVersion { .. })), "{other:?}");
+    subscriber.handle_complete(of(1), whole).unwrap();
+    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    for number in 0..CHUNKS {
+        chunk(&mut subscriber, number, number.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    }
+    assert!(matches!(actions(&mut subscriber).pop(), Some(Action::Commit(_))));
+}
+
+#[test]
+fn nothing_stalls_where_nothing_is_under_way() {
+    let mut subscriber = idle();
+    for looks in 1..10 {
+        subscriber.handle_timeout(now() + STALL * looks, 0);
+        assert_eq!(actions(&mut subscriber).len(), 0, "{looks} looks");
+    }
+}
+
+/// A server is told of a base only where there is one, whatever was committed.
+#[test]
+fn a_base_that_was_lost_is_not_told() {
+    for base in [None, Some(of(1))] {
+        let mut subscriber = running();
+        commit(&mut subscriber);
+        subscriber.handle_detached(CREDIT);
+        subscriber.subscribe(base);
+        let told = messages(&mut subscriber);
+        let [ClientMessage::Subscribe(told)] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(told.base.is_some(), base.is_some());
+    }
+}
+
+#[test]
+fn a_wrong_whole_is_never_committed() {
+    let mut subscriber = running();
+    subscriber.handle_complete(of(1), VersionDigest([7; 32])).unwrap();
+    for number in 0..CHUNKS {
+        chunk(&mut subscriber, number, number.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    }
+    let last = actions(&mut subscriber).pop();
+    assert!(matches!(last, Some(Action::Fail(VersionFault::Mismatch { .. }))), "{last:?}");
+}
+
+#[test]
+fn a_resumed_version_has_its_manifest() {
+    let mut subscriber = running();
+    chunk(&mut subscriber, 2, 2, 0).unwrap();
+    subscriber.handle_verified(StreamToken(2), verified(2));
+    subscriber.handle_detached(CREDIT);
+    subscriber.subscribe(None);
+    let other = Announce { manifest: ManifestDigest([9; 32]), ..announce(1, &manifest(CHUNKS)) };
+    assert_eq!(subscriber.handle_announce(other, now(), 0), Err(Misbehaved::WrongManifest));
+}
+
+#[test]
+fn what_was_held_of_another_version_is_released() {
+    let mut subscriber = running();
+    subscriber.handle_detached(CREDIT);
+    assert!(subscriber.is_receiving(), "it may go on");
+    subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
+    let [Action::Release { id: released, reason: Released::Replaced }, Action::Place { resumes: false, .. }] =
+        &actions(&mut subscriber)[..]
+    else {
+        panic!("released, and placed anew")
+    };
+    assert_eq!(*released, id(1));
+}
+
+/// PROTOCOL.md §6.8: nothing is asked for while anything that came over the lane is still being written.
+#[test]
+fn a_fetch_waits_for_what_is_being_written() {
+    let mut subscriber = running();
+    chunk(&mut subscriber, 0, 0, 1).unwrap();
+    chunk(&mut subscriber, 1, 1, 1).unwrap();
+    chunk(&mut subscriber, 2, 2, 0).unwrap();
+    let _ = actions(&mut subscriber);
+    subscriber.handle_retired(LaneId(1));
+    subscriber.handle_lost(StreamToken(0));
+    assert_eq!(messages(&mut subscriber), [], "chunk 1 has all its bytes, perhaps");
+    subscriber.handle_verified(StreamToken(1), verified(1));
+    let credit = ClientMessage::Credit { subscription: fixtures::SUBSCRIPTION, chunks: 1 };
+    assert_eq!(messages(&mut subscriber), [credit, fetch(&[0..1, 3..4])], "2 arrives over another lane");
+    assert_eq!(chunk(&mut subscriber, 0, 5, 0), Ok(()));
+    subscriber.handle_retired(LaneId(2));
+    assert_eq!(messages(&mut subscriber), [fetch_range(3..4)]);
+}
+
+/// The lane is retired before the manifest is here, with a chunk on it that nobody could place.
+#[test]
+fn a_lane_that_is_retired_before_the_manifest_comes() {
+    let mut subscriber = idle();
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    chunk(&mut subscriber, 0, 0, 1).unwrap();
+    subscriber.handle_retired(LaneId(1));
+    assert!(matches!(&actions(&mut subscriber)[..], [Action::Discard(StreamToken(0))]));
+    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
+    for number in 0..CREDIT {
+        assert_eq!(
+            chunk(&mut subscriber, number, 9 + u64::from(number), 0),
+            Ok(()),
+            "its credit is free again"
+        );
+    }
+}
+
+#[test]
+fn lanes_that_are_retired_between_versions_cost_nothing() {
+    let mut subscriber = idle();
+    subscriber.handle_retired(LaneId(1));
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    assert_eq!(messages(&mut subscriber), []);
+}
+
+#[test]
+fn what_is_given_up_is_released_and_its_credit_granted_anew() {
+    for by_server in [true, false] {
+        let mut subscriber = running();
+        subscriber.set_allowance(2 * CREDIT);
+        chunk(&mut subscriber, 0, 0, 0).unwrap();
+        let _ = actions(&mut subscriber);
+        match by_server {
+            true => subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap(),
+            false => subscriber.give_up(AbortReason::Withdrawn),
+        }
+        let released = if by_server { Released::ByServer(AbortReason::Withdrawn) } else { Released::Here };
+        let [Action::Release { reason, .. }, Action::Send(abort), Action::Send(credit)] =
+            &actions(&mut subscriber)[..]
+        else {
+            panic!("released, said and granted")
+        };
+        assert_eq!(*reason, released);
+        assert!(matches!(abort, ClientMessage::Abort { reason: AbortReason::Withdrawn, .. }));
+        assert!(matches!(credit, ClientMessage::Credit { chunks: 6, .. }), "{credit:?}");
+        subscriber.handle_verified(StreamToken(0), verified(0));
+        subscriber.handle_lost(StreamToken(0));
+        assert!(subscriber.poll().is_none(), "what ends late belongs to nobody");
+    }
+}
+
+#[test]
+fn a_version_that_does_not_move_fails() {
+    let begun = now();
+    let mut subscriber = idle();
+    assert_eq!(subscriber.timeout_at(), None, "nothing is waited for");
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), begun, 100).unwrap();
+    assert_eq!(subscriber.timeout_at(), Some(begun + STALL));
+    subscriber.handle_timeout(begun + STALL, 101);
+    assert!(subscriber.poll().is_none(), "a byte came");
+    subscriber.handle_timeout(begun + 2 * STALL, 101);
+    assert!(matches!(subscriber.poll(), Some(Action::Fail(VersionFault::Stalled(STALL)))));
+    subscriber.end(AbortReason::Stalled, true);
+    let said = messages(&mut subscriber);
+    assert!(
+        matches!(
+            said[..],
+            [ClientMessage::Abort { .. }, ClientMessage::Unsubscribe { keep_place: true, .. }]
+        ),
+        "{said:?}"
+    );
+}
+
+/// `Complete` on an earlier connection is worth nothing on the next (PROTOCOL.md §6.6).
+#[test]
+fn the_sum_is_said_again_on_each_connection() {
+    let mut subscriber = running();
+    let whole = digest(subscriber.selection().unwrap());
+    subscriber.handle_complete(of(1), whole).unwrap();
+    for number in 0..CREDIT {
+        chunk(&mut subscriber, number, number.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    }
+    subscriber.handle_detached(CREDIT);
+    assert_eq!(subscriber.held(), Some(RangeSet::from_range(0..3)));
+    subscriber.subscribe(None);
+    let again = Announce { skipped: 2, ..announce(1, &manifest(CHUNKS)) };
+    subscriber.handle_announce(again.clone(), now(), 0).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    chunk(&mut subscriber, 3, 9, 0).unwrap();
+    subscriber.handle_verified(StreamToken(9), verified(3));
+    assert!(
+        !actions(&mut subscriber)
+            .iter()
+            .any(|action| matches!(action, Action::Commit(_)))
+    );
+    subscriber.handle_complete(of(1), whole).unwrap();
+    let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("it is whole") };
+    assert_eq!((commit.resumed, commit.chunks), (1, CHUNKS));
+    assert_eq!(commit.announce, again, "what it is committed as was said again, too");
+}
+
+/// A user acknowledges while there is no connection: the next one hears it after the subscription that it is about.
+#[test]
+fn nothing_is_said_before_the_subscription() {
+    let mut subscriber = Subscriber::new(request(Mode::Every, CREDIT), codecs(), STALL, now());
+    subscriber.acknowledge(fixtures::EPOCH, Version(3));
+    subscriber.subscribe(None);
+    let said = messages(&mut subscriber);
+    assert!(
+        matches!(
+            said[..],
+            [ClientMessage::Subscribe(_), ClientMessage::Acknowledge { version: Version(3), .. }]
+        ),
+        "{said:?}"
+    );
+}
+
+/// Commits version 1.
+fn commit(subscriber: &mut Subscriber) {
+    let whole = digest(subscriber.selection().unwrap());
+    for number in 0..CHUNKS {
+        chunk(subscriber, number, number.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    }
+    subscriber.handle_complete(of(1), whole).unwrap();
+    assert!(matches!(actions(subscriber).pop(), Some(Action::Commit(_))));
+    assert!(!subscriber.has_committed());
+    subscriber.handle_committed(true);
+    assert!(subscriber.has_committed());
+    let _ = actions(subscriber);
+}
+
+/// PROTOCOL.md §6.6: another server has other content under the number of the version that is held.
+#[test]
+fn a_version_with_other_content_comes_afresh() {
+    let afresh = Announce { afresh: true, ..announce(1, &manifest(CHUNKS)) };
+    let mut subscriber = running();
+    commit(&mut subscriber);
+    let again = subscriber.handle_announce(afresh.clone(), now(), 0);
+    assert_eq!(again, Err(Misbehaved::NothingAfresh(Version(1))), "it was not named on this connection");
+
+    let mut subscriber = running();
+    commit(&mut subscriber);
+    subscriber.handle_detached(CREDIT);
+    subscriber.subscribe(Some(of(1)));
+    let [ClientMessage::Subscribe(subscribe)] = &messages(&mut subscriber)[..] else {
+        panic!("it subscribes")
+    };
+    let whole = digest(subscriber.selection().unwrap());
+    assert_eq!(subscribe.have.map(|have| (have.of(), have.digest)), Some((of(1), whole)));
+    assert_eq!(subscribe.base, subscribe.have);
+    chunk(&mut subscriber, 0, 20, 0).unwrap(); // It overtakes its announcement.
+    subscriber.handle_announce(afresh, now(), 0).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    assert!(
+        actions(&mut subscriber)
+            .iter()
+            .any(|action| matches!(action, Action::Receive { .. }))
+    );
+    subscriber.handle_verified(StreamToken(20), verified(0));
+    for number in 1..CHUNKS {
+        chunk(&mut subscriber, number, number.into(), 0).unwrap();
+        subscriber.handle_verified(StreamToken(number.into()), verified(number));
+    }
+    subscriber.handle_complete(of(1), whole).unwrap();
+    let Some(Action::Commit(commit)) = actions(&mut subscriber).pop() else { panic!("it is whole") };
+    assert!(
+        commit.new_epoch && commit.gap.is_none(),
+        "its user is told that it does not go on from the one before"
+    );
+}
+
+/// The same of a part: what is held is thrown away, and the manifest may be another one.
+#[test]
+fn a_part_of_other_content_is_thrown_away() {
+    let mut subscriber = running();
+    chunk(&mut subscriber, 2, 2, 0).unwrap();
+    subscriber.handle_verified(StreamToken(2), verified(2));
+    subscriber.handle_detached(CREDIT);
+    subscriber.subscribe(None);
+    let _ = actions(&mut subscriber);
+    let afresh = Announce { afresh: true, ..announce(1, &manifest(CHUNKS + 1)) };
+    subscriber.handle_announce(afresh, now(), 0).unwrap();
+    let action = subscriber.poll();
+    assert!(matches!(action, Some(Action::Release { reason: Released::Replaced, .. })), "{action:?}");
+    assert_eq!((subscriber.held_bytes(), subscriber.is_receiving()), (0, false), "its manifest is to come");
+}
+
+/// The same while memory is being found, which takes a while in other drivers.
+#[test]
+fn a_lane_that_is_retired_while_memory_is_found() {
+    let mut subscriber = idle();
+    subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    chunk(&mut subscriber, 0, 0, 1).unwrap();
+    subscriber.handle_retired(LaneId(1));
+    subscriber.handle_placed(None).unwrap();
+    assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
+}
+
+/// Lanes are numbered anew in each session: what one of an earlier session left behind holds nothing up.
+#[test]
+fn streams_of_a_lost_connection_are_forgotten() {
+    let mut subscriber = running();
+    chunk(&mut subscriber, 0, 0, 1).unwrap();
+    subscriber.handle_detached(CREDIT);
+    assert!(!subscriber.is_wanted(StreamToken(0)));
+    subscriber.subscribe(None);
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    let _ = actions(&mut subscriber);
+    subscriber.handle_retired(LaneId(1));
+    assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
+}
+
+/// What this end gave up on one connection may come again, and be committed, on the next.
+#[test]
+fn what_was_given_up_may_come_again() {
+    let mut subscriber = running();
+    subscriber.give_up(AbortReason::OverBudget);
+    subscriber.handle_detached(CREDIT);
+    subscriber.subscribe(None);
+    subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
+    subscriber.handle_placed(None).unwrap();
+    commit(&mut subscriber);
+}

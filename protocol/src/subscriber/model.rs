@@ -1,0 +1,403 @@
+//! A subscription under any list of operations, beside an obvious model of the server and of memory.
+
+use super::{
+    fixtures::{announce, codecs, digest, globs, header, id, manifest, now, request, select, verified},
+    *,
+};
+use crate::{ChunkIndex, Mode};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const CHUNKS: u32 = 7;
+const CREDIT: u32 = 3;
+
+/// One thing that happens. Numbers choose among what there is, modulo how much that is.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Announce,
+    Manifest,
+    /// The server begins a chunk, on some lane.
+    Begin(usize),
+    /// The header of a chunk that was begun arrives.
+    Header(usize),
+    Verified(usize),
+    /// The stream of a chunk that is being received ends early: possible on retired lanes alone.
+    Lost(usize),
+    Retire(usize),
+    Join,
+    Complete,
+    Reconnect,
+    AbortByServer,
+    GiveUp,
+    Allowance(u32),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => Just(Step::Announce),
+        3 => Just(Step::Manifest),
+        12 => (0usize..64).prop_map(Step::Begin),
+        12 => (0usize..64).prop_map(Step::Header),
+        12 => (0usize..64).prop_map(Step::Verified),
+        4 => (0usize..64).prop_map(Step::Lost),
+        2 => (0usize..64).prop_map(Step::Retire),
+        2 => Just(Step::Join),
+        4 => Just(Step::Complete),
+        1 => Just(Step::Reconnect),
+        1 => Just(Step::AbortByServer),
+        1 => Just(Step::GiveUp),
+        1 => (CREDIT..3 * CREDIT).prop_map(Step::Allowance),
+    ]
+}
+
+/// A chunk's stream, as the network has it.
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    token: StreamToken,
+    version: u64,
+    chunk: u32,
+    lane: LaneId,
+    /// Whether its header arrived.
+    seen: bool,
+}
+
+/// A version as the server sends it.
+#[derive(Debug, Default)]
+struct Sending {
+    version: u64,
+    waiting: BTreeSet<u32>,
+    /// The lane that each chunk was begun on last.
+    begun: BTreeMap<u32, LaneId>,
+    has_manifest_to_send: bool,
+    is_complete: bool,
+}
+
+/// The subscriber, and what it must agree with.
+struct World {
+    subscriber: Subscriber,
+    selection: Arc<Selection>,
+    // The server.
+    sending: Option<Sending>,
+    next_version: u64,
+    credit: u32,
+    allowance: u32,
+    lanes: Vec<LaneId>,
+    retired: BTreeSet<LaneId>,
+    next_lane: u32,
+    // The network.
+    streams: Vec<Stream>,
+    next_stream: u64,
+    // The memory.
+    placed: Option<u64>,
+    /// The chunks that are being written, by the stream that does.
+    writing: BTreeMap<StreamToken, u32>,
+    held: BTreeSet<u32>,
+    // What was seen.
+    committed: Option<u64>,
+    client_has_manifest: bool,
+    fetches: usize,
+}
+
+impl World {
+    fn new(wanted: &[u32]) -> Self {
+        let request = Subscribe { selection: globs(wanted), ..request(Mode::Latest, CREDIT) };
+        let now = now();
+        let subscriber = Subscriber::new(request, codecs(), Duration::from_secs(30), now);
+        let mut world = Self {
+            subscriber,
+            selection: select(manifest(CHUNKS), wanted),
+            sending: None,
+            next_version: 1,
+            credit: 0,
+            allowance: CREDIT,
+            lanes: vec![LaneId(0)],
+            retired: BTreeSet::new(),
+            next_lane: 1,
+            streams: vec![],
+            next_stream: 0,
+            placed: None,
+            writing: BTreeMap::new(),
+            held: BTreeSet::new(),
+            committed: None,
+            client_has_manifest: false,
+            fetches: 0,
+        };
+        world.subscriber.subscribe(None);
+        world.obey();
+        world
+    }
+
+    /// Does everything that the subscriber wants done, and checks each.
+    fn obey(&mut self) {
+        while let Some(action) = self.subscriber.poll() {
+            match action {
+                Action::Send(message) => self.hear(message),
+                Action::Place { announce, selection, resumes } => {
+                    let version = announce.id.version.0;
+                    assert_eq!(
+                        (selection.chunks(), resumes),
+                        (self.selection.chunks(), self.placed.is_some())
+                    );
+                    assert!(self.placed.is_none_or(|placed| placed == version), "the other one was released");
+                    self.placed = Some(version);
+                    self.subscriber.handle_placed(None).unwrap();
+                }
+                Action::Receive { stream, header, range, .. } => {
+                    let chunk = header.chunk.0;
+                    assert_eq!(self.placed, Some(header.version.0));
+                    assert_eq!(Some(range), self.selection.place(ChunkIndex(chunk)));
+                    assert!(!self.held.contains(&chunk), "chunk {chunk} is verified");
+                    assert!(
+                        self.writing.values().all(|other| *other != chunk),
+                        "two writers at chunk {chunk}"
+                    );
+                    self.writing.insert(stream, chunk);
+                }
+                Action::Discard(stream) => self.streams.retain(|other| other.token != stream),
+                Action::Commit(commit) => {
+                    let all: BTreeSet<u32> = self.selection.chunks().iter().collect();
+                    assert_eq!(self.held, all, "a version is whole when it is committed");
+                    assert!(self.sending.as_ref().is_some_and(|sending| sending.is_complete));
+                    assert_eq!(Some(commit.announce.id.version.0), self.placed);
+                    assert!(self.committed < self.placed, "once, and in order");
+                    self.committed = self.placed;
+                    self.release();
+                    self.subscriber.handle_committed(false);
+                }
+                Action::Release { id, .. } => {
+                    assert!(self.placed.is_none_or(|placed| placed == id.version.0));
+                    self.release();
+                }
+                Action::Fail(fault) => panic!("{fault:?}"),
+            }
+        }
+    }
+
+    fn release(&mut self) {
+        self.placed = None;
+        self.held.clear();
+        self.writing.clear();
+        self.streams.retain(|stream| !stream.seen);
+    }
+
+    /// The server hears its client.
+    fn hear(&mut self, message: ClientMessage) {
+        match message {
+            ClientMessage::Subscribe(subscribe) => {
+                self.credit = subscribe.credit;
+                assert_eq!(self.credit, CREDIT);
+                assert_eq!(
+                    subscribe.have.map(|have| have.of()),
+                    self.committed.map(|version| key(&id(version)))
+                );
+                let partial = self.placed.map(|version| (version, self.held.iter().copied().collect()));
+                let named = subscribe.partial.map(|partial| {
+                    let chunks: Vec<u32> = partial.chunks.iter().collect();
+                    (partial.version.0, chunks)
+                });
+                assert_eq!(named, partial);
+                assert_eq!(subscribe.manifest.is_some(), self.client_has_manifest);
+            }
+            ClientMessage::Credit { chunks, .. } => self.credit += chunks,
+            ClientMessage::Fetch { version, chunks, .. } => {
+                self.fetches += 1;
+                let writing: BTreeSet<u32> = self.writing.values().copied().collect();
+                let retired = &self.retired;
+                let late = self
+                    .streams
+                    .iter()
+                    .filter(|stream| stream.seen && retired.contains(&stream.lane));
+                let late: Vec<_> = late.filter(|stream| self.writing.contains_key(&stream.token)).collect();
+                assert!(late.is_empty(), "{late:?} are being written");
+                let lacking = self.selection.chunks().iter();
+                let lacking: Vec<u32> = lacking
+                    .filter(|chunk| !self.held.contains(chunk) && !writing.contains(chunk))
+                    .collect();
+                assert_eq!(chunks.iter().collect::<Vec<_>>(), lacking);
+                let Some(sending) = self.sending.as_mut().filter(|s| s.version == version.0) else { return };
+                for chunk in chunks.iter() {
+                    if sending.begun.get(&chunk).is_some_and(|lane| retired.contains(lane)) {
+                        sending.begun.remove(&chunk);
+                        sending.waiting.insert(chunk);
+                        self.credit += 1; // It was paid for.
+                    }
+                }
+            }
+            ClientMessage::Committed { version, .. } => {
+                assert_eq!(self.sending.take().map(|sending| sending.version), Some(version.0));
+            }
+            ClientMessage::Abort { .. } => {
+                self.sending = None;
+                self.credit = 0;
+                self.streams.retain(|stream| stream.seen); // They were cut.
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Announce if self.sending.is_none() => self.announce(),
+            Step::Manifest => self.send_manifest(),
+            Step::Begin(which) => self.begin(which),
+            Step::Header(which) => self.deliver_header(which),
+            Step::Verified(which) => self.finish(which),
+            Step::Lost(which) => self.lose(which),
+            Step::Retire(which) if self.lanes.len() > 1 => {
+                let lane = self.lanes.remove(1 + which % (self.lanes.len() - 1));
+                self.retired.insert(lane);
+                self.streams.retain(|stream| stream.seen || stream.lane != lane);
+                self.subscriber.handle_retired(lane);
+            }
+            Step::Join if self.lanes.len() < 4 => {
+                self.lanes.push(LaneId(self.next_lane));
+                self.next_lane += 1;
+            }
+            Step::Complete => self.complete(),
+            Step::Reconnect => self.reconnect(),
+            Step::AbortByServer if self.sending.is_some() => {
+                let version = self.sending.as_ref().map(|sending| sending.version).unwrap();
+                self.subscriber.handle_abort(key(&id(version)), AbortReason::Withdrawn).unwrap();
+            }
+            Step::GiveUp if self.subscriber.under_way().is_some() => {
+                self.subscriber.give_up(AbortReason::DeviceFailed);
+            }
+            Step::Allowance(allowance) => {
+                self.allowance = self.allowance.max(allowance);
+                self.subscriber.set_allowance(allowance);
+            }
+            _ => {}
+        }
+        self.obey();
+    }
+
+    fn announce(&mut self) {
+        // What a client holds a part of goes on.
+        let version = self.placed.unwrap_or(self.next_version);
+        self.next_version = self.next_version.max(version + 1);
+        let waiting = self
+            .selection
+            .chunks()
+            .iter()
+            .filter(|chunk| !self.held.contains(chunk))
+            .collect();
+        self.sending = Some(Sending {
+            version,
+            waiting,
+            has_manifest_to_send: !self.client_has_manifest,
+            ..Sending::default()
+        });
+        let announce = announce(version, &manifest(CHUNKS));
+        self.subscriber.handle_announce(announce, now(), 0).unwrap();
+    }
+
+    fn send_manifest(&mut self) {
+        let Some(sending) = self.sending.as_mut().filter(|sending| sending.has_manifest_to_send) else {
+            return;
+        };
+        sending.has_manifest_to_send = false;
+        self.client_has_manifest = true;
+        self.subscriber.handle_manifest_header().unwrap();
+        self.subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))).unwrap();
+    }
+
+    fn begin(&mut self, which: usize) {
+        let Some(sending) = self.sending.as_mut().filter(|_| self.credit > 0) else { return };
+        let Some(chunk) = sending.waiting.iter().copied().nth(which % sending.waiting.len().max(1)) else {
+            return;
+        };
+        let lane = self.lanes[which % self.lanes.len()];
+        sending.waiting.remove(&chunk);
+        sending.begun.insert(chunk, lane);
+        self.credit -= 1;
+        let token = StreamToken(self.next_stream);
+        self.next_stream += 1;
+        self.streams
+            .push(Stream { token, version: sending.version, chunk, lane, seen: false });
+    }
+
+    fn deliver_header(&mut self, which: usize) {
+        let unseen: Vec<_> = self.streams.iter_mut().filter(|stream| !stream.seen).collect();
+        let count = unseen.len();
+        let Some(stream) = unseen.into_iter().nth(which % count.max(1)) else { return };
+        stream.seen = true;
+        let Stream { token, version, chunk, lane, .. } = *stream;
+        self.subscriber.handle_chunk(header(version, chunk), token, lane).unwrap();
+    }
+
+    fn finish(&mut self, which: usize) {
+        let Some((token, chunk)) = self.writing.iter().nth(which % self.writing.len().max(1)) else { return };
+        let (token, chunk) = (*token, *chunk);
+        self.writing.remove(&token);
+        self.streams.retain(|stream| stream.token != token);
+        self.held.insert(chunk);
+        self.subscriber.handle_verified(token, verified(chunk));
+    }
+
+    fn lose(&mut self, which: usize) {
+        let on_retired = self.streams.iter().filter(|stream| self.retired.contains(&stream.lane));
+        let on_retired = on_retired.filter(|stream| self.writing.contains_key(&stream.token));
+        let on_retired: Vec<_> = on_retired.map(|stream| stream.token).collect();
+        let Some(token) = on_retired.get(which % on_retired.len().max(1)).copied() else { return };
+        self.writing.remove(&token);
+        self.streams.retain(|stream| stream.token != token);
+        self.subscriber.handle_lost(token);
+    }
+
+    fn complete(&mut self) {
+        let Some(sending) = &mut self.sending else { return };
+        if sending.waiting.is_empty() && !sending.is_complete && !sending.has_manifest_to_send {
+            sending.is_complete = true;
+            let version = key(&id(sending.version));
+            self.subscriber.handle_complete(version, digest(&self.selection)).unwrap();
+        }
+    }
+
+    fn reconnect(&mut self) {
+        self.writing.clear();
+        self.streams.clear();
+        self.sending = None;
+        self.retired.clear();
+        (self.lanes, self.allowance) = (vec![LaneId(0)], CREDIT);
+        self.next_lane = 1; // Each session numbers its lanes anew.
+        self.subscriber.handle_detached(CREDIT);
+        self.obey();
+        assert_eq!(self.subscriber.is_receiving(), self.placed.is_some());
+        self.subscriber.subscribe(None);
+    }
+
+    /// Lets everything come that is to come, until the version under way is committed.
+    fn drain(&mut self) {
+        if self.sending.is_none() {
+            self.step(Step::Announce);
+        }
+        let version = self.sending.as_ref().map(|sending| sending.version);
+        for step in 0..10 * CHUNKS as usize {
+            for step in [Step::Manifest, Step::Begin(step), Step::Header(0), Step::Lost(0), Step::Complete] {
+                self.step(step);
+            }
+            self.step(Step::Verified(step));
+        }
+        assert!(self.committed >= version, "{:?} of {version:?} came", self.held);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Any selection and any order of events: a version is committed exactly when it is whole, nothing is ever written by two
+    /// at once or received twice, credit is never exceeded nor lost, and whatever happened, what comes next is committed.
+    #[test]
+    fn whatever_happens_versions_are_whole(
+        wanted in prop::collection::btree_set(0u32..CHUNKS, 0..8),
+        steps in prop::collection::vec(any_step(), 0..200),
+    ) {
+        let mut world = World::new(&Vec::from_iter(wanted));
+        for step in steps {
+            world.step(step);
+        }
+        world.drain();
+        prop_assert_eq!(world.subscriber.arrivals.credit(), world.credit, "both ends count the same credit");
+        prop_assert_eq!(world.credit, world.allowance);
+    }
+}

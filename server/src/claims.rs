@@ -1,0 +1,172 @@
+//! What a client says that it holds, compared with what this server has under the same epoch and number (PROTOCOL.md
+//! §6.6): two servers may have published different bytes under one name.
+
+use crate::{
+    bases::Of,
+    topic::{Retained, TopicState},
+};
+use std::sync::Arc;
+use tensor_relay_protocol::{Have, Partial, RangeSet, Subscribe, VersionDigest};
+use tensor_relay_transport::egress::Encoder;
+
+/// The versions that a `Subscribe` named as held. They matter until the first version is begun.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    base: Option<Claim>,
+    partial: Option<Claim>,
+    have: Option<Claim>,
+}
+
+/// How a version was named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named {
+    Base,
+    Partial,
+    Have,
+}
+
+/// One version that the client says it holds.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim {
+    pub(crate) named: Named,
+    pub(crate) version: Of,
+    pub(crate) digest: VersionDigest,
+    /// Which chunks the digest is of; `None` is those that are selected.
+    pub(crate) chunks: Option<RangeSet>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It was not here yet to be compared with.
+    Waiting,
+    Same,
+    Other,
+}
+
+impl Claims {
+    pub(crate) fn new(subscribe: &Subscribe) -> Self {
+        let whole = |named, have: &Have| Claim {
+            named,
+            version: have.of(),
+            digest: have.digest,
+            chunks: None,
+            state: State::Waiting,
+        };
+        let part = |partial: &Partial| Claim {
+            named: Named::Partial,
+            version: (partial.epoch, partial.version),
+            digest: partial.digest,
+            chunks: Some(partial.chunks.clone()),
+            state: State::Waiting,
+        };
+        Self {
+            base: subscribe.base.as_ref().map(|base| whole(Named::Base, base)),
+            partial: subscribe.partial.as_ref().map(part),
+            have: subscribe.have.as_ref().map(|have| whole(Named::Have, have)),
+        }
+    }
+
+    /// A claim that can be compared now, and with what. A version that is published after the `Subscribe` is compared once it
+    /// is there; a base that was not kept is none.
+    pub(crate) fn next(
+        &self,
+        topic: &TopicState,
+        base: impl Fn() -> Option<Arc<Retained>>,
+    ) -> Option<(Claim, Arc<Retained>)> {
+        let find = |(epoch, version): Of| topic.find(epoch, version).map(|(_, retained)| retained);
+        let due = |claim: &Option<Claim>, find: &dyn Fn(Of) -> Option<Arc<Retained>>| {
+            let claim = claim.as_ref().filter(|claim| claim.state == State::Waiting)?;
+            Some((claim.clone(), find(claim.version)?))
+        };
+        due(&self.base, &|_| base())
+            .or_else(|| due(&self.partial, &find))
+            .or_else(|| due(&self.have, &find))
+    }
+
+    /// Takes what came of a comparison.
+    pub(crate) fn handle_compared(&mut self, named: Named, is_same: bool) {
+        let claim = match named {
+            Named::Base => &mut self.base,
+            Named::Partial => &mut self.partial,
+            Named::Have => &mut self.have,
+        };
+        if let Some(claim) = claim {
+            claim.state = if is_same { State::Same } else { State::Other };
+        }
+    }
+
+    /// Whether the client must be told to throw away what it holds of `version`. Of a version of which it holds a part, that
+    /// part decides: it is newer than what the client committed.
+    pub(crate) fn is_afresh(&self, version: Of) -> bool {
+        let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
+        named.is_some_and(|claim| claim.state == State::Other)
+    }
+}
+
+/// Whether these chunks of `retained` have this digest. What cannot be compared counts as the same: a version that cannot be
+/// read cannot be sent either, and one that leaves retention meanwhile must not be kept longer for this.
+///
+/// Costs a read of those chunks that were never hashed.
+pub(crate) async fn is_same(
+    encoder: &Encoder,
+    retained: Arc<Retained>,
+    chunks: RangeSet,
+    digest: VersionDigest,
+) -> bool {
+    let count = retained.payload.manifest().chunking().count();
+    if chunks.ranges().last().is_some_and(|last| last.end > count) {
+        return false;
+    }
+    tokio::select! {
+        found = encoder.digest(&retained.payload, &chunks) => found.map_or(true, |found| found == digest),
+        () = retained.left() => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::{Epoch, SubscriptionId, Topic, Version};
+
+    const DIGEST: VersionDigest = VersionDigest([1; 32]);
+
+    fn claims(have: u64, partial: u64) -> Claims {
+        let chunks = RangeSet::from_range(0..3);
+        Claims::new(&Subscribe {
+            have: Some(Have { epoch: Epoch(1), version: Version(have), digest: DIGEST }),
+            partial: Some(Partial { epoch: Epoch(1), version: Version(partial), chunks, digest: DIGEST }),
+            ..Subscribe::latest(SubscriptionId(1), Topic::new("t").unwrap(), 1)
+        })
+    }
+
+    fn afresh(claims: &Claims) -> Vec<u64> {
+        (1..5)
+            .filter(|version| claims.is_afresh((Epoch(1), Version(*version))))
+            .collect()
+    }
+
+    #[test]
+    fn only_what_differs_comes_afresh() {
+        let mut claims = claims(2, 3);
+        assert!(afresh(&claims).is_empty(), "nothing was compared");
+        claims.handle_compared(Named::Have, false);
+        assert_eq!(afresh(&claims), [2]);
+        claims.handle_compared(Named::Partial, true);
+        assert_eq!(afresh(&claims), [2]);
+        claims.handle_compared(Named::Partial, false);
+        assert_eq!(afresh(&claims), [2, 3]);
+        assert!(!claims.is_afresh((Epoch(2), Version(3))), "another epoch");
+    }
+
+    /// A client that was cut off while it received a version afresh holds a part of the new content, and committed the old.
+    #[test]
+    fn the_part_decides_for_its_version() {
+        let mut claims = claims(3, 3);
+        claims.handle_compared(Named::Have, false);
+        claims.handle_compared(Named::Partial, true);
+        assert!(afresh(&claims).is_empty());
+        claims.handle_compared(Named::Partial, false);
+        assert_eq!(afresh(&claims), [3]);
+    }
+}

@@ -1,0 +1,74 @@
+//! What the client of one subscription selects of each version, and what it holds already.
+
+use crate::topic::Retained;
+use std::sync::Arc;
+use tensor_relay_protocol::{Glob, ManifestDigest, Partial, RangeSet, Selection};
+use tensor_relay_transport::Workers;
+
+/// What a client selects of each version, and what it holds already.
+#[derive(Debug)]
+pub(crate) struct ClientState {
+    globs: Vec<Glob>,
+    /// The selection from the manifest that came last: manifests rarely change.
+    selection: Option<(ManifestDigest, Arc<Selection>)>,
+    /// The manifest that the client holds.
+    manifest: Option<ManifestDigest>,
+    partial: Option<Partial>,
+}
+
+impl ClientState {
+    pub(crate) fn new(globs: Vec<Glob>, manifest: Option<ManifestDigest>, partial: Option<Partial>) -> Self {
+        Self { globs, selection: None, manifest, partial }
+    }
+
+    /// What the client selects of `retained`. Many globs held against many tensors take a while, so a worker does it.
+    pub(crate) async fn selection(&mut self, retained: &Retained, workers: Workers) -> Arc<Selection> {
+        let manifest = retained.payload.manifest();
+        match &self.selection {
+            Some((digest, selection)) if *digest == manifest.digest() => Arc::clone(selection),
+            _ => {
+                let (all, globs) = (Arc::clone(manifest), self.globs.clone());
+                let selection = match globs.is_empty() {
+                    true => Selection::all(all),
+                    false => workers.run(move || Selection::new(all, &globs)).await,
+                };
+                let selection = Arc::new(selection);
+                self.selection = Some((manifest.digest(), Arc::clone(&selection)));
+                selection
+            }
+        }
+    }
+
+    /// The chunks of `retained` that the client holds. It is asked once: whatever is begun next ends what was begun.
+    pub(crate) fn take_held(&mut self, retained: &Retained) -> RangeSet {
+        let partial = self.partial.take().filter(|partial| is_of(partial, retained));
+        partial.map_or_else(RangeSet::new, |partial| partial.chunks)
+    }
+
+    /// Whether the client holds a part of another version than `retained`.
+    pub(crate) fn has_part_of_another(&self, retained: &Retained) -> bool {
+        self.partial.as_ref().is_some_and(|partial| !is_of(partial, retained))
+    }
+
+    /// Forgets the part that the client holds: it is of other content.
+    pub(crate) fn forget_partial(&mut self) {
+        self.partial = None;
+    }
+
+    pub(crate) fn needs_manifest(&self, retained: &Retained) -> bool {
+        self.manifest != Some(retained.payload.manifest().digest())
+    }
+
+    pub(crate) fn handle_committed(&mut self, retained: &Retained) {
+        self.manifest = Some(retained.payload.manifest().digest());
+    }
+
+    /// The manifest of a version that was given up may have been cut off with it.
+    pub(crate) fn handle_given_up(&mut self) {
+        self.manifest = None;
+    }
+}
+
+fn is_of(partial: &Partial, retained: &Retained) -> bool {
+    (partial.epoch, partial.version) == (retained.id.epoch, retained.id.version)
+}

@@ -1,0 +1,121 @@
+//! Where the subscriptions of a session hear their client.
+
+use crate::transfer::SubscriptionMessage;
+use std::collections::{HashMap, HashSet};
+use tensor_relay_protocol::{Misbehaved, SubscriptionId};
+use tokio::sync::mpsc;
+
+/// The messages of one subscription. The bound is small because a subscription is always listening; a client that
+/// talks faster than it is heard waits on its own control stream.
+#[derive(Debug)]
+pub(crate) struct Inbox(mpsc::Receiver<SubscriptionMessage>);
+
+/// The inboxes of a session's subscriptions, and the ids that its client has used.
+#[derive(Debug, Default)]
+pub(crate) struct Inboxes {
+    open: HashMap<SubscriptionId, mpsc::Sender<SubscriptionMessage>>,
+    /// An id names one subscription for the whole session.
+    used: HashSet<SubscriptionId>,
+}
+
+/// How many ids a client may use up in one session. Beyond it a client has lost count.
+const SUBSCRIPTIONS_EVER: usize = 1 << 20;
+
+impl Inbox {
+    const BOUND: usize = 16;
+
+    /// The next message; a session that is gone says good-bye, and may come back.
+    pub(crate) async fn next(&mut self) -> SubscriptionMessage {
+        self.0
+            .recv()
+            .await
+            .unwrap_or(SubscriptionMessage::Unsubscribe { keep_place: true })
+    }
+}
+
+impl Inboxes {
+    /// Opens the inbox of a new subscription; `None` when there are `max` already.
+    ///
+    /// # Errors
+    /// [`Misbehaved`] when the client used the id before.
+    pub(crate) fn open(&mut self, id: SubscriptionId, max: usize) -> Result<Option<Inbox>, Misbehaved> {
+        if self.used.len() >= SUBSCRIPTIONS_EVER || !self.used.insert(id) {
+            return Err(Misbehaved::DuplicateSubscription(id));
+        }
+        if self.open.len() >= max {
+            return Ok(None);
+        }
+        let (sender, receiver) = mpsc::channel(Inbox::BOUND);
+        self.open.insert(id, sender);
+        Ok(Some(Inbox(receiver)))
+    }
+
+    /// Delivers a message to a subscription. One that has just ended is not there any more, which the client cannot know
+    /// yet; one that never was, the client made up.
+    ///
+    /// # Errors
+    /// [`Misbehaved`] when there never was such a subscription.
+    pub(crate) async fn deliver(
+        &self,
+        id: SubscriptionId,
+        message: SubscriptionMessage,
+    ) -> Result<(), Misbehaved> {
+        match self.open.get(&id) {
+            Some(inbox) => drop(inbox.send(message).await),
+            None if self.used.contains(&id) => {}
+            None => return Err(Misbehaved::UnknownSubscription(id)),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_open(&self, id: SubscriptionId) -> bool {
+        self.open.contains_key(&id)
+    }
+
+    /// Closes the inbox of a subscription that ended.
+    pub(crate) fn close(&mut self, id: SubscriptionId) {
+        self.open.remove(&id);
+    }
+
+    /// Closes every inbox: subscriptions end by themselves once they have read what is in theirs.
+    pub(crate) fn close_all(&mut self) {
+        self.open.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor_relay_protocol::{Epoch, RangeSet, Version};
+
+    fn fetch() -> SubscriptionMessage {
+        SubscriptionMessage::Fetch(Epoch(1), Version(1), RangeSet::from_range(0..1))
+    }
+
+    #[tokio::test]
+    async fn messages_reach_their_subscription_alone() {
+        let mut inboxes = Inboxes::default();
+        let mut inbox = inboxes.open(SubscriptionId(1), 2).unwrap().unwrap();
+        inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
+        let unknown = SubscriptionId(2);
+        let error = inboxes.deliver(unknown, fetch()).await.unwrap_err();
+        assert_eq!(error, Misbehaved::UnknownSubscription(unknown));
+        inboxes.close(SubscriptionId(1));
+        inboxes
+            .deliver(SubscriptionId(1), fetch())
+            .await
+            .expect("its end may not be known yet");
+        assert_eq!(inbox.next().await, fetch());
+        assert_eq!(inbox.next().await, SubscriptionMessage::Unsubscribe { keep_place: true });
+    }
+
+    #[test]
+    fn ids_are_used_once_and_subscriptions_are_bounded() {
+        let mut inboxes = Inboxes::default();
+        let _inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
+        assert!(inboxes.open(SubscriptionId(2), 1).unwrap().is_none());
+        for id in [SubscriptionId(1), SubscriptionId(2)] {
+            assert_eq!(inboxes.open(id, 9).unwrap_err(), Misbehaved::DuplicateSubscription(id));
+        }
+    }
+}

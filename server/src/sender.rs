@@ -1,0 +1,208 @@
+//! Sends one version to one subscription: its manifest, a few chunks at a time, and `Complete`.
+
+use crate::{
+    bases::Against,
+    lanes::{LaneLoad, Lanes},
+    link_rate::LinkMeter,
+    shared::Shared,
+    stall::Progress,
+    topic::Retained,
+};
+use std::sync::Arc;
+use tensor_relay_device::SourceError;
+use tensor_relay_protocol::{
+    ChunkHeader, ChunkIndex, CodecChoice, CodecSet, Selection, SendAction, ServerMessage, SubscriptionId,
+};
+use tensor_relay_transport::{
+    Lane, Stage, Tally, control,
+    egress::{self, Encoded, Wanted},
+};
+use tokio::task::{JoinError, JoinSet};
+
+/// What every send of one version to one subscription needs.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) subscription: SubscriptionId,
+    pub(crate) retained: Arc<Retained>,
+    pub(crate) selection: Arc<Selection>,
+    pub(crate) codec: CodecChoice,
+    /// What the subscriber can decode.
+    pub(crate) codecs: CodecSet,
+    /// What the client holds that chunks may be coded against.
+    pub(crate) base: Option<Against>,
+    pub(crate) link: LinkMeter,
+    /// Where what is sent of the topic is counted.
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) sender: control::Sender<ServerMessage>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) progress: Progress,
+}
+
+/// The tasks that send one version: each reads, encodes and writes one chunk on one lane. Dropping it cuts them off.
+///
+/// A chunk whose lane is lost or retired while it is written is lost with it: the client fetches it.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    outgoing: Arc<Outgoing>,
+    running: JoinSet<Sent>,
+}
+
+/// A send that ended. An error says that the version cannot be read.
+pub(crate) type Sent = Result<SentKind, Arc<SourceError>>;
+
+/// What a send that ended was about, whatever became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SentKind {
+    Manifest,
+    Chunk,
+    Complete,
+}
+
+impl Sender {
+    pub(crate) fn new(outgoing: Outgoing) -> Self {
+        Self { outgoing: Arc::new(outgoing), running: JoinSet::new() }
+    }
+
+    /// How many sends are under way.
+    pub(crate) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Begins what a plan wants sent.
+    pub(crate) fn begin(&mut self, action: SendAction) {
+        let outgoing = Arc::clone(&self.outgoing);
+        match action {
+            SendAction::Manifest => self.running.spawn(async move { outgoing.send_manifest().await }),
+            SendAction::Chunk(chunk, lane) => {
+                let load = outgoing.lanes.load(lane, outgoing.raw_bytes(chunk));
+                self.running.spawn(async move { outgoing.send_chunk(chunk, load).await })
+            }
+            SendAction::Complete => self.running.spawn(async move { outgoing.send_complete().await }),
+        };
+    }
+
+    /// Cuts off what is under way: none of it ends any more.
+    pub(crate) fn give_up(&mut self) {
+        self.running = JoinSet::new();
+    }
+
+    /// Waits for a send to end; `None` when none is under way. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Sent> {
+        let ended = self.running.join_next().await?;
+        self.outgoing.progress.note(1);
+        Some(ended.unwrap_or_else(resume_panic))
+    }
+}
+
+/// Passes a panic of a send on. None was cut off: those that are leave the set.
+fn resume_panic(error: JoinError) -> Sent {
+    std::panic::resume_unwind(error.into_panic())
+}
+
+impl Outgoing {
+    /// Sends the manifest. A lane that is lost meanwhile ends the session, and one who stops the stream has it or gives the
+    /// version up.
+    async fn send_manifest(self: Arc<Self>) -> Sent {
+        let manifest = self.retained.payload.manifest();
+        let note = |bytes| self.progress.note(bytes);
+        let _ = egress::send_manifest(self.lanes.control(), self.subscription, manifest, &note).await;
+        Ok(SentKind::Manifest)
+    }
+
+    /// Reads, encodes and writes one chunk on the lane that `load` names, unless that is retired before.
+    async fn send_chunk(self: Arc<Self>, chunk: ChunkIndex, load: Option<LaneLoad>) -> Sent {
+        let Some(load) = load else { return Ok(SentKind::Chunk) };
+        tokio::select! {
+            sent = self.encode_and_write(chunk, &load.lane().lane) => sent?,
+            () = load.lane().retired() => {
+                tracing::debug!(%chunk, "A chunk was lost with its lane.");
+            }
+        }
+        Ok(SentKind::Chunk)
+    }
+
+    async fn encode_and_write(
+        self: Arc<Self>,
+        chunk: ChunkIndex,
+        lane: &Lane,
+    ) -> Result<(), Arc<SourceError>> {
+        let encoded = self.encode(chunk).await?;
+        self.progress.note(1); // From here on the subscriber causes the wait.
+        let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.link.begin());
+        let (outgoing, on) = (Arc::clone(&self), lane.clone());
+        // A lane that fails loses the chunk; a client that stops the stream has given the version up.
+        let _ = lane.run(async move { outgoing.write(chunk, &encoded, &on).await }).await;
+        Ok(())
+    }
+
+    /// The base is held here alone: not while a slow subscriber takes what was made of it.
+    async fn encode(&self, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
+        let payload = &self.retained.payload;
+        let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
+        let base = against.as_ref().map(|(_, base)| &base.payload);
+        let encoded = self.shared.encoder.encode_delta(payload, chunk, base, self.wanted()).await?;
+        if let Some((against, _)) = &against {
+            against.note(self.raw_bytes(chunk), encoded.codec.needs_base());
+        }
+        Ok(encoded)
+    }
+
+    /// How the next chunk is wanted, as the link is now.
+    fn wanted(&self) -> Wanted {
+        match self.codec {
+            CodecChoice::Auto => Wanted::Auto { offered: self.codecs, link: self.link.class() },
+            CodecChoice::Fixed(codec) => Wanted::Fixed(codec),
+        }
+    }
+
+    /// Writes a chunk whole, and counts it.
+    async fn write(&self, chunk: ChunkIndex, encoded: &Encoded, lane: &Lane) {
+        let note = |bytes| {
+            self.progress.note(bytes);
+            self.link.note(bytes);
+        };
+        if egress::send_chunk(lane, self.header(chunk, encoded), encoded, &note)
+            .await
+            .is_ok()
+        {
+            for tally in [&*self.tally, &self.shared.tally] {
+                tally.count(encoded.codec, self.raw_bytes(chunk), encoded.bytes.len() as u64, encoded.spent);
+            }
+        }
+    }
+
+    fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {
+        let base = self.base.as_ref().filter(|_| encoded.codec.needs_base());
+        ChunkHeader {
+            subscription: self.subscription,
+            epoch: self.retained.id.epoch,
+            version: self.retained.id.version,
+            chunk,
+            codec: encoded.codec,
+            raw_bytes: self.raw_bytes(chunk) as u32,
+            encoded_bytes: encoded.bytes.len() as u32,
+            hash: encoded.hash,
+            base: base.map(|base| base.version),
+        }
+    }
+
+    fn raw_bytes(&self, chunk: ChunkIndex) -> u64 {
+        let (range, _) = self.retained.payload.manifest().chunk(chunk);
+        range.end - range.start
+    }
+
+    /// Names the whole. Chunks that were not sent, because the client holds them since before a restart, may still have
+    /// to be hashed for it.
+    async fn send_complete(self: Arc<Self>) -> Sent {
+        let digest = self
+            .shared
+            .encoder
+            .digest(&self.retained.payload, self.selection.chunks())
+            .await?;
+        let (epoch, version) = (self.retained.id.epoch, self.retained.id.version);
+        let complete = ServerMessage::Complete { subscription: self.subscription, epoch, version, digest };
+        let _ = self.sender.send(complete).await; // Fails with the session alone.
+        Ok(SentKind::Complete)
+    }
+}

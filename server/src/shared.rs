@@ -1,0 +1,126 @@
+//! What all sessions of a server share, and the counts of what lives now.
+
+use crate::{Config, catalogue::Catalogue, joining::Joinable, traffic::Traffic};
+use std::sync::{Arc, atomic::AtomicU64};
+use tensor_relay_protocol::InstanceId;
+use tensor_relay_transport::{LaneThreads, Tally, egress::Encoder};
+use tokio::sync::watch;
+
+/// What all sessions of a server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    /// Names this process to its clients.
+    pub(crate) instance: InstanceId,
+    pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) encoder: Encoder,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) traffic: Traffic,
+    /// What was sent, of all topics.
+    pub(crate) tally: Tally,
+    /// Sessions that are open.
+    pub(crate) sessions: Gauge,
+    /// Versions that are being sent, each to one subscription.
+    pub(crate) transfers: Gauge,
+    /// Subscriptions that a shutdown waits for: all, until they have heard of it and have nothing to finish.
+    pub(crate) unfinished: Gauge,
+    /// The connections that joined a session as lanes.
+    pub(crate) joined_lanes: Gauge,
+    /// Where joining lanes find their sessions.
+    pub(crate) joinable: Joinable,
+    pub(crate) lane_threads: LaneThreads,
+    /// Whether no new version is to be begun.
+    pub(crate) draining: watch::Sender<bool>,
+    /// Whether sessions are to end.
+    pub(crate) ending: watch::Sender<bool>,
+}
+
+/// What a server counts.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Versions that a subscriber committed.
+    pub(crate) committed: AtomicU64,
+    /// Subscriptions that took no byte within the deadline, or did not keep up with their publisher.
+    pub(crate) evicted: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
+        Self {
+            lane_threads: LaneThreads::new(config.lane_threads),
+            joinable: Joinable::default(),
+            instance: InstanceId(rand::random()),
+            config,
+            catalogue,
+            encoder,
+            counters: Arc::default(),
+            traffic: Traffic::default(),
+            tally: Tally::default(),
+            sessions: Gauge::default(),
+            transfers: Gauge::default(),
+            unfinished: Gauge::default(),
+            joined_lanes: Gauge::default(),
+            draining: watch::Sender::new(false),
+            ending: watch::Sender::new(false),
+        }
+    }
+}
+
+/// How many of something live now.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(Arc<watch::Sender<u64>>);
+
+/// One of the things that a [`Gauge`] counts, until it is dropped.
+#[derive(Debug)]
+#[must_use = "it is counted until this is dropped"]
+pub(crate) struct Counted(Arc<watch::Sender<u64>>);
+
+impl Gauge {
+    pub(crate) fn get(&self) -> u64 {
+        *self.0.borrow()
+    }
+
+    pub(crate) fn count(&self) -> Counted {
+        self.0.send_modify(|count| *count += 1);
+        Counted(Arc::clone(&self.0))
+    }
+
+    /// Counts one more, or returns `None` where there are `max` already.
+    pub(crate) fn count_below(&self, max: u64) -> Option<Counted> {
+        let has_room = self.0.send_if_modified(|count| {
+            let has_room = *count < max;
+            *count += u64::from(has_room);
+            has_room
+        });
+        has_room.then(|| Counted(Arc::clone(&self.0)))
+    }
+
+    /// Waits until none is left. Cancel safe.
+    pub(crate) async fn none_left(&self) {
+        // The sender is borrowed, so it cannot be gone.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_gauge_counts_what_lives() {
+        let gauge = Gauge::default();
+        let first = gauge.count_below(2).unwrap();
+        let second = gauge.count();
+        assert_eq!(gauge.get(), 2);
+        assert!(gauge.count_below(2).is_none());
+        drop((first, second));
+        gauge.none_left().await;
+        assert_eq!(gauge.get(), 0);
+    }
+}

@@ -1,0 +1,207 @@
+//! What a client's messages mean for its subscription, while a version is under way and between versions. Pure.
+
+use tensor_relay_protocol::{
+    AbortReason, Credit, Epoch, LaneId, Misbehaved, RangeSet, SendPlan, Version, VersionId,
+};
+
+/// A message of the client to one of its subscriptions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SubscriptionMessage {
+    Credit(u32),
+    Committed { epoch: Epoch, version: Version, kept: bool },
+    Abort(Epoch, Version, AbortReason),
+    Acknowledge(Epoch, Version),
+    Fetch(Epoch, Version, RangeSet),
+    Unsubscribe { keep_place: bool },
+}
+
+/// A version under way: which one, and what is to be sent of it.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    epoch: Epoch,
+    version: Version,
+    pub(crate) plan: SendPlan,
+}
+
+/// What the driver is to do about a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Nothing: the message moved nothing.
+    None,
+    /// The transfer moves on.
+    Progress,
+    /// The user is done with this version and all before it.
+    Acknowledged(Epoch, Version),
+    /// The client has the version under way, and keeps it as a base or not.
+    Committed { kept: bool },
+    /// The client gave the version under way up, or answers that the server did.
+    Aborted(AbortReason),
+    /// The subscription is over.
+    Unsubscribed { keep_place: bool },
+}
+
+impl Transfer {
+    pub(crate) fn new(id: &VersionId, plan: SendPlan) -> Self {
+        Self { epoch: id.epoch, version: id.version, plan }
+    }
+
+    fn is(&self, epoch: Epoch, version: Version) -> bool {
+        (self.epoch, self.version) == (epoch, version)
+    }
+}
+
+/// Takes a message of the client; `under_way` is the version being sent, if there is one.
+///
+/// # Errors
+/// [`Misbehaved`] when the message breaks a rule.
+pub(crate) fn handle_message(
+    message: SubscriptionMessage,
+    under_way: Option<&mut Transfer>,
+    credit: &mut Credit,
+    is_retired: impl Fn(LaneId) -> bool,
+) -> Result<Effect, Misbehaved> {
+    use SubscriptionMessage as Message;
+    match (message, under_way) {
+        (Message::Credit(chunks), under_way) => {
+            credit.grant(chunks)?;
+            let moves = chunks > 0 && under_way.is_some_and(|transfer| !transfer.plan.is_given_up());
+            Ok(if moves { Effect::Progress } else { Effect::None })
+        }
+        (Message::Acknowledge(epoch, version), _) => Ok(Effect::Acknowledged(epoch, version)),
+        (Message::Unsubscribe { keep_place }, _) => Ok(Effect::Unsubscribed { keep_place }),
+        // Of the version before, which both ends gave up at the same time.
+        (Message::Committed { .. } | Message::Abort(..), None) => Ok(Effect::None),
+        (Message::Committed { epoch, version, kept }, Some(transfer)) if transfer.is(epoch, version) => {
+            match transfer.plan.is_complete() {
+                true => Ok(Effect::Committed { kept }),
+                false => {
+                    let expected = "Complete to be sent first";
+                    Err(Misbehaved::OutOfTurn { found: "Committed", expected })
+                }
+            }
+        }
+        (Message::Abort(epoch, version, reason), Some(transfer)) if transfer.is(epoch, version) => {
+            Ok(Effect::Aborted(reason))
+        }
+        (Message::Fetch(epoch, version, chunks), Some(transfer)) if transfer.is(epoch, version) => {
+            // What begins nothing moves nothing: a client that repeats itself is evicted all the same.
+            let moves = transfer.plan.handle_fetch(&chunks, is_retired);
+            Ok(if moves { Effect::Progress } else { Effect::None })
+        }
+        (
+            Message::Committed { epoch, version, .. }
+            | Message::Abort(epoch, version, _)
+            | Message::Fetch(epoch, version, _),
+            _,
+        ) => Err(Misbehaved::WrongVersion { epoch, version }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use SubscriptionMessage as Message;
+    use tensor_relay_protocol::{SendAction, Topic};
+
+    const EPOCH: Epoch = Epoch(7);
+    const VERSION: Version = Version(3);
+
+    fn all() -> RangeSet {
+        RangeSet::from_range(0..u32::MAX)
+    }
+
+    /// A transfer of two chunks, of which the first was begun on lane 1 and the second on lane 0.
+    fn begun() -> (Transfer, Credit) {
+        let id = VersionId { topic: Topic::new("t").unwrap(), epoch: EPOCH, version: VERSION };
+        let mut transfer = Transfer::new(&id, SendPlan::new(RangeSet::from_range(0..2), false));
+        let mut credit = Credit::new(2).unwrap();
+        transfer.plan.poll(&mut credit, Some(LaneId(1))).unwrap();
+        transfer.plan.poll(&mut credit, Some(LaneId(0))).unwrap();
+        (transfer, credit)
+    }
+
+    /// Takes `message` where lane 1 is retired.
+    fn take(message: Message, (transfer, credit): &mut (Transfer, Credit)) -> Result<Effect, Misbehaved> {
+        handle_message(message, Some(transfer), credit, |lane| lane == LaneId(1))
+    }
+
+    fn take_idle(message: Message) -> Result<Effect, Misbehaved> {
+        handle_message(message, None, &mut Credit::default(), |_| true)
+    }
+
+    #[test]
+    fn a_fetch_begins_again_what_was_lost_and_only_once() {
+        let mut state = begun();
+        let fetch = || Message::Fetch(EPOCH, VERSION, all());
+        assert_eq!(take(fetch(), &mut state), Ok(Effect::Progress));
+        for _ in 0..3 {
+            assert_eq!(take(fetch(), &mut state), Ok(Effect::None), "repetition moves nothing");
+        }
+        let (transfer, credit) = &mut state;
+        let again = transfer.plan.poll(credit, Some(LaneId(0)));
+        assert_eq!(again, Some(SendAction::Chunk(tensor_relay_protocol::ChunkIndex(0), LaneId(0))));
+        assert_eq!(transfer.plan.poll(credit, Some(LaneId(0))), None);
+        assert_eq!(take(fetch(), &mut state), Ok(Effect::None), "its new lane lives");
+    }
+
+    #[test]
+    fn a_fetch_of_what_is_not_lost_is_passed_over() {
+        let mut state = begun();
+        for chunks in [RangeSet::new(), RangeSet::from_range(1..2), RangeSet::from_range(2..u32::MAX)] {
+            assert_eq!(take(Message::Fetch(EPOCH, VERSION, chunks), &mut state), Ok(Effect::None));
+        }
+    }
+
+    #[test]
+    fn only_the_version_under_way_may_be_named() {
+        for (epoch, version) in [(EPOCH, Version(4)), (Epoch(8), VERSION)] {
+            let wrong = Err(Misbehaved::WrongVersion { epoch, version });
+            assert_eq!(take(Message::Fetch(epoch, version, all()), &mut begun()), wrong);
+            assert_eq!(take(Message::Committed { epoch, version, kept: false }, &mut begun()), wrong);
+            assert_eq!(take(Message::Abort(epoch, version, AbortReason::Stalled), &mut begun()), wrong);
+            assert_eq!(take_idle(Message::Fetch(epoch, version, all())), wrong, "none is under way");
+        }
+    }
+
+    #[test]
+    fn a_commit_needs_everything_sent() {
+        let mut state = begun();
+        let commit = || Message::Committed { epoch: EPOCH, version: VERSION, kept: true };
+        assert!(matches!(take(commit(), &mut state), Err(Misbehaved::OutOfTurn { .. })));
+        let (transfer, credit) = &mut state;
+        (0..2).for_each(|_| transfer.plan.handle_ended());
+        assert_eq!(transfer.plan.poll(credit, None), Some(SendAction::Complete));
+        assert_eq!(take(commit(), &mut state), Ok(Effect::Committed { kept: true }));
+    }
+
+    #[test]
+    fn what_was_given_up_waits_for_the_clients_abort_alone() {
+        let mut state = begun();
+        state.0.plan.give_up();
+        assert_eq!(take(Message::Credit(4), &mut state), Ok(Effect::None));
+        assert_eq!(take(Message::Fetch(EPOCH, VERSION, all()), &mut state), Ok(Effect::None));
+        assert_eq!(
+            take(Message::Acknowledge(EPOCH, VERSION), &mut state),
+            Ok(Effect::Acknowledged(EPOCH, VERSION))
+        );
+        let reason = AbortReason::Withdrawn;
+        assert_eq!(take(Message::Abort(EPOCH, VERSION, reason), &mut state), Ok(Effect::Aborted(reason)));
+    }
+
+    #[test]
+    fn messages_of_the_version_before_are_passed_over() {
+        assert_eq!(take_idle(Message::Abort(EPOCH, VERSION, AbortReason::Stalled)), Ok(Effect::None));
+        let committed = Message::Committed { epoch: EPOCH, version: VERSION, kept: false };
+        assert_eq!(take_idle(committed), Ok(Effect::None));
+        assert_eq!(take_idle(Message::Credit(4)), Ok(Effect::None));
+    }
+
+    #[test]
+    fn credit_that_cannot_be_meant_is_an_error() {
+        let mut state = begun();
+        assert_eq!(take(Message::Credit(0), &mut state), Ok(Effect::None));
+        assert_eq!(take(Message::Credit(1), &mut state), Ok(Effect::Progress));
+        let too_much = Message::Credit(Credit::MAX);
+        assert!(matches!(take(too_much, &mut state), Err(Misbehaved::CreditOverflow(_))));
+    }
+}

@@ -1,0 +1,91 @@
+//! Any records, opened: what a hostile peer can send behind a handshake. The first byte of the input says whether they are
+//! encrypted with the right key, in which case each is given as its content; the properties are those of
+//! `transport/src/lane/byte_stream/records/tests.rs`, which `cargo test -p tensor-relay-transport` checks with dice.
+
+#![no_main]
+
+#[allow(dead_code, reason = "only what opens records is needed here")]
+#[path = "../../../transport/src/lane/byte_stream/records.rs"]
+mod records;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use libfuzzer_sys::fuzz_target;
+use records::{NextSecrets, Opened, Opener, RECORDS_PER_KEY_MAX, opened_bytes, record_bytes};
+use rustls::{
+    ConnectionTrafficSecrets, ExtractedSecrets,
+    crypto::cipher::{AeadKey, Iv},
+};
+
+/// The same key for ever, so that the harness needs to follow no key update: it only counts from 0 again.
+struct Same;
+
+fn secrets() -> ConnectionTrafficSecrets {
+    ConnectionTrafficSecrets::Aes256Gcm { key: AeadKey::from([1; 32]), iv: Iv::from([0; 12]) }
+}
+
+impl NextSecrets for Same {
+    fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error> {
+        Ok(secrets())
+    }
+
+    fn next_opening(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error> {
+        Ok(secrets())
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((mode, input)) = input.split_first() else { return };
+    let extracted = ExtractedSecrets { tx: (0, secrets()), rx: (0, secrets()) };
+    let Ok((_, opener)) = records::records(extracted, Same, RECORDS_PER_KEY_MAX) else { return };
+    match mode % 2 {
+        0 => open_bytes(opener, &mut input.to_vec()),
+        _ => open_contents(opener, input),
+    }
+});
+
+/// Bytes that nobody encrypted give no data.
+fn open_bytes(mut opener: Opener, wire: &mut [u8]) {
+    if let Ok(Some(bytes)) = record_bytes(wire)
+        && let Some(record) = wire.get_mut(..bytes)
+    {
+        assert!(opener.open(record).is_err());
+    }
+}
+
+/// Contents, each with a length in front and its type and padding at its end. Data come out as they went in.
+fn open_contents(mut opener: Opener, mut input: &[u8]) {
+    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[1; 32]).expect("a key of 32 bytes"));
+    let mut sequence = 0u64;
+    while let Some((length, rest)) = input.split_first() {
+        let (inner, rest) = rest.split_at(usize::from(*length).min(rest.len()));
+        input = rest;
+        let mut record = seal(&key, sequence, inner);
+        sequence += 1;
+        let Ok(Some(bytes)) = record_bytes(&record) else { return };
+        assert_eq!(bytes, record.len());
+        let mut out = vec![0; opened_bytes(bytes)];
+        let opened =
+            if length % 2 == 0 { opener.open(&mut record) } else { opener.open_into(&record, &mut out) };
+        let end = inner.iter().rposition(|byte| *byte != 0);
+        match opened {
+            Ok(Opened::Data(data)) => {
+                assert!(end.is_some_and(|end| inner[end] == 23 && data == &inner[..end]))
+            }
+            Ok(Opened::Nothing) if end.is_some_and(|end| inner[end] == 22) => sequence = 0,
+            Ok(Opened::Nothing) => {}
+            Ok(Opened::Closed) | Err(_) => return,
+        }
+    }
+}
+
+fn seal(key: &LessSafeKey, sequence: u64, inner: &[u8]) -> Vec<u8> {
+    let mut nonce = [0; 12];
+    nonce[4..].copy_from_slice(&sequence.to_be_bytes());
+    let [high, low] = (inner.len() as u16 + 16).to_be_bytes();
+    let header = [23, 3, 3, high, low];
+    let mut body = inner.to_vec();
+    let nonce = Nonce::assume_unique_for_key(nonce);
+    key.seal_in_place_append_tag(nonce, Aad::from(header), &mut body)
+        .expect("a short record");
+    [&header[..], &body].concat()
+}

@@ -1,0 +1,341 @@
+//! Byte streams of the simulated network: in order and whole, late, and as full as their reader leaves them.
+
+use super::{SimNet, State};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::{Mutex, PoisonError},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+use tensor_relay_transport::{ByteStream, StreamListener};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep},
+};
+
+/// What one direction holds, on its way and unread: the buffers of both kernels. A writer beyond it waits for the reader.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// How often a connection is tried again across a partition.
+const SYN_AGAIN: Duration = Duration::from_secs(1);
+
+/// All byte streams of a network.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    doors: BTreeMap<SocketAddr, Door>,
+    pipes: BTreeMap<u64, Pipe>,
+    opened: u64,
+}
+
+/// Where somebody listens.
+#[derive(Debug, Default)]
+struct Door {
+    waiting: VecDeque<(Stream, SocketAddr)>,
+    waker: Option<Waker>,
+}
+
+/// One direction of a stream.
+#[derive(Debug)]
+struct Pipe {
+    from: SocketAddr,
+    to: SocketAddr,
+    /// What was written, with when it arrives.
+    pieces: VecDeque<(Instant, Vec<u8>)>,
+    bytes: usize,
+    last_arrival: Instant,
+    /// What comes behind the last piece, once the writer is gone: the end, or a reset.
+    end: Option<io::Result<()>>,
+    is_reset: bool,
+    /// Whether the reader is gone. What is written then leads nowhere, and the writer learns so from the other direction.
+    is_unread: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Streams {
+    /// Lets everybody look again at what they wait for.
+    pub(super) fn wake_all(&mut self) {
+        self.pipes.values_mut().for_each(Pipe::wake);
+    }
+
+    pub(super) fn reset(&mut self, one: IpAddr, other: IpAddr) {
+        let between = |pipe: &Pipe| [(one, other), (other, one)].contains(&(pipe.from.ip(), pipe.to.ip()));
+        for pipe in self.pipes.values_mut().filter(|pipe| between(pipe)) {
+            pipe.is_reset = true;
+            pipe.wake();
+        }
+    }
+
+    fn open(&mut self, from: SocketAddr, to: SocketAddr) -> u64 {
+        self.opened += 1;
+        let pipe = Pipe {
+            from,
+            to,
+            pieces: VecDeque::new(),
+            bytes: 0,
+            last_arrival: Instant::now(),
+            end: None,
+            is_reset: false,
+            is_unread: false,
+            reader: None,
+            writer: None,
+        };
+        self.pipes.insert(self.opened, pipe);
+        self.opened
+    }
+}
+
+impl Pipe {
+    fn wake(&mut self) {
+        let wakers = [self.reader.take(), self.writer.take()];
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+/// Opens a stream from `local` to `peer`.
+pub(super) async fn connect(net: SimNet, local: IpAddr, peer: SocketAddr) -> io::Result<Box<dyn ByteStream>> {
+    let local = SocketAddr::new(local, net.state().free_port());
+    let there = net.state().delay();
+    tokio::time::sleep(there).await;
+    while net.state().is_cut(local, peer) {
+        tokio::time::sleep(SYN_AGAIN).await;
+    }
+    let (knocked, back) = {
+        let mut state = net.state();
+        (state.knock(&net, local, peer), state.delay())
+    };
+    tokio::time::sleep(back).await;
+    Ok(Box::new(knocked?))
+}
+
+impl State {
+    fn knock(&mut self, net: &SimNet, local: SocketAddr, peer: SocketAddr) -> io::Result<Stream> {
+        let streams = &mut self.streams;
+        let (there, back) = (streams.open(local, peer), streams.open(peer, local));
+        let Some(door) = streams.doors.get_mut(&peer) else {
+            streams.pipes.remove(&there);
+            streams.pipes.remove(&back);
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        };
+        door.waiting.push_back((Stream::new(net, there, back), local));
+        door.waker.take().inspect(Waker::wake_by_ref);
+        Ok(Stream::new(net, back, there))
+    }
+}
+
+/// Listens at `address`.
+pub(super) fn listen(net: SimNet, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
+    let taken = net.state().streams.doors.contains_key(&address);
+    if taken {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    net.state().streams.doors.insert(address, Door::default());
+    Ok(Box::new(Listener { net, address }))
+}
+
+#[derive(Debug)]
+struct Listener {
+    net: SimNet,
+    address: SocketAddr,
+}
+
+impl StreamListener for Listener {
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, SocketAddr)>> {
+        let mut state = self.net.state();
+        let Some(door) = state.streams.doors.get_mut(&self.address) else { return Poll::Pending };
+        match door.waiting.pop_front() {
+            Some((stream, from)) => Poll::Ready(Ok((Box::new(stream), from))),
+            None => {
+                door.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn local_address(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let door = self.net.state().streams.doors.remove(&self.address);
+        drop(door); // Without the lock, which the streams in it need.
+    }
+}
+
+/// One end of a stream.
+struct Stream {
+    net: SimNet,
+    incoming: u64,
+    outgoing: u64,
+    /// Wakes the reader when the next piece arrives.
+    arrival: Mutex<Option<Pin<Box<Sleep>>>>,
+}
+
+impl Stream {
+    fn new(net: &SimNet, incoming: u64, outgoing: u64) -> Self {
+        Self { net: net.clone(), incoming, outgoing, arrival: Mutex::new(None) }
+    }
+
+    /// Takes what has arrived, or says when to look again.
+    fn take_arrived(
+        &self,
+        cx: &Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Result<io::Result<()>, Option<Instant>> {
+        let mut state = self.net.state();
+        let is_cut = state
+            .streams
+            .pipes
+            .get(&self.incoming)
+            .is_some_and(|p| state.is_cut(p.from, p.to));
+        let Some(pipe) = state.streams.pipes.get_mut(&self.incoming) else { return Ok(Ok(())) };
+        if pipe.is_reset {
+            return Ok(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        pipe.reader = Some(cx.waker().clone());
+        if is_cut {
+            return Err(None);
+        }
+        match pipe.pieces.front_mut() {
+            Some((arrives, _)) if *arrives > Instant::now() => return Err(Some(*arrives)),
+            Some((_, piece)) => {
+                let taken = piece.len().min(buf.remaining());
+                buf.put_slice(&piece[..taken]);
+                piece.drain(..taken);
+                pipe.bytes -= taken;
+            }
+            None if pipe.end.is_some() && pipe.last_arrival > Instant::now() => {
+                return Err(Some(pipe.last_arrival));
+            }
+            None => {
+                return pipe
+                    .end
+                    .as_ref()
+                    .map(|end| end.as_ref().map_err(|e| e.kind().into()).copied())
+                    .ok_or(None);
+            }
+        }
+        pipe.pieces.pop_front_if(|(_, piece)| piece.is_empty());
+        pipe.writer.take().inspect(Waker::wake_by_ref);
+        Ok(Ok(()))
+    }
+
+    fn poll_arrival(&self, cx: &mut Context<'_>, at: Instant) -> Poll<()> {
+        let mut arrival = self.arrival.lock().unwrap_or_else(PoisonError::into_inner);
+        arrival.insert(Box::pin(tokio::time::sleep_until(at))).as_mut().poll(cx)
+    }
+
+    /// Ends what this end says. What it said before arrives, and then `end`.
+    fn end(&self, end: io::Result<()>) {
+        let mut state = self.net.state();
+        let arrives = Instant::now() + state.delay();
+        if let Some(pipe) = state.streams.pipes.get_mut(&self.outgoing).filter(|pipe| pipe.end.is_none()) {
+            pipe.last_arrival = pipe.last_arrival.max(arrives);
+            pipe.end = Some(end);
+            pipe.reader.take().inspect(Waker::wake_by_ref);
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            match self.take_arrived(cx, buf) {
+                Ok(taken) => return Poll::Ready(taken),
+                Err(Some(at)) => ready!(self.poll_arrival(cx, at)),
+                Err(None) => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut state = self.net.state();
+        let arrives = Instant::now() + state.delay();
+        let State { streams, traffic, .. } = &mut *state;
+        let Some(pipe) = streams.pipes.get_mut(&self.outgoing) else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        if pipe.is_reset {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        if pipe.end.is_some() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let taken = bytes.len().min(BUFFER_BYTES - pipe.bytes);
+        if pipe.is_unread {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        if taken == 0 {
+            pipe.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        pipe.last_arrival = pipe.last_arrival.max(arrives);
+        pipe.pieces.push_back((pipe.last_arrival, bytes[..taken].to_vec()));
+        pipe.bytes += taken;
+        pipe.reader.take().inspect(Waker::wake_by_ref);
+        traffic.entry(pipe.from.ip()).or_default().bytes += taken as u64;
+        Poll::Ready(Ok(taken))
+    }
+
+    /// All at once, as kernels do: TLS says its last word once, and ends.
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let bytes: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+        self.poll_write(cx, &bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.end(Ok(()));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Stream {
+    /// As a kernel does: dropped with unread bytes, the stream is reset, and else ended.
+    fn drop(&mut self) {
+        let unread = self
+            .net
+            .state()
+            .streams
+            .pipes
+            .get(&self.incoming)
+            .is_some_and(|pipe| pipe.bytes > 0);
+        self.end(if unread { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(()) });
+        let mut state = self.net.state();
+        if let Some(pipe) = state.streams.pipes.get_mut(&self.incoming) {
+            pipe.is_unread = true;
+            (pipe.bytes, pipe.pieces) = (0, VecDeque::new());
+            pipe.wake();
+        }
+        let pipes = &mut state.streams.pipes;
+        let is_over = |id| pipes.get(id).is_none_or(|pipe: &Pipe| pipe.is_unread);
+        if is_over(&self.incoming) && is_over(&self.outgoing) {
+            pipes.remove(&self.incoming);
+            pipes.remove(&self.outgoing);
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({} in, {} out)", self.incoming, self.outgoing)
+    }
+}

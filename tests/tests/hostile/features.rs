@@ -1,0 +1,80 @@
+//! Messages and fields of features that the other end did not offer (PROTOCOL.md §3.11). Each ends the session, with a
+//! text that names the feature.
+
+use crate::{
+    raw::{Peer, subscribe},
+    script::{EPOCH, Script, VERSION, expect_closed},
+};
+use tensor_relay_protocol::{
+    Announce, ChunkDigest, ClientMessage, CloseCode, Glob, LaneId, Order, Part, ProbeBytes, ProbeHeader,
+    ServerMessage, Start, StreamHeader, Subscribe,
+};
+use tensor_relay_tests::pair::{server_config, simulate};
+
+fn expected_text(feature: &str) -> String {
+    format!("needs the feature \"{feature}\", which this end did not offer")
+}
+
+/// Goal: a server refuses what it did not offer, and says what.
+/// Method: each message and field of a feature, from a client that was greeted.
+#[test]
+fn clients_that_use_features_not_offered() {
+    let ClientMessage::Subscribe(wanted) = subscribe(1, 4) else { panic!("it subscribes") };
+    let said = |subscribe| ClientMessage::Subscribe(subscribe);
+    let layers = Order::Layers(vec![Glob::new("a.**").unwrap()]);
+    for (message, feature) in [
+        (said(Subscribe { once: true, ..wanted.clone() }), "get"),
+        (said(Subscribe { describe: true, ..wanted.clone() }), "get"),
+        (said(Subscribe { start: Start::Exactly(None, VERSION), ..wanted.clone() }), "get"),
+        (said(Subscribe { order: layers, ..wanted }), "order"),
+        (ClientMessage::Probe { probe: 1, lane: LaneId(0), bytes: ProbeBytes::new(1).unwrap() }, "probe"),
+    ] {
+        simulate(1, async |sim| {
+            let _server = sim.server(server_config());
+            let mut peer = Peer::greeted_client(&sim, 2).await;
+            peer.say_to_server(message).await;
+            let (code, text) = peer.closed_because().await;
+            assert_eq!(code, Some(CloseCode::Misbehaved));
+            assert!(text.contains(&expected_text(feature)), "{text}");
+        });
+    }
+}
+
+/// Goal: a client refuses what it did not offer, and says what.
+/// Method: each message and field of a feature, and a probe's bytes, from a server to a client that has subscribed.
+#[test]
+fn servers_that_use_features_not_offered() {
+    type Attack = fn(&Script) -> ServerMessage;
+    let attacks: [(Attack, &str); 4] = [
+        (|_| ServerMessage::Drain { alternatives: vec!["10.0.0.6:4747".into()] }, "drain"),
+        (|script| ServerMessage::Sources { subscription: script.subscription, sources: vec![] }, "peers"),
+        (
+            |script| ServerMessage::Hashes {
+                subscription: script.subscription,
+                epoch: EPOCH,
+                version: VERSION,
+                first: 0,
+                hashes: vec![ChunkDigest([1; 32])],
+            },
+            "peers",
+        ),
+        (
+            |script| {
+                let part = Some(Part { part: 0, parts: 2, writer: 1 });
+                ServerMessage::Announce(Announce { part, ..script.announcement() })
+            },
+            "parts",
+        ),
+    ];
+    for (message, feature) in attacks {
+        expect_refused(feature, async |script| script.peer.say_to_client(message(script)).await);
+    }
+    expect_refused("probe", async |script| {
+        let header = StreamHeader::Probe(ProbeHeader { probe: 1, bytes: 4 });
+        script.peer.stream(&[&header.encode(), &[0; 4]]).await;
+    });
+}
+
+fn expect_refused(feature: &str, unoffered: impl AsyncFnOnce(&mut Script)) {
+    expect_closed(CloseCode::Misbehaved, &expected_text(feature), unoffered);
+}

@@ -1,0 +1,132 @@
+//! TCP and QUIC, as networks let them pass, and as people ask for them.
+//!
+//! What drops packets takes root, `ip` and `nft`. Elsewhere those tests say why they are skipped, and pass.
+
+use crate::files;
+use serde_json::Value;
+use std::{thread, time::Duration};
+use tensor_relay_tests::processes::{Home, Host, Lan, Process, Serving};
+
+const MODEL_BYTES: usize = 32 << 20;
+
+/// Over this link the model takes about five seconds.
+const MEGABITS: u32 = 50;
+
+/// What a lost connection may cost of chunks of 1 MiB: those of a subscription's credit, and as much again.
+const LOST_BYTES: u64 = 16 << 20;
+
+struct Served {
+    lan: Lan,
+    home: Home,
+    server: Serving,
+}
+
+impl Served {
+    /// A model on a host that these protocols do not reach; `None` where this system cannot have one.
+    fn begin(dropped: &[&str]) -> Option<Self> {
+        let lan = Lan::new().and_then(|lan| lan.limit_rate(MEGABITS).map(|()| lan));
+        let lan = lan.and_then(|lan| lan.drop_protocols(dropped).map(|()| lan));
+        let lan = lan
+            .inspect_err(|reason| println!("skipped: there are no two hosts here: {reason}"))
+            .ok()?;
+        let home = Home::new();
+        files::noise(&home.path("m"), MODEL_BYTES, 1);
+        let listen = format!("--listen={}:4747", Lan::SERVER);
+        let words = ["serve", "--json", "--topic=m=m", "--state-dir=keys", "--chunk-size=1MiB", &listen];
+        let server = Serving::hear(lan.start(Host::Server, &home, &words));
+        Some(Self { lan, home, server })
+    }
+
+    fn start(&self, words: &[&str]) -> Process {
+        self.lan.start(Host::Client, &self.home, words)
+    }
+
+    /// Receives the model once; gives what was said of it.
+    fn receive(&self, options: &[&str]) -> Value {
+        let words = ["subscribe", self.server.ticket("m"), "--once", "--out=out", "--json"];
+        self.finish(self.start(&[&words, options].concat()))
+    }
+
+    fn finish(&self, subscriber: Process) -> Value {
+        let said = subscriber.end().with(0).json();
+        files::assert_same(&self.home.path("m"), &self.home.path("out/m.safetensors"));
+        said
+    }
+
+    /// What `list` says as JSON, and in words.
+    fn list(&self) -> (Value, String) {
+        let as_json = self.start(&["list", self.server.ticket("m"), "--json"]).end().with(0).json();
+        let ended = self.start(&["list", self.server.ticket("m")]).end().with(0);
+        (as_json, ended.err)
+    }
+}
+
+/// Goal: where UDP is dropped, everything works over TCP, and `list` says what is missing.
+#[test]
+fn udp_does_not_get_through() {
+    let Some(served) = Served::begin(&["udp"]) else { return };
+    let said = served.receive(&[]);
+    assert_eq!(said["transport"], "tcp", "{said}");
+    let (as_json, text) = served.list();
+    assert_eq!(as_json["topics"][0]["topic"], "m");
+    assert_eq!((&as_json["transport"], &as_json["unreachable_over"]), (&"tcp".into(), &"quic".into()));
+    assert!(text.contains("does not answer over UDP") && text.contains("/udp"), "{text}");
+    let refused =
+        served.start(&["list", served.server.ticket("m"), "--transport=quic", "--connect-timeout=1"]);
+    refused.end().failed(3, &["over UDP", "firewall"]);
+}
+
+/// Goal: where TCP is dropped, everything works over QUIC.
+#[test]
+fn tcp_does_not_get_through() {
+    let Some(served) = Served::begin(&["tcp"]) else { return };
+    let said = served.receive(&[]);
+    assert_eq!(said["transport"], "quic", "{said}");
+    let (as_json, text) = served.list();
+    assert_eq!((&as_json["transport"], &as_json["unreachable_over"]), (&"quic".into(), &"tcp".into()));
+    assert!(text.contains("does not answer over TCP"), "{text}");
+}
+
+/// Goal: a transport that dies in the middle is replaced by the other one, and what came before is kept.
+/// Method: let only QUIC through, then only TCP; and the other way round.
+#[test]
+fn a_transport_that_dies_in_the_middle() {
+    for (dropped_first, dropped_then, ends_over) in [("tcp", "udp", "tcp"), ("udp", "tcp", "quic")] {
+        let Some(served) = Served::begin(&[dropped_first]) else { return };
+        let ticket = served.server.ticket("m");
+        let subscriber = served.start(&["subscribe", ticket, "--once", "--out=out", "--json"]);
+        thread::sleep(Duration::from_secs(3));
+        served.lan.drop_protocols(&[dropped_then]).unwrap();
+        let said = served.finish(subscriber);
+        assert_eq!((&said["resumed"], &said["transport"]), (&1.into(), &ends_over.into()), "{said}");
+        let wire_bytes = said["wire_bytes"].as_u64().unwrap();
+        assert!(wire_bytes <= MODEL_BYTES as u64 + LOST_BYTES, "{said}");
+    }
+}
+
+/// Goal: what is forced is obeyed at either end, and said.
+#[test]
+fn a_transport_that_is_forced() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m"]);
+    for transport in ["quic", "tcp"] {
+        let word = format!("--transport={transport}");
+        let said = home
+            .run(&["subscribe", server.ticket("m"), "--once", "--json", &word])
+            .with(0)
+            .json();
+        assert_eq!(said["transport"], transport);
+        assert_eq!(said["transport_reason"], "no other transport is allowed");
+    }
+    let quic_alone = home.serve(&["--topic=m=m", "--no-tcp", "--state-dir=a"]);
+    let tcp_alone = home.serve(&["--topic=m=m", "--transport=tcp", "--state-dir=b"]);
+    for (server, transport) in [(&quic_alone, "quic"), (&tcp_alone, "tcp")] {
+        let said = home.run(&["subscribe", server.ticket("m"), "--once", "--json"]).with(0).json();
+        assert_eq!(said["transport"], transport);
+    }
+    let words = ["list", quic_alone.ticket("m"), "--transport=tcp"];
+    home.run(&words).failed(3, &["over TCP", "refused"]);
+    home.run(&["list", quic_alone.ticket("m"), "--transport=udp"])
+        .failed(2, &["auto, quic or tcp"]);
+}

@@ -1,0 +1,241 @@
+//! Servers that publish different bytes under one epoch and version, one after the other: clients compare content, not
+//! numbers (PROTOCOL.md §6.6).
+
+use std::time::Duration;
+use tensor_relay_client::{Client, Receipt, Request, Subscription};
+use tensor_relay_protocol::{Epoch, TensorSpec, Version};
+use tensor_relay_server::{Publisher, Server};
+use tensor_relay_tests::{
+    pair::{CHUNK_BYTES, Sim, eventually, keeping, reconnecting, server_config, simulate, topic},
+    simnet::Path,
+    tensors,
+};
+use tokio::time::{sleep, timeout};
+
+/// Sixteen chunks.
+const BYTES: u64 = 1 << 20;
+
+const CHUNKS: u32 = (BYTES / CHUNK_BYTES as u64) as u32;
+
+/// The content that the second server publishes as version `n` is that of version `OTHER + n`.
+const OTHER: u64 = 1000;
+
+/// Long enough for a client to be back.
+const A_WHILE: Duration = Duration::from_secs(8);
+
+fn open(server: &Server) -> Publisher {
+    server.publisher_with(topic("t"), Some(Epoch(5)), keeping(4)).unwrap()
+}
+
+/// Publishes these contents as the next versions.
+async fn publish(server: &Server, publisher: &mut Publisher, contents: impl IntoIterator<Item = u64>) {
+    publish_of(server, publisher, contents, || tensors::noise("noise", BYTES)).await;
+}
+
+async fn publish_of(
+    server: &Server,
+    publisher: &mut Publisher,
+    contents: impl IntoIterator<Item = u64>,
+    spec: impl Fn() -> TensorSpec,
+) {
+    for content in contents {
+        let staged = tensors::stage(server, vec![spec()], content);
+        publisher.publish(staged, tensors::metadata(content)).await.unwrap();
+    }
+}
+
+async fn following(sim: &Sim, request: fn(tensor_relay_client::Topic) -> Request) -> (Client, Subscription) {
+    let client = sim.client(1, reconnecting()).await.unwrap();
+    let subscription = client.subscribe_to(request(topic("t"))).await.unwrap();
+    client.list().await.unwrap();
+    (client, subscription)
+}
+
+/// The next version, which must have this number and, in every byte, this content, and go on from the one before it.
+async fn next(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
+    comes(subscription, (version, content), false).await
+}
+
+/// The same of a version that has other content than the one of this number that was committed before it.
+async fn next_anew(subscription: &mut Subscription, version: u64, content: u64) -> Receipt {
+    comes(subscription, (version, content), true).await
+}
+
+async fn comes(subscription: &mut Subscription, (version, content): (u64, u64), anew: bool) -> Receipt {
+    let snapshot = subscription.next().await.unwrap();
+    assert_eq!(snapshot.id().version, Version(version));
+    tensors::check_content(&snapshot, content);
+    assert_eq!((snapshot.skipped(), snapshot.is_new_epoch()), (0, anew));
+    snapshot.receipt()
+}
+
+/// Ends the server and its publisher, and starts another one with the same key.
+async fn restart(sim: &Sim, server: Server, publisher: Publisher) -> (Server, Publisher) {
+    drop((publisher, server));
+    let server = sim.server_again(server_config()).await;
+    let publisher = open(&server);
+    (server, publisher)
+}
+
+/// A slow path, so that a transfer can be caught in the middle: four chunks for each round trip.
+fn slow_path(sim: &Sim) {
+    let delay = Duration::from_millis(20);
+    sim.net.set_path(Path { delay: delay..=delay, ..Path::default() });
+}
+
+async fn half_has_come(subscription: &Subscription) {
+    eventually("half has come", || subscription.progress().verified_bytes >= BYTES / 2).await;
+}
+
+/// Goal: a client that committed a version gets the other bytes that the next server publishes under its name, whole, and
+/// then goes on; the same bytes are not sent again.
+/// Method: both modes; the second server publishes before and after the client is back.
+#[test]
+fn a_version_that_was_committed() {
+    for request in [Request::latest, Request::every] {
+        for wait in [Duration::ZERO, A_WHILE] {
+            for other in [0, OTHER] {
+                simulate(1, async |sim| {
+                    let server = sim.server(server_config());
+                    let mut publisher = open(&server);
+                    let (_client, mut subscription) = following(&sim, request).await;
+                    publish(&server, &mut publisher, [1]).await;
+                    next(&mut subscription, 1, 1).await;
+
+                    let (server, mut publisher) = restart(&sim, server, publisher).await;
+                    sleep(wait).await;
+                    let before = sim.server_sent();
+                    publish(&server, &mut publisher, [other + 1]).await;
+                    if other > 0 {
+                        let receipt = next_anew(&mut subscription, 1, other + 1).await;
+                        assert_eq!((receipt.resumed, receipt.wire_bytes), (0, BYTES));
+                    } else {
+                        assert!(timeout(A_WHILE, subscription.next()).await.is_err(), "it has version 1");
+                        assert!(sim.server_sent() - before < BYTES / 10);
+                    }
+                    publish(&server, &mut publisher, [2]).await;
+                    next(&mut subscription, 2, 2).await;
+                });
+            }
+        }
+    }
+}
+
+/// Goal: a part of a version is continued by a server with the same bytes alone, and never with others.
+/// Method: both modes; lose the first server in the middle of the version; the second one publishes other bytes or the same,
+/// before and after the client is back.
+#[test]
+fn a_part_of_a_version() {
+    for request in [Request::latest, Request::every] {
+        for wait in [Duration::ZERO, A_WHILE] {
+            for other in [0, OTHER] {
+                simulate(2, async |sim| {
+                    slow_path(&sim);
+                    let server = sim.server(server_config());
+                    let mut publisher = open(&server);
+                    let (_client, mut subscription) = following(&sim, request).await;
+                    publish(&server, &mut publisher, [1]).await;
+                    half_has_come(&subscription).await;
+
+                    let (server, mut publisher) = restart(&sim, server, publisher).await;
+                    sleep(wait).await;
+                    let before = sim.server_sent();
+                    publish(&server, &mut publisher, [other + 1]).await;
+                    let receipt = next(&mut subscription, 1, other + 1).await;
+                    assert_eq!((receipt.resumed, receipt.chunks), (u32::from(other == 0), CHUNKS));
+                    let sent = sim.server_sent() - before;
+                    let (least, most) =
+                        if other > 0 { (BYTES, BYTES * 12 / 10) } else { (0, BYTES * 6 / 10) };
+                    assert!((least..=most).contains(&sent), "{sent} of {BYTES}");
+                });
+            }
+        }
+    }
+}
+
+/// Goal: a version that comes afresh is continued like any other: its part is newer than what was committed before.
+/// Method: commit a version, lose a second server with other bytes in the middle of it; a third one has those too.
+#[test]
+fn a_part_of_a_version_that_comes_afresh() {
+    for request in [Request::latest, Request::every] {
+        simulate(3, async |sim| {
+            slow_path(&sim);
+            let server = sim.server(server_config());
+            let mut publisher = open(&server);
+            let (_client, mut subscription) = following(&sim, request).await;
+            publish(&server, &mut publisher, [1]).await;
+            next(&mut subscription, 1, 1).await;
+            let (server, mut publisher) = restart(&sim, server, publisher).await;
+            publish(&server, &mut publisher, [OTHER + 1]).await;
+            let has_begun = || (1..BYTES).contains(&subscription.progress().verified_bytes);
+            eventually("it comes afresh", has_begun).await;
+            half_has_come(&subscription).await;
+            let (server, mut publisher) = restart(&sim, server, publisher).await;
+            publish(&server, &mut publisher, [OTHER + 1]).await;
+            assert_eq!(next_anew(&mut subscription, 1, OTHER + 1).await.resumed, 1);
+            publish(&server, &mut publisher, [2]).await;
+            next(&mut subscription, 2, 2).await;
+        });
+    }
+}
+
+/// Goal: in mode `every`, a reader goes on at the version of other content, misses none after it and gets none before it.
+/// Method: a second server that has the same two versions, another third one and a fourth, published before and after the
+/// client is back.
+#[test]
+fn every_version_from_the_other_one_on() {
+    for wait in [Duration::ZERO, A_WHILE] {
+        simulate(4, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server);
+            let (_client, mut subscription) = following(&sim, Request::every).await;
+            publish(&server, &mut publisher, 1..=3).await;
+            for version in 1..=3 {
+                next(&mut subscription, version, version).await;
+            }
+            let (server, mut publisher) = restart(&sim, server, publisher).await;
+            sleep(wait).await;
+            publish(&server, &mut publisher, [1, 2, OTHER + 3, 4]).await;
+            next_anew(&mut subscription, 3, OTHER + 3).await;
+            next(&mut subscription, 4, 4).await;
+        });
+    }
+}
+
+/// Goal: nothing is coded against a base that the client has with other bytes.
+/// Method: a client with a base; a second server that has other bytes as that version, and the next one, which is close to
+/// those. In mode `latest` the base's version itself does not come again.
+#[test]
+fn a_base() {
+    for request in [Request::latest, Request::every] {
+        simulate(5, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = open(&server);
+            let (client, mut subscription) = following(&sim, request).await;
+            let steady = || tensors::steady("weights", BYTES);
+            for version in 1..=3 {
+                publish_of(&server, &mut publisher, [version], steady).await;
+                let receipt = next(&mut subscription, version, version).await;
+                assert_eq!(receipt.codecs.deltas().chunks > 0, version == 3, "it has a base");
+            }
+            sim.cut(1);
+            let (server, mut publisher) = restart(&sim, server, publisher).await;
+            publisher.continue_at(Version(3));
+            publish_of(&server, &mut publisher, [OTHER + 3, OTHER + 4], steady).await;
+            sim.mend(1);
+            if request(topic("t")).mode() == Request::every(topic("t")).mode() {
+                let receipt = next_anew(&mut subscription, 3, OTHER + 3).await;
+                assert_eq!(receipt.codecs.deltas().chunks, 0);
+                next(&mut subscription, 4, OTHER + 4).await;
+            } else {
+                let snapshot = subscription.next().await.unwrap();
+                tensors::check_content(&snapshot, OTHER + 4);
+                assert_eq!((snapshot.id().version, snapshot.skipped()), (Version(4), 1));
+                assert_eq!(snapshot.receipt().codecs.deltas().chunks, 0);
+            }
+            assert_eq!(client.reconnects(), 1);
+            publish_of(&server, &mut publisher, [OTHER + 5, OTHER + 6], steady).await;
+            while subscription.next().await.unwrap().id().version < Version(6) {}
+        });
+    }
+}

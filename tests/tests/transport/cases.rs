@@ -1,0 +1,337 @@
+//! What every kind of lane promises.
+
+use crate::stage::{ALL, on};
+use bytes::Bytes;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tensor_relay_device::{Capacity, HostMemory, HostSink, Region, SlotPool};
+use tensor_relay_protocol::{
+    ChunkHash, ChunkHeader, ChunkIndex, ClientMessage, CloseCode, CodecId, Dtype, Epoch, Limits, Manifest,
+    ServerMessage, StreamHeader, Subscribe, SubscriptionId, Topic, Version,
+};
+use tensor_relay_tests::tensors;
+use tensor_relay_transport::{
+    DataIn, Lane, LaneError, LaneKind, Workers, control, egress,
+    egress::Encoded,
+    ingress::{self, Ingress, ReceiveError},
+};
+use tokio::sync::Notify;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// More than a lane holds on its way, whatever is under it.
+const LONG_BYTES: u32 = 32 << 20;
+
+const ID: SubscriptionId = SubscriptionId(1);
+
+#[test]
+fn control_goes_both_ways_in_order() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        let ((to_client, mut from_client), (to_server, mut from_server)) = controls(&server, &client).await;
+        for credit in 1..200 {
+            to_server.send(subscribe(credit)).await.unwrap();
+            to_client.send(topics()).await.unwrap();
+            assert_eq!(from_client.next().await.unwrap(), subscribe(credit));
+            assert_eq!(from_server.next().await.unwrap(), topics());
+        }
+        to_server.send(subscribe(200)).await.unwrap();
+        drop(to_server);
+        from_server.flush().await;
+        assert_eq!(from_client.next().await.unwrap(), subscribe(200), "what was flushed has arrived");
+        let ended = from_client.next().await.unwrap_err();
+        assert_eq!(
+            ended,
+            control::ControlError::Lane(LaneError::StreamGivenUp),
+            "the stream ended, not the lane"
+        );
+        assert_eq!((server.ended(), client.ended()), (None, None));
+    });
+}
+
+#[test]
+fn chunks_and_manifests_come_whole() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        client.allow_unread(64 << 20);
+        let manifest = manifest(3_000);
+        let chunks: Vec<Bytes> = [1, 63, 65_536, 65_537, 3 << 20].map(|bytes| noise(bytes, 7)).into();
+        let sending = async {
+            egress::send_manifest(&server, ID, &manifest, &|_| ()).await.unwrap();
+            for (index, bytes) in chunks.iter().enumerate() {
+                send(&server, index as u32, bytes).await.unwrap();
+            }
+        };
+        let receiving = async {
+            let mut stream = client.accept_data().await.unwrap();
+            let StreamHeader::Manifest(header) = stream.read_header().await.unwrap() else { panic!() };
+            let came = ingress::receive_manifest(stream, &header, &Limits::default(), &|_| ()).await;
+            assert_eq!(came.unwrap().digest(), manifest.digest());
+            for bytes in &chunks {
+                let stream = client.accept_data().await.unwrap();
+                assert!(receive(stream).await.unwrap() == bytes);
+            }
+        };
+        tokio::join!(sending, receiving);
+        let stats = (server.stats(), client.stats());
+        assert!(stats.0.sent_bytes > 3 << 20 && stats.1.received_bytes > 3 << 20, "{stats:?}");
+        assert!(stats.1.rtt > Duration::ZERO, "{stats:?}");
+    });
+}
+
+/// Several chunks are sent at once, each as a task of its own, and a control message comes between them.
+#[test]
+fn chunks_that_are_sent_together_come_one_by_one() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        client.allow_unread(64 << 20);
+        let ((to_client, _from_client), (_to_server, mut from_server)) = controls(&server, &client).await;
+        let mut sending = tokio::task::JoinSet::new();
+        for chunk in 0..8 {
+            let server = server.clone();
+            sending.spawn(async move { send(&server, chunk, &noise(1 << 20, chunk)).await.map(drop) });
+        }
+        to_client.send(topics()).await.unwrap();
+        let hearing = async { from_server.next().await.unwrap() };
+        let receiving = async {
+            for _ in 0..8 {
+                let mut stream = client.accept_data().await.unwrap();
+                let header = chunk_header(&mut stream).await;
+                assert!(gather(stream, &header).await.unwrap() == noise(1 << 20, header.chunk.0));
+            }
+        };
+        tokio::join!(hearing, receiving);
+        while let Some(sent) = sending.join_next().await {
+            sent.unwrap().unwrap();
+        }
+    });
+}
+
+/// A chunk that is cut off in the middle is never whole, and costs nothing that comes after it.
+#[test]
+fn what_is_given_up_in_the_middle_is_not_whole() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        client.allow_unread(LONG_BYTES.into());
+        let begun = Notify::new();
+        let giving_up = async {
+            let bytes = noise(LONG_BYTES, 1);
+            let encoded = encoded(&bytes);
+            let sent_bytes = AtomicU64::new(0);
+            let progress = |piece| {
+                if sent_bytes.fetch_add(piece, Ordering::Relaxed) + piece >= 1 << 20 {
+                    begun.notify_one();
+                }
+            };
+            let sending = egress::send_chunk(&server, header(0, &bytes), &encoded, &progress);
+            tokio::select! {
+                biased;
+                () = begun.notified() => {}
+                _ = sending => panic!("so much is not sent at once"),
+            }
+            send(&server, 1, &noise(100_000, 2)).await.unwrap();
+        };
+        let receiving = async {
+            for _ in 0..2 {
+                let Ok(mut stream) = client.accept_data().await else { panic!("the lane lives") };
+                let Ok(StreamHeader::Chunk(header)) = stream.read_header().await else { continue };
+                match (header.chunk.0, gather(stream, &header).await) {
+                    (0, Err(ReceiveError::Lane(LaneError::StreamGivenUp))) => {}
+                    (1, Ok(bytes)) => assert!(bytes == noise(100_000, 2)),
+                    (chunk, other) => panic!("{chunk}: {:?}", other.map(|bytes| bytes.len())),
+                }
+            }
+        };
+        tokio::join!(giving_up, receiving);
+        assert_eq!((server.ended(), client.ended()), (None, None));
+    });
+}
+
+/// A receiver that wants no more of a chunk is heard in the middle of it.
+#[test]
+fn a_receiver_stops_a_chunk() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        let sending = async {
+            let outcome = send(&server, 0, &noise(LONG_BYTES, 1)).await;
+            assert_eq!(outcome.map(drop), Err(LaneError::StreamGivenUp));
+            send(&server, 1, &noise(100_000, 2)).await.unwrap();
+        };
+        let receiving = async {
+            let mut stream = client.accept_data().await.unwrap();
+            stream.read_header().await.unwrap();
+            drop(stream);
+            assert!(receive(client.accept_data().await.unwrap()).await.unwrap() == noise(100_000, 2));
+        };
+        tokio::join!(sending, receiving);
+        assert_eq!((server.ended(), client.ended()), (None, None));
+    });
+}
+
+/// A close is heard with its code and its text, also behind data that nobody reads; whoever said it knows when.
+#[test]
+fn a_close_is_heard() {
+    on(&ALL, async |stage| {
+        for by_server in [true, false] {
+            let (server, client) = stage.lane().await;
+            client.allow_unread(1 << 20);
+            send(&server, 0, &noise(1 << 20, 1)).await.unwrap();
+            let _unread = client.accept_data().await.unwrap();
+            let (closing, other) = if by_server { (&server, &client) } else { (&client, &server) };
+            closing.settle().await;
+            closing.close(CloseCode::ShuttingDown, "back at ten\n");
+            closing.close(CloseCode::Internal, "too late");
+            assert_eq!(closing.ended(), Some(LaneError::ClosedHere));
+            assert_eq!(closing.open_data(0).await.unwrap_err(), LaneError::ClosedHere);
+            let heard = tokio::join!(other.closed(), closing.flush_close()).0;
+            let (code, text) = (Some(CloseCode::ShuttingDown), r"back at ten\n".to_owned());
+            assert_eq!(heard, LaneError::ClosedByPeer { peer: other.peer(), code, text });
+            assert_eq!(other.accept_data().await.err(), Some(heard));
+        }
+    });
+}
+
+/// The last clone that is dropped closes the lane; and a listener closes all of its lanes.
+#[test]
+fn a_lane_ends_with_its_owner() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        drop(client);
+        assert!(matches!(server.closed().await, LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. }));
+
+        let (server, client) = stage.lane().await;
+        stage.listener.close(CloseCode::ShuttingDown);
+        let heard = client.closed().await;
+        assert!(
+            matches!(heard, LaneError::ClosedByPeer { code: Some(CloseCode::ShuttingDown), .. }),
+            "{heard}"
+        );
+        assert_eq!(server.closed().await, LaneError::ClosedHere);
+        assert!(stage.listener.accept().await.is_none());
+        drop((server, client));
+        stage.listener.wait_idle().await;
+    });
+}
+
+/// A peer that vanishes without a word is found out by both ends; one that is quiet is not.
+#[test]
+fn a_peer_that_vanishes() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        let idle = Duration::from_millis(stage.connector.tuning().idle_timeout_ms.into());
+        tokio::time::sleep(idle * 2).await;
+        assert_eq!((server.ended(), client.ended()), (None, None), "heartbeats keep it");
+        stage.silence();
+        let (at_server, at_client) = tokio::join!(server.closed(), client.closed());
+        assert_eq!(at_server, LaneError::TimedOut { peer: server.peer() });
+        assert_eq!(at_client, LaneError::TimedOut { peer: client.peer() });
+    });
+}
+
+#[test]
+fn further_lanes_are_of_the_same_kind() {
+    on(&ALL, async |stage| {
+        let (first, _) = stage.lane().await;
+        let accepting = async { stage.listener.accept().await.unwrap().accept().await.unwrap() };
+        let keys = [stage.key];
+        let (server, client) =
+            tokio::join!(accepting, stage.connector.connect_further(stage.address, &keys, 3, first.kind()));
+        let client = client.unwrap();
+        assert_eq!((client.number(), client.kind(), server.kind()), (3, first.kind(), first.kind()));
+        let is_quic = stage.under == crate::stage::Under::SimulatedQuic;
+        assert_eq!(client.kind(), if is_quic { LaneKind::Quic } else { LaneKind::Tcp });
+        send(&server, 0, &noise(100_000, 2)).await.unwrap();
+        let receiving = client.clone();
+        let received = async move { receive(receiving.accept_data().await.unwrap()).await };
+        assert!(client.run(received).await.unwrap().unwrap() == noise(100_000, 2));
+    });
+}
+
+type Controls<Out, In> = (control::Sender<Out>, control::Receiver<In>);
+
+/// Both ends of the control stream. QUIC shows it to the server with its first bytes, which the client sends here.
+async fn controls(
+    server: &Lane,
+    client: &Lane,
+) -> (Controls<ServerMessage, ClientMessage>, Controls<ClientMessage, ServerMessage>) {
+    let at_client = control::open(client, DEADLINE).await.unwrap();
+    at_client.0.send(subscribe(4_000)).await.unwrap();
+    let mut at_server = control::accept(server, DEADLINE).await.unwrap();
+    assert_eq!(at_server.1.next().await.unwrap(), subscribe(4_000));
+    (at_server, at_client)
+}
+
+fn topics() -> ServerMessage {
+    ServerMessage::Topics { topics: vec![], more: false }
+}
+
+fn subscribe(credit: u32) -> ClientMessage {
+    ClientMessage::Subscribe(Subscribe::latest(ID, Topic::new("t").unwrap(), credit))
+}
+
+fn manifest(tensors: u32) -> Manifest {
+    let specs = (0..tensors)
+        .map(|tensor| tensors::noise(&format!("tensor.{tensor}"), 100))
+        .collect();
+    Manifest::layout(specs, vec![], 65_536, &Limits::default()).unwrap()
+}
+
+pub(crate) fn noise(bytes: u32, version: u32) -> Bytes {
+    let mut out = vec![0; bytes as usize];
+    tensors::write_content("noise", version.into(), &mut out);
+    out.into()
+}
+
+fn header(chunk: u32, bytes: &Bytes) -> ChunkHeader {
+    ChunkHeader {
+        subscription: ID,
+        epoch: Epoch(1),
+        version: Version(1),
+        chunk: ChunkIndex(chunk),
+        codec: CodecId::Raw,
+        raw_bytes: bytes.len() as u32,
+        encoded_bytes: bytes.len() as u32,
+        hash: ChunkHash::of(bytes),
+        base: None,
+    }
+}
+
+fn encoded(bytes: &Bytes) -> Encoded {
+    let hash = ChunkHash::of(bytes);
+    Encoded { codec: CodecId::Raw, hash, bytes: bytes.clone(), spent: Duration::ZERO }
+}
+
+/// Sends `bytes` as a chunk with this number.
+pub(crate) async fn send(lane: &Lane, chunk: u32, bytes: &Bytes) -> Result<(), LaneError> {
+    egress::send_chunk(lane, header(chunk, bytes), &encoded(bytes), &|_| ()).await
+}
+
+async fn chunk_header(stream: &mut DataIn) -> ChunkHeader {
+    match stream.read_header().await.unwrap() {
+        StreamHeader::Chunk(header) => header,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Receives a chunk, verified.
+pub(crate) async fn receive(mut stream: DataIn) -> Result<Bytes, ReceiveError> {
+    let header = chunk_header(&mut stream).await;
+    gather(stream, &header).await
+}
+
+async fn gather(stream: DataIn, header: &ChunkHeader) -> Result<Bytes, ReceiveError> {
+    let slots = SlotPool::new(Capacity { slots: 1, slot_bytes: 1 }).unwrap();
+    let ingress = Ingress::new(slots, Workers::Inline);
+    let region = HostMemory::new(u64::MAX).allocate(header.raw_bytes as usize).unwrap();
+    let sink = Arc::new(HostSink::new(region));
+    let range = 0..u64::from(header.raw_bytes);
+    let gathered = ingress.gather_chunk(stream, header, range, &*sink, &|_| ()).await?;
+    let (verified, _) = ingress.settle_chunk(gathered, Dtype::U8, &*sink, None).await?;
+    assert_eq!(verified.hash(), header.hash);
+    Ok(sink.commit()?.into_iter().next().map(Region::freeze).unwrap_or_default())
+}

@@ -1,0 +1,251 @@
+//! Handshakes that make a lane, and those that are refused.
+
+use crate::stage::{ALL, STREAMS, Stage, Under, on};
+use std::{net::IpAddr, net::Ipv4Addr, sync::Arc};
+use tensor_relay_protocol::ALPN;
+use tensor_relay_transport::{
+    ByteStream, ConnectError, Fingerprint, LaneError, LaneKind, Network, SystemNetwork,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
+
+#[test]
+fn a_server_with_another_key_is_refused() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.connect(&[Fingerprint([7; 32]), Fingerprint([8; 32])]).await;
+        let Err(ConnectError::WrongKey { address, found, expected }) = client else { panic!("{client:?}") };
+        assert_eq!((address, found), (stage.address, stage.key));
+        assert!(expected.contains(" or "), "{expected}");
+        assert!(matches!(server, Err(LaneError::Protocol { .. })), "{server:?}");
+        assert!(
+            stage.connect(&[Fingerprint([7; 32]), stage.key]).await.1.is_ok(),
+            "one of its keys is enough"
+        );
+    });
+}
+
+#[test]
+fn a_client_of_another_protocol_is_refused() {
+    on(&STREAMS, async |stage| {
+        for protocols in [vec![b"h2".to_vec()], vec![]] {
+            let accepting = async { stage.listener.accept().await.unwrap().accept().await };
+            let (server, client) = tokio::join!(accepting, raw_client(stage, protocols.clone()));
+            assert!(matches!(server, Err(LaneError::Protocol { .. })), "{protocols:?}: {server:?}");
+            drop(client);
+        }
+        let (server, client) = stage.lane().await;
+        assert_eq!((server.ended(), client.ended()), (None, None), "others get through");
+    });
+}
+
+#[test]
+fn a_server_of_another_protocol_is_refused() {
+    on(&STREAMS, async |stage| {
+        for protocols in [vec![b"h2".to_vec()], vec![]] {
+            let (port, accepting) = raw_server(stage, protocols, 0);
+            let address = std::net::SocketAddr::new(stage.address.ip(), port);
+            let hosts = [address.to_string()];
+            let key = Fingerprint(raw_key());
+            let keys = [key];
+            let (client, _) = tokio::join!(stage.connector.connect(&hosts, &keys), accepting);
+            assert!(
+                matches!(client, Err(ConnectError::Incompatible { address: a }) if a == address),
+                "{client:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_client_that_is_turned_away_learns_so() {
+    on(&ALL, async |stage| {
+        let hosts = [stage.address.to_string()];
+        let keys = [stage.key];
+        let refusing = async { stage.listener.accept().await.unwrap().refuse() };
+        let (client, ()) = tokio::join!(stage.connector.connect(&hosts, &keys), refusing);
+        assert!(matches!(client, Err(ConnectError::Refused { .. })), "{client:?}");
+    });
+}
+
+#[test]
+fn nobody_listens() {
+    on(&STREAMS, async |stage| {
+        let keys = [stage.key];
+        let Stage { connector, address, .. } = stage;
+        // Of this machine's ports the first has no listener that a test could meet.
+        let nobody = std::net::SocketAddr::new(address.ip(), 1).to_string();
+        let error = connector.connect(std::slice::from_ref(&nobody), &keys).await.unwrap_err();
+        let ConnectError::NoTcp { addresses, detail } = &error else { panic!("{error}") };
+        assert_eq!(addresses, &nobody);
+        assert!(detail.contains("refused"), "{detail}");
+        let error = connector
+            .connect_further(nobody.parse().unwrap(), &keys, 1, LaneKind::Tcp)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, ConnectError::NoTcp { .. }), "{error}");
+    });
+}
+
+/// Goal: silence is found out by the connect timeout, over TCP too.
+#[test]
+fn nobody_answers() {
+    on(&[Under::SimulatedStream], async |stage| {
+        stage.silence();
+        let keys = [stage.key];
+        let sim = stage.sim.as_ref().unwrap();
+        let began = sim.elapsed();
+        let first = stage.connector.connect(&[stage.address.to_string()], &keys).await.unwrap_err();
+        let further = stage.connector.connect_further(stage.address, &keys, 1, LaneKind::Tcp);
+        let further = further.await.unwrap_err();
+        let ConnectError::NoTcp { detail, .. } = &first else { panic!("{first}") };
+        assert_eq!(detail, "no answer within 10000 ms");
+        let silent = matches!(further, ConnectError::FurtherUnreachable { lane: 1, kind: LaneKind::Tcp, .. });
+        assert!(silent, "{further}");
+        assert_eq!((sim.elapsed() - began).as_secs(), 20);
+    });
+}
+
+/// Goal: a port whose TCP half is taken is said to be so, and where the system chooses, another one is taken.
+#[test]
+fn both_protocols_have_one_port() {
+    use tensor_relay_transport::{BindError, Identity, Listener, Tuning};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (identity, localhost) = (Identity::ephemeral().unwrap(), IpAddr::from(Ipv4Addr::LOCALHOST));
+        let taken = std::net::TcpListener::bind((localhost, 0)).unwrap();
+        let address = taken.local_addr().unwrap();
+        let bound = Listener::bind(address, &identity, Tuning::default());
+        assert!(matches!(bound, Err(BindError::TcpInUse { address: a }) if a == address), "{bound:?}");
+        let both = Listener::bind((localhost, 0).into(), &identity, Tuning::default()).unwrap();
+        let port = both.local_address().port();
+        assert!(std::net::UdpSocket::bind((localhost, port)).is_err());
+        assert!(std::net::TcpListener::bind((localhost, port)).is_err());
+    });
+}
+
+/// TLS to the stage's server, for a client that takes anyone for the right one and names these `protocols`.
+pub(crate) async fn raw_client(
+    stage: &Stage,
+    protocols: Vec<Vec<u8>>,
+) -> std::io::Result<TlsStream<Box<dyn ByteStream>>> {
+    let mut config =
+        rustls::ClientConfig::builder_with_provider(rustls::crypto::aws_lc_rs::default_provider().into())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(anyone::Anyone))
+            .with_no_client_auth();
+    config.alpn_protocols = protocols;
+    let stream = network(stage, false)
+        .connect(Ipv4Addr::UNSPECIFIED.into(), stage.address)
+        .await?;
+    TlsConnector::from(Arc::new(config))
+        .connect("tensor-relay".try_into().unwrap(), stream)
+        .await
+}
+
+/// The same of a client that speaks this protocol.
+pub(crate) async fn raw_peer(stage: &Stage) -> TlsStream<Box<dyn ByteStream>> {
+    raw_client(stage, vec![ALPN.to_vec()]).await.unwrap()
+}
+
+/// The port of a server that names these `protocols` and sends so many `tickets`, and its end of the first connection.
+pub(crate) fn raw_server(
+    stage: &Stage,
+    protocols: Vec<Vec<u8>>,
+    tickets: usize,
+) -> (u16, impl Future<Output = std::io::Result<tokio_rustls::server::TlsStream<Box<dyn ByteStream>>>>) {
+    let key = raw_key_pair();
+    let params = rcgen::CertificateParams::new(vec!["tensor-relay".into()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let mut config =
+        rustls::ServerConfig::builder_with_provider(rustls::crypto::aws_lc_rs::default_provider().into())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .unwrap();
+    config.alpn_protocols = protocols;
+    config.send_tls13_tickets = tickets;
+    // A port that nobody else of this process has.
+    let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let listener = network(stage, true).listen((stage.address.ip(), port).into()).unwrap();
+    let accepting = async move {
+        let (stream, _) = std::future::poll_fn(|cx| listener.poll_accept(cx)).await?;
+        TlsAcceptor::from(Arc::new(config)).accept(stream).await
+    };
+    (port, accepting)
+}
+
+fn network(stage: &Stage, of_server: bool) -> Arc<dyn Network> {
+    match &stage.sim {
+        Some(sim) if of_server => Arc::new(sim.server_host()),
+        Some(sim) => Arc::new(sim.client_host(2)),
+        None => Arc::new(SystemNetwork),
+    }
+}
+
+fn raw_key_pair() -> rcgen::KeyPair {
+    tensor_relay_tests::pair::key_pair(99)
+}
+
+/// What clients know the raw server by.
+pub(crate) fn raw_key() -> [u8; 32] {
+    let state = tempfile::tempdir().unwrap();
+    std::fs::write(state.path().join("identity.key"), raw_key_pair().serialize_pem()).unwrap();
+    tensor_relay_transport::Identity::load_or_create(state.path())
+        .unwrap()
+        .fingerprint()
+        .0
+}
+
+mod anyone {
+    use rustls::{
+        DigitallySignedStruct, Error, SignatureScheme,
+        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        pki_types::{CertificateDer, ServerName, UnixTime},
+    };
+
+    /// A hostile client does not care whom it talks to.
+    #[derive(Debug)]
+    pub(super) struct Anyone;
+
+    impl ServerCertVerifier for Anyone {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::General("not TLS 1.2".into()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519, SignatureScheme::ECDSA_NISTP256_SHA256]
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Which transport a session begins with, where both are allowed.
+
+use std::{sync::Arc, time::Duration};
+use tensor_relay_tests::{
+    pair::{Sim, simulate},
+    simnet::Path,
+};
+use tensor_relay_transport::{ConnectError, Connector, KindReason, Lane, LaneKind, Listener, Transport};
+
+/// A way of this many milliseconds in each direction.
+fn way(delay_ms: u64) -> Path {
+    let delay = Duration::from_millis(delay_ms);
+    Path { delay: delay..=delay, ..Path::default() }
+}
+
+/// Connects over either transport to a server that `offered` lets answer; and how long it took.
+async fn connect(sim: &Sim, connector: &Connector, offered: Transport) -> (Result<Lane, ConnectError>, u128) {
+    let (host, address) = (Arc::new(sim.server_host()), sim.server_address());
+    let listener = Listener::bind_on(host, offered, address, &sim.identity(), sim.tuning.clone()).unwrap();
+    let (hosts, keys, began) = ([address.to_string()], [sim.identity().fingerprint()], sim.elapsed());
+    let accepting = async {
+        loop {
+            let arrival = listener.accept().await.unwrap();
+            tokio::spawn(
+                async move { arrival.accept().await.map(|lane| async move { lane.closed().await }) },
+            );
+        }
+    };
+    let lane = tokio::select! {
+        () = accepting => unreachable!("it accepts for ever"),
+        lane = connector.connect(&hosts, &keys) => lane,
+    };
+    (lane, (sim.elapsed() - began).as_millis())
+}
+
+fn connector(sim: &Sim) -> Connector {
+    sim.connector(1).with_transport(Transport::Auto)
+}
+
+fn what(lane: &Lane) -> (LaneKind, KindReason) {
+    (lane.kind(), lane.reason())
+}
+
+#[test]
+fn a_short_way_takes_tcp_and_a_long_one_quic() {
+    for (delay_ms, expected) in [
+        (1, (LaneKind::Tcp, KindReason::ShortWay)),
+        (20, (LaneKind::Quic, KindReason::Answered)),
+        (150, (LaneKind::Quic, KindReason::Answered)),
+    ] {
+        simulate(3, async |sim| {
+            sim.net.set_path(way(delay_ms));
+            let (lane, _) = connect(&sim, &connector(&sim), Transport::Auto).await;
+            assert_eq!(what(&lane.unwrap()), expected, "{delay_ms} ms");
+        });
+    }
+}
+
+/// Goal: without UDP a long way costs a head start once, and not again.
+#[test]
+fn udp_that_is_silent_is_not_waited_for_twice() {
+    simulate(4, async |sim| {
+        sim.net.set_path(way(20));
+        let connector = connector(&sim);
+        let (lane, first_ms) = connect(&sim, &connector, Transport::Tcp).await;
+        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, KindReason::UdpSilent));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (lane, second_ms) = connect(&sim, &connector, Transport::Tcp).await;
+        assert_eq!(what(&lane.unwrap()), (LaneKind::Tcp, KindReason::UdpSilent));
+        assert!((250..1_000).contains(&first_ms) && second_ms < 200, "{first_ms} ms, then {second_ms} ms");
+    });
+}
+
+#[test]
+fn tcp_that_nobody_answers_costs_no_time() {
+    simulate(5, async |sim| {
+        sim.net.set_path(way(1));
+        let (lane, took_ms) = connect(&sim, &connector(&sim), Transport::Quic).await;
+        assert_eq!(what(&lane.unwrap()), (LaneKind::Quic, KindReason::Answered));
+        assert!(took_ms < 50, "{took_ms} ms");
+    });
+}
+
+/// Goal: who finds nobody hears of both transports.
+#[test]
+fn nobody_answers_over_either() {
+    simulate(6, async |sim| {
+        let keys = [sim.identity().fingerprint()];
+        let hosts = [sim.server_address().to_string()];
+        let error = connector(&sim).connect(&hosts, &keys).await.unwrap_err();
+        assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("nothing over UDP") && error.contains("refused"), "{error}");
+    });
+}
+
+/// Goal: a wrong key is said to be one, whichever transport finds it out.
+#[test]
+fn another_server_is_told_from_none() {
+    simulate(7, async |sim| {
+        let stranger = sim.with_key_of(8);
+        let host = Arc::new(sim.server_host());
+        let bound = Listener::bind_on(
+            host,
+            Transport::Auto,
+            sim.server_address(),
+            &stranger.identity(),
+            sim.tuning.clone(),
+        );
+        let listener = bound.unwrap();
+        let (hosts, keys) = ([sim.server_address().to_string()], [sim.identity().fingerprint()]);
+        let accepting = async {
+            loop {
+                let arrival = listener.accept().await.unwrap();
+                tokio::spawn(async move { drop(arrival.accept().await) });
+            }
+        };
+        let connector = connector(&sim);
+        let error = tokio::select! {
+            () = accepting => unreachable!("it accepts for ever"),
+            lane = connector.connect(&hosts, &keys) => lane.unwrap_err(),
+        };
+        assert!(matches!(error, ConnectError::WrongKey { .. }), "{error}");
+    });
+}

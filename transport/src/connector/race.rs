@@ -1,0 +1,163 @@
+//! The race of addresses, and at each of them of QUIC and TCP, for the first connection of a session.
+
+use std::{net::SocketAddr, pin::pin, sync::atomic::Ordering, time::Duration};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::{ConnectError, Connector};
+use crate::{Fingerprint, KindReason, Lane, LaneError, LaneKind, Transport};
+
+/// How long one address is tried alone before the next joins in, and QUIC before TCP on a long way (RFC 8305 recommends
+/// 250 ms).
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// A way on which TCP connects within this is short. There TCP carries more than QUIC at less cost, since a system makes
+/// its packets in large pieces; a longer way wants windows beyond what systems give to TCP by default, and QUIC's
+/// recovery of losses. The system answers a SYN by itself, so this is the round trip time, however busy the server is.
+const SHORT_WAY: Duration = Duration::from_millis(5);
+
+impl Connector {
+    /// Opens a lane to the first of `addresses` that answers. The next one joins in when a head start is over, or an attempt
+    /// has failed.
+    ///
+    /// # Errors
+    /// The most telling failure, once all attempts have failed or the `timeout` is over.
+    pub(super) async fn race(
+        &self,
+        addresses: &[SocketAddr],
+        keys: &[Fingerprint],
+        timeout: Duration,
+    ) -> Result<Lane, ConnectError> {
+        let deadline = Instant::now() + timeout;
+        let mut waiting = addresses.iter().copied();
+        let mut attempts = JoinSet::new();
+        let mut worst: Option<ConnectError> = None;
+        loop {
+            if let Some(address) = waiting.next() {
+                let (this, keys) = (self.clone(), keys.to_vec());
+                attempts.spawn(async move { this.connect_address(address, &keys, deadline).await });
+            }
+            let next_address = async {
+                match waiting.len() {
+                    0 => std::future::pending().await,
+                    _ => tokio::time::sleep(HEAD_START).await,
+                }
+            };
+            tokio::select! {
+                Some(ended) = attempts.join_next() => match ended {
+                    Ok(Ok(lane)) => return Ok(lane),
+                    Ok(Err(error)) => worst = Some(more_telling(worst, error)),
+                    Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+                },
+                () = next_address => {}
+            }
+            if let Some(error) = worst.take_if(|_| attempts.is_empty() && waiting.len() == 0) {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn connect_address(
+        &self,
+        address: SocketAddr,
+        keys: &[Fingerprint],
+        deadline: Instant,
+    ) -> Result<Lane, ConnectError> {
+        let silence = || LaneError::TimedOut { peer: address }.into();
+        let forced = |kind| async move {
+            let connected = timeout_at(deadline, self.connect_one(address, kind, keys, 0)).await;
+            connected.unwrap_or_else(|_| Err(silence()))
+        };
+        match self.transport {
+            Transport::Quic => forced(LaneKind::Quic).await,
+            Transport::Tcp => forced(LaneKind::Tcp).await,
+            Transport::Auto => self.duel(address, keys, deadline).await,
+        }
+    }
+
+    /// Connects over TCP where the way is short, and otherwise over QUIC, unless that does not answer: then over TCP a head
+    /// start later, or at once where TCP was all that reached this server last time. QUIC is not asked while TCP may still
+    /// turn out to be better, since a handshake that nobody wants costs a server as much as another one.
+    async fn duel(
+        &self,
+        address: SocketAddr,
+        keys: &[Fingerprint],
+        deadline: Instant,
+    ) -> Result<Lane, ConnectError> {
+        let silence = |_| Err(LaneError::TimedOut { peer: address }.into());
+        let began = Instant::now();
+        let mut opening = pin!(self.open_stream(address, 0));
+        let opened = timeout_at((began + SHORT_WAY).min(deadline), &mut opening).await;
+        let is_short = opened.is_ok();
+        let mut tcp = pin!(timeout_at(deadline, async {
+            let stream = match opened {
+                Ok(opened) => opened?,
+                Err(_) => opening.await?,
+            };
+            if !is_short && !self.only_tcp.load(Ordering::Relaxed) {
+                sleep_until(began + HEAD_START).await;
+            }
+            self.shake_hands(stream, address, keys).await
+        }));
+        let mut failed = None;
+        if is_short {
+            match timeout_at((began + HEAD_START).min(deadline), &mut tcp).await {
+                Ok(Ok(Ok(lane))) => return Ok(self.over_tcp(lane, true)),
+                Ok(answer) => failed = answer.unwrap_or_else(silence).err(),
+                Err(_) => {}
+            }
+        }
+        let mut tcp_failed = failed.is_some();
+        let mut quic_failed = false;
+        let mut quic = pin!(timeout_at(deadline, self.connect_one(address, LaneKind::Quic, keys, 0)));
+        loop {
+            let error = tokio::select! {
+                answer = &mut tcp, if !tcp_failed => match answer.unwrap_or_else(silence) {
+                    Ok(lane) => return Ok(self.over_tcp(lane, is_short)),
+                    Err(error) => {
+                        tcp_failed = true;
+                        error
+                    }
+                },
+                answer = &mut quic, if !quic_failed => match answer.unwrap_or_else(silence) {
+                    Ok(lane) => return Ok(self.over_quic(lane)),
+                    Err(error) => {
+                        quic_failed = true;
+                        error
+                    }
+                },
+            };
+            let telling = more_telling(failed.take(), error);
+            if quic_failed && tcp_failed {
+                return Err(telling);
+            }
+            failed = Some(telling);
+        }
+    }
+
+    fn over_tcp(&self, lane: Lane, is_short: bool) -> Lane {
+        self.only_tcp.store(!is_short, Ordering::Relaxed);
+        lane.because(if is_short { KindReason::ShortWay } else { KindReason::UdpSilent })
+    }
+
+    fn over_quic(&self, lane: Lane) -> Lane {
+        self.only_tcp.store(false, Ordering::Relaxed);
+        lane.because(KindReason::Answered)
+    }
+}
+
+/// Of two failures the one that helps more: an answer says more than silence, a wrong key more than any.
+fn more_telling(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
+    let rank = |error: &ConnectError| match error {
+        ConnectError::WrongKey { .. } => 3,
+        ConnectError::Incompatible { .. } | ConnectError::Refused { .. } => 2,
+        ConnectError::Lane(LaneError::TimedOut { .. }) => 0,
+        _ => 1,
+    };
+    match first {
+        Some(first) if rank(&first) >= rank(&second) => first,
+        _ => second,
+    }
+}

@@ -1,0 +1,72 @@
+//! Lanes over TCP: a connection, a handshake, and what their failures mean.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+};
+
+use super::{ConnectError, Connector, local_address, wrong_key};
+use crate::{
+    ByteStream, Fingerprint, Lane, LaneError,
+    lane::{ByteStreamConnection, Role, Secured, Settings},
+    tls,
+};
+
+impl Connector {
+    /// Connects without a word about who is there.
+    pub(super) async fn open_stream(
+        &self,
+        address: SocketAddr,
+        number: usize,
+    ) -> Result<Box<dyn ByteStream>, ConnectError> {
+        let local = local_address(&self.local, address, number)?;
+        let opened = self.network.connect(local, address).await;
+        opened.map_err(|source| match source.kind() {
+            io::ErrorKind::AddrNotAvailable if !self.local.is_empty() => {
+                ConnectError::LaneAddress { address: local, source }
+            }
+            _ => ConnectError::NoTcp { addresses: address.to_string(), detail: source.to_string() },
+        })
+    }
+
+    /// Finds out whether who is at the other end has one of `keys`, and begins a lane.
+    pub(super) async fn shake_hands(
+        &self,
+        stream: Box<dyn ByteStream>,
+        address: SocketAddr,
+        keys: &[Fingerprint],
+    ) -> Result<Lane, ConnectError> {
+        let presented = Arc::new(OnceLock::new());
+        let config = tls::stream_client_config(keys, Arc::clone(&presented));
+        let config = config.map_err(|error| ConnectError::Tls(error.to_string()))?;
+        let name = tls::SERVER_NAME
+            .try_into()
+            .map_err(|_| ConnectError::Tls("no server name".into()))?;
+        let shaken = Secured::connect(stream, Arc::new(config), name).await;
+        let secured = shaken.map_err(|error| match presented.get() {
+            Some(found) => wrong_key(address, *found, keys),
+            None => refusal(address, error),
+        })?;
+        if !secured.is_ours() {
+            return Err(ConnectError::Incompatible { address });
+        }
+        let settings = Settings::from(&self.tuning);
+        Ok(Lane::tcp(ByteStreamConnection::start(secured, Role::Client, address, settings, None)))
+    }
+}
+
+/// What a handshake that failed means. A server that lets nobody in at present ends the connection before its first word.
+fn refusal(address: SocketAddr, error: io::Error) -> ConnectError {
+    let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    match (tls, error.kind()) {
+        (Some(rustls::Error::AlertReceived(rustls::AlertDescription::NoApplicationProtocol)), _) => {
+            ConnectError::Incompatible { address }
+        }
+        (Some(rustls::Error::InvalidMessage(_)), _) => ConnectError::Incompatible { address },
+        (None, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
+            ConnectError::Refused { address }
+        }
+        _ => LaneError::Protocol { peer: address, detail: error.to_string() }.into(),
+    }
+}

@@ -1,0 +1,256 @@
+//! Lanes over a byte stream: TLS 1.3 over TCP, cut into [segments](segment). The [handshake] is rustls', the
+//! [records] are our own.
+//!
+//! One task, the [driver], serves each connection; it alone reads and writes. What is sent comes to it through short channels, a whole
+//! segment at a time, so that whoever is cancelled while it sends leaves no half segment behind. What comes is taken at
+//! once, whatever becomes of it here, so that a data stream that nobody reads stops neither the next one nor control.
+
+mod batch;
+mod buffers;
+mod driver;
+mod handshake;
+mod inbox;
+mod receiving;
+mod records;
+mod segment;
+mod sending;
+
+use rustls::AlertDescription;
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tensor_relay_protocol::CloseCode;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{Mutex as AsyncMutex, mpsc, watch},
+    time::Instant,
+};
+
+use super::{LaneError, LaneStats};
+use crate::{Tuning, network::moving::Moving};
+use driver::Driver;
+use receiving::{Incoming, Unread};
+use sending::{Outbox, Queues};
+
+pub(crate) use handshake::Secured;
+pub(crate) use receiving::{ControlIn, DataIn};
+pub(crate) use sending::{ControlOut, DataOut};
+
+/// Which end of the connection this is. Data goes from the server to the client, and never the other way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// How long a connection waits for what.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    /// After how long without a byte the other end is dead.
+    idle_timeout: Duration,
+    /// How often each end sends a ping.
+    keep_alive: Duration,
+}
+
+impl From<&Tuning> for Settings {
+    fn from(tuning: &Tuning) -> Self {
+        Self {
+            idle_timeout: Duration::from_millis(tuning.idle_timeout_ms.into()),
+            keep_alive: Duration::from_millis(tuning.keep_alive_ms.into()),
+        }
+    }
+}
+
+/// One connection. Cheap to clone; the last clone closes it.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    /// Moves the driver to another thread, once.
+    moving: Mutex<Option<Moving>>,
+    /// The halves of the control stream, until somebody takes them.
+    control: Mutex<Option<(mpsc::Sender<sending::Control>, receiving::ControlPipe)>>,
+    /// The data streams that have begun and nobody has accepted. Bounded by what may be unread: each has a first segment.
+    arrived: AsyncMutex<mpsc::UnboundedReceiver<Incoming>>,
+}
+
+/// The state that the driver shares with the users of the connection.
+#[derive(Debug)]
+struct Shared {
+    peer: SocketAddr,
+    end: watch::Sender<Option<End>>,
+    /// Whether the driver has let the connection go.
+    is_gone: watch::Sender<bool>,
+    outbox: Outbox,
+    unread: Unread,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    rtt_us: AtomicU64,
+    began: Instant,
+}
+
+/// Why a connection ends, and what the other end is told of it.
+#[derive(Debug, Clone)]
+struct End {
+    error: LaneError,
+    farewell: Farewell,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Farewell {
+    /// Nothing: it knows, or cannot hear.
+    None,
+    Close(CloseCode, String),
+    /// What it sent was no TLS.
+    Alert(AlertDescription),
+}
+
+impl Connection {
+    /// Starts a connection over what was `secured`. `closing` ends it from outside; it is held for as long as the
+    /// connection is.
+    pub(crate) fn start(
+        secured: Secured<impl AsyncRead + AsyncWrite + Send + 'static>,
+        role: Role,
+        peer: SocketAddr,
+        settings: Settings,
+        closing: Option<watch::Receiver<Option<CloseCode>>>,
+    ) -> Self {
+        let (outbox, data_queue) = Outbox::new();
+        let (control_out, control_queue) = mpsc::channel(sending::CONTROL_QUEUE_MAX);
+        let (control_pipe, control_in) = receiving::control_pipe();
+        let (begun, arrived) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            peer,
+            end: watch::Sender::new(None),
+            is_gone: watch::Sender::new(false),
+            outbox,
+            unread: Unread::default(),
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            rtt_us: AtomicU64::new(0),
+            began: Instant::now(),
+        });
+        let driver = Driver {
+            shared: Arc::clone(&shared),
+            role,
+            settings,
+            queues: Queues { control: control_queue, data: data_queue },
+            control: control_pipe,
+            begun,
+            closing,
+        };
+        let moving = Mutex::new(Some(Moving::spawn(driver.run(secured))));
+        let control = Mutex::new(Some((control_out, control_in)));
+        Self(Arc::new(Handle { shared, moving, control, arrived: AsyncMutex::new(arrived) }))
+    }
+
+    pub(crate) fn take_moving(&self) -> Option<Moving> {
+        self.0.moving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.0.shared.peer
+    }
+
+    /// The control stream, which both ends have from the beginning.
+    pub(super) fn control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
+        let taken = self.0.control.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((queue, pipe)) = taken else {
+            let detail = "its control stream was opened before".to_owned();
+            return Err(LaneError::Protocol { peer: self.peer(), detail });
+        };
+        Ok((ControlOut::new(queue, self.clone()), ControlIn::new(pipe, self.clone())))
+    }
+
+    pub(super) async fn open_data(&self) -> Result<DataOut, LaneError> {
+        DataOut::open(self.clone()).await
+    }
+
+    pub(super) async fn accept_data(&self) -> Result<DataIn, LaneError> {
+        match self.0.arrived.lock().await.recv().await {
+            Some(incoming) => Ok(DataIn::new(incoming, self.clone())),
+            None => Err(self.closed().await),
+        }
+    }
+
+    pub(super) fn close(&self, code: CloseCode, text: &str) {
+        let farewell = Farewell::Close(code, text.to_owned());
+        self.0.shared.end(End { error: LaneError::ClosedHere, farewell });
+    }
+
+    pub(super) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
+        let error = LaneError::Unheard { peer: self.peer(), detail };
+        self.0
+            .shared
+            .end(End { error, farewell: Farewell::Close(code, detail.to_owned()) });
+    }
+
+    pub(super) async fn close_answered(&self) {
+        // Fails only without a sender, and the handle has one.
+        let _ = self.0.shared.is_gone.subscribe().wait_for(|gone| *gone).await;
+    }
+
+    pub(super) fn ended(&self) -> Option<LaneError> {
+        self.0.shared.ended()
+    }
+
+    pub(super) async fn closed(&self) -> LaneError {
+        self.0.shared.wait_for_end().await.error
+    }
+
+    pub(super) fn allow_unread(&self, bytes: u64) {
+        self.0.shared.unread.allow(bytes);
+    }
+
+    pub(super) fn stats(&self) -> LaneStats {
+        let shared = &self.0.shared;
+        LaneStats {
+            udp_payload_bytes: 0,
+            rtt: Duration::from_micros(shared.rtt_us.load(Ordering::Relaxed)),
+            sent_bytes: shared.sent_bytes.load(Ordering::Relaxed),
+            received_bytes: shared.received_bytes.load(Ordering::Relaxed),
+            sent_packets: 0,
+            lost_packets: 0,
+            eliciting_frames: 0,
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.0.shared
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let farewell = Farewell::Close(CloseCode::Done, String::new());
+        self.shared.end(End { error: LaneError::ClosedHere, farewell });
+    }
+}
+
+impl Shared {
+    /// Ends the connection; the first reason counts.
+    fn end(&self, end: End) {
+        self.end.send_if_modified(|known| {
+            let is_first = known.is_none();
+            known.get_or_insert(end);
+            is_first
+        });
+    }
+
+    fn ended(&self) -> Option<LaneError> {
+        self.end.borrow().as_ref().map(|end| end.error.clone())
+    }
+
+    async fn wait_for_end(&self) -> End {
+        let mut ends = self.end.subscribe();
+        let end = ends.wait_for(Option::is_some).await.ok().and_then(|end| (*end).clone());
+        end.expect("the sender is here, and what was waited for is there")
+    }
+}

@@ -1,0 +1,90 @@
+//! The memory of segments on their way to whoever reads them, used again and again.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::segment::SEGMENT_BYTES_MAX;
+
+/// How long a kept buffer is: a segment and a byte.
+const BUFFER_BYTES: usize = SEGMENT_BYTES_MAX + 1;
+
+/// How many buffers are kept while nobody needs them: a megabyte, as much as waits where a reader keeps up.
+const SPARE_MAX: usize = 16;
+
+/// The buffers of one connection. Fresh memory would have to be zeroed, which costs a tenth of decrypting into it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
+
+/// Memory that goes back to its pool when it is dropped. What is in it at first is unspecified.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    bytes: Box<[u8]>,
+    pool: Pool,
+}
+
+impl Pool {
+    /// A buffer of at least `bytes`, which are at most a segment and one. What is less than half as long has memory of its
+    /// own, so that many short segments do not keep many times their length.
+    pub(super) fn take(&self, bytes: usize) -> Buffer {
+        let bytes = match bytes > BUFFER_BYTES / 2 {
+            true => self.spare().unwrap_or_else(|| vec![0; BUFFER_BYTES].into()),
+            false => vec![0; bytes].into(),
+        };
+        Buffer { bytes, pool: self.clone() }
+    }
+
+    fn spare(&self) -> Option<Box<[u8]>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn put_back(&self, bytes: Box<[u8]>) {
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes.len() == BUFFER_BYTES && spare.len() < SPARE_MAX {
+            spare.push(bytes);
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.put_back(std::mem::take(&mut self.bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_keeps_a_few_long_buffers() {
+        let pool = Pool::default();
+        let long: Vec<Buffer> = (0..SPARE_MAX + 3).map(|_| pool.take(BUFFER_BYTES)).collect();
+        assert!(long.iter().all(|buffer| buffer.len() == BUFFER_BYTES));
+        drop((long, pool.take(BUFFER_BYTES / 2), pool.take(0)));
+        assert_eq!(pool.0.lock().unwrap().len(), SPARE_MAX);
+        let first = pool.take(BUFFER_BYTES / 2 + 1);
+        assert_eq!((first.len(), pool.0.lock().unwrap().len()), (BUFFER_BYTES, SPARE_MAX - 1));
+    }
+}

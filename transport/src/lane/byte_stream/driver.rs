@@ -1,0 +1,358 @@
+//! The task that reads and writes a byte stream.
+
+use bytes::Bytes;
+use rustls::AlertDescription;
+use std::{io, pin::pin, sync::Arc, sync::atomic::Ordering, time::Duration};
+use tensor_relay_protocol::CloseCode;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf},
+    sync::{
+        mpsc::{self, error::TryRecvError},
+        watch,
+    },
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use super::{
+    End, Farewell, LaneError, Role, Secured, Settings, Shared,
+    batch::Batch,
+    inbox::{Inbox, ReadError},
+    receiving::{ControlPipe, Incoming, Piece},
+    segment::Segment,
+    sending::Queues,
+};
+
+/// How long a closed connection waits at most for the other end to read why.
+const LINGER: Duration = Duration::from_secs(3);
+
+/// How long what the other end said last is read where nothing can be written to it any more.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// How much is read at once of what nobody wants.
+const DRAIN_BYTES: usize = 16 << 10;
+
+/// What the driver of one connection is started with.
+pub(super) struct Driver {
+    pub(super) shared: Arc<Shared>,
+    pub(super) role: Role,
+    pub(super) settings: Settings,
+    pub(super) queues: Queues,
+    pub(super) control: ControlPipe,
+    pub(super) begun: mpsc::UnboundedSender<Incoming>,
+    pub(super) closing: Option<watch::Receiver<Option<CloseCode>>>,
+}
+
+impl Driver {
+    /// Serves what was `secured` until the connection ends, and then until the other end knows why.
+    pub(super) async fn run(self, secured: Secured<impl AsyncRead + AsyncWrite>) {
+        let Self { shared, role, settings, queues, control, begun, mut closing } = self;
+        let (read, write) = tokio::io::split(secured.stream);
+        let mut reader = Reader {
+            inbox: Inbox::new(read, secured.opener),
+            shared: Arc::clone(&shared),
+            role,
+            settings,
+            control: Some(control),
+            begun,
+            streams: 0,
+            current: None,
+        };
+        let batch = Batch::new(write, secured.sealer);
+        let writer = Writer { batch, shared: Arc::clone(&shared), queues, has_control: true };
+        let mut writing = pin!(writer.run(settings.keep_alive));
+        let mut is_written = false;
+        {
+            let mut reading = pin!(reader.run());
+            tokio::select! {
+                biased;
+                _ = shared.wait_for_end() => {}
+                end = &mut reading => shared.end(end),
+                Err(error) = &mut writing => {
+                    is_written = true;
+                    // The other end may have said why before it stopped to read.
+                    let last_words = timeout(LAST_WORDS, &mut reading).await;
+                    shared.end(last_words.unwrap_or_else(|_| shared.failed(error)));
+                }
+                code = closed_from_outside(&mut closing) => {
+                    let farewell = Farewell::Close(code, String::new());
+                    shared.end(End { error: LaneError::ClosedHere, farewell });
+                }
+            }
+        }
+        // Readers end with the streams, and ask why.
+        let read = reader.into_read_half();
+        if shared.wait_for_end().await.farewell != Farewell::None {
+            let lingering = async {
+                if is_written || writing.await.is_ok() {
+                    drain(read).await;
+                }
+            };
+            let _ = timeout(LINGER, lingering).await;
+        }
+        shared.is_gone.send_replace(true);
+    }
+}
+
+/// Waits until all lanes of a listener are closed.
+async fn closed_from_outside(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
+    let Some(closing) = closing else { return std::future::pending().await };
+    match closing.wait_for(Option::is_some).await.ok().and_then(|code| *code) {
+        Some(code) => code,
+        None => std::future::pending().await, // The listener is gone, and its lanes live on.
+    }
+}
+
+/// Reads until the other end has ended the stream. Dropped with bytes in it that nobody read, a TCP connection is reset, and
+/// what was sent last can be lost with it.
+async fn drain(mut read: impl AsyncRead + Unpin) {
+    let mut unwanted = vec![0; DRAIN_BYTES];
+    while let Ok(1..) = read.read(&mut unwanted).await {}
+}
+
+/// The driver's way in.
+struct Reader<S> {
+    inbox: Inbox<ReadHalf<S>>,
+    shared: Arc<Shared>,
+    role: Role,
+    settings: Settings,
+    /// Until the other end has ended its control stream.
+    control: Option<ControlPipe>,
+    begun: mpsc::UnboundedSender<Incoming>,
+    /// How many data streams have begun.
+    streams: u64,
+    /// The data stream that has begun and has not ended.
+    current: Option<mpsc::UnboundedSender<Piece>>,
+}
+
+impl<S: AsyncRead + AsyncWrite> Reader<S> {
+    async fn run(&mut self) -> End {
+        loop {
+            let handled = match self.inbox.next_segment(self.settings.idle_timeout).await {
+                Ok(segment) => self.handle(segment).await,
+                Err(error) => Err(self.cannot_read(error)),
+            };
+            if let Err(end) = handled {
+                return end;
+            }
+        }
+    }
+
+    fn cannot_read(&self, error: ReadError) -> End {
+        let peer = self.shared.peer;
+        match error {
+            ReadError::Io(error) => self.shared.failed(error),
+            ReadError::Ended => {
+                let detail = "it ended TLS and not the lane".into();
+                End { error: LaneError::Cut { peer, detail }, farewell: Farewell::None }
+            }
+            ReadError::Record(error) => {
+                let farewell = error.alert().map_or(Farewell::None, Farewell::Alert);
+                End { error: LaneError::Protocol { peer, detail: error.to_string() }, farewell }
+            }
+            ReadError::Segment(error) => self.shared.refuse(CloseCode::Malformed, &error),
+        }
+    }
+
+    async fn handle(&mut self, segment: Segment) -> Result<(), End> {
+        self.shared.received_bytes.fetch_add(segment.wire_bytes(), Ordering::Relaxed);
+        match (segment, self.role) {
+            (Segment::Control { bytes, last }, _) => self.handle_control(&bytes, last).await,
+            (Segment::Data { bytes, first, last }, Role::Client) => {
+                self.handle_data(bytes, first, last).await
+            }
+            (Segment::Reset, Role::Client) => match self.current.take() {
+                Some(_) => Ok(()),
+                None => Err(self.misbehaved(&"it reset a data stream where none was open")),
+            },
+            (Segment::Stop { stream }, Role::Server) => match self.shared.outbox.handle_stop(stream) {
+                true => Ok(()),
+                false => Err(self.misbehaved(&"it stopped a data stream that has not begun")),
+            },
+            (Segment::Data { .. } | Segment::Reset, Role::Server) => {
+                Err(self.misbehaved(&"it sent data, which only a server does"))
+            }
+            (Segment::Stop { .. }, Role::Client) => {
+                Err(self.misbehaved(&"it stopped a data stream, which only a client does"))
+            }
+            (Segment::Close { code, text }, _) => {
+                let error = LaneError::closed_by(self.shared.peer, code.into(), &text);
+                Err(End { error, farewell: Farewell::None })
+            }
+            (Segment::Ping { number }, _) => {
+                self.shared.outbox.pong(number);
+                Ok(())
+            }
+            (Segment::Pong { number }, _) => {
+                self.shared.handle_pong(number);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits while the pipe is full: its reader is behind.
+    async fn handle_control(&mut self, bytes: &Bytes, last: bool) -> Result<(), End> {
+        let Some(pipe) = &mut self.control else {
+            return Err(self.misbehaved(&"it went on with its control stream, which it had ended"));
+        };
+        // The error is that nobody reads any more.
+        let Ok(_) = timeout(self.settings.idle_timeout, pipe.write_all(bytes)).await else {
+            let peer = self.shared.peer;
+            let detail = "this end did not read its control stream for the idle timeout".to_owned();
+            let farewell = Farewell::Close(CloseCode::TimedOut, "the control stream was not read".to_owned());
+            return Err(End { error: LaneError::Protocol { peer, detail }, farewell });
+        };
+        if last {
+            self.control = None;
+        }
+        Ok(())
+    }
+
+    async fn handle_data(&mut self, bytes: Bytes, first: bool, last: bool) -> Result<(), End> {
+        if first == self.current.is_some() {
+            return Err(self.misbehaved(&match first {
+                true => "it began a data stream in the middle of another",
+                false => "it went on with a data stream that had not begun",
+            }));
+        }
+        let unread = &self.shared.unread;
+        let counted = unread.count(&bytes, self.settings.idle_timeout).await;
+        counted.map_err(|error| self.misbehaved(&error))?;
+        let stream = self.current.take().unwrap_or_else(|| self.begin());
+        if let Err(unwanted) = stream.send(Piece { bytes, last }) {
+            unread.release(&unwanted.0.bytes);
+        }
+        self.current = Some(stream).filter(|_| !last);
+        Ok(())
+    }
+}
+
+impl<S> Reader<S> {
+    fn begin(&self) -> mpsc::UnboundedSender<Piece> {
+        let (stream, pieces) = mpsc::unbounded_channel();
+        // Fails only when nobody has the lane any more.
+        let _ = self.begun.send(Incoming { number: self.streams, pieces });
+        stream
+    }
+
+    fn misbehaved(&self, why: &dyn std::fmt::Display) -> End {
+        self.shared.refuse(CloseCode::Misbehaved, why)
+    }
+
+    /// Ends everything that waits for what is read.
+    fn into_read_half(self) -> ReadHalf<S> {
+        self.inbox.into_read()
+    }
+}
+
+impl Shared {
+    /// The other end broke a rule, and is told which.
+    fn refuse(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
+        let detail = why.to_string();
+        let error = LaneError::Protocol { peer: self.peer, detail: detail.clone() };
+        End { error, farewell: Farewell::Close(code, detail) }
+    }
+
+    /// The stream ended or failed, so nobody can be told.
+    fn failed(&self, error: io::Error) -> End {
+        let peer = self.peer;
+        let error = match error.kind() {
+            io::ErrorKind::TimedOut => LaneError::TimedOut { peer },
+            io::ErrorKind::UnexpectedEof => {
+                LaneError::Cut { peer, detail: "it ended without a close".into() }
+            }
+            _ => LaneError::Cut { peer, detail: error.to_string() },
+        };
+        End { error, farewell: Farewell::None }
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn handle_pong(&self, number: u64) {
+        if let Some(rtt_us) = self.now_us().checked_sub(number) {
+            self.rtt_us.store(rtt_us, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The driver's way out.
+struct Writer<W> {
+    batch: Batch<W>,
+    shared: Arc<Shared>,
+    queues: Queues,
+    /// Whether the control stream has not ended.
+    has_control: bool,
+}
+
+impl<W: AsyncWrite + Unpin> Writer<W> {
+    /// Writes until the connection ends, and then why, where the other end is to be told. Batches are written whole: a
+    /// close waits for the end of the one before it.
+    async fn run(mut self, keep_alive: Duration) -> io::Result<()> {
+        let mut end = self.shared.end.subscribe();
+        let mut pings = interval(keep_alive);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let segment = tokio::select! {
+                biased;
+                () = async { drop(end.wait_for(Option::is_some).await) } => return self.say_farewell().await,
+                segment = self.shared.outbox.next_answer() => segment,
+                _ = pings.tick() => Segment::Ping { number: self.shared.now_us() },
+                part = self.queues.control.recv(), if self.has_control => self.control(part),
+                Some(segment) = self.queues.data.recv() => segment,
+            };
+            self.add(segment)?;
+            while self.batch.has_room()
+                && let Some(segment) = self.next_queued()
+            {
+                self.add(segment)?;
+            }
+            self.batch.write().await?;
+            if !self.has_control {
+                self.shared.outbox.handle_control_written();
+            }
+        }
+    }
+
+    /// What waits to be written already.
+    fn next_queued(&mut self) -> Option<Segment> {
+        let answer = self.shared.outbox.take_answer();
+        answer
+            .or_else(|| self.next_control())
+            .or_else(|| self.queues.data.try_recv().ok())
+    }
+
+    fn next_control(&mut self) -> Option<Segment> {
+        if !self.has_control {
+            return None;
+        }
+        match self.queues.control.try_recv() {
+            Ok(part) => Some(self.control(Some(part))),
+            Err(TryRecvError::Disconnected) => Some(self.control(None)),
+            Err(TryRecvError::Empty) => None,
+        }
+    }
+
+    fn control(&mut self, part: Option<Bytes>) -> Segment {
+        self.has_control = part.is_some();
+        Segment::Control { bytes: part.unwrap_or_default(), last: !self.has_control }
+    }
+
+    fn add(&mut self, segment: Segment) -> io::Result<()> {
+        self.shared.sent_bytes.fetch_add(segment.wire_bytes(), Ordering::Relaxed);
+        self.batch.add(segment)
+    }
+
+    async fn say_farewell(mut self) -> io::Result<()> {
+        match self.shared.wait_for_end().await.farewell {
+            Farewell::None => return Ok(()),
+            Farewell::Close(code, text) => {
+                self.add(Segment::close(code.code(), &text))?;
+                self.batch.add_alert(AlertDescription::CloseNotify)?;
+            }
+            Farewell::Alert(alert) => self.batch.add_alert(alert)?,
+        }
+        self.batch.write().await?;
+        self.batch.shutdown().await
+    }
+}

@@ -1,0 +1,178 @@
+//! The handshake, which rustls does, up to where records of [our own](super::records) follow.
+
+use rustls::{
+    ClientConfig, ServerConfig,
+    client::{ClientConnectionData, UnbufferedClientConnection},
+    pki_types::ServerName,
+    server::{ServerConnectionData, UnbufferedServerConnection},
+    unbuffered::{ConnectionState, EncodeError, EncodeTlsData, UnbufferedConnectionCommon, UnbufferedStatus},
+};
+use std::{io, ops::Deref, sync::Arc};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::records::{Opener, RECORDS_PER_KEY_MAX, RecordError, Sealer, records};
+use crate::tls;
+
+/// The most bytes of a handshake that are kept: more than its longest message, which rustls bounds by 64 KiB, in records.
+const KEPT_BYTES_MAX: usize = 128 << 10;
+
+/// The longest record: 2^14 bytes, and what encryption may add.
+const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
+
+/// A stream on which both ends know each other, and the keys of its records.
+pub(crate) struct Secured<S> {
+    pub(super) stream: S,
+    pub(super) sealer: Sealer,
+    pub(super) opener: Opener,
+    is_ours: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
+    /// Shakes hands with a server. An error of TLS has [`rustls::Error`] inside.
+    pub(crate) async fn connect(
+        stream: S,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> io::Result<Self> {
+        Self::over(stream, UnbufferedClientConnection::new(config, name).map_err(tls_error)?).await
+    }
+
+    /// Shakes hands with a client.
+    pub(crate) async fn accept(stream: S, config: Arc<ServerConfig>) -> io::Result<Self> {
+        Self::over(stream, UnbufferedServerConnection::new(config).map_err(tls_error)?).await
+    }
+
+    /// Whether the other end agreed to speak this protocol.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
+    async fn over(mut stream: S, mut end: impl End) -> io::Result<Self> {
+        let (mut incoming, mut out) = (vec![], vec![]);
+        while let Step::Read = go_on(&mut stream, &mut end, &mut incoming, &mut out).await? {
+            read_record(&mut stream, &mut incoming).await?;
+        }
+        let is_ours = tls::is_ours(&end);
+        let (sealer, opener) = end.into_records().map_err(tls_error)?;
+        Ok(Self { stream, sealer, opener, is_ours })
+    }
+}
+
+/// Takes the next step, and writes what there is to say: also why the handshake failed, heard or not.
+async fn go_on(
+    stream: &mut (impl AsyncWrite + Unpin),
+    end: &mut impl End,
+    incoming: &mut Vec<u8>,
+    out: &mut Vec<u8>,
+) -> io::Result<Step> {
+    let step = step(end, incoming, out);
+    if let Err(error) = step {
+        let _ = self::step(end, incoming, out);
+        let _ = stream.write_all(out).await;
+        let _ = stream.shutdown().await;
+        return Err(tls_error(error));
+    }
+    stream.write_all(out).await?;
+    stream.flush().await?;
+    out.clear();
+    step.map_err(tls_error)
+}
+
+/// Reads one record and no more: what comes after the last one of the handshake is not for rustls.
+async fn read_record(stream: &mut (impl AsyncRead + Unpin), incoming: &mut Vec<u8>) -> io::Result<()> {
+    let mut header = [0; 5];
+    stream.read_exact(&mut header).await?;
+    let bytes = usize::from(u16::from_be_bytes([header[3], header[4]]));
+    if bytes > RECORD_BYTES_MAX || incoming.len() + bytes > KEPT_BYTES_MAX {
+        return Err(tls_error(rustls::InvalidMessage::MessageTooLarge.into()));
+    }
+    incoming.extend_from_slice(&header);
+    let start = incoming.len();
+    incoming.resize(start + bytes, 0);
+    stream.read_exact(&mut incoming[start..]).await?;
+    Ok(())
+}
+
+fn tls_error(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// What a handshake needs next, once what it has to say is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Another record.
+    Read,
+    /// Nothing: it is over.
+    Finish,
+}
+
+/// Goes on with what came, as far as that leads, and appends to `out` what is to be written.
+fn step(end: &mut impl End, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Step, rustls::Error> {
+    loop {
+        let UnbufferedStatus { discard, state } = end.process(incoming);
+        let wants_more = match state {
+            Ok(ConnectionState::EncodeTlsData(mut record)) => encode(&mut record, out).map(|()| false),
+            Ok(ConnectionState::TransmitTlsData(written)) => {
+                written.done();
+                Ok(false)
+            }
+            Ok(ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_)) => Ok(true),
+            Ok(_) => Err(rustls::Error::General("data or an end came within the handshake".into())),
+            Err(error) => Err(error),
+        };
+        incoming.drain(..discard);
+        match (wants_more?, end.is_handshaking()) {
+            (true, false) => return Ok(Step::Finish),
+            (true, true) => return Ok(Step::Read),
+            (false, _) => {}
+        }
+    }
+}
+
+fn encode<Data>(record: &mut EncodeTlsData<'_, Data>, out: &mut Vec<u8>) -> Result<(), rustls::Error> {
+    let start = out.len();
+    if let Err(EncodeError::InsufficientSize(short)) = record.encode(&mut []) {
+        out.resize(start + short.required_size, 0);
+    }
+    let encoded = record.encode(&mut out[start..]);
+    encoded.map(drop).map_err(|error| rustls::Error::General(error.to_string()))
+}
+
+/// Either end of a handshake.
+trait End: Deref<Target = UnbufferedConnectionCommon<Self::Data>> {
+    type Data;
+
+    fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
+
+    fn into_records(self) -> Result<(Sealer, Opener), rustls::Error>;
+}
+
+impl End for UnbufferedClientConnection {
+    type Data = ClientConnectionData;
+
+    fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+
+    fn into_records(self) -> Result<(Sealer, Opener), rustls::Error> {
+        let (secrets, next) = self.dangerous_into_kernel_connection()?;
+        records(secrets, next, RECORDS_PER_KEY_MAX).map_err(unusable)
+    }
+}
+
+impl End for UnbufferedServerConnection {
+    type Data = ServerConnectionData;
+
+    fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+
+    fn into_records(self) -> Result<(Sealer, Opener), rustls::Error> {
+        let (secrets, next) = self.dangerous_into_kernel_connection()?;
+        records(secrets, next, RECORDS_PER_KEY_MAX).map_err(unusable)
+    }
+}
+
+fn unusable(error: RecordError) -> rustls::Error {
+    rustls::Error::General(error.to_string())
+}

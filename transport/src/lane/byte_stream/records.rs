@@ -1,0 +1,337 @@
+//! TLS 1.3 records (RFC 8446 §5) with the keys that rustls agreed on: bytes in, bytes out.
+//!
+//! rustls 0.23 copies each record two or three times and allocates for it. Here a chunk is encrypted straight out of its
+//! memory, and decrypted straight into that of its reader. On the wire nothing differs: the other end may be rustls.
+//!
+//! Of what comes after a handshake, key updates and alerts are understood. Session tickets are refused, since no server
+//! of this protocol sends one, and so is everything else.
+
+use aws_lc_rs::{
+    aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey},
+    error::Unspecified,
+};
+use rustls::{AlertDescription, ConnectionTrafficSecrets, ExtractedSecrets, kernel::KernelConnection};
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// The most bytes of content in one record.
+pub(crate) const CONTENT_BYTES_MAX: usize = 16 << 10;
+
+/// How many records are encrypted with one key. AES-GCM stays safe for 2^24.5 records (RFC 8446 §5.5), which is 380 GiB;
+/// ChaCha20 would not need it, and a new key costs nothing.
+pub(crate) const RECORDS_PER_KEY_MAX: u64 = 1 << 24;
+
+pub(super) const HEADER_BYTES: usize = 5;
+
+const TAG_BYTES: usize = 16;
+
+/// What a record adds to its content: the header, the type of the content, and the tag.
+const ADDED_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
+
+/// The most bytes behind the header of a record.
+const BODY_BYTES_MAX: usize = CONTENT_BYTES_MAX + 256;
+
+/// How many records in a row may carry nothing, as in rustls: more are only sent to keep this end busy.
+const FRUITLESS_MAX: u32 = 32;
+
+/// The version in the header of every record.
+const VERSION: u16 = 0x0303;
+
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const DATA: u8 = 23;
+
+/// A key update without its last byte, which says whether the other end is to update its key too.
+const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
+
+/// Where the keys come from once the first are used up.
+pub(crate) trait NextSecrets: Send {
+    fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error>;
+
+    fn next_opening(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error>;
+}
+
+impl<Data: Send> NextSecrets for KernelConnection<Data> {
+    fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error> {
+        self.update_tx_secret().map(|(_, secrets)| secrets)
+    }
+
+    fn next_opening(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error> {
+        self.update_rx_secret().map(|(_, secrets)| secrets)
+    }
+}
+
+/// Why there can be no more records.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(crate) enum RecordError {
+    #[error(
+        "it sent a TLS record of type {kind} and version {version:#06x}; only {DATA} and {VERSION:#06x} may come"
+    )]
+    Header { kind: u8, version: u16 },
+    #[error("it sent a TLS record of {0} bytes, which none can have")]
+    Length(usize),
+    #[error("a TLS record cannot be decrypted: something changed its bytes on the way")]
+    Decrypt,
+    #[error("it sent a TLS record whose content has the type {0}, which means nothing")]
+    Content(u8),
+    #[error(
+        "it sent a TLS message of type {0} after the handshake, or a part of one; only key updates may come"
+    )]
+    Message(u8),
+    #[error("it sent {FRUITLESS_MAX} TLS records without a byte of data between them")]
+    Fruitless,
+    #[error("it ended TLS with the alert {0:?}")]
+    Alert(AlertDescription),
+    #[error("TLS has no more keys: {0}")]
+    Keys(rustls::Error),
+}
+
+impl RecordError {
+    /// What the other end is told, where it does not know.
+    pub(crate) fn alert(&self) -> Option<AlertDescription> {
+        match self {
+            Self::Header { .. } | Self::Content(_) | Self::Message(_) | Self::Fruitless => {
+                Some(AlertDescription::UnexpectedMessage)
+            }
+            Self::Length(_) => Some(AlertDescription::RecordOverflow),
+            Self::Decrypt => Some(AlertDescription::BadRecordMac),
+            Self::Keys(_) => Some(AlertDescription::InternalError),
+            Self::Alert(_) => None,
+        }
+    }
+}
+
+/// Both directions of a connection whose handshake gave these secrets. A key encrypts `records_per_key` records.
+pub(crate) fn records(
+    secrets: ExtractedSecrets,
+    next: impl NextSecrets + 'static,
+    records_per_key: u64,
+) -> Result<(Sealer, Opener), RecordError> {
+    let shared = Arc::new(Shared { next: Mutex::new(Box::new(next)), must_update: AtomicBool::new(false) });
+    let sealer = Sealer { key: Key::new(secrets.tx)?, shared: Arc::clone(&shared), records_per_key };
+    Ok((sealer, Opener { key: Key::new(secrets.rx)?, shared, fruitless: 0 }))
+}
+
+/// What the directions share.
+struct Shared {
+    next: Mutex<Box<dyn NextSecrets>>,
+    /// Whether the other end asked for a key update. It comes before the next record; several are answered by one.
+    must_update: AtomicBool,
+}
+
+/// Encrypts records.
+pub(crate) struct Sealer {
+    key: Key,
+    shared: Arc<Shared>,
+    records_per_key: u64,
+}
+
+impl Sealer {
+    /// How long the records of so many bytes are at most, with a key update before each.
+    pub(crate) const fn sealed_bytes_max(bytes: usize) -> usize {
+        bytes + bytes.div_ceil(CONTENT_BYTES_MAX) * (2 * ADDED_BYTES + KEY_UPDATE.len() + 1)
+    }
+
+    /// Encrypts `data` into the front of `out`, which has room for [`sealed_bytes_max`](Self::sealed_bytes_max), and
+    /// returns how many bytes that were.
+    pub(crate) fn seal(&mut self, data: &[u8], out: &mut [u8]) -> Result<usize, RecordError> {
+        let mut filled = 0;
+        for content in data.chunks(CONTENT_BYTES_MAX) {
+            filled += self.keep_key_fresh(&mut out[filled..])?;
+            filled += self.key.seal(DATA, content, &mut out[filled..])?;
+        }
+        Ok(filled)
+    }
+
+    /// The same for an alert, which takes as much room as two bytes of data.
+    pub(crate) fn seal_alert(
+        &mut self,
+        alert: AlertDescription,
+        out: &mut [u8],
+    ) -> Result<usize, RecordError> {
+        let level = if alert == AlertDescription::CloseNotify { 1 } else { 2 };
+        let filled = self.keep_key_fresh(out)?;
+        Ok(filled + self.key.seal(ALERT, &[level, alert.into()], &mut out[filled..])?)
+    }
+
+    /// Updates the key when it is used up or the other end asks for it. The update itself is its last record.
+    fn keep_key_fresh(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
+        let is_asked = self.shared.must_update.swap(false, Ordering::Relaxed);
+        if !is_asked && self.key.sequence + 1 < self.records_per_key {
+            return Ok(0);
+        }
+        let [kind, a, b, c] = KEY_UPDATE;
+        let filled = self.key.seal(HANDSHAKE, &[kind, a, b, c, 0], out)?;
+        self.key = self.shared.next_key(|next| next.next_sealing())?;
+        Ok(filled)
+    }
+}
+
+/// Decrypts records.
+pub(crate) struct Opener {
+    key: Key,
+    shared: Arc<Shared>,
+    /// How many records in a row had no data.
+    fruitless: u32,
+}
+
+/// What was in a record.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Opened<'a> {
+    /// Data, verified; never empty.
+    Data(&'a [u8]),
+    /// Nothing for its reader.
+    Nothing,
+    /// The other end says no more.
+    Closed,
+}
+
+/// How long the record is that `wire` begins with, or `None` where that is not known yet.
+pub(crate) fn record_bytes(wire: &[u8]) -> Result<Option<usize>, RecordError> {
+    let Some(&[kind, major, minor, high, low]) = wire.first_chunk() else { return Ok(None) };
+    let (version, body) = (u16::from_be_bytes([major, minor]), usize::from(u16::from_be_bytes([high, low])));
+    match () {
+        () if (kind, version) != (DATA, VERSION) => Err(RecordError::Header { kind, version }),
+        () if !(1 + TAG_BYTES..=BODY_BYTES_MAX).contains(&body) => Err(RecordError::Length(body)),
+        () => Ok(Some(HEADER_BYTES + body)),
+    }
+}
+
+/// How much room a record of `record_bytes` needs where it is decrypted: for its content, its type and its padding.
+pub(crate) fn opened_bytes(record_bytes: usize) -> usize {
+    record_bytes - HEADER_BYTES - TAG_BYTES
+}
+
+impl Opener {
+    /// Decrypts a whole `record`, whose length [`record_bytes`] has said, where it lies.
+    pub(crate) fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<Opened<'a>, RecordError> {
+        let (header, body) = record.split_at_mut(HEADER_BYTES);
+        let (nonce, aad) = (self.key.nonce(), Aad::from(&*header));
+        let opened = self.key.key.open_in_place(nonce, aad, body);
+        let opened = opened.map_err(|Unspecified| RecordError::Decrypt)?;
+        self.take(opened)
+    }
+
+    /// Decrypts a whole `record` into `out`, as long as [`opened_bytes`] says. Where this fails, nothing in `out` may be
+    /// used.
+    pub(crate) fn open_into<'a>(
+        &mut self,
+        record: &[u8],
+        out: &'a mut [u8],
+    ) -> Result<Opened<'a>, RecordError> {
+        let (header, body) = record.split_at(HEADER_BYTES);
+        let (cipher, tag) = body.split_at(body.len() - TAG_BYTES);
+        let (nonce, aad) = (self.key.nonce(), Aad::from(header));
+        let opened = self.key.key.open_separate_gather(nonce, aad, cipher, tag, out);
+        opened.map_err(|Unspecified| RecordError::Decrypt)?;
+        self.take(out)
+    }
+
+    /// Understands what was decrypted and verified: content, its type, and zeros.
+    fn take<'a>(&mut self, opened: &'a [u8]) -> Result<Opened<'a>, RecordError> {
+        if opened.len() > CONTENT_BYTES_MAX + 1 {
+            return Err(RecordError::Length(opened.len()));
+        }
+        let kind = opened.iter().rposition(|byte| *byte != 0).ok_or(RecordError::Content(0))?;
+        let content = &opened[..kind];
+        match opened[kind] {
+            DATA if !content.is_empty() => {
+                self.fruitless = 0;
+                return Ok(Opened::Data(content));
+            }
+            DATA => {}
+            HANDSHAKE => self.handle_message(content)?,
+            ALERT => match content {
+                [_, alert] => match AlertDescription::from(*alert) {
+                    AlertDescription::CloseNotify => return Ok(Opened::Closed),
+                    AlertDescription::UserCanceled => {} // A close_notify follows.
+                    alert => return Err(RecordError::Alert(alert)),
+                },
+                _ => return Err(RecordError::Content(ALERT)),
+            },
+            other => return Err(RecordError::Content(other)),
+        }
+        self.fruitless += 1;
+        if self.fruitless > FRUITLESS_MAX {
+            return Err(RecordError::Fruitless);
+        }
+        Ok(Opened::Nothing)
+    }
+
+    /// Nothing may follow a key update in its record, since what follows has another key. Nobody cuts its five bytes.
+    fn handle_message(&mut self, message: &[u8]) -> Result<(), RecordError> {
+        match message.strip_prefix(&KEY_UPDATE) {
+            Some(&[asked @ (0 | 1)]) => {
+                self.key = self.shared.next_key(|next| next.next_opening())?;
+                if asked == 1 {
+                    self.shared.must_update.store(true, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            _ => Err(RecordError::Message(message.first().copied().unwrap_or_default())),
+        }
+    }
+}
+
+impl Shared {
+    fn next_key(
+        &self,
+        next: impl FnOnce(&mut dyn NextSecrets) -> Result<ConnectionTrafficSecrets, rustls::Error>,
+    ) -> Result<Key, RecordError> {
+        let secrets = next(&mut **self.next.lock().unwrap_or_else(PoisonError::into_inner));
+        Key::new((0, secrets.map_err(RecordError::Keys)?))
+    }
+}
+
+/// The key of one direction. AWS-LC overwrites it when it is dropped, and so does rustls with what it was made of.
+struct Key {
+    key: LessSafeKey,
+    iv: [u8; 12],
+    sequence: u64,
+}
+
+impl Key {
+    fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, RecordError> {
+        let unknown =
+            || RecordError::Keys(rustls::Error::General("a cipher suite that is not offered".into()));
+        let (algorithm, key, iv) = match &secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
+            _ => return Err(unknown()),
+        };
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|Unspecified| unknown())?;
+        let iv = iv.as_ref().try_into().map_err(|_| unknown())?;
+        Ok(Self { key: LessSafeKey::new(key), iv, sequence })
+    }
+
+    /// The nonce of the next record (RFC 8446 §5.3). A sender has a new key long before the numbers are used up, and a
+    /// receiver would need millennia.
+    fn nonce(&mut self) -> Nonce {
+        let mut nonce = self.iv;
+        for (byte, digit) in nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()) {
+            *byte ^= digit;
+        }
+        self.sequence += 1;
+        Nonce::assume_unique_for_key(nonce)
+    }
+
+    /// One record, with at most [`CONTENT_BYTES_MAX`] of `content`.
+    fn seal(&mut self, kind: u8, content: &[u8], out: &mut [u8]) -> Result<usize, RecordError> {
+        let [major, minor] = VERSION.to_be_bytes();
+        let [high, low] = ((content.len() + 1 + TAG_BYTES) as u16).to_be_bytes();
+        let header = [DATA, major, minor, high, low];
+        let (front, rest) = out[..content.len() + ADDED_BYTES].split_at_mut(HEADER_BYTES);
+        front.copy_from_slice(&header);
+        let (cipher, tail) = rest.split_at_mut(content.len());
+        let (nonce, aad) = (self.nonce(), Aad::from(header));
+        let sealed = self.key.seal_out_of_place_scatter(nonce, aad, content, cipher, &[kind], tail);
+        sealed.map_err(|Unspecified| RecordError::Keys(rustls::Error::EncryptError))?;
+        Ok(content.len() + ADDED_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests;

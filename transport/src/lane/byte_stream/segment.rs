@@ -1,0 +1,354 @@
+//! Segments: what a byte stream is cut into (PROTOCOL.md §10.7).
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use super::buffers::{Buffer, Pool};
+
+/// The most bytes behind the header of one segment: four records of TLS. A chunk of 4 MiB has 64 segments, so headers cost
+/// nothing, and a control message waits for one batch of data at the most.
+pub(crate) const SEGMENT_BYTES_MAX: usize = 64 << 10;
+
+/// The length of the header of a segment.
+pub(crate) const SEGMENT_HEADER_BYTES: usize = 8;
+
+/// The most bytes of the text of a close.
+const CLOSE_TEXT_BYTES_MAX: usize = 1_024;
+
+/// The first segment of its data stream.
+const FIRST: u8 = 1;
+
+/// The last segment of its data stream, or of the control stream.
+const LAST: u8 = 2;
+
+/// One segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Segment {
+    /// Bytes of the control stream, and whether none follow.
+    Control { bytes: Bytes, last: bool },
+    /// Bytes of the current data stream, and whether it begins or ends with them.
+    Data { bytes: Bytes, first: bool, last: bool },
+    /// The current data stream ends here and is not whole.
+    Reset,
+    /// The receiver wants no more of the data stream with this number.
+    Stop { stream: u64 },
+    /// The last segment: the sender has closed the lane.
+    Close { code: u32, text: Bytes },
+    /// To be answered with the same number.
+    Ping { number: u64 },
+    /// The answer.
+    Pong { number: u64 },
+}
+
+/// A header of a segment. Everything in it was checked, so what follows it can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Header {
+    kind: Kind,
+    flags: u8,
+    bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Control = 1,
+    Data = 2,
+    Reset = 3,
+    Stop = 4,
+    Close = 5,
+    Ping = 6,
+    Pong = 7,
+}
+
+impl Kind {
+    const ALL: [Self; 7] =
+        [Self::Control, Self::Data, Self::Reset, Self::Stop, Self::Close, Self::Ping, Self::Pong];
+
+    fn flags(self) -> u8 {
+        match self {
+            Self::Control => LAST,
+            Self::Data => FIRST | LAST,
+            _ => 0,
+        }
+    }
+
+    fn takes(self, bytes: usize) -> bool {
+        match self {
+            Self::Control | Self::Data => bytes <= SEGMENT_BYTES_MAX,
+            Self::Reset => bytes == 0,
+            Self::Stop | Self::Ping | Self::Pong => bytes == 8,
+            Self::Close => (4..=4 + CLOSE_TEXT_BYTES_MAX).contains(&bytes),
+        }
+    }
+}
+
+/// Bytes that are no segment. The other end is to blame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SegmentError {
+    #[error("it sent a segment of kind {0}, which this revision does not have")]
+    Kind(u8),
+    #[error("it sent a segment of kind {kind} with the flags {flags:#04x}, which that kind does not have")]
+    Flags { kind: u8, flags: u8 },
+    #[error("it sent a segment whose reserved bytes are {0:#06x} and must be 0")]
+    Reserved(u16),
+    #[error("it sent a segment of kind {kind} with {bytes} bytes, which that kind cannot have")]
+    Length { kind: u8, bytes: u32 },
+}
+
+impl Header {
+    fn decode(bytes: [u8; SEGMENT_HEADER_BYTES]) -> Result<Self, SegmentError> {
+        let [code, flags, ..] = bytes;
+        let reserved = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == code);
+        let kind = kind.ok_or(SegmentError::Kind(code))?;
+        let too_long = SegmentError::Length { kind: code, bytes: length };
+        let bytes = usize::try_from(length).map_err(|_| too_long)?;
+        match () {
+            () if reserved != 0 => Err(SegmentError::Reserved(reserved)),
+            () if flags & !kind.flags() != 0 => Err(SegmentError::Flags { kind: code, flags }),
+            () if !kind.takes(bytes) => Err(too_long),
+            () => Ok(Self { kind, flags, bytes }),
+        }
+    }
+}
+
+impl Segment {
+    /// A close, whose text is cut off where it is too long.
+    pub(crate) fn close(code: u32, text: &str) -> Self {
+        let end = text.floor_char_boundary(CLOSE_TEXT_BYTES_MAX);
+        Self::Close { code, text: Bytes::copy_from_slice(&text.as_bytes()[..end]) }
+    }
+
+    /// The header, and the bytes that follow it: not copied where they are many.
+    pub(crate) fn encode(self) -> ([u8; SEGMENT_HEADER_BYTES], Bytes) {
+        let flag = |flag, set| if set { flag } else { 0 };
+        let number = |number: u64| Bytes::copy_from_slice(&number.to_le_bytes());
+        let (kind, flags, bytes) = match self {
+            Self::Control { bytes, last } => (Kind::Control, flag(LAST, last), bytes),
+            Self::Data { bytes, first, last } => (Kind::Data, flag(FIRST, first) | flag(LAST, last), bytes),
+            Self::Reset => (Kind::Reset, 0, Bytes::new()),
+            Self::Stop { stream } => (Kind::Stop, 0, number(stream)),
+            Self::Close { code, text } => {
+                let mut bytes = BytesMut::with_capacity(4 + text.len());
+                bytes.put_u32_le(code);
+                bytes.put(text);
+                (Kind::Close, 0, bytes.freeze())
+            }
+            Self::Ping { number: sent } => (Kind::Ping, 0, number(sent)),
+            Self::Pong { number: sent } => (Kind::Pong, 0, number(sent)),
+        };
+        debug_assert!(kind.takes(bytes.len()), "{kind:?} of {} bytes", bytes.len());
+        let [a, b, c, d] = (bytes.len() as u32).to_le_bytes();
+        ([kind as u8, flags, 0, 0, a, b, c, d], bytes)
+    }
+
+    /// How long it is on the wire.
+    pub(crate) fn wire_bytes(&self) -> u64 {
+        let bytes = match self {
+            Self::Control { bytes, .. } | Self::Data { bytes, .. } => bytes.len(),
+            Self::Reset => 0,
+            Self::Stop { .. } | Self::Ping { .. } | Self::Pong { .. } => 8,
+            Self::Close { text, .. } => 4 + text.len(),
+        };
+        (SEGMENT_HEADER_BYTES + bytes) as u64
+    }
+
+    fn decode(header: Header, mut bytes: Bytes) -> Self {
+        let (first, last) = (header.flags & FIRST != 0, header.flags & LAST != 0);
+        match header.kind {
+            Kind::Control => Self::Control { bytes, last },
+            Kind::Data => Self::Data { bytes, first, last },
+            Kind::Reset => Self::Reset,
+            Kind::Stop => Self::Stop { stream: bytes.get_u64_le() },
+            Kind::Close => Self::Close { code: bytes.get_u32_le(), text: bytes },
+            Kind::Ping => Self::Ping { number: bytes.get_u64_le() },
+            Kind::Pong => Self::Pong { number: bytes.get_u64_le() },
+        }
+    }
+}
+
+/// Puts segments together. Memory is taken for one at a time, however long the stream is said to be.
+#[derive(Debug, Default)]
+pub(crate) struct Assembler {
+    header: [u8; SEGMENT_HEADER_BYTES],
+    header_filled: usize,
+    /// The segment whose header is whole.
+    body: Option<Body>,
+    pool: Pool,
+}
+
+#[derive(Debug)]
+struct Body {
+    header: Header,
+    buffer: Buffer,
+    filled: usize,
+}
+
+impl Assembler {
+    /// Takes as much of `bytes` as belongs to the current segment, and gives it away once it is whole.
+    pub(crate) fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Segment>, SegmentError> {
+        if self.body.is_none() {
+            let missing = &mut self.header[self.header_filled..];
+            let now = missing.len().min(bytes.len());
+            bytes.copy_to_slice(&mut missing[..now]);
+            self.header_filled += now;
+            if self.header_filled < SEGMENT_HEADER_BYTES {
+                return Ok(None);
+            }
+            let header = Header::decode(self.header)?;
+            // A byte more: what is decrypted has its type behind it.
+            let buffer = self.pool.take(header.bytes + 1);
+            self.body = Some(Body { header, buffer, filled: 0 });
+        }
+        let room = self.room();
+        let now = room.len().saturating_sub(1).min(bytes.len());
+        bytes.copy_to_slice(&mut room[..now]);
+        Ok(self.advance(now))
+    }
+
+    /// Where the rest of the current segment belongs, and a byte more; empty between two segments.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        match &mut self.body {
+            Some(body) => &mut body.buffer[body.filled..=body.header.bytes],
+            None => &mut [],
+        }
+    }
+
+    /// So many bytes were put into the [room](Self::room). Gives away the segment once it is whole.
+    pub(crate) fn advance(&mut self, bytes: usize) -> Option<Segment> {
+        let body = self.body.as_mut()?;
+        body.filled += bytes;
+        if body.filled < body.header.bytes {
+            return None;
+        }
+        let Body { header, buffer, .. } = self.body.take()?;
+        self.header_filled = 0;
+        Some(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// All segments of `bytes`, which come in pieces of these `lengths`, and what is wrong with the next one; or the
+    /// bytes of a segment that is not whole.
+    fn read_all(mut bytes: &[u8], lengths: Vec<usize>) -> (Vec<Segment>, Result<usize, SegmentError>) {
+        let (mut assembler, mut segments) = (Assembler::default(), vec![]);
+        for length in lengths.into_iter().cycle() {
+            let (mut piece, rest) = bytes.split_at(length.min(bytes.len()));
+            bytes = rest;
+            while !piece.is_empty() {
+                match assembler.take(&mut piece) {
+                    Ok(segment) => segments.extend(segment),
+                    Err(error) => return (segments, Err(error)),
+                }
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        let filled = assembler.body.as_ref().map_or(0, |body| body.filled);
+        (segments, Ok(assembler.header_filled + filled))
+    }
+
+    fn encoded(segments: &[Segment]) -> Vec<u8> {
+        let parts = segments.iter().cloned().map(Segment::encode);
+        parts.flat_map(|(header, bytes)| [&header[..], &bytes].concat()).collect()
+    }
+
+    fn bytes() -> impl Strategy<Value = Bytes> {
+        prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..100).prop_map(Bytes::from),
+            (0..=SEGMENT_BYTES_MAX).prop_map(|bytes| Bytes::from(vec![0x5a; bytes])),
+        ]
+    }
+
+    fn segments() -> impl Strategy<Value = Vec<Segment>> {
+        let segment = prop_oneof![
+            (bytes(), any::<bool>()).prop_map(|(bytes, last)| Segment::Control { bytes, last }),
+            (bytes(), any::<bool>(), any::<bool>()).prop_map(|(bytes, first, last)| Segment::Data {
+                bytes,
+                first,
+                last
+            }),
+            Just(Segment::Reset),
+            any::<u64>().prop_map(|stream| Segment::Stop { stream }),
+            (any::<u32>(), prop::collection::vec(any::<char>(), 0..2_000))
+                .prop_map(|(code, text)| Segment::close(code, &String::from_iter(text))),
+            any::<u64>().prop_map(|number| Segment::Ping { number }),
+            any::<u64>().prop_map(|number| Segment::Pong { number }),
+        ];
+        prop::collection::vec(segment, 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_bytes_gives_the_same_segments(
+            segments in segments(),
+            lengths in prop::collection::vec(1usize..100_000, 1..8),
+        ) {
+            prop_assert_eq!(read_all(&encoded(&segments), lengths), (segments, Ok(0)));
+        }
+
+        /// What was cut off in the middle gives the segments before it.
+        #[test]
+        fn a_cut_segment_is_no_segment(segments in segments(), cut in any::<prop::sample::Index>()) {
+            prop_assume!(!segments.is_empty());
+            let whole = encoded(&segments);
+            let (read, _) = read_all(&whole[..cut.index(whole.len())], vec![usize::MAX]);
+            prop_assert!(read.len() < segments.len());
+            prop_assert_eq!(&read[..], &segments[..read.len()]);
+        }
+
+        #[test]
+        fn hostile_bytes_are_segments_or_errors(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let (read, _) = read_all(&bytes, vec![7]);
+            prop_assert!(encoded(&read).len() <= bytes.len());
+        }
+
+        /// Of all headers exactly those are taken that an encoder can write.
+        #[test]
+        fn headers_are_exact(kind in 0u8..9, flags in 0u8..5, reserved in 0u16..2, length in prop_oneof![
+            0u32..20, 1_020u32..1_040, 65_530u32..65_540, any::<u32>()
+        ]) {
+            let mut header = [kind, flags, 0, 0, 0, 0, 0, 0];
+            header[2..4].copy_from_slice(&reserved.to_le_bytes());
+            header[4..].copy_from_slice(&length.to_le_bytes());
+            let allowed = match kind {
+                1 => [0, 2].contains(&flags) && length <= 65_536,
+                2 => flags < 4 && length <= 65_536,
+                3 => flags == 0 && length == 0,
+                4 | 6 | 7 => flags == 0 && length == 8,
+                5 => flags == 0 && (4..=1_028).contains(&length),
+                _ => false,
+            };
+            prop_assert_eq!(Header::decode(header).is_ok(), allowed && reserved == 0);
+        }
+    }
+
+    /// PROTOCOL.md §10.7: the golden bytes of each kind.
+    #[test]
+    fn golden_bytes() {
+        let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
+        let hex = |segment: Segment| {
+            let (header, bytes) = segment.encode();
+            let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            format!("{} {}", hex(&header), hex(&bytes)).trim_end().to_owned()
+        };
+        for (segment, golden) in [
+            (Segment::Control { bytes: bytes("abc"), last: false }, "0100000003000000 616263"),
+            (Segment::Control { bytes: bytes(""), last: true }, "0102000000000000"),
+            (Segment::Data { bytes: bytes("abc"), first: true, last: false }, "0201000003000000 616263"),
+            (Segment::Data { bytes: bytes("d"), first: false, last: true }, "0202000001000000 64"),
+            (Segment::Reset, "0300000000000000"),
+            (Segment::Stop { stream: 258 }, "0400000008000000 0201000000000000"),
+            (Segment::close(17, "no"), "0500000006000000 110000006e6f"),
+            (Segment::Ping { number: 7 }, "0600000008000000 0700000000000000"),
+            (Segment::Pong { number: 7 }, "0700000008000000 0700000000000000"),
+        ] {
+            assert_eq!(hex(segment.clone()), golden, "{segment:?}");
+            assert_eq!(read_all(&encoded(std::slice::from_ref(&segment)), vec![3]).0, [segment]);
+        }
+    }
+}

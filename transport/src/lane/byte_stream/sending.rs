@@ -1,0 +1,242 @@
+//! The way out of a byte stream: queues in front of the driver, and the streams that fill them.
+
+use bytes::Bytes;
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, mpsc, watch};
+
+use super::{
+    Connection, LaneError,
+    segment::{SEGMENT_BYTES_MAX, Segment},
+};
+
+/// The segments of data that wait for the driver: a megabyte, enough for it to find the next one whenever it looks.
+const DATA_QUEUE_MAX: usize = 16;
+
+/// The parts of control messages that wait for the driver. More wait in front of them, in `control`.
+pub(super) const CONTROL_QUEUE_MAX: usize = 4;
+
+/// What the control stream sends: at most [`SEGMENT_BYTES_MAX`] at once.
+pub(super) type Control = Bytes;
+
+/// What is to be sent beside the queues, and what became of what was queued.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    data: mpsc::Sender<Segment>,
+    /// The place in line of data streams, which go one after another; fair. It holds how many have begun.
+    turn: Arc<AsyncMutex<u64>>,
+    /// How many data streams have begun; the other end can know no others.
+    begun: AtomicU64,
+    /// How many data streams the other end has seen begin when it stopped one: all but the last are over.
+    stopped: AtomicU64,
+    answers: Mutex<Answers>,
+    has_answers: Notify,
+    /// Whether the end of the control stream was given to the system.
+    control_written: watch::Sender<bool>,
+}
+
+/// What the other end is owed. One of each is enough: of two stops the later stream counts, since the earlier is over; of
+/// two pongs the later says as much.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Answers {
+    pong: Option<u64>,
+    stop: Option<u64>,
+}
+
+/// The other ends of the queues, for the driver.
+#[derive(Debug)]
+pub(super) struct Queues {
+    pub(super) control: mpsc::Receiver<Control>,
+    pub(super) data: mpsc::Receiver<Segment>,
+}
+
+impl Outbox {
+    pub(super) fn new() -> (Self, mpsc::Receiver<Segment>) {
+        let (data, queue) = mpsc::channel(DATA_QUEUE_MAX);
+        let outbox = Self {
+            data,
+            turn: Arc::default(),
+            begun: AtomicU64::new(0),
+            stopped: AtomicU64::new(0),
+            answers: Mutex::default(),
+            has_answers: Notify::new(),
+            control_written: watch::Sender::new(false),
+        };
+        (outbox, queue)
+    }
+
+    pub(super) fn pong(&self, number: u64) {
+        self.answer(|answers| answers.pong = Some(number));
+    }
+
+    pub(super) fn stop(&self, stream: u64) {
+        self.answer(|answers| answers.stop = answers.stop.max(Some(stream)));
+    }
+
+    fn answer(&self, change: impl FnOnce(&mut Answers)) {
+        change(&mut self.answers.lock().unwrap_or_else(PoisonError::into_inner));
+        self.has_answers.notify_one();
+    }
+
+    /// Waits for the next segment that the other end is owed. Cancel safe.
+    pub(super) async fn next_answer(&self) -> Segment {
+        loop {
+            match self.take_answer() {
+                Some(segment) => return segment,
+                None => self.has_answers.notified().await,
+            }
+        }
+    }
+
+    pub(super) fn take_answer(&self) -> Option<Segment> {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let stop = answers.stop.take().map(|stream| Segment::Stop { stream });
+        stop.or_else(|| answers.pong.take().map(|number| Segment::Pong { number }))
+    }
+
+    /// The other end wants no more of `stream`. False when no such stream has begun.
+    pub(super) fn handle_stop(&self, stream: u64) -> bool {
+        let is_known = stream < self.begun.load(Ordering::Acquire);
+        if is_known {
+            self.stopped.fetch_max(stream + 1, Ordering::Relaxed);
+        }
+        is_known
+    }
+
+    /// The end of the control stream was given to the system.
+    pub(super) fn handle_control_written(&self) {
+        self.control_written
+            .send_if_modified(|written| !std::mem::replace(written, true));
+    }
+}
+
+/// The sending half of the control stream. Dropped, it ends the stream.
+#[derive(Debug)]
+pub(crate) struct ControlOut {
+    queue: mpsc::Sender<Control>,
+    connection: Connection,
+}
+
+impl ControlOut {
+    pub(super) fn new(queue: mpsc::Sender<Control>, connection: Connection) -> Self {
+        Self { queue, connection }
+    }
+
+    pub(crate) async fn write(&mut self, mut frame: Bytes) -> bool {
+        while !frame.is_empty() {
+            let part = frame.split_to(frame.len().min(SEGMENT_BYTES_MAX));
+            if self.queue.send(part).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    pub(crate) async fn finish(self) {
+        let Self { queue, connection } = self;
+        drop(queue);
+        let mut written = connection.shared().outbox.control_written.subscribe();
+        tokio::select! {
+            _ = written.wait_for(|written| *written) => {}
+            _ = connection.closed() => {}
+        }
+    }
+}
+
+/// The sending end of a data stream. It holds the turn of all of them, from when it is opened until it is finished or dropped.
+#[derive(Debug)]
+pub(crate) struct DataOut {
+    connection: Connection,
+    turn: OwnedMutexGuard<u64>,
+    /// A place in the queue for its last segment or its reset, neither of which can wait for one.
+    end: Option<mpsc::OwnedPermit<Segment>>,
+    /// The last bytes that were written. They wait until it is known whether more follow.
+    held: Option<Bytes>,
+    /// Its number, once its first segment is queued.
+    number: Option<u64>,
+}
+
+impl DataOut {
+    pub(super) async fn open(connection: Connection) -> Result<Self, LaneError> {
+        let outbox = &connection.shared().outbox;
+        let (turns, queue) = (Arc::clone(&outbox.turn), outbox.data.clone());
+        let opened = async { (turns.lock_owned().await, queue.reserve_owned().await) };
+        tokio::select! {
+            biased;
+            error = connection.closed() => Err(error),
+            (turn, end) = opened => match end {
+                Ok(end) => Ok(Self { connection, turn, end: Some(end), held: None, number: None }),
+                Err(_) => Err(connection.closed().await),
+            },
+        }
+    }
+
+    pub(crate) async fn write(
+        &mut self,
+        mut bytes: Bytes,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), LaneError> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(SEGMENT_BYTES_MAX));
+            let size = piece.len() as u64;
+            self.queue_held().await?;
+            self.held = Some(piece);
+            progress(size);
+        }
+        Ok(())
+    }
+
+    /// Queues what was held back, because more follows. Cancel safe.
+    async fn queue_held(&mut self) -> Result<(), LaneError> {
+        if self.held.is_none() {
+            return Ok(());
+        }
+        let connection = self.connection.clone();
+        let Ok(place) = connection.shared().outbox.data.reserve().await else {
+            return Err(connection.closed().await);
+        };
+        if self.is_stopped() {
+            return Err(LaneError::StreamGivenUp);
+        }
+        let segment = self.next_segment(false);
+        place.send(segment);
+        Ok(())
+    }
+
+    fn next_segment(&mut self, last: bool) -> Segment {
+        let first = self.number.is_none();
+        if first {
+            self.number = Some(*self.turn);
+            *self.turn += 1;
+            self.connection.shared().outbox.begun.store(*self.turn, Ordering::Release);
+        }
+        Segment::Data { bytes: self.held.take().unwrap_or_default(), first, last }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let stopped = self.connection.shared().outbox.stopped.load(Ordering::Relaxed);
+        self.number.is_some_and(|number| number < stopped)
+    }
+
+    pub(crate) fn finish(mut self) -> Result<(), LaneError> {
+        if let Some(error) = self.connection.ended() {
+            return Err(error);
+        }
+        if self.is_stopped() {
+            return Err(LaneError::StreamGivenUp);
+        }
+        let (end, segment) = (self.end.take(), self.next_segment(true));
+        end.map(|place| place.send(segment));
+        Ok(())
+    }
+}
+
+impl Drop for DataOut {
+    fn drop(&mut self) {
+        if let (Some(place), Some(_)) = (self.end.take(), self.number) {
+            place.send(Segment::Reset);
+        }
+    }
+}

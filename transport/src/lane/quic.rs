@@ -1,0 +1,309 @@
+//! Lanes over QUIC: streams, priorities and flow control are QUIC's own.
+
+use bytes::Bytes;
+use quinn::{ConnectionError, ReadError, VarInt, WriteError};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+use tensor_relay_protocol::CloseCode;
+
+use super::{LaneError, LaneStats};
+use crate::{network::moving::Moving, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
+
+/// How much of a `Bytes` is handed to QUIC at once. Whatever is written counts against the send window until all of it
+/// is acknowledged, so pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle at every end.
+const SLICE_MAX_BYTES: usize = 1 << 20;
+
+/// How many received pieces are taken out of QUIC at once. A piece is what one packet carried, so 64 of them are one
+/// batch of the kernel's.
+const PIECES_MAX: usize = 64;
+
+/// How many bytes of the control stream are taken at once; a frame is at most 64 KiB and usually below 100 bytes.
+const CONTROL_READ_BYTES: usize = 4 << 10;
+
+/// Control messages come before every chunk that waits to be sent.
+const CONTROL_PRIORITY: i32 = 1_000;
+
+/// How many round trips what is in flight gets before a lane is closed: one for it, the others for
+/// what is lost on the way.
+const SETTLE_ROUND_TRIPS: u32 = 6;
+
+/// What it gets at least: packets leave on another thread, and where processors are short that waits for one much longer than
+/// for the path.
+const SETTLE_MIN: Duration = Duration::from_millis(20);
+
+/// How often a closed lane looks for the peer's answer, which quinn tells of by a counter alone.
+const ANSWER_POLL: Duration = Duration::from_millis(1);
+
+/// One QUIC connection. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    connection: quinn::Connection,
+    endpoint: quinn::Endpoint,
+    window: SendWindow,
+    /// How it is known that the other end does not hear its control stream, once this end closed the lane for it.
+    unheard: OnceLock<&'static str>,
+    /// How its task can be moved to another thread. It moves once.
+    moving: Mutex<Option<Moving>>,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        connection: quinn::Connection,
+        endpoint: quinn::Endpoint,
+        window: SendWindow,
+        moving: Option<Moving>,
+    ) -> Self {
+        let (unheard, moving) = (OnceLock::new(), Mutex::new(moving));
+        Self(Arc::new(Shared { connection, endpoint, window, unheard, moving }))
+    }
+
+    pub(super) fn take_moving(&self) -> Option<Moving> {
+        self.0.moving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.0.connection.remote_address()
+    }
+
+    pub(super) async fn open_control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
+        let opened = self.0.connection.open_bi().await;
+        opened.map(|streams| self.control(streams)).map_err(|error| self.error(error))
+    }
+
+    pub(super) async fn accept_control(&self) -> Result<(ControlOut, ControlIn), LaneError> {
+        let accepted = self.0.connection.accept_bi().await;
+        accepted.map(|streams| self.control(streams)).map_err(|error| self.error(error))
+    }
+
+    fn control(&self, (out, incoming): (quinn::SendStream, quinn::RecvStream)) -> (ControlOut, ControlIn) {
+        // Fails only for a stream that is closed already, which a new one is not.
+        let _ = out.set_priority(CONTROL_PRIORITY);
+        (ControlOut(out), ControlIn { stream: incoming, connection: self.clone() })
+    }
+
+    pub(super) async fn open_data(&self, priority: i32) -> Result<DataOut, LaneError> {
+        let stream = self.0.connection.open_uni().await.map_err(|error| self.error(error))?;
+        if let Some(bytes) = self.0.window.handle_round_trip(self.0.connection.stats().path.min_rtt) {
+            self.0.connection.set_send_window(bytes);
+        }
+        // Fails only for a stream that is closed already, which a new one is not.
+        let _ = stream.set_priority(priority);
+        Ok(DataOut { stream, connection: self.clone(), finished: false })
+    }
+
+    pub(super) async fn accept_data(&self) -> Result<DataIn, LaneError> {
+        let stream = self.0.connection.accept_uni().await.map_err(|error| self.error(error))?;
+        Ok(DataIn { stream, connection: self.clone() })
+    }
+
+    pub(super) fn close(&self, code: CloseCode, text: &str) {
+        self.0.connection.close(VarInt::from_u32(code.code()), text.as_bytes());
+    }
+
+    pub(super) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
+        let _ = self.0.unheard.set(detail);
+        self.close(code, detail);
+    }
+
+    /// quinn-proto 0.11 holds a close back until acknowledgements come, and takes none once it is closed.
+    pub(super) async fn settle(&self, at_most: Duration) {
+        let round_trips = self.0.connection.rtt() * SETTLE_ROUND_TRIPS;
+        tokio::time::sleep(round_trips.clamp(SETTLE_MIN, at_most)).await;
+    }
+
+    pub(super) async fn close_answered(&self) {
+        let answered = async {
+            while self.0.connection.stats().frame_rx.connection_close == 0 {
+                tokio::time::sleep(ANSWER_POLL).await;
+            }
+        };
+        tokio::select! {
+            () = answered => {}
+            () = self.0.endpoint.wait_idle() => {}
+        }
+    }
+
+    pub(super) fn ended(&self) -> Option<LaneError> {
+        self.0.connection.close_reason().map(|error| self.error(error))
+    }
+
+    pub(super) async fn closed(&self) -> LaneError {
+        let error = self.0.connection.closed().await;
+        self.error(error)
+    }
+
+    pub(super) fn allow_unread(&self, bytes: u64) {
+        let window = bytes.saturating_add(WINDOW_RESERVE_BYTES.into());
+        self.0
+            .connection
+            .set_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX));
+    }
+
+    pub(super) fn stats(&self) -> LaneStats {
+        let stats = self.0.connection.stats();
+        LaneStats {
+            udp_payload_bytes: stats.path.current_mtu,
+            rtt: stats.path.rtt,
+            sent_bytes: stats.udp_tx.bytes,
+            received_bytes: stats.udp_rx.bytes,
+            sent_packets: stats.path.sent_packets,
+            lost_packets: stats.path.lost_packets,
+            eliciting_frames: stats.frame_tx.stream + stats.frame_tx.ping + stats.frame_tx.immediate_ack,
+        }
+    }
+
+    fn error(&self, error: ConnectionError) -> LaneError {
+        match (&error, self.0.unheard.get()) {
+            (ConnectionError::LocallyClosed, Some(detail)) => {
+                LaneError::Unheard { peer: self.peer(), detail }
+            }
+            _ => lane_error(self.peer(), error),
+        }
+    }
+
+    /// What a stream that ended without the lane means.
+    fn stream_error(&self) -> LaneError {
+        self.ended().unwrap_or(LaneError::StreamGivenUp)
+    }
+
+    fn write_error(&self, error: WriteError) -> LaneError {
+        match error {
+            WriteError::ConnectionLost(error) => self.error(error),
+            _ => self.stream_error(),
+        }
+    }
+
+    fn read_error(&self, error: ReadError) -> LaneError {
+        match error {
+            ReadError::ConnectionLost(error) => self.error(error),
+            _ => self.stream_error(),
+        }
+    }
+}
+
+/// quinn's reasons in this project's words.
+pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError {
+    match error {
+        ConnectionError::TimedOut => LaneError::TimedOut { peer },
+        ConnectionError::Reset => LaneError::Reset { peer },
+        ConnectionError::LocallyClosed => LaneError::ClosedHere,
+        ConnectionError::ApplicationClosed(close) => {
+            LaneError::closed_by(peer, close.error_code.into_inner(), &close.reason)
+        }
+        other => LaneError::Protocol { peer, detail: other.to_string() },
+    }
+}
+
+/// The sending half of the control stream. Dropped, it ends the stream.
+#[derive(Debug)]
+pub(crate) struct ControlOut(quinn::SendStream);
+
+impl ControlOut {
+    pub(super) async fn write(&mut self, frame: &[u8]) -> bool {
+        self.0.write_all(frame).await.is_ok()
+    }
+
+    pub(super) async fn finish(mut self) {
+        if self.0.finish().is_ok() {
+            let _ = self.0.stopped().await;
+        }
+    }
+}
+
+/// The receiving half of the control stream.
+#[derive(Debug)]
+pub(crate) struct ControlIn {
+    stream: quinn::RecvStream,
+    connection: Connection,
+}
+
+impl ControlIn {
+    pub(super) async fn read(&mut self) -> Result<Option<Bytes>, LaneError> {
+        match self.stream.read_chunk(CONTROL_READ_BYTES, true).await {
+            Ok(chunk) => Ok(chunk.map(|chunk| chunk.bytes)),
+            Err(ReadError::ConnectionLost(_)) => Err(self.connection.closed().await),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+/// The sending end of a data stream.
+#[derive(Debug)]
+pub(crate) struct DataOut {
+    stream: quinn::SendStream,
+    connection: Connection,
+    finished: bool,
+}
+
+impl DataOut {
+    pub(super) async fn write(
+        &mut self,
+        mut bytes: Bytes,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), LaneError> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(SLICE_MAX_BYTES));
+            let size = piece.len() as u64;
+            let written = self.stream.write_chunk(piece).await;
+            written.map_err(|error| self.connection.write_error(error))?;
+            progress(size);
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(&mut self) -> Result<(), LaneError> {
+        self.finished = self.stream.finish().is_ok();
+        match self.finished {
+            true => Ok(()),
+            false => Err(self.connection.stream_error()),
+        }
+    }
+
+    pub(super) fn give_up(&mut self) {
+        // Fails only for a stream that is over: everything was acknowledged, or the other end stopped it.
+        let _ = self.stream.reset(VarInt::from_u32(CloseCode::Internal.code()));
+    }
+}
+
+impl Drop for DataOut {
+    fn drop(&mut self) {
+        // quinn finishes dropped streams, which would make half a chunk look like a whole one.
+        if !self.finished {
+            self.give_up();
+        }
+    }
+}
+
+/// The receiving end of a data stream. Dropped early, quinn tells the sender to stop.
+#[derive(Debug)]
+pub(crate) struct DataIn {
+    stream: quinn::RecvStream,
+    connection: Connection,
+}
+
+impl DataIn {
+    pub(super) async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), LaneError> {
+        self.stream.read_exact(out).await.map_err(|error| match error {
+            quinn::ReadExactError::FinishedEarly(_) => LaneError::StreamGivenUp,
+            quinn::ReadExactError::ReadError(error) => self.connection.read_error(error),
+        })
+    }
+
+    pub(super) async fn read_pieces(&mut self, mut take: impl FnMut(&[u8])) -> Result<bool, LaneError> {
+        let mut pieces: [Bytes; PIECES_MAX] = [const { Bytes::new() }; PIECES_MAX];
+        let read = self.stream.read_chunks(&mut pieces).await;
+        match read.map_err(|error| self.connection.read_error(error))? {
+            Some(count) => {
+                pieces[..count].iter().for_each(|piece| take(piece));
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+}

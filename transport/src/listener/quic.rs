@@ -1,0 +1,186 @@
+//! QUIC's part of the door: a UDP socket.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
+use tensor_relay_protocol::CloseCode;
+
+use super::{BindError, retry::RetryPolicy};
+use crate::{
+    Identity, Lane, LaneError, Network, Tuning,
+    lane::{QuicConnection, lane_error},
+    network::moving::MovingRuntime,
+    tls,
+    window::SendWindow,
+};
+
+/// The most handshakes that wait to be accepted. Each costs up to 64 KiB (see below) before anything is known of the
+/// client, so all together stay below 64 MiB.
+const INCOMING_MAX: usize = 1_024;
+
+/// What one handshake may send before it is accepted.
+const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
+
+/// Where a listener's QUIC connections come in.
+pub(super) struct QuicDoor {
+    endpoint: quinn::Endpoint,
+    crypto: Arc<QuicServerConfig>,
+    network: Arc<dyn Network>,
+    /// Where its lanes run at first, if they can move.
+    moving: Option<Arc<MovingRuntime>>,
+    tuning: Tuning,
+    retry: Mutex<RetryPolicy>,
+}
+
+impl QuicDoor {
+    pub(super) fn open(
+        network: Arc<dyn Network>,
+        address: SocketAddr,
+        identity: &Identity,
+        tuning: Tuning,
+    ) -> Result<Self, BindError> {
+        let tls = tls::server_config(identity).map_err(|e| BindError::Tls(e.to_string()))?;
+        let crypto = QuicServerConfig::try_from(tls).map_err(|e| BindError::Tls(e.to_string()))?;
+        let crypto = Arc::new(crypto);
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse { address },
+            _ => BindError::Io { address, source },
+        };
+        let socket = network.bind(address, &tuning).map_err(failed)?;
+        let config = server_config(&crypto, &tuning, None);
+        let moving = network.has_threads().then(|| Arc::new(MovingRuntime::over(network.runtime())));
+        let runtime: Arc<dyn quinn::Runtime> = match &moving {
+            Some(moving) => Arc::<MovingRuntime>::clone(moving),
+            None => network.runtime(),
+        };
+        let endpoint = quinn::Endpoint::new_with_abstract_socket(
+            remembering(tuning.endpoint(network.rng_seed()), identity),
+            Some(config),
+            socket,
+            runtime,
+        );
+        let endpoint = endpoint.map_err(failed)?;
+        Ok(Self { endpoint, crypto, network, moving, tuning, retry: Mutex::default() })
+    }
+
+    pub(super) fn local_address(&self) -> io::Result<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// Waits for the next connection; `None` once it was closed. Cancel safe.
+    pub(super) async fn accept(&self) -> Option<QuicArrival> {
+        loop {
+            let incoming = self.endpoint.accept().await?;
+            if !incoming.remote_address_validated() && self.must_retry() && incoming.may_retry() {
+                let _ = incoming.retry();
+                continue;
+            }
+            let path_payload = self.network.path_payload(incoming.remote_address());
+            let config = server_config(&self.crypto, &self.tuning, path_payload);
+            return Some(QuicArrival {
+                incoming,
+                config: Arc::new(config),
+                endpoint: self.endpoint.clone(),
+                window: self.tuning.send_window(),
+                moving: self.moving.clone(),
+            });
+        }
+    }
+
+    /// Whether a client that arrives now has to prove its address first.
+    fn must_retry(&self) -> bool {
+        let now = self.network.runtime().now();
+        let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
+        policy.handle_unproven(now, self.endpoint.open_connections())
+    }
+
+    pub(super) fn close(&self, code: CloseCode) {
+        self.endpoint.close(quinn::VarInt::from_u32(code.code()), b"");
+    }
+
+    /// Waits until the last packets have left.
+    pub(super) async fn wait_idle(&self) {
+        self.endpoint.wait_idle().await;
+    }
+}
+
+/// A QUIC connection before its handshake.
+pub(super) struct QuicArrival {
+    incoming: quinn::Incoming,
+    config: Arc<quinn::ServerConfig>,
+    endpoint: quinn::Endpoint,
+    window: SendWindow,
+    moving: Option<Arc<MovingRuntime>>,
+}
+
+impl QuicArrival {
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.incoming.remote_address()
+    }
+
+    pub(super) fn refuse(self) {
+        self.incoming.refuse();
+    }
+
+    pub(super) async fn accept(self) -> Result<Lane, LaneError> {
+        let peer = self.incoming.remote_address();
+        let accept = || self.incoming.accept_with(self.config);
+        let (connecting, moving) = match &self.moving {
+            Some(runtime) => runtime.accepting(accept),
+            None => (accept(), None),
+        };
+        let connecting = connecting.map_err(|error| lane_error(peer, error))?;
+        let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
+        Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, moving)))
+    }
+}
+
+/// Lets a server that was restarted, or is another process with the same identity, tell clients of its predecessor that
+/// their connections are gone (RFC 9000 §10.3): what it needs for it follows from the identity. Clients then connect
+/// again at once, instead of after their idle timeout.
+fn remembering(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
+    config.reset_key(Arc::new(identity.derived_key("stateless reset")));
+    config.cid_generator(|| Box::new(RandomIds));
+    config
+}
+
+/// Connection ids of random bytes. Those of quinn's own default are signed with a key of the process: what came to its
+/// predecessor it would drop without a word.
+struct RandomIds;
+
+impl RandomIds {
+    const BYTES: usize = 8;
+}
+
+impl ConnectionIdGenerator for RandomIds {
+    fn generate_cid(&mut self) -> ConnectionId {
+        ConnectionId::new(&rand::random::<[u8; Self::BYTES]>())
+    }
+
+    fn cid_len(&self) -> usize {
+        Self::BYTES
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        None
+    }
+}
+
+fn server_config(
+    crypto: &Arc<QuicServerConfig>,
+    tuning: &Tuning,
+    path_payload: Option<u16>,
+) -> quinn::ServerConfig {
+    let mut config =
+        quinn::ServerConfig::with_crypto(Arc::clone(crypto) as Arc<dyn quinn::crypto::ServerConfig>);
+    config.transport_config(Arc::new(tuning.server(path_payload)));
+    config.max_incoming(INCOMING_MAX);
+    config.incoming_buffer_size(INCOMING_BUFFER_BYTES);
+    config.incoming_buffer_size_total(INCOMING_MAX as u64 * INCOMING_BUFFER_BYTES);
+    config
+}

@@ -1,0 +1,91 @@
+//! TCP beside UDP, at the same address and port number.
+
+use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
+use tensor_relay_protocol::CloseCode;
+use tokio::sync::watch;
+
+use crate::{
+    ByteStream, Identity, Lane, LaneError, StreamListener,
+    lane::{ByteStreamConnection, Role, Secured, Settings},
+    tls,
+};
+
+/// How long nothing is accepted after the system refused to: mostly because this process has too many files open.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// Where a listener's TCP connections come in.
+pub(super) struct TcpDoor {
+    listener: Box<dyn StreamListener>,
+    config: Arc<rustls::ServerConfig>,
+    settings: Settings,
+    /// Whether its lanes may move to threads of their own.
+    moves: bool,
+    /// Closes all its lanes; each holds a receiver for as long as it is there.
+    closing: watch::Sender<Option<CloseCode>>,
+}
+
+impl TcpDoor {
+    pub(super) fn new(
+        listener: Box<dyn StreamListener>,
+        identity: &Identity,
+        settings: Settings,
+        moves: bool,
+    ) -> Result<Self, rustls::Error> {
+        let config = Arc::new(tls::stream_server_config(identity)?);
+        Ok(Self { listener, config, settings, moves, closing: watch::Sender::default() })
+    }
+
+    /// Waits for the next connection. Cancel safe.
+    pub(super) async fn accept(&self) -> TcpArrival {
+        loop {
+            match poll_fn(|cx| self.listener.poll_accept(cx)).await {
+                Ok((stream, peer)) => {
+                    let (config, closing) = (Arc::clone(&self.config), self.closing.subscribe());
+                    let (settings, moves) = (self.settings, self.moves);
+                    return TcpArrival { stream, peer, config, settings, moves, closing };
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "A TCP connection could not be accepted.");
+                    tokio::time::sleep(AFTER_FAILURE).await;
+                }
+            }
+        }
+    }
+
+    pub(super) fn close(&self, code: CloseCode) {
+        self.closing.send_replace(Some(code));
+    }
+
+    /// Waits until all its lanes are gone.
+    pub(super) async fn wait_idle(&self) {
+        self.closing.closed().await;
+    }
+}
+
+/// A TCP connection before its handshake.
+pub(super) struct TcpArrival {
+    stream: Box<dyn ByteStream>,
+    pub(super) peer: SocketAddr,
+    config: Arc<rustls::ServerConfig>,
+    settings: Settings,
+    moves: bool,
+    closing: watch::Receiver<Option<CloseCode>>,
+}
+
+impl TcpArrival {
+    pub(super) async fn accept(self) -> Result<Lane, LaneError> {
+        let Self { stream, peer, config, settings, moves, closing } = self;
+        let failed = |detail: String| LaneError::Protocol { peer, detail };
+        let secured = Secured::accept(stream, config)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        if !secured.is_ours() {
+            return Err(failed("it did not name this protocol in its handshake".into()));
+        }
+        let connection = ByteStreamConnection::start(secured, Role::Server, peer, settings, Some(closing));
+        if !moves {
+            drop(connection.take_moving());
+        }
+        Ok(Lane::tcp(connection))
+    }
+}

@@ -1,0 +1,123 @@
+//! What runs beside what: overlap, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is done to a chunk, one after the other: on its way out, and on its way in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Its bytes are got from the source.
+    Read,
+    /// It is hashed or encoded.
+    Encode,
+    /// It is given to the network.
+    Send,
+    /// It is received into the memory of its sink.
+    Receive,
+    /// It is written: copied to a device, where its sink is on one. In host memory that takes no time.
+    Write,
+}
+
+/// How many chunks are at each stage, and what was under way when another began.
+///
+/// Why: that stages overlap is the point of the pipeline, and a clock can only make it likely. Whether a read was begun
+/// while another chunk was being sent is a fact, and a test can ask for it.
+#[derive(Debug, Default)]
+pub struct Stages {
+    under_way: [AtomicU64; Stage::COUNT],
+    begun: [AtomicU64; Stage::COUNT],
+    beside: [[AtomicU64; Stage::COUNT]; Stage::COUNT],
+}
+
+/// A chunk at one stage, until it is dropped.
+#[derive(Debug)]
+#[must_use = "the stage is over when this is dropped"]
+pub struct AtStage<'a> {
+    stages: &'a Stages,
+    stage: Stage,
+}
+
+/// What [`Stages`] counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StageStats {
+    under_way: [u64; Stage::COUNT],
+    begun: [u64; Stage::COUNT],
+    beside: [[u64; Stage::COUNT]; Stage::COUNT],
+}
+
+impl Stage {
+    const COUNT: usize = 5;
+}
+
+impl Stages {
+    /// A chunk begins `stage`.
+    pub fn begin(&self, stage: Stage) -> AtStage<'_> {
+        let this = stage as usize;
+        for (other, beside) in self.beside[this].iter().enumerate() {
+            let is_under_way = self.under_way[other].load(Ordering::Relaxed) > 0;
+            beside.fetch_add(is_under_way.into(), Ordering::Relaxed);
+        }
+        self.begun[this].fetch_add(1, Ordering::Relaxed);
+        // Balanced by the drop of what is returned.
+        self.under_way[this].fetch_add(1, Ordering::Relaxed);
+        AtStage { stages: self, stage }
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> StageStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        StageStats {
+            under_way: self.under_way.each_ref().map(load),
+            begun: self.begun.each_ref().map(load),
+            beside: self.beside.each_ref().map(|row| row.each_ref().map(load)),
+        }
+    }
+}
+
+impl Drop for AtStage<'_> {
+    fn drop(&mut self) {
+        self.stages.under_way[self.stage as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl StageStats {
+    /// How many chunks are at `stage` now.
+    pub fn under_way(&self, stage: Stage) -> u64 {
+        self.under_way[stage as usize]
+    }
+
+    /// How many chunks began `stage`. Those that ended it are this less [`under_way`](Self::under_way).
+    pub fn begun(&self, stage: Stage) -> u64 {
+        self.begun[stage as usize]
+    }
+
+    /// How many chunks began `stage` while at least one other chunk was at `other`. Never more than began `stage`; with
+    /// those that began it while none was, all of them.
+    pub fn begun_beside(&self, stage: Stage, other: Stage) -> u64 {
+        self.beside[stage as usize][other as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_begun_beside_something_is_counted() {
+        let stages = Stages::default();
+        let sending = stages.begin(Stage::Send);
+        let reading = stages.begin(Stage::Read);
+        drop(sending);
+        drop(stages.begin(Stage::Read));
+        drop(reading);
+        drop(stages.begin(Stage::Read));
+        let stats = stages.stats();
+        assert_eq!(
+            (stats.begun(Stage::Read), stats.begun(Stage::Send), stats.begun(Stage::Encode)),
+            (3, 1, 0)
+        );
+        assert_eq!(stats.begun_beside(Stage::Read, Stage::Send), 1);
+        assert_eq!(stats.begun_beside(Stage::Read, Stage::Read), 1);
+        assert_eq!(stats.begun_beside(Stage::Send, Stage::Read), 0);
+        assert_eq!(stats.under_way(Stage::Read), 0);
+    }
+}
