@@ -67,8 +67,8 @@ pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Sha
     let greeted = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
     let (sender, mut receiver) = match greeted {
         Ok(Ok(streams)) => streams,
-        Ok(Err(error)) => return end(&lane, &error.into()).await,
-        Err(_) => return end(&lane, &SessionError::NoHello).await,
+        Ok(Err(error)) => return end(&lane, None, &error.into()).await,
+        Err(_) => return end(&lane, None, &SessionError::NoHello).await,
     };
     let admitted = match first_message(&mut receiver, control_timeout).await {
         Ok(ClientMessage::Join { session, lane: number, grant, instance }) => {
@@ -85,7 +85,7 @@ pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Sha
         }
         Err(error) => (error, None),
     };
-    end(&lane, &error).await;
+    end(&lane, Some(&sender), &error).await;
     // The session counts until its client was told. The control stream ended with the lane and not before it: its end
     // alone would tell the client nothing.
     drop((guest, sender, receiver));
@@ -120,11 +120,14 @@ async fn first_message(
     Ok(first.map_err(|_| SessionError::NoHello)??)
 }
 
-/// Closes the lane of a session that ended, and says why if that is news to the client.
-async fn end(lane: &Lane, error: &SessionError) {
+/// Closes the lane of a session that ended, and says why if that is news to the client. What was said before goes first.
+async fn end(lane: &Lane, sender: Option<&control::Sender<ServerMessage>>, error: &SessionError) {
     tracing::info!(%error, "The session ended.");
     if let Some(code) = error.close_code() {
-        lane.settle().await;
+        match sender {
+            Some(sender) => sender.settle().await,
+            None => lane.settle().await,
+        }
         lane.close(code, &close_text(error));
     }
 }

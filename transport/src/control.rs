@@ -9,7 +9,10 @@ use std::{marker::PhantomData, time::Duration};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, MessageError, ServerMessage, decode_frame_length, encode_client, encode_server,
 };
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 
 /// How many messages wait to be written. Whoever has more to say waits: a session says little beside its chunks, and a
 /// peer that reads nothing for the write deadline is closed.
@@ -17,6 +20,9 @@ const QUEUE_MAX: usize = 64;
 
 /// How long the good-bye of a peer may take that stopped its control stream: a round trip or two where it is lost at first.
 const GOOD_BYE: Duration = Duration::from_secs(1);
+
+/// How long a lane that is about to be closed waits until what was queued is written.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// A message that can travel on a control stream.
 pub trait Message: Sized + Send + 'static {
@@ -92,11 +98,18 @@ fn start<Out: Message, In: Message>(
     (sender, receiver)
 }
 
+#[derive(Debug)]
+enum Queued {
+    Frame(Vec<u8>),
+    /// Told once all that was queued before is written.
+    Mark(oneshot::Sender<()>),
+}
+
 /// The sending direction. Cheap to clone: every task of a session can speak, and a task that is cancelled while it does
 /// leaves no half message behind.
 #[derive(Debug)]
 pub struct Sender<Out> {
-    queue: mpsc::Sender<Vec<u8>>,
+    queue: mpsc::Sender<Queued>,
     lane: Lane,
     message: PhantomData<fn(Out)>,
 }
@@ -113,17 +126,29 @@ impl<Out: Message> Sender<Out> {
     /// # Errors
     /// [`LaneError`] when the lane ended. Success means queued, not received.
     pub async fn send(&self, message: Out) -> Result<(), LaneError> {
-        match self.queue.send(message.into_frame()).await {
+        match self.queue.send(Queued::Frame(message.into_frame())).await {
             Ok(()) => Ok(()),
             Err(_) => Err(self.lane.closed().await),
         }
+    }
+
+    /// Waits until what was queued is on its way, so that a [`close`](Lane::close) after it does not overtake it: half a
+    /// second for the queue, and half a second for [what is in flight](Lane::settle).
+    pub async fn settle(&self) {
+        let (written, is_written) = oneshot::channel();
+        let queued = async {
+            let _ = self.queue.send(Queued::Mark(written)).await;
+            let _ = is_written.await; // Either fails only when the lane has ended.
+        };
+        let _ = tokio::time::timeout(SETTLE, queued).await;
+        self.lane.settle().await;
     }
 }
 
 struct Writer {
     lane: Lane,
     stream: ControlOut,
-    waiting: mpsc::Receiver<Vec<u8>>,
+    waiting: mpsc::Receiver<Queued>,
     write_timeout: Duration,
 }
 
@@ -131,7 +156,14 @@ impl Writer {
     /// Writes until every sender is gone or the lane ends, and then until the peer has it all. What cannot be written within the deadline ends the lane: a
     /// peer that does not read its control stream cannot be served.
     async fn run(mut self) {
-        while let Some(frame) = self.waiting.recv().await {
+        while let Some(queued) = self.waiting.recv().await {
+            let frame = match queued {
+                Queued::Frame(frame) => frame,
+                Queued::Mark(written) => {
+                    let _ = written.send(()); // Nobody may wait any more.
+                    continue;
+                }
+            };
             match tokio::time::timeout(self.write_timeout, self.stream.write(frame)).await {
                 Ok(true) => {}
                 Ok(false) => {

@@ -54,6 +54,35 @@ fn control_goes_both_ways_in_order() {
     });
 }
 
+/// What was queued before a lane was closed is heard before the close, also behind data that was not read yet.
+#[test]
+fn a_close_overtakes_no_control_message() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        let ((to_client, _from_client), (_to_server, mut from_server)) = controls(&server, &client).await;
+        let closing = async {
+            let long = noise(LONG_BYTES, 1);
+            let filling = send(&server, 0, &long);
+            let _is_full = tokio::time::timeout(Duration::from_millis(200), filling).await.unwrap_err();
+            to_client.send(topics()).await.unwrap();
+            to_client.send(topics()).await.unwrap();
+            to_client.settle().await;
+            server.close(CloseCode::ShuttingDown, "");
+            while client.accept_data().await.is_ok() {} // Dropped unread, they let the rest come.
+        };
+        let hearing = async {
+            for _ in 0..2 {
+                assert_eq!(from_server.next().await.unwrap(), topics());
+            }
+            from_server.next().await.unwrap_err()
+        };
+        let ((), ended) = tokio::join!(closing, hearing);
+        let code = Some(CloseCode::ShuttingDown);
+        let closed = LaneError::ClosedByPeer { peer: client.peer(), code, text: String::new() };
+        assert_eq!(ended, control::ControlError::Lane(closed));
+    });
+}
+
 #[test]
 fn chunks_and_manifests_come_whole() {
     on(&ALL, async |stage| {

@@ -343,10 +343,16 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         self.batch.add(segment)
     }
 
+    /// Writes what is queued for the control stream, and why the connection ends. Data is left out: nobody waits for it.
     async fn say_farewell(mut self) -> io::Result<()> {
         match self.shared.wait_for_end().await.farewell {
             Farewell::None => return Ok(()),
             Farewell::Close(code, text) => {
+                while let Ok(part) = self.queues.control.try_recv() {
+                    let segment = self.control(Some(part));
+                    self.add(segment)?;
+                    self.batch.write().await?;
+                }
                 self.add(Segment::close(code.code(), &text))?;
                 self.batch.add_alert(AlertDescription::CloseNotify)?;
             }
