@@ -17,7 +17,7 @@ use small::SmallPublisher;
 use std::time::Duration;
 use supply::{Offer, Supply};
 use tensor_relay_client::{Client, Connector, Lanes, Ticket, Tuning};
-use tensor_relay_server::{CodecChoice, CodecId, Config, Identity, Listener, Server};
+use tensor_relay_server::{Access, CodecChoice, CodecId, Config, Identity, Listener, Server};
 use ticket_file::TicketFile;
 
 /// How long a round may take before the serving side takes its receiver for dead.
@@ -58,7 +58,7 @@ pub async fn serve(args: ServeArgs, goods: Goods) -> Result<()> {
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(args.listen, &identity, tuning(args.mtu))?;
     let config = Config { codec: goods.codec, encoded_cache_bytes: 1, ..Config::default() };
-    let server = Server::start(listener, config);
+    let server = Server::start(listener, Access::open(), config);
     let address = server.local_address();
     let ticket = Ticket::new(vec![address.to_string()], vec![identity.fingerprint().0], None)?;
     let supply = Supply::new(server.staging(), args.bytes, &goods)?;

@@ -1,11 +1,16 @@
 //! The words of the command line. Variables and keys of the file follow from them: see [`crate::config`].
 
+mod access;
 mod device;
 mod folder;
 mod publish;
 mod serve;
 mod subscribe;
 
+pub(crate) use access::{
+    AclCommand, CheckAclArgs, CreateTicketArgs, RevokeKeyArgs, RevokeTicketArgs, ShowTicketArgs,
+    TicketsCommand, TrustKeyArgs,
+};
 pub(crate) use device::{DeviceArgs, DeviceName};
 pub(crate) use folder::FolderArgs;
 pub(crate) use publish::PublishArgs;
@@ -14,9 +19,9 @@ pub(crate) use subscribe::{OnGap, SubscribeArgs};
 
 use crate::units;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use tensor_relay_bench::command::BenchArgs;
-use tensor_relay_server::{CodecChoice, CodecId, Transport};
+use tensor_relay_server::{CodecChoice, CodecId, Identity, Transport};
 
 /// Streams tensors between containers over QUIC: encrypted and verified, on plain Ethernet.
 #[derive(Debug, Parser)]
@@ -106,9 +111,15 @@ pub(crate) enum Command {
     /// Show what every option is, and whether a variable, the configuration file or its default says so.
     #[command(after_help = CONFIG)]
     Config(ConfigArgs),
-    /// Show or make the key by which tickets know a server.
+    /// Show or make the key by which tickets know a server, and say which clients it knows by theirs.
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Make, show, list and revoke tickets, which let clients in.
+    #[command(subcommand)]
+    Tickets(TicketsCommand),
+    /// Ask the access control list.
+    #[command(subcommand)]
+    Acl(AclCommand),
     /// Print a script that completes this program's words in a shell.
     #[command(after_help = COMPLETIONS)]
     Completions(CompletionsArgs),
@@ -126,6 +137,15 @@ pub(crate) struct TicketArgs {
     #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
     pub(crate) ticket: String,
 
+    /// The file with the private key of this client, where the server knows it by `keys trust`: it needs no token then.
+    /// `tensor-relay keys create --state-dir DIR` makes one, as DIR/identity.key.
+    #[arg(long, value_name = "FILE", help_heading = "Connection")]
+    pub(crate) identity: Option<PathBuf>,
+
+    /// The file with the certificate of that key, and those that lead to the authority that the server trusts, in PEM.
+    #[arg(long, value_name = "FILE", requires = "identity", help_heading = "Connection")]
+    pub(crate) certificate: Option<PathBuf>,
+
     /// How long connecting may take, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Connection")]
     pub(crate) connect_timeout: Duration,
@@ -134,6 +154,14 @@ pub(crate) struct TicketArgs {
     /// answer.
     #[arg(long, value_name = "auto|quic|tcp", default_value = "auto", help_heading = "Connection")]
     pub(crate) transport: Transport,
+}
+
+impl TicketArgs {
+    /// The key of this client, if one is given.
+    pub(crate) fn identity(&self) -> anyhow::Result<Option<Arc<Identity>>> {
+        let Some(key) = &self.identity else { return Ok(None) };
+        Ok(Some(Arc::new(Identity::from_files(key, self.certificate.as_deref())?)))
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -195,15 +223,22 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// Show the fingerprint of the server's key and where the key is kept.
+    /// Show the fingerprint of the key in a state directory, and where it is kept.
     Show(KeysArgs),
-    /// Make the server's key before its first start. Refuses if there is one.
+    /// Make the server's key before its first start, or a client's own. Refuses if there is one.
     Create(KeysArgs),
+    /// Let clients in that hold a key. What they may do, the access control list says: see `acl`.
+    Trust(TrustKeyArgs),
+    /// Do not let a client in by its key any more. A running server cuts its sessions within ten seconds.
+    Revoke(RevokeKeyArgs),
+    /// List the keys of clients that are let in.
+    List(KeysArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeysArgs {
-    /// Where the server's key is kept. Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    /// Where the server keeps its key and who may come in. Default: $XDG_STATE_HOME/tensor-relay or
+    /// ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 

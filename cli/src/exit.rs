@@ -1,10 +1,8 @@
 //! What a failure means for the shell. The one table of exit codes; `--help` and the README repeat it.
 
 use std::fmt;
-use tensor_relay_client::{
-    ClientError, CloseCode, ConnectError, EndReason, LaneError, SubscriptionError, TicketError,
-};
-use tensor_relay_server::beside;
+use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};
+use tensor_relay_server::beside::{self, Refusal};
 
 /// An exit code of `tensor-relay`. Wrong usage is 2 and set by clap; a signal is 128 plus its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +69,10 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if let Some(error) = cause.downcast_ref::<beside::ConnectError>() {
         return Some(of_socket(error));
     }
-    if let Some(beside::PublishError::Lost(_)) = cause.downcast_ref() {
-        return Some(Exit::Unreachable);
+    match cause.downcast_ref() {
+        Some(beside::PublishError::Lost(_)) => return Some(Exit::Unreachable),
+        Some(beside::PublishError::Refused { reason: Refusal::Forbidden, .. }) => return Some(Exit::Refused),
+        _ => {}
     }
     if let Some(error) = cause.downcast_ref::<ClientError>() {
         return Some(of_client(error));
@@ -92,6 +92,7 @@ fn of_socket(error: &beside::ConnectError) -> Exit {
 
 fn of_client(error: &ClientError) -> Exit {
     match error {
+        error if error.is_unauthorised() => Exit::Refused,
         ClientError::Connect(ConnectError::WrongKey { .. }) => Exit::Refused,
         ClientError::Connect(
             ConnectError::Unreachable { .. }
@@ -101,9 +102,6 @@ fn of_client(error: &ClientError) -> Exit {
             | ConnectError::Refused { .. },
         ) => Exit::Unreachable,
         ClientError::Connect(ConnectError::Lane(_)) => Exit::Unreachable,
-        ClientError::Refused(LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. }) => {
-            Exit::Refused
-        }
         ClientError::Refused(_) => Exit::Unreachable,
         ClientError::NoWelcome { .. } | ClientError::NoAnswer { .. } | ClientError::Lane(_) => {
             Exit::Unreachable
@@ -128,6 +126,7 @@ fn of_subscription(error: &SubscriptionError) -> Exit {
         SubscriptionError::Disconnected { source, .. } => of_client(source),
         SubscriptionError::Stalled { .. } => Exit::Unreachable,
         SubscriptionError::Ended { reason: EndReason::Evicted, .. } => Exit::Unreachable,
+        SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => Exit::Refused,
         _ => Exit::Failed,
     }
 }

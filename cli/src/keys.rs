@@ -1,9 +1,10 @@
 //! `tensor-relay keys`: the key by which tickets know a server.
 
 use crate::{
-    args::{KeysArgs, KeysCommand},
+    args::{KeysArgs, KeysCommand, RevokeKeyArgs, TrustKeyArgs},
     serve,
     subscribe::print_line,
+    tickets,
 };
 use anyhow::{Context, bail};
 use serde_json::json;
@@ -17,6 +18,9 @@ pub(crate) fn run(command: KeysCommand) -> anyhow::Result<ExitCode> {
     match command {
         KeysCommand::Show(args) => show(&args),
         KeysCommand::Create(args) => create(&args),
+        KeysCommand::Trust(args) => trust(&args),
+        KeysCommand::Revoke(args) => revoke(&args),
+        KeysCommand::List(args) => list(&args),
     }
 }
 
@@ -45,6 +49,39 @@ fn create(args: &KeysArgs) -> anyhow::Result<ExitCode> {
     let identity = Identity::load_or_create(&dir)?;
     eprintln!("made a key; tickets stay valid as long as this file is kept, and nobody else may read it");
     report(args, &dir, &identity)
+}
+
+fn trust(args: &TrustKeyArgs) -> anyhow::Result<ExitCode> {
+    tickets::store(&args.state)?.trust(args.key, &args.name)?;
+    eprintln!(
+        "clients with this key are let in as key:{0}; what they may do, the access control list says, with lines like `key:{0} \
+         list,subscribe **`",
+        args.name
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<ExitCode> {
+    match tickets::store(&args.state)?.distrust(&args.name)? {
+        true => eprintln!("servers that run cut its sessions within ten seconds"),
+        false => {
+            bail!("no key is called {:?}, or has that fingerprint: `keys list` shows them all", args.name)
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+    let mut keys: Vec<_> = tickets::store(args)?.rules()?.keys.into_iter().collect();
+    keys.sort_by(|(_, one), (_, other)| one.cmp(other));
+    match args.json {
+        true => {
+            let keys = keys.iter().map(|(key, name)| json!({ "key": key.to_string(), "name": name }));
+            print_line(&json!({ "keys": keys.collect::<Vec<_>>() }).to_string());
+        }
+        false => keys.iter().for_each(|(key, name)| print_line(&format!("{key} {name}"))),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn has_key(dir: &Path) -> anyhow::Result<bool> {

@@ -11,7 +11,8 @@ use tensor_relay_client::{Client, Config, Connector, LaneKind, Ticket, TopicEntr
 
 pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
     let ticket = ticket::read_any(&args.ticket.ticket)?;
-    let config = Config { transport: args.ticket.transport, ..Config::default() };
+    let identity = args.ticket.identity()?;
+    let config = Config { transport: args.ticket.transport, identity, ..Config::default() };
     let client = connect(&ticket, args.ticket.connect_timeout, config).await?;
     let topics = client.list().await?;
     let (kind, reason) = client.transport();

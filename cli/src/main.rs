@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acl;
 mod args;
 mod bar;
 mod bench;
@@ -25,6 +26,7 @@ mod serve;
 mod signals;
 mod subscribe;
 mod ticket;
+mod tickets;
 mod units;
 
 use args::Command;
@@ -71,6 +73,8 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
             Command::Bench(args) => bench::run(args).await,
             Command::Config(args) => config::run(&args, layers),
             Command::Keys(command) => keys::run(command),
+            Command::Tickets(command) => tickets::run(command),
+            Command::Acl(command) => acl::run(command),
             Command::Completions(args) => completions::run(&args),
             Command::Man(args) => man::run(&args),
             Command::DemoProducer(args) => demo::producer::run(args).await,

@@ -1,5 +1,6 @@
 //! `tensor-relay serve`: files as topics.
 
+pub(crate) mod admission;
 mod beside;
 mod ledger;
 mod load;
@@ -12,6 +13,7 @@ use crate::{
     signals::Signals,
     units,
 };
+use admission::Admission;
 use anyhow::{Context, anyhow, bail};
 use ledger::Ledger;
 use load::Loader;
@@ -20,17 +22,17 @@ use serde::Serialize;
 use serde_json::json;
 use std::{
     collections::HashSet,
-    io::Write,
+    io::{IsTerminal, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tensor_relay_client::{must_be_replaceable, replace_file};
+use tensor_relay_client::must_be_replaceable;
 use tensor_relay_server::{
-    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Ticket,
-    Topic, Transport, Tuning, reachable,
+    BaseStats, BindError, CodecStats, Config, Fingerprint, Identity, Listener, Server, ServerStats, Topic,
+    Transport, Tuning, reachable,
 };
 use tokio::task::JoinSet;
 
@@ -41,8 +43,8 @@ struct Serving<'a> {
     listen: SocketAddr,
     key: String,
     device: String,
-    /// What lets anybody in, whatever the topic.
-    ticket: &'a str,
+    /// Where the tickets are: what lets clients in is in no log.
+    ticket_file: &'a Path,
     #[serde(skip_serializing_if = "Option::is_none")]
     publish_socket: Option<&'a Path>,
     topics: &'a [Served],
@@ -59,7 +61,6 @@ struct Served {
     file: PathBuf,
     /// The names of the files that are served: in a folder, all of them.
     files: Vec<String>,
-    ticket: String,
 }
 
 /// A further line of `--json`: a version that replaces another.
@@ -99,37 +100,39 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         exit = signals.next() => return Ok(exit.into()),
     };
     let state_dir = state_dir(args.state_dir.as_deref())?;
-    let identity = Identity::load_or_create(&state_dir)?;
+    let identity = Identity::load_or_create(&state_dir);
+    let identity = identity.context("cannot use the state directory; --state-dir names another one")?;
     let ledger = args.watch.then(|| Ledger::open(&state_dir)).transpose()?;
     let ledger = ledger.map(|ledger| Arc::new(Mutex::new(ledger)));
     let transport = if args.no_tcp { Transport::Quic } else { args.transport };
     let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
     let listener = listener.map_err(name_the_option)?;
-    let server = Server::start(listener, config(&args));
+    let admission = Admission::new(&args, &state_dir)?;
+    let server = Server::start(listener, admission.access()?, config(&args));
     let listening = server.local_address();
     let addresses = advertised(&args, listening);
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();
     let loader = Loader { staging: server.staging(), hold: args.hold, rules, device, limit_hint };
-    let (mut topics, mut offers) = (Vec::new(), Vec::new());
+    let (mut topics, mut offers, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
     for (topic, path) in &args.topics {
         let (offer, published) = tokio::select! {
             begun = Offer::begin(&server, &args, &loader, (topic, path), ledger.as_ref()) => begun?,
             exit = signals.next() => return Ok(exit.into()),
         };
-        let ticket = Ticket::new(addresses.clone(), vec![identity.fingerprint().0], Some(topic.clone()))
-            .context("cannot make a ticket; check --advertise")?;
-        topics.push(served(&published, path, &ticket));
+        tickets.push(admission.ticket(&addresses, identity.fingerprint(), Some(topic))?.to_string());
+        topics.push(served(&published, path));
         offers.push(offer);
     }
-    let any = Ticket::new(addresses, vec![identity.fingerprint().0], None);
-    let any = any.context("cannot make a ticket; check --advertise")?.to_string();
-    if let Some(path) = &args.ticket_file {
-        write_tickets(path, &tickets(&args, &topics, &any))
-            .with_context(|| format!("cannot write the ticket file {}", path.display()))?;
+    if args.publish_socket.is_some() || topics.len() > 1 {
+        // For those who follow several, and for all topics that others will publish.
+        tickets.push(admission.ticket(&addresses, identity.fingerprint(), None)?.to_string());
     }
+    let ticket_file = admission::ticket_file(&args, &state_dir);
+    admission::write_tickets(&ticket_file, &tickets)?;
     let open = beside::open(&server, &args, loader.device.as_ref())?;
-    report(&args, listening, identity.fingerprint(), &topics, &any);
+    let given_out = GivenOut { tickets: &tickets, file: &ticket_file, are_secret: admission.is_closed() };
+    report(&args, listening, identity.fingerprint(), &topics, &given_out);
     let mut looking = look_after(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
@@ -160,7 +163,7 @@ fn config(args: &ServeArgs) -> Config {
     }
 }
 
-fn served(published: &Published, path: &Path, ticket: &Ticket) -> Served {
+fn served(published: &Published, path: &Path) -> Served {
     Served {
         topic: published.id.topic.to_string(),
         epoch: published.id.epoch.to_string(),
@@ -169,7 +172,6 @@ fn served(published: &Published, path: &Path, ticket: &Ticket) -> Served {
         payload_bytes: published.payload_bytes,
         file: path.to_owned(),
         files: published.files.clone(),
-        ticket: ticket.to_string(),
     }
 }
 
@@ -322,8 +324,7 @@ fn refuse_borrowing_for_a_gpu(args: &ServeArgs) -> anyhow::Result<()> {
 
 /// Before anything is read: what a rename would destroy is no place for tickets.
 fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
-    const INSTEAD: &str =
-        "tickets are printed on stdout anyway, so leave --ticket-file out and redirect that";
+    const INSTEAD: &str = "leave --ticket-file out, and the tickets are in the state directory";
     let Some(path) = &args.ticket_file else { return Ok(()) };
     if path == Path::new("-") {
         bail!(UsageError(format!("--ticket-file takes the name of a file, and `-` is none: {INSTEAD}")));
@@ -365,25 +366,30 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     vec![address.to_string()]
 }
 
-/// The tickets to give out: one for each topic, and one for all that others will publish.
-fn tickets(args: &ServeArgs, topics: &[Served], any: &str) -> Vec<String> {
-    let any = args.publish_socket.as_ref().map(|_| any.to_owned());
-    topics.iter().map(|served| served.ticket.clone()).chain(any).collect()
+/// The tickets of this server.
+struct GivenOut<'a> {
+    tickets: &'a [String],
+    /// Where they were written.
+    file: &'a Path,
+    /// Whether they must not be where others read them.
+    are_secret: bool,
 }
 
-/// A ticket lets its holder in, so the file is its owner's alone, whatever it was before. It is replaced in one step.
-fn write_tickets(path: &Path, tickets: &[String]) -> std::io::Result<()> {
-    replace_file(path, 0o600, |file| tickets.iter().try_for_each(|ticket| writeln!(file, "{ticket}")))
-}
-
-fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Served], any: &str) {
+fn report(
+    args: &ServeArgs,
+    listen: SocketAddr,
+    key: Fingerprint,
+    topics: &[Served],
+    given_out: &GivenOut<'_>,
+) {
     let mut out = std::io::stdout().lock();
     let written = match args.json {
         true => {
             let (key, device) = (key.to_string(), args.device.device.to_string());
             let publish_socket = args.publish_socket.as_deref();
+            let ticket_file = given_out.file;
             let serving =
-                Serving { event: "serving", listen, key, device, ticket: any, publish_socket, topics };
+                Serving { event: "serving", listen, key, device, ticket_file, publish_socket, topics };
             serde_json::to_writer(&mut out, &serving)
                 .map_err(Into::into)
                 .and_then(|()| writeln!(out))
@@ -394,23 +400,29 @@ fn report(args: &ServeArgs, listen: SocketAddr, key: Fingerprint, topics: &[Serv
                 cuda => format!(" from {cuda}"),
             };
             eprintln!(
-                "serving{from} on UDP {listen}; on each consumer run: tensor-relay subscribe 'TICKET' --out DIR"
+                "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe TICKET_FILE \
+                 --out DIR"
             );
+            eprintln!("the tickets are in {}", given_out.file.display());
             if let Some(socket) = &args.publish_socket {
                 eprintln!(
                     "to publish, run here: tensor-relay publish {} TOPIC FILE; consumers name the topic with --topic",
                     socket.display()
                 );
             }
-            let tickets = tickets(args, topics, any);
-            tickets.iter().try_for_each(|ticket| writeln!(out, "{ticket}"))
+            // What is no terminal may be a log that others read.
+            match given_out.are_secret && !out.is_terminal() {
+                true => writeln!(out, "{}", given_out.file.display()),
+                false => given_out.tickets.iter().try_for_each(|ticket| writeln!(out, "{ticket}")),
+            }
         }
     };
     // Whoever started the server may have closed stdout; it serves all the same.
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             eprintln!(
-                "warning: cannot write the tickets to stdout: {error}; --ticket-file writes them to a file"
+                "warning: cannot write to stdout: {error}; the tickets are in {}",
+                given_out.file.display()
             );
         }
         _ => {}

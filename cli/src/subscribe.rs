@@ -73,7 +73,7 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 /// Opens the device, and connects.
 async fn begin(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Client> {
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    let config = Config { device, ..config(args) };
+    let config = Config { device, identity: args.ticket.identity()?, ..config(args) };
     Ok(connect(ticket, args.ticket.connect_timeout, config).await?)
 }
 

@@ -22,7 +22,14 @@ pub(crate) fn read_any(source: &str) -> anyhow::Result<Ticket> {
 
 fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
     if source.starts_with("relay://") {
-        return Ok(vec![source.parse()?]);
+        let ticket: Ticket = source.parse()?;
+        if ticket.token().is_some() && std::env::args().any(|word| word == source) {
+            eprintln!(
+                "warning: every user of this machine can read the ticket among this command's words while it runs; a file, \
+                 or the variable TENSOR_RELAY_TICKET, shows it to nobody"
+            );
+        }
+        return Ok(vec![ticket]);
     }
     let text = read_source(source)?;
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();

@@ -5,6 +5,8 @@ use std::time::Duration;
 const UNITS: [(&str, u64); 5] =
     [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
+const LONG_UNITS: [(&str, u64); 5] = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400), ("w", 604_800)];
+
 /// Reads a size such as `64MiB`, `1.5GiB` or `4096`. Only binary units, since memory is counted in them.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -43,6 +45,25 @@ pub(crate) fn parse_some_seconds(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("it must be more than 0".into()),
         seconds => Ok(seconds),
     }
+}
+
+/// Reads a time in days and the like: `90s`, `15m`, `12h`, `30d`, `4w`.
+pub(crate) fn parse_long_time(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time: write a number and s, m, h, d or w, as in 30d");
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
+    let (_, factor) = LONG_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
+    let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*factor));
+    seconds
+        .filter(|seconds| (1..1 << 40).contains(seconds))
+        .map(Duration::from_secs)
+        .ok_or_else(wrong)
+}
+
+/// Writes a time that may be days in its largest unit, rounded down: `3d`, `12h`, `5s`.
+pub(crate) fn long_time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let fitting = LONG_UNITS[..4].iter().rev().find(|(_, factor)| seconds >= *factor);
+    fitting.map_or_else(|| "0s".into(), |(name, factor)| format!("{}{name}", seconds / factor))
 }
 
 /// Writes a size: `1.00 GiB`, `86.7 MiB`, `512 B`.
@@ -98,6 +119,20 @@ fn three_digits(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_times() {
+        for (text, seconds) in
+            [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000), ("1w", 604_800)]
+        {
+            assert_eq!(parse_long_time(text), Ok(Duration::from_secs(seconds)));
+        }
+        for text in ["", "d", "0d", "30", "-1d", "1.5h", "30 d", "99999999999999999999d", "3ö"] {
+            assert!(parse_long_time(text).is_err(), "{text}");
+        }
+        let told = [0, 59, 60, 86_399, 86_400, 10_000_000].map(|s| long_time(Duration::from_secs(s)));
+        assert_eq!(told, ["0s", "59s", "1m", "23h", "1d", "115d"]);
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {

@@ -6,8 +6,8 @@
 
 use std::{convert::Infallible, error::Error, time::Duration};
 use tensor_relay_server::{
-    Config, Dtype, Identity, Keep, Listener, Server, Shape, Staged, TensorName, TensorSpec, Ticket, Topic,
-    TopicOptions, Tuning,
+    AccessStore, Config, Dtype, Identity, Keep, Listener, Server, Shape, Staged, TensorName, TensorSpec,
+    Ticket, Topic, TopicOptions, Tuning,
 };
 
 #[tokio::main(flavor = "current_thread")]
@@ -16,13 +16,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let versions: u64 = args.next().map_or(Ok(1_000), |arg| arg.parse())?;
     let bytes: u64 = args.next().map_or(Ok(64 << 10), |arg| arg.parse())?;
 
-    // Who this server is. A key that is kept lets tickets stay valid after a restart.
-    let identity = Identity::load_or_create(&std::env::temp_dir().join("tensor-relay-example"))?;
+    // Who this server is, and who may come in. What is kept lets tickets stay valid after a restart.
+    let state_dir = std::env::temp_dir().join("tensor-relay-example");
+    let (identity, access) = (Identity::load_or_create(&state_dir)?, AccessStore::open(&state_dir)?);
     let listener = Listener::bind("127.0.0.1:0".parse()?, &identity, Tuning::default())?;
-    let server = Server::start(listener, Config::default());
+    let server = Server::start(listener, access.follow()?, Config::default());
     let topic = Topic::new("example")?;
     let address = server.local_address().to_string();
-    println!("{}", Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?);
+    let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
+    println!("{}", access.own_ticket(ticket)?);
 
     // Up to 64 versions are kept for readers in mode `every`; who is further behind holds `publish` up for a while.
     let options = TopicOptions { keep: Keep { versions: 64, ..Keep::default() }, ..TopicOptions::default() };

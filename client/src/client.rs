@@ -73,10 +73,15 @@ impl Client {
         config: Config,
     ) -> Result<Self, ClientError> {
         let config = config.within_reason();
+        let mut connector = connector.clone().at(&config.lane_addresses).with_transport(config.transport);
+        if let Some(identity) = &config.identity {
+            connector = connector.with_identity(Arc::clone(identity));
+        }
         let target = Target {
-            connector: connector.clone().at(&config.lane_addresses).with_transport(config.transport),
+            connector: connector.clone(),
             hosts: ticket.addresses().to_vec(),
             keys: ticket.keys().iter().copied().map(Fingerprint).collect(),
+            token: ticket.token().cloned(),
             roster: Arc::default(),
         };
         let (commands, inbox) = mpsc::unbounded_channel();

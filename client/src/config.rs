@@ -1,9 +1,9 @@
 //! What a client allows, each with its reason.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
-use tensor_relay_transport::{Transport, Workers};
+use tensor_relay_transport::{Identity, Transport, Workers};
 
 /// The most lanes that a session may have. Beyond them, a network card or memory is what transfers wait for.
 pub const LANES_MAX: u32 = 16;
@@ -65,6 +65,9 @@ pub struct Config {
     pub lanes: Lanes,
     /// Which transports it may use. Default: whichever works, TCP on short ways and QUIC on long ones.
     pub transport: Transport,
+    /// The key of this client, where the server knows it: what it may do, the server's access control list says. Default: none, and
+    /// the ticket's token lets it in.
+    pub identity: Option<Arc<Identity>>,
     /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used. Default:
     /// the system chooses, and so one card.
     pub lane_addresses: Vec<IpAddr>,
@@ -100,6 +103,7 @@ impl Default for Config {
             device: None,
             lanes: Lanes::Auto,
             transport: Transport::Auto,
+            identity: None,
             lane_addresses: vec![],
             credit_chunks: 8,
             topic_timeout: Duration::from_secs(10),

@@ -14,7 +14,7 @@ use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
     ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, LaneId, Limits, Manifest,
     ManifestHeader, Misbehaved, PROTOCOL_REVISIONS, ServerMessage, StreamHeader, StreamToken, SubscriptionId,
-    Verified, Welcome,
+    Token, Verified, Welcome,
 };
 use tensor_relay_transport::{
     Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, Tally, control,
@@ -85,6 +85,8 @@ pub(crate) struct Target {
     pub(crate) connector: Connector,
     pub(crate) hosts: Vec<String>,
     pub(crate) keys: Vec<Fingerprint>,
+    /// What the ticket proves.
+    pub(crate) token: Option<Token>,
     /// Where the lanes of the present connection are listed.
     pub(crate) roster: Arc<Roster>,
 }
@@ -94,7 +96,8 @@ impl Connection {
     pub(crate) async fn open(target: &Target, config: &Config) -> Result<(Self, Welcome), ClientError> {
         let lane = target.connector.connect(&target.hosts, &target.keys).await?;
         let timeout = target.connector.tuning().control_timeout();
-        let (sender, receiver, welcome) = greeted(&lane, timeout, greet(&lane, config, timeout)).await?;
+        let (sender, receiver, welcome) =
+            greeted(&lane, timeout, greet(&lane, target, config, timeout)).await?;
         tell(&lane);
         let lanes = Lanes::begin(target, config, &welcome, &lane);
         Ok((Self { control: lane, sender, receiver, lanes, tasks: JoinSet::new() }, welcome))
@@ -243,18 +246,29 @@ async fn greeted<T>(
     }
 }
 
-async fn greet(lane: &Lane, config: &Config, timeout: Duration) -> Result<Greeting, ClientError> {
+async fn greet(
+    lane: &Lane,
+    target: &Target,
+    config: &Config,
+    timeout: Duration,
+) -> Result<Greeting, ClientError> {
     let (sender, mut receiver) = control::open(lane, timeout).await?;
     let hello = Hello {
         revision_min: *PROTOCOL_REVISIONS.start(),
         revision_max: *PROTOCOL_REVISIONS.end(),
         agent: config.agent.clone(),
         codecs: config.codecs,
-        token: None,
+        token: target.token.clone(),
         features: FeatureSet::OFFERED,
     };
     sender.send(ClientMessage::Hello(hello)).await?;
-    match first_message(&mut receiver).await? {
+    let answer = first_message(&mut receiver)
+        .await
+        .map_err(|error| match error.is_unauthorised() {
+            true => ClientError::Unauthorised { peer: lane.peer(), with_token: target.token.is_some() },
+            false => error,
+        });
+    match answer? {
         ServerMessage::Welcome(welcome) if PROTOCOL_REVISIONS.contains(&welcome.revision) => {
             Ok((sender, receiver, welcome))
         }

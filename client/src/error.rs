@@ -8,7 +8,7 @@ pub(crate) use session::SessionError;
 pub use subscription::SubscriptionError;
 pub(crate) use transfer::TransferError;
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 use tensor_relay_device::AllocError;
 use tensor_relay_protocol::{Blame, CloseCode, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES};
 use tensor_relay_transport::{ConnectError, LaneError, control::ControlError};
@@ -62,6 +62,14 @@ pub enum ClientError {
         /// How many there may be.
         max: usize,
     },
+    /// The server lets nobody in with this ticket.
+    #[error("the server at {peer} refused access: {}", why_refused(*with_token))]
+    Unauthorised {
+        /// Which server.
+        peer: SocketAddr,
+        /// Whether the ticket has a token.
+        with_token: bool,
+    },
     /// The server turned this client away.
     #[error("the server refused this client: {0}")]
     Refused(LaneError),
@@ -106,6 +114,7 @@ impl ClientError {
                 error,
                 ConnectError::WrongKey { .. } | ConnectError::Incompatible { .. } | ConnectError::Tls(_)
             ),
+            Self::Unauthorised { .. } => false,
             Self::Refused(error) | Self::Lane(error) => is_worth_a_retry(error),
             Self::NoWelcome { .. } | Self::NoAnswer { .. } => true,
             Self::Memory(_)
@@ -115,6 +124,19 @@ impl ClientError {
             | Self::Message(_)
             | Self::Misbehaved(_) => false,
             Self::NotReconnected { .. } | Self::Ended(_) => false,
+        }
+    }
+
+    /// Whether the server does not let this client in, or not any more: another ticket may help, and trying again does not.
+    pub fn is_unauthorised(&self) -> bool {
+        let closed = |error: &LaneError| {
+            matches!(error, LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. })
+        };
+        match self {
+            Self::Unauthorised { .. } => true,
+            Self::Refused(error) | Self::Lane(error) => closed(error),
+            Self::Ended(error) => error.is_unauthorised(),
+            _ => false,
         }
     }
 
@@ -130,7 +152,8 @@ impl ClientError {
             | Self::Memory(_)
             | Self::TooManyWatches { .. }
             | Self::SelectionTooLarge { .. }
-            | Self::StartNeedsEvery => Blame::Local,
+            | Self::StartNeedsEvery
+            | Self::Unauthorised { .. } => Blame::Local,
             Self::Connect(
                 ConnectError::Unreachable { .. }
                 | ConnectError::FurtherUnreachable { .. }
@@ -141,6 +164,20 @@ impl ClientError {
             Self::Lane(LaneError::TimedOut { .. }) => Blame::Network,
             Self::NotReconnected { lost: error, .. } | Self::Ended(error) => error.blame(),
             _ => Blame::Peer,
+        }
+    }
+}
+
+/// What the user can do about a refusal. The server does not say why, so that nobody learns from it.
+fn why_refused(with_token: bool) -> &'static str {
+    match with_token {
+        false => {
+            "the ticket carries no token, and this server asks for one: get a new ticket from whoever runs the server (`serve` \
+             writes them, `tensor-relay tickets create` makes more)"
+        }
+        true => {
+            "the ticket's token is not valid there: it has expired, was revoked, or is of another server or an older secret; \
+             whoever runs the server can make a new one with `tensor-relay tickets create`, and its log says which it is"
         }
     }
 }

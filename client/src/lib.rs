@@ -88,8 +88,8 @@ pub use tensor_relay_protocol::{
     TopicEntry, Version, VersionId,
 };
 pub use tensor_relay_transport::{
-    CodecCount, CodecStats, ConnectError, Connector, KindReason, LaneError, LaneKind, LaneStats, Stage,
-    StageStats, Transport, Tuning,
+    CodecCount, CodecStats, ConnectError, Connector, Fingerprint, Identity, IdentityError, KindReason,
+    LaneError, LaneKind, LaneStats, Stage, StageStats, Transport, Tuning,
 };
 pub use watches::TopicWatch;
 pub use whole_file::{must_be_replaceable, replace_file};

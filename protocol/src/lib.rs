@@ -10,6 +10,7 @@
 
 #![deny(unsafe_code)]
 
+mod access;
 pub mod beside;
 mod chunk;
 mod codec;
@@ -32,6 +33,9 @@ mod tensor;
 mod ticket;
 mod version;
 
+pub use access::{
+    Claims, Grant, GrantError, Secret, SecretError, SecretId, TicketId, Token, TokenError, Verb, Verbs,
+};
 pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, ProbeHeader, StreamHeader};
 pub use codec::{
     BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, LinkClass, Look, Machine, Planes,

@@ -1,6 +1,6 @@
 //! The ticket: one string that lets a consumer connect (PROTOCOL.md §2).
 
-use crate::{NameError, Topic};
+use crate::{NameError, Token, TokenError, Topic};
 use std::{fmt, str::FromStr};
 
 /// Where a server is, how to know that it is the right one, and which topic is meant.
@@ -8,11 +8,15 @@ use std::{fmt, str::FromStr};
 /// `relay://10.0.0.5:4747/policy?key=sha256:9f86…` in text. Several addresses are separated by commas and tried side by
 /// side; several keys are accepted while a server's key rotates. The key is the SHA-256 of the server's public key
 /// (its SubjectPublicKeyInfo), so that a ticket needs no certificate authority and cannot be answered by anyone else.
+///
+/// With a `token`, the ticket is what lets its holder in, so it is a secret: `Debug` hides the token, as
+/// [`redacted`](Self::redacted) does; `Display` is the whole ticket, to be handed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
     addresses: Vec<String>,
     keys: Vec<[u8; 32]>,
     topic: Option<Topic>,
+    token: Option<Token>,
 }
 
 impl Ticket {
@@ -34,7 +38,7 @@ impl Ticket {
         for address in &addresses {
             check_address(address)?;
         }
-        Ok(Self { addresses, keys, topic })
+        Ok(Self { addresses, keys, topic, token: None })
     }
 
     /// Where the server may be reached, as `host:port`; a numeric IPv6 host is in brackets.
@@ -50,6 +54,23 @@ impl Ticket {
     /// The topic that is meant, if it is one.
     pub fn topic(&self) -> Option<&Topic> {
         self.topic.as_ref()
+    }
+
+    /// What proves to the server that the holder may come in; none for a server that lets everybody in.
+    pub fn token(&self) -> Option<&Token> {
+        self.token.as_ref()
+    }
+
+    /// The same ticket with this token.
+    #[must_use]
+    pub fn with_token(self, token: Token) -> Self {
+        Self { token: Some(token), ..self }
+    }
+
+    /// The ticket as text without its token: for logs, and for whoever must not come in with it.
+    pub fn redacted(&self) -> String {
+        Self { token: None, ..self.clone() }.to_string()
+            + self.token.as_ref().map_or("", |_| "&token=(hidden)")
     }
 
     /// The same ticket for another topic of the same server.
@@ -82,8 +103,16 @@ pub enum TicketError {
     /// A topic that is none.
     #[error("the ticket's topic is none: {0}")]
     BadTopic(#[from] NameError),
+    /// A token that is none.
+    #[error("the ticket's token is none: {0}")]
+    BadToken(#[from] TokenError),
+    /// More than one token.
+    #[error("the ticket has two tokens: were two tickets run together?")]
+    TwoTokens,
     /// A part that this build does not understand, and must not pass over.
-    #[error("the ticket has a part {0:?} that this version does not know: update tensor-relay on this side")]
+    #[error(
+        "the ticket has a part called {0:?} that this version does not know: update tensor-relay on this side"
+    )]
     UnknownPart(String),
 }
 
@@ -100,7 +129,10 @@ impl fmt::Display for Ticket {
             write!(f, "{}key={KEY_PREFIX}", if index == 0 { '?' } else { '&' })?;
             key.iter().try_for_each(|b| write!(f, "{b:02x}"))?;
         }
-        Ok(())
+        match &self.token {
+            Some(token) => write!(f, "&token={}", token.as_str()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -112,18 +144,22 @@ impl FromStr for Ticket {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (hosts, topic) = place.split_once('/').unwrap_or((place, ""));
         let addresses = hosts.split(',').filter(|a| !a.is_empty()).map(Into::into).collect();
-        let keys = query
-            .split('&')
-            .filter(|part| !part.is_empty())
-            .map(parse_part)
-            .collect::<Result<_, _>>()?;
+        let (mut keys, mut token) = (vec![], None);
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            match part.split_once('=') {
+                Some(("key", key)) => keys.push(parse_key(key)?),
+                Some(("token", text)) if token.is_none() => token = Some(Token::new(text)?),
+                Some(("token", _)) => return Err(TicketError::TwoTokens),
+                // The name alone: what follows may be a secret.
+                _ => return Err(TicketError::UnknownPart(part.split('=').next().unwrap_or(part).into())),
+            }
+        }
         let topic = if topic.is_empty() { None } else { Some(Topic::new(topic)?) };
-        Self::new(addresses, keys, topic)
+        Ok(Self { token, ..Self::new(addresses, keys, topic)? })
     }
 }
 
-fn parse_part(part: &str) -> Result<[u8; 32], TicketError> {
-    let key = part.strip_prefix("key=").ok_or_else(|| TicketError::UnknownPart(part.into()))?;
+fn parse_key(key: &str) -> Result<[u8; 32], TicketError> {
     let bad = || TicketError::BadKey(key.into());
     let hex = key
         .strip_prefix(KEY_PREFIX)
@@ -167,6 +203,23 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_shown_only_where_the_ticket_is_handed_on() {
+        let text = format!("relay://a:1/t?key=sha256:{}&token=c2VjcmV0", "00".repeat(32));
+        let ticket: Ticket = text.parse().unwrap();
+        assert_eq!(ticket.token(), Some(&Token::new("c2VjcmV0").unwrap()));
+        assert_eq!(ticket.to_string(), text);
+        assert_eq!(ticket.redacted(), text.replace("c2VjcmV0", "(hidden)"));
+        assert!(!format!("{ticket:?}").contains("c2VjcmV0"));
+        let bare = Ticket::new(vec!["a:1".into()], vec![[0; 32]], None).unwrap();
+        assert_eq!(bare.redacted(), bare.to_string());
+        assert_eq!(
+            bare.with_topic(Topic::new("t").unwrap())
+                .with_token(Token::new("c2VjcmV0").unwrap()),
+            ticket
+        );
+    }
+
+    #[test]
     fn what_is_no_ticket() {
         let key = format!("key=sha256:{}", "00".repeat(32));
         for (text, error) in [
@@ -178,7 +231,9 @@ mod tests {
             (format!("relay://a:+1/t?{key}"), TicketError::BadAddress("a:+1".into())),
             (format!("relay://a b:1/t?{key}"), TicketError::BadAddress("a b:1".into())),
             ("relay://a:1/t?key=sha256:00".into(), TicketError::BadKey("sha256:00".into())),
-            (format!("relay://a:1/t?{key}&token=x"), TicketError::UnknownPart("token=x".into())),
+            (format!("relay://a:1/t?{key}&expires=9"), TicketError::UnknownPart("expires".into())),
+            (format!("relay://a:1/t?{key}&token=a.b"), TicketError::BadToken(TokenError::Malformed)),
+            (format!("relay://a:1/t?{key}&token=a&token=b"), TicketError::TwoTokens),
         ] {
             assert_eq!(text.parse::<Ticket>(), Err(error), "{text}");
         }

@@ -14,12 +14,13 @@ use crate::{
 };
 use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
 use std::{
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use tensor_relay_client::{
-    self as client, Config, Connector, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Start, Ticket,
-    Tuning, Version,
+    self as client, Config, Connector, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Start,
+    Ticket, Tuning, Version,
 };
 
 /// A session with a server. It connects again by itself when the connection is lost.
@@ -67,7 +68,7 @@ const GOOD_BYE: Duration = Duration::from_secs(2);
 /// Connects to a server. `tensor_relay.connect` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (ticket, *, timeout, memory_bytes, base_bytes, lanes, topic_timeout, stall_timeout, reconnect_timeout,
-                    versions_held_max, hold_timeout, transport, device, gpu_memory_bytes, pinned_bytes))]
+                    versions_held_max, hold_timeout, transport, identity, certificate, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -82,6 +83,8 @@ pub(crate) fn connect(
     versions_held_max: usize,
     hold_timeout: f64,
     transport: &str,
+    identity: Option<PathBuf>,
+    certificate: Option<PathBuf>,
     device: &str,
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
@@ -97,6 +100,7 @@ pub(crate) fn connect(
         base_bytes,
         lanes: lanes_called(py, lanes)?,
         transport: transport_called(py, transport)?,
+        identity: identity_of(py, identity.as_deref(), certificate.as_deref())?,
         topic_timeout: finite_seconds("topic_timeout", topic_timeout)?,
         stall_timeout: positive_seconds(py, "stall_timeout", stall_timeout)?,
         reconnect_timeout: finite_seconds("reconnect_timeout", reconnect_timeout)?,
@@ -110,6 +114,24 @@ pub(crate) fn connect(
     let connected = wait(py, client::Client::connect_with(&connector, &ticket, config))?;
     let client = Arc::new(connected.map_err(|error| of_client(py, &error))?);
     Ok(Client { open: Here::new(Mutex::new(Some(client))), ticket, gpus: Here::new(Arc::new(gpus)) })
+}
+
+/// The key of this client, and its certificate, if they are given.
+fn identity_of(
+    py: Python<'_>,
+    key: Option<&Path>,
+    certificate: Option<&Path>,
+) -> PyResult<Option<Arc<Identity>>> {
+    match (key, certificate) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => {
+            Err(Kind::Request.raise(py, "certificate needs the file of its key: give identity too"))
+        }
+        (Some(key), _) => {
+            let identity = Identity::from_files(key, certificate).map_err(Kind::Other.because(py))?;
+            Ok(Some(Arc::new(identity)))
+        }
+    }
 }
 
 #[pymethods]

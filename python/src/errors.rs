@@ -6,8 +6,7 @@ use crate::interpreter;
 use pyo3::{exceptions::PySystemExit, prelude::*};
 use std::fmt::Display;
 use tensor_relay_client::{
-    BufferError, ClientError, CloseCode, ConnectError, DeviceError, EndReason, FillCause, LaneError,
-    SubscriptionError,
+    BufferError, ClientError, ConnectError, DeviceError, EndReason, FillCause, LaneError, SubscriptionError,
 };
 
 /// A class of `tensor_relay.errors`.
@@ -84,10 +83,8 @@ pub(crate) fn of_client(py: Python<'_>, error: &ClientError) -> PyErr {
 
 fn kind_of_client(error: &ClientError) -> Kind {
     match error {
-        ClientError::Connect(ConnectError::WrongKey { .. })
-        | ClientError::Refused(LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. }) => {
-            Kind::Refused
-        }
+        error if error.is_unauthorised() => Kind::Refused,
+        ClientError::Connect(ConnectError::WrongKey { .. }) => Kind::Refused,
         ClientError::Connect(ConnectError::Incompatible { .. })
         | ClientError::Message(_)
         | ClientError::Misbehaved(_) => Kind::Damaged,
@@ -136,6 +133,7 @@ fn kind_of_subscription(error: &SubscriptionError) -> Kind {
             EndReason::TopicEnded | EndReason::Withdrawn | EndReason::Expired => Kind::TopicEnded,
             EndReason::TooSlow | EndReason::Replaced => Kind::Missed,
             EndReason::Evicted => Kind::Unreachable,
+            EndReason::Forbidden => Kind::Refused,
             _ => Kind::Other,
         },
         SubscriptionError::Gap(_) => Kind::Missed,

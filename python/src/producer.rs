@@ -232,6 +232,7 @@ fn connect(
 
 fn of_publish(py: Python<'_>, error: &PublishError) -> PyErr {
     match error {
+        PublishError::Refused { reason: Refusal::Forbidden, .. } => Kind::Refused.raise(py, error),
         PublishError::Refused { reason: Refusal::NoRoom, .. } => Kind::NoRoom.raise(py, error),
         PublishError::Lost(_) => Kind::Unreachable.raise(py, error),
         _ => Kind::Publish.raise(py, error),

@@ -6,6 +6,7 @@ use crate::{
     gpu::Gpus,
     metadata,
     publication::Publication,
+    range::positive_seconds,
     runtime::{self, Here},
     tensors_in::{TensorsIn, dtype_called, frameworks},
     topic_options::Words,
@@ -27,14 +28,16 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_server::{Device, Dtype, Publisher, Server, Staging, Ticket, Topic, TopicOptions};
+use tensor_relay_server::{
+    AccessStore, Device, Dtype, Grant, Publisher, Server, Staging, Ticket, Topic, TopicOptions, Verbs,
+};
 
 /// A server that runs in this process, on threads of its own.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Relay {
     open: Here<Mutex<Option<Open>>>,
     address: SocketAddr,
-    ticket: Ticket,
+    tickets: Tickets,
     gpus: Here<Gpus>,
     /// The GPU that staged versions are held on; none for this machine's memory.
     device: Option<usize>,
@@ -71,15 +74,29 @@ impl Relay {
     /// What lets a consumer connect: `tensor_relay.connect` and `tensor-relay subscribe` take it. A secret, to whom the
     /// tensors are one. Stays valid while `state_dir` is kept.
     #[getter]
-    fn ticket(&self) -> String {
-        self.ticket.to_string()
+    fn ticket(&self, py: Python<'_>) -> PyResult<String> {
+        self.tickets.own(py, self.tickets.bare.clone())
     }
 
-    /// The same ticket, with a topic in it.
+    /// A ticket for one topic alone.
     ///
-    /// Raises RequestError for what is no topic's name.
-    fn ticket_for(&self, py: Python<'_>, topic: &str) -> PyResult<String> {
-        Ok(self.ticket.clone().with_topic(topic_called(py, topic)?).to_string())
+    /// With `expires`, one that is valid for so many seconds; with `holder`, one that `tensor-relay tickets list` shows as made
+    /// for them. Either is a ticket of its own, which can be revoked alone.
+    ///
+    /// Raises RequestError for what is no topic's name, and for a server that is open, which knows no such tickets.
+    #[pyo3(signature = (topic, *, expires=None, holder=None))]
+    fn ticket_for(
+        &self,
+        py: Python<'_>,
+        topic: &str,
+        expires: Option<f64>,
+        holder: Option<&str>,
+    ) -> PyResult<String> {
+        let ticket = self.tickets.bare.clone().with_topic(topic_called(py, topic)?);
+        match (expires, holder) {
+            (None, None) => self.tickets.own(py, ticket),
+            _ => self.tickets.issue(py, ticket, expires, holder.unwrap_or_default()),
+        }
     }
 
     /// Opens a topic with options of its own; `publish` opens it with those that stand here.
@@ -276,11 +293,39 @@ impl Relay {
 /// How long transfers may take to finish when a `with` block ends.
 const GRACE: Duration = Duration::from_secs(8);
 
+/// What lets consumers in.
+#[derive(Debug)]
+pub(crate) struct Tickets {
+    /// Where the server is, and its key.
+    pub(crate) bare: Ticket,
+    /// What seals tickets; none where everybody is let in.
+    pub(crate) store: Option<AccessStore>,
+}
+
+impl Tickets {
+    fn own(&self, py: Python<'_>, ticket: Ticket) -> PyResult<String> {
+        let Some(store) = &self.store else { return Ok(ticket.to_string()) };
+        Ok(store.own_ticket(ticket).map_err(Kind::Other.because(py))?.to_string())
+    }
+
+    fn issue(&self, py: Python<'_>, ticket: Ticket, expires: Option<f64>, holder: &str) -> PyResult<String> {
+        let wrong = |why: &str| Kind::Request.raise(py, why);
+        let Some(store) = &self.store else {
+            return Err(wrong("this server is open: its tickets neither expire nor belong to anybody"));
+        };
+        let valid_for = expires.map(|seconds| positive_seconds(py, "expires", seconds)).transpose()?;
+        let topic = ticket.topic().ok_or_else(|| wrong("the ticket names no topic"))?;
+        let grants = vec![Grant::on(topic, Verbs::CONSUME).map_err(Kind::Request.because(py))?];
+        let (_, token) = store.issue(holder, grants, valid_for).map_err(Kind::Request.because(py))?;
+        Ok(ticket.with_token(token).to_string())
+    }
+}
+
 impl Relay {
     pub(crate) fn new(
         server: Server,
         address: SocketAddr,
-        ticket: Ticket,
+        tickets: Tickets,
         gpus: Gpus,
         device: Option<usize>,
     ) -> Self {
@@ -288,7 +333,7 @@ impl Relay {
         Self {
             open: Here::new(Mutex::new(Some(open))),
             address,
-            ticket,
+            tickets,
             gpus: Here::new(gpus),
             device,
             copied_bytes: AtomicU64::new(0),

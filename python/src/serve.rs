@@ -4,21 +4,21 @@ use crate::{
     errors::Kind,
     gpu::{GpuOptions, Gpus, ordinal_called},
     range::{at_least, positive_seconds, within},
-    relay::Relay,
+    relay::{Relay, Tickets},
     runtime,
     wait::{finite_seconds, wait_at_most},
 };
 use pyo3::prelude::*;
 use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{
-    Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Limits, Listener, PAYLOAD_ALIGNMENT,
-    Server, Ticket, Transport, Tuning, reachable,
+    Access, AccessStore, Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Limits, Listener,
+    PAYLOAD_ALIGNMENT, Server, Ticket, Transport, Tuning, reachable,
 };
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, base_bytes, sessions_max, stall_timeout,
-                    reader_linger, transport, device, gpu_memory_bytes, pinned_bytes))]
+                    reader_linger, transport, open, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
     py: Python<'_>,
@@ -33,6 +33,7 @@ pub(crate) fn serve(
     stall_timeout: f64,
     reader_linger: f64,
     transport: &str,
+    open: bool,
     device: &str,
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
@@ -56,11 +57,18 @@ pub(crate) fn serve(
         Kind::Other.raise(py, "there is no home directory to keep the server's key in: give state_dir")
     })?;
     let identity = Identity::load_or_create(&state_dir).map_err(Kind::Other.because(py))?;
+    let store = match open {
+        true => None,
+        false => Some(AccessStore::open(&state_dir).map_err(Kind::Other.because(py))?),
+    };
     let _in_runtime = runtime::handle(py)?.enter();
-    let server = Server::start(listener_on(py, listen, transport_called(py, transport)?, &identity)?, config);
+    let access = store.as_ref().map_or_else(|| Ok(Access::open()), AccessStore::follow);
+    let access = access.map_err(Kind::Other.because(py))?;
+    let listener = listener_on(py, listen, transport_called(py, transport)?, &identity)?;
+    let server = Server::start(listener, access, config);
     let address = server.local_address();
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
-    Ok(Relay::new(server, address, ticket, gpus, device))
+    Ok(Relay::new(server, address, Tickets { bare: ticket, store }, gpus, device))
 }
 
 /// How long finding the addresses of a name may take.

@@ -164,8 +164,15 @@ async fn accept(door: Door, house: Arc<House>) {
     }
 }
 
+/// A process that publishes: its name in messages and logs, and the user that it runs as.
+#[derive(Debug, Clone)]
+struct Peer {
+    name: String,
+    uid: u32,
+}
+
 /// Who a producer is, if it may publish, and its part of what its user may take. The system vouches for who it is.
-fn admit(stream: &UnixStream, door: &Door, quotas: &mut Quotas) -> Result<(String, Share), String> {
+fn admit(stream: &UnixStream, door: &Door, quotas: &mut Quotas) -> Result<(Peer, Share), String> {
     let peer = stream
         .peer_cred()
         .map_err(|error| format!("the system does not say who it is: {error}"))?;
@@ -189,7 +196,7 @@ fn admit(stream: &UnixStream, door: &Door, quotas: &mut Quotas) -> Result<(Strin
         ));
     }
     match quotas.take(uid) {
-        Some(share) => Ok((name, share)),
+        Some(share) => Ok((Peer { name, uid }, share)),
         None => Err(format!(
             "{PRODUCERS_MAX} producers of user {uid} are connected, and no more are let in: close one of them first"
         )),

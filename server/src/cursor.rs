@@ -1,6 +1,7 @@
 //! Which version a subscription is sent next, by its mode.
 
 use crate::{
+    places::PlaceName,
     retention::Seq,
     topic::{Reader, Retained, Standing, TopicState},
 };
@@ -33,10 +34,10 @@ pub(crate) enum Cursor {
 }
 
 impl Cursor {
-    /// Begins as `subscribe` asks for.
-    pub(crate) fn new(topic: &Arc<TopicState>, subscribe: &Subscribe) -> Self {
+    /// Begins as `subscribe` asks for. The names of readers are each `owner`'s own.
+    pub(crate) fn new(topic: &Arc<TopicState>, subscribe: &Subscribe, owner: &str) -> Self {
         match subscribe.mode {
-            Mode::Every => Self::Every(Every::new(Arc::clone(topic), subscribe)),
+            Mode::Every => Self::Every(Every::new(Arc::clone(topic), subscribe, owner)),
             _ => Self::Latest(Latest::new(topic, subscribe)),
         }
     }
@@ -214,10 +215,11 @@ pub(crate) struct Every {
 }
 
 impl Every {
-    fn new(topic: Arc<TopicState>, subscribe: &Subscribe) -> Self {
+    fn new(topic: Arc<TopicState>, subscribe: &Subscribe, owner: &str) -> Self {
         let awaited = awaited(&topic, subscribe);
         let (window, have) = (subscribe.window as usize, subscribe.have.map(|have| have.of()));
-        let (reader, next) = Reader::join(topic, subscribe.reader.clone(), have, subscribe.start);
+        let name = subscribe.reader.clone().map(|name| PlaceName { owner: owner.to_owned(), name });
+        let (reader, next) = Reader::join(topic, name, have, subscribe.start);
         Self {
             reader,
             next,
@@ -375,6 +377,10 @@ mod tests {
         Subscribe { mode, start: Start::Oldest, window: 100, ..latest }
     }
 
+    fn begin(topic: &Arc<TopicState>, subscribe: &Subscribe) -> Cursor {
+        Cursor::new(topic, subscribe, "anybody")
+    }
+
     /// The versions that come without waiting, as (epoch, version, skipped); all are committed.
     fn drain(cursor: &mut Cursor, topic: &TopicState) -> Vec<(u64, u64, u64)> {
         let mut sent = vec![];
@@ -389,7 +395,7 @@ mod tests {
     fn latest_goes_to_the_newest_and_counts_what_it_passes() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=3);
-        let mut cursor = Cursor::new(&topic, &subscribe(Mode::Latest));
+        let mut cursor = begin(&topic, &subscribe(Mode::Latest));
         assert_eq!(drain(&mut cursor, &topic), [(1, 3, 0)]);
         publish(&topic, 5, 1, 4..=6);
         assert_eq!(drain(&mut cursor, &topic), [(1, 6, 2)]);
@@ -401,7 +407,7 @@ mod tests {
     fn latest_from_next_passes_over_what_is_there() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=3);
-        let mut cursor = Cursor::new(&topic, &Subscribe { start: Start::Next, ..subscribe(Mode::Latest) });
+        let mut cursor = begin(&topic, &Subscribe { start: Start::Next, ..subscribe(Mode::Latest) });
         assert!(drain(&mut cursor, &topic).is_empty());
         publish(&topic, 5, 1, 4..=4);
         assert_eq!(drain(&mut cursor, &topic), [(1, 4, 0)]);
@@ -414,8 +420,7 @@ mod tests {
         let chunks = tensor_relay_protocol::RangeSet::new();
         let digest = VersionDigest([7; 32]);
         let partial = Partial { epoch: Epoch(1), version: Version(2), chunks, digest };
-        let mut cursor =
-            Cursor::new(&topic, &Subscribe { partial: Some(partial), ..subscribe(Mode::Latest) });
+        let mut cursor = begin(&topic, &Subscribe { partial: Some(partial), ..subscribe(Mode::Latest) });
         assert_eq!(drain(&mut cursor, &topic), [(1, 2, 0), (1, 3, 0)]);
     }
 
@@ -424,7 +429,7 @@ mod tests {
         let topic = topic();
         publish(&topic, 5, 1, 1..=2);
         publish(&topic, 5, 2, 1..=2);
-        let mut cursor = Cursor::new(&topic, &subscribe(Mode::Every));
+        let mut cursor = begin(&topic, &subscribe(Mode::Every));
         assert_eq!(drain(&mut cursor, &topic), [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0)]);
     }
 
@@ -436,7 +441,7 @@ mod tests {
             let digest = VersionDigest([7; 32]);
             let have =
                 have.map(|(epoch, version)| Have { epoch: Epoch(epoch), version: Version(version), digest });
-            let mut cursor = Cursor::new(&topic, &Subscribe { have, start, ..subscribe(Mode::Every) });
+            let mut cursor = begin(&topic, &Subscribe { have, start, ..subscribe(Mode::Every) });
             drain(&mut cursor, &topic).iter().map(|sent| sent.1).collect::<Vec<_>>()
         };
         assert_eq!(begin(None, Start::Oldest), [3, 4, 5]);
@@ -463,7 +468,7 @@ mod tests {
             for (first, is_same) in [(4, true), (4, false), (0, true), (0, false)] {
                 let topic = topic();
                 publish(&topic, 5, 1, 1..=first);
-                let mut cursor = Cursor::new(&topic, &Subscribe { have, ..subscribe(mode) });
+                let mut cursor = begin(&topic, &Subscribe { have, ..subscribe(mode) });
                 if first == 0 {
                     assert!(drain(&mut cursor, &topic).is_empty());
                     publish(&topic, 5, 1, 1..=4);
@@ -480,7 +485,7 @@ mod tests {
     fn what_the_client_has_waits_to_be_compared() {
         let topic = topic();
         let have = Some(Have { epoch: Epoch(1), version: Version(3), digest: VersionDigest([7; 32]) });
-        let mut cursor = Cursor::new(&topic, &Subscribe { have, ..subscribe(Mode::Every) });
+        let mut cursor = begin(&topic, &Subscribe { have, ..subscribe(Mode::Every) });
         publish(&topic, 5, 1, 1..=4);
         assert!(drain(&mut cursor, &topic).is_empty());
         cursor.handle_compared(&topic, true);
@@ -493,7 +498,7 @@ mod tests {
             let topic = topic();
             publish(&topic, 5, 1, 1..=2);
             let start = Start::At(None, Version(4));
-            let mut cursor = Cursor::new(&topic, &Subscribe { start, ..subscribe(mode) });
+            let mut cursor = begin(&topic, &Subscribe { start, ..subscribe(mode) });
             assert!(drain(&mut cursor, &topic).is_empty());
             publish(&topic, 5, 1, 3..=3);
             assert!(drain(&mut cursor, &topic).is_empty(), "version 3 comes before 4");
@@ -508,7 +513,7 @@ mod tests {
     fn the_window_waits_for_acknowledgements() {
         let topic = topic();
         publish(&topic, 5, 1, 1..=5);
-        let mut cursor = Cursor::new(&topic, &Subscribe { window: 2, ..subscribe(Mode::Every) });
+        let mut cursor = begin(&topic, &Subscribe { window: 2, ..subscribe(Mode::Every) });
         assert_eq!(drain(&mut cursor, &topic).len(), 2);
         cursor.handle_acknowledged(Epoch(1), Version(1));
         assert_eq!(drain(&mut cursor, &topic), [(1, 3, 0)]);
@@ -524,7 +529,7 @@ mod tests {
         let topic = topic();
         let named = Subscribe { reader: Some(ReaderName::new("r").unwrap()), ..subscribe(Mode::Every) };
         publish(&topic, 2, 1, 1..=1);
-        let mut cursor = Cursor::new(&topic, &named);
+        let mut cursor = begin(&topic, &named);
         drain(&mut cursor, &topic);
         cursor.handle_acknowledged(Epoch(1), Version(1));
         drop(cursor);
@@ -533,9 +538,9 @@ mod tests {
             topic.push(retained(1, 4), Keep { versions: 2, bytes: u64::MAX }).is_err(),
             "its place holds version 2"
         );
-        let mut back = Cursor::new(&topic, &named);
+        let mut back = begin(&topic, &named);
         assert_eq!(drain(&mut back, &topic), [(1, 2, 0), (1, 3, 0)]);
-        let mut other = Cursor::new(&topic, &named);
+        let mut other = begin(&topic, &named);
         assert!(matches!(back.next(&topic), Step::End(EndReason::Replaced)));
         drop(back);
         assert!(other.lost_place().is_none(), "who was replaced takes nothing along");
@@ -547,7 +552,7 @@ mod tests {
     #[test]
     fn an_evicted_reader_is_told() {
         let topic = topic();
-        let mut cursor = Cursor::new(&topic, &subscribe(Mode::Every));
+        let mut cursor = begin(&topic, &subscribe(Mode::Every));
         publish(&topic, 1, 1, 1..=1);
         let in_the_way = topic.push(retained(1, 2), Keep::default()).unwrap_err();
         assert_eq!(topic.evict(&in_the_way.readers), 1);

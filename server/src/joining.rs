@@ -3,6 +3,7 @@
 use crate::{
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
     shared::Shared,
+    strangers::Stranger,
 };
 use std::{
     collections::HashMap,
@@ -144,6 +145,7 @@ impl LaneEnd {
 /// Lets `lane` join the session that `join` names, and serves it until one of the two ends.
 pub(crate) async fn serve(
     lane: Lane,
+    stranger: Stranger,
     sender: control::Sender<ServerMessage>,
     mut receiver: control::Receiver<ClientMessage>,
     join: Join,
@@ -151,6 +153,7 @@ pub(crate) async fn serve(
 ) {
     let end = match admit(&lane, &sender, join, shared).await {
         Ok((lanes, live)) => {
+            drop(stranger); // It belongs to a session now.
             let _counted = shared.joined_lanes.count();
             tracing::debug!(lane = %join.lane, "A lane joined.");
             let end = watch(&live, &mut receiver).await;

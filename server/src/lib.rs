@@ -2,11 +2,12 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use tensor_relay_server::{Config, Identity, Listener, Server, Staged, Topic, Tuning};
+//! use tensor_relay_server::{AccessStore, Config, Identity, Listener, Server, Staged, Topic, Tuning};
 //!
-//! let identity = Identity::load_or_create("/var/lib/tensor-relay".as_ref())?;
+//! let state_dir = "/var/lib/tensor-relay".as_ref();
+//! let (identity, access) = (Identity::load_or_create(state_dir)?, AccessStore::open(state_dir)?.follow()?);
 //! let listener = Listener::bind("0.0.0.0:4747".parse()?, &identity, Tuning::default())?;
-//! let server = Server::start(listener, Config::default());
+//! let server = Server::start(listener, access, Config::default());
 //! let mut policy = server.publisher(Topic::new("policy")?)?;
 //! let staged = Staged::from_safetensors("policy.safetensors".as_ref(), &server.staging())?;
 //! let publication = policy.publish(staged, vec![("step".into(), "1200".into())]).await?;
@@ -45,6 +46,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod address;
 mod bases;
 pub mod beside;
@@ -71,12 +73,17 @@ mod session;
 mod shared;
 mod staged;
 mod stall;
+mod strangers;
 mod subscription;
 mod topic;
 mod traffic;
 mod transfer;
 mod watching;
 
+pub use access::{
+    Access, AccessStore, AccessStoreError, Acl, AclError, Credentials, Decision, Denied, IssuedTicket,
+    Principal, Rules,
+};
 pub use address::{AddressError, Advertised, reachable};
 pub use bases::BaseStats;
 pub use borrowed::Borrowed;
@@ -93,8 +100,9 @@ pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
-    ChunkHash, CodecChoice, CodecId, Dtype, Epoch, Limits, Manifest, Metadata, PAYLOAD_ALIGNMENT, Shape,
-    TensorName, TensorSpec, Ticket, Topic, Version, VersionDigest, VersionId,
+    ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,
+    Manifest, Metadata, PAYLOAD_ALIGNMENT, Shape, TensorName, TensorSpec, Ticket, TicketId, Token, Topic,
+    Verb, Verbs, Version, VersionDigest, VersionId,
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::{

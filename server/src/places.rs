@@ -15,10 +15,18 @@ const LOST_MAX: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
 
+/// The name of a reader. It is its owner's own: nobody takes over the place of another principal's reader.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PlaceName {
+    /// The principal that the reader belongs to.
+    pub(crate) owner: String,
+    pub(crate) name: ReaderName,
+}
+
 /// Who reads a topic under which name.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    by_name: HashMap<ReaderName, Place>,
+    by_name: HashMap<PlaceName, Place>,
     holders_ever: u64,
 }
 
@@ -34,7 +42,7 @@ impl Places {
     /// Gives the place called `name` to a new holder. Whoever holds it loses it.
     pub(crate) fn claim(
         &mut self,
-        name: &ReaderName,
+        name: &PlaceName,
         or_new: impl FnOnce() -> ReaderId,
     ) -> (ReaderId, Holder) {
         let holder = Holder(self.holders_ever);
@@ -49,17 +57,17 @@ impl Places {
     }
 
     /// Whether the place called `name` exists, held or waiting.
-    pub(crate) fn reader(&self, name: &ReaderName) -> Option<ReaderId> {
+    pub(crate) fn reader(&self, name: &PlaceName) -> Option<ReaderId> {
         self.by_name.get(name).map(|place| place.reader)
     }
 
     /// Whether nobody has taken the place over.
-    pub(crate) fn is_held_by(&self, name: &ReaderName, holder: Holder) -> bool {
+    pub(crate) fn is_held_by(&self, name: &PlaceName, holder: Holder) -> bool {
         self.by_name.get(name).is_some_and(|place| place.holder == holder)
     }
 
     /// Lets the place wait for its reader from `now` on; gives back the reader that loses its place for it, if any.
-    pub(crate) fn lose(&mut self, name: &ReaderName, holder: Holder, now: Instant) -> Option<ReaderId> {
+    pub(crate) fn lose(&mut self, name: &PlaceName, holder: Holder, now: Instant) -> Option<ReaderId> {
         let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
         place.lost = Some(now);
         let lost = self.by_name.iter().filter_map(|(name, place)| Some((place.lost?, name)));
@@ -72,7 +80,7 @@ impl Places {
     }
 
     /// Gives the place up, if it is still this holder's.
-    pub(crate) fn give_up(&mut self, name: &ReaderName, holder: Holder) -> Option<ReaderId> {
+    pub(crate) fn give_up(&mut self, name: &PlaceName, holder: Holder) -> Option<ReaderId> {
         let reader = self.by_name.get(name).filter(|place| place.holder == holder)?.reader;
         self.by_name.remove(name);
         Some(reader)
@@ -107,8 +115,19 @@ mod tests {
 
     const LINGER: Duration = Duration::from_secs(30);
 
-    fn name(name: &str) -> ReaderName {
-        ReaderName::new(name).unwrap()
+    fn name(name: &str) -> PlaceName {
+        PlaceName { owner: "a".into(), name: ReaderName::new(name).unwrap() }
+    }
+
+    #[test]
+    fn the_same_name_of_another_owner_is_another_place() {
+        let (mut places, mut retention) = (Places::default(), Retention::<()>::default());
+        let oldest = retention.oldest();
+        let (mine, holder) = places.claim(&name("r"), || retention.join(oldest));
+        let theirs = PlaceName { owner: "b".into(), ..name("r") };
+        assert_eq!(places.reader(&theirs), None);
+        assert_ne!(places.claim(&theirs, || retention.join(oldest)).0, mine);
+        assert!(places.is_held_by(&name("r"), holder), "it was not taken over");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The server: accepts clients, keeps the catalogue, ends in order.
 
 use crate::{
-    Config, Publisher, Staging, TopicOptions, TopicTaken, TrafficStats,
+    Access, Config, Publisher, Staging, TopicOptions, TopicTaken, TrafficStats,
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
     session,
     shared::Shared,
+    strangers::{Eviction, Stranger},
 };
 use std::{
     net::SocketAddr,
@@ -22,10 +23,6 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// How long sessions may take to end, and after that the last packets of their lanes to leave.
 const FLUSH: Duration = Duration::from_secs(1);
-
-/// How many connections a server with all its sessions lets in beyond, to hear which of them are lanes of these. They have
-/// [`Tuning::control_timeout_ms`](tensor_relay_transport::Tuning::control_timeout_ms) to say so.
-const STRANGERS_MAX: usize = 64;
 
 /// A running server. Dropping it ends it at once; [`shutdown`](Self::shutdown) ends it in order.
 #[derive(Debug)]
@@ -67,8 +64,9 @@ pub struct ServerStats {
 
 impl Server {
     /// Starts to serve on `listener`, on the tokio runtime of the caller. A current-thread runtime that does nothing
-    /// else costs least: one lane is one task, and a second thread only adds hand-overs.
-    pub fn start(listener: Listener, config: Config) -> Self {
+    /// else costs least: one lane is one task, and a second thread only adds hand-overs. `access` says who may come in;
+    /// [`AccessStore::follow`](crate::AccessStore::follow) makes one from a state directory.
+    pub fn start(listener: Listener, access: Access, config: Config) -> Self {
         let config = config.within_reason();
         let bases = Arc::new(Bases::new(config.base_bytes));
         let staging = Staging {
@@ -80,7 +78,7 @@ impl Server {
         };
         let encoder = Encoder::new(config.encoded_cache_bytes, config.device_cache_bytes, config.workers);
         let catalogue = Arc::new(Catalogue::new(config.reader_linger, bases));
-        let shared = Arc::new(Shared::new(config, catalogue, encoder));
+        let shared = Arc::new(Shared::new(config, access, catalogue, encoder));
         let listener = Arc::new(listener);
         let accepting = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
         Self { shared, staging, listener, accepting }
@@ -194,26 +192,35 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     let mut sessions = JoinSet::new();
     while let Some(arrival) = listener.accept().await {
         while sessions.try_join_next().is_some() {}
-        let joined = shared.joined_lanes.get() as usize;
-        let sessions_and_strangers = sessions.len().saturating_sub(joined);
-        let full = sessions_and_strangers >= shared.config.sessions_max.saturating_add(STRANGERS_MAX);
-        if full {
-            tracing::warn!(peer = %arrival.peer(), "A client was turned away: too many have connected and not said why.");
-        }
-        if full || *shared.draining.borrow() {
+        if *shared.draining.borrow() {
             arrival.refuse();
             continue;
         }
-        sessions.spawn(let_in(arrival, listener.tuning().control_timeout(), Arc::clone(&shared)));
+        let (stranger, eviction) = shared.strangers.enter(arrival.peer().ip());
+        let timeout = listener.tuning().control_timeout();
+        sessions.spawn(let_in(arrival, stranger, eviction, timeout, Arc::clone(&shared)));
     }
 }
 
-/// Does the handshake, bounded in time, and serves the session to its end. A client that fails costs nobody else.
-async fn let_in(arrival: Arrival, timeout: Duration, shared: Arc<Shared>) {
+/// Does the handshake, bounded in time, and serves the session to its end. A client that fails costs nobody else; one that
+/// does not say who it is makes room for others.
+async fn let_in(
+    arrival: Arrival,
+    stranger: Stranger,
+    mut eviction: Eviction,
+    timeout: Duration,
+    shared: Arc<Shared>,
+) {
     let peer = arrival.peer();
-    match tokio::time::timeout(timeout, arrival.accept()).await {
-        Ok(Ok(lane)) => session::serve(lane, timeout, shared).await,
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "A client did not get through the handshake."),
-        Err(_) => tracing::debug!(%peer, "A client did not finish its handshake within the deadline."),
+    let served = async {
+        match tokio::time::timeout(timeout, arrival.accept()).await {
+            Ok(Ok(lane)) => session::serve(lane, stranger, timeout, shared).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "A client did not get through the handshake."),
+            Err(_) => tracing::debug!(%peer, "A client did not finish its handshake within the deadline."),
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = eviction.came() => tracing::debug!(%peer, "A client that did not say who it is made room for another."),
     }
 }

@@ -1,6 +1,7 @@
 //! One client: greeted, then served until it leaves.
 
 use crate::{
+    access::{Credentials, Denied, Holder, Permit},
     bases::ClientBase,
     claims::Claims,
     client_state::ClientState,
@@ -10,6 +11,7 @@ use crate::{
     lanes::{LANES_EVER, Lanes},
     link_rate::LinkMeter,
     shared::{Counted, Shared},
+    strangers::Stranger,
     subscription::Subscription,
     transfer::SubscriptionMessage as Message,
     watching,
@@ -17,10 +19,10 @@ use crate::{
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, CodecSet, Credit, EndReason, FeatureSet, Glob, Hello, Misbehaved, Mode,
-    PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, WATCHES_MAX, WatchId, Welcome,
+    PROTOCOL_REVISIONS, ServerMessage, Subscribe, SubscriptionId, Topic, Verb, WATCHES_MAX, WatchId, Welcome,
 };
 use tensor_relay_transport::{
-    Lane, LaneError,
+    ClientCertificate, Lane, LaneError,
     control::{self, ControlError},
 };
 use tokio::task::{AbortHandle, JoinError, JoinSet};
@@ -40,6 +42,10 @@ enum SessionError {
     ShuttingDown,
     #[error("the server has as many sessions as it may")]
     TooBusy,
+    #[error("access was refused: {0}")]
+    Unauthorised(#[from] Denied),
+    #[error("it lost its access: {0}")]
+    AccessLost(Denied),
     #[error("it speaks protocol revisions {0} to {1}, this server {min} to {max}", min = PROTOCOL_REVISIONS.start(), max = PROTOCOL_REVISIONS.end())]
     Incompatible(u32, u32),
 }
@@ -53,6 +59,7 @@ impl SessionError {
             Self::NoHello => Some(CloseCode::TimedOut),
             Self::ShuttingDown => Some(CloseCode::ShuttingDown),
             Self::TooBusy => Some(CloseCode::TooBusy),
+            Self::Unauthorised(_) | Self::AccessLost(_) => Some(CloseCode::Unauthorised),
             Self::Incompatible(..) => Some(CloseCode::Incompatible),
             Self::Control(ControlError::Lane(LaneError::StreamGivenUp)) => Some(CloseCode::Done),
             Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
@@ -62,7 +69,7 @@ impl SessionError {
 
 /// Serves one connection until it ends: a session that begins with `Hello`, or a lane that joins one with `Join`.
 #[tracing::instrument(name = "session", skip_all, fields(peer = %lane.peer()))]
-pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Shared>) {
+pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Duration, shared: Arc<Shared>) {
     let _traffic = shared.traffic.count(&lane);
     let greeted = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
     let (sender, mut receiver) = match greeted {
@@ -73,43 +80,61 @@ pub(crate) async fn serve(lane: Lane, control_timeout: Duration, shared: Arc<Sha
     let admitted = match first_message(&mut receiver, control_timeout).await {
         Ok(ClientMessage::Join { session, lane: number, grant, instance }) => {
             let join = Join { session, lane: number, grant, instance };
-            return joining::serve(lane, sender, receiver, join, &shared).await;
+            return joining::serve(lane, stranger, sender, receiver, join, &shared).await;
         }
-        Ok(first) => Guest::new(first, &shared),
+        Ok(first) => Guest::new(first, lane.client_certificate(), &shared),
         Err(error) => Err(error),
     };
-    let (error, guest) = match admitted {
-        Ok(guest) => {
-            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, &guest, &shared).await;
-            (error, Some(guest))
+    let (error, counted) = match admitted {
+        Ok(Guest { hello, revision, permit, counted }) => {
+            drop(stranger); // Who is known keeps its place.
+            let greeted = Greeted { codecs: hello.codecs, revision, permit };
+            let Err(error) = greet_and_run(&lane, &sender, &mut receiver, greeted, &shared).await;
+            (error, Some(counted))
         }
         Err(error) => (error, None),
     };
     end(&lane, Some(&sender), &error).await;
     // The session counts until its client was told. The control stream ended with the lane and not before it: its end
     // alone would tell the client nothing.
-    drop((guest, sender, receiver));
+    drop((counted, sender, receiver));
 }
 
-/// A client that has said hello and has one of the places that there are for sessions.
+/// A client that has said hello, may come in, and has one of the places that there are for sessions.
 struct Guest {
     hello: Hello,
     revision: u32,
-    _counted: Counted,
+    permit: Permit,
+    counted: Counted,
 }
 
 impl Guest {
     /// The client whose first message this was, if it may come in.
-    fn new(first: ClientMessage, shared: &Arc<Shared>) -> Result<Self, SessionError> {
+    fn new(
+        first: ClientMessage,
+        certificate: Option<&ClientCertificate>,
+        shared: &Arc<Shared>,
+    ) -> Result<Self, SessionError> {
         let ClientMessage::Hello(hello) = first else {
             return Err(Misbehaved::OutOfTurn { found: "another message", expected: "Hello or Join" }.into());
         };
         let revision = common_revision(&hello)?;
+        let credentials = Credentials { token: hello.token.clone(), certificate: certificate.cloned() };
+        let permit = shared.access.admit(credentials)?;
         let sessions_max = shared.config.sessions_max as u64;
         let counted = shared.sessions.count_below(sessions_max).ok_or(SessionError::TooBusy)?;
-        tracing::debug!(agent = %hello.agent.escape_debug(), revision, "A client said hello.");
-        Ok(Self { hello, revision, _counted: counted })
+        let (principal, agent) = (permit.holder().principal(), hello.agent.escape_debug());
+        let holder = principal.holder().unwrap_or_default().escape_debug();
+        tracing::info!(%principal, %holder, %agent, revision, "A client was let in.");
+        Ok(Self { hello, revision, permit, counted })
     }
+}
+
+/// What a session goes on with.
+struct Greeted {
+    codecs: CodecSet,
+    revision: u32,
+    permit: Permit,
 }
 
 async fn first_message(
@@ -122,7 +147,12 @@ async fn first_message(
 
 /// Closes the lane of a session that ended, and says why if that is news to the client. What was said before goes first.
 async fn end(lane: &Lane, sender: Option<&control::Sender<ServerMessage>>, error: &SessionError) {
-    tracing::info!(%error, "The session ended.");
+    match error {
+        SessionError::Unauthorised(_) | SessionError::AccessLost(_) => {
+            tracing::warn!(%error, "The session ended.")
+        }
+        _ => tracing::info!(%error, "The session ended."),
+    }
     if let Some(code) = error.close_code() {
         match sender {
             Some(sender) => sender.settle().await,
@@ -145,7 +175,7 @@ async fn greet_and_run(
     lane: &Lane,
     sender: &control::Sender<ServerMessage>,
     receiver: &mut control::Receiver<ClientMessage>,
-    guest: &Guest,
+    guest: Greeted,
     shared: &Arc<Shared>,
 ) -> Result<Infallible, SessionError> {
     let (number, lanes) = (rand::random(), Arc::new(Lanes::new(lane.clone(), sender.clone())));
@@ -164,14 +194,16 @@ async fn greet_and_run(
     let session = Session {
         lanes,
         sender: sender.clone(),
-        codecs: guest.hello.codecs,
+        holder: guest.permit.holder().clone(),
+        codecs: guest.codecs,
         shared: Arc::clone(shared),
         inboxes: Inboxes::default(),
+        following: HashMap::new(),
         running: JoinSet::new(),
         watching: HashMap::new(),
         watches: JoinSet::new(),
     };
-    session.run(receiver).await
+    session.run(receiver, guest.permit).await
 }
 
 /// The newest protocol revision that both ends speak.
@@ -187,9 +219,12 @@ fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
 struct Session {
     lanes: Arc<Lanes>,
     sender: control::Sender<ServerMessage>,
+    holder: Holder,
     codecs: CodecSet,
     shared: Arc<Shared>,
     inboxes: Inboxes,
+    /// The topics of the subscriptions that run.
+    following: HashMap<SubscriptionId, Topic>,
     running: JoinSet<Ended>,
     /// The watches under way, and the tasks behind them, which end with the session.
     watching: HashMap<WatchId, AbortHandle>,
@@ -209,6 +244,7 @@ impl Session {
     async fn run(
         mut self,
         receiver: &mut control::Receiver<ClientMessage>,
+        mut permit: Permit,
     ) -> Result<Infallible, SessionError> {
         let mut ending = self.shared.ending.subscribe();
         loop {
@@ -222,6 +258,10 @@ impl Session {
                     }
                 },
                 Some(ended) = self.running.join_next() => self.handle_ended(ended)?,
+                changed = permit.changed() => {
+                    changed.map_err(SessionError::AccessLost)?;
+                    self.handle_rights_changed().await?;
+                }
             }
         }
     }
@@ -229,7 +269,20 @@ impl Session {
     fn handle_ended(&mut self, ended: Joined) -> Result<(), SessionError> {
         let (id, result) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         self.inboxes.close(id);
+        self.following.remove(&id);
         Ok(result?)
+    }
+
+    /// Ends the subscriptions that the client may not have any more.
+    async fn handle_rights_changed(&mut self) -> Result<(), SessionError> {
+        tracing::info!("The client's rights were changed.");
+        for (id, topic) in &self.following {
+            if !self.holder.may(Verb::Subscribe, topic) {
+                tracing::warn!(%topic, "A subscription is ended: the client may not have it any more.");
+                self.inboxes.deliver(*id, Message::Forbid).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits, for a bounded time, until a subscription that its client ended is over. The client's next message may subscribe
@@ -294,7 +347,9 @@ impl Session {
                 task.ok_or(Misbehaved::UnknownWatch(watch))?.abort();
             }
             ClientMessage::List => {
-                for part in ServerMessage::topics(self.shared.catalogue.list()) {
+                let mut topics = self.shared.catalogue.list();
+                topics.retain(|entry| self.holder.may(Verb::List, &entry.id.topic));
+                for part in ServerMessage::topics(topics) {
                     self.sender.send(part).await?;
                 }
             }
@@ -312,6 +367,14 @@ impl Session {
             let end = ServerMessage::End { subscription: id, reason: EndReason::TooManySubscriptions };
             return Ok(self.sender.send(end).await?);
         };
+        // Before anything is looked up: a topic that exists and one that does not are refused alike.
+        if !self.holder.may(Verb::Subscribe, &subscribe.topic) {
+            self.inboxes.close(id);
+            tracing::warn!(topic = %subscribe.topic, "A subscription was refused: the client may not have it.");
+            let end = ServerMessage::End { subscription: id, reason: EndReason::Forbidden };
+            return Ok(self.sender.send(end).await?);
+        }
+        self.following.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let subscription = Subscription {
             id,
@@ -319,7 +382,7 @@ impl Session {
             codec: subscribe.codec,
             link: LinkMeter::default(),
             credit: Credit::new(subscribe.credit)?,
-            cursor: Cursor::new(follower.topic(), &subscribe),
+            cursor: Cursor::new(follower.topic(), &subscribe, &self.holder.principal().to_string()),
             claims: Claims::new(&subscribe),
             base: ClientBase::new(follower.topic(), subscribe.base.map(|base| base.of())),
             follower,
@@ -344,7 +407,7 @@ impl Session {
         }
         while self.watches.try_join_next().is_some() {} // Those that ended leave nothing.
         let catalogue = Arc::clone(&self.shared.catalogue);
-        let task = watching::run(catalogue, watch, glob, self.sender.clone());
+        let task = watching::run(catalogue, self.holder.clone(), watch, glob, self.sender.clone());
         // A lane that ended ends the session as well; nobody waits for this one's result.
         let task = self.watches.spawn(async { drop(task.await) });
         self.watching.insert(watch, task);

@@ -1,6 +1,8 @@
 //! What all sessions of a server share, and the counts of what lives now.
 
-use crate::{Config, catalogue::Catalogue, joining::Joinable, traffic::Traffic};
+use crate::{
+    Access, Config, catalogue::Catalogue, joining::Joinable, strangers::Strangers, traffic::Traffic,
+};
 use std::sync::{Arc, atomic::AtomicU64};
 use tensor_relay_protocol::InstanceId;
 use tensor_relay_transport::{LaneThreads, Tally, egress::Encoder};
@@ -10,6 +12,8 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
+    /// Who may come in.
+    pub(crate) access: Access,
     /// Names this process to its clients.
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
@@ -24,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) transfers: Gauge,
     /// Subscriptions that a shutdown waits for: all, until they have heard of it and have nothing to finish.
     pub(crate) unfinished: Gauge,
+    /// The connections that have not said who they are.
+    pub(crate) strangers: Strangers,
     /// The connections that joined a session as lanes.
     pub(crate) joined_lanes: Gauge,
     /// Where joining lanes find their sessions.
@@ -45,12 +51,13 @@ pub(crate) struct Counters {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
+    pub(crate) fn new(config: Config, access: Access, catalogue: Arc<Catalogue>, encoder: Encoder) -> Self {
         Self {
             lane_threads: LaneThreads::new(config.lane_threads),
             joinable: Joinable::default(),
             instance: InstanceId(rand::random()),
             config,
+            access,
             catalogue,
             encoder,
             counters: Arc::default(),
@@ -59,6 +66,7 @@ impl Shared {
             sessions: Gauge::default(),
             transfers: Gauge::default(),
             unfinished: Gauge::default(),
+            strangers: Strangers::default(),
             joined_lanes: Gauge::default(),
             draining: watch::Sender::new(false),
             ending: watch::Sender::new(false),

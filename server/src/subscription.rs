@@ -322,6 +322,7 @@ impl Subscription {
             Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
             Effect::Unsubscribed { keep_place: true } => return Err(Ended::Gone),
             Effect::Unsubscribed { keep_place: false } => return Err(Ended::ByClient),
+            Effect::Forbidden => return Err(Ended::Told(EndReason::Forbidden)),
             Effect::None | Effect::Progress | Effect::Committed { .. } | Effect::Aborted(_) => {}
         }
         Ok(())

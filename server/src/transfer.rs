@@ -8,11 +8,19 @@ use tensor_relay_protocol::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SubscriptionMessage {
     Credit(u32),
-    Committed { epoch: Epoch, version: Version, kept: bool },
+    Committed {
+        epoch: Epoch,
+        version: Version,
+        kept: bool,
+    },
     Abort(Epoch, Version, AbortReason),
     Acknowledge(Epoch, Version),
     Fetch(Epoch, Version, RangeSet),
-    Unsubscribe { keep_place: bool },
+    Unsubscribe {
+        keep_place: bool,
+    },
+    /// Not the client's word but the session's: the client may not follow this topic any more.
+    Forbid,
 }
 
 /// A version under way: which one, and what is to be sent of it.
@@ -38,6 +46,8 @@ pub(crate) enum Effect {
     Aborted(AbortReason),
     /// The subscription is over.
     Unsubscribed { keep_place: bool },
+    /// The client may not follow the topic any more.
+    Forbidden,
 }
 
 impl Transfer {
@@ -69,6 +79,7 @@ pub(crate) fn handle_message(
         }
         (Message::Acknowledge(epoch, version), _) => Ok(Effect::Acknowledged(epoch, version)),
         (Message::Unsubscribe { keep_place }, _) => Ok(Effect::Unsubscribed { keep_place }),
+        (Message::Forbid, _) => Ok(Effect::Forbidden),
         // Of the version before, which both ends gave up at the same time.
         (Message::Committed { .. } | Message::Abort(..), None) => Ok(Effect::None),
         (Message::Committed { epoch, version, kept }, Some(transfer)) if transfer.is(epoch, version) => {

@@ -1,17 +1,19 @@
 //! One watch of a session: tells the client the names of topics that match, those of now and those that appear.
 
-use crate::catalogue::Catalogue;
+use crate::{access::Holder, catalogue::Catalogue};
 use std::sync::Arc;
-use tensor_relay_protocol::{Glob, ServerMessage, Topic, WatchId};
+use tensor_relay_protocol::{Glob, ServerMessage, Topic, Verb, WatchId};
 use tensor_relay_transport::{LaneError, control};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 /// How many names one message carries: as many of the longest as fit a frame.
 const PER_MESSAGE: usize = 240;
 
-/// Tells `sender` of matching topics until the lane ends. A name may be told twice, never not at all.
+/// Tells `sender` of matching topics that `holder` may list, until the lane ends. A name may be told twice, never not at
+/// all.
 pub(crate) async fn run(
     catalogue: Arc<Catalogue>,
+    holder: Holder,
     watch: WatchId,
     glob: Glob,
     sender: control::Sender<ServerMessage>,
@@ -20,7 +22,7 @@ pub(crate) async fn run(
     let mut appearances = catalogue.appearances();
     let mut names = catalogue.names();
     loop {
-        names.retain(|name| glob.matches(name.as_str()));
+        names.retain(|name| glob.matches(name.as_str()) && holder.may(Verb::List, name));
         for part in names.chunks(PER_MESSAGE) {
             sender.send(ServerMessage::Found { watch, topics: part.to_vec() }).await?;
         }

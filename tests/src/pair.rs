@@ -13,8 +13,10 @@ use std::{
 };
 use tensor_relay_client::{Client, ClientError, Connector, Lanes};
 use tensor_relay_device::{Capacity, Device, HostEngine, HostMemory};
-use tensor_relay_protocol::{Limits, Ticket, Topic};
-use tensor_relay_server::{Identity, Keep, Listener, Publication, Publisher, Server, TopicOptions};
+use tensor_relay_protocol::{Claims, Grant, Limits, Secret, SecretId, Ticket, TicketId, Token, Topic, Verbs};
+use tensor_relay_server::{
+    Access, Identity, Keep, Listener, Publication, Publisher, Rules, Server, TopicOptions,
+};
 use tensor_relay_transport::{Congestion, Transport, Tuning, Workers};
 use tokio::time::Instant;
 
@@ -108,7 +110,12 @@ impl Sim {
 
     /// Starts the server.
     pub fn server(&self, config: tensor_relay_server::Config) -> Server {
-        Server::start(self.listener(), config)
+        self.server_with(Access::new(rules()), config)
+    }
+
+    /// Starts a server that lets in whom `access` says.
+    pub fn server_with(&self, access: Access, config: tensor_relay_server::Config) -> Server {
+        Server::start(self.listener(), access, config)
     }
 
     /// Starts the server where one was that ended, as soon as its place is free.
@@ -117,7 +124,7 @@ impl Sim {
         loop {
             let (host, tuning) = (Arc::clone(&host), self.tuning.clone());
             match Listener::bind_on(host, transport(), self.server_address(), &self.identity(), tuning) {
-                Ok(listener) => return Server::start(listener, config),
+                Ok(listener) => return Server::start(listener, Access::new(rules()), config),
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
@@ -160,8 +167,13 @@ impl Sim {
         Client::connect_with(&self.connector(number), &self.ticket(), config).await
     }
 
-    /// What names the server.
+    /// What names the server, and lets everybody in who has it.
     pub fn ticket(&self) -> Ticket {
+        self.bare_ticket().with_token(token())
+    }
+
+    /// What names the server, and lets nobody in.
+    pub fn bare_ticket(&self) -> Ticket {
         let key = self.identity().fingerprint().0;
         Ticket::new(vec![self.server_address().to_string()], vec![key], None).unwrap()
     }
@@ -187,6 +199,22 @@ pub fn key_pair(seed: u64) -> KeyPair {
     let secret = [seed.to_le_bytes(); 4].concat();
     let der = PrivatePkcs8KeyDer::from([&prefix[..], &secret].concat());
     KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).unwrap()
+}
+
+/// Who may come in to simulated servers: whoever has a ticket.
+pub fn rules() -> Rules {
+    Rules { secrets: vec![Secret::new(SecretId(1), [7; 32])], ..Rules::default() }
+}
+
+/// What the tickets of simulated servers carry.
+pub fn token() -> Token {
+    sealed(9, vec![Grant::everywhere(Verbs::CONSUME)])
+}
+
+/// What a ticket of simulated servers carries that has this identity and grants.
+pub fn sealed(id: u8, grants: Vec<Grant>) -> Token {
+    let claims = Claims { id: TicketId([id; 8]), holder: "a test".into(), expires_s: None, grants };
+    rules().secrets[0].seal(&claims)
 }
 
 /// What simulated servers allow; scenarios change single fields.

@@ -118,8 +118,21 @@ impl Home {
 
     /// What a server says of its topics to a client that goes to it directly.
     pub fn list(&self, server: &Serving) -> Value {
-        let ticket = format!("relay://{}?key={}", server.listen(), server.said["key"].as_str().unwrap());
-        self.run(&["list", &ticket, "--json"]).with(0).json()["topics"].clone()
+        self.run(&["list", &self.ticket_for_all(server), "--json"]).with(0).json()["topics"].clone()
+    }
+
+    /// A ticket for all topics of `server`, made by hand.
+    pub fn ticket_for_all(&self, server: &Serving) -> String {
+        let address = format!("--address={}", server.listen());
+        let beside = Path::new(server.said["ticket_file"].as_str().unwrap()).parent().unwrap();
+        let state = match beside.join("access").exists() {
+            true => format!("--state-dir={}", beside.display()),
+            false => format!("--state-dir={}", self.word("state/tensor-relay")),
+        };
+        let made = self
+            .run(&["tickets", "create", "--topic=**", "--json", &address, &state])
+            .with(0);
+        made.json()["ticket"].as_str().unwrap().to_owned()
     }
 
     /// The files and links below `name`, as paths relative to it, sorted; none if there is no such folder.
@@ -155,10 +168,21 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Waits until a server that was started with `--json` serves.
+    /// Waits until a server that was started with `--json` serves. Each topic then has its `ticket`, out of the server's
+    /// file, and the server its own for all topics, if there is one.
     pub fn hear(mut process: Process) -> Self {
         let line = process.hear_out("");
-        let said = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
+        let mut said: Value =
+            serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve said {line:?}: {e}"));
+        // Programs of these tests serve without tickets of their own.
+        let Some(path) = said["ticket_file"].as_str() else { return Self { process, said } };
+        let tickets = fs::read_to_string(path).unwrap();
+        for topic in said["topics"].as_array_mut().unwrap() {
+            let name = format!("/{}?", topic["topic"].as_str().unwrap());
+            topic["ticket"] = tickets.lines().find(|line| line.contains(&name)).unwrap().into();
+        }
+        let for_all = tickets.lines().find(|line| !line["relay://".len()..].contains('/'));
+        said["ticket"] = for_all.into();
         Self { process, said }
     }
 
@@ -171,6 +195,11 @@ impl Serving {
     pub fn topic(&self, name: &str) -> &Value {
         let topics = self.said["topics"].as_array().unwrap();
         topics.iter().find(|topic| topic["topic"] == name).unwrap()
+    }
+
+    /// The server's own ticket for all of its topics, which it makes where there are several.
+    pub fn ticket_for_all(&self) -> &str {
+        self.said["ticket"].as_str().unwrap()
     }
 
     /// The ticket of a topic.

@@ -4,7 +4,7 @@ mod race;
 mod tcp;
 
 use crate::{
-    Fingerprint, Lane, LaneError, LaneKind, LaneThread, Network, SystemNetwork, Transport, Tuning,
+    Fingerprint, Identity, Lane, LaneError, LaneKind, LaneThread, Network, SystemNetwork, Transport, Tuning,
     lane::{QuicConnection, lane_error},
     tls,
 };
@@ -27,6 +27,8 @@ pub struct Connector {
     /// The addresses of this machine that lanes begin at, in turn; any if there is none.
     local: Arc<[IpAddr]>,
     transport: Transport,
+    /// The key by which a server may know this client.
+    identity: Option<Arc<Identity>>,
     /// Whether TCP was all that reached the server last time.
     only_tcp: Arc<AtomicBool>,
 }
@@ -177,7 +179,14 @@ impl Connector {
 
     /// Connects over `network`.
     pub fn over(network: Arc<dyn Network>, tuning: Tuning) -> Self {
-        Self { network, tuning, local: Arc::default(), transport: Transport::Auto, only_tcp: Arc::default() }
+        Self {
+            network,
+            tuning,
+            local: Arc::default(),
+            transport: Transport::Auto,
+            identity: None,
+            only_tcp: Arc::default(),
+        }
     }
 
     /// The same, whose lanes begin at these `addresses` of this machine, in turn: one for each network card that a session
@@ -189,6 +198,11 @@ impl Connector {
     /// The same, whose lanes are of what `transport` allows.
     pub fn with_transport(self, transport: Transport) -> Self {
         Self { transport, ..self }
+    }
+
+    /// The same, which proves to servers that it holds the key of `identity`.
+    pub fn with_identity(self, identity: Arc<Identity>) -> Self {
+        Self { identity: Some(identity), ..self }
     }
 
     /// What its lanes may be.
@@ -346,7 +360,8 @@ impl Connector {
         keys: &[Fingerprint],
         presented: Arc<OnceLock<Fingerprint>>,
     ) -> Result<quinn::ClientConfig, ConnectError> {
-        let tls = tls::client_config(keys, presented).map_err(|e| ConnectError::Tls(e.to_string()))?;
+        let tls = tls::client_config(keys, self.identity.as_deref(), presented)
+            .map_err(|e| ConnectError::Tls(e.to_string()))?;
         let crypto = QuicClientConfig::try_from(tls).map_err(|e| ConnectError::Tls(e.to_string()))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
         config.transport_config(Arc::new(self.tuning.client(self.network.path_payload(address))));

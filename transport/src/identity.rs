@@ -2,13 +2,17 @@
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use rustix::{fs::OFlags, process::geteuid};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{
+    CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer,
+    pem::{self, PemObject},
+};
 use std::{
     fmt,
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 /// The most bytes of a key file that are read; a key has a few hundred.
@@ -40,6 +44,28 @@ impl fmt::Display for Fingerprint {
     }
 }
 
+/// A text that is no fingerprint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is not `sha256:` and 64 hexadecimal digits")]
+pub struct FingerprintError;
+
+impl FromStr for Fingerprint {
+    type Err = FingerprintError;
+
+    fn from_str(text: &str) -> Result<Self, FingerprintError> {
+        let digits = text.strip_prefix("sha256:").ok_or(FingerprintError)?.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(FingerprintError);
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let pair = str::from_utf8(pair).map_err(|_| FingerprintError)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| FingerprintError)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -51,7 +77,8 @@ impl fmt::Debug for Fingerprint {
 /// Only the key is kept: the certificate says nothing but the key's name and is made anew at each start, so nothing
 /// expires. The key is ECDSA P-256, which every TLS library verifies.
 pub struct Identity {
-    certificate: CertificateDer<'static>,
+    /// Its own first.
+    certificates: Vec<CertificateDer<'static>>,
     key: PrivatePkcs8KeyDer<'static>,
     fingerprint: Fingerprint,
 }
@@ -61,7 +88,7 @@ pub struct Identity {
 #[non_exhaustive]
 pub enum IdentityError {
     /// The state directory or the key file cannot be used.
-    #[error("cannot {action} {}: {source}; give another place with --state-dir", path.display())]
+    #[error("cannot {action} {}: {source}", path.display())]
     File {
         /// What was tried.
         action: &'static str,
@@ -71,15 +98,23 @@ pub enum IdentityError {
         source: io::Error,
     },
     /// The key file is not a key.
-    #[error("{} is not a private key in PEM: {source}; remove it to have a new one made (tickets change then)", path.display())]
+    #[error("{} is not a private key in PEM: {source}; where it is a server's, remove it to have a new one made (tickets change then)", path.display())]
     Key {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         source: rcgen::Error,
     },
+    /// The certificate file holds none.
+    #[error("{} holds no certificate in PEM: {source}", path.display())]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: pem::Error,
+    },
     /// Others could have put another key there, and may do so again.
-    #[error("the server's key {} {why}: others may replace it and pass for this server; {fix}, or give another place with --state-dir", path.display())]
+    #[error("the key {} {why}: others may replace it; {fix}, or name another place", path.display())]
     Unsafe {
         /// The file.
         path: PathBuf,
@@ -122,6 +157,24 @@ impl Identity {
         Ok(identity)
     }
 
+    /// The identity whose private key is in the file at `key`, in PEM: for a client that servers know by its key. With a
+    /// `certificate`, a file of the certificate of that key and those that lead to its authority, for a client that they know by
+    /// the names in it.
+    ///
+    /// # Errors
+    /// [`IdentityError`] when either cannot be read, or others can write the key.
+    pub fn from_files(key: &Path, certificate: Option<&Path>) -> Result<Self, IdentityError> {
+        let identity = Self::load(key)?;
+        let Some(path) = certificate else { return Ok(identity) };
+        let failed = |source| IdentityError::Certificate { path: path.into(), source };
+        let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+        let certificates: Vec<_> = certificates.map_err(failed)?;
+        match certificates.is_empty() {
+            true => Err(failed(pem::Error::NoItemsFound)),
+            false => Ok(Self { certificates, ..identity }),
+        }
+    }
+
     /// Where an identity is kept when nobody says where: where the XDG specification puts state. `None` where there is no
     /// home directory, as in some containers.
     pub fn default_dir() -> Option<PathBuf> {
@@ -136,8 +189,8 @@ impl Identity {
         self.fingerprint
     }
 
-    pub(crate) fn certificate(&self) -> CertificateDer<'static> {
-        self.certificate.clone()
+    pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        self.certificates.clone()
     }
 
     pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
@@ -180,7 +233,11 @@ impl Identity {
         params.distinguished_name.push(DnType::CommonName, SERVER_NAME);
         let certificate = params.self_signed(key)?.der().clone();
         let fingerprint = Fingerprint::of(&key.subject_public_key_info());
-        Ok(Self { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()), fingerprint })
+        Ok(Self {
+            certificates: vec![certificate],
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()),
+            fingerprint,
+        })
     }
 }
 
@@ -207,7 +264,7 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
     match exposure(mode, found.uid(), user) {
         Exposure::None => {}
         Exposure::Shared => tracing::warn!(
-            "The server's key {0} has mode {mode:04o}: whoever else can read it can pass for this server. Make it private with \
+            "The key {0} has mode {mode:04o}: whoever else can read it can pass for its owner. Make it private with \
              `chmod 600 {0}`, or where it is mounted as a secret, by the mode there (0400).",
             path.display()
         ),

@@ -10,7 +10,7 @@ use tensor_relay_protocol::{CloseCode, HEADER_BYTES, StreamHeader};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::{
-    KindReason, LaneKind, LaneThread, LaneThreads,
+    ClientCertificate, KindReason, LaneKind, LaneThread, LaneThreads,
     network::lane_threads::{self, Seated},
 };
 
@@ -30,6 +30,8 @@ pub struct Lane {
     /// Its place among the lanes of a client's session; 0 is the first.
     number: usize,
     reason: KindReason,
+    /// What the client showed, where this end is the server.
+    client: Option<ClientCertificate>,
     /// The thread that makes its packets, if that is one for lanes alone.
     thread: Option<Arc<Seated>>,
 }
@@ -64,11 +66,25 @@ pub struct LaneStats {
 
 impl Lane {
     pub(crate) fn quic(connection: QuicConnection) -> Self {
-        Self { connection: Connection::Quic(connection), number: 0, reason: KindReason::Forced, thread: None }
+        Self::over(Connection::Quic(connection))
     }
 
     pub(crate) fn tcp(connection: ByteStreamConnection) -> Self {
-        Self { connection: Connection::Tcp(connection), number: 0, reason: KindReason::Forced, thread: None }
+        Self::over(Connection::Tcp(connection))
+    }
+
+    fn over(connection: Connection) -> Self {
+        Self { connection, number: 0, reason: KindReason::Forced, client: None, thread: None }
+    }
+
+    /// The same lane, from a client that showed this certificate.
+    pub(crate) fn from_client(self, client: Option<ClientCertificate>) -> Self {
+        Self { client, ..self }
+    }
+
+    /// The certificate that the client showed, whose key it proved to hold; none at a client.
+    pub fn client_certificate(&self) -> Option<&ClientCertificate> {
+        self.client.as_ref()
     }
 
     /// The same lane as a further one, which runs on `thread`.

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod client_certificate;
 mod connector;
 pub mod control;
 pub mod egress;
@@ -26,8 +27,9 @@ mod tuning;
 mod window;
 mod workers;
 
+pub use client_certificate::{AuthoritiesError, ClientAuthorities, ClientCertificate};
 pub use connector::{ConnectError, Connector};
-pub use identity::{Fingerprint, Identity, IdentityError};
+pub use identity::{Fingerprint, FingerprintError, Identity, IdentityError};
 pub use kind::{KindReason, LaneKind, Transport, UnknownTransport};
 pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, Listener};

@@ -8,6 +8,7 @@ use rustls::{
         CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature,
     },
     pki_types::{CertificateDer, ServerName, UnixTime},
+    server::danger::{ClientCertVerified, ClientCertVerifier},
 };
 use std::sync::{Arc, OnceLock};
 use tensor_relay_protocol::ALPN;
@@ -19,27 +20,32 @@ pub(crate) const SERVER_NAME: &str = identity::SERVER_NAME;
 pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_no_client_auth()
-        .with_single_cert(vec![identity.certificate()], identity.key())?;
+        .with_client_cert_verifier(Arc::new(AnyKey(provider().signature_verification_algorithms)))
+        .with_single_cert(identity.certificates(), identity.key())?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_early_data_size = 0;
     config.ignore_client_order = true;
     Ok(config)
 }
 
-/// The client's half of the handshake. `presented` receives the key of a server that was refused, for the error.
+/// The client's half of the handshake. `presented` receives the key of a server that was refused, for the error. With an
+/// `identity` of its own, the client proves that it holds its key.
 pub(crate) fn client_config(
     keys: &[Fingerprint],
+    identity: Option<&Identity>,
     presented: Arc<OnceLock<Fingerprint>>,
 ) -> Result<rustls::ClientConfig, rustls::Error> {
     let provider = provider();
     let verifier =
         PinnedKey { keys: keys.into(), presented, algorithms: provider.signature_verification_algorithms };
-    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+    let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_no_client_auth();
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    let mut config = match identity {
+        Some(identity) => config.with_client_auth_cert(identity.certificates(), identity.key())?,
+        None => config.with_no_client_auth(),
+    };
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.enable_early_data = false;
     Ok(config)
@@ -58,9 +64,10 @@ pub(crate) fn stream_server_config(identity: &Identity) -> Result<rustls::Server
 /// The client's half over a byte stream.
 pub(crate) fn stream_client_config(
     keys: &[Fingerprint],
+    identity: Option<&Identity>,
     presented: Arc<OnceLock<Fingerprint>>,
 ) -> Result<rustls::ClientConfig, rustls::Error> {
-    let mut config = client_config(keys, presented)?;
+    let mut config = client_config(keys, identity, presented)?;
     config.resumption = rustls::client::Resumption::disabled();
     config.enable_secret_extraction = true;
     Ok(config)
@@ -82,6 +89,53 @@ fn provider() -> Arc<CryptoProvider> {
         aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
     ];
     Arc::new(provider)
+}
+
+/// Lets a client show a key of its own, whichever, and do without. The handshake's signature proves that it holds the
+/// private key; what that permits is decided where it says hello.
+#[derive(Debug)]
+struct AnyKey(WebPkiSupportedAlgorithms);
+
+impl ClientCertVerifier for AnyKey {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        webpki::EndEntityCert::try_from(end_entity).map_err(|_| CertificateError::BadEncoding)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
 }
 
 /// Accepts a server whose public key is one of those in the ticket, whatever its certificate says otherwise. The

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_client::{Client, Connector, Request, Ticket, Topic, Tuning};
-use tensor_relay_server::{Identity, Listener, Server};
+use tensor_relay_server::{Access, Identity, Listener, Server};
 
 /// What the publishing end is told.
 #[derive(Debug, Clone, clap::Args)]
@@ -101,7 +101,7 @@ pub async fn publish(args: PublishArgs) -> Result<()> {
     let tuning = Tuning { udp_payload_max: Some(args.mtu), ..Tuning::default() };
     let listener = Listener::bind(args.listen, &identity, tuning)?;
     let config = tensor_relay_server::Config { base_bytes: u64::MAX, ..Default::default() };
-    let server = Server::start(listener, config);
+    let server = Server::start(listener, Access::open(), config);
     let topic = Topic::new(TOPIC)?;
     let address = server.local_address().to_string();
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;

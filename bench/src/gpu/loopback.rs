@@ -7,7 +7,9 @@ use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{Client, Connector, Progress, Snapshot, Subscription, Ticket, Topic, Tuning};
 use tensor_relay_device::{Device, Source};
 use tensor_relay_protocol::TensorSpec;
-use tensor_relay_server::{Borrowed, Identity, Listener, Publication, Publisher, Server, ServerStats};
+use tensor_relay_server::{
+    Access, Borrowed, Identity, Listener, Publication, Publisher, Server, ServerStats,
+};
 use tokio::time::{Instant, timeout};
 
 /// How the service is set up; the rest is as by default.
@@ -82,7 +84,7 @@ impl Serving {
 fn start(config: tensor_relay_server::Config) -> Result<(Server, Ticket)> {
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, tuning())?;
-    let server = Server::start(listener, config);
+    let server = Server::start(listener, Access::open(), config);
     let address = server.local_address().to_string();
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], None)?;
     Ok((server, ticket))

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Config, Held, Identity, Keep, Listener, Publication, Publisher, Server, Stage, Staged, Staging,
+    Access, Config, Held, Identity, Keep, Listener, Publication, Publisher, Server, Stage, Staged, Staging,
     TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
 };
 
@@ -44,7 +44,7 @@ pub(super) async fn run(job: Production, listen: SocketAddr, desk: &mut Desk) ->
     let tuning = Tuning { udp_payload_max: job.udp_payload_max, ..Tuning::default() };
     let identity = Identity::ephemeral()?;
     let listener = Listener::bind(listen, &identity, tuning)?;
-    let server = Server::start(listener, Config::default());
+    let server = Server::start(listener, Access::open(), Config::default());
     let address = server.local_address().to_string();
     let topic = Topic::new(TOPIC)?;
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;

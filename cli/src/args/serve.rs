@@ -104,15 +104,20 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = units::parse_some_seconds, help_heading = "Network")]
     pub(crate) stall_timeout: Duration,
 
-    /// Where the server's key is kept, so that tickets stay valid after a restart, and what it published last. Only one
+    /// Where the server's key is kept and the secrets of its tickets, so that they stay valid after a restart, and what it published last. Only one
     /// `serve --watch` at a time can use it. Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
     #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// Also write the tickets to this file, readable by its owner alone. It is replaced in one step; a device, a FIFO or a
-    /// socket is refused, and of a symbolic link the link is replaced.
+    /// Where the tickets are written, readable by its owner alone. It is replaced in one step; a device, a FIFO or a
+    /// socket is refused, and of a symbolic link the link is replaced. Default: `tickets` in the state directory.
     #[arg(long, value_name = "FILE", help_heading = "Key and tickets")]
     pub(crate) ticket_file: Option<PathBuf>,
+
+    /// Let everybody in who reaches this server, to every topic: tickets carry no token then. For networks on which
+    /// everybody is trusted.
+    #[arg(long, help_heading = "Key and tickets")]
+    pub(crate) open: bool,
 
     /// How chunks are encoded for subscribers that do not say it themselves; what gains less than 3 % travels raw.
     #[arg(long, value_enum, default_value_t = Codec::Auto, help_heading = "Encoding")]

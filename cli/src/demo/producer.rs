@@ -11,8 +11,8 @@ use std::{
 use tensor_relay_bench::workload::StateDict;
 use tensor_relay_device::Device;
 use tensor_relay_server::{
-    Config, Dtype, Held, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging, TensorName,
-    TensorSpec, Ticket, Topic, Tuning,
+    Access, Config, Dtype, Held, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging,
+    TensorName, TensorSpec, Ticket, Topic, Tuning,
 };
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -45,7 +45,7 @@ pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
     let device = device::open(&args.device, config.chunk_bytes).await?;
     let identity = Identity::load_or_create(&args.state_dir)?;
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), &identity, Tuning::default())?;
-    let server = Server::start(listener, config);
+    let server = Server::start(listener, Access::open(), config);
     let address = server.local_address().to_string();
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(Topic::new(WEIGHTS)?))?;
     let mut producer = Producer {

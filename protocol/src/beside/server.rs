@@ -84,6 +84,8 @@ pub enum Refusal {
     BadManifest,
     /// Its topic expired, is not open, or the server is ending.
     TopicEnded,
+    /// The server's access control list does not allow it.
+    Forbidden,
     /// A reason of a later revision.
     Other(u32),
 }
@@ -162,6 +164,7 @@ impl Refusal {
             Self::UnsupportedMemory => 4,
             Self::BadManifest => 5,
             Self::TopicEnded => 6,
+            Self::Forbidden => 7,
             Self::Other(code) => code,
         }
     }
@@ -174,6 +177,7 @@ impl Refusal {
             4 => Self::UnsupportedMemory,
             5 => Self::BadManifest,
             6 => Self::TopicEnded,
+            7 => Self::Forbidden,
             other => Self::Other(other),
         }
     }
@@ -187,6 +191,7 @@ impl fmt::Display for Refusal {
             Self::UnfitMemory => f.write_str("its memory is not what was said of it"),
             Self::UnsupportedMemory => f.write_str("the server cannot use memory of this kind"),
             Self::BadManifest => f.write_str("its manifest is none"),
+            Self::Forbidden => f.write_str("the server's access control list does not allow it"),
             Self::TopicEnded => f.write_str("its topic has ended"),
             Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),
         }

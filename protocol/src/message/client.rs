@@ -4,7 +4,7 @@ use super::{
     AbortReason, FeatureSet, Field, InstanceId, LaneGrant, LaneId, Subscribe, SubscriptionId, WatchId,
     field::{message_fields, message_kinds},
 };
-use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Version};
+use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version};
 
 /// A control message from a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub struct Hello {
     /// The codecs it can decode.
     pub codecs: CodecSet,
     /// What proves who it is, if its ticket carried one.
-    pub token: Option<String>,
+    pub token: Option<Token>,
     /// The features that the server may use towards it.
     pub features: FeatureSet,
 }

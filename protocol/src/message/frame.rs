@@ -105,7 +105,7 @@ mod tests {
                 revision_max: 2,
                 agent: "test/1".into(),
                 codecs: CodecSet::from_codes(&[0, 1]),
-                token: Some("secret".into()),
+                token: Some(crate::Token::new("secret").unwrap()),
                 features: FeatureSet::from_codes(&[1, 4]),
             }),
             ClientMessage::Subscribe(Subscribe {

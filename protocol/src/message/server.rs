@@ -174,6 +174,9 @@ reasons! {
     Done = 8, "the one version that was asked for was received";
     /// The one version that was asked for is not there.
     NotFound = 9, "the server does not have the version that was asked for";
+    /// The client may not subscribe to this topic, whether it exists or not.
+    Forbidden = 10, "the ticket, or the client's key, does not allow to subscribe to this topic; whoever runs the server \
+                    can say which topics it allows";
 }
 
 /// One topic on offer.

@@ -113,6 +113,7 @@ def serve(
     stall_timeout: float = 30.0,
     reader_linger: float = 30.0,
     transport: str = "auto",
+    open: bool = False,
     device: str = "cpu",
     gpu_memory_bytes: int | None = None,
     pinned_bytes: int = 256 << 20,
@@ -122,7 +123,7 @@ def serve(
     listen: the address, `IP:PORT` or `HOST:PORT`, over UDP and TCP. Port 0 takes a free one, which `Relay.address` names.
     advertise: the host, or `HOST:PORT`, that the ticket names, or several. By default what is listened on; where that is
         every address, this machine's own on its default route.
-    state_dir: where the server's key is kept, so that tickets stay valid. By default `$XDG_STATE_HOME/tensor-relay` or
+    state_dir: where the server's key and the secrets of its tickets are kept, so that they stay valid. By default `$XDG_STATE_HOME/tensor-relay` or
         `~/.local/state/tensor-relay`, as for the command line.
     codec: how versions are encoded for those who can decode it: "auto" chooses for each chunk what should arrive first,
         and sends deltas to those who hold an earlier version; "raw", "bitplanes", "planes", "zstd" and "sparse" force one.
@@ -135,6 +136,8 @@ def serve(
     reader_linger: how long the place of a named reader in mode "every" is kept when its connection is lost.
     transport: what clients may connect over: "auto" listens on UDP for QUIC and on TCP with TLS, on ports of one number;
         "quic" or "tcp" on one of them.
+    open: whether everybody is let in who reaches the server, to every topic. By default only holders of its tickets are, or of
+        those that `tensor-relay tickets create` makes with the same state_dir.
     device: where staged versions are held: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of any GPU
         can be published in either case.
     gpu_memory_bytes: how much memory of each GPU versions may take. By default what it has.
@@ -157,6 +160,7 @@ def serve(
         stall_timeout=stall_timeout,
         reader_linger=reader_linger,
         transport=transport,
+        open=open,
         device=str(device),
         gpu_memory_bytes=gpu_memory_bytes,
         pinned_bytes=pinned_bytes,
@@ -178,6 +182,8 @@ def connect(
     versions_held_max: int = 4,
     hold_timeout: float = 10.0,
     transport: str = "auto",
+    identity: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
     device: str = "cpu",
     gpu_memory_bytes: int | None = None,
     pinned_bytes: int = 256 << 20,
@@ -200,6 +206,9 @@ def connect(
     hold_timeout: how long a subscription waits, when so many are held, for one to be let go.
     transport: what the session runs over: "auto" takes TCP with TLS on short ways, QUIC on long ones, and TCP where UDP gets
         no answer; "quic" or "tcp" takes nothing else. `Receipt.transport` says which it was.
+    identity: the file with the private key of this client, where the server knows it by `tensor-relay keys trust`. By default
+        none, and the ticket's token lets it in.
+    certificate: the file with the certificate of that key, and those that lead to the authority that the server trusts.
     device: where snapshots land: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of `out` may lie
         anywhere in either case.
     gpu_memory_bytes: how much memory of each GPU snapshots may take. By default what it has.
@@ -221,6 +230,8 @@ def connect(
         versions_held_max=versions_held_max,
         hold_timeout=hold_timeout,
         transport=transport,
+        identity=identity,
+        certificate=certificate,
         device=str(device),
         gpu_memory_bytes=gpu_memory_bytes,
         pinned_bytes=pinned_bytes,

@@ -235,7 +235,7 @@ class Relay:
     def address(self) -> str: ...
     @property
     def ticket(self) -> str: ...
-    def ticket_for(self, topic: str) -> str: ...
+    def ticket_for(self, topic: str, *, expires: float | None = None, holder: str | None = None) -> str: ...
     def open(
         self,
         topic: str,
@@ -298,6 +298,7 @@ def serve(
     stall_timeout: float,
     reader_linger: float,
     transport: str,
+    open: bool,
     device: str,
     gpu_memory_bytes: int | None,
     pinned_bytes: int,
@@ -315,6 +316,8 @@ def connect(
     versions_held_max: int,
     hold_timeout: float,
     transport: str,
+    identity: str | os.PathLike[str] | None,
+    certificate: str | os.PathLike[str] | None,
     device: str,
     gpu_memory_bytes: int | None,
     pinned_bytes: int,

@@ -1,7 +1,7 @@
 //! One producer: greeted, then heard until it goes.
 
 use super::{
-    Published,
+    Peer, Published,
     channel::{ChannelError, Hearer, PROMPT, Speaker, split},
     draft::{Draft, Ready, Refused, taken},
     quota::Share,
@@ -64,10 +64,11 @@ enum Standing {
 type Versions = Arc<Mutex<HashMap<PublicationId, Standing>>>;
 
 /// Serves a producer until it goes, or breaks a rule. Dropping it ends the connection; what is published stays.
-pub(super) async fn serve(stream: UnixStream, peer: String, share: Share, house: Arc<House>) {
+pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, house: Arc<House>) {
     let (hearer, speaker) = split(stream);
     let _ends = speaker.ends();
     if let Err(error) = converse(hearer, speaker, &peer, &share, house).await {
+        let peer = peer.name;
         tracing::warn!(%peer, "A producer beside this server was cut off: {error}.");
     }
 }
@@ -75,7 +76,7 @@ pub(super) async fn serve(stream: UnixStream, peer: String, share: Share, house:
 async fn converse(
     mut hearer: Hearer,
     speaker: Speaker,
-    peer: &str,
+    peer: &Peer,
     share: &Share,
     house: Arc<House>,
 ) -> Result<(), ChannelError> {
@@ -90,7 +91,7 @@ async fn converse(
     let versions = Versions::default();
     let farewell = say.clone();
     let worker =
-        Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.to_owned() };
+        Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.clone() };
     let mut speaking = std::pin::pin!(speak(&speaker, unsaid));
     // Whoever ends first ends the others.
     let theirs = Theirs(Arc::clone(&versions));
@@ -240,7 +241,7 @@ struct Worker {
     house: Arc<House>,
     versions: Versions,
     say: mpsc::Sender<ServerMessage>,
-    peer: String,
+    peer: Peer,
 }
 
 impl Worker {
@@ -305,7 +306,7 @@ impl Worker {
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.say.clone()));
-        let peer = self.peer.clone();
+        let peer = self.peer.name.clone();
         tracing::info!(%version, %peer, payload_bytes, %path, ?reason, "A producer beside this server published.");
         (self.house.report)(Published { id: version, tensors, payload_bytes, path, reason, peer });
         Ok(answer)
@@ -313,6 +314,7 @@ impl Worker {
 
     /// Publishes when it is this version's turn. Until then nothing is mapped, and nothing counts.
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
+        self.house.topics.may_publish(self.peer.uid, topic)?;
         let mut lease = self.house.topics.lease(topic).await?;
         let house = Arc::clone(&self.house);
         // Off the executor: a large manifest is read, a large memfd is looked at page by page, and a GPU's driver is asked.
@@ -334,6 +336,7 @@ impl Worker {
     }
 
     async fn end(&self, topic: &Topic, withdraw: bool) -> Result<(), Refused> {
+        self.house.topics.may_publish(self.peer.uid, topic)?;
         match self.house.topics.end(topic, withdraw).await? {
             true => Ok(()),
             false => Err(not_open(topic)),

@@ -4,7 +4,7 @@ use super::{
     channel::{Hearer, Speaker, split},
     *,
 };
-use crate::{Config, Identity, Keep, Listener, Tuning};
+use crate::{Access, Config, Identity, Keep, Listener, Tuning};
 use std::{io, os::fd::AsFd, path::PathBuf};
 use tempfile::TempDir;
 use tensor_relay_device::Memfd;
@@ -26,7 +26,7 @@ impl Home {
         let folder = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create(&folder.path().join("state")).unwrap();
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, Tuning::default()).unwrap();
-        let server = Server::start(listener, config);
+        let server = Server::start(listener, Access::open(), config);
         let door = Door::open(&folder.path().join("s"), &[]).unwrap();
         let open = Some(server.publish_from(door, options, None, |_| {}));
         Self { folder, server, open }

@@ -57,6 +57,22 @@ impl Topics {
         self.turn(topic, place).await
     }
 
+    /// Refuses a user whom the access control list does not let publish into `topic`, or end it.
+    ///
+    /// # Errors
+    /// With what the user may ask for.
+    pub(super) fn may_publish(&self, uid: u32, topic: &Topic) -> Result<(), Refused> {
+        if self.shared.access.rules().acl.lets_publish(uid, topic) {
+            return Ok(());
+        }
+        tracing::warn!(uid, %topic, "A publish was refused: the access control list does not allow it.");
+        let text = format!(
+            "the server's access control list does not let user {uid} publish into topic {topic}: it wants a line `uid:{uid} \
+             publish {topic}`"
+        );
+        Err((Refusal::Forbidden, text))
+    }
+
     /// Opens `topic` if it is not.
     ///
     /// # Errors

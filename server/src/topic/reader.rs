@@ -2,11 +2,11 @@
 
 use super::{State, TopicState, place_of};
 use crate::{
-    places::Holder,
+    places::{Holder, PlaceName},
     retention::{ReaderId, Seq},
 };
 use std::sync::Arc;
-use tensor_relay_protocol::{Epoch, ReaderName, Start, Version, VersionId};
+use tensor_relay_protocol::{Epoch, Start, Version, VersionId};
 use tokio::time::Instant;
 
 /// A subscription in mode `every`, as its topic knows it. Dropping it leaves the place of a named reader to wait for it,
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub(crate) struct Reader {
     topic: Arc<TopicState>,
     id: ReaderId,
-    place: Option<(ReaderName, Holder)>,
+    place: Option<(PlaceName, Holder)>,
     keep_place: bool,
 }
 
@@ -34,7 +34,7 @@ impl Reader {
     /// Takes a place in `topic`: the one that `name` left behind, or a new one. Returns where to begin.
     pub(crate) fn join(
         topic: Arc<TopicState>,
-        name: Option<ReaderName>,
+        name: Option<PlaceName>,
         have: Option<(Epoch, Version)>,
         start: Start,
     ) -> (Self, Seq) {
@@ -68,7 +68,7 @@ impl Reader {
     /// Whether it still has its place.
     pub(crate) fn standing(&self) -> Standing {
         let state = self.topic.state();
-        let held = |(name, holder): &(ReaderName, Holder)| state.places.is_held_by(name, *holder);
+        let held = |(name, holder): &(PlaceName, Holder)| state.places.is_held_by(name, *holder);
         match state.retention.place(self.id) {
             None => Standing::Evicted,
             Some(_) if self.place.as_ref().is_none_or(held) => Standing::Reading,

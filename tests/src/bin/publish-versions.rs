@@ -11,7 +11,7 @@ use serde_json::json;
 use std::{io::stdin, net::Ipv4Addr, ops::RangeInclusive, path::Path, time::Instant};
 use tensor_relay_protocol::{Dtype, Ticket, Topic};
 use tensor_relay_server::{
-    Config, Identity, Keep, Listener, Publisher, Server, TopicOptions, Tuning, WhenFull,
+    Access, Config, Identity, Keep, Listener, Publisher, Server, TopicOptions, Tuning, WhenFull,
 };
 use tensor_relay_tests::tensors;
 
@@ -29,7 +29,7 @@ async fn main() {
     let identity = Identity::load_or_create(Path::new(state_dir)).unwrap();
     let any_port = (Ipv4Addr::LOCALHOST, 0).into();
     let listener = Listener::bind(any_port, &identity, Tuning::default()).unwrap();
-    let server = Server::start(listener, Config::default());
+    let server = Server::start(listener, Access::open(), Config::default());
     let topic = Topic::new("counter").unwrap();
     let options = TopicOptions {
         keep: Keep { versions: KEEP, ..Keep::default() },

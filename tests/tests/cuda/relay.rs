@@ -13,7 +13,7 @@ use tensor_relay_device::{
     cuda::{CudaEngine, CudaMemory, StreamHandle},
 };
 use tensor_relay_protocol::{Ticket, Topic};
-use tensor_relay_server::{Borrowed, Identity, Listener, Publication, Publisher, Server, Tuning};
+use tensor_relay_server::{Access, Borrowed, Identity, Listener, Publication, Publisher, Server, Tuning};
 use tensor_relay_tests::{
     fake_cuda::{Direction, FakeCuda},
     tensors::noise,
@@ -69,7 +69,7 @@ impl Relay {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let listener = Listener::bind(address, &identity, Tuning::default())?;
         let config = tensor_relay_server::Config { chunk_bytes: CHUNK as u32, ..Default::default() };
-        let server = Server::start(listener, config);
+        let server = Server::start(listener, Access::open(), config);
         let topic = Topic::new("tensors")?;
         let publisher = server.publisher(topic.clone())?;
         let addresses = vec![server.local_address().to_string()];

@@ -16,7 +16,7 @@ use tensor_relay_protocol::{
     Subscribe, SubscriptionId, Welcome, decode_frame_length, encode_client, encode_server,
 };
 use tensor_relay_tests::{
-    pair::{Sim, topic},
+    pair::{Sim, token, topic},
     simnet::Host,
 };
 use tensor_relay_transport::Network;
@@ -155,6 +155,13 @@ impl Peer {
         let _ = stream.finish();
     }
 
+    /// Makes sure that the other end, which has closed the connection, said nothing before.
+    pub(crate) async fn heard_nothing(&mut self) {
+        let mut any = [0];
+        assert!(self.control_in.read(&mut any).await.is_err(), "it said something");
+        assert!(self.connection.accept_uni().await.is_err(), "it opened a stream");
+    }
+
     /// Waits until the other end closes the connection, and says with which code and text.
     pub(crate) async fn closed_because(&self) -> (Option<CloseCode>, String) {
         closed_because(&self.connection).await
@@ -177,7 +184,7 @@ pub(crate) fn hello() -> Hello {
         revision_max: 1,
         agent: "raw".into(),
         codecs: CodecSet::all(),
-        token: None,
+        token: Some(token()),
         features: FeatureSet::default(),
     }
 }

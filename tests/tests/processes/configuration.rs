@@ -74,7 +74,11 @@ fn variables_run_a_server() {
     let mut server = Process::start(command);
     let said = server.hear_out("serving");
     assert!(said.contains(r#""topic":"a""#) && said.contains(r#""topic":"b""#), "{said}");
-    assert_eq!(home.files_in("state"), ["tensor-relay/identity.key"], "an empty variable is none");
+    assert_eq!(
+        home.files_in("state"),
+        ["tensor-relay/access/secrets", "tensor-relay/identity.key", "tensor-relay/tickets"],
+        "an empty variable is none"
+    );
     server.end_by(Signal::TERM).with(0);
 }
 

@@ -89,8 +89,8 @@ fn people_are_told_where_tensors_are() {
     let mut server = home.start(&["serve", ANY_PORT, "--topic=w=w", ON_GPU]);
     let read = server.hear_err("w: 1 tensor");
     assert!(read.contains("read in") && read.contains("uploaded to cuda:0 in"), "{read}");
-    let ticket = server.hear_out("relay://");
-    server.hear_err("serving from cuda:0 on UDP");
+    let ticket = server.hear_out("tickets");
+    server.hear_err("serving from cuda:0 on");
     let exec = "--exec=echo $TENSOR_RELAY_VERSION > ran";
     let told = home.run(&["subscribe", &ticket, "--once", ON_GPU, exec]).with(0);
     assert!(told.out.starts_with("w version 1: 1 tensor,") && told.out.contains(", on cuda:0"), "{told:?}");

@@ -93,7 +93,7 @@ fn a_command_ends_with_a_subscriber_that_fails() {
     let script = r#""$@" | { read -r line; read -r line; while [ ! -e go ]; do sleep 0.05; done; }; true"#;
     let mut shell = home.at_home(std::process::Command::new("sh"));
     shell.args(["-c", script, "sh"]).arg(home.program().get_program());
-    shell.args(["subscribe", server.ticket("a"), "--topic=*", "--exec", command]);
+    shell.args(["subscribe", server.ticket_for_all(), "--topic=*", "--exec", command]);
     let shell = Process::start(shell);
     wait_until("the command runs", || home.path("pids").exists());
     let pids = fs::read_to_string(home.path("pids")).unwrap();

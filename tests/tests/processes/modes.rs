@@ -15,7 +15,7 @@ fn topics_by_glob() {
     }
     let topics = ["--topic=kv/a=a", "--topic=kv/b=b", "--topic=kv/deep/c=c", "--topic=c=c"];
     let server = home.serve(&[&topics[..], &["--watch", "--watch-interval=0.05"]].concat());
-    let ticket = server.ticket("c");
+    let ticket = server.ticket_for_all();
     let mut follower = home.start(&["subscribe", ticket, "--topic=kv/*", "--out=out", "--json"]);
     for topic in [follower.hear_out("committed"), follower.hear_out("committed")] {
         assert!(topic.contains("kv/a") || topic.contains("kv/b"), "{topic}");
@@ -47,7 +47,7 @@ fn one_topic_fails_alone() {
     }
     fs::create_dir_all(home.path("out/a.safetensors")).unwrap();
     let server = home.serve(&["--topic=a=a", "--topic=b=b", "--watch", "--watch-interval=0.05"]);
-    let all = ["subscribe", server.ticket("a"), "--topic=**", "--out=out"];
+    let all = ["subscribe", server.ticket_for_all(), "--topic=**", "--out=out"];
     let once = home.run(&[&all[..], &["--once"]].concat()).failed(1, &["a.safetensors"]);
     assert!(once.err.contains("warning: topic a is not followed any more"), "{once:?}");
     files::assert_same(&home.path("b"), &home.path("out/b.safetensors"));

@@ -170,7 +170,7 @@ fn a_server_that_does_not_come_back() {
 fn subscribers_that_are_killed_are_forgotten() {
     let mut transfer = Transfer::begin(&["--hold=borrow"], MODEL_BYTES / 2);
     let server = transfer.server.take().unwrap();
-    let ticket = format!("relay://{}/m?key={}", server.listen(), server.said["key"].as_str().unwrap());
+    let ticket = transfer.home.ticket_for_all(&server).replace('?', "/m?");
     let subscribers = || transfer.home.list(&server)[0]["subscribers"].as_u64().unwrap();
     assert_eq!(subscribers(), 1);
     let mut dice = StdRng::seed_from_u64(3);

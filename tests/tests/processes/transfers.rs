@@ -16,7 +16,7 @@ fn a_file_arrives_as_it_is() {
     let first = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out=first", "--json"])
         .with(0);
-    assert!(first.err.is_empty(), "{first:?}");
+    assert_eq!(first.err.lines().count(), 1, "one warning, that the ticket is among its words: {first:?}");
     check_committed(&first.json(), server.topic("m"));
     let late = home
         .run(&["subscribe", server.ticket("m"), "--once", "--out", &home.word("late")])
@@ -84,17 +84,18 @@ fn a_server_is_listed() {
             "subscribers": subscribers,
         })
     };
-    let listed = home.run(&["list", server.ticket("m"), "--json"]).with(0);
+    let listed = home.run(&["list", server.ticket_for_all(), "--json"]).with(0);
     assert_eq!(listed.json()["topics"], json!([entry("m", 1), entry("policy/w", 0)]));
     assert_eq!(listed.json()["unreachable_over"], Value::Null);
-    let table = home.run(&["list", server.ticket("policy/w")]).with(0);
+    let table = home.run(&["list", server.ticket_for_all()]).with(0);
     let rows: Vec<Vec<&str>> = table.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["TOPIC", "VERSION", "TENSORS", "SIZE", "SUBSCRIBERS"]);
     assert_eq!(rows[1][..3], ["m", "1", &files::EVERYTHING.to_string()]);
     assert_eq!((rows[2][0], rows[2].last(), rows.len()), ("policy/w", Some(&"0"), 3));
 }
 
-/// Goal: `serve` says on stdout what a program needs to know, and without `--json` the tickets and nothing else.
+/// Goal: `serve` says on stdout what a program needs to know, and without `--json` where the tickets are and nothing else; no
+/// ticket is where others may read it, unless it lets everybody in.
 /// Method: serve one file both ways.
 #[test]
 fn serve_says_what_it_serves() {
@@ -102,7 +103,8 @@ fn serve_says_what_it_serves() {
     files::noise(&home.path("w"), 1000, 1);
     let server = home.serve(&["--topic=w=w"]);
     let (key, epoch) = (server.said["key"].as_str().unwrap(), server.topic("w")["epoch"].as_str().unwrap());
-    let ticket = format!("relay://{}/w?key={key}", server.listen());
+    let ticket = server.ticket("w");
+    assert!(ticket.starts_with(&format!("relay://{}/w?key={key}&token=", server.listen())), "{ticket}");
     let topic = json!({
         "topic": "w",
         "epoch": epoch,
@@ -117,7 +119,8 @@ fn serve_says_what_it_serves() {
         "event": "serving",
         "listen": server.listen(),
         "key": key,
-        "ticket": format!("relay://{}?key={key}", server.listen()),
+        "ticket_file": home.path("state/tensor-relay/tickets"),
+        "ticket": Value::Null,
         "device": device(),
         "topics": [topic],
     });
@@ -125,9 +128,14 @@ fn serve_says_what_it_serves() {
     assert_eq!(key.len(), "sha256:".len() + 64);
     let mut people = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w"]);
     let line = people.hear_out("");
+    assert_eq!(line, home.word("state/tensor-relay/tickets"), "stdout may be a log, where no ticket belongs");
+    people.hear_err("run there: tensor-relay subscribe TICKET_FILE --out DIR");
+    assert_eq!(people.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "and nothing else");
+    let mut open = home.start(&["serve", "--listen=127.0.0.1:0", "--topic=w=w", "--open"]);
+    let line = open.hear_out("");
     assert!(line.starts_with("relay://127.0.0.1:") && line.ends_with(&format!("/w?key={key}")), "{line}");
-    people.hear_err("on each consumer run: tensor-relay subscribe 'TICKET' --out DIR");
-    assert_eq!(people.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "its tickets and nothing else");
+    open.hear_err("--open lets everybody in");
+    assert_eq!(open.end_by(Signal::TERM).with(0).out, format!("{line}\n"), "its tickets and nothing else");
 }
 
 /// Goal: one server offers several topics; tickets come from a word, a file, stdin or the environment; a ticket file is
@@ -144,12 +152,14 @@ fn several_topics_and_every_way_to_give_a_ticket() {
     let server = home.serve(&[topics[0], topics[1], "--ticket-file=tickets"]);
     let mode = fs::metadata(home.path("tickets")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "a ticket lets its holder in");
-    let tickets = format!("{}\n{}\n", server.ticket("a"), server.ticket("policy/eu/b"));
+    let tickets = [server.ticket("a"), server.ticket("policy/eu/b"), server.ticket_for_all()]
+        .map(|ticket| format!("{ticket}\n"))
+        .concat();
     assert_eq!(fs::read_to_string(home.path("tickets")).unwrap(), tickets);
 
     let subscribe = ["subscribe", "--once", "--out=out"];
     let undecided = home.run(&["subscribe", "tickets", "--once"]);
-    undecided.failed(2, &["it holds 2", "--topic NAME"]);
+    undecided.failed(2, &["it holds 3", "--topic NAME"]);
     home.run(&[&subscribe[..], &["tickets", "--topic=policy/eu/b"]].concat())
         .with(0);
     files::assert_same(&home.path("b"), &home.path("out/policy/eu/b.safetensors"));
@@ -168,6 +178,8 @@ fn several_topics_and_every_way_to_give_a_ticket() {
         .env("TENSOR_RELAY_TICKET", server.ticket("a"));
     Process::start(from_environment).end().with(0);
     home.run(&["subscribe", server.ticket("a"), "--once", "--out=env", "--topic=policy/eu/b"])
+        .failed(4, &["does not allow to subscribe to this topic"]);
+    home.run(&["subscribe", server.ticket_for_all(), "--once", "--out=env", "--topic=policy/eu/b"])
         .with(0);
     assert_eq!(home.files_in("out"), ["a.safetensors", "policy/eu/b.safetensors"]);
     assert_eq!(home.files_in("env"), home.files_in("out"), "another topic than the ticket's was received");
@@ -216,7 +228,7 @@ fn a_restart_changes_nothing() {
     home.run(&["subscribe", third.ticket("w"), "--once", "--out=out"]).with(0);
     files::assert_same(&home.path("w"), &home.path("out/w.safetensors"));
     assert_eq!(home.files_in("out"), ["w.safetensors"], "it was replaced");
-    assert_eq!(home.files_in("keys"), ["identity.key"]);
+    assert_eq!(home.files_in("keys"), ["access/secrets", "identity.key", "tickets"]);
     let other = home.serve(&["--topic=w=w", "--state-dir=other-keys"]);
     assert_ne!(other.said["key"], said["key"]);
 }

@@ -5,7 +5,7 @@ use tensor_relay_client::{Client, ClientError, ConnectError, Ticket};
 use tensor_relay_protocol::{Blame, CloseCode};
 use tensor_relay_server::Fingerprint;
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, server_config, simulate},
+    pair::{Sim, client_config, eventually, server_config, simulate, token},
     simnet::Path,
 };
 use tensor_relay_transport::LaneError;
@@ -115,6 +115,6 @@ fn handshakes_on_bad_paths() {
 }
 
 async fn connect(sim: &Sim, addresses: &[String], key: [u8; 32]) -> Result<Client, ClientError> {
-    let ticket = Ticket::new(addresses.to_vec(), vec![key], None).unwrap();
+    let ticket = Ticket::new(addresses.to_vec(), vec![key], None).unwrap().with_token(token());
     Client::connect_with(&sim.connector(1), &ticket, client_config()).await
 }

@@ -8,7 +8,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_server::Fingerprint;
 use tensor_relay_tests::{
-    pair::{Sim, client_config, eventually, publish, server_config, simulate, topic, transport},
+    pair::{Sim, client_config, eventually, publish, server_config, simulate, token, topic, transport},
     tensors,
 };
 use tensor_relay_transport::{
@@ -73,7 +73,7 @@ impl NeverReads {
             revision_max: 1,
             agent: "never reads".into(),
             codecs: CodecSet::all(),
-            token: None,
+            token: Some(token()),
             features: FeatureSet::default(),
         };
         let subscribe = Subscribe::latest(SubscriptionId(1), topic("t"), credit);

@@ -7,7 +7,7 @@ use crate::{
 use std::time::Duration;
 use tensor_relay_transport::{LaneError, ingress::ReceiveError};
 
-const LONG_BYTES: u32 = 32 << 20;
+const LONG_BYTES: u32 = 64 << 20;
 
 /// Goal: a chunk whose connection is cut in the middle is lost, whatever the cut looks like.
 /// Method: end or reset the stream, or flip a bit of it, while a long chunk comes.

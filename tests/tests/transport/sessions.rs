@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 use tensor_relay_client::{Client, Config, Lanes};
 use tensor_relay_protocol::CodecId;
-use tensor_relay_server::{Listener, Server};
+use tensor_relay_server::{Access, Listener, Server};
 use tensor_relay_tests::{
     pair::{Sim, client_config, eventually, publish, reconnecting, seeds, server_config, simulate, topic},
     simnet::Path,
@@ -16,7 +16,7 @@ const BYTES: u64 = 4 << 20;
 fn server(sim: &Sim, config: tensor_relay_server::Config) -> Server {
     let (host, address) = (Arc::new(sim.server_host()), sim.server_address());
     let listener = Listener::bind_on(host, Transport::Auto, address, &sim.identity(), sim.tuning.clone());
-    Server::start(listener.unwrap(), config)
+    Server::start(listener.unwrap(), Access::open(), config)
 }
 
 async fn client(sim: &Sim, number: u8, config: Config) -> Client {

@@ -38,7 +38,7 @@ impl Connector {
         keys: &[Fingerprint],
     ) -> Result<Lane, ConnectError> {
         let presented = Arc::new(OnceLock::new());
-        let config = tls::stream_client_config(keys, Arc::clone(&presented));
+        let config = tls::stream_client_config(keys, self.identity.as_deref(), Arc::clone(&presented));
         let config = config.map_err(|error| ConnectError::Tls(error.to_string()))?;
         let name = tls::SERVER_NAME
             .try_into()

@@ -8,11 +8,12 @@ use std::{
 };
 
 use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, crypto::rustls::QuicServerConfig};
+use rustls::pki_types::CertificateDer;
 use tensor_relay_protocol::CloseCode;
 
 use super::{BindError, retry::RetryPolicy};
 use crate::{
-    Identity, Lane, LaneError, Network, Tuning,
+    ClientCertificate, Identity, Lane, LaneError, Network, Tuning,
     lane::{QuicConnection, lane_error},
     network::moving::MovingRuntime,
     tls,
@@ -136,7 +137,12 @@ impl QuicArrival {
         };
         let connecting = connecting.map_err(|error| lane_error(peer, error))?;
         let connection = connecting.await.map_err(|error| lane_error(peer, error))?;
-        Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, moving)))
+        let shown = connection
+            .peer_identity()
+            .and_then(|shown| shown.downcast::<Vec<CertificateDer<'static>>>().ok());
+        let client = shown.and_then(|shown| ClientCertificate::new(&shown));
+        Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, moving))
+            .from_client(client))
     }
 }
 

@@ -82,10 +82,11 @@ impl TcpArrival {
         if !secured.is_ours() {
             return Err(failed("it did not name this protocol in its handshake".into()));
         }
+        let client = secured.peer_certificate();
         let connection = ByteStreamConnection::start(secured, Role::Server, peer, settings, Some(closing));
         if !moves {
             drop(connection.take_moving());
         }
-        Ok(Lane::tcp(connection))
+        Ok(Lane::tcp(connection).from_client(client))
     }
 }

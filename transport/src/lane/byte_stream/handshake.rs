@@ -11,7 +11,7 @@ use std::{io, ops::Deref, sync::Arc};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::records::{Opener, RECORDS_PER_KEY_MAX, RecordError, Sealer, records};
-use crate::tls;
+use crate::{ClientCertificate, tls};
 
 /// The most bytes of a handshake that are kept: more than its longest message, which rustls bounds by 64 KiB, in records.
 const KEPT_BYTES_MAX: usize = 128 << 10;
@@ -25,6 +25,7 @@ pub(crate) struct Secured<S> {
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
     is_ours: bool,
+    peer_certificate: Option<ClientCertificate>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
@@ -47,14 +48,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
         self.is_ours
     }
 
+    /// What the other end showed, and proved to hold the key of.
+    pub(crate) fn peer_certificate(&self) -> Option<ClientCertificate> {
+        self.peer_certificate.clone()
+    }
+
     async fn over(mut stream: S, mut end: impl End) -> io::Result<Self> {
         let (mut incoming, mut out) = (vec![], vec![]);
         while let Step::Read = go_on(&mut stream, &mut end, &mut incoming, &mut out).await? {
             read_record(&mut stream, &mut incoming).await?;
         }
-        let is_ours = tls::is_ours(&end);
+        let (is_ours, shown) = (tls::is_ours(&end), end.peer_certificates());
+        let peer_certificate = shown.and_then(ClientCertificate::new);
         let (sealer, opener) = end.into_records().map_err(tls_error)?;
-        Ok(Self { stream, sealer, opener, is_ours })
+        Ok(Self { stream, sealer, opener, is_ours, peer_certificate })
     }
 }
 

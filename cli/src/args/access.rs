@@ -1,0 +1,142 @@
+//! The words of `tickets`, `keys` and `acl`.
+
+use super::KeysArgs;
+use crate::units;
+use clap::Subcommand;
+use std::{path::PathBuf, time::Duration};
+use tensor_relay_server::{Advertised, Fingerprint, Glob, Topic, Verb, Verbs};
+
+const CREATE: &str = "\
+Examples:
+  tensor-relay tickets create --topic 'policy/**' --expires 30d --for inference > policy.ticket
+  tensor-relay tickets create --topic kv --address 10.0.0.5:4747 --ticket-file kv.ticket";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TicketsCommand {
+    /// Make a ticket for whoever is to receive topics of the server with this state directory, which may run or not.
+    #[command(after_help = CREATE)]
+    Create(CreateTicketArgs),
+    /// Show what a ticket allows, and whether this state directory's server would let its holder in.
+    Show(ShowTicketArgs),
+    /// List the tickets that were made with `tickets create`: for whom, until when, when used last.
+    List(KeysArgs),
+    /// Make a ticket invalid. A running server cuts its sessions within ten seconds.
+    Revoke(RevokeTicketArgs),
+    /// Begin to make tickets with a new secret. Those made with the one before stay valid until the next time.
+    Rotate(KeysArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateTicketArgs {
+    /// The topics that the ticket is for: a name or a glob, as in 'policy/**'; repeat it for several.
+    #[arg(long = "topic", value_name = "GLOB", required = true, value_parser = parse_glob, env = "TENSOR_RELAY_CREATE_TOPIC")]
+    pub(crate) topics: Vec<Glob>,
+
+    /// What may be done with them: `list`, `subscribe`, or both with `,` between them.
+    #[arg(long, value_name = "VERBS", default_value = "list,subscribe")]
+    pub(crate) verbs: Verbs,
+
+    /// How long it is valid, as in 12h or 30d. Default: until it is revoked.
+    #[arg(long, value_name = "TIME", value_parser = units::parse_long_time)]
+    pub(crate) expires: Option<Duration>,
+
+    /// For whom it is, in your own words: for lists and logs.
+    #[arg(long = "for", value_name = "NAME", default_value = "")]
+    pub(crate) holder: String,
+
+    /// Where the server is reached; repeat it for several. Default: where it was last started.
+    #[arg(long = "address", value_name = "HOST[:PORT]")]
+    pub(crate) addresses: Vec<Advertised>,
+
+    /// Write the ticket to this file, readable by its owner alone, instead of to stdout.
+    #[arg(long, value_name = "FILE", env = "TENSOR_RELAY_CREATE_TICKET_FILE")]
+    pub(crate) ticket_file: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) state: KeysArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShowTicketArgs {
+    /// The ticket, a file that holds it, or `-` for stdin.
+    #[arg(value_name = "TICKET")]
+    pub(crate) ticket: String,
+
+    #[command(flatten)]
+    pub(crate) state: KeysArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RevokeTicketArgs {
+    /// The ticket's identity, as `tickets list`, `tickets show` and the server's log have it.
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+
+    #[command(flatten)]
+    pub(crate) state: KeysArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TrustKeyArgs {
+    /// The fingerprint of the client's key, as `tensor-relay keys show` says there: sha256: and 64 digits.
+    #[arg(value_name = "FINGERPRINT")]
+    pub(crate) key: Fingerprint,
+
+    /// What to call it in the access control list, as `key:NAME`: letters, digits, `-`, `_` and `.`.
+    #[arg(value_name = "NAME", value_parser = parse_key_name)]
+    pub(crate) name: String,
+
+    #[command(flatten)]
+    pub(crate) state: KeysArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RevokeKeyArgs {
+    /// What it is called, or its fingerprint.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+
+    #[command(flatten)]
+    pub(crate) state: KeysArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AclCommand {
+    /// Say whether a principal may do something, and which line of the access control list says so. Exit code 0: it may;
+    /// 4: it may not.
+    Check(CheckAclArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckAclArgs {
+    /// Who: key:NAME, name:DNS-OR-URI, uid:NUMBER or ticket:ID.
+    #[arg(value_name = "PRINCIPAL")]
+    pub(crate) principal: String,
+
+    /// With which topic.
+    #[arg(value_name = "TOPIC", value_parser = parse_topic)]
+    pub(crate) topic: Topic,
+
+    /// Does what: list, subscribe or publish.
+    #[arg(value_name = "VERB")]
+    pub(crate) verb: Verb,
+
+    #[command(flatten)]
+    pub(crate) state: KeysArgs,
+}
+
+fn parse_key_name(text: &str) -> Result<String, String> {
+    let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    match (1..=64).contains(&text.len()) && text.chars().all(is_good) {
+        true => Ok(text.into()),
+        false => Err("a name has 1 to 64 letters, digits, `-`, `_` and `.`".into()),
+    }
+}
+
+fn parse_glob(text: &str) -> Result<Glob, String> {
+    Glob::new(text).map_err(|error| error.to_string())
+}
+
+fn parse_topic(text: &str) -> Result<Topic, String> {
+    Topic::new(text).map_err(|error| error.to_string())
+}

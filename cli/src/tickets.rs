@@ -1,0 +1,213 @@
+//! `tensor-relay tickets`: what lets clients in.
+
+use crate::{
+    args::{CreateTicketArgs, KeysArgs, RevokeTicketArgs, ShowTicketArgs, TicketsCommand},
+    exit::UsageError,
+    serve::{
+        self,
+        admission::{TICKETS_FILE, write_tickets},
+    },
+    subscribe::print_line,
+    ticket, units,
+};
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::{
+    collections::HashMap,
+    path::Path,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+use tensor_relay_server::{AccessStore, Claims, Credentials, Grant, Identity, Ticket, TicketId, Topic};
+
+/// The port of an address that names none, as of `serve --listen`.
+const PORT: u16 = 4747;
+
+pub(crate) fn run(command: TicketsCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        TicketsCommand::Create(args) => create(&args),
+        TicketsCommand::Show(args) => show(&args),
+        TicketsCommand::List(args) => list(&args),
+        TicketsCommand::Revoke(args) => revoke(&args),
+        TicketsCommand::Rotate(args) => rotate(&args),
+    }
+}
+
+/// The secrets and lists of the server that `args` name.
+pub(crate) fn store(args: &KeysArgs) -> anyhow::Result<AccessStore> {
+    Ok(AccessStore::open(&serve::state_dir(args.state_dir.as_deref())?)?)
+}
+
+fn create(args: &CreateTicketArgs) -> anyhow::Result<ExitCode> {
+    let dir = serve::state_dir(args.state.state_dir.as_deref())?;
+    let identity = Identity::load_or_create(&dir)?;
+    let addresses = match args.addresses.is_empty() {
+        true => last_addresses(&dir)?,
+        false => args.addresses.iter().map(|address| address.with_port(PORT)).collect(),
+    };
+    let topic = match &args.topics[..] {
+        [topic] if topic.is_literal() => Some(Topic::new(topic.as_str())?),
+        _ => None,
+    };
+    let ticket = Ticket::new(addresses, vec![identity.fingerprint().0], topic)?;
+    let grants = args
+        .topics
+        .iter()
+        .map(|topics| Grant { topics: topics.clone(), verbs: args.verbs });
+    let (claims, token) = AccessStore::open(&dir)?.issue(&args.holder, grants.collect(), args.expires)?;
+    let ticket = ticket.with_token(token);
+    eprintln!("made ticket {}: {}", claims.id, described(&claims));
+    match (&args.ticket_file, args.state.json) {
+        (Some(path), _) => write_tickets(path, &[ticket.to_string()])?,
+        (None, true) => {
+            print_line(&json!({ "id": claims.id.to_string(), "ticket": ticket.to_string() }).to_string());
+        }
+        (None, false) => print_line(&ticket.to_string()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where the server of this state directory said that it is when it was last started.
+fn last_addresses(dir: &Path) -> anyhow::Result<Vec<String>> {
+    let path = dir.join(TICKETS_FILE);
+    let read = ticket::read_any(&path.to_string_lossy());
+    let last = read.with_context(|| {
+        format!(
+            "where the server is, is not known, because no tickets are in {}: say where with --address HOST:PORT",
+            path.display()
+        )
+    });
+    Ok(last?.addresses().to_vec())
+}
+
+fn show(args: &ShowTicketArgs) -> anyhow::Result<ExitCode> {
+    let ticket = ticket::read_any(&args.ticket)?;
+    let dir = serve::state_dir(args.state.state_dir.as_deref())?;
+    let own_key = dir
+        .join("identity.key")
+        .exists()
+        .then(|| Identity::load_or_create(&dir))
+        .transpose()?;
+    let is_own = own_key.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
+    let claims = ticket.token().map(|token| token.read_unproven()).transpose()?;
+    let standing = match (ticket.token(), is_own) {
+        (None, _) => "without a token: it lets nobody in but to a server with --open".into(),
+        (Some(_), false) => {
+            "of another server than that of this state directory, so whether it is valid is not known".into()
+        }
+        (Some(token), true) => {
+            let shown = Credentials { token: Some(token.clone()), certificate: None };
+            match store(&args.state)?.rules()?.admit(&shown, seconds_now()) {
+                Ok(_) => "valid".to_owned(),
+                Err(denied) => format!("not valid: {denied}"),
+            }
+        }
+    };
+    if args.state.json {
+        let claims = claims.as_ref().map(|claims| as_object(claims, None, None));
+        let shown = json!({
+            "addresses": ticket.addresses(), "topic": ticket.topic().map(Topic::as_str), "claims": claims, "standing": standing,
+        });
+        print_line(&shown.to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    print_line(&ticket.redacted());
+    if let Some(claims) = claims {
+        print_line(&format!("ticket {}: {}", claims.id, described(&claims)));
+    }
+    print_line(&standing);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+    let store = store(args)?;
+    let (used, revoked): (HashMap<TicketId, u64>, _) = (store.used()?, store.rules()?.revoked);
+    let now = seconds_now();
+    let mut listed = vec![];
+    for ticket in store.issued()? {
+        let claims = ticket.claims;
+        let standing = match () {
+            () if revoked.contains(&claims.id) => "revoked",
+            () if claims.is_expired(now) => "expired",
+            () => "valid",
+        };
+        let used_s = used.get(&claims.id).copied();
+        if args.json {
+            listed.push(as_object(&claims, Some(standing), used_s));
+            continue;
+        }
+        let used = used_s.map_or_else(
+            || "never used".into(),
+            |used_s| {
+                format!("used {} ago", units::long_time(Duration::from_secs(now.saturating_sub(used_s))))
+            },
+        );
+        print_line(&format!("{}  {standing}, {used}: {}", claims.id, described(&claims)));
+    }
+    if args.json {
+        print_line(&json!({ "tickets": listed }).to_string());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<ExitCode> {
+    let id: TicketId = args.id.parse().map_err(|_| {
+        UsageError(format!(
+            "{:?} is no identity of a ticket: 16 hexadecimal digits, as `tickets list` has them",
+            args.id
+        ))
+    })?;
+    match store(&args.state)?.revoke(id)? {
+        true => eprintln!("revoked {id}; servers that run cut its sessions within ten seconds"),
+        false => eprintln!("{id} was revoked before"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rotate(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+    store(args)?.rotate()?;
+    eprintln!(
+        "tickets are made with a new secret now; restart `serve` to write its own anew, and give new ones to whoever has older \
+         ones before the next time"
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn described(claims: &Claims) -> String {
+    let grants: Vec<_> = claims.grants.iter().map(Grant::to_string).collect();
+    let until = claims.expires_s.map_or_else(String::new, |expires_s| {
+        match expires_s.saturating_sub(seconds_now()) {
+            0 => ", expired".into(),
+            left => format!(", for {} more", units::long_time(Duration::from_secs(left))),
+        }
+    });
+    let holder = match claims.holder.is_empty() {
+        true => String::new(),
+        false => format!(", for {}", claims.holder.escape_debug()),
+    };
+    format!("{}{until}{holder}", grants.join("; "))
+}
+
+fn as_object(claims: &Claims, standing: Option<&str>, used_s: Option<u64>) -> Value {
+    let grants = claims.grants.iter();
+    let grants = grants
+        .map(|grant| json!({ "topics": grant.topics.as_str(), "verbs": grant.verbs.to_string() }))
+        .collect::<Vec<_>>();
+    let mut object = json!({
+        "id": claims.id.to_string(),
+        "for": claims.holder,
+        "expires_s": claims.expires_s,
+        "grants": grants,
+    });
+    if let Some(standing) = standing {
+        object["standing"] = standing.into();
+        object["used_s"] = used_s.into();
+    }
+    object
+}
+
+fn seconds_now() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

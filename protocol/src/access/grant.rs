@@ -1,0 +1,176 @@
+//! What one may do with which topics.
+
+use crate::{Glob, GlobError, Topic};
+use std::{fmt, str::FromStr};
+
+/// One thing that may be done with a topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Verb {
+    /// To see that it exists: in lists, and by a glob.
+    List,
+    /// To receive its versions.
+    Subscribe,
+    /// To publish versions into it, through a server's publish socket.
+    Publish,
+}
+
+impl Verb {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::List, Self::Subscribe, Self::Publish];
+
+    /// Its name, as people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::List => "list",
+            Self::Subscribe => "subscribe",
+            Self::Publish => "publish",
+        }
+    }
+
+    fn bit(self) -> u32 {
+        match self {
+            Self::List => 1,
+            Self::Subscribe => 2,
+            Self::Publish => 4,
+        }
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Verb {
+    type Err = GrantError;
+
+    fn from_str(text: &str) -> Result<Self, GrantError> {
+        let found = Self::ALL.into_iter().find(|verb| verb.name() == text);
+        found.ok_or_else(|| GrantError::Verb(text.into()))
+    }
+}
+
+/// A set of verbs. In text: `list,subscribe`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Verbs(u32);
+
+impl Verbs {
+    /// What a consumer needs: to list and to subscribe.
+    pub const CONSUME: Self = Self(1 | 2);
+
+    /// The set of these verbs.
+    pub fn of(verbs: impl IntoIterator<Item = Verb>) -> Self {
+        Self(verbs.into_iter().fold(0, |bits, verb| bits | verb.bit()))
+    }
+
+    /// Whether `verb` is one of them.
+    pub fn contains(self, verb: Verb) -> bool {
+        self.0 & verb.bit() != 0
+    }
+
+    /// As a number, one bit for each. Bits of later revisions are dropped: they grant what this build cannot do.
+    pub(super) fn from_bits(bits: u32) -> Self {
+        Self(bits & Self::of(Verb::ALL).0)
+    }
+
+    pub(super) fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Verbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = Verb::ALL
+            .into_iter()
+            .filter(|verb| self.contains(*verb))
+            .map(Verb::name)
+            .collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl FromStr for Verbs {
+    type Err = GrantError;
+
+    fn from_str(text: &str) -> Result<Self, GrantError> {
+        let verbs = text
+            .split(',')
+            .map(|verb| verb.trim().parse())
+            .collect::<Result<Vec<Verb>, _>>()?;
+        Ok(Self::of(verbs))
+    }
+}
+
+/// Verbs that are granted over the topics that match a glob. What no grant names is denied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// The topics.
+    pub topics: Glob,
+    /// What may be done with them.
+    pub verbs: Verbs,
+}
+
+impl Grant {
+    /// Grants `verbs` over all topics.
+    pub fn everywhere(verbs: Verbs) -> Self {
+        Self { topics: Glob::new("**").expect("it is a glob"), verbs }
+    }
+
+    /// Grants `verbs` over one topic. A topic may have characters that are wildcards in a glob; the grant is then for all
+    /// topics that match.
+    ///
+    /// # Errors
+    /// [`GlobError`] never, for a topic is a glob as well; the type is for callers that pass it on.
+    pub fn on(topic: &Topic, verbs: Verbs) -> Result<Self, GlobError> {
+        Ok(Self { topics: Glob::new(topic.as_str())?, verbs })
+    }
+
+    /// Whether it allows `verb` on `topic`.
+    pub fn allows(&self, verb: Verb, topic: &Topic) -> bool {
+        self.verbs.contains(verb) && self.topics.matches(topic.as_str())
+    }
+}
+
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.verbs, self.topics.as_str())
+    }
+}
+
+/// Why a text is no grant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrantError {
+    /// A verb that does not exist.
+    #[error("there is no verb {0:?}: it is `list`, `subscribe` or `publish`, several with `,` between them")]
+    Verb(String),
+    /// Topics that are no glob.
+    #[error(transparent)]
+    Glob(#[from] GlobError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_granted_is_denied() {
+        let grant =
+            Grant { topics: Glob::new("policy/**").unwrap(), verbs: "list,subscribe".parse().unwrap() };
+        let (inside, outside) = (Topic::new("policy/a/b").unwrap(), Topic::new("policies").unwrap());
+        assert!(grant.allows(Verb::Subscribe, &inside) && grant.allows(Verb::List, &inside));
+        assert!(!grant.allows(Verb::Publish, &inside) && !grant.allows(Verb::List, &outside));
+        assert_eq!(grant.to_string(), "list,subscribe policy/**");
+    }
+
+    #[test]
+    fn verbs_read_as_they_are_written() {
+        for text in ["list", "subscribe", "publish", "list,subscribe,publish"] {
+            assert_eq!(text.parse::<Verbs>().unwrap().to_string(), text);
+        }
+        assert_eq!("read".parse::<Verbs>(), Err(GrantError::Verb("read".into())));
+        assert_eq!("".parse::<Verbs>(), Err(GrantError::Verb(String::new())));
+        assert_eq!(Verbs::from_bits(u32::MAX), Verbs::of(Verb::ALL), "later verbs grant nothing here");
+    }
+}

@@ -1,0 +1,394 @@
+//! The token of a ticket: what its holder may do, under the server's own seal.
+
+use super::{Grant, Verbs};
+use crate::{Glob, message::Field};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+use prost::Message;
+use std::{fmt, str::FromStr};
+
+/// The first byte of every token: how the rest is to be read.
+const FORMAT: u8 = 1;
+
+/// In front of everything that is sealed, so that no seal of ours passes for one of another purpose.
+const CONTEXT: &[u8] = b"tensor-relay ticket 1\0";
+
+const SECRET_ID_BYTES: usize = 4;
+const SEAL_BYTES: usize = 32;
+const CLAIMS_AT: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
+
+/// How many grants a token may have.
+const GRANTS_MAX: usize = 64;
+
+/// How long the name of a holder may be.
+const HOLDER_MAX_BYTES: usize = 255;
+
+/// Names a ticket in lists and logs, and where it is revoked. It tells nothing about the token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TicketId(pub [u8; 8]);
+
+impl TicketId {
+    /// An identity that is the same for the same text: for tickets that are made again at each start.
+    pub fn derived(from: &str) -> Self {
+        let mut id = [0; 8];
+        id.copy_from_slice(&blake3::hash(from.as_bytes()).as_bytes()[..8]);
+        Self(id)
+    }
+}
+
+impl fmt::Display for TicketId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for TicketId {
+    type Err = TokenError;
+
+    fn from_str(text: &str) -> Result<Self, TokenError> {
+        Ok(Self(from_hex(text).ok_or(TokenError::Malformed)?))
+    }
+}
+
+/// Names a secret of a server, so that several may be valid at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SecretId(pub u32);
+
+/// What a server seals tokens with. Whoever has it can make tickets; it never leaves the server.
+///
+/// In text, as in the file that keeps it: the number in 8 and the key in 64 hexadecimal digits.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    id: SecretId,
+    key: [u8; 32],
+}
+
+impl Secret {
+    /// A secret of random bytes.
+    pub fn new(id: SecretId, key: [u8; 32]) -> Self {
+        Self { id, key }
+    }
+
+    /// Which one it is.
+    pub fn id(&self) -> SecretId {
+        self.id
+    }
+
+    /// The text to keep, on one line.
+    pub fn to_line(&self) -> String {
+        let mut line = format!("{:08x} ", self.id.0);
+        self.key.iter().for_each(|byte| line.push_str(&format!("{byte:02x}")));
+        line
+    }
+
+    /// The secret that a kept line holds.
+    ///
+    /// # Errors
+    /// [`SecretError`] when it is none.
+    pub fn from_line(line: &str) -> Result<Self, SecretError> {
+        let (id, key) = line.trim().split_once(' ').ok_or(SecretError)?;
+        let id: [u8; 4] = from_hex(id).ok_or(SecretError)?;
+        Ok(Self { id: SecretId(u32::from_be_bytes(id)), key: from_hex(key).ok_or(SecretError)? })
+    }
+
+    /// Seals `claims`. The same claims give the same token.
+    pub fn seal(&self, claims: &Claims) -> Token {
+        let claims = claims.to_wire().encode_to_vec();
+        let mut bytes = vec![FORMAT];
+        bytes.extend_from_slice(&self.id.0.to_be_bytes());
+        bytes.extend_from_slice(self.mac(&claims).as_bytes());
+        bytes.extend_from_slice(&claims);
+        Token(BASE64.encode(bytes))
+    }
+
+    /// BLAKE3's keyed mode is a MAC (its specification, §6.2).
+    fn mac(&self, claims: &[u8]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
+        hasher.update(CONTEXT).update(&self.id.0.to_be_bytes()).update(claims);
+        hasher.finalize()
+    }
+}
+
+impl fmt::Debug for Secret {
+    /// Shows which one, and never the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({:08x})", self.id.0)
+    }
+}
+
+/// A line that holds no secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is not 8 hexadecimal digits, a space, and 64 more")]
+pub struct SecretError;
+
+/// What a token says of its holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claims {
+    /// Which ticket it is.
+    pub id: TicketId,
+    /// For whom it was made, as its maker called them. At most 255 bytes.
+    pub holder: String,
+    /// Until when it is valid, in seconds since 1970; for ever without.
+    pub expires_s: Option<u64>,
+    /// What it allows, at most 64.
+    pub grants: Vec<Grant>,
+}
+
+impl Claims {
+    /// Whether it is over at `now_s`, in seconds since 1970.
+    pub fn is_expired(&self, now_s: u64) -> bool {
+        self.expires_s.is_some_and(|expires_s| now_s >= expires_s)
+    }
+
+    fn to_wire(&self) -> wire::Claims {
+        let grant = |grant: &Grant| wire::Grant {
+            topics: grant.topics.as_str().to_owned(),
+            verbs: grant.verbs.bits(),
+        };
+        wire::Claims {
+            id: u64::from_be_bytes(self.id.0),
+            holder: self.holder.clone(),
+            expires_s: self.expires_s,
+            grants: self.grants.iter().map(grant).collect(),
+        }
+    }
+
+    fn from_wire(claims: wire::Claims) -> Option<Self> {
+        if claims.grants.len() > GRANTS_MAX || claims.holder.len() > HOLDER_MAX_BYTES {
+            return None;
+        }
+        let grant = |grant: wire::Grant| {
+            let topics = Glob::new(&grant.topics).ok()?;
+            Some(Grant { topics, verbs: Verbs::from_bits(grant.verbs) })
+        };
+        Some(Self {
+            id: TicketId(claims.id.to_be_bytes()),
+            holder: claims.holder,
+            expires_s: claims.expires_s,
+            grants: claims.grants.into_iter().map(grant).collect::<Option<_>>()?,
+        })
+    }
+}
+
+/// What a ticket proves to its server: a text that only the server can read, and only who has its secret can make.
+///
+/// It is a secret itself, so it is never printed by `Debug`; [`as_str`](Self::as_str) is for the ticket and the wire.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// The most bytes that a token may have as text. One with 64 long globs has more; a usual one has about 120.
+    pub const BYTES_MAX: usize = 4 << 10;
+
+    /// The text as a token, of whatever server.
+    ///
+    /// # Errors
+    /// [`TokenError::Malformed`] when it is empty, too long, or has characters that no token has.
+    pub fn new(text: &str) -> Result<Self, TokenError> {
+        let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+        match (1..=Self::BYTES_MAX).contains(&text.len()) && text.bytes().all(is_good) {
+            true => Ok(Self(text.into())),
+            false => Err(TokenError::Malformed),
+        }
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// What it claims, if one of `secrets` sealed it. Nothing of it is read before that is sure, and comparing takes the
+    /// same time however much of the seal is right.
+    ///
+    /// # Errors
+    /// [`TokenError`] says why it proves nothing; a peer must not be told which.
+    pub fn open(&self, secrets: &[Secret]) -> Result<Claims, TokenError> {
+        let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
+        let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
+        let (&format, rest) = head.split_first().ok_or(TokenError::Malformed)?;
+        if format != FORMAT {
+            return Err(TokenError::Malformed);
+        }
+        let (id, seal) = rest.split_first_chunk::<SECRET_ID_BYTES>().ok_or(TokenError::Malformed)?;
+        let seal: [u8; SEAL_BYTES] = seal.try_into().map_err(|_| TokenError::Malformed)?;
+        let id = SecretId(u32::from_be_bytes(*id));
+        let secret = secrets.iter().find(|secret| secret.id == id).ok_or(TokenError::UnknownSecret)?;
+        if secret.mac(claims) != blake3::Hash::from_bytes(seal) {
+            return Err(TokenError::Forged);
+        }
+        read(claims)
+    }
+
+    /// What it claims, true or not: for whoever holds it, to see what it should allow. Decides nothing.
+    ///
+    /// # Errors
+    /// [`TokenError::Malformed`] when it is no token of this format.
+    pub fn read_unproven(&self) -> Result<Claims, TokenError> {
+        let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
+        let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
+        match head.first() {
+            Some(&FORMAT) => read(claims),
+            _ => Err(TokenError::Malformed),
+        }
+    }
+}
+
+fn read(claims: &[u8]) -> Result<Claims, TokenError> {
+    let claims = wire::Claims::decode(claims).map_err(|_| TokenError::Malformed)?;
+    Claims::from_wire(claims).ok_or(TokenError::Malformed)
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(hidden)")
+    }
+}
+
+impl Field for Token {
+    type Wire = String;
+
+    fn into_wire(self) -> String {
+        self.0
+    }
+
+    fn from_wire(_: &'static str, wire: String) -> Result<Self, crate::MessageError> {
+        Self::new(&wire).map_err(|error| crate::MessageError::Malformed(error.to_string()))
+    }
+}
+
+/// Why a text proves nothing. For the server's log; a client is told only that access was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// It is no token at all.
+    #[error("the token is malformed: was the ticket cut off?")]
+    Malformed,
+    /// It was sealed with a secret that is not valid here: another server's, or one that was rotated out.
+    #[error("the token was made with another secret: by another server, or before the secret was rotated")]
+    UnknownSecret,
+    /// Its seal is wrong.
+    #[error("the token's seal is wrong: it was changed, or made by somebody who does not have the secret")]
+    Forged,
+}
+
+fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits = text.as_bytes();
+    if digits.len() != 2 * N || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// The claims as protobuf. Only servers read them, and only their own.
+mod wire {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Claims {
+        #[prost(fixed64, tag = "1")]
+        pub(super) id: u64,
+        #[prost(string, tag = "2")]
+        pub(super) holder: String,
+        #[prost(uint64, optional, tag = "3")]
+        pub(super) expires_s: Option<u64>,
+        #[prost(message, repeated, tag = "4")]
+        pub(super) grants: Vec<Grant>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Grant {
+        #[prost(string, tag = "1")]
+        pub(super) topics: String,
+        #[prost(uint32, tag = "2")]
+        pub(super) verbs: u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn secret(id: u32) -> Secret {
+        Secret::new(SecretId(id), [id as u8; 32])
+    }
+
+    fn claims() -> Claims {
+        Claims {
+            id: TicketId(*b"12345678"),
+            holder: "inference in Paris".into(),
+            expires_s: Some(1_800_000_000),
+            grants: vec![Grant { topics: Glob::new("policy/**").unwrap(), verbs: Verbs::CONSUME }],
+        }
+    }
+
+    #[test]
+    fn a_token_is_opened_by_the_secret_that_sealed_it() {
+        let token = secret(1).seal(&claims());
+        assert_eq!(token, secret(1).seal(&claims()), "the same each time");
+        assert_eq!(token.open(&[secret(2), secret(1)]), Ok(claims()));
+        assert_eq!(token.open(&[secret(2)]), Err(TokenError::UnknownSecret));
+        let namesake = Secret::new(SecretId(1), [9; 32]);
+        assert_eq!(token.open(&[namesake]), Err(TokenError::Forged));
+        assert_eq!(token.read_unproven(), Ok(claims()));
+        assert_eq!(Token::new(token.as_str()), Ok(token));
+    }
+
+    #[test]
+    fn claims_are_over_when_they_say() {
+        assert!(!claims().is_expired(1_799_999_999) && claims().is_expired(1_800_000_000));
+        assert!(!Claims { expires_s: None, ..claims() }.is_expired(u64::MAX));
+    }
+
+    #[test]
+    fn a_secret_reads_as_it_is_kept_and_is_never_shown() {
+        let line = secret(0xab).to_line();
+        assert_eq!(Secret::from_line(&line), Ok(secret(0xab)));
+        assert_eq!(format!("{:?}", secret(0xab)), "Secret(000000ab)");
+        assert_eq!(format!("{:?}", secret(1).seal(&claims())), "Token(hidden)");
+        for broken in ["", "1 2", &line[1..], &line[..72], &line.replace(' ', "  ")] {
+            assert_eq!(Secret::from_line(broken), Err(SecretError), "{broken}");
+        }
+    }
+
+    #[test]
+    fn an_identity_reads_as_it_is_written() {
+        let id = TicketId::derived("serve policy");
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_ne!(id, TicketId::derived("serve other"));
+    }
+
+    proptest! {
+        /// Whatever bit is turned, and wherever it is cut, it proves nothing any more.
+        #[test]
+        fn a_changed_token_proves_nothing(at in 0_usize..1_000, bit in 0_u8..8, cut in proptest::bool::ANY) {
+            let token = secret(1).seal(&claims());
+            let mut bytes = BASE64.decode(token.as_str()).unwrap();
+            let at = at % bytes.len();
+            match cut {
+                true => bytes.truncate(at),
+                false => bytes[at] ^= 1 << bit,
+            }
+            let opened = Token(BASE64.encode(bytes)).open(&[secret(1)]);
+            prop_assert!(opened.is_err());
+        }
+
+        #[test]
+        fn any_text_is_survived(text in ".{0,200}") {
+            if let Ok(token) = Token::new(&text) {
+                prop_assert!(token.open(&[secret(1)]).is_err());
+            }
+        }
+
+        /// What the server itself seals is bounded when it is read: no secret makes a token that costs more.
+        #[test]
+        fn sealed_garbage_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut sealed = vec![FORMAT];
+            sealed.extend_from_slice(&1_u32.to_be_bytes());
+            sealed.extend_from_slice(secret(1).mac(&bytes).as_bytes());
+            sealed.extend_from_slice(&bytes);
+            let _ = Token(BASE64.encode(sealed)).open(&[secret(1)]);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The access control list: what principals may do that bring no grants with them.
+
+use std::str::FromStr;
+use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb};
+
+/// What principals may do, line by line: `PRINCIPAL VERBS TOPICS`, as in `key:trainer list,subscribe policy/**`.
+///
+/// A principal is `key:NAME` (a client's key that the server knows), `name:NAME` (a DNS name or URI in its certificate) or `uid:NUMBER` (who publishes through the publish
+/// socket), and may be a glob; topics are a glob. Empty lines, and what follows a `#`, are passed over. What no line allows is
+/// denied. One lookup costs a look at each line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Acl(Vec<Line>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Line {
+    /// Where it stands in its file, counted from 1.
+    number: usize,
+    principal: Glob,
+    grant: Grant,
+}
+
+/// What the list says, and which line says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// The line with this number allows it: that line, as it stands.
+    Allowed(usize, String),
+    /// No line does.
+    Denied,
+}
+
+/// Why a text is no access control list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {why}")]
+pub struct AclError {
+    line: usize,
+    why: String,
+}
+
+impl Acl {
+    /// Whether `principal` may do `verb` with `topic`.
+    pub fn decide(&self, principal: &str, verb: Verb, topic: &Topic) -> Decision {
+        let allows = |line: &&Line| line.principal.matches(principal) && line.grant.allows(verb, topic);
+        match self.0.iter().find(allows) {
+            Some(line) => {
+                Decision::Allowed(line.number, format!("{} {}", line.principal.as_str(), line.grant))
+            }
+            None => Decision::Denied,
+        }
+    }
+
+    /// Everything that `principal` may do.
+    pub(super) fn grants_of(&self, principal: &str) -> Vec<Grant> {
+        let lines = self.0.iter().filter(|line| line.principal.matches(principal));
+        lines.map(|line| line.grant.clone()).collect()
+    }
+
+    /// Whether the process of user `uid` may publish into `topic`. Where no line speaks of users, those may that the publish socket
+    /// lets in.
+    pub(crate) fn lets_publish(&self, uid: u32, topic: &Topic) -> bool {
+        let speaks_of_users = self.0.iter().any(|line| line.principal.as_str().starts_with("uid:"));
+        !speaks_of_users || self.decide(&format!("uid:{uid}"), Verb::Publish, topic) != Decision::Denied
+    }
+}
+
+impl FromStr for Acl {
+    type Err = AclError;
+
+    fn from_str(text: &str) -> Result<Self, AclError> {
+        let lines = text.lines().enumerate().filter_map(|(index, line)| {
+            let line = line.split('#').next().unwrap_or(line).trim();
+            (!line.is_empty()).then(|| parse_line(index + 1, line))
+        });
+        Ok(Self(lines.collect::<Result<_, _>>()?))
+    }
+}
+
+fn parse_line(number: usize, line: &str) -> Result<Line, AclError> {
+    let wrong = |why: String| AclError { line: number, why };
+    let words: Vec<_> = line.split_whitespace().collect();
+    let [principal, verbs, topics] = words[..] else {
+        return Err(wrong(format!("{line:?} is not `PRINCIPAL VERBS TOPICS`")));
+    };
+    if !["key:", "name:", "uid:"].iter().any(|kind| principal.starts_with(kind)) {
+        return Err(wrong(format!(
+            "{principal:?} is no principal: it begins with `key:`, `name:` or `uid:`"
+        )));
+    }
+    let grant = |topics| -> Result<Grant, GrantError> {
+        Ok(Grant { topics: Glob::new(topics)?, verbs: verbs.parse()? })
+    };
+    Ok(Line {
+        number,
+        principal: Glob::new(principal).map_err(|error| wrong(error.to_string()))?,
+        grant: grant(topics).map_err(|error| wrong(error.to_string()))?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "# who may do what\n\
+        key:trainer   list,subscribe  policy/**\n\
+        \n\
+        key:gpu-*     subscribe       kv/*   # all workers\n\
+        uid:1000      publish         kv/*\n";
+
+    fn decide(principal: &str, verb: Verb, topic: &str) -> Decision {
+        let acl: Acl = LIST.parse().unwrap();
+        acl.decide(principal, verb, &Topic::new(topic).unwrap())
+    }
+
+    #[test]
+    fn the_line_that_allows_is_named() {
+        let allowed = Decision::Allowed(2, "key:trainer list,subscribe policy/**".into());
+        assert_eq!(decide("key:trainer", Verb::Subscribe, "policy/a/b"), allowed);
+        assert_eq!(
+            decide("key:gpu-7", Verb::Subscribe, "kv/a"),
+            Decision::Allowed(4, "key:gpu-* subscribe kv/*".into())
+        );
+    }
+
+    #[test]
+    fn what_no_line_allows_is_denied() {
+        for (principal, verb, topic) in [
+            ("key:trainer", Verb::Publish, "policy/a"),
+            ("key:trainer", Verb::List, "kv/a"),
+            ("key:trainer2", Verb::List, "policy/a"),
+            ("key:gpu-7", Verb::List, "kv/a"),
+            ("key:gpu-7", Verb::Subscribe, "kv/a/b"),
+            ("trainer", Verb::List, "policy/a"),
+        ] {
+            assert_eq!(decide(principal, verb, topic), Decision::Denied, "{principal} {verb} {topic}");
+        }
+        assert_eq!(Acl::default().decide("key:a", Verb::List, &Topic::new("a").unwrap()), Decision::Denied);
+    }
+
+    #[test]
+    fn users_are_denied_once_the_list_speaks_of_them() {
+        let (kv, other) = (Topic::new("kv/a").unwrap(), Topic::new("other").unwrap());
+        let acl: Acl = LIST.parse().unwrap();
+        assert!(
+            acl.lets_publish(1000, &kv) && !acl.lets_publish(1000, &other) && !acl.lets_publish(1001, &kv)
+        );
+        assert!(Acl::default().lets_publish(1001, &kv));
+    }
+
+    #[test]
+    fn a_broken_line_is_named() {
+        for (text, why) in [
+            ("\nkey:a list", "line 2: \"key:a list\" is not"),
+            ("key:a read *", "there is no verb \"read\""),
+            ("a list *", "\"a\" is no principal"),
+            ("key:a list * *", "is not `PRINCIPAL VERBS TOPICS`"),
+        ] {
+            let error = text.parse::<Acl>().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

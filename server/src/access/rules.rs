@@ -1,0 +1,196 @@
+//! The rules by which a server lets clients in. Pure: the time is told to them.
+
+use super::{Acl, Principal};
+use std::collections::{HashMap, HashSet};
+use tensor_relay_protocol::{Grant, Secret, TicketId, Token, TokenError, Verb, Verbs};
+use tensor_relay_transport::{ClientAuthorities, ClientCertificate, Fingerprint};
+
+/// Who may come in. The default lets nobody in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Whether everybody may come in and do everything, whatever else is here.
+    pub open: bool,
+    /// The secrets whose tickets are valid. The first seals new ones.
+    pub secrets: Vec<Secret>,
+    /// The tickets that are not valid any more.
+    pub revoked: HashSet<TicketId>,
+    /// The keys of clients, and what each is called in the access control list.
+    pub keys: HashMap<Fingerprint, String>,
+    /// The authorities whose clients are called by the names in their certificates.
+    pub authorities: ClientAuthorities,
+    /// What those may do who come with a key, and who may publish through the publish socket.
+    pub acl: Acl,
+}
+
+/// What a client shows.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials {
+    /// The token of its ticket.
+    pub token: Option<Token>,
+    /// The certificate that it showed, whose key it holds: TLS proved that.
+    pub certificate: Option<ClientCertificate>,
+}
+
+/// Why a client is not let in. For the server's log: the client is told that access was refused, and nothing else.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Denied {
+    /// It shows nothing.
+    #[error(
+        "it shows neither a token nor a key of its own: its ticket is of a server with --open, or of an older one"
+    )]
+    NothingShown,
+    /// Its token proves nothing.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// Its ticket was revoked.
+    #[error("its ticket {0} was revoked")]
+    Revoked(TicketId),
+    /// Its ticket is over.
+    #[error("its ticket has expired")]
+    Expired,
+    /// Neither its key nor an authority of its certificate is known here.
+    #[error(
+        "its key {0} is not among those that are trusted, and no trusted authority vouches for its certificate now"
+    )]
+    UnknownKey(Fingerprint),
+}
+
+impl Rules {
+    /// Rules that let everybody in.
+    pub fn open() -> Self {
+        Self { open: true, ..Self::default() }
+    }
+
+    /// Who it is that shows `credentials` at `now_s`, in seconds since 1970. A key that is known goes
+    /// before the names in a certificate, and those before a token.
+    ///
+    /// # Errors
+    /// [`Denied`] says why nobody is let in with them.
+    pub fn admit(&self, credentials: &Credentials, now_s: u64) -> Result<Principal, Denied> {
+        if self.open {
+            return Ok(Principal::anybody(vec![Grant::everywhere(Verbs::of(Verb::ALL))]));
+        }
+        let certificate = credentials.certificate.as_ref();
+        if let Some(principal) = certificate.and_then(|shown| self.admit_certificate(shown, now_s)) {
+            return Ok(principal);
+        }
+        match (&credentials.token, certificate) {
+            (Some(token), _) => self.admit_token(token, now_s),
+            (None, Some(shown)) => Err(Denied::UnknownKey(shown.key())),
+            (None, None) => Err(Denied::NothingShown),
+        }
+    }
+
+    fn admit_certificate(&self, shown: &ClientCertificate, now_s: u64) -> Option<Principal> {
+        if let Some(name) = self.keys.get(&shown.key()) {
+            return Some(Principal::with_key(name, self.acl.grants_of(&format!("key:{name}"))));
+        }
+        let names = self.authorities.names_of(shown, now_s)?;
+        let grants = names
+            .iter()
+            .flat_map(|name| self.acl.grants_of(&format!("name:{name}")))
+            .collect();
+        Some(Principal::with_names(names, grants))
+    }
+
+    fn admit_token(&self, token: &Token, now_s: u64) -> Result<Principal, Denied> {
+        let claims = token.open(&self.secrets)?;
+        if self.revoked.contains(&claims.id) {
+            return Err(Denied::Revoked(claims.id));
+        }
+        if claims.is_expired(now_s) {
+            return Err(Denied::Expired);
+        }
+        Ok(Principal::with_ticket(claims.id, claims.holder, claims.grants, claims.expires_s))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::LazyLock;
+    use tensor_relay_protocol::{Claims, Glob, SecretId, Topic};
+
+    fn secret(id: u32, key: u8) -> Secret {
+        Secret::new(SecretId(id), [key; 32])
+    }
+
+    fn token(secret: &Secret, expires_s: Option<u64>) -> Option<Token> {
+        let grants = vec![Grant { topics: Glob::new("policy/*").unwrap(), verbs: Verbs::CONSUME }];
+        Some(secret.seal(&Claims { id: TicketId([9; 8]), holder: "h".into(), expires_s, grants }))
+    }
+
+    /// What two clients show, each with a key of its own.
+    static SHOWN: LazyLock<[ClientCertificate; 2]> = LazyLock::new(|| {
+        ["a", "b"].map(|name| {
+            let certified = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+            ClientCertificate::new(&[certified.cert.der().clone()]).unwrap()
+        })
+    });
+
+    /// What the client shows that is known (5), or the other.
+    fn shown(which: usize) -> ClientCertificate {
+        SHOWN[which - 5].clone()
+    }
+
+    fn rules() -> Rules {
+        Rules {
+            secrets: vec![secret(2, 2), secret(1, 1)],
+            keys: [(shown(5).key(), "trainer".to_owned())].into(),
+            acl: "key:trainer list,subscribe kv/**".parse().unwrap(),
+            ..Rules::default()
+        }
+    }
+
+    /// Every kind of credential beside the right one, and what becomes of each.
+    #[test]
+    fn who_is_let_in() {
+        let good = || token(&secret(1, 1), Some(100));
+        let with = |token| Credentials { token, certificate: None };
+        let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..rules() };
+        let cases = [
+            (rules(), with(good()), Ok("ticket:0909090909090909")),
+            (rules(), with(token(&secret(2, 2), None)), Ok("ticket:0909090909090909")),
+            (rules(), Credentials::default(), Err(Denied::NothingShown)),
+            (rules(), with(token(&secret(1, 1), Some(50))), Err(Denied::Expired)),
+            (rules(), with(token(&secret(1, 3), None)), Err(TokenError::Forged.into())),
+            (rules(), with(token(&secret(3, 1), None)), Err(TokenError::UnknownSecret.into())),
+            (rules(), with(Some(Token::new("AQAA").unwrap())), Err(TokenError::Malformed.into())),
+            (revoked, with(good()), Err(Denied::Revoked(TicketId([9; 8])))),
+            (Rules::default(), with(good()), Err(TokenError::UnknownSecret.into())),
+            (rules(), Credentials { token: None, certificate: Some(shown(5)) }, Ok("key:trainer")),
+            (rules(), Credentials { token: good(), certificate: Some(shown(5)) }, Ok("key:trainer")),
+            (
+                rules(),
+                Credentials { token: good(), certificate: Some(shown(6)) },
+                Ok("ticket:0909090909090909"),
+            ),
+            (
+                rules(),
+                Credentials { token: None, certificate: Some(shown(6)) },
+                Err(Denied::UnknownKey(shown(6).key())),
+            ),
+            (Rules::open(), Credentials::default(), Ok("anybody")),
+        ];
+        for (index, (rules, credentials, expected)) in cases.into_iter().enumerate() {
+            let admitted = rules.admit(&credentials, 50).map(|principal| principal.to_string());
+            assert_eq!(admitted, expected.map(str::to_owned), "case {index}");
+        }
+    }
+
+    #[test]
+    fn each_may_do_what_it_was_granted() {
+        let topic = |name: &str| Topic::new(name).unwrap();
+        let by_ticket = rules()
+            .admit(&Credentials { token: token(&secret(1, 1), None), certificate: None }, 0)
+            .unwrap();
+        assert!(by_ticket.may(Verb::Subscribe, &topic("policy/a")));
+        assert!(
+            !by_ticket.may(Verb::Publish, &topic("policy/a")) && !by_ticket.may(Verb::List, &topic("kv/a"))
+        );
+        let certificate = Some(shown(5));
+        let by_key = rules().admit(&Credentials { token: None, certificate }, 0).unwrap();
+        assert!(by_key.may(Verb::List, &topic("kv/a")) && !by_key.may(Verb::List, &topic("policy/a")));
+    }
+}

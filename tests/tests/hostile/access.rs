@@ -1,0 +1,132 @@
+//! Who shows nothing that lets it in hears nothing; and who may come in learns nothing of what is not its own.
+
+use crate::raw::{Peer, hello};
+use tensor_relay_protocol::{
+    ClientMessage, CloseCode, EndReason, Glob, Grant, Hello, LaneGrant, LaneId, Secret, SecretId,
+    ServerMessage, Subscribe, SubscriptionId, TicketId, Token, Verb, Verbs, WatchId,
+};
+use tensor_relay_server::{Access, Rules};
+use tensor_relay_tests::pair::{keeping, publish, rules, sealed, server_config, simulate, topic};
+
+/// A ticket with grants over `topics`.
+fn granting(topics: &str, verbs: impl IntoIterator<Item = Verb>) -> Token {
+    sealed(3, vec![Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::of(verbs) }])
+}
+
+/// Everything that could be shown and proves nothing.
+fn worthless() -> Vec<Option<Token>> {
+    let good = granting("**", Verb::ALL);
+    let claims = good.read_unproven().unwrap();
+    let seal_with = |id, key| Some(Secret::new(SecretId(id), key).seal(&claims));
+    let mut changed = good.as_str().to_owned();
+    changed.replace_range(20..21, if &changed[20..21] == "A" { "B" } else { "A" });
+    vec![
+        None,
+        seal_with(1, [8; 32]),
+        seal_with(2, [7; 32]),
+        Some(Token::new(&changed).unwrap()),
+        Some(Token::new(&good.as_str()[..60]).unwrap()),
+        Some(Token::new("A").unwrap()),
+        Some(sealed(5, claims.grants.clone())), // Revoked below.
+        {
+            let expired = tensor_relay_protocol::Claims { expires_s: Some(1), ..claims.clone() };
+            Some(rules().secrets[0].seal(&expired))
+        },
+    ]
+}
+
+/// Goal: not one byte of a server's own comes back to who proves nothing, whatever it asks for, and nobody learns why.
+/// Method: each worthless token, followed at once by every question; a lane with a guessed grant.
+#[test]
+fn who_proves_nothing_hears_nothing() {
+    simulate(1, async |sim| {
+        let access = Access::new(Rules { revoked: [TicketId([5; 8])].into(), ..rules() });
+        let server = sim.server_with(access, server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        publish(&server, &mut publisher, 1, 1000).await;
+        for (number, token) in worthless().into_iter().enumerate() {
+            let mut peer = Peer::client(&sim, number as u8 + 1).await;
+            peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+            for question in questions("t") {
+                peer.say_to_server(question).await;
+            }
+            assert_eq!(
+                peer.closed_because().await,
+                (Some(CloseCode::Unauthorised), String::new()),
+                "{number}"
+            );
+            peer.heard_nothing().await;
+        }
+        let mut lane = Peer::client(&sim, 100).await;
+        let grant = LaneGrant::new([0; 32]);
+        let instance = tensor_relay_protocol::InstanceId([0; 16]);
+        lane.say_to_server(ClientMessage::Join { session: 1, lane: LaneId(1), grant, instance })
+            .await;
+        assert_ne!(lane.closed_because().await.0, None);
+        lane.heard_nothing().await;
+        assert_eq!(server.stats().codecs.total().chunks, 0);
+    });
+}
+
+fn questions(name: &str) -> [ClientMessage; 3] {
+    [
+        ClientMessage::List,
+        ClientMessage::Subscribe(Subscribe::latest(SubscriptionId(1), topic(name), 8)),
+        ClientMessage::Watch { watch: WatchId(1), glob: Glob::new("**").unwrap() },
+    ]
+}
+
+/// Goal: a topic that may not be had looks the same whether it exists or not, in every way to ask.
+/// Method: tickets with each set of verbs for one topic; the answers for that one, for another, and for none.
+#[test]
+fn what_is_not_granted_looks_as_if_it_did_not_exist() {
+    simulate(2, async |sim| {
+        let server = sim.server(server_config());
+        let mut publishers = vec![];
+        for name in ["mine/a", "other/a"] {
+            let mut publisher = server.publisher_with(topic(name), None, keeping(2)).unwrap();
+            publish(&server, &mut publisher, 1, 1000).await;
+            publishers.push(publisher);
+        }
+        let sets =
+            [&[][..], &[Verb::List], &[Verb::Subscribe], &[Verb::List, Verb::Subscribe], &[Verb::Publish]];
+        for (number, verbs) in sets.iter().enumerate() {
+            let mut peer = Peer::client(&sim, number as u8 + 1).await;
+            let token = Some(granting("mine/*", verbs.iter().copied()));
+            peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+            let listed = if verbs.contains(&Verb::List) { vec![topic("mine/a")] } else { vec![] };
+
+            peer.say_to_server(ClientMessage::List).await;
+            let ServerMessage::Topics { topics, .. } = peer.hear_server().await else { panic!() };
+            let named: Vec<_> = topics.into_iter().map(|entry| entry.id.topic).collect();
+            assert_eq!(named, listed, "{verbs:?}");
+
+            let watch = WatchId(1);
+            peer.say_to_server(ClientMessage::Watch { watch, glob: Glob::new("**").unwrap() })
+                .await;
+            if !listed.is_empty() {
+                assert_eq!(peer.hear_server().await, ServerMessage::Found { watch, topics: listed });
+            }
+            for (id, name) in [(1, "other/a"), (2, "none"), (3, "mine")] {
+                let subscription = SubscriptionId(id);
+                peer.say_to_server(ClientMessage::Subscribe(Subscribe::latest(subscription, topic(name), 8)))
+                    .await;
+                let end = ServerMessage::End { subscription, reason: EndReason::Forbidden };
+                assert_eq!(peer.hear_server().await, end, "{verbs:?} {name}");
+            }
+            let subscription = SubscriptionId(4);
+            peer.say_to_server(ClientMessage::Subscribe(Subscribe::latest(subscription, topic("mine/a"), 8)))
+                .await;
+            match peer.hear_server().await {
+                ServerMessage::Announce(announce) => {
+                    assert!(verbs.contains(&Verb::Subscribe) && announce.id.topic == topic("mine/a"));
+                }
+                other => {
+                    assert!(!verbs.contains(&Verb::Subscribe));
+                    assert_eq!(other, ServerMessage::End { subscription, reason: EndReason::Forbidden });
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,327 @@
+//! Who gets in: tickets, keys and the access control list, as an operator uses them.
+
+use crate::files;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    SanType,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use socket2::{Domain, Socket, Type};
+use std::{
+    fs,
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt,
+    thread,
+    time::{Duration, Instant},
+};
+use tensor_relay_tests::processes::{Home, Process, Serving};
+
+/// How long a session may go on that has lost its right, as documented.
+const CUT_WITHIN: Duration = Duration::from_secs(10);
+
+/// After how long a server has looked at its files.
+const LOOKED: Duration = Duration::from_secs(3);
+
+/// Both transports, which must obey the same rules.
+const TRANSPORTS: [&str; 2] = ["--transport=quic", "--transport=tcp"];
+
+fn home() -> Home {
+    let home = Home::new();
+    files::noise(&home.path("w"), 1000, 1);
+    home
+}
+
+impl Made {
+    /// Makes a ticket by hand, in the file `name`.
+    fn new(home: &Home, server: &Serving, name: &str, words: &[&str]) -> Self {
+        let address = format!("--address={}", server.listen());
+        let all = [&["tickets", "create", "--ticket-file", name, &address], words].concat();
+        let told = home.run(&all).with(0).err;
+        let id = told.split_whitespace().nth(2).unwrap().trim_end_matches(':').to_owned();
+        Self { file: name.into(), id }
+    }
+}
+
+/// A ticket that was made by hand.
+struct Made {
+    file: String,
+    id: String,
+}
+
+fn follow(home: &Home, ticket: &str, transport: &str) -> Process {
+    let mut follower = home.start(&["subscribe", ticket, "--topic=w", "--json", transport]);
+    follower.hear_out("committed");
+    follower
+}
+
+/// Waits until a follower is cut off, within what is documented.
+fn is_cut(follower: Process, why: &str) {
+    let since = Instant::now();
+    follower.end().failed(4, &[why]);
+    assert!(since.elapsed() < CUT_WITHIN, "{:?}", since.elapsed());
+}
+
+/// Goal: nobody gets in without a ticket that is valid here, over either transport, and is told what to do; the server's own
+/// ticket lets in to its topic. Method: every other ticket there is.
+#[test]
+fn nobody_gets_in_without_a_ticket() {
+    let home = home();
+    let server = home.serve(&["--topic=w=w"]);
+    let whole = server.ticket("w").to_owned();
+    let (bare, token) = whole.split_once("&token=").unwrap();
+    let others = Home::new();
+    files::noise(&others.path("w"), 1000, 1);
+    let other = others.serve(&["--topic=w=w"]);
+    let foreign = format!("{bare}&token={}", other.ticket("w").split_once("&token=").unwrap().1);
+    let narrow = Made::new(&home, &server, "narrow", &["--topic=v/**"]);
+    let expired = Made::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
+    let revoked = Made::new(&home, &server, "revoked", &["--topic=**"]);
+    home.run(&["tickets", "revoke", &revoked.id]).with(0);
+    thread::sleep(Duration::from_secs(4)); // Until one has expired, and the server has looked.
+    for transport in TRANSPORTS {
+        let none = "the ticket carries no token";
+        let invalid = "the ticket's token is not valid there";
+        for (ticket, why) in [
+            (bare, none),
+            (&foreign, invalid),
+            (&format!("{bare}&token={}", &token[..token.len() - 4]), invalid),
+            (&expired.file, invalid),
+            (&revoked.file, invalid),
+        ] {
+            for words in [&["subscribe", "--topic=w", "--out=out", "--once"][..], &["list"]] {
+                let all = [words, &[ticket, transport]].concat();
+                home.run(&all).failed(4, &["refused access", why]);
+            }
+        }
+        let refused = home.run(&["subscribe", &narrow.file, "--topic=w", "--once", "--out=out", transport]);
+        refused.failed(4, &["does not allow to subscribe to this topic"]);
+        assert_eq!(home.files_in("out"), [""; 0]);
+        let listed = home.run(&["list", &narrow.file, "--json", transport]).with(0).json();
+        assert_eq!(listed["topics"].as_array().map(Vec::len), Some(0), "{listed}");
+        let file = server.said["ticket_file"].as_str().unwrap();
+        home.run(&["subscribe", file, "--once", "--out=in", transport]).with(0);
+    }
+    files::assert_same(&home.path("w"), &home.path("in/w.safetensors"));
+    let err = server.process.end_by(tensor_relay_tests::processes::Signal::TERM).with(0).err;
+    assert!(err.contains("was revoked") && err.contains("has expired") && !err.contains(token), "{err}");
+}
+
+/// Goal: who loses its right while it follows is cut off within ten seconds; the others go on.
+/// Method: two followers for each way to lose it, of which one keeps it.
+#[test]
+fn who_loses_its_right_is_cut_off() {
+    let home = home();
+    let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05"]);
+    for (round, transport) in TRANSPORTS.into_iter().enumerate() {
+        let good = Made::new(&home, &server, "good", &["--topic=w", "--for=somebody else"]);
+        let mut stays = follow(&home, &good.file, transport);
+        let revoked = Made::new(&home, &server, "revoked", &["--topic=*"]);
+        let leaves = follow(&home, &revoked.file, transport);
+        home.run(&["tickets", "revoke", &revoked.id]).with(0);
+        is_cut(leaves, "access was refused");
+        let brief = Made::new(&home, &server, "brief", &["--topic=w", "--expires=3s"]);
+        is_cut(follow(&home, &brief.file, transport), "access was refused");
+        files::replace(&home.path("w"), |path| files::noise(path, 1000, 10 + round as u64));
+        stays.hear_out("committed");
+        stays.end_by(tensor_relay_tests::processes::Signal::KILL);
+    }
+}
+
+/// Goal: a secret is rotated without a restart: what was made with the one before is valid once more, and then cut off; a
+/// broken file changes nothing and is reported. Method: rotate twice under two followers, with a broken list in between.
+#[test]
+fn secrets_are_rotated_under_way() {
+    let home = home();
+    let mut server = home.serve(&["--topic=w=w"]);
+    let old = Made::new(&home, &server, "old", &["--topic=w"]);
+    let follower = follow(&home, &old.file, TRANSPORTS[0]);
+    home.run(&["tickets", "rotate"]).with(0);
+    let new = Made::new(&home, &server, "new", &["--topic=w"]);
+    fs::write(home.path("state/tensor-relay/access/acl"), "nonsense").unwrap();
+    server.process.hear_err("those of before stay in force");
+    home.run(&["list", &old.file]).with(0);
+    fs::remove_file(home.path("state/tensor-relay/access/acl")).unwrap();
+    thread::sleep(LOOKED); // The list was broken, so the new secret is not known yet.
+    let newer = follow(&home, &new.file, TRANSPORTS[1]);
+    home.run(&["tickets", "rotate"]).with(0);
+    is_cut(follower, "access was refused");
+    home.run(&["list", &new.file]).with(0);
+    newer.end_by(tensor_relay_tests::processes::Signal::KILL);
+}
+
+/// Goal: a client that the server knows by its key needs no token, and may do what the access control list says, as it stands
+/// now. Method: trust a key, change the list and distrust it under a follower, over either transport.
+#[test]
+fn clients_are_known_by_their_keys() {
+    let home = home();
+    let mut server = home.serve(&["--topic=w=w"]);
+    let bare = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
+    let made = home.run(&["keys", "create", "--state-dir=client", "--json"]).with(0).json();
+    let (key, identity) = (made["key"].as_str().unwrap(), "--identity=client/identity.key");
+    let acl = home.path("state/tensor-relay/access/acl");
+    for transport in TRANSPORTS {
+        let follow = ["subscribe", &bare, "--json", identity, transport];
+        home.run(&follow).failed(4, &["refused access"]);
+        home.run(&["keys", "trust", key, "gpu-1"]).with(0);
+        server.process.hear_err("access was refused");
+        thread::sleep(LOOKED);
+        home.run(&follow).failed(4, &["does not allow to subscribe"]);
+        let check = ["acl", "check", "key:gpu-1", "w", "subscribe"];
+        assert_eq!(home.run(&check).with(4).out, "denied: no line of the list allows it\n");
+        fs::write(&acl, "# workers\nkey:gpu-* list,subscribe w\n").unwrap();
+        let allowed = "allowed: line 2 of the list allows it: key:gpu-* list,subscribe w\n";
+        assert_eq!(home.run(&check).with(0).out, allowed);
+        thread::sleep(LOOKED);
+        let mut ends = home.start(&follow);
+        ends.hear_out("committed");
+        fs::write(&acl, "").unwrap();
+        is_cut(ends, "does not allow to subscribe");
+        fs::write(&acl, "key:gpu-1 subscribe **\n").unwrap();
+        thread::sleep(LOOKED);
+        let mut leaves = home.start(&follow);
+        leaves.hear_out("committed");
+        let listed = home.run(&["list", &bare, "--json", identity, transport]).with(0).json();
+        assert_eq!(listed["topics"].as_array().map(Vec::len), Some(0), "to list was not granted: {listed}");
+        home.run(&["keys", "revoke", "gpu-1"]).with(0);
+        is_cut(leaves, "access was refused");
+        fs::remove_file(&acl).unwrap();
+        thread::sleep(LOOKED);
+    }
+}
+
+/// Goal: a client whose certificate a trusted authority has issued is known by the names in it, for as long as the authority
+/// is trusted. Method: another authority takes its place under a follower.
+#[test]
+fn clients_are_known_by_the_names_in_their_certificates() {
+    let home = home();
+    let server = home.serve(&["--topic=w=w"]);
+    let bare = server.ticket("w").split_once("&token=").unwrap().0.to_owned();
+    let [ours, theirs] = ["ours", "theirs"].map(authority);
+    let uri = "spiffe://cluster/serving/gpu-1";
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.subject_alt_names.push(SanType::URI(uri.try_into().unwrap()));
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, &ours).unwrap();
+    fs::write(home.path("client.key"), key.serialize_pem()).unwrap();
+    fs::set_permissions(home.path("client.key"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(home.path("client.pem"), certificate.pem()).unwrap();
+    let access = home.path("state/tensor-relay/access");
+    fs::write(access.join("acl"), format!("name:{uri} list,subscribe **\n")).unwrap();
+    for transport in TRANSPORTS {
+        fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
+        thread::sleep(LOOKED);
+        let follow =
+            ["subscribe", &bare, "--json", "--identity=client.key", "--certificate=client.pem", transport];
+        home.run(&follow).failed(4, &["refused access"]);
+        fs::write(access.join("ca.pem"), ours.pem()).unwrap();
+        thread::sleep(LOOKED);
+        let mut leaves = home.start(&follow);
+        leaves.hear_out("committed");
+        fs::write(access.join("ca.pem"), theirs.pem()).unwrap();
+        is_cut(leaves, "access was refused");
+    }
+}
+
+fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, name);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// Goal: an operator sees which tickets there are, for whom, and whether they are used; no list shows a token.
+/// Method: make, use and revoke some, and look.
+#[test]
+fn tickets_are_listed_and_shown() {
+    let home = home();
+    let server = home.serve(&["--topic=w=w"]);
+    let one = Made::new(&home, &server, "one", &["--topic=w", "--expires=30d", "--for=Paris"]);
+    let two = Made::new(&home, &server, "two", &["--topic=a/*", "--topic=b", "--verbs=list"]);
+    home.run(&["list", &one.file]).with(0);
+    home.run(&["tickets", "revoke", &two.id]).with(0);
+    let used = || home.run(&["tickets", "list"]).with(0).out.contains("used ");
+    let deadline = Instant::now() + CUT_WITHIN;
+    while !used() || home.run(&["tickets", "list"]).with(0).out.contains("valid, never") {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(200));
+    }
+    let listed = home.run(&["tickets", "list"]).with(0).out;
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(lines[0].starts_with(&format!("{}  valid, used ", one.id)), "{listed}");
+    assert!(lines[0].ends_with("list,subscribe w, for 29d more, for Paris"), "{listed}");
+    assert_eq!(lines[1], format!("{}  revoked, never used: list a/*; list b", two.id));
+    let shown = home.run(&["tickets", "show", &one.file]).with(0).out;
+    assert!(shown.contains("&token=(hidden)") && shown.ends_with("valid\n"), "{shown}");
+    let revoked = home.run(&["tickets", "show", &two.file]).with(0).out;
+    assert!(revoked.contains("not valid: its ticket") && revoked.contains("was revoked"), "{revoked}");
+    let token = fs::read_to_string(home.path("one")).unwrap();
+    let token = token.trim().split_once("&token=").unwrap().1;
+    for text in [&listed, &shown, &home.run(&["tickets", "list", "--json"]).with(0).out] {
+        assert!(!text.contains(token), "{text}");
+    }
+    let check = home
+        .run(&["acl", "check", &format!("ticket:{}", one.id), "w", "subscribe"])
+        .with(0);
+    assert_eq!(check.out, "allowed: the ticket grants list,subscribe w\n");
+    home.run(&["tickets", "revoke", "nonsense"])
+        .failed(2, &["16 hexadecimal digits"]);
+    home.run(&["tickets", "create", "--topic=w", "--expires=soon"])
+        .failed(2, &["as in 30d"]);
+}
+
+/// Goal: once the list speaks of users, nobody publishes through the socket whom it does not name.
+/// Method: publish before, with a list that names another user, and with one that names this one.
+#[test]
+fn the_publish_socket_obeys_the_list() {
+    let home = home();
+    let server = home.serve(&["--publish-socket=socket"]);
+    let publish = ["publish", "socket", "kv/a", "w"];
+    home.run(&publish).with(0);
+    let acl = home.path("state/tensor-relay/access/acl");
+    let uid = fs::metadata(home.path("w"))
+        .map(|found| std::os::unix::fs::MetadataExt::uid(&found))
+        .unwrap();
+    fs::write(&acl, "uid:4242 publish kv/*\n").unwrap();
+    thread::sleep(LOOKED);
+    home.run(&publish).failed(4, &["does not let user", "publish kv/a"]);
+    fs::write(&acl, format!("uid:{uid} publish kv/*\n")).unwrap();
+    thread::sleep(LOOKED);
+    home.run(&publish).with(0);
+    home.run(&["publish", "socket", "other", "w"]).failed(4, &["does not let user"]);
+    drop(server);
+}
+
+/// Goal: connections that say nothing keep nobody out, whatever they are over: clients at other addresses and at the same one
+/// come in at once, and sessions go on.
+/// Method: more silent TCP connections than there are places, from another address and from the same, under a follower.
+#[test]
+fn silent_connections_keep_nobody_out() {
+    let limit = getrlimit(Resource::Nofile);
+    if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err()
+        || limit.maximum.is_some_and(|most| most < 4_096)
+    {
+        return eprintln!("skipped: this process may not have 4096 files open");
+    }
+    let home = home();
+    let server = home.serve(&["--topic=w=w", "--watch", "--watch-interval=0.05", "--sessions=8"]);
+    let mut follower = follow(&home, server.said["ticket_file"].as_str().unwrap(), TRANSPORTS[1]);
+    let address: SocketAddr = server.listen().parse().unwrap();
+    let mut silent = vec![];
+    for source in [[127, 0, 0, 9], [127, 0, 0, 1]] {
+        for _ in 0..600 {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+            // One that was evicted meanwhile may be reset.
+            let _ = socket.connect_timeout(&address.into(), Duration::from_secs(5));
+            silent.push(socket);
+        }
+        for transport in TRANSPORTS {
+            home.run(&["list", server.said["ticket_file"].as_str().unwrap(), transport])
+                .with(0);
+        }
+    }
+    files::replace(&home.path("w"), |path| files::noise(path, 1000, 7));
+    follower.hear_out("committed");
+    drop(silent);
+}

@@ -1,0 +1,151 @@
+//! The certificate that a client may show: its key, and the names that an authority vouches for.
+
+use crate::Fingerprint;
+use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime, pem::PemObject};
+use std::{fmt, sync::Arc, time::Duration};
+
+/// What a client showed, whose key it proved to hold. Nothing else in it is checked yet.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientCertificate {
+    key: Fingerprint,
+    /// Its own certificate first, then those that lead to an authority.
+    chain: Arc<[CertificateDer<'static>]>,
+}
+
+impl ClientCertificate {
+    /// What a chain of certificates shows, its holder's own first; `None` where that is none.
+    pub fn new(chain: &[CertificateDer<'_>]) -> Option<Self> {
+        let certificate = webpki::EndEntityCert::try_from(chain.first()?).ok()?;
+        let key = Fingerprint::of(&certificate.subject_public_key_info());
+        Some(Self { key, chain: chain.iter().map(|certificate| certificate.clone().into_owned()).collect() })
+    }
+
+    /// The key that the client holds.
+    pub fn key(&self) -> Fingerprint {
+        self.key
+    }
+}
+
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientCertificate({})", self.key)
+    }
+}
+
+/// The authorities whose clients are known by the names in their certificates. Two are equal where their certificates are.
+#[derive(Clone, Default)]
+pub struct ClientAuthorities {
+    certificates: Vec<CertificateDer<'static>>,
+    anchors: Vec<TrustAnchor<'static>>,
+}
+
+/// Why a text names no authorities.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it holds no certificates of authorities in PEM: {0}")]
+pub struct AuthoritiesError(String);
+
+impl ClientAuthorities {
+    /// Reads certificates in PEM, one behind the other.
+    ///
+    /// # Errors
+    /// [`AuthoritiesError`] when there is none, or one of them is not understood.
+    pub fn from_pem(pem: &str) -> Result<Self, AuthoritiesError> {
+        let wrong = |error: &dyn fmt::Display| AuthoritiesError(error.to_string());
+        let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+        let certificates = certificates.map_err(|error| wrong(&error))?;
+        if certificates.is_empty() {
+            return Err(wrong(&"there is none"));
+        }
+        let anchor =
+            |certificate| webpki::anchor_from_trusted_cert(certificate).map(|anchor| anchor.to_owned());
+        let anchors = certificates.iter().map(anchor).collect::<Result<_, _>>();
+        Ok(Self { anchors: anchors.map_err(|error| wrong(&error))?, certificates })
+    }
+
+    /// The DNS names and URIs of a client whose certificate one of these has issued, for client authentication and valid
+    /// at `now_s`, in seconds since 1970. `None` for any other client. Revocation lists are not looked at.
+    pub fn names_of(&self, shown: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
+        let (certificate, others) = shown.chain.split_first()?;
+        let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
+        let verified = certificate.verify_for_usage(
+            webpki::ALL_VERIFICATION_ALGS,
+            &self.anchors,
+            others,
+            UnixTime::since_unix_epoch(Duration::from_secs(now_s)),
+            webpki::KeyUsage::client_auth(),
+            None,
+            None,
+        );
+        verified.ok()?;
+        let names = certificate.valid_dns_names().chain(certificate.valid_uri_names());
+        Some(names.map(str::to_owned).collect())
+    }
+}
+
+impl PartialEq for ClientAuthorities {
+    fn eq(&self, other: &Self) -> bool {
+        self.certificates == other.certificates
+    }
+}
+
+impl Eq for ClientAuthorities {}
+
+impl fmt::Debug for ClientAuthorities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientAuthorities({})", self.certificates.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+        SanType, date_time_ymd,
+    };
+
+    fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    }
+
+    fn client(issuer: &CertifiedIssuer<'_, KeyPair>, usage: ExtendedKeyUsagePurpose) -> ClientCertificate {
+        let mut params = CertificateParams::new(vec!["gpu-1.example".to_owned()]).unwrap();
+        let uri = "spiffe://cluster/ns/serving/gpu-1".try_into().unwrap();
+        params.subject_alt_names.push(SanType::URI(uri));
+        params.extended_key_usages = vec![usage];
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2030, 1, 1));
+        let certificate = params.signed_by(&KeyPair::generate().unwrap(), issuer).unwrap();
+        ClientCertificate::new(&[certificate.der().clone()]).unwrap()
+    }
+
+    /// 2025-01-01 and 2031-01-01.
+    const WITHIN: u64 = 1_735_689_600;
+    const AFTER: u64 = 1_924_992_000;
+
+    #[test]
+    fn a_client_is_known_by_the_names_that_an_authority_gave_it() {
+        let (ours, theirs) = (authority("ours"), authority("theirs"));
+        let trusted = ClientAuthorities::from_pem(&ours.pem()).unwrap();
+        let good = client(&ours, ExtendedKeyUsagePurpose::ClientAuth);
+        let names = vec!["gpu-1.example".to_owned(), "spiffe://cluster/ns/serving/gpu-1".to_owned()];
+        assert_eq!(trusted.names_of(&good, WITHIN), Some(names));
+        assert_eq!(trusted.names_of(&good, AFTER), None, "it is over");
+        let foreign = client(&theirs, ExtendedKeyUsagePurpose::ClientAuth);
+        assert_eq!(trusted.names_of(&foreign, WITHIN), None, "of another authority");
+        let server = client(&ours, ExtendedKeyUsagePurpose::ServerAuth);
+        assert_eq!(trusted.names_of(&server, WITHIN), None, "for servers");
+        assert_eq!(ClientAuthorities::default().names_of(&good, WITHIN), None);
+        let both = ClientAuthorities::from_pem(&format!("{}{}", ours.pem(), theirs.pem())).unwrap();
+        assert!(both.names_of(&foreign, WITHIN).is_some() && both != trusted);
+    }
+
+    #[test]
+    fn what_is_no_certificate_is_refused() {
+        for text in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+            assert!(ClientAuthorities::from_pem(text).is_err(), "{text}");
+        }
+    }
+}
