@@ -1,4 +1,4 @@
-//! What a producer and a server beside it say to each other over a Unix socket (PROTOCOL.md §14).
+//! What a producer and a server beside it say to each other over a Unix socket (SIDECAR.md §14).
 //!
 //! A training process hands versions to a `tensor-relay serve` on the same machine: the tensors in shared memory, and
 //! these messages about them. They are framed and checked like control messages: `wire` holds them as protobuf has

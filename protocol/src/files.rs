@@ -1,4 +1,4 @@
-//! How files travel as tensors (PROTOCOL.md §13): what is said of them in a manifest, and which names they may have.
+//! How files travel as tensors (FILES.md §13): what is said of them in a manifest, and which names they may have.
 //!
 //! A snapshot of files is a snapshot like any other. What makes it files again is a few entries of its manifest under
 //! reserved names. They come from a peer, so every name among them is checked before a path is made of it.

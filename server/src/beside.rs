@@ -1,4 +1,4 @@
-//! Publishing from another process on the same machine, over a Unix socket (PROTOCOL.md §14): a training process hands its
+//! Publishing from another process on the same machine, over a Unix socket (SIDECAR.md §14): a training process hands its
 //! tensors to a server that runs beside it, in the same container or pod.
 //!
 //! ```no_run

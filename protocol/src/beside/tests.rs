@@ -54,7 +54,7 @@ fn messages_come_back_as_they_went() {
     }
 }
 
-/// PROTOCOL.md §14, golden bytes of revision 1.
+/// SIDECAR.md §14, golden bytes of revision 1.
 #[test]
 fn golden_messages() {
     let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
