@@ -1,4 +1,4 @@
-//! What a failure means for the shell. The one table of exit codes; `--help` and the README repeat it.
+//! What a failure means for the shell. The one table of exit codes; `--help` and docs/operation.md repeat it.
 
 use std::fmt;
 use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};

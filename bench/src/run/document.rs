@@ -82,7 +82,7 @@ pub(super) struct Copies {
     pub(super) consumer: u32,
 }
 
-/// Host to host, raw (`ARCHITECTURE.md`, "The way of a tensor").
+/// Host to host, raw (`ARCHITECTURE.md`, "One chunk's journey").
 pub(super) const COPIES: Copies = Copies { producer: 1, consumer: 1 };
 
 /// The format of the file.

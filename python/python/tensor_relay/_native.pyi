@@ -1,4 +1,4 @@
-"""The signatures of what is written in Rust. What each does is in its docstring, and in python/README.md."""
+"""The signatures of what is written in Rust. What each does is in its docstring, and in docs/python-*.md."""
 
 import os
 import sys
