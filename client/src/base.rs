@@ -1,7 +1,7 @@
 //! The private copy of a version that later ones are coded against: one for each subscription.
 //!
-//! Never what a user got: that may be written by its user. The memory has a budget of its own, which all subscriptions of
-//! a session share.
+//! It is never the snapshot that a user got, which its user may write. The memory has a budget of its own, which all
+//! subscriptions of a session share.
 
 mod copy;
 
@@ -38,7 +38,7 @@ pub(crate) struct Base {
     under_way: Option<UnderWay>,
     /// What the server was told that it may code against, on this connection.
     told: Option<Of>,
-    /// Whether the log knows that there is no memory.
+    /// Whether it was logged that there is no memory.
     complained: bool,
 }
 
@@ -61,7 +61,7 @@ impl Shared {
     }
 }
 
-/// A chunk of the base, for who settles the same chunk of the version under way.
+/// A chunk of the base, for the worker that decodes the same chunk of the version in transfer.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     shared: Arc<Shared>,
@@ -86,8 +86,7 @@ impl Base {
         self.told
     }
 
-    /// Takes the beginning of a version of which `selection` is wanted. Returns the version that its chunks may be coded
-    /// against.
+    /// Begins a version of which `selection` is wanted. Returns the version that its chunks may be coded against.
     pub(crate) fn begin(&mut self, announce: &Announce, selection: &Selection) -> Option<Version> {
         let fits = self.copy.as_ref().is_some_and(|(manifest, _)| *manifest == announce.manifest);
         if !fits {
@@ -100,8 +99,8 @@ impl Base {
         self.run(announce)
     }
 
-    /// Takes the news that the version under way goes on, over another connection. Returns what the rest of its chunks may
-    /// be coded against.
+    /// Continues the version in transfer over another connection. Returns what the rest of its chunks may be coded
+    /// against.
     pub(crate) fn resume(&mut self, announce: &Announce) -> Option<Version> {
         self.run(announce)
     }
@@ -114,7 +113,7 @@ impl Base {
         against.map(|(_, version)| version)
     }
 
-    /// What who settles `chunk` needs of the base: nothing, where there is none and will be none.
+    /// The base data needed to decode `chunk`: nothing, where there is no base and will be none.
     pub(crate) fn chunk(&self, chunk: ChunkIndex) -> Option<Chunk> {
         let (_, shared) = self.copy.as_ref()?;
         let under_way = self.under_way.as_ref()?;
@@ -128,7 +127,7 @@ impl Base {
         })
     }
 
-    /// Takes the commit of the version under way; returns whether it is the base now.
+    /// Handles the commit of the version in transfer; returns whether it is the base now.
     pub(crate) fn handle_committed(&mut self) -> bool {
         let under_way = self.under_way.take();
         self.committed = under_way.as_ref().map(|now| now.manifest);
@@ -153,8 +152,8 @@ impl Base {
         }
     }
 
-    /// Takes the news that the version under way is given up, and the base with it. What still works on a chunk works on a
-    /// copy that nobody will look at.
+    /// Gives up the version in transfer, and the base with it. A worker that still writes a chunk writes to memory that
+    /// is not read any more.
     pub(crate) fn handle_given_up(&mut self) {
         (self.copy, self.under_way, self.told) = (None, None, None);
     }

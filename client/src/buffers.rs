@@ -131,10 +131,10 @@ impl<B> Buffers<B> {
     }
 }
 
-/// What is copied at once: less than a millisecond, so that nobody on the executor waits.
+/// How much is copied at once: less than a millisecond's work, so that the executor is not blocked.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 
-/// Copies between equal lengths, and lets others run meanwhile.
+/// Copies between slices of equal length, and yields to other tasks meanwhile.
 pub(crate) async fn copy_slowly(bytes: &[u8], out: &mut [u8]) {
     for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
         out.copy_from_slice(bytes);

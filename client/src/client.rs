@@ -167,7 +167,7 @@ impl Client {
         self.state.lost.borrow().clone()
     }
 
-    /// What the session runs over now, and why over that.
+    /// The transport that the session runs over now, and why it was chosen.
     pub fn transport(&self) -> (LaneKind, KindReason) {
         let lane = self.state.lane.borrow();
         (lane.kind(), lane.reason())
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// How many chunks of all subscriptions are received and written, and which beside which.
+    /// How many chunks of all subscriptions are received and written, and how these stages overlap.
     pub fn stages(&self) -> StageStats {
         self.state.ingress.stages()
     }

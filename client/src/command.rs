@@ -1,11 +1,11 @@
-//! What the user's handles tell the session.
+//! Commands from the user's handles to the session.
 
 use crate::{Request, buffers::Lent, holding::Holding, progress::Counters, snapshot_queue::SnapshotQueue};
 use std::sync::Arc;
 use tensor_relay_protocol::{Epoch, Glob, SubscriptionId, Topic, TopicEntry, Version, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
-/// What the user of a session wants.
+/// A command of the user, with a connection or without.
 #[derive(Debug)]
 pub(crate) enum Command {
     Subscribe(Box<Request>, oneshot::Sender<Opened>),
@@ -14,7 +14,7 @@ pub(crate) enum Command {
         keep_place: bool,
     },
     Acknowledge(SubscriptionId, Epoch, Version),
-    /// Buffers for the next version, or the word that they are not given any more.
+    /// Lends buffers for the next version, or takes the offer back.
     Give(SubscriptionId, Option<Lent>),
     /// Topics to watch; the answer is `None` where there are as many watches as a server takes.
     Watch(Glob, oneshot::Sender<Option<Watching>>),
@@ -23,7 +23,7 @@ pub(crate) enum Command {
     Close,
 }
 
-/// What a subscription of the user's shares with the session.
+/// State that a user's subscription shares with the session.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) handle: SubscriptionHandle,
@@ -36,7 +36,7 @@ pub(crate) struct Opened {
 #[derive(Debug)]
 pub(crate) struct SubscriptionHandle {
     pub(crate) id: SubscriptionId,
-    /// Whether a named reader leaves its place to itself.
+    /// Whether the server keeps the place of a named reader when this is dropped.
     pub(crate) keep_place: bool,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
 }

@@ -29,7 +29,7 @@ const FINISH: Duration = Duration::from_secs(1);
 /// A greeted connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// The lane that the control stream is on. With it everything ends.
+    /// The lane that the control stream is on. The session's connection ends with it.
     control: Lane,
     sender: control::Sender<ClientMessage>,
     receiver: control::Receiver<ServerMessage>,
@@ -191,7 +191,7 @@ impl Connection {
     }
 }
 
-/// Says which way it went, and what keeps it from a better one.
+/// Logs which transport was chosen, and what kept it from a better one.
 fn tell(lane: &Lane) {
     let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
     match lane.reason() {

@@ -24,7 +24,7 @@ pub(crate) struct Allocators {
     pub(crate) device: Option<Device>,
 }
 
-/// Takes the bytes of one version while they come, and gives them when they are whole.
+/// Receives the bytes of one version, and gives them out when they are whole.
 #[derive(Debug)]
 pub(crate) enum Destination {
     /// One piece of memory for all that is selected.
@@ -108,7 +108,7 @@ impl Destination {
         }
     }
 
-    /// Gives the bytes, which the caller vouches for being whole and verified.
+    /// Gives the bytes out. The caller guarantees that they are whole and verified.
     pub(crate) fn commit(&self) -> Result<Payload, SinkError> {
         match self {
             Self::Memory(sink) => Ok(Payload::whole(sink.commit()?.pop().unwrap_or_default())),

@@ -158,7 +158,7 @@ impl DeviceTensor {
     }
 }
 
-/// Why tensors did not get to a device, or away from it. Clones are cheap.
+/// Why tensors could not be copied to a device, or from it. Clones are cheap.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -172,7 +172,7 @@ pub enum DeviceError {
         /// The numbers.
         source: Arc<AllocError>,
     },
-    /// The device gives its bytes not away. This machine is to blame.
+    /// The device could not be read. This machine is to blame.
     #[error("{id} cannot be copied from {device}: {}", chain(source))]
     CopyOut {
         /// Which version.
@@ -182,7 +182,7 @@ pub enum DeviceError {
         /// What happened.
         source: Arc<SourceError>,
     },
-    /// The device takes no bytes. This machine is to blame.
+    /// The device could not be written. This machine is to blame.
     #[error("{id} cannot be copied to {device}: {}", chain(source))]
     CopyIn {
         /// Which version.

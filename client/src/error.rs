@@ -13,7 +13,7 @@ use tensor_relay_device::AllocError;
 use tensor_relay_protocol::{Blame, CloseCode, GLOBS_MAX, MessageError, Misbehaved, SELECTION_MAX_BYTES};
 use tensor_relay_transport::{ConnectError, LaneError, control::ControlError};
 
-/// Why there is no session, or no longer.
+/// Why a session could not be opened, or ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -84,10 +84,10 @@ pub enum ClientError {
         /// How long it was tried.
         timeout_ms: u128,
     },
-    /// The session ended before; this is why.
+    /// The session had ended before, for this reason.
     #[error(transparent)]
     Ended(Arc<Self>),
-    /// The server sent what is no message.
+    /// The server sent an invalid message.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// The server broke a rule.

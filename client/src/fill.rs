@@ -199,7 +199,7 @@ enum Received<B> {
     Elsewhere(Taken, Buffers<B>),
 }
 
-/// Buffers in the session's hands. It forgets them with this, unless it is writing to them.
+/// Buffers that are lent to the session. Dropping this takes them back, unless the session is writing to them.
 struct Given {
     id: SubscriptionId,
     commands: mpsc::UnboundedSender<Command>,

@@ -1,4 +1,4 @@
-//! What a user holds: the snapshots that were taken and not dropped, within a bound.
+//! Counts and bounds the snapshots that the user took and has not dropped.
 
 use bytes::Bytes;
 use std::{
@@ -63,7 +63,8 @@ impl Holding {
     }
 }
 
-/// Bytes in the user's hands. Fields are dropped in order: whoever sees that it is held no more finds its memory free.
+/// Bytes that the user holds. Fields are dropped in order: when it no longer counts as held, its memory is free
+/// already.
 struct Handed {
     payload: Bytes,
     _held: Arc<Held>,

@@ -54,18 +54,19 @@ pub(crate) struct Reception {
     tally: Arc<Tally>,
     /// The chunk streams that are not being received.
     streams: HashMap<StreamToken, DataIn>,
-    /// What receives chunks of the version under way. It ends with that, so that nothing holds its memory longer.
+    /// The tasks that receive chunks of the version in transfer. They end with it, so that nothing holds its memory
+    /// longer.
     tasks: Vec<AbortOnDrop>,
     /// Whether the subscription is over.
     is_over: bool,
 }
 
-/// What a reception works with.
+/// What a reception needs of its session.
 pub(crate) struct Context<'a> {
     pub(crate) connection: &'a mut Connection,
     pub(crate) allocators: &'a Allocators,
     pub(crate) ingress: &'a Ingress,
-    /// What the server is to be told.
+    /// Messages to the server.
     pub(crate) outbox: &'a mut VecDeque<ClientMessage>,
 }
 
@@ -88,7 +89,7 @@ impl Drop for Reception {
 }
 
 impl Reception {
-    /// Begins what the user wants by `request`.
+    /// A reception for `request`.
     pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, demand: Demand) -> Self {
         Self {
             machine,
@@ -148,7 +149,7 @@ impl Reception {
         self.lent = lent.filter(|_| is_next);
     }
 
-    /// Takes the beginning of a version.
+    /// Handles `Announce`.
     pub(crate) fn handle_announce(&mut self, announce: Announce) -> Result<(), Misbehaved> {
         let now = Instant::now();
         let goes_on = self.machine.is_receiving();
@@ -166,7 +167,7 @@ impl Reception {
         Ok(())
     }
 
-    /// Takes a chunk's stream, whose header was read.
+    /// Handles a chunk's stream, whose header was read.
     pub(crate) fn handle_chunk(
         &mut self,
         header: ChunkHeader,
@@ -178,13 +179,13 @@ impl Reception {
         self.machine.handle_chunk(header, token, lane)
     }
 
-    /// Takes a chunk that is verified and in its place.
+    /// Handles a chunk that is verified and in its place.
     pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
         self.machine.handle_verified(token, verified);
         self.counters.set_verified(self.machine.held_bytes());
     }
 
-    /// Takes the news that the bytes of a stream are not its chunk, or cannot be placed.
+    /// Handles a stream whose bytes are not its chunk, or cannot be placed.
     pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) {
         if self.machine.is_wanted(token) {
             let device = self.destination.as_ref().and_then(Destination::device);
@@ -192,7 +193,7 @@ impl Reception {
         }
     }
 
-    /// Looks whether anything moved since the last look.
+    /// Checks whether there was progress since the last check.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.machine.handle_timeout(now.into_std(), self.counters.moved_bytes());
     }
@@ -213,7 +214,7 @@ impl Reception {
         self.queue.end(error);
     }
 
-    /// Does all that the machine wants done. Afterwards the subscription may be [over](Self::is_over).
+    /// Executes all pending actions of the state machine. Afterwards the subscription may be [over](Self::is_over).
     ///
     /// # Errors
     /// [`Misbehaved`] when the server broke a rule: the session ends.

@@ -19,14 +19,14 @@ use tokio::{
     time::Instant,
 };
 
-/// What a reconnector tells the client's user.
+/// The state that a reconnector shows to the client's handles.
 #[derive(Debug)]
 pub(crate) struct State {
     /// The connection of now, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
     /// The further lanes of that connection.
     pub(crate) roster: Arc<Roster>,
-    /// The way in of all chunks.
+    /// The ingress of all chunks.
     pub(crate) ingress: Ingress,
     /// Where snapshots on the host lie.
     pub(crate) memory: HostMemory,

@@ -57,7 +57,7 @@ pub(crate) struct Session {
     watches: Watches,
     /// Answers to `List` under way; they come in the order of the questions.
     lists: VecDeque<(oneshot::Sender<Vec<TopicEntry>>, Vec<TopicEntry>)>,
-    /// What the server is to be told. It is sent after each step, or with the next connection.
+    /// Messages to the server. They are sent after each step, or with the next connection.
     outbox: VecDeque<ClientMessage>,
     /// Whether there is a connection on which subscriptions are asked for.
     is_connected: bool,
@@ -94,22 +94,22 @@ impl Session {
         })
     }
 
-    /// Whether a user waits for anything that takes a connection.
+    /// Whether a user waits for anything that needs a connection.
     pub(crate) fn is_waited_for(&self) -> bool {
         !(self.receptions.is_empty() && self.watches.is_empty() && self.lists.is_empty())
     }
 
-    /// The way in of all its chunks, for who wants to know how they overlap.
+    /// The ingress of all its chunks, for statistics.
     pub(crate) fn ingress(&self) -> &Ingress {
         &self.ingress
     }
 
-    /// Where its snapshots lie, for statistics.
+    /// The memory of its snapshots, for statistics.
     pub(crate) fn memory(&self) -> &HostMemory {
         &self.allocators.memory
     }
 
-    /// Where its bases lie, for who wants to know how much they take.
+    /// The memory of its bases, for statistics.
     pub(crate) fn bases(&self) -> Option<&HostMemory> {
         self.bases.as_ref()
     }
@@ -146,7 +146,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes what came last over a connection that is lost, and forgets the rest of it.
+    /// Handles the last events of a lost connection, and drops its other state.
     pub(crate) fn detach(&mut self, last: Vec<Event>) {
         for event in last {
             if let Event::Chunk(id, token, Ok(verified)) = event
@@ -216,7 +216,7 @@ impl Session {
         if self.closing { Err(SessionError::ClosedHere) } else { Ok(()) }
     }
 
-    /// Lets the server have all chunks on their way that credit was given for, and no more: then chunks that wait for
+    /// Opens the flow-control windows for all chunks that credit was given for, and no more: then chunks that wait for
     /// memory can never block the control stream, and no subscription can starve another.
     fn allow_unread(&self, connection: &mut Connection) {
         let credit = u64::from(self.credit);
@@ -225,7 +225,7 @@ impl Session {
         connection.lanes().allow_unread(bytes);
     }
 
-    /// Does what the machine of a subscription wants done.
+    /// Executes the pending actions of a subscription.
     fn act(&mut self, id: SubscriptionId, connection: &mut Connection) -> Result<(), SessionError> {
         let Some(reception) = self.receptions.get_mut(&id) else { return Ok(()) };
         let (allocators, ingress, outbox) = (&self.allocators, &self.ingress, &mut self.outbox);

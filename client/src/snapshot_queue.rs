@@ -1,4 +1,4 @@
-//! Where a session leaves snapshots and a subscription takes them.
+//! The queue of received snapshots, from a session to a subscription.
 
 use crate::{Gap, Snapshot, SubscriptionError};
 use std::{
@@ -8,7 +8,7 @@ use std::{
 use tensor_relay_protocol::{AbortReason, Mode, VersionId};
 use tokio::{sync::Notify, time::Instant};
 
-/// Holds what the user has not taken.
+/// Holds the snapshots that the user has not taken.
 ///
 /// In mode `latest` that is one snapshot at most: a newer one replaces it and counts it as skipped, so a user who is
 /// slow gets the newest and never a queue of stale ones. In mode `every` it is a queue, which the window of the
@@ -23,7 +23,7 @@ pub(crate) struct SnapshotQueue {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
-    /// Since when the server of now knows what is wanted; none while there is no connection.
+    /// Since when the connected server knows of the subscription; none while there is no connection.
     asked: Option<Instant>,
     /// The version that the server announced and gave up, where the user has none and no other was announced since.
     given_up: Option<(VersionId, AbortReason)>,
@@ -31,7 +31,7 @@ struct State {
     ended: Option<SubscriptionError>,
 }
 
-/// One thing for the user.
+/// One item for the user.
 #[derive(Debug)]
 enum Item {
     Snapshot(Box<Snapshot>),
@@ -44,9 +44,9 @@ enum Item {
 pub(crate) enum Found {
     /// A snapshot.
     Snapshot(Box<Snapshot>),
-    /// News that versions are missing before the next snapshot.
+    /// Versions are missing before the next snapshot.
     Gap(Box<Gap>),
-    /// News that a version was given up, and that others will come.
+    /// A version was given up, and others will come.
     Failure(SubscriptionError),
     /// A snapshot is there, but the user may not have it yet.
     NotYet,
@@ -81,15 +81,15 @@ impl SnapshotQueue {
         Self { mode, state: Mutex::default(), changed: Notify::new() }
     }
 
-    /// Says that the topic exists.
+    /// Records that the topic exists.
     pub(crate) fn announce(&self) {
         let mut state = self.state();
         (state.announced, state.given_up) = (true, None);
         self.changed.notify_one();
     }
 
-    /// Says that the server gave up what it announced, and that the user has nothing yet: it is waited for as if the topic
-    /// had been asked for now.
+    /// Records that the server gave up what it announced while the user has nothing yet: the wait for the topic begins
+    /// anew.
     pub(crate) fn handle_given_up(&self, id: VersionId, reason: AbortReason) {
         let mut state = self.state();
         (state.announced, state.given_up) = (false, Some((id, reason)));
@@ -102,14 +102,14 @@ impl SnapshotQueue {
         self.state().given_up.clone()
     }
 
-    /// Says since when the server knows what is wanted, or that there is none now.
+    /// Records since when the server knows of the subscription, or that there is no server now.
     pub(crate) fn set_asked(&self, asked: Option<Instant>) {
         let mut state = self.state();
         (state.asked, state.given_up) = (asked, None);
         self.changed.notify_one();
     }
 
-    /// Leaves a snapshot for the user, unless the end was told.
+    /// Queues a snapshot for the user, unless the end was queued.
     pub(crate) fn put(&self, mut snapshot: Snapshot) {
         let mut state = self.state();
         if state.ended.is_some() {
@@ -142,7 +142,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Drops a snapshot that nobody is to take. Says whether it was here.
+    /// Drops a snapshot that must not be taken. Returns whether it was here.
     pub(crate) fn discard(&self, id: &VersionId) -> bool {
         let mut state = self.state();
         let is_it = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
@@ -150,7 +150,7 @@ impl SnapshotQueue {
         found.and_then(|at| state.ready.remove(at)).is_some()
     }
 
-    /// Whether nothing is here for the user.
+    /// Whether the queue is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.state().ready.is_empty()
     }
@@ -160,13 +160,13 @@ impl SnapshotQueue {
         matches!(self.state().ready.front(), Some(Item::Snapshot(_)))
     }
 
-    /// Says that versions are missing before the next snapshot.
+    /// Queues a gap: versions are missing before the next snapshot.
     pub(crate) fn put_gap(&self, gap: Gap) {
         self.state().ready.push_back(Item::Gap(Box::new(gap)));
         self.changed.notify_one();
     }
 
-    /// Says that a version was given up, and that others will come. In mode `latest` the news of the last one is enough.
+    /// Queues that a version was given up and that others will come. In mode `latest` only the last such item is kept.
     pub(crate) fn put_failure(&self, error: SubscriptionError) {
         let mut state = self.state();
         if self.mode == Mode::Latest {
@@ -176,7 +176,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Says that nothing more will come; the first reason counts.
+    /// Queues the end; the first reason counts.
     pub(crate) fn end(&self, error: SubscriptionError) {
         self.state().ended.get_or_insert(error);
         self.changed.notify_one();

@@ -1,4 +1,4 @@
-//! Temporary files and folders: how they are called, and the lock that says that somebody still writes them.
+//! Temporary files and folders: their names, and the lock that says that a process still writes them.
 //!
 //! Whoever makes one locks it, and whoever deletes what killed processes left locks it first. Between making and locking
 //! the latter may be faster: then another one is made.
@@ -15,7 +15,7 @@ use tempfile::Builder;
 /// How their names begin and end.
 pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
 
-/// How often something is made that others delete before it is locked.
+/// How often creation is retried when others delete the file before it is locked.
 const TRIES: usize = 16;
 
 /// How the names begin that processes on this kernel give, since it was booted: with what tells it from others. Where it
@@ -47,7 +47,7 @@ pub(crate) fn is_of_this_kernel(name: &str) -> bool {
     prefix() != NAME.0 && name.starts_with(prefix())
 }
 
-/// What `make` makes and locks; it gives none where somebody deleted it in between.
+/// Repeats `make`, which creates and locks, while it returns none because the file was deleted in between.
 pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T> {
     for _ in 0..TRIES {
         if let Some(made) = make()? {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WATCHES_MAX, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
-/// The most topics that one watch keeps in mind. A server that names more is broken or hostile.
+/// The most topics that one watch remembers. A server that names more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
 /// Delivers the names of topics as they are found, each once; one that came back is named again to a client whose
@@ -43,7 +43,7 @@ struct Watch {
 }
 
 impl Watches {
-    /// Whether nobody watches.
+    /// Whether there are no watches.
     pub(crate) fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
@@ -104,7 +104,7 @@ impl Watches {
         Ok(())
     }
 
-    /// Takes the news that a topic is no more: it is named again when it comes back.
+    /// Records that a topic ended: it is named again when it comes back.
     pub(crate) fn handle_gone(&mut self, topic: &Topic) {
         for watch in self.by_id.values_mut().filter(|watch| watch.known.contains(topic)) {
             match watch.again.remove(topic) {

@@ -42,10 +42,10 @@ pub fn replace_file(
     File::open(folder)?.sync_all()
 }
 
-/// Refuses what a rename would destroy: a device, a FIFO, a socket, a folder, and a link to one of these. Of a link to a
-/// regular file, or to nothing, the link is replaced, and what it leads to stays as it was.
+/// Refuses to replace what a rename would destroy: a device, a FIFO, a socket, a folder, and a link to one of these. Of
+/// a link to a regular file, or to nothing, the link is replaced, and what it leads to stays as it was.
 ///
-/// It is a look, and no lock: a device that somebody puts there between it and the rename is replaced.
+/// It is a check without a lock: a device that is put there between it and the rename is replaced.
 ///
 /// # Errors
 /// What is there, of the kind [`io::ErrorKind::InvalidInput`]; or what the system says.

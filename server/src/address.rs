@@ -12,11 +12,11 @@ pub struct Advertised {
     port: Option<u16>,
 }
 
-/// Why a text is no address to advertise.
+/// Why a text is not an address to advertise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// What stands after the last colon is no port.
+    /// The part after the last colon is not a port.
     #[error("{0:?} is no port")]
     Port(String),
     /// There is no host.

@@ -1,8 +1,8 @@
 //! Versions that stay readable because subscribers hold copies of them, so that later ones can be sent to these as deltas.
 //!
-//! What is retained can be read anyhow. What left retention stays on one shelf for all topics, within a budget, while a
-//! subscription holds it as its base, or did so when its connection was lost: it may come back within seconds. What is not
-//! there any more is no error: chunks go whole.
+//! Retained versions can be read anyway. A version that left retention is kept within one budget for all topics while a
+//! subscription holds it as its base, or did so when its connection was lost, since its client may reconnect within
+//! seconds. A base that is gone is not an error: chunks are sent whole.
 
 mod client_base;
 mod shelf;
@@ -19,7 +19,7 @@ use std::sync::{
 };
 use tensor_relay_protocol::ManifestDigest;
 
-/// What is kept to code later versions against, beside what is retained.
+/// How much is kept as bases, in addition to what is retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BaseStats {
     /// Versions that left retention and are kept.
@@ -36,7 +36,7 @@ pub(crate) struct Bases {
     topics_ever: AtomicU64,
 }
 
-/// Versions that are let go. They may be gigabytes: dropped where nobody waits for a lock.
+/// Versions that are released. They may be gigabytes, so they are dropped outside of the lock.
 #[must_use = "it is to be dropped outside of locks"]
 #[derive(Debug)]
 pub(crate) struct Left(#[expect(dead_code, reason = "it is only dropped")] Vec<Arc<Retained>>);
@@ -46,14 +46,15 @@ pub(crate) struct Left(#[expect(dead_code, reason = "it is only dropped")] Vec<A
 pub(crate) struct Terms {
     /// Whether later versions may be coded against it.
     pub(crate) may_be: bool,
-    /// Whether it may stay when it has left retention: nobody waits for its memory, and it was not taken back.
+    /// Whether it may be kept after it left retention: its producer does not wait for its memory, and it was not
+    /// withdrawn.
     may_stay: AtomicBool,
     /// How many versions of its topic may stay so.
     most: u32,
 }
 
-/// A subscription's hold of one version. Where that is the client's base, dropping it leaves the version where it is: the
-/// client may come back for it.
+/// A subscription's reference to one version. If that is the client's base, dropping the reference keeps the version:
+/// the client may reconnect and need it.
 #[derive(Debug)]
 pub(crate) struct Hold {
     bases: Arc<Bases>,
@@ -99,7 +100,7 @@ impl Bases {
         Hold { bases: Arc::clone(self), key, retained: Arc::downgrade(retained), lingers: false }
     }
 
-    /// Takes the news that one who was lost holds its version again.
+    /// Records that a client whose connection was lost is back and holds its version.
     pub(crate) fn come_back(&self, topic: u64, (epoch, version): Of) {
         self.shelf().come_back(Key { topic, epoch, version });
     }
@@ -136,7 +137,8 @@ impl Bases {
         Left(Vec::from_iter(taken))
     }
 
-    /// Takes the news of a version with this manifest: who comes back has no use for one with another.
+    /// Records that a version with this manifest was published: kept versions with another one are of no use to clients
+    /// that reconnect.
     pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) -> Left {
         let is_useful = |base: &Arc<Retained>| base.payload.manifest().digest() == manifest;
         Left(self.shelf().tidy(topic, is_useful))
@@ -167,7 +169,7 @@ fn leave(shelf: &mut Shelf<Arc<Retained>>, key: Key, retained: &Arc<Retained>) -
 }
 
 impl Terms {
-    /// Takes the version back: nothing keeps it longer than who is at it.
+    /// Withdraws the version: only transfers in progress still hold it.
     pub(crate) fn withdraw(&self) {
         self.may_stay.store(false, Ordering::Relaxed);
     }
@@ -185,7 +187,7 @@ impl Hold {
         self
     }
 
-    /// Gives the version up for good: nobody will come back for it.
+    /// Releases the version for good: its client will not reconnect for it.
     fn let_go(mut self) {
         self.lingers = false;
     }

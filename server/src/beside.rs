@@ -59,16 +59,16 @@ use tokio::{
 };
 use topics::Topics;
 
-/// How many may be told at once why they are not let in. The others just find the connection closed.
+/// How many rejected producers may be told the reason at once. The others only see the connection closed.
 const TURNED_AWAY_MAX: usize = 8;
 
-/// How long who is turned away may take to hear why.
+/// How long a rejected producer may take to read the reason.
 const TURNING_AWAY: Duration = Duration::from_secs(1);
 
-/// How often the log hears of those who are turned away, at most.
+/// The least time between two warnings about rejected producers.
 const WARNING: Duration = Duration::from_secs(1);
 
-/// How long nobody is let in when the system has no descriptors left.
+/// How long accepting pauses when the system has no descriptors left.
 const REST: Duration = Duration::from_millis(200);
 
 /// A version that a producer beside this server published.
@@ -88,7 +88,7 @@ pub struct Published {
     pub peer: String,
 }
 
-/// Lets producers in until it is dropped. Their topics, and what is retained of them, stay.
+/// Accepts producers until it is dropped. Their topics and retained versions stay.
 #[derive(Debug)]
 pub struct Open {
     path: Box<Path>,
@@ -171,7 +171,7 @@ struct Peer {
     uid: u32,
 }
 
-/// Who a producer is, if it may publish, and its part of what its user may take. The system vouches for who it is.
+/// Identifies a producer by its peer credentials, checks that it may publish, and takes its share of its user's quota.
 fn admit(stream: &UnixStream, door: &Door, quotas: &mut Quotas) -> Result<(Peer, Share), String> {
     let peer = stream
         .peer_cred()

@@ -15,7 +15,7 @@ use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
 use tensor_relay_transport::CodecStats;
 use tokio::sync::{broadcast, watch};
 
-/// How many names of new topics may wait for a watch that does not listen; one that missed some looks at all topics again.
+/// How many names of new topics are queued for a slow watch; one that missed some scans all topics again.
 const APPEARANCES: usize = 1024;
 
 /// All topics of a server.
@@ -64,7 +64,7 @@ impl Catalogue {
         self.appeared.subscribe()
     }
 
-    /// Ends `topic` for good and takes it off the list. Its name is free at once; who follows it is told why.
+    /// Ends `topic` for good and removes it. Its name is free at once; its followers are told why.
     pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
         let mut topics = self.topics();
         topic.end(reason);
@@ -121,7 +121,7 @@ impl Catalogue {
     }
 }
 
-/// A subscription's hold of one topic.
+/// A subscription's reference to one topic.
 #[derive(Debug)]
 pub(crate) struct Follower {
     catalogue: Arc<Catalogue>,
@@ -130,7 +130,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// What is followed.
+    /// The topic.
     pub(crate) fn topic(&self) -> &Arc<TopicState> {
         &self.topic
     }
@@ -141,7 +141,7 @@ impl Follower {
         let _ = self.changes.changed().await;
     }
 
-    /// Says that what is seen from now on counts as seen.
+    /// Marks the present state as seen.
     pub(crate) fn look(&mut self) -> &TopicState {
         self.changes.mark_unchanged();
         &self.topic

@@ -38,7 +38,7 @@ pub(crate) struct Claim {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// It was not here yet to be compared with.
+    /// Not compared yet: the version is not here.
     Waiting,
     Same,
     Other,
@@ -84,7 +84,7 @@ impl Claims {
             .or_else(|| due(&self.have, &find))
     }
 
-    /// Takes what came of a comparison.
+    /// Records the result of a comparison.
     pub(crate) fn handle_compared(&mut self, named: Named, is_same: bool) {
         let claim = match named {
             Named::Base => &mut self.base,

@@ -18,7 +18,7 @@ pub(crate) enum Step {
         /// How many were missed.
         skipped: u64,
     },
-    /// Nothing, until the topic changes or the client says something.
+    /// Wait until the topic changes or a message of the client comes.
     Wait,
     /// The subscription is over.
     End(EndReason),
@@ -64,14 +64,14 @@ impl Cursor {
         }
     }
 
-    /// Takes the client's word that it has `retained`.
+    /// Records that the client committed `retained`.
     pub(crate) fn handle_committed(&mut self, retained: &Retained) {
         if let Self::Latest(latest) = self {
             latest.handle_committed(retained);
         }
     }
 
-    /// Takes the news that the client will not get `retained` any more.
+    /// Records that `retained` was given up for this client.
     pub(crate) fn handle_given_up(&mut self, retained: &Retained) {
         match self {
             Self::Latest(latest) => latest.handle_given_up(retained),
@@ -79,8 +79,8 @@ impl Cursor {
         }
     }
 
-    /// Takes what came of comparing the version that the client has with the one of the same name here. One of other content
-    /// is not held: it is as if the client had the one before it.
+    /// Records whether the version that the client has equals the one of the same number here. If its content differs,
+    /// the client counts as having the one before it.
     pub(crate) fn handle_compared(&mut self, topic: &TopicState, is_same: bool) {
         match self {
             Self::Latest(latest) if !is_same => latest.last = before(latest.last),
@@ -89,21 +89,21 @@ impl Cursor {
         }
     }
 
-    /// Takes the news that what the client holds of a version is other content.
+    /// Records that the part of a version that the client holds has other content.
     pub(crate) fn forget_partial(&mut self) {
         if let Self::Latest(latest) = self {
             latest.partial = None;
         }
     }
 
-    /// Takes the client's word that its user is done with this version and all before it.
+    /// Records that the client acknowledged this version and all before it.
     pub(crate) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         if let Self::Every(every) = self {
             every.handle_acknowledged(epoch, version);
         }
     }
 
-    /// Does not keep the place of a named reader: it will not come back.
+    /// Gives up the place of a named reader, which will not come back.
     pub(crate) fn give_place_up(&mut self) {
         if let Self::Every(every) = self {
             every.reader.give_place_up();
@@ -264,7 +264,7 @@ impl Every {
         unacknowledged
     }
 
-    /// Passes over versions that the client brought along; those that its user is done with count as acknowledged.
+    /// Skips versions that the client holds already; those that its user is done with count as acknowledged.
     fn pass_over_what_it_has(&mut self, topic: &TopicState) {
         while let Some((seq, retained)) = topic.first_from(self.next)
             && is_up_to(&retained, self.have)

@@ -22,7 +22,7 @@ const CHUNKS_IN_FLIGHT: usize = 4;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The tensors make no version as they were given.
+    /// The tensors cannot form a version as they were given.
     #[error(transparent)]
     Tensors(#[from] LendError),
     /// There is no memory for them.
@@ -34,7 +34,7 @@ pub enum DeviceError {
     /// They could not be copied to where they were to go.
     #[error(transparent)]
     Write(#[from] SinkError),
-    /// The device took no bytes for longer than any copy may take.
+    /// The device accepted no bytes for longer than any copy may take.
     #[error(
         "a copy of {asked_bytes} bytes to {device} had not ended after {waited_ms} ms. The device hangs, or copies that \
          never ended keep all of its slots: look for its first error, and restart this process if there is no other."
@@ -124,7 +124,7 @@ impl Borrowed {
     }
 }
 
-/// The same source, and what tells when nobody reads it any more.
+/// The same source, and a handle that resolves when nobody reads it any more.
 pub(crate) fn lent(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
     let (loan, returned) = Loan::new();
     (Arc::new(LentSource { source, loan: Arc::new(loan) }), returned)
@@ -161,7 +161,8 @@ fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendE
     }
 }
 
-/// Does `copy` for every chunk, a few at a time, and gives what each came to, in order. Dropping it stops what was begun.
+/// Runs `copy` for every chunk, a few at a time, and returns the results in order. Dropping the future cancels what was
+/// begun.
 async fn each_chunk<T: Send + 'static, F>(
     manifest: &Manifest,
     copy: impl Fn(Range<u64>) -> F,

@@ -56,10 +56,10 @@ pub struct TensorFiles {
     left_out: Vec<LeftOut>,
 }
 
-/// How much is read of a file before it is written on.
+/// How much of a file is read before it is written on.
 const POURED_BYTES: u64 = 4 << 20;
 
-/// Why files do not come into shared memory.
+/// Why files could not be copied into shared memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealFileError {

@@ -9,7 +9,7 @@ use tensor_relay_transport::egress::Payload;
 #[derive(Debug)]
 pub struct Held {
     pub(crate) payload: Payload,
-    /// For a version whose bytes somebody wants back.
+    /// A version whose producer waits for its memory.
     pub(crate) returned: Option<Returned>,
 }
 

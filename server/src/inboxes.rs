@@ -1,12 +1,12 @@
-//! Where the subscriptions of a session hear their client.
+//! The message queues from a client to the subscriptions of its session.
 
 use crate::transfer::SubscriptionMessage;
 use std::collections::{HashMap, HashSet};
 use tensor_relay_protocol::{Misbehaved, SubscriptionId};
 use tokio::sync::mpsc;
 
-/// The messages of one subscription. The bound is small because a subscription is always listening; a client that
-/// talks faster than it is heard waits on its own control stream.
+/// The message queue of one subscription. The bound is small because a subscription always reads it; a client that
+/// sends faster is slowed by flow control on its own control stream.
 #[derive(Debug)]
 pub(crate) struct Inbox(mpsc::Receiver<SubscriptionMessage>);
 
@@ -18,13 +18,14 @@ pub(crate) struct Inboxes {
     used: HashSet<SubscriptionId>,
 }
 
-/// How many ids a client may use up in one session. Beyond it a client has lost count.
+/// The most ids that a client may use in one session.
 const SUBSCRIPTIONS_EVER: usize = 1 << 20;
 
 impl Inbox {
     const BOUND: usize = 16;
 
-    /// The next message; a session that is gone says good-bye, and may come back.
+    /// The next message; once the session is gone, an `Unsubscribe` that keeps the place, since the client may come
+    /// back.
     pub(crate) async fn next(&mut self) -> SubscriptionMessage {
         self.0
             .recv()
@@ -50,8 +51,8 @@ impl Inboxes {
         Ok(Some(Inbox(receiver)))
     }
 
-    /// Delivers a message to a subscription. One that has just ended is not there any more, which the client cannot know
-    /// yet; one that never was, the client made up.
+    /// Delivers a message to a subscription. Messages to one that has just ended are dropped, since the client cannot
+    /// know yet.
     ///
     /// # Errors
     /// [`Misbehaved`] when there never was such a subscription.

@@ -58,7 +58,7 @@ impl Drop for Open {
 }
 
 impl Joinable {
-    /// The lanes of `session`, for who shows its grant.
+    /// The lanes of `session`, for a client that shows its grant.
     fn find(&self, session: u64, grant: &LaneGrant) -> Option<Arc<Lanes>> {
         let sessions = self.sessions();
         let (expected, lanes) = sessions.get(&session)?;
@@ -172,8 +172,7 @@ pub(crate) async fn serve(
     drop((sender, receiver));
 }
 
-/// Finds the session, tells the client, and only then lets chunks come: none goes out before the word that the lane has
-/// joined.
+/// Finds the session and answers `Joined` before any chunk may use the lane.
 async fn admit(
     lane: &Lane,
     sender: &control::Sender<ServerMessage>,
@@ -192,7 +191,7 @@ async fn admit(
     Ok((lanes, live))
 }
 
-/// Watches a lane until it is over; its chunks are the subscriptions' affair.
+/// Watches a lane until it ends. Its chunks are sent by subscriptions.
 async fn watch(live: &LiveLane, receiver: &mut control::Receiver<ClientMessage>) -> LaneEnd {
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);

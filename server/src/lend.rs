@@ -1,4 +1,4 @@
-//! Tensors that stay where their producer has them, and come back when nobody reads them any more.
+//! Borrowed tensors: they stay in their producer's memory, and are released when nothing reads them any more.
 
 use crate::{Borrowed, StageError, Staging};
 use std::{ops::Range, sync::Arc};
@@ -6,7 +6,7 @@ use tensor_relay_device::{GatherSource, HostBytes, Loan, PartsError};
 use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::egress::Payload;
 
-/// Why tensors make no version as they were given.
+/// Why tensors cannot be lent as they were given.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LendError {
@@ -25,7 +25,7 @@ pub enum LendError {
         /// What came.
         given_bytes: u64,
     },
-    /// An alias came with bytes of its own, which nobody would ever read.
+    /// An alias came with bytes of its own, which would never be read.
     #[error(
         "tensor {name} is an alias and came with {given_bytes} bytes: give the bytes of the tensor that it names, and none here"
     )]
@@ -47,7 +47,7 @@ pub enum LendError {
         /// Where the first tensor lies.
         first: Box<str>,
     },
-    /// The parts make no payload.
+    /// The parts do not form a payload.
     #[error(transparent)]
     Parts(#[from] PartsError),
 }

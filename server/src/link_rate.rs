@@ -1,4 +1,4 @@
-//! How fast the network takes what one subscription sends.
+//! Measures how fast the network takes what one subscription sends.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensor_relay_protocol::LinkClass;

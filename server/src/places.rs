@@ -1,6 +1,6 @@
 //! The places of named readers: kept for a while when a connection is lost, taken over when the reader comes back.
 //!
-//! Pure: time is told to it.
+//! Pure: the time is an argument.
 
 use crate::retention::ReaderId;
 use std::{collections::HashMap, time::Duration};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 /// names cost a bounded amount of memory.
 const LOST_MAX: usize = 1024;
 
-/// Names one subscription's hold of a place.
+/// Identifies one holder of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
 

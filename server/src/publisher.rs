@@ -17,7 +17,7 @@ use tensor_relay_protocol::{
 };
 use tokio::{sync::watch, time::Instant};
 
-/// How long those who are at a staged version may finish when it left retention, if nothing else is said.
+/// How long transfers of a staged version may take to finish after it left retention, by default.
 const STAGED_RELEASE: Duration = Duration::from_secs(600);
 
 /// The same for a borrowed version, whose producer waits to write again.
@@ -35,13 +35,13 @@ pub struct Publisher {
     options: TopicOptions,
     epoch: Epoch,
     next: Version,
-    /// Whether the log knows why its versions travel whole.
+    /// Whether it was logged why its versions are sent whole.
     told: bool,
     /// Keeps the memory of versions that are gone for its next ones.
     demand: Option<Demand>,
 }
 
-/// The topic has a publisher in this server.
+/// The topic already has a publisher in this server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "topic {topic} already has a publisher in this server: publish through that one, or choose another name"
@@ -62,17 +62,17 @@ pub enum PublishError {
     TooMuchMetadata {
         /// How much there is.
         bytes: usize,
-        /// How much may be.
+        /// The limit.
         max: usize,
     },
-    /// Nothing was published for longer than the topic lives without.
+    /// The topic expired: nothing was published for longer than it allows.
     #[error(
         "topic {topic} expired, because nothing was published for {expire_after_ms} ms: open it again, or let it live longer"
     )]
     Expired {
         /// Which topic.
         topic: Topic,
-        /// How long it lives without a publish.
+        /// After how long without a publish it expires.
         expire_after_ms: u128,
     },
 }
@@ -174,7 +174,7 @@ impl Publisher {
         Ok(Publication { id, seq, topic: Arc::downgrade(&self.topic), committed: watch, returned })
     }
 
-    /// Adds a version as soon as readers let it in, or makes room for it.
+    /// Adds a version as soon as readers allow it, or evicts them.
     async fn push(&self, mut retained: Retained) -> Result<Pushed, PublishError> {
         let deadline = Instant::now() + self.options.publish_timeout;
         let mut room = self.topic.room();
@@ -206,7 +206,7 @@ impl Publisher {
         }
     }
 
-    /// Says once why versions travel whole of which some should be kept.
+    /// Logs once why versions are sent whole although bases should be kept.
     fn tell_why_whole(&mut self, bytes: u64, is_ours: bool) {
         if self.options.bases == 0 || bytes == 0 || std::mem::replace(&mut self.told, true) {
             return;

@@ -33,7 +33,7 @@ impl Seq {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ReaderId(u64);
 
-/// The readers for whom the oldest versions must stay, so that nothing can be added.
+/// Retention is full: these readers still need the oldest versions.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full(pub(crate) Vec<ReaderId>);
 
@@ -98,14 +98,14 @@ impl<T> Retention<T> {
         Ok((seq, left.into_values().map(|kept| kept.item).collect()))
     }
 
-    /// Takes one version back, if it is still retained. Its readers will miss it.
+    /// Withdraws one version, if it is still retained. Its readers will miss it.
     pub(crate) fn withdraw(&mut self, seq: Seq) -> Option<T> {
         let kept = self.versions.remove(&seq)?;
         self.bytes -= kept.bytes;
         Some(kept.item)
     }
 
-    /// Takes all versions back.
+    /// Withdraws all versions.
     pub(crate) fn clear(&mut self) -> Vec<T> {
         self.bytes = 0;
         std::mem::take(&mut self.versions).into_values().map(|kept| kept.item).collect()
@@ -154,12 +154,12 @@ impl<T> Retention<T> {
         self.readers.get(&reader).copied()
     }
 
-    /// Takes a reader's word that it is done with all versions up to `seq`.
+    /// Records that a reader acknowledged all versions up to `seq`.
     pub(crate) fn acknowledge(&mut self, reader: ReaderId, seq: Seq) {
         self.advance(reader, seq.next());
     }
 
-    /// Takes a reader's word that it is done with all versions before `seq`.
+    /// Records that a reader acknowledged all versions before `seq`.
     pub(crate) fn advance(&mut self, reader: ReaderId, seq: Seq) {
         if let Some(place) = self.readers.get_mut(&reader) {
             *place = (*place).max(seq);

@@ -28,7 +28,7 @@ pub(crate) struct Outgoing {
     pub(crate) codec: CodecChoice,
     /// What the subscriber can decode.
     pub(crate) codecs: CodecSet,
-    /// What the client holds that chunks may be coded against.
+    /// The client's base, if chunks may be coded against it.
     pub(crate) base: Option<Against>,
     pub(crate) link: LinkMeter,
     /// Where what is sent of the topic is counted.
@@ -51,7 +51,7 @@ pub(crate) struct Sender {
 /// A send that ended. An error says that the version cannot be read.
 pub(crate) type Sent = Result<SentKind, Arc<SourceError>>;
 
-/// What a send that ended was about, whatever became of it.
+/// What kind of send ended, whatever its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SentKind {
     Manifest,
@@ -82,7 +82,7 @@ impl Sender {
         };
     }
 
-    /// Cuts off what is under way: none of it ends any more.
+    /// Cancels all sends in progress; none of them is reported.
     pub(crate) fn give_up(&mut self) {
         self.running = JoinSet::new();
     }
@@ -95,7 +95,7 @@ impl Sender {
     }
 }
 
-/// Passes a panic of a send on. None was cut off: those that are leave the set.
+/// Propagates a panic of a send. It cannot be a cancelled one: those leave the set.
 fn resume_panic(error: JoinError) -> Sent {
     std::panic::resume_unwind(error.into_panic())
 }
@@ -136,7 +136,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The base is held here alone: not while a slow subscriber takes what was made of it.
+    /// Holds the base for the comparison alone, and not while a slow subscriber receives the result.
     async fn encode(&self, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
         let payload = &self.retained.payload;
         let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
@@ -148,7 +148,7 @@ impl Outgoing {
         Ok(encoded)
     }
 
-    /// How the next chunk is wanted, as the link is now.
+    /// How the next chunk is to be encoded at the present link rate.
     fn wanted(&self) -> Wanted {
         match self.codec {
             CodecChoice::Auto => Wanted::Auto { offered: self.codecs, link: self.link.class() },
@@ -192,8 +192,8 @@ impl Outgoing {
         range.end - range.start
     }
 
-    /// Names the whole. Chunks that were not sent, because the client holds them since before a restart, may still have
-    /// to be hashed for it.
+    /// Sends `Complete` with the version's digest. Chunks that were not sent, because the client holds them since
+    /// before a restart, may still have to be hashed for it.
     async fn send_complete(self: Arc<Self>) -> Sent {
         let digest = self
             .shared

@@ -112,7 +112,7 @@ impl Server {
         Ok(publisher.staging_again_and_again(self.staging.memory.demand()))
     }
 
-    /// What its sessions share, for those who publish through it without having it.
+    /// The state that its sessions share, for publishers that do not own the server.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -145,7 +145,7 @@ impl Server {
         self.sent_reader()()
     }
 
-    /// Reads the same whenever it is called, also when the server has ended.
+    /// A function that returns [`sent`](Self::sent) whenever it is called, also after the server has ended.
     pub fn sent_reader(&self) -> impl Fn() -> Vec<(Topic, CodecStats)> + Send + Sync + use<> {
         let catalogue = Arc::clone(&self.shared.catalogue);
         move || catalogue.sent()
@@ -187,7 +187,7 @@ pub(crate) fn open_publisher(
     Ok(Publisher::new(state, catalogue, counters, options, epoch))
 }
 
-/// Lets clients in until the server drains, and turns them away from then on. Sessions end with this task.
+/// Accepts clients until the server drains, and rejects them from then on. Sessions end with this task.
 async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     let mut sessions = JoinSet::new();
     while let Some(arrival) = listener.accept().await {

@@ -25,7 +25,7 @@ pub struct Staging {
 pub struct Staged {
     pub(crate) payload: Payload,
     digest: VersionDigest,
-    /// Where what is done with it later is done.
+    /// Where later work on it runs.
     pub(crate) workers: Workers,
 }
 
@@ -39,7 +39,7 @@ pub enum StageError<E: std::error::Error + 'static = Infallible> {
     /// There is no memory for them.
     #[error(transparent)]
     Memory(#[from] AllocError),
-    /// Their bytes could not be had.
+    /// Their bytes could not be read.
     #[error(transparent)]
     Fill(E),
     /// The source of a borrowed version is not as long as its tensors laid out.
@@ -83,7 +83,7 @@ impl Staging {
 }
 
 impl<E: std::error::Error> StageError<E> {
-    /// Gives what filling failed with, or the same error without that possibility.
+    /// Returns the error of filling, or any other error without that variant.
     pub(crate) fn into_fill(self) -> Result<E, StageError> {
         match self {
             Self::Fill(error) => Ok(error),

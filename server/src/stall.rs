@@ -1,4 +1,4 @@
-//! Notices that nothing moves.
+//! Detects stalled transfers.
 
 use std::{
     sync::{
@@ -9,8 +9,8 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// Watches one transfer. Whatever moves adds to its progress; the watch looks once per deadline, so a stall is noticed
-/// after one to two of them, and movement costs an addition and no timer.
+/// Watches one transfer. All progress adds to a counter that the watch reads once per timeout: a stall is detected
+/// after one to two timeouts, and progress costs an addition and no timer.
 #[derive(Debug)]
 pub(crate) struct StallWatch {
     progress: Progress,
@@ -19,7 +19,7 @@ pub(crate) struct StallWatch {
     look: Instant,
 }
 
-/// Where movement is noted. Cheap to clone.
+/// The progress counter. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Progress(Arc<AtomicU64>);
 

@@ -123,8 +123,8 @@ impl Subscription {
         }
     }
 
-    /// Waits for a version that the client is to have next. While the server drains, there is one in topics that ended
-    /// alone: what they have left is bounded, and their subscribers should hear that it was all.
+    /// Waits for the next version to send. While the server drains, only topics that ended still give one: what they
+    /// have left is bounded, and their subscribers should learn that it was all.
     async fn next_version(&mut self) -> Result<(Arc<Retained>, u64), Ended> {
         let mut draining = self.shared.draining.subscribe();
         loop {
@@ -261,8 +261,8 @@ impl Subscription {
         Next::Continue
     }
 
-    /// A version that nobody can have any more must hold no reader up, and nobody should begin it. One that might be read
-    /// later stays for others; this subscriber is not tried with again, or it could go on for ever.
+    /// Handles a failed read of the version. If it can never be read, it is withdrawn, so that no reader waits for it.
+    /// If it may be read later, it stays for others; this subscription does not retry, or it might never end.
     fn handle_source_lost(&self, retained: &Retained, error: &SourceError) {
         let version = &retained.id;
         if error.is_final() {
@@ -291,7 +291,7 @@ impl Subscription {
         transfer::handle_message(message, under_way, &mut self.credit, |lane| self.lanes.is_retired(lane))
     }
 
-    /// Does what a message is to effect, and tells whether it was the last one on `retained`.
+    /// Applies the effect of a message, and returns whether it was the last one about `retained`.
     fn finish_or_execute(&mut self, effect: Effect, retained: &Retained) -> Result<Next, Ended> {
         match effect {
             Effect::Committed { kept } => {
@@ -316,7 +316,7 @@ impl Subscription {
         }
     }
 
-    /// Does what a message is to effect that does not finish a version.
+    /// Applies the effect of a message that does not finish a version.
     fn execute(&mut self, effect: Effect) -> Result<(), Ended> {
         match effect {
             Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
@@ -363,8 +363,8 @@ impl Subscription {
         }
     }
 
-    /// How chunks are encoded: as the client wants, or the topic, or the server, whoever says something first. What the
-    /// client cannot decode travels raw.
+    /// How chunks are encoded: as the client wants, else the topic, else the server. What the client cannot decode
+    /// travels raw.
     fn codec(&self) -> CodecChoice {
         let by_client = self.codec.map(CodecChoice::Fixed);
         let choice = by_client.or_else(|| self.follower.topic().codec());

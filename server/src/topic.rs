@@ -22,7 +22,7 @@ use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topi
 use tensor_relay_transport::{Tally, egress::Payload};
 use tokio::{sync::watch, time::Instant};
 
-/// One publish, as long as anything needs it.
+/// One published version, for as long as anything needs it.
 #[derive(Debug)]
 pub(crate) struct Retained {
     pub(crate) id: VersionId,
@@ -30,9 +30,9 @@ pub(crate) struct Retained {
     pub(crate) metadata: Metadata,
     /// How many subscribers committed it. The publisher's `Publication` watches it.
     pub(crate) committed: watch::Sender<u64>,
-    /// How long those who are at it may finish once it left retention.
+    /// How long transfers of it may take to finish once it left retention.
     pub(crate) release_timeout: Duration,
-    /// When those who are still at it are cut off.
+    /// When transfers that are still in progress are aborted.
     pub(crate) cut_at: watch::Sender<Option<Instant>>,
     /// Whether, and for how long, later versions may be coded against it.
     pub(crate) base: bases::Terms,
@@ -56,7 +56,7 @@ impl Retained {
         }
     }
 
-    /// Starts the clock for those who are still at it.
+    /// Starts the deadline of the transfers in progress.
     fn leave(&self) {
         self.cut_at.send_replace(Some(Instant::now() + self.release_timeout));
     }
@@ -96,7 +96,7 @@ struct State {
     followers: u64,
     /// When the last follower left, if there is none.
     left: Option<Instant>,
-    /// Whether somebody waits to let the bases go.
+    /// Whether a task waits to release the bases.
     is_looked_after: bool,
     published: Option<Instant>,
     /// What was published last, whether or not it is still retained.
@@ -232,7 +232,7 @@ impl TopicState {
         }
     }
 
-    /// Takes their places from readers; returns how many had one.
+    /// Evicts readers; returns how many had a place.
     pub(crate) fn evict(&self, readers: &[ReaderId]) -> u64 {
         let evicted = {
             let mut state = self.state();
@@ -248,7 +248,7 @@ impl TopicState {
         evicted as u64
     }
 
-    /// Takes one version back: from retention, or from what is kept as a base.
+    /// Withdraws one version, from retention or from the kept bases.
     pub(crate) fn withdraw(&self, seq: Seq, of: bases::Of) {
         let gone = {
             let mut state = self.state();
@@ -264,7 +264,7 @@ impl TopicState {
         self.room.send_replace(());
     }
 
-    /// Takes back a version that cannot be read any more.
+    /// Withdraws a version that cannot be read any more.
     pub(crate) fn lose(&self, id: &VersionId) {
         let of = (id.epoch, id.version);
         match self.find(id.epoch, id.version) {
@@ -296,7 +296,7 @@ impl TopicState {
         self.room.send_replace(());
     }
 
-    /// Lets a version go that its publisher wants back: it is no base any more either.
+    /// Releases a version whose memory its publisher wants back: it cannot be a base any more either.
     fn take_back(&self, retained: &Arc<Retained>) -> bases::Left {
         retained.leave();
         retained.base.withdraw();

@@ -16,7 +16,7 @@ pub struct TrafficStats {
     pub received_bytes: u64,
 }
 
-/// The books. One lock, taken when a lane opens, when it ends, and when somebody asks.
+/// The counters. One lock, taken when a lane opens, when it ends, and when they are read.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic(Mutex<Books>);
 

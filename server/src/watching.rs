@@ -9,8 +9,8 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 /// How many names one message carries: as many of the longest as fit a frame.
 const PER_MESSAGE: usize = 240;
 
-/// Tells `sender` of matching topics that `holder` may list, until the lane ends. A name may be told twice, never not at
-/// all.
+/// Tells `sender` of matching topics that `holder` may list, until the lane ends. A name may be sent twice, but is
+/// never missed.
 pub(crate) async fn run(
     catalogue: Arc<Catalogue>,
     holder: Holder,
