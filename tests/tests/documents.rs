@@ -1,0 +1,133 @@
+//! The documents: links lead somewhere, named tests exist, and pages stay short enough to be read.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Pages that the index names before they exist. The change that brings one removes it here.
+const COMING: [&str; 4] = ["access.md", "monitoring.md", "doctor.md", "kubernetes.md"];
+
+/// Links within the repository are written like this where a page is read elsewhere, e.g. in a package index.
+const AT_HOME: &str = "https://github.com/tensor-relay/tensor-relay/blob/main/";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All files below `dir` that end with `ending`, but for build outputs and hidden folders.
+fn files_below(dir: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("a folder of the repository") {
+        let path = entry.expect("an entry of a folder").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') || name.starts_with("target") || path.is_symlink() {
+            continue;
+        }
+        match path.is_dir() {
+            true => found.extend(files_below(&path, ending)),
+            false if name.ends_with(ending) => found.push(path),
+            false => {}
+        }
+    }
+    found
+}
+
+/// The text of a page without its blocks of code.
+fn prose(text: &str) -> String {
+    text.split("```").step_by(2).collect()
+}
+
+/// What the links of a page lead to: `](TARGET)`.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(target, _)| target)
+}
+
+/// The anchors of a page, as GitHub makes them of its headings.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = prose(text);
+    let anchor = |heading: &str| -> String {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.lines().filter(|line| line.starts_with('#')).map(anchor).collect()
+}
+
+/// Why a link of the page at `page` leads nowhere, if so.
+fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
+    let at_home = target.strip_prefix(AT_HOME).map(|rest| (root(), rest));
+    if at_home.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
+        return None;
+    }
+    let (base, target) = at_home.unwrap_or((page.with_file_name(""), target));
+    let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let file = base.join(path);
+    if !path.is_empty() && !file.exists() {
+        return (!COMING.contains(&path)).then(|| format!("{} has no {path}", page.display()));
+    }
+    let known = match path.is_empty() {
+        true => anchors(text),
+        false if path.ends_with(".md") => anchors(&read(&file)),
+        false => return None,
+    };
+    let is_there = anchor.is_empty() || known.iter().any(|name| name == anchor);
+    (!is_there).then(|| format!("{}: {target} has no such heading", page.display()))
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut all = Vec::new();
+    for page in files_below(&root(), ".md") {
+        let text = read(&page);
+        all.extend(links(&prose(&text)).filter_map(|target| broken(&page, &text, target)));
+    }
+    assert!(all.is_empty(), "{all:#?}");
+}
+
+/// `processes/ends::a_second_signal` is a function of that file, or of a file in its folder.
+#[test]
+fn tests_that_are_named_exist() {
+    let mut missing = Vec::new();
+    for page in ["ARCHITECTURE.md", "docs/promises.md", "docs/deadlines.md"] {
+        let text = read(&root().join(page));
+        for (place, function) in text.split('`').skip(1).step_by(2).filter_map(|word| word.split_once("::")) {
+            let Some(("sim" | "hostile" | "processes" | "transport" | "cuda", _)) = place.split_once('/')
+            else {
+                continue;
+            };
+            if function == "f" {
+                continue; // It stands for any.
+            }
+            let module = root().join("tests/tests").join(place);
+            let mut files = vec![module.with_extension("rs")];
+            files.extend(module.is_dir().then(|| files_below(&module, ".rs")).into_iter().flatten());
+            let wanted = format!("fn {function}(");
+            if !files
+                .iter()
+                .any(|file| fs::read_to_string(file).is_ok_and(|code| code.contains(&wanted)))
+            {
+                missing.push(format!("{page}: {place}::{function}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn pages_are_short() {
+    let mut pages = vec![(root().join("README.md"), 7), (root().join("python/README.md"), 7)];
+    pages.push((root().join("ARCHITECTURE.md"), 16));
+    pages.extend(files_below(&root().join("docs"), ".md").into_iter().map(|page| (page, 8)));
+    for (page, kib) in pages {
+        let bytes = read(&page).len();
+        assert!(bytes <= kib << 10, "{} has {bytes} bytes, more than {kib} KiB", page.display());
+    }
+}
