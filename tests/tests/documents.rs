@@ -67,7 +67,7 @@ fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
     if at_home.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
         return None;
     }
-    let (base, target) = at_home.unwrap_or((page.with_file_name(""), target));
+    let (base, target) = at_home.unwrap_or_else(|| (page.with_file_name(""), target));
     let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
     let file = base.join(path);
     if !path.is_empty() && !file.exists() {
