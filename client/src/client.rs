@@ -222,6 +222,11 @@ impl Client {
         let _ = (&mut self.reconnector).await;
     }
 
+    /// Whether the session is over for good: nothing comes of it any more, and another client must be connected.
+    pub fn has_ended(&self) -> bool {
+        self.state.ended.borrow().is_some()
+    }
+
     fn command(&self, command: Command) -> Result<(), ClientError> {
         self.commands.send(command).map_err(|_| self.gone())
     }

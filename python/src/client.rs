@@ -1,6 +1,7 @@
 //! `tensor_relay.connect` and `Client`: a connection to a server.
 
 use crate::{
+    description::{Description, Wanted},
     errors::{Kind, of_client},
     gpu::{GpuOptions, Gpus, ordinal_called},
     out::Out,
@@ -9,8 +10,11 @@ use crate::{
     runtime::Here,
     select::Select,
     serve::transport_called,
+    snapshot::Snapshot,
+    start::{epoch_called, start_called},
     subscription::{OnGap, Subscription},
-    wait::{finite_seconds, seconds, wait},
+    topic_info::TopicInfo,
+    wait::{finite_seconds, seconds, wait, wait_at_most},
 };
 use pyo3::{prelude::*, sync::MutexExt, types::PyDict};
 use std::{
@@ -19,8 +23,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::{
-    self as client, Config, Connector, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Start,
-    Ticket, Tuning, Version,
+    self as client, Config, Connector, Identity, LANES_MAX, Lanes, MemoryStats, ReaderName, Request, Ticket,
+    Topic, Tuning, Version,
 };
 
 /// A session with a server. It connects again by itself when the connection is lost.
@@ -34,33 +38,6 @@ pub(crate) struct Client {
 /// How long the slots of GPUs are: what chunks are, where their server does not say otherwise. Longer chunks are copied once
 /// more.
 const CHUNK_BYTES: u32 = 4 << 20;
-
-/// A topic that a server has.
-#[pyclass(frozen, get_all, module = "tensor_relay")]
-pub(crate) struct TopicInfo {
-    /// Its name.
-    topic: String,
-    /// The number of its newest version.
-    version: u64,
-    /// Which life of the topic that belongs to.
-    epoch: String,
-    /// How many tensors that has.
-    tensors: u64,
-    /// How many bytes those have, with the padding between them.
-    payload_bytes: u64,
-    /// How many subscriptions follow the topic.
-    subscribers: u64,
-}
-
-#[pymethods]
-impl TopicInfo {
-    fn __repr__(&self) -> String {
-        let Self { topic, version, epoch, tensors, payload_bytes, .. } = self;
-        format!(
-            "TopicInfo({topic} version {version} (epoch {epoch}), {tensors} tensors, {payload_bytes} bytes)"
-        )
-    }
-}
 
 /// How long saying good-bye may take.
 const GOOD_BYE: Duration = Duration::from_secs(2);
@@ -142,15 +119,7 @@ impl Client {
     fn topics(&self, py: Python<'_>) -> PyResult<Vec<TopicInfo>> {
         let client = self.client(py)?;
         let topics = wait(py, client.list())?.map_err(|error| of_client(py, &error))?;
-        let info = |entry: client::TopicEntry| TopicInfo {
-            topic: entry.id.topic.to_string(),
-            version: entry.id.version.0,
-            epoch: entry.id.epoch.to_string(),
-            tensors: entry.tensors,
-            payload_bytes: entry.payload_bytes,
-            subscribers: entry.subscribers,
-        };
-        Ok(topics.into_iter().map(info).collect())
+        Ok(topics.into_iter().map(TopicInfo::of).collect())
     }
 
     /// Subscribes to a topic, which need not exist yet; without a name, to the one that the ticket names.
@@ -161,8 +130,8 @@ impl Client {
     /// select: only tensors whose names match this pattern, or one of these, travel: `?` is one character and `*` any number,
     /// but no `/`, and `**` any number with `/`. A version of which none match is refused with RequestError; the log tells of
     /// single patterns without a match.
-    /// start: "newest" or "next", and in mode "every" also "oldest" or a version's number; by default the newest, or in mode
-    /// "every" the oldest.
+    /// start: "newest" or "next", and in mode "every" also "oldest", a version's number, or its epoch and number; by default
+    /// the newest, or in mode "every" the oldest.
     /// window: in mode "every", how many versions may be received ahead, the one in use included (3).
     /// reader: in mode "every", a name under which the server keeps this reader's place while it is away.
     /// preempt: in mode "latest", whether a version under way is given up for a newer one.
@@ -199,11 +168,7 @@ impl Client {
         strict: bool,
     ) -> PyResult<Subscription> {
         let (py, this) = (slf.py(), slf.get());
-        let topic = match (topic, this.ticket.topic()) {
-            (Some(name), _) => topic_called(py, name)?,
-            (None, Some(topic)) => topic.clone(),
-            (None, None) => return Err(Kind::Request.raise(py, "the ticket names no topic: say which")),
-        };
+        let topic = this.topic_meant(py, topic)?;
         let timeout = seconds("timeout", timeout)?;
         let on_gap = OnGap::called(py, on_gap)?;
         let gpus = this.gpus.get(py)?;
@@ -235,6 +200,102 @@ impl Client {
         Ok(Subscription::new(subscription, slf.clone().unbind(), timeout, on_gap, select, out))
     }
 
+    /// One version of a topic, once: what `subscribe` gives first, without a subscription that goes on.
+    ///
+    /// topic: its name; without one, that which the ticket names.
+    /// version: the number of the version; None is the newest. One that is not published yet is waited for; one that is not
+    /// kept any more is refused, and nothing is received in its place.
+    /// epoch: beside `version`, the life of the topic that it belongs to, as `Snapshot.epoch` says it: a publisher that was
+    /// started anew begins to count again.
+    /// select, out, atomic, strict: as for `subscribe`.
+    /// timeout: how long all of it may take, in seconds; None waits for as long as it takes. A topic that does not exist is
+    /// waited for as long as the client's `topic_timeout` at most.
+    ///
+    /// Raises VersionNotFoundError, TopicNotFoundError, RelayTimeoutError, TopicEndedError and what else
+    /// `Subscription.next` does. With `atomic=False`, a timeout after the first byte came is TornError.
+    #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
+                        strict = true, timeout = 60.0))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+    fn get<'py>(
+        slf: Bound<'py, Self>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+        select: Option<Bound<'py, PyAny>>,
+        out: Option<Bound<'py, PyAny>>,
+        atomic: bool,
+        strict: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let wanted = (topic, version, epoch, select, out, atomic, strict, timeout);
+        in_python(slf, "get", wanted)
+    }
+
+    /// The same as a coroutine of asyncio. Not with `atomic=False`.
+    #[pyo3(signature = (topic = None, version = None, *, epoch = None, select = None, out = None, atomic = true,
+                        strict = true, timeout = 60.0))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
+    fn get_async<'py>(
+        slf: Bound<'py, Self>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+        select: Option<Bound<'py, PyAny>>,
+        out: Option<Bound<'py, PyAny>>,
+        atomic: bool,
+        strict: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let wanted = (topic, version, epoch, select, out, atomic, strict, timeout);
+        in_python(slf, "get_async", wanted)
+    }
+
+    /// Copies a snapshot to the tensors of `out`, all of them or none, as `subscribe(out=…)` does when a version is whole: it
+    /// is received while they are in use (`get`), and installed in a pause that is as long as one copy. `strict` is as
+    /// there. Returns what is known of the version.
+    ///
+    /// Raises TargetError where the version does not fit, with nothing written; TornError where a GPU fails in the middle.
+    #[pyo3(signature = (snapshot, out, *, strict = true))]
+    fn install(
+        &self,
+        py: Python<'_>,
+        snapshot: &Snapshot,
+        out: Bound<'_, PyAny>,
+        strict: bool,
+    ) -> PyResult<Snapshot> {
+        let out = Out::new(out.unbind(), true, strict, Arc::clone(self.gpus.get(py)?));
+        out.copy(py, &snapshot.arrived(py)?)?.map_err(|failed| failed.raise(py))
+    }
+
+    /// What a version consists of, without its tensors: little more than their names travels. `topic`, `version`, `epoch`
+    /// and `timeout` are as for `get`, and so is what it raises.
+    #[pyo3(signature = (topic = None, version = None, *, epoch = None, timeout = 60.0))]
+    fn describe(
+        slf: Bound<'_, Self>,
+        topic: Option<&str>,
+        version: Option<u64>,
+        epoch: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Description> {
+        let (py, this) = (slf.py(), slf.get());
+        let epoch = epoch.map(|epoch| epoch_called(py, epoch)).transpose()?;
+        let version = version.map(|version| (epoch, Version(version)));
+        let wanted = Wanted { topic: this.topic_meant(py, topic)?, version };
+        let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
+        match wait_at_most(py, timeout, wanted.receive(&client))? {
+            Some(described) => described.map_err(|failed| failed.raise(py)),
+            None => {
+                Err(Kind::Timeout.raise(py, "no such version came in time; the same call may be made again"))
+            }
+        }
+    }
+
+    /// The ticket that it was connected with. A secret, to whom the tensors are one.
+    #[getter]
+    fn ticket(&self) -> String {
+        self.ticket.to_string()
+    }
+
     /// What it has done and takes, as numbers by name: `reconnects`; and of this machine's memory `snapshot_bytes`, which
     /// snapshots take that are being received, ready or held; `reusable_bytes`, which are kept for the next ones until
     /// two seconds after the last subscription ends; and `base_bytes`, copies of versions to which deltas are applied.
@@ -251,6 +312,13 @@ impl Client {
             by_name.set_item(name, value)?;
         }
         Ok(by_name)
+    }
+
+    /// Whether it is of no use any more: it was closed, or its server was gone for longer than `reconnect_timeout`.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> PyResult<bool> {
+        let open = self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        Ok(open.as_ref().is_none_or(|client| client.has_ended()))
     }
 
     /// How often a lost connection was made again.
@@ -299,6 +367,15 @@ impl Client {
         self.client(py).ok()?.connection_lost()
     }
 
+    /// The topic of this name; without one, that which the ticket names.
+    fn topic_meant(&self, py: Python<'_>, topic: Option<&str>) -> PyResult<Topic> {
+        match (topic, self.ticket.topic()) {
+            (Some(name), _) => topic_called(py, name),
+            (None, Some(topic)) => Ok(topic.clone()),
+            (None, None) => Err(Kind::Request.raise(py, "the ticket names no topic: say which")),
+        }
+    }
+
     fn client(&self, py: Python<'_>) -> PyResult<Arc<client::Client>> {
         let open = self
             .open
@@ -319,18 +396,41 @@ fn lanes_called(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
     }
 }
 
-fn start_called(start: &Bound<'_, PyAny>) -> PyResult<Start> {
-    if let Ok(version) = start.extract::<u64>() {
-        return Ok(Start::At(None, Version(version)));
-    }
-    match start.extract::<String>().as_deref() {
-        Ok("newest") => Ok(Start::Newest),
-        Ok("next") => Ok(Start::Next),
-        Ok("oldest") => Ok(Start::Oldest),
-        _ => {
-            let message =
-                format!("start is \"newest\", \"next\", \"oldest\" or a version's number, and not {start:?}");
-            Err(Kind::Request.raise(start.py(), message))
-        }
-    }
+/// The ticket of the server alone, without a topic: the same text for all tickets of a server that name it alike.
+///
+/// # Errors
+/// `TicketError` for what is no ticket.
+#[pyfunction]
+pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
+    let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
+    let server = Ticket::new(ticket.addresses().to_vec(), ticket.keys().to_vec(), None);
+    Ok(server.map_err(Kind::Ticket.because(py))?.to_string())
 }
+
+/// A call of the same name that is written in Python.
+fn in_python<'py>(
+    client: Bound<'py, Client>,
+    name: &str,
+    (topic, version, epoch, select, out, atomic, strict, timeout): Get<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = client.py();
+    let options = PyDict::new(py);
+    options.set_item("select", select)?;
+    options.set_item("out", out)?;
+    options.set_item("atomic", atomic)?;
+    options.set_item("strict", strict)?;
+    py.import("tensor_relay._get")?
+        .call_method1(name, (client, topic, version, epoch, timeout, options))
+}
+
+/// What `Client.get` takes.
+type Get<'a, 'py> = (
+    Option<&'a str>,
+    Option<u64>,
+    Option<&'a str>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    bool,
+    bool,
+    Option<f64>,
+);

@@ -9,6 +9,7 @@
 mod awaitable;
 mod client;
 mod closable;
+mod description;
 mod entries;
 mod errors;
 mod gpu;
@@ -25,9 +26,11 @@ mod runtime;
 mod select;
 mod serve;
 mod snapshot;
+mod start;
 mod subscription;
 mod tensor;
 mod tensors_in;
+mod topic_info;
 mod topic_options;
 mod version;
 mod wait;
@@ -44,7 +47,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod _native {
     #[pymodule_export]
     use super::{
-        client::{Client, TopicInfo, connect},
+        client::{Client, connect, server_of},
+        description::{Description, TensorInfo},
         interpreter::{begin_finish, finish},
         producer::{Producer, publish_to},
         publication::Publication,
@@ -53,6 +57,7 @@ mod _native {
         snapshot::{CodecCount, Receipt, Snapshot},
         subscription::{Progress, Subscription},
         tensor::Tensor,
+        topic_info::TopicInfo,
     };
     use pyo3::prelude::*;
 

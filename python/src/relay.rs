@@ -22,6 +22,7 @@ use std::{
     collections::HashMap,
     mem,
     net::SocketAddr,
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -29,7 +30,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    AccessStore, Device, Dtype, Grant, Publisher, Server, Staging, Ticket, Topic, TopicOptions, Verbs,
+    self as server, AccessStore, Device, Dtype, FileError, Grant, Held, Metadata, Publisher, Server, Staging,
+    TensorFiles, Ticket, Topic, TopicOptions, Verbs,
 };
 
 /// A server that runs in this process, on threads of its own.
@@ -47,6 +49,10 @@ pub(crate) struct Relay {
 
 /// A topic's publisher, whoever publishes with it now.
 type SharedPublisher = Arc<Closable<Publisher>>;
+
+/// How many topics there are when the names of those that were withdrawn are forgotten: a program that makes topics without
+/// end takes no memory without end, and who withdraws one twice has done so long before.
+const REMEMBERED_MAX: usize = 4_096;
 
 /// What there is until it is closed.
 struct Open {
@@ -176,20 +182,37 @@ impl Relay {
             Hold::Stage => lain.stage(py, &staging, self.staged_on(py)?.as_ref())?,
             Hold::Borrow => lain.lend(py, &staging)?,
         };
-        let publish = async {
-            let mut turn = Arc::clone(&publisher).turn().await?;
-            Some(turn.value()?.publish(held, metadata).await)
-        };
-        let publish = async { publisher.unless_closed(publish).await.flatten() };
-        let published = wait_at_most(py, timeout, publish)?.ok_or_else(|| {
-            let waited = timeout.unwrap_or_default().as_secs_f64();
-            let message = format!("readers of {topic} were not done with older versions within {waited} s");
-            Kind::Timeout.raise(py, message)
-        })?;
-        let published = published.ok_or_else(|| ended(py, &topic))?; // Meanwhile.
-        let publication = published.map_err(Kind::Publish.because(py))?;
+        let publication = announce(py, &topic, publisher, held, metadata, timeout)?;
         self.copied_bytes.fetch_add(copied_bytes, Ordering::Relaxed);
         Ok(Publication::new(publication, payload_bytes, copied_bytes))
+    }
+
+    /// Publishes files as the next version of `topic`, as `tensor-relay serve` does: a safetensors file, a NumPy array or
+    /// archive, or the folder of a model. Subscribers get tensors; `tensor_relay.pull` and the command line write the same
+    /// files again. All bytes are read and copied before this returns. `metadata` and `timeout` are as for `publish`.
+    ///
+    /// Raises PublishError, which names the file that cannot be served; RelayTimeoutError after `timeout`. Nothing was
+    /// published then.
+    #[pyo3(signature = (topic, path, *, metadata = None, timeout = None))]
+    fn publish_files(
+        &self,
+        py: Python<'_>,
+        topic: &str,
+        path: PathBuf,
+        metadata: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Publication> {
+        let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
+        let metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
+        let (publisher, staging) = self.publisher(py, &topic)?;
+        let read = || {
+            let files = TensorFiles::open(&path)?;
+            Ok((files.total_bytes(), files.stage(&staging)?))
+        };
+        let (bytes, staged) = py.detach(read).map_err(|error: FileError| Kind::Publish.raise(py, error))?;
+        let publication = announce(py, &topic, publisher, staged.into(), metadata, timeout)?;
+        self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Publication::new(publication, bytes, bytes))
     }
 
     /// Says that nothing will follow in `topic`: subscriptions end once they have what they asked for. What is retained
@@ -410,9 +433,35 @@ impl Open {
             .publisher_with(topic.clone(), None, options)
             .map_err(Kind::Publish.because(py))?;
         let publisher = Arc::new(Closable::new(publisher));
+        if self.topics.len() >= REMEMBERED_MAX {
+            self.topics.retain(|_, known| !matches!(known, TopicState::Withdrawn));
+        }
         self.topics.insert(topic, TopicState::Open(Arc::clone(&publisher)));
         Ok(publisher)
     }
+}
+
+/// Publishes what is held, once readers in mode `every` let it.
+fn announce(
+    py: Python<'_>,
+    topic: &Topic,
+    publisher: SharedPublisher,
+    held: Held,
+    metadata: Metadata,
+    timeout: Option<Duration>,
+) -> PyResult<server::Publication> {
+    let publish = async {
+        let mut turn = Arc::clone(&publisher).turn().await?;
+        Some(turn.value()?.publish(held, metadata).await)
+    };
+    let publish = async { publisher.unless_closed(publish).await.flatten() };
+    let published = wait_at_most(py, timeout, publish)?.ok_or_else(|| {
+        let waited = timeout.unwrap_or_default().as_secs_f64();
+        let message = format!("readers of {topic} were not done with older versions within {waited} s");
+        Kind::Timeout.raise(py, message)
+    })?;
+    let published = published.ok_or_else(|| ended(py, topic))?; // Meanwhile.
+    published.map_err(Kind::Publish.because(py))
 }
 
 /// Those of the topics that are open.

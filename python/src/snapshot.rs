@@ -136,6 +136,25 @@ impl Snapshot {
         Some(Tensor::new(described, bytes))
     }
 
+    /// The version as it came, to be copied elsewhere.
+    pub(crate) fn arrived(&self, py: Python<'_>) -> PyResult<Arrived> {
+        let snapshot = self.tensors.clone().ok_or_else(|| {
+            Kind::Other.raise(py, "this version was received into `out`: the tensors are there")
+        })?;
+        Ok(Arrived { snapshot, gap: None })
+    }
+
+    /// Its tensors in this machine's memory, to be saved.
+    fn on_host(&self, py: Python<'_>) -> PyResult<client::Snapshot> {
+        let snapshot = self.tensors.as_ref().ok_or_else(|| {
+            Kind::Other.raise(py, "this version was received into `out`: save the tensors that are there")
+        })?;
+        match snapshot.is_on_device() {
+            true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error)),
+            false => Ok(snapshot.clone()),
+        }
+    }
+
     fn names(&self) -> Vec<&str> {
         let described = self.tensors.iter().flat_map(client::Snapshot::described);
         described.map(|tensor| tensor.name.as_str()).collect()
@@ -289,14 +308,20 @@ impl Snapshot {
     ///
     /// Raises TensorRelayError when the system refuses, or when the tensors were received into `out`.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        let snapshot = self.tensors.as_ref().ok_or_else(|| {
-            Kind::Other.raise(py, "this version was received into `out`: save the tensors that are there")
-        })?;
-        let on_host = match snapshot.is_on_device() {
-            true => wait(py, snapshot.to_host())?.map_err(|error| of_device(py, &error))?,
-            false => snapshot.clone(),
-        };
+        let on_host = self.on_host(py)?;
         py.detach(|| on_host.save_safetensors(&path)).map_err(Kind::Other.because(py))
+    }
+
+    /// Writes the version below `folder` as the files that it was published from, each whole or not at all: topic `a/b` is
+    /// `folder/a/b`, or `folder/a/b.safetensors` where it was no folder, and replaces what a version before left there.
+    /// Returns where that is.
+    ///
+    /// Raises TensorRelayError when the system refuses, when files are there that no version left, or when the tensors
+    /// were received into `out`.
+    fn save_files(&self, py: Python<'_>, folder: PathBuf) -> PyResult<PathBuf> {
+        let on_host = self.on_host(py)?;
+        let mirror = client::Mirror::new(folder, None);
+        py.detach(|| mirror.save(&on_host)).map_err(Kind::Other.because(py))
     }
 
     /// The GPU that the tensors lie on, as `cuda:0`; `cpu` for host memory.

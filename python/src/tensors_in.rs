@@ -256,7 +256,8 @@ fn blame(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         )),
         false => match value.cast::<PyDict>() {
             Ok(dictionary) => PyTypeError::new_err(format!(
-                "it is a dictionary, and tensors travel by one name each: flatten it, to names like `{name}{}`",
+                "it is a dictionary, and tensors travel by one name each: flatten it, to names like `{name}{}`, or let \
+                 `tensor_relay.tree.flatten` do so for the whole tree",
                 keys_below(dictionary)
             )),
             Err(_) => error,

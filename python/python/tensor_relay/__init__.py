@@ -23,10 +23,11 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 
-from . import _native
+from . import _native, tree
 from ._native import (
     Client,
     CodecCount,
+    Description,
     Producer,
     Progress,
     Publication,
@@ -35,13 +36,17 @@ from ._native import (
     Snapshot,
     Subscription,
     Tensor,
+    TensorInfo,
     TopicInfo,
 )
+from ._pull import pull
+from ._shared import shared_client
 from .errors import (
     ClosedError,
     DamagedError,
     ForkError,
     HoldingTooManyError,
+    IntegrationError,
     NoRoomError,
     PublishError,
     RelayConnectionError,
@@ -56,6 +61,7 @@ from .errors import (
     TopicNotFoundError,
     TornError,
     UnsupportedTensorError,
+    VersionNotFoundError,
     VersionsMissedError,
 )
 
@@ -64,8 +70,10 @@ __all__ = [
     "ClosedError",
     "CodecCount",
     "DamagedError",
+    "Description",
     "ForkError",
     "HoldingTooManyError",
+    "IntegrationError",
     "NoRoomError",
     "Producer",
     "Progress",
@@ -82,6 +90,7 @@ __all__ = [
     "Subscription",
     "TargetError",
     "Tensor",
+    "TensorInfo",
     "TensorRelayError",
     "TicketError",
     "TopicEndedError",
@@ -89,10 +98,13 @@ __all__ = [
     "TopicNotFoundError",
     "TornError",
     "UnsupportedTensorError",
+    "VersionNotFoundError",
     "VersionsMissedError",
     "connect",
     "publish_to",
+    "pull",
     "serve",
+    "shared_client",
 ]
 
 __version__: str = _native.__version__

@@ -11,6 +11,7 @@ __all__ = [
     "BUILD",
     "Client",
     "CodecCount",
+    "Description",
     "Producer",
     "Progress",
     "Publication",
@@ -19,6 +20,7 @@ __all__ = [
     "Snapshot",
     "Subscription",
     "Tensor",
+    "TensorInfo",
     "TopicInfo",
     "__version__",
     "begin_finish",
@@ -26,6 +28,7 @@ __all__ = [
     "finish",
     "publish_to",
     "serve",
+    "server_of",
 ]
 
 BUILD: Final[str]
@@ -125,6 +128,7 @@ class Snapshot(Mapping[str, Tensor]):
     def torch(self) -> dict[str, Any]: ...
     def jax(self) -> dict[str, Any]: ...
     def save(self, path: str | os.PathLike[str]) -> None: ...
+    def save_files(self, folder: str | os.PathLike[str]) -> Path: ...
     @property
     def device(self) -> str: ...
     def to_host(self, timeout: float | None = None) -> Snapshot: ...
@@ -180,6 +184,34 @@ class TopicInfo:
     def subscribers(self) -> int: ...
 
 @final
+class TensorInfo:
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+@final
+class Description:
+    @property
+    def topic(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def epoch(self) -> str: ...
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+    @property
+    def manifest_metadata(self) -> dict[str, str]: ...
+    @property
+    def entries(self) -> dict[str, Any]: ...
+    @property
+    def payload_bytes(self) -> int: ...
+    @property
+    def tensors(self) -> dict[str, TensorInfo]: ...
+
+@final
 class Client:
     def topics(self) -> list[TopicInfo]: ...
     def subscribe(
@@ -188,7 +220,7 @@ class Client:
         *,
         mode: Literal["latest", "every"] = "latest",
         select: str | Iterable[str] | None = None,
-        start: Literal["newest", "next", "oldest"] | int | None = None,
+        start: Literal["newest", "next", "oldest"] | int | tuple[str, int] | None = None,
         window: int | None = None,
         reader: str | None = None,
         preempt: bool = False,
@@ -198,7 +230,46 @@ class Client:
         atomic: bool = True,
         strict: bool = True,
     ) -> Subscription: ...
+    def get(
+        self,
+        topic: str | None = None,
+        version: int | None = None,
+        *,
+        epoch: str | None = None,
+        select: str | Iterable[str] | None = None,
+        out: Mapping[str, Any] | _Model | None = None,
+        atomic: bool = True,
+        strict: bool = True,
+        timeout: float | None = 60.0,
+    ) -> Snapshot: ...
+    async def get_async(
+        self,
+        topic: str | None = None,
+        version: int | None = None,
+        *,
+        epoch: str | None = None,
+        select: str | Iterable[str] | None = None,
+        out: Mapping[str, Any] | _Model | None = None,
+        atomic: bool = True,
+        strict: bool = True,
+        timeout: float | None = 60.0,
+    ) -> Snapshot: ...
+    def install(
+        self, snapshot: Snapshot, out: Mapping[str, Any] | _Model, *, strict: bool = True
+    ) -> Snapshot: ...
+    def describe(
+        self,
+        topic: str | None = None,
+        version: int | None = None,
+        *,
+        epoch: str | None = None,
+        timeout: float | None = 60.0,
+    ) -> Description: ...
+    @property
+    def ticket(self) -> str: ...
     def stats(self) -> dict[str, int]: ...
+    @property
+    def closed(self) -> bool: ...
     @property
     def reconnects(self) -> int: ...
     def close(self) -> None: ...
@@ -255,6 +326,14 @@ class Relay:
         hold: Literal["stage", "borrow"] = "stage",
         metadata: Mapping[str, Any] | None = None,
         dtype: Any = None,
+        timeout: float | None = None,
+    ) -> Publication: ...
+    def publish_files(
+        self,
+        topic: str,
+        path: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Publication: ...
     def end(self, topic: str) -> None: ...
@@ -322,5 +401,6 @@ def connect(
     gpu_memory_bytes: int | None,
     pinned_bytes: int,
 ) -> Client: ...
+def server_of(ticket: str) -> str: ...
 def begin_finish() -> None: ...
 def finish() -> None: ...

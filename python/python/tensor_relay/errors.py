@@ -37,6 +37,10 @@ class TopicNotFoundError(RelayTimeoutError):
     """No such topic appeared within the client's `topic_timeout`."""
 
 
+class VersionNotFoundError(TensorRelayError, LookupError):
+    """The version of this number, or of this epoch, is not kept any more. Nothing else was received in its place."""
+
+
 class HoldingTooManyError(TensorRelayError):
     """A version is there, but as many snapshots are held as may be, and none was let go within `hold_timeout`, or within
     the call's own `timeout` if that is shorter. Drop some, and call again.
@@ -97,6 +101,10 @@ class TornError(TensorRelayError):
 
     version: int
     """The version whose bytes they hold."""
+
+
+class IntegrationError(TensorRelayError, ImportError):
+    """The system that an integration is for is not installed, or in a version that the integration does not know."""
 
 
 class ForkError(TensorRelayError, RuntimeError):

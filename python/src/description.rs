@@ -1,0 +1,204 @@
+//! `Client.describe`: what a version consists of, without its tensors.
+
+use crate::{
+    entries,
+    errors::{Kind, of_client, of_subscription},
+    metadata,
+};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use std::sync::Arc;
+use tensor_relay_client::{
+    Client, ClientError, Dtype, Epoch, Glob, Manifest, Request, Shape, Snapshot, Start, SubscriptionError,
+    Topic, Version, VersionId,
+};
+
+/// Selects no tensor: of a version of which nothing is selected, the manifest alone travels. A tensor of this very name
+/// would travel for nothing, and harm nobody.
+const NOTHING: &str = "tensor-relay.describe/nothing";
+
+/// What a version consists of: its metadata, and each tensor's name, dtype and shape.
+#[pyclass(frozen, module = "tensor_relay")]
+pub(crate) struct Description {
+    id: VersionId,
+    metadata: Vec<(String, String)>,
+    manifest: Arc<Manifest>,
+}
+
+/// What a tensor of a version is.
+#[pyclass(frozen, module = "tensor_relay")]
+pub(crate) struct TensorInfo {
+    dtype: Dtype,
+    shape: Shape,
+    nbytes: u64,
+}
+
+/// Which version is to be described: the newest, or that of a number.
+pub(crate) struct Wanted {
+    pub(crate) topic: Topic,
+    pub(crate) version: Option<(Option<Epoch>, Version)>,
+}
+
+/// Why there is no description.
+pub(crate) enum NotDescribed {
+    Client(ClientError),
+    Subscription(SubscriptionError),
+    /// It is not kept any more. Says what is.
+    Gone(String),
+}
+
+impl Wanted {
+    fn request(&self) -> Request {
+        match self.version {
+            None => Request::latest(self.topic.clone()),
+            Some((epoch, version)) => {
+                Request::every(self.topic.clone()).from(Start::At(epoch, version)).window(1)
+            }
+        }
+    }
+
+    fn is_met_by(&self, found: &VersionId) -> bool {
+        self.version.is_none_or(|(epoch, version)| {
+            version == found.version && epoch.is_none_or(|epoch| epoch == found.epoch)
+        })
+    }
+
+    /// Receives its manifest.
+    pub(crate) async fn receive(self, client: &Client) -> Result<Description, NotDescribed> {
+        let nothing = Glob::new(NOTHING).expect("it has the characters of a glob");
+        let subscribed = client.subscribe_to(self.request().select([nothing])).await;
+        let next = subscribed.map_err(NotDescribed::Client)?.next().await;
+        match next {
+            Ok(snapshot) if self.is_met_by(snapshot.id()) => Ok(Description::of(&snapshot)),
+            Ok(snapshot) => Err(self.gone(&format!("{} is the oldest that is", snapshot.id()))),
+            Err(SubscriptionError::Gap(gap)) => Err(self.gone(&gap.to_string())),
+            Err(error) => Err(NotDescribed::Subscription(error)),
+        }
+    }
+
+    fn gone(&self, found: &str) -> NotDescribed {
+        let version = self.version.map_or(0, |(_, version)| version.0);
+        NotDescribed::Gone(format!("version {version} of {} is not kept any more: {found}", self.topic))
+    }
+}
+
+impl NotDescribed {
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Client(error) => of_client(py, error),
+            Self::Subscription(error) => of_subscription(py, error),
+            Self::Gone(message) => Kind::VersionNotFound.raise(py, message),
+        }
+    }
+}
+
+impl Description {
+    fn of(snapshot: &Snapshot) -> Self {
+        Self {
+            id: snapshot.id().clone(),
+            metadata: snapshot.metadata().to_vec(),
+            manifest: Arc::clone(snapshot.manifest()),
+        }
+    }
+}
+
+#[pymethods]
+impl Description {
+    /// The topic's name.
+    #[getter]
+    fn topic(&self) -> &str {
+        self.id.topic.as_str()
+    }
+
+    /// Its number, which rises within an epoch.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.id.version.0
+    }
+
+    /// Which life of the topic it belongs to: 16 hexadecimal digits.
+    #[getter]
+    fn epoch(&self) -> String {
+        self.id.epoch.to_string()
+    }
+
+    /// What the publisher said of this version, as `Snapshot.metadata`.
+    ///
+    /// Raises DamagedError for what cannot be read.
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        metadata::to_user(py, &self.metadata)
+    }
+
+    /// What all versions with these tensors share, as `Snapshot.manifest_metadata`.
+    #[getter]
+    fn manifest_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let by_key = PyDict::new(py);
+        for (key, value) in self.manifest.metadata() {
+            by_key.set_item(key, value)?;
+        }
+        Ok(by_key)
+    }
+
+    /// The values that were published among the tensors and are none, as `Snapshot.entries`.
+    ///
+    /// Raises DamagedError for one that cannot be read.
+    #[getter]
+    fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        entries::of_metadata(py, &self.metadata)
+    }
+
+    /// The size of all tensors in bytes, with the padding between them.
+    #[getter]
+    fn payload_bytes(&self) -> u64 {
+        self.manifest.payload_bytes()
+    }
+
+    /// What each tensor is, by its name, in the order in which they were published.
+    #[getter]
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let by_name = PyDict::new(py);
+        for tensor in self.manifest.tensors() {
+            let info =
+                TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone(), nbytes: tensor.byte_len() };
+            by_name.set_item(tensor.name.as_str(), Py::new(py, info)?)?;
+        }
+        Ok(by_name)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Description({}, {} tensors, {} bytes)",
+            self.id,
+            self.manifest.tensors().len(),
+            self.manifest.payload_bytes()
+        )
+    }
+}
+
+#[pymethods]
+impl TensorInfo {
+    /// The type of its elements, e.g. `bf16`.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    /// Its dimensions, outermost first.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.shape.dimensions())
+    }
+
+    /// Its size in bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    fn __repr__(&self) -> String {
+        format!("TensorInfo({} {:?}, {} bytes)", self.dtype.name(), self.shape.dimensions(), self.nbytes)
+    }
+}

@@ -1,0 +1,44 @@
+//! `tensor_relay.TopicInfo`: what a server says of a topic.
+
+use pyo3::prelude::*;
+use tensor_relay_client::TopicEntry;
+
+/// A topic that a server has.
+#[pyclass(frozen, get_all, module = "tensor_relay")]
+pub(crate) struct TopicInfo {
+    /// Its name.
+    topic: String,
+    /// The number of its newest version.
+    version: u64,
+    /// Which life of the topic that belongs to.
+    epoch: String,
+    /// How many tensors that has.
+    tensors: u64,
+    /// How many bytes those have, with the padding between them.
+    payload_bytes: u64,
+    /// How many subscriptions follow the topic.
+    subscribers: u64,
+}
+
+#[pymethods]
+impl TopicInfo {
+    fn __repr__(&self) -> String {
+        let Self { topic, version, epoch, tensors, payload_bytes, .. } = self;
+        format!(
+            "TopicInfo({topic} version {version} (epoch {epoch}), {tensors} tensors, {payload_bytes} bytes)"
+        )
+    }
+}
+
+impl TopicInfo {
+    pub(crate) fn of(entry: TopicEntry) -> Self {
+        Self {
+            topic: entry.id.topic.to_string(),
+            version: entry.id.version.0,
+            epoch: entry.id.epoch.to_string(),
+            tensors: entry.tensors,
+            payload_bytes: entry.payload_bytes,
+            subscribers: entry.subscribers,
+        }
+    }
+}

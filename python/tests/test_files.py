@@ -1,0 +1,60 @@
+"""Files are published from here, and pulled to folders, as the command line does both."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import tensor_relay
+
+WEIGHTS = {"layer.w": np.arange(600, dtype="f4").reshape(20, 30), "layer.b": np.ones(3, "f2")}
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(WEIGHTS, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 4}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def test_a_folder_is_pulled_as_it_was(relay, model, tmp_path):
+    published = relay.publish_files("models/tiny", model, metadata={"step": 3})
+    assert published.version == 1 and published.copied_bytes > 2_400
+    pulled = tensor_relay.pull(relay.ticket_for("models/tiny"), tmp_path / "out")
+    assert pulled == tmp_path / "out" / "models" / "tiny"
+    assert contents(pulled) == contents(model)
+    (model / "config.json").write_text(json.dumps({"hidden_size": 5}))
+    relay.publish_files("models/tiny", model)
+    with tensor_relay.connect(relay.ticket) as client:
+        assert tensor_relay.pull(client, tmp_path / "out", "models/tiny", 2) == pulled
+        with pytest.raises(tensor_relay.VersionNotFoundError):
+            tensor_relay.pull(client, tmp_path / "out", "models/tiny", 1)
+    assert contents(pulled) == contents(model)
+
+
+def test_one_file_and_tensors_that_were_none(relay, model, tmp_path):
+    relay.publish_files("one", model / "model.safetensors")
+    assert tensor_relay.pull(relay.ticket, tmp_path, "one").read_bytes() == (model / "model.safetensors").read_bytes()
+    relay.publish("tensors", WEIGHTS)
+    pulled = tensor_relay.pull(relay.ticket, tmp_path, "tensors")
+    assert pulled == tmp_path / "tensors.safetensors"
+    assert all(np.array_equal(value, WEIGHTS[name]) for name, value in load_file(pulled).items())
+
+
+def test_what_cannot_be_published_or_pulled_says_so(relay, client, tmp_path):
+    with pytest.raises(tensor_relay.PublishError, match="missing"):
+        relay.publish_files("t", tmp_path / "missing")
+    relay.publish("t", WEIGHTS)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tensor_relay.TensorRelayError):
+        tensor_relay.pull(client, tmp_path / "file", "t")
+    with pytest.raises(tensor_relay.TensorRelayError, match="received into `out`"):
+        client.get("t", out={name: np.empty_like(value) for name, value in WEIGHTS.items()}).save_files(tmp_path)

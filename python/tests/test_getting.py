@@ -1,0 +1,135 @@
+"""One version, once: by number, into tensors, as a coroutine; and what a version consists of, without its tensors."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import tensor_relay
+from conftest import PATIENCE_S
+
+
+def publish(relay, count, topic="t"):
+    return [relay.publish(topic, {"x": np.full(3, number, "f4")}, metadata={"step": number}) for number in range(1, count + 1)]
+
+
+def test_the_newest_version_is_had(relay, client):
+    publish(relay, 3)
+    snapshot = client.get("t")
+    assert (snapshot.version, snapshot["x"].numpy().tolist()) == (3, [3, 3, 3])
+    assert client.get("t", select="x").version == 3, "again, as often as one likes"
+
+
+def test_a_version_is_had_by_its_number_or_refused(relay, client):
+    relay.open("t", keep_versions=2)
+    published = publish(relay, 3)
+    assert client.get("t", 2)["x"].numpy().tolist() == [2, 2, 2]
+    assert client.get("t", 3, epoch=published[0].epoch).version == 3
+    out = {"x": np.zeros(3, "f4")}
+    for options in ({}, {"out": out}, {"out": out, "atomic": False}):
+        with pytest.raises(tensor_relay.VersionNotFoundError, match="version 1 .*is not kept"):
+            client.get("t", 1, **options)
+    with pytest.raises(tensor_relay.VersionNotFoundError, match="version 1 "):
+        client.describe("t", 1)
+    assert not out["x"].any(), "nothing else was received in its place"
+
+
+def test_a_version_of_another_epoch_is_refused(relay, client):
+    old = publish(relay, 1)[0]
+    relay.withdraw("t")
+    new = publish(relay, 1)[0]
+    assert old.epoch != new.epoch
+    for call in (client.get, client.describe):
+        with pytest.raises(tensor_relay.VersionNotFoundError):
+            call("t", 1, epoch=old.epoch)
+        assert call("t", 1, epoch=new.epoch).epoch == new.epoch
+    with pytest.raises(tensor_relay.RequestError, match="16 hexadecimal digits"):
+        client.get("t", 1, epoch="newest")
+
+
+def test_a_version_to_come_is_waited_for(relay, client):
+    publish(relay, 1)
+    with pytest.raises(tensor_relay.RelayTimeoutError):
+        client.get("t", 2, timeout=0.2)
+
+    async def both():
+        getting = asyncio.create_task(client.get_async("t", 2, timeout=PATIENCE_S))
+        await asyncio.sleep(0)
+        publish(relay, 1)
+        return await getting
+
+    assert asyncio.run(both()).version == 2
+
+
+def test_it_is_received_into_tensors(relay, client):
+    publish(relay, 1)
+    for atomic in (True, False):
+        out = {"x": np.zeros(3, "f4")}
+        assert client.get("t", out=out, atomic=atomic).version == 1
+        assert out["x"].tolist() == [1, 1, 1]
+    with pytest.raises(tensor_relay.TargetError):
+        client.get("t", out={"x": np.zeros(4, "f4")})
+
+
+def test_coroutines_do_not_wait_for_each_other(relay, client):
+    publish(relay, 1)
+
+    async def many():
+        return await asyncio.gather(*(client.get_async("t") for _ in range(20)))
+
+    snapshots = asyncio.run(many())
+    assert [snapshot.version for snapshot in snapshots] == [1] * 20
+
+
+def test_a_subscription_ends_with_its_version(relay, client):
+    publish(relay, 1)
+    for _ in range(50):
+        client.get("t")
+    assert client.topics()[0].subscribers <= 1, "the last one may be on its way out"
+
+
+def test_what_is_not_there_is_an_error_in_time(relay):
+    with tensor_relay.connect(relay.ticket, topic_timeout=0.2) as client:
+        for call in (client.get, client.describe):
+            with pytest.raises(tensor_relay.TopicNotFoundError):
+                call("missing")
+            with pytest.raises(tensor_relay.RequestError, match="names no topic"):
+                call()
+    with pytest.raises(tensor_relay.ClosedError):
+        client.get("t")
+
+
+def test_a_ticket_with_a_topic_names_it(relay):
+    publish(relay, 1)
+    with tensor_relay.connect(relay.ticket_for("t")) as client:
+        assert client.get().version == client.describe().version == 1
+        assert client.ticket == relay.ticket_for("t")
+
+
+def test_a_description_moves_no_payload(relay, client):
+    big, step = np.zeros(16 << 20, "u1"), {"step": 7, "tags": ["a"]}
+    relay.publish("t", {"big": big, "layer.0/w": np.ones((2, 3), "f2"), "lr": 0.5}, metadata=step)
+    before = relay.stats()["sent_bytes"]
+    described = client.describe("t")
+    assert relay.stats()["sent_bytes"] - before < 1 << 20
+    assert {name: (each.dtype, each.shape, each.nbytes) for name, each in described.tensors.items()} == {
+        "big": ("u8", (16 << 20,), 16 << 20),
+        "layer.0/w": ("f16", (2, 3), 12),
+    }
+    assert (described.topic, described.version, described.metadata, described.entries) == ("t", 1, step, {"lr": 0.5})
+    assert described.payload_bytes >= 16 << 20
+    assert "2 tensors" in repr(described) and "f16" in repr(described.tensors["layer.0/w"])
+
+
+def test_a_version_that_was_received_is_installed_later(relay, client):
+    publish(relay, 1)
+    snapshot = client.get("t")
+    out = {"x": np.zeros(3, "f4")}
+    installed = client.install(snapshot, out)
+    assert (installed.version, installed.metadata, out["x"].tolist()) == (1, {"step": 1}, [1, 1, 1])
+    with pytest.raises(tensor_relay.TargetError, match="more"):
+        client.install(snapshot, out | {"more": np.zeros(1)})
+    assert client.install(snapshot, out | {"more": np.zeros(1)}, strict=False).version == 1
+    with pytest.raises(tensor_relay.TensorRelayError, match="received into `out`"):
+        client.install(installed, out)
+    assert client.get("t", 1, out=out).version == 1

@@ -1,0 +1,81 @@
+"""One client for each server in a process, and tickets that go to other processes."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import tensor_relay
+from conftest import ended, python
+from tensor_relay import _shared
+
+
+def test_a_server_has_one_client(relay):
+    client = tensor_relay.shared_client(relay.ticket)
+    assert tensor_relay.shared_client(relay.ticket_for("a/topic")) is client, "whatever topic the ticket names"
+    assert tensor_relay.shared_client(pickle.loads(pickle.dumps(relay.ticket))) is client
+    assert relay.stats()["sessions"] == 1
+    client.close()
+    assert client.closed
+    again = tensor_relay.shared_client(relay.ticket)
+    assert again is not client and not again.closed
+    again.close()
+
+
+def test_threads_connect_once(relay):
+    ready, clients = threading.Barrier(8), []
+
+    def ask():
+        ready.wait()
+        clients.append(tensor_relay.shared_client(relay.ticket))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, clients))) == 1 and len(clients) == 8
+    clients[0].close()
+
+
+def test_clients_beyond_the_bound_go_when_nobody_has_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(_shared, "KEPT_MAX", 1)
+    shared = _shared.Shared()
+    relays = [tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path / str(number)) for number in range(2)]
+    held = shared.get(relays[0].ticket, 10)
+    shared.get(relays[1].ticket, 10)
+    assert shared.get(relays[0].ticket, 10) is held, "who has it keeps it"
+    shared.get(relays[1].ticket, 10)
+    assert len(shared._kept) == 1
+    held.close()
+    for relay in relays:
+        relay.close(0)
+
+
+def test_a_server_that_is_gone_is_connected_anew(tmp_path):
+    relay = tensor_relay.serve("127.0.0.1:0", state_dir=tmp_path)
+    shared = _shared.Shared(reconnect_timeout=0.1)
+    client = shared.get(relay.ticket, 10)
+    address, ticket = relay.address, relay.ticket
+    relay.close(0, end=False)
+    with pytest.raises(tensor_relay.ServerUnreachableError):
+        client.get("t")
+    assert client.closed
+    with pytest.raises(tensor_relay.ServerUnreachableError):
+        shared.get(ticket, 0.5)
+    with tensor_relay.serve(address, state_dir=tmp_path) as relay:
+        relay.publish("t", {"x": np.ones(3)})
+        assert shared.get(ticket, 10).get("t").version == 1
+
+
+def test_a_ticket_goes_to_another_process(relay, tmp_path):
+    relay.publish("t", {"x": np.ones(3)})
+    script = tmp_path / "other.py"
+    script.write_text(
+        "import pickle, sys, tensor_relay\n"
+        "ticket = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "print(tensor_relay.shared_client(ticket).get('t')['x'].numpy().sum())\n"
+    )
+    with python(script, pickle.dumps(relay.ticket).hex()) as other:
+        assert ended(other).strip() == "3.0"
