@@ -1,0 +1,287 @@
+"""`relay://`: topics as folders and their tensors as files, for whatever reads by fsspec (pandas, pyarrow, dask, …).
+
+    pandas.read_parquet("relay://tables/prices.parquet", storage_options={"ticket": ticket})
+    fsspec.filesystem("relay", ticket=ticket).ls("tables")
+
+A path is a topic's name and a tensor's. The files beside a model's weights have their own names (`policy/config.json`);
+its weights are files of bytes, one for each tensor, and `tensor_relay.pull` writes them as they were. There is no
+writing: `publish_folder` makes a topic of a folder of any files.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .._native import Client, Description, Publication, Relay
+from .._shared import shared_client
+from ..errors import TopicEndedError, TopicNotFoundError, VersionNotFoundError
+from . import check_host
+
+check_host("fsspec", "2023.1", "2028")
+
+from fsspec.spec import AbstractFileSystem  # noqa: E402
+
+__all__ = ["RelayFileSystem", "publish_folder"]
+
+SIDE_FILE = "tensor-relay.file:"
+"""What the names of tensors begin with that are files beside a model's weights."""
+
+
+def publish_folder(
+    relay: Relay, topic: str, folder: str | os.PathLike[str], *, metadata: Mapping[str, Any] | None = None
+) -> Publication:
+    """Publishes all files below a folder as the next version of a topic, each as a tensor of bytes under its path. Links are
+    followed, and what is neither a file nor a folder is passed over. For the folder of a model, `Relay.publish_files`
+    does better: its tensors are tensors then.
+
+    Raises OSError for a file that cannot be read, and what `Relay.publish` does.
+    """
+    root = Path(folder)
+    files = {path.relative_to(root).as_posix(): _mapped(path) for path in sorted(root.rglob("*")) if path.is_file()}
+    if not files:
+        raise FileNotFoundError(errno.ENOENT, "there are no files in it", os.fspath(folder))
+    return relay.publish(topic, files, metadata=metadata)
+
+
+def _mapped(path: Path) -> mmap.mmap | bytes:
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""  # Nothing cannot be mapped.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """The topics of one server, to be read.
+
+    ticket: as for `tensor_relay.connect`. By default what TENSOR_RELAY_TICKET holds. A URL may hold it too: what
+        `tensor-relay serve` prints, with the file's path after the topic.
+    version: the number of the version that is read of each topic, and no other. By default the newest when a file is opened:
+        each file is of one version, and two files may be of two.
+    timeout: how long each answer is waited for, in seconds.
+    cache_bytes: how much memory files take that were read and are kept, in case that more of them is read.
+
+    Files are received whole when their first byte is read. A listing costs one exchange with the server, and no payload.
+    """
+
+    protocol = "relay"
+    root_marker = ""
+
+    def __init__(
+        self,
+        ticket: str | None = None,
+        version: int | None = None,
+        timeout: float = 60.0,
+        cache_bytes: int = 256 << 20,
+        **options: Any,
+    ) -> None:
+        super().__init__(ticket=ticket, version=version, timeout=timeout, cache_bytes=cache_bytes, **options)
+        self._ticket, self._version, self._timeout = ticket, version, timeout
+        self._received = _Received(cache_bytes)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        path = os.fspath(path)
+        if "?key=" in path:  # A ticket: the addresses come first.
+            path = path.removeprefix("relay://").partition("?key=")[0].partition("/")[2]
+        return path.removeprefix("relay://").strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(url: str) -> dict[str, Any]:
+        place, found, key = url.removeprefix("relay://").partition("?key=")
+        return {"ticket": f"relay://{place.partition('/')[0]}?key={key}"} if found else {}
+
+    @property
+    def client(self) -> Client:
+        """The connection, which everything in this process shares that reads from the same server."""
+        return shared_client(self._ticket, timeout=self._timeout)
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """What lies in a folder; of a file, itself."""
+        path = self._strip_protocol(path)
+        entries = self._topics_below(path)
+        topic, name = self._topic_of(path)
+        if topic is not None:
+            described = self._describe(topic)
+            for entry in _listed(described, name):
+                entries.setdefault(entry["name"], entry)
+        if not entries and path:
+            raise FileNotFoundError(errno.ENOENT, "there is no such topic, and no such file in one", path)
+        found = sorted(entries.values(), key=lambda entry: entry["name"])
+        return found if detail else [entry["name"] for entry in found]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Size and kind of a file or folder, and of a file its version, its tensor, dtype and shape."""
+        path = self._strip_protocol(path)
+        for entry in self.ls(path):
+            if entry["name"] == path:
+                return dict(entry)
+        return {"name": path, "size": 0, "type": "directory"}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        """The bytes of a file, or some of them. All of it is received, and kept within `cache_bytes`."""
+        return bytes(self._content(self._file(path))[slice(start, end)])
+
+    def modified(self, path: str) -> Any:
+        raise NotImplementedError("versions have no dates: `info` says which version a file is of")
+
+    def ukey(self, path: str) -> str:
+        """Another text for each version of a file."""
+        return "{epoch}-{version}-{name}".format_map(self._file(path))
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Lets go what was received. Listings are never kept."""
+        self._received.clear()
+        super().invalidate_cache(path)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedReader:
+        if mode != "rb":
+            raise OSError(errno.EROFS, "topics are read here, and published by a relay (`publish_folder`)", path)
+        entry = self._file(path)
+        return io.BufferedReader(_File(entry["size"], lambda: self._content(entry)))
+
+    def _file(self, path: str) -> dict[str, Any]:
+        entry = self.info(path)
+        if entry["type"] != "file":
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+        return entry
+
+    def _content(self, entry: dict[str, Any]) -> memoryview:
+        """The bytes of this very version of a file.
+
+        Raises VersionNotFoundError where it was replaced since it was listed, and is not kept.
+        """
+        key = (entry["topic"], entry["epoch"], entry["version"], entry["tensor"])
+        if (content := self._received.get(key)) is None:
+            topic, epoch, version, tensor = key
+            try:
+                snapshot = self.client.get(topic, version, epoch=epoch, select=tensor, timeout=self._timeout)
+            except (VersionNotFoundError, TopicEndedError) as error:
+                raise VersionNotFoundError(
+                    f"{entry['name']}: {error}. It was replaced after it was opened: open it again, or let its publisher keep "
+                    "more versions (`relay.open(topic, keep_versions=2)`)"
+                ) from error
+            raw: Any = snapshot[tensor].raw  # Lends its memory, which only newer Pythons can say.
+            content = memoryview(raw).toreadonly()
+            self._received.put(key, content)
+        return content
+
+    def _describe(self, topic: str) -> Description:
+        try:
+            return self.client.describe(topic, self._version, timeout=self._timeout)
+        except TopicNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, str(error), topic) from error
+
+    def _topics_below(self, path: str) -> dict[str, dict[str, Any]]:
+        """The folders that topics' names make in this one."""
+        below = f"{path}/" if path else ""
+        names = (each.topic for each in self.client.topics() if each.topic.startswith(below))
+        folders = {below + name.removeprefix(below).partition("/")[0] for name in names}
+        return {name: _folder(name) for name in folders}
+
+    def _topic_of(self, path: str) -> tuple[str | None, str]:
+        """The topic that a path lies in, and the rest of it: topics may have slashes in their names, too."""
+        topics = [each.topic for each in self.client.topics() if f"{path}/".startswith(f"{each.topic}/")]
+        topic = max(topics, key=len, default=None)
+        return topic, path.removeprefix(topic).strip("/") if topic is not None else ""
+
+
+def _listed(described: Description, name: str) -> list[dict[str, Any]]:
+    """What a version has under this name: a file, or the content of a folder."""
+    entries: dict[str, dict[str, Any]] = {}
+    for tensor, info in described.tensors.items():
+        file = tensor.removeprefix(SIDE_FILE)
+        below = f"{name}/" if name else ""
+        if file != name and not file.startswith(below):
+            continue
+        first, is_deeper, _ = file.removeprefix(below).partition("/")
+        path = f"{described.topic}/{file if file == name else below + first}"
+        if is_deeper and file != name:
+            entries.setdefault(path, _folder(path))
+            continue
+        entries[path] = {
+            "name": path,
+            "size": info.nbytes,
+            "type": "file",
+            "topic": described.topic,
+            "epoch": described.epoch,
+            "version": described.version,
+            "tensor": tensor,
+            "dtype": info.dtype,
+            "shape": info.shape,
+        }
+    return list(entries.values())
+
+
+def _folder(path: str) -> dict[str, Any]:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+class _File(io.RawIOBase):
+    """A file of a known size, received when it is first read."""
+
+    def __init__(self, size: int, receive: Any) -> None:
+        self._size, self._receive, self._at = size, receive, 0
+        self._content: memoryview | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, "that is before the first byte")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        if self._at >= self._size:
+            return 0
+        if self._content is None:
+            self._content = self._receive()
+        out = memoryview(buffer).cast("B")
+        part = self._content[self._at : self._at + len(out)]
+        out[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def close(self) -> None:
+        self._content = None
+        super().close()
+
+
+class _Received:
+    """The files that were read last, up to a number of bytes. Used by several threads."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._files: OrderedDict[tuple[Any, ...], memoryview] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[Any, ...]) -> memoryview | None:
+        with self._lock:
+            if key in self._files:
+                self._files.move_to_end(key)
+            return self._files.get(key)
+
+    def put(self, key: tuple[Any, ...], content: memoryview) -> None:
+        with self._lock:
+            self._files[key] = content
+            while sum(each.nbytes for each in self._files.values()) > self._bytes_max:
+                self._files.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._files.clear()
