@@ -1,0 +1,170 @@
+"""A checkpoint engine for verl: the actor's weights go to the rollouts as versions of a topic, whole and verified.
+
+    rollout:
+      checkpoint_engine:
+        backend: tensor_relay
+        custom_backend_module: tensor_relay.integrations.verl
+        engine_kwargs:
+          tensor_relay: {timeout: 600}
+
+The actor's first rank serves, on its node's address. Versions carry verl's `global_steps`, and a rollout that is given
+another step than it asked for fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import tensor_relay
+
+from ..errors import DamagedError, PublishError, RequestError
+from . import check_host
+
+check_host("verl", "0.9", "0.10")
+
+import ray  # noqa: E402
+import torch  # noqa: E402
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry  # noqa: E402
+
+__all__ = ["NAME", "TensorRelayCheckpointEngine"]
+
+NAME = "tensor_relay"
+"""What `checkpoint_engine.backend` calls it."""
+
+TOPIC = "verl/weights"
+
+
+@CheckpointEngineRegistry.register(NAME)  # type: ignore[untyped-decorator]
+class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
+    """One end of the way: with `is_master` the actor's first rank, otherwise another rank of the actor or a rollout.
+
+    bucket_size: verl's; buckets are not needed here, since chunks stream.
+    timeout: how long a rollout waits for a step's weights, and the actor for their arrival, in seconds.
+    listen: the port that the actor's first rank serves on; 0 is a free one.
+    """
+
+    wire_format = "named_tensors"
+
+    def __init__(self, bucket_size: int, is_master: bool = False, timeout: float = 600.0, listen: int = 0) -> None:
+        self.bucket_size, self.is_master = bucket_size, is_master
+        self._timeout, self._port = timeout, listen
+        # Of the actor's first rank.
+        self._relay: tensor_relay.Relay | None = None
+        self._published = 0
+        # What this step's topology is.
+        self._ticket, self._wanted, self._readers = "", 0, 0
+        # Of a rollout, as long as the same server serves: later steps come as deltas.
+        self._client: tensor_relay.Client | None = None
+        self._subscription: tensor_relay.Subscription | None = None
+
+    def prepare(self) -> dict[str, Any]:
+        """Says where the weights will be had: the actor's first rank serves from now on."""
+        if not self.is_master:
+            return {}
+        if self._relay is None:
+            address = ray.util.get_node_ip_address().strip("[]")
+            host = f"[{address}]" if ":" in address else address
+            with tempfile.TemporaryDirectory(prefix="tensor-relay-") as folder:
+                self._relay = tensor_relay.serve(f"{host}:{self._port}", advertise=host, state_dir=folder)
+        return {"ticket": self._relay.ticket, "wanted": self._published + 1}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Gives all of them the ticket of the one that serves, and the number of the version that this step will be."""
+        masters = [each for each in metadata if each]
+        if len(masters) != 1:
+            raise RequestError(f"one rank of the actor serves the weights (is_master), and here {len(masters)} do")
+        common = masters[0] | {"readers": rollout_world_size}
+        actor = {key: [value] * actor_wg_world_size for key, value in common.items()}
+        rollout = {key: [value] * rollout_world_size for key, value in common.items()}
+        return actor, rollout
+
+    def init_process_group(self, ticket: str, wanted: int, readers: int) -> None:
+        """Takes what `build_topology` gave. Rollouts that came or went since the last step cost nothing."""
+        if ticket != self._ticket:
+            self._let_go()
+        self._ticket, self._wanted, self._readers = ticket, wanted, readers
+
+    def finalize(self) -> None:
+        """Ends a step. Server and subscriptions stay for the next one: what changed little travels as a delta then."""
+
+    async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float] | None:
+        """Publishes all weights as one version, and waits until every rollout has it. Ranks that do not serve take part in
+        making the weights, and send nothing.
+
+        Raises RelayTimeoutError after `timeout`: the step has failed then.
+        """
+        if not self.is_master:
+            async for _ in _each(weights):
+                pass
+            return None
+        if self._relay is None:
+            raise RequestError("`prepare` comes before `send_weights`")
+        # The generator may use its memory again for the next tensor, so each is copied off when it comes.
+        tensors: dict[str, torch.Tensor] = {}
+        async for name, tensor in _each(weights):
+            if name in tensors:
+                raise PublishError(f"the actor has two weights called {name}")
+            tensors[name] = _copied(tensor)
+        metadata = {"global_steps": global_steps}
+        published = await asyncio.to_thread(self._relay.publish, TOPIC, tensors, metadata=metadata, timeout=self._timeout)
+        self._published = published.version
+        await asyncio.to_thread(published.wait_committed, self._readers, self._timeout)
+        return {"tensor_relay/version": float(published.version), "tensor_relay/payload_bytes": float(published.payload_bytes)}
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+        """Gives the weights of this step, on the host, when all of them are here and verified.
+
+        Raises DamagedError for those of another step, RelayTimeoutError after `timeout`, and what `Subscription.next` does.
+        """
+        deadline = time.monotonic() + self._timeout
+        try:
+            snapshot = await asyncio.to_thread(self._receive, deadline)
+        except BaseException:
+            self._let_go()  # Whatever its state is, the next step begins anew.
+            raise
+        step = snapshot.metadata.get("global_steps")
+        if global_steps is not None and step != global_steps:
+            raise DamagedError(f"version {snapshot.version} has the weights of step {step}, and those of {global_steps} were due")
+        for name, tensor in snapshot.torch().items():
+            yield name, tensor
+
+    def _receive(self, deadline: float) -> tensor_relay.Snapshot:
+        """The version that this step is, and no other."""
+        if self._subscription is None:
+            self._client = tensor_relay.connect(self._ticket, topic_timeout=self._timeout)
+            self._subscription = self._client.subscribe(TOPIC)
+        while True:
+            snapshot = self._subscription.next(max(0.0, deadline - time.monotonic()))
+            if snapshot.version == self._wanted:
+                return snapshot
+            if snapshot.version > self._wanted:
+                raise DamagedError(f"version {self._wanted} was due, and version {snapshot.version} took its place")
+            del snapshot  # The step before, which a rollout that has just come gets first.
+
+    def _let_go(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._client is not None:
+            self._client.close()
+        self._subscription = self._client = None
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+async def _each(weights: Any) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+    """verl's generators are of both kinds."""
+    if hasattr(weights, "__aiter__"):
+        async for each in weights:
+            yield each
+    else:
+        for each in weights:
+            yield each

@@ -1,0 +1,234 @@
+"""A weight transfer engine for vLLM: a trainer's weights go to the workers as versions of a topic, whole and verified.
+
+    vllm serve MODEL --weight-transfer-config '{"backend": "tensor_relay"}'
+
+    engine = WeightTransferTrainerFactory.trainer_init(
+        TensorRelayTrainerInitInfo(listen="0.0.0.0:4747", rank=rank), client=client, source=ModuleSource(model))
+    engine.send_weights()
+
+vLLM finds it by its entry point (`vllm.general_plugins`); a trainer calls `register()`. A worker loads nothing before all
+of a version is here and is what the trainer said: names, dtypes, shapes and number.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import tensor_relay
+
+from ..errors import ClosedError, DamagedError, RequestError
+from . import check_host
+
+check_host("vllm", "0.33", "0.34")
+
+import torch  # noqa: E402
+from vllm.distributed.weight_transfer.base import (  # noqa: E402
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+__all__ = [
+    "NAME",
+    "TensorRelayTrainerEngine",
+    "TensorRelayTrainerInitInfo",
+    "TensorRelayWorkerEngine",
+    "register",
+]
+
+NAME = "tensor_relay"
+"""What `weight_transfer_config.backend` calls it."""
+
+TOPIC = "vllm/weights"
+
+
+def register() -> None:
+    """Lets vLLM know both ends. vLLM calls it in its own processes; a trainer calls it once. Again does nothing."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+
+    if NAME not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(NAME, __name__, "TensorRelayWorkerEngine")
+    if NAME not in WeightTransferTrainerFactory._registry:
+        WeightTransferTrainerFactory.register_engine(NAME, __name__, "TensorRelayTrainerEngine")
+
+
+@dataclass
+class RelayInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """What a worker must know once."""
+
+    ticket: str
+    topic: str = TOPIC
+    timeout: float = 300.0
+
+
+@dataclass
+class RelayUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Which version a worker is to load, and what that consists of."""
+
+    version: int
+    epoch: str
+    names: list[str] = field(default_factory=list)
+    dtype_names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+
+
+class TensorRelayWorkerEngine(WeightTransferEngine):  # type: ignore[misc]
+    """A worker's end. It follows the topic from its first handshake on, so a version is mostly here when vLLM asks for it."""
+
+    init_info_cls = RelayInitInfo
+    update_info_cls = RelayUpdateInfo
+
+    _client: tensor_relay.Client | None = None
+    _subscription: tensor_relay.Subscription | None = None
+    _timeout = 0.0
+
+    def init_transfer_engine(self, init_info: RelayInitInfo) -> None:
+        """Connects. A second handshake replaces the first."""
+        self.shutdown()
+        self._timeout = init_info.timeout
+        self._client = tensor_relay.connect(init_info.ticket, topic_timeout=init_info.timeout)
+        self._subscription = self._client.subscribe(init_info.topic)
+
+    def start_weight_update(self) -> None:
+        """Prepares vLLM's own layer-by-layer reload of weights in checkpoint format."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: RelayUpdateInfo) -> None:
+        """Loads the version that the trainer named. Until it is here whole, nothing of the model changes.
+
+        Raises DamagedError when it is not what the trainer said, RelayTimeoutError, and what `Subscription.next` does.
+        """
+        snapshot = self._received(update_info)
+        weights = snapshot.torch()
+        _check(update_info, weights)
+        self.model.load_weights((name, weights[name].to(self.device)) for name in update_info.names)
+
+    def finish_weight_update(self) -> None:
+        """Lets vLLM finish its reload."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Ends the connection."""
+        if self._client is not None:
+            self._client.close()
+        self._client = self._subscription = None
+
+    def _received(self, wanted: RelayUpdateInfo) -> tensor_relay.Snapshot:
+        if self._subscription is None:
+            raise ClosedError("there was no handshake yet: call `init_weight_transfer_engine` first")
+        while True:
+            snapshot = self._subscription.next(self._timeout)
+            if (snapshot.version, snapshot.epoch) == (wanted.version, wanted.epoch):
+                return snapshot
+            if snapshot.epoch == wanted.epoch and snapshot.version > wanted.version:
+                raise DamagedError(f"version {wanted.version} was due, and version {snapshot.version} took its place")
+            del snapshot  # An older one, of an update that was given up.
+
+
+@dataclass
+class TensorRelayTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
+    """How a trainer serves: rank 0 does, and the other ranks take part in making the weights.
+
+    listen, advertise, state_dir: as for `tensor_relay.serve`. Without `state_dir` the key is new with each start.
+    timeout: how long a version may take to publish, in seconds, and workers wait for it.
+    workers: how many workers there are in all. Then vLLM is paused only when each of them has the whole version in its host's
+        memory; with 0, which is the default, it is paused while they receive it.
+    """
+
+    backend: ClassVar[str] = NAME
+
+    listen: str = "0.0.0.0:0"
+    advertise: str | None = None
+    state_dir: str | None = None
+    topic: str = TOPIC
+    timeout: float = 300.0
+    workers: int = 0
+
+
+class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
+    """A trainer's end."""
+
+    init_info_cls = TensorRelayTrainerInitInfo
+
+    _relay: tensor_relay.Relay | None = None
+    _info: TensorRelayTrainerInitInfo
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: TensorRelayTrainerInitInfo, *, client: Any, source: Any = None
+    ) -> TensorRelayTrainerEngine:
+        """Serves on rank 0, and gives all workers the ticket."""
+        if source is None or not source.implements_iter_full():
+            raise RequestError("full tensors are published: give a WeightSource that implements iter_full, as ModuleSource does")
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        engine._info = init_info
+        if engine.is_sender:
+            engine._relay = _serving(init_info)
+            ticket, topic, timeout = engine._relay.ticket, init_info.topic, init_info.timeout
+            client.init_weight_transfer_engine({"ticket": ticket, "topic": topic, "timeout": timeout})
+        return engine
+
+    def send_weights(self) -> None:
+        """Publishes all weights as one version, and lets the workers load it.
+
+        Raises what `Relay.publish` does, RelayTimeoutError where `workers` did not all receive it, and what they raised.
+        """
+        if not self.is_sender:
+            for _ in self.source.iter_full():
+                pass
+            return
+        if self._relay is None:
+            raise ClosedError("this engine was shut down: make another with `trainer_init`")
+        # A source may use its memory again for the next tensor, so each is copied off when it comes.
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.source.iter_full()}
+        missing = {meta.name for meta in self.source.metadata} - tensors.keys()
+        if missing:
+            raise RequestError(f"rank 0 owns no {sorted(missing)[0]} (of {len(missing)}): every weight must be rank 0's, too")
+        published = self._relay.publish(self._info.topic, tensors, timeout=self._info.timeout)
+        update = RelayUpdateInfo(
+            version=published.version,
+            epoch=published.epoch,
+            names=list(tensors),
+            dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            shapes=[list(tensor.shape) for tensor in tensors.values()],
+        )
+        if self._info.workers:
+            published.wait_committed(self._info.workers, self._info.timeout)
+        self.client.start_weight_update()
+        self.client.update_weights(vars(update))
+        self.client.finish_weight_update(weight_version=f"{published.epoch}-{published.version}")
+
+    def shutdown(self) -> None:
+        """Stops serving."""
+        if self._relay is not None:
+            self._relay.close()
+        self._relay = None
+
+
+def _serving(info: TensorRelayTrainerInitInfo) -> tensor_relay.Relay:
+    advertise = info.advertise or ()
+    if info.state_dir is not None:
+        return tensor_relay.serve(info.listen, advertise=advertise, state_dir=info.state_dir)
+    with tempfile.TemporaryDirectory(prefix="tensor-relay-") as folder:
+        return tensor_relay.serve(info.listen, advertise=advertise, state_dir=folder)
+
+
+def _check(told: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
+    """What came is what the trainer said, tensor by tensor."""
+    if set(weights) != set(told.names):
+        differing = sorted(set(weights) ^ set(told.names))
+        raise DamagedError(f"version {told.version} has other weights than the trainer said: {differing[0]}, of {len(differing)}")
+    for name, dtype, shape in zip(told.names, told.dtype_names, told.shapes, strict=True):
+        came = weights[name]
+        if (str(came.dtype), list(came.shape)) != (f"torch.{dtype}", list(shape)):
+            raise DamagedError(
+                f"{name} of version {told.version} is {came.dtype} {list(came.shape)}, and the trainer said {dtype} {list(shape)}"
+            )

@@ -1,0 +1,123 @@
+"""What the systems look like that are too large to install: the signatures of their released interfaces, written down, and
+stand-ins for the rest.
+
+    python hosts.py vllm 0.33.0 FOLDER-WITH-THE-RELEASED-SOURCE
+
+writes signatures/vllm.json anew. With TENSOR_RELAY_VLLM_SOURCE or TENSOR_RELAY_VERL_SOURCE naming such a folder, the tests
+take the released base classes themselves, and compare what was written down with them.
+"""
+
+import ast
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+SIGNATURES = Path(__file__).parent / "signatures"
+INTERFACES = {
+    "vllm": ("vllm/distributed/weight_transfer/base.py", ["WeightTransferEngine", "TrainerWeightTransferEngine", "VLLMWeightSyncClient"]),
+    "verl": ("verl/checkpoint_engine/base.py", ["CheckpointEngine"]),
+}
+
+
+def source_of(host):
+    """The folder of a released source, if one is named."""
+    return os.environ.get(f"TENSOR_RELAY_{host.upper()}_SOURCE")
+
+
+def written_down(host):
+    return json.loads((SIGNATURES / f"{host}.json").read_text())
+
+
+def signatures_in(source, host):
+    """The parameters of each method of the interface, and whether it is abstract."""
+    path, classes = INTERFACES[host]
+    found = {}
+    for node in ast.parse((Path(source) / path).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name in classes:
+            methods = [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            found[node.name] = {each.name: signature_of(each) for each in methods if each.name != "__init_subclass__"}
+    return found
+
+
+def signature_of(method):
+    names = [each.arg for each in method.args.args if each.arg not in ("self", "cls")]
+    decorators = [ast.unparse(each) for each in method.decorator_list]
+    return {
+        "parameters": names + [each.arg for each in method.args.kwonlyargs],
+        "keywords": bool(method.args.kwarg),
+        "abstract": "abstractmethod" in decorators,
+        "async": isinstance(method, ast.AsyncFunctionDef),
+    }
+
+
+def differences(ours, told):
+    """Where a class of ours has not the methods that were told, or other parameters."""
+    for name, signature in told.items():
+        method = getattr(ours, name, None)
+        if method is None:
+            yield f"{name} is missing"
+            continue
+        parameters = inspect.signature(method).parameters
+        if name == "__init__" or signature["keywords"] or name not in vars(ours):
+            continue
+        if (found := [each for each in parameters if each != "self"]) != signature["parameters"]:
+            yield f"{name} takes {found}, and the host gives {signature['parameters']}"
+        is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        if is_async != signature["async"]:
+            yield f"{name} is {'' if is_async else 'not '}async"
+
+
+def abstract_left(ours):
+    return sorted(getattr(ours, "__abstractmethods__", ()))
+
+
+class Anything(type):
+    """A class whose attributes are such classes, and whose calls give a decorator that does nothing."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return StandIn
+
+    def __call__(cls, *args, **options):
+        return lambda decorated: decorated
+
+
+class StandIn(metaclass=Anything):
+    pass
+
+
+def stand_in(monkeypatch, name, **content):
+    """A module that is not there, and its parents. What it is asked for beside `content` is `StandIn`."""
+    parent = name.rpartition(".")[0]
+    if parent and parent not in sys.modules:
+        stand_in(monkeypatch, parent)
+    module = types.ModuleType(name)
+    module.__path__ = []
+    module.__getattr__ = lambda wanted: Anything(wanted, (), {}) if not wanted.startswith("__") else missing(name, wanted)
+    vars(module).update(content)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def missing(name, wanted):
+    raise AttributeError(f"{name} has no {wanted}")
+
+
+def released(monkeypatch, name, path):
+    """A module of a released source, by itself."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    host, version, folder = sys.argv[1:]
+    content = {"version": version, "source": INTERFACES[host][0], "classes": signatures_in(folder, host)}
+    (SIGNATURES / f"{host}.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,247 @@
+"""vLLM's weight transfer engine: a trainer and two workers, driven as vLLM drives them. Against stand-ins of vLLM, or its
+released base classes where TENSOR_RELAY_VLLM_SOURCE names them."""
+
+import importlib
+import sys
+import types
+from abc import ABC
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import hosts
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import tensor_relay  # noqa: E402
+
+TOLD = hosts.written_down("vllm")
+BASE = "vllm.distributed.weight_transfer.base"
+
+
+def stand_ins():
+    """As little of vLLM's base classes as the integration and these tests use."""
+
+    @dataclass
+    class TrainerInitInfo:
+        rank: int = field(kw_only=True)
+
+        @property
+        def is_sender(self):
+            return self.rank == 0
+
+    class WeightTransferEngine(ABC):
+        def __init__(self, config, vllm_config, device, model):
+            self.config, self.device, self.model = config, device, model
+            self.model_config = vllm_config.model_config
+
+        def parse_update_info(self, update):
+            return self.update_info_cls(**update)
+
+        def parse_init_info(self, init):
+            return self.init_info_cls(**init)
+
+        def update_weights(self, update):
+            self.receive_weights(self.parse_update_info(update))
+
+    class TrainerWeightTransferEngine(ABC):
+        def __init__(self, *, client, source=None, is_sender=True, rank=0):
+            self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
+
+    empty = {name: dataclass(type(name, (), {})) for name in ("WeightTransferInitInfo", "WeightTransferUpdateInfo")}
+    return empty | {"TrainerInitInfo": TrainerInitInfo, "WeightTransferEngine": WeightTransferEngine,
+                    "TrainerWeightTransferEngine": TrainerWeightTransferEngine, "WeightSource": object}
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """The integration, with vLLM as it is here."""
+    monkeypatch.setattr("importlib.metadata.version", lambda package: {"vllm": TOLD["version"]}[package])
+    reloads = []
+    hosts.stand_in(
+        monkeypatch,
+        "vllm.model_executor.model_loader.reload",
+        initialize_layerwise_reload=lambda model: reloads.append("begun"),
+        finalize_layerwise_reload=lambda model, config: reloads.append("finished"),
+    )
+    factories = {name: type(name, (), {"_registry": {}, "register_engine": classmethod(registered)})
+                 for name in ("WeightTransferEngineFactory", "WeightTransferTrainerFactory")}
+    hosts.stand_in(monkeypatch, "vllm.distributed.weight_transfer.factory", **factories)
+    if source := hosts.source_of("vllm"):
+        for name in ("vllm.config.parallel", "vllm.config.weight_transfer"):
+            hosts.stand_in(monkeypatch, name)
+        hosts.released(monkeypatch, BASE, f"{source}/{hosts.INTERFACES['vllm'][0]}")
+    else:
+        hosts.stand_in(monkeypatch, BASE, **stand_ins())
+    monkeypatch.delitem(sys.modules, "tensor_relay.integrations.vllm", raising=False)
+    module = importlib.import_module("tensor_relay.integrations.vllm")
+    module.reloads = reloads
+    yield module
+    sys.modules.pop("tensor_relay.integrations.vllm", None)
+
+
+def registered(factory, name, module, class_name):
+    assert name not in factory._registry
+    factory._registry[name] = getattr(importlib.import_module(module), class_name)
+
+
+class Model:
+    """A model that notes what it is given."""
+
+    def __init__(self):
+        self.loaded = {}
+
+    def load_weights(self, weights):
+        self.loaded = {name: tensor.clone() for name, tensor in weights}
+
+
+@dataclass
+class Meta:
+    name: str
+    owners: tuple[int, ...] | None = None
+
+
+def source_of(weights):
+    base = getattr(sys.modules[BASE], "WeightSource")
+
+    class Source(base):
+        @cached_property
+        def metadata(self):
+            return [Meta(name) for name in weights]
+
+        def implements_iter_full(self):
+            return True
+
+        def iter_full(self):
+            buffer = torch.empty(1_000, dtype=torch.bfloat16)
+            for name, value in weights.items():
+                yield name, buffer.fill_(value) if isinstance(value, float) else value
+
+    return Source()
+
+
+class Workers:
+    """The client that vLLM gives a trainer, with two workers behind it."""
+
+    def __init__(self, vllm):
+        config = types.SimpleNamespace(model_config=None, parallel_config=None)
+        self.engines = [vllm.TensorRelayWorkerEngine(None, config, torch.device("cpu"), Model()) for _ in range(2)]
+        self.versions, self.changed = [], None
+
+    def init_weight_transfer_engine(self, init_info):
+        for each in self.engines:
+            each.init_transfer_engine(each.parse_init_info(init_info))
+
+    def start_weight_update(self):
+        for each in self.engines:
+            each.start_weight_update()
+
+    def update_weights(self, update_info):
+        for each in self.engines:
+            each.receive_weights(each.parse_update_info(update_info | (self.changed or {})))
+
+    def finish_weight_update(self, weight_version=None):
+        for each in self.engines:
+            each.finish_weight_update()
+        self.versions.append(weight_version)
+
+    def close(self):
+        for each in self.engines:
+            each.shutdown()
+
+
+@pytest.fixture
+def workers(vllm):
+    workers = Workers(vllm)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def trainer(vllm, workers):
+    weights = {"layers.0.w": 1.0, "norm": 2.0, "bias": torch.arange(6).reshape(2, 3)}
+    info = vllm.TensorRelayTrainerInitInfo(listen="127.0.0.1:0", timeout=20, workers=2, rank=0)
+    trainer = vllm.TensorRelayTrainerEngine.trainer_init(info, client=workers, source=source_of(weights))
+    trainer.weights = weights
+    yield trainer
+    trainer.shutdown()
+
+
+def test_it_has_what_vllm_calls(vllm):
+    classes = TOLD["classes"]
+    assert list(hosts.differences(vllm.TensorRelayWorkerEngine, only_abstract(classes["WeightTransferEngine"]))) == []
+    assert list(hosts.differences(vllm.TensorRelayTrainerEngine, only_abstract(classes["TrainerWeightTransferEngine"]))) == []
+    assert hosts.abstract_left(vllm.TensorRelayWorkerEngine) == hosts.abstract_left(vllm.TensorRelayTrainerEngine) == []
+    assert list(hosts.differences(Workers, classes["VLLMWeightSyncClient"])) == [], "the tests are driven as vLLM does"
+    if hosts.source_of("vllm"):
+        assert hosts.signatures_in(hosts.source_of("vllm"), "vllm") == classes, "what was written down is no longer so"
+
+
+def only_abstract(methods):
+    return {name: signature for name, signature in methods.items() if signature["abstract"]}
+
+
+def test_it_is_registered_once(vllm):
+    vllm.register()
+    vllm.register()
+    factory = sys.modules["vllm.distributed.weight_transfer.factory"]
+    assert factory.WeightTransferEngineFactory._registry == {"tensor_relay": vllm.TensorRelayWorkerEngine}
+    assert factory.WeightTransferTrainerFactory._registry == {"tensor_relay": vllm.TensorRelayTrainerEngine}
+
+
+def test_updates_arrive_whole_at_every_worker(vllm, workers, trainer):
+    for step in (1.0, 2.0, 3.0):
+        trainer.weights["norm"] = step
+        trainer.send_weights()
+        for each in workers.engines:
+            assert list(each.model.loaded) == list(trainer.weights)
+            assert set(each.model.loaded["norm"].tolist()) == {step} and set(each.model.loaded["layers.0.w"].tolist()) == {1.0}
+            assert torch.equal(each.model.loaded["bias"], trainer.weights["bias"])
+    assert len(set(workers.versions)) == 3 and workers.versions[0].endswith("-1")
+    assert vllm.reloads == ["begun", "begun", "finished", "finished"] * 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"names": ["layers.0.w", "norm"]}, "other weights than the trainer said: bias"),
+        ({"dtype_names": ["bfloat16", "bfloat16", "int32"]}, "bias of version 1 is torch.int64"),
+        ({"shapes": [[1_000], [1_000], [3, 2]]}, r"bias of version 1 is torch.int64 \[2, 3\]"),
+        ({"version": 0}, "version 0 was due"),
+    ],
+)
+def test_what_the_trainer_did_not_say_is_not_loaded(workers, trainer, changed, told):
+    workers.changed = changed
+    with pytest.raises(tensor_relay.DamagedError, match=told):
+        trainer.send_weights()
+    assert not workers.engines[0].model.loaded and not workers.versions
+
+
+def test_what_does_not_come_is_an_error_in_time(workers, trainer):
+    workers.engines[0]._timeout = 0.3
+    workers.changed = {"version": 2}
+    with pytest.raises(tensor_relay.RelayTimeoutError):
+        trainer.send_weights()
+
+
+def test_a_worker_that_is_gone_fails_the_update_before_the_pause(vllm, workers, trainer):
+    workers.engines[1].shutdown()
+    trainer._info.timeout = 0.5
+    with pytest.raises(tensor_relay.RelayTimeoutError):
+        trainer.send_weights()
+    assert vllm.reloads == [], "vLLM was not paused"
+    with pytest.raises(tensor_relay.ClosedError, match="no handshake"):
+        workers.engines[1].receive_weights(vllm.RelayUpdateInfo(version=1, epoch=""))
+
+
+def test_other_ranks_take_part_and_send_nothing(vllm):
+    passes = []
+    source = source_of({"a": 1.0})
+    iterate = source.iter_full
+    source.iter_full = lambda: (passes.append(name) or (name, tensor) for name, tensor in iterate())
+    info = vllm.TensorRelayTrainerInitInfo(rank=1)
+    other = vllm.TensorRelayTrainerEngine.trainer_init(info, client=None, source=source)
+    other.send_weights()
+    assert passes == ["a"]
+    with pytest.raises(tensor_relay.RequestError, match="iter_full"):
+        vllm.TensorRelayTrainerEngine.trainer_init(info, client=None)
