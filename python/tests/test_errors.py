@@ -12,7 +12,7 @@ NO_SERVER = "relay://127.0.0.1:9?key=sha256:" + "ab" * 32
 
 def test_all_are_of_one_tree_and_none_hides_one_of_pythons():
     classes = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
-    assert len(classes) == 19
+    assert len(classes) == 21
     for name, value in classes.items():
         assert issubclass(value, tensor_relay.TensorRelayError) and value.__doc__
         assert getattr(tensor_relay, name) is value and name in tensor_relay.__all__

@@ -38,7 +38,7 @@ NAME = "tensor_relay"
 TOPIC = "verl/weights"
 
 
-@CheckpointEngineRegistry.register(NAME)  # type: ignore[untyped-decorator]
+@CheckpointEngineRegistry.register(NAME)
 class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """One end of the way: with `is_master` the actor's first rank, otherwise another rank of the actor or a rollout.
 
