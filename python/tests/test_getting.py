@@ -133,3 +133,11 @@ def test_a_version_that_was_received_is_installed_later(relay, client):
     with pytest.raises(tensor_relay.TensorRelayError, match="received into `out`"):
         client.install(installed, out)
     assert client.get("t", 1, out=out).version == 1
+
+
+def test_a_coroutine_is_refused_what_it_could_tear(relay, client):
+    publish(relay, 1)
+    out = {"x": np.zeros(3, "f4")}
+    with pytest.raises(tensor_relay.RequestError, match="atomic=False"):
+        asyncio.run(client.get_async("t", out=out, atomic=False))
+    assert asyncio.run(client.get_async("t", 1, out=out)).version == 1 and out["x"].tolist() == [1, 1, 1]

@@ -1,0 +1,40 @@
+"""Hosts are looked for when an integration is asked for, and those that it does not know are refused by their versions."""
+
+import subprocess
+import sys
+
+import pytest
+
+import tensor_relay
+from tensor_relay.integrations import check_host, numbers
+
+
+def test_the_package_alone_imports_no_host():
+    script = (
+        "import sys, tensor_relay, tensor_relay.integrations\n"
+        "print([host for host in ('fsspec', 'ray', 'torch', 'numpy', 'verl', 'vllm') if host in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_host_that_is_missing_is_named():
+    with pytest.raises(tensor_relay.IntegrationError, match="needs that package: pip install 'no-such-host>=1,<2'"):
+        check_host("no-such-host", "1", "2")
+    assert issubclass(tensor_relay.IntegrationError, ImportError), "so that `except ImportError` works"
+
+
+@pytest.mark.parametrize(
+    ("found", "is_known"),
+    [("1.9.9", False), ("2.0", True), ("2.0.1rc1", True), ("2.10", True), ("3.0.dev1", False), ("3", False), ("unknown", False)],
+)
+def test_versions_are_compared_by_their_numbers(monkeypatch, found, is_known):
+    monkeypatch.setattr("importlib.metadata.version", lambda package: found)
+    if is_known:
+        assert check_host("host", "2.0", "3") == found
+    else:
+        with pytest.raises(tensor_relay.IntegrationError, match=f"{found} is installed"):
+            check_host("host", "2.0", "3")
+
+
+def test_numbers():
+    assert numbers("2.55.0rc1") == (2, 55, 0) and numbers("0.33.0+cu128") == (0, 33, 0) and numbers("dev") == ()
