@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,18 @@ def ended(program, returncode=0):
     out, errors = program.communicate(timeout=PATIENCE_S)
     assert program.returncode == returncode, f"{program.args} ended with {program.returncode}:\n{out}\n{errors}"
     return out
+
+
+def served_again(address, state_dir):
+    """A relay at an address whose last one was closed just now, which lets go of its port a moment later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return tensor_relay.serve(address, state_dir=state_dir)
+        except tensor_relay.TensorRelayError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def received(client, topic="t", **options):

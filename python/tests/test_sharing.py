@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tensor_relay
-from conftest import ended, python
+from conftest import ended, python, served_again
 from tensor_relay import _shared
 
 
@@ -58,13 +58,13 @@ def test_a_server_that_is_gone_is_connected_anew(tmp_path):
     shared = _shared.Shared(reconnect_timeout=0.1)
     client = shared.get(relay.ticket, 10)
     address, ticket = relay.address, relay.ticket
-    relay.close(0, end=False)
+    relay.close(end=False)
     with pytest.raises(tensor_relay.ServerUnreachableError):
         client.get("t")
     assert client.closed
     with pytest.raises(tensor_relay.ServerUnreachableError):
         shared.get(ticket, 0.5)
-    with tensor_relay.serve(address, state_dir=tmp_path) as relay:
+    with served_again(address, state_dir=tmp_path) as relay:
         relay.publish("t", {"x": np.ones(3)})
         assert shared.get(ticket, 10).get("t").version == 1
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tensor_relay
+from conftest import served_again
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -97,6 +98,21 @@ def test_received_files_are_kept_within_a_bound(relay, files):
     assert len(bounded._received._files) == 1
     bounded.invalidate_cache()
     assert not bounded._received._files
+
+
+def test_a_server_that_is_started_again_is_read_on(tmp_path, folder):
+    state = tmp_path / "again"
+    relay = tensor_relay.serve("127.0.0.1:0", state_dir=state)
+    publish_folder(relay, "data", folder)
+    files = RelayFileSystem(relay.ticket, skip_instance_cache=True)
+    assert files.cat("data/table.csv") == CSV.encode()
+    opened, address = files.open("data/deep/er/bytes.bin"), relay.address
+    relay.close(end=False)
+    with served_again(address, state_dir=state) as relay:
+        publish_folder(relay, "data", folder)
+        assert files.cat("data/table.csv") == CSV.encode()
+        with pytest.raises(tensor_relay.VersionNotFoundError, match="open it again"):
+            opened.read()  # It was of the life before, whatever its number.
 
 
 def test_it_goes_to_other_processes(files):

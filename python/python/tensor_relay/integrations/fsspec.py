@@ -68,7 +68,7 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     timeout: how long each answer is waited for, in seconds.
     cache_bytes: how much memory files take that were read and are kept, in case that more of them is read.
 
-    Files are received whole when their first byte is read. A listing costs one exchange with the server, and no payload.
+    Files are received whole when their first byte is read. A listing costs two exchanges with the server, and no payload.
     """
 
     protocol = "relay"
@@ -108,8 +108,9 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """What lies in a folder; of a file, itself."""
         path = self._strip_protocol(path)
-        entries = self._topics_below(path)
-        topic, name = self._topic_of(path)
+        topics = [each.topic for each in self.client.topics()]
+        entries = _folders_below(path, topics)
+        topic, name = _topic_of(path, topics)
         if topic is not None:
             described = self._describe(topic)
             for entry in _listed(described, name):
@@ -181,18 +182,19 @@ class RelayFileSystem(AbstractFileSystem):  # type: ignore[misc]
         except TopicNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, str(error), topic) from error
 
-    def _topics_below(self, path: str) -> dict[str, dict[str, Any]]:
-        """The folders that topics' names make in this one."""
-        below = f"{path}/" if path else ""
-        names = (each.topic for each in self.client.topics() if each.topic.startswith(below))
-        folders = {below + name.removeprefix(below).partition("/")[0] for name in names}
-        return {name: _folder(name) for name in folders}
 
-    def _topic_of(self, path: str) -> tuple[str | None, str]:
-        """The topic that a path lies in, and the rest of it: topics may have slashes in their names, too."""
-        topics = [each.topic for each in self.client.topics() if f"{path}/".startswith(f"{each.topic}/")]
-        topic = max(topics, key=len, default=None)
-        return topic, path.removeprefix(topic).strip("/") if topic is not None else ""
+def _folders_below(path: str, topics: list[str]) -> dict[str, dict[str, Any]]:
+    """The folders that topics' names make in this one."""
+    below = f"{path}/" if path else ""
+    names = (topic.removeprefix(below) for topic in topics if topic.startswith(below))
+    return {folder: _folder(folder) for folder in (below + name.partition("/")[0] for name in names)}
+
+
+def _topic_of(path: str, topics: list[str]) -> tuple[str | None, str]:
+    """The topic that a path lies in, and the rest of it: topics may have slashes in their names, too."""
+    around = (topic for topic in topics if f"{path}/".startswith(f"{topic}/"))
+    topic = max(around, key=len, default=None)
+    return topic, path.removeprefix(topic).strip("/") if topic is not None else ""
 
 
 def _listed(described: Description, name: str) -> list[dict[str, Any]]:
