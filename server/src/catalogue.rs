@@ -8,7 +8,10 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tensor_relay_protocol::{EndReason, Topic, TopicEntry};
@@ -25,12 +28,20 @@ pub(crate) struct Catalogue {
     appeared: broadcast::Sender<Topic>,
     linger: Duration,
     bases: Arc<Bases>,
+    /// Versions that topics had published which are gone.
+    published_before: AtomicU64,
 }
 
 impl Catalogue {
     /// A catalogue without topics. `linger` is how long the places of named readers are kept, and bases that nobody follows.
     pub(crate) fn new(linger: Duration, bases: Arc<Bases>) -> Self {
-        Self { topics: Mutex::default(), appeared: broadcast::Sender::new(APPEARANCES), linger, bases }
+        Self {
+            topics: Mutex::default(),
+            appeared: broadcast::Sender::new(APPEARANCES),
+            linger,
+            bases,
+            published_before: AtomicU64::new(0),
+        }
     }
 
     /// Registers a publisher of the topic called `name`; `None` when it has one already.
@@ -70,6 +81,7 @@ impl Catalogue {
         topic.end(reason);
         if topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic)) {
             topics.remove(topic.name());
+            self.published_before.fetch_add(topic.published_count(), Ordering::Relaxed);
         }
     }
 
@@ -79,6 +91,7 @@ impl Catalogue {
         let listed = topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic));
         if listed && !topic.is_needed() {
             topics.remove(topic.name());
+            self.published_before.fetch_add(topic.published_count(), Ordering::Relaxed);
         }
     }
 
@@ -98,6 +111,18 @@ impl Catalogue {
     /// What was sent of every topic that has a version.
     pub(crate) fn sent(&self) -> Vec<(Topic, CodecStats)> {
         self.collect(|topic, _| (topic.name().clone(), topic.tally().stats()))
+    }
+
+    /// What `describe` says of every topic and its newest version, for topics that have one.
+    pub(crate) fn describe<R>(&self, describe: impl Fn(&TopicState, &Retained) -> R) -> Vec<R> {
+        self.collect(describe)
+    }
+
+    /// How many versions were ever published.
+    pub(crate) fn published(&self) -> u64 {
+        let topics = self.topics();
+        let here: u64 = topics.values().map(|topic| topic.published_count()).sum();
+        here + self.published_before.load(Ordering::Relaxed)
     }
 
     /// The name of every topic that has a version.

@@ -52,11 +52,13 @@ mod bases;
 pub mod beside;
 mod borrowed;
 mod catalogue;
+mod chunk_times;
 mod claims;
 mod client_state;
 mod config;
 mod cursor;
 mod device;
+mod failures;
 mod files;
 mod held;
 mod inboxes;
@@ -73,7 +75,9 @@ mod session;
 mod shared;
 mod staged;
 mod stall;
+mod status;
 mod strangers;
+mod subscribers;
 mod subscription;
 mod topic;
 mod traffic;
@@ -87,8 +91,10 @@ pub use access::{
 pub use address::{AddressError, Advertised, reachable};
 pub use bases::BaseStats;
 pub use borrowed::Borrowed;
+pub use chunk_times::ChunkTimeStats;
 pub use config::Config;
 pub use device::DeviceError;
+pub use failures::{FailedAt, FailureCount};
 pub use files::{
     FileError, FileWatch, FolderRules, LeftOut, LeftOutReason, Look, SealFileError, TensorFiles,
 };
@@ -98,6 +104,7 @@ pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
+pub use status::{LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, UnderWay};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,
@@ -106,8 +113,8 @@ pub use tensor_relay_protocol::{
     files::{FileKind, MISSED_GENERATIONS_KEY, RESERVED_PREFIX, epoch_of, is_reserved},
 };
 pub use tensor_relay_transport::{
-    BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, Listener, Stage, StageStats,
-    Transport, Tuning, egress::EncoderStats,
+    BindError, CodecCount, CodecStats, Fingerprint, Identity, IdentityError, LaneKind, LaneStats, Listener,
+    Stage, StageStats, Transport, Tuning, egress::EncoderStats,
 };
 pub use topic::{TopicOptions, WhenFull};
 pub use traffic::TrafficStats;

@@ -167,6 +167,7 @@ impl Publisher {
             base,
         };
         let Pushed { seq, is_first } = self.push(retained).await?;
+        tracing::info!(version = %id, payload_bytes = bytes, "A version was published.");
         self.next = self.next.next();
         if is_first {
             self.catalogue.appeared(self.topic.name());

@@ -6,6 +6,7 @@ use crate::{
     link_rate::LinkMeter,
     shared::Shared,
     stall::Progress,
+    subscribers::Watched,
     topic::Retained,
 };
 use std::sync::Arc;
@@ -17,7 +18,10 @@ use tensor_relay_transport::{
     Lane, Stage, Tally, control,
     egress::{self, Encoded, Wanted},
 };
-use tokio::task::{JoinError, JoinSet};
+use tokio::{
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
 
 /// What every send of one version to one subscription needs.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ pub(crate) struct Outgoing {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
+    /// Where those look who run the server.
+    pub(crate) watched: Arc<Watched>,
     pub(crate) progress: Progress,
 }
 
@@ -127,12 +133,15 @@ impl Outgoing {
         chunk: ChunkIndex,
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
+        let (began, encoding) = (Instant::now(), self.watched.encode());
         let encoded = self.encode(chunk).await?;
+        drop(encoding);
         self.progress.note(1); // From here on the subscriber causes the wait.
-        let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.link.begin());
+        let _sending =
+            (self.shared.encoder.stages().begin(Stage::Send), self.link.begin(), self.watched.write());
         let (outgoing, on) = (Arc::clone(&self), lane.clone());
         // A lane that fails loses the chunk; a client that stops the stream has given the version up.
-        let _ = lane.run(async move { outgoing.write(chunk, &encoded, &on).await }).await;
+        let _ = lane.run(async move { outgoing.write(chunk, &encoded, &on, began).await }).await;
         Ok(())
     }
 
@@ -156,8 +165,8 @@ impl Outgoing {
         }
     }
 
-    /// Writes a chunk whole, and counts it.
-    async fn write(&self, chunk: ChunkIndex, encoded: &Encoded, lane: &Lane) {
+    /// Writes a chunk whole that was begun at `began`, and counts it.
+    async fn write(&self, chunk: ChunkIndex, encoded: &Encoded, lane: &Lane, began: Instant) {
         let note = |bytes| {
             self.progress.note(bytes);
             self.link.note(bytes);
@@ -166,9 +175,12 @@ impl Outgoing {
             .await
             .is_ok()
         {
+            let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             for tally in [&*self.tally, &self.shared.tally] {
-                tally.count(encoded.codec, self.raw_bytes(chunk), encoded.bytes.len() as u64, encoded.spent);
+                tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.spent);
             }
+            self.watched.note_sent(raw_bytes, wire_bytes);
+            self.shared.chunk_times.note(began.elapsed());
         }
     }
 

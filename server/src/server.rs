@@ -1,9 +1,10 @@
 //! The server: accepts clients, keeps the catalogue, ends in order.
 
 use crate::{
-    Access, Config, Publisher, Staging, TopicOptions, TopicTaken, TrafficStats,
+    Access, Config, Publisher, Staging, StatusReader, TopicOptions, TopicTaken, TrafficStats,
     bases::{BaseStats, Bases},
     catalogue::Catalogue,
+    failures::FailedAt,
     session,
     shared::Shared,
     strangers::{Eviction, Stranger},
@@ -124,20 +125,12 @@ impl Server {
 
     /// What it has done and is doing.
     pub fn stats(&self) -> ServerStats {
-        let (counters, staged) = (&self.shared.counters, self.staging.memory.stats());
-        ServerStats {
-            sessions: self.shared.sessions.get(),
-            transfers: self.shared.transfers.get(),
-            committed: counters.committed.load(Ordering::Relaxed),
-            evicted: counters.evicted.load(Ordering::Relaxed),
-            staged_bytes: staged.in_use_bytes,
-            reusable_bytes: staged.cached_bytes,
-            bases: self.shared.catalogue.bases().stats(),
-            traffic: self.shared.traffic.stats(),
-            codecs: self.shared.tally.stats(),
-            encoder: self.shared.encoder.stats(),
-            stages: self.shared.encoder.stages().stats(),
-        }
+        stats(&self.shared, &self.staging.memory)
+    }
+
+    /// Reads all that can be told of it, whenever it is asked and from any thread, until the server is gone.
+    pub fn status_reader(&self) -> StatusReader {
+        StatusReader::new(&self.shared, self.staging.memory.clone(), self.local_address())
     }
 
     /// What was sent of each topic that has a version, codec by codec.
@@ -172,6 +165,24 @@ impl Drop for Server {
     }
 }
 
+/// What the server has done and is doing whose versions are staged in `memory`.
+pub(crate) fn stats(shared: &Shared, memory: &HostMemory) -> ServerStats {
+    let (counters, staged) = (&shared.counters, memory.stats());
+    ServerStats {
+        sessions: shared.sessions.get(),
+        transfers: shared.transfers.get(),
+        committed: counters.committed.load(Ordering::Relaxed),
+        evicted: counters.evicted.load(Ordering::Relaxed),
+        staged_bytes: staged.in_use_bytes,
+        reusable_bytes: staged.cached_bytes,
+        bases: shared.catalogue.bases().stats(),
+        traffic: shared.traffic.stats(),
+        codecs: shared.tally.stats(),
+        encoder: shared.encoder.stats(),
+        stages: shared.encoder.stages().stats(),
+    }
+}
+
 /// Opens `topic` for publishing, as [`Server::publisher_with`] does.
 pub(crate) fn open_publisher(
     shared: &Shared,
@@ -193,6 +204,7 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     while let Some(arrival) = listener.accept().await {
         while sessions.try_join_next().is_some() {}
         if *shared.draining.borrow() {
+            shared.failures.note(FailedAt::Connection, "draining");
             arrival.refuse();
             continue;
         }
@@ -214,13 +226,22 @@ async fn let_in(
     let peer = arrival.peer();
     let served = async {
         match tokio::time::timeout(timeout, arrival.accept()).await {
-            Ok(Ok(lane)) => session::serve(lane, stranger, timeout, shared).await,
-            Ok(Err(error)) => tracing::debug!(%peer, %error, "A client did not get through the handshake."),
-            Err(_) => tracing::debug!(%peer, "A client did not finish its handshake within the deadline."),
+            Ok(Ok(lane)) => session::serve(lane, stranger, timeout, Arc::clone(&shared)).await,
+            Ok(Err(error)) => {
+                shared.failures.note(FailedAt::Connection, "handshake_failed");
+                tracing::debug!(%peer, %error, "A client did not get through the handshake.");
+            }
+            Err(_) => {
+                shared.failures.note(FailedAt::Connection, "handshake_timeout");
+                tracing::debug!(%peer, "A client did not finish its handshake within the deadline.");
+            }
         }
     };
     tokio::select! {
         () = served => {}
-        () = eviction.came() => tracing::debug!(%peer, "A client that did not say who it is made room for another."),
+        () = eviction.came() => {
+            shared.failures.note(FailedAt::Connection, "evicted");
+            tracing::debug!(%peer, "A client that did not say who it is made room for another.");
+        }
     }
 }

@@ -6,12 +6,14 @@ use crate::{
     claims::Claims,
     client_state::ClientState,
     cursor::Cursor,
+    failures::FailedAt,
     inboxes::Inboxes,
     joining::{self, Join, Open},
     lanes::{LANES_EVER, Lanes},
     link_rate::LinkMeter,
     shared::{Counted, Shared},
     strangers::Stranger,
+    subscribers::Who,
     subscription::Subscription,
     transfer::SubscriptionMessage as Message,
     watching,
@@ -65,6 +67,31 @@ impl SessionError {
             Self::Control(ControlError::Lane(_)) | Self::Lane(_) => None,
         }
     }
+
+    /// The word under which it is counted, unless the client wanted it or the server ends.
+    fn failure(&self) -> Option<&'static str> {
+        match self {
+            Self::Control(ControlError::Message(_)) | Self::Misbehaved(_) => Some("misbehaved"),
+            Self::NoHello => Some("no_hello"),
+            Self::Unauthorised(_) => Some("unauthorised"),
+            Self::AccessLost(_) => Some("access_lost"),
+            Self::TooBusy => Some("too_busy"),
+            Self::Incompatible(..) => Some("incompatible"),
+            Self::Control(ControlError::Lane(error)) | Self::Lane(error) => lane_failure(error),
+            Self::ShuttingDown => None,
+        }
+    }
+}
+
+/// The word for how a lane failed; none where the client ended it.
+fn lane_failure(error: &LaneError) -> Option<&'static str> {
+    match error {
+        LaneError::TimedOut { .. } => Some("timed_out"),
+        LaneError::ClosedByPeer { code: Some(CloseCode::Done), .. } => None,
+        LaneError::ClosedByPeer { .. } => Some("closed_by_peer"),
+        LaneError::StreamGivenUp | LaneError::ClosedHere => None,
+        _ => Some("connection_lost"),
+    }
 }
 
 /// Serves one connection until it ends: a session that begins with `Hello`, or a lane that joins one with `Join`.
@@ -94,6 +121,9 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
         }
         Err(error) => (error, None),
     };
+    if let Some(reason) = error.failure() {
+        shared.failures.note(FailedAt::Session, reason);
+    }
     end(&lane, Some(&sender), &error).await;
     // The session counts until its client was told. The control stream ended with the lane and not before it: its end
     // alone would tell the client nothing.
@@ -376,6 +406,14 @@ impl Session {
         }
         self.following.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
+        let control = self.lanes.control();
+        let seat = self.shared.subscribers.enter(Who {
+            topic: Arc::clone(follower.topic()),
+            peer: control.peer(),
+            kind: control.kind(),
+            mode: subscribe.mode,
+            have: subscribe.have.map(|have| have.of()),
+        });
         let subscription = Subscription {
             id,
             codecs: self.codecs,
@@ -391,6 +429,7 @@ impl Session {
             shared: Arc::clone(&self.shared),
             inbox,
             client: ClientState::new(subscribe.selection, subscribe.manifest, subscribe.partial),
+            seat,
             unfinished: Some(self.shared.unfinished.count()),
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };

@@ -1,7 +1,8 @@
 //! What all sessions of a server share, and the counts of what lives now.
 
 use crate::{
-    Access, Config, catalogue::Catalogue, joining::Joinable, strangers::Strangers, traffic::Traffic,
+    Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, failures::Failures, joining::Joinable,
+    strangers::Strangers, subscribers::Subscribers, traffic::Traffic,
 };
 use std::sync::{Arc, atomic::AtomicU64};
 use tensor_relay_protocol::InstanceId;
@@ -20,6 +21,10 @@ pub(crate) struct Shared {
     pub(crate) encoder: Encoder,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
+    /// The subscriptions that are open, for those who look.
+    pub(crate) subscribers: Arc<Subscribers>,
+    pub(crate) chunk_times: ChunkTimes,
+    pub(crate) failures: Failures,
     /// What was sent, of all topics.
     pub(crate) tally: Tally,
     /// Sessions that are open.
@@ -62,6 +67,9 @@ impl Shared {
             encoder,
             counters: Arc::default(),
             traffic: Traffic::default(),
+            subscribers: Arc::default(),
+            chunk_times: ChunkTimes::default(),
+            failures: Failures::default(),
             tally: Tally::default(),
             sessions: Gauge::default(),
             transfers: Gauge::default(),

@@ -12,6 +12,7 @@ use crate::{
     sender::{Outgoing, Sender, Sent, SentKind},
     shared::{Counted, Shared},
     stall::{Progress, StallWatch},
+    subscribers::Seat,
     topic::Retained,
     transfer::{self, Effect, SubscriptionMessage, Transfer},
 };
@@ -50,6 +51,8 @@ pub(crate) struct Subscription {
     pub(crate) base: ClientBase,
     /// Whether a version under way is given up for a newer one.
     pub(crate) preempt: bool,
+    /// Where those look who run the server.
+    pub(crate) seat: Seat,
     /// Makes a shutdown wait for the subscription; `None` once draining.
     pub(crate) unfinished: Option<Counted>,
 }
@@ -109,6 +112,7 @@ impl Subscription {
     }
 
     fn note_end(&self, reason: EndReason) {
+        self.shared.failures.note_end(reason);
         if reason == EndReason::Evicted {
             self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(subscription = %self.id, "A subscriber took no byte within the deadline and was evicted.");
@@ -232,6 +236,7 @@ impl Subscription {
         let claims = std::mem::take(&mut self.claims);
         let afresh = claims.is_afresh((retained.id.epoch, retained.id.version));
         self.announce(retained, skipped, afresh).await?;
+        self.seat.begin(retained, skipped);
         let selection = self.client.selection(retained, self.shared.config.workers).await;
         let chunks = selection.chunks().difference(&self.client.take_held(retained));
         let plan = SendPlan::new(chunks, self.client.needs_manifest(retained));
@@ -298,6 +303,7 @@ impl Subscription {
                 self.shared.counters.committed.fetch_add(1, Ordering::Relaxed);
                 retained.committed.send_modify(|count| *count += 1);
                 self.cursor.handle_committed(retained);
+                self.seat.handle_committed(retained);
                 self.client.handle_committed(retained);
                 self.base.handle_committed(kept);
                 Ok(Next::Finished)
@@ -308,6 +314,8 @@ impl Subscription {
                 // become: both forget it, and the client grants anew.
                 self.credit = Credit::default();
                 self.cursor.handle_given_up(retained);
+                self.seat.handle_given_up();
+                self.shared.failures.note_abort(reason);
                 self.client.handle_given_up();
                 self.base.let_go();
                 Ok(Next::Finished)
@@ -359,6 +367,7 @@ impl Subscription {
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
+            watched: self.seat.watched(),
             progress,
         }
     }

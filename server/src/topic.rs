@@ -5,14 +5,17 @@
 
 mod options;
 mod reader;
+mod times;
 
 pub use options::{TopicOptions, WhenFull};
 pub(crate) use reader::{Reader, Standing};
+pub(crate) use times::Lag;
 
 use crate::{
     bases::{self, Bases, Hold, Worth},
     places::Places,
     retention::{Full, Keep, ReaderId, Retention, Seq},
+    status::TopicStatus,
 };
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -20,6 +23,7 @@ use std::{
 };
 use tensor_relay_protocol::{CodecChoice, EndReason, Epoch, Metadata, Start, Topic, Version, VersionId};
 use tensor_relay_transport::{Tally, egress::Payload};
+use times::PublishTimes;
 use tokio::{sync::watch, time::Instant};
 
 /// One published version, for as long as anything needs it.
@@ -99,6 +103,7 @@ struct State {
     /// Whether a task waits to release the bases.
     is_looked_after: bool,
     published: Option<Instant>,
+    times: PublishTimes,
     /// What was published last, whether or not it is still retained.
     last: Option<(Epoch, Version)>,
 }
@@ -214,6 +219,7 @@ impl TopicState {
                     gone.push(self.bases.forget(self.number));
                 }
                 (state.published, state.last, state.lost) = (Some(now), Some(id), false);
+                state.times.note(id.0, id.1, now);
                 for retained in &left {
                     retained.leave();
                     state.check_terms(retained);
@@ -328,6 +334,32 @@ impl TopicState {
     /// When something was published last.
     pub(crate) fn published(&self) -> Option<Instant> {
         self.state().published
+    }
+
+    /// How many versions were ever published.
+    pub(crate) fn published_count(&self) -> u64 {
+        self.state().times.count()
+    }
+
+    /// How far a subscriber is behind that is done with `done`.
+    pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
+        self.state().times.lag(done)
+    }
+
+    /// The topic at this moment, whose newest version is `newest`.
+    pub(crate) fn status(&self, newest: &Retained) -> TopicStatus {
+        let manifest = newest.payload.manifest();
+        let state = self.state();
+        TopicStatus {
+            newest: newest.id.clone(),
+            tensors: manifest.tensors().len() as u64,
+            payload_bytes: manifest.payload_bytes(),
+            age: state.published.map(|at| at.elapsed()).unwrap_or_default(),
+            retained: state.retention.iter().count() as u64,
+            published: state.times.count(),
+            subscribers: state.followers,
+            sent: self.tally.stats(),
+        }
     }
 
     /// The number after the last one that was published in `epoch`, if that was the last epoch.

@@ -1,7 +1,8 @@
 //! What the lanes of a server have carried: those that are open, and those that are gone.
 
+use crate::LaneStatus;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tensor_relay_transport::{Lane, LaneStats};
+use tensor_relay_transport::{Lane, LaneKind, LaneStats};
 
 /// What all lanes carried so far. Only ever grows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,7 +25,8 @@ pub(crate) struct Traffic(Mutex<Books>);
 struct Books {
     opened: u64,
     open: Vec<(u64, Lane)>,
-    gone: TrafficStats,
+    /// What lanes carried that are gone, by kind: QUIC, then TCP.
+    gone: [TrafficStats; 2],
 }
 
 /// A lane that is counted, until it is dropped: then what it carried is kept.
@@ -48,7 +50,30 @@ impl Traffic {
     /// What was carried so far.
     pub(crate) fn stats(&self) -> TrafficStats {
         let books = self.books();
-        books.open.iter().fold(books.gone, |sum, (_, lane)| sum.with(lane.stats()))
+        let gone = books.gone[0].and(books.gone[1]);
+        books.open.iter().fold(gone, |sum, (_, lane)| sum.with(lane.stats()))
+    }
+
+    /// For each kind of lane, how many are open and what all of them carried so far.
+    pub(crate) fn by_kind(&self) -> Vec<(LaneKind, u64, TrafficStats)> {
+        let books = self.books();
+        let of = |kind: LaneKind| {
+            let open = books.open.iter().filter(|(_, lane)| lane.kind() == kind);
+            let none = (kind, 0, books.gone[place(kind)]);
+            open.fold(none, |(kind, count, sum), (_, lane)| (kind, count + 1, sum.with(lane.stats())))
+        };
+        vec![of(LaneKind::Quic), of(LaneKind::Tcp)]
+    }
+
+    /// How many lanes are open, and what the `most` first of them are like.
+    pub(crate) fn lanes(&self, most: usize) -> (usize, Vec<LaneStatus>) {
+        let books = self.books();
+        let status = |(_, lane): &(u64, Lane)| LaneStatus {
+            peer: lane.peer(),
+            transport: lane.kind(),
+            stats: lane.stats(),
+        };
+        (books.open.len(), books.open.iter().take(most).map(status).collect())
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -62,18 +87,36 @@ impl Drop for Counted<'_> {
         let mut books = self.traffic.books();
         if let Some(at) = books.open.iter().position(|(number, _)| *number == self.number) {
             let (_, lane) = books.open.swap_remove(at);
-            books.gone = books.gone.with(lane.stats());
+            let gone = &mut books.gone[place(lane.kind())];
+            *gone = gone.with(lane.stats());
         }
     }
 }
 
+/// Where lanes of a kind are counted that are gone.
+fn place(kind: LaneKind) -> usize {
+    match kind {
+        LaneKind::Quic => 0,
+        LaneKind::Tcp => 1,
+    }
+}
+
 impl TrafficStats {
-    fn with(self, lane: LaneStats) -> Self {
+    fn and(self, other: Self) -> Self {
         Self {
-            sent_packets: self.sent_packets + lane.sent_packets,
-            lost_packets: self.lost_packets + lane.lost_packets,
-            sent_bytes: self.sent_bytes + lane.sent_bytes,
-            received_bytes: self.received_bytes + lane.received_bytes,
+            sent_packets: self.sent_packets + other.sent_packets,
+            lost_packets: self.lost_packets + other.lost_packets,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            received_bytes: self.received_bytes + other.received_bytes,
         }
+    }
+
+    fn with(self, lane: LaneStats) -> Self {
+        self.and(Self {
+            sent_packets: lane.sent_packets,
+            lost_packets: lane.lost_packets,
+            sent_bytes: lane.sent_bytes,
+            received_bytes: lane.received_bytes,
+        })
     }
 }

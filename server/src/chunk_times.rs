@@ -1,0 +1,72 @@
+//! How long chunks take from being begun to being taken by the network.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// The upper bounds of the buckets, in microseconds: each four times the one before, from what a small chunk takes on one
+/// machine to what a slow subscriber may take at all.
+const BOUNDS_US: [u64; 10] =
+    [100, 400, 1_600, 6_400, 25_600, 102_400, 409_600, 1_638_400, 6_553_600, 26_214_400];
+
+/// A histogram that any thread may add to. One chunk costs two additions.
+#[derive(Debug, Default)]
+pub(crate) struct ChunkTimes {
+    /// One for each bound, and one for what is beyond the last.
+    buckets: [AtomicU64; BOUNDS_US.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+/// What [`ServerStatus::chunk_times`](crate::ServerStatus::chunk_times) holds: how many chunks took how long.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChunkTimeStats {
+    /// The upper bound of each bucket in seconds, the last one infinite, and how many chunks are in it and in no smaller one.
+    pub buckets: Vec<(f64, u64)>,
+    /// The times of all chunks together, in seconds.
+    pub sum_s: f64,
+}
+
+impl ChunkTimes {
+    /// Adds a chunk.
+    pub(crate) fn note(&self, took: Duration) {
+        let took_us = took.as_micros();
+        let bucket = BOUNDS_US.partition_point(|bound| u128::from(*bound) < took_us);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
+    }
+
+    /// What was added so far.
+    pub(crate) fn stats(&self) -> ChunkTimeStats {
+        let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
+        let sum_s = self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9;
+        ChunkTimeStats { buckets: bounds.zip(counts).collect(), sum_s }
+    }
+}
+
+impl ChunkTimeStats {
+    /// How many chunks there were.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_in_the_first_bucket_that_holds_it() {
+        let times = ChunkTimes::default();
+        for us in [0, 100, 101, 26_214_400, 26_214_401] {
+            times.note(Duration::from_micros(us));
+        }
+        let stats = times.stats();
+        let counts: Vec<u64> = stats.buckets.iter().map(|(_, count)| *count).collect();
+        assert_eq!(counts, [2, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(stats.count(), 5);
+        assert!((stats.sum_s - 52.429_002).abs() < 1e-6, "{}", stats.sum_s);
+    }
+}

@@ -1,0 +1,108 @@
+//! What went wrong, counted by where and why.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+use tensor_relay_protocol::{AbortReason, EndReason};
+
+/// Where something failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailedAt {
+    /// A connection, before its client was greeted.
+    Connection,
+    /// A session that did not end because its client wanted it.
+    Session,
+    /// A subscription that the server ended before its topic did.
+    Subscription,
+    /// A version under way that was given up.
+    Transfer,
+}
+
+/// How often something failed for one reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailureCount {
+    /// Where.
+    pub at: FailedAt,
+    /// Why, in one word for programs.
+    pub reason: &'static str,
+    /// How often.
+    pub count: u64,
+}
+
+/// The counts. Failures are rare, and reasons are words of this program: so one lock and a map do, and both stay small.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(Mutex<BTreeMap<(FailedAt, &'static str), u64>>);
+
+impl FailedAt {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Session => "session",
+            Self::Subscription => "subscription",
+            Self::Transfer => "transfer",
+        }
+    }
+}
+
+impl Failures {
+    /// Counts one failure.
+    pub(crate) fn note(&self, at: FailedAt, reason: &'static str) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *counts.entry((at, reason)).or_default() += 1;
+    }
+
+    /// Counts a subscription that ended, unless it ended as subscriptions do.
+    pub(crate) fn note_end(&self, reason: EndReason) {
+        let word = match reason {
+            EndReason::Evicted => "evicted",
+            EndReason::TooManySubscriptions => "too_many_subscriptions",
+            EndReason::TooSlow => "too_slow",
+            EndReason::Replaced => "replaced",
+            EndReason::NotFound => "not_found",
+            _ => return, // The topic is over, or the subscriber has what it asked for.
+        };
+        self.note(FailedAt::Subscription, word);
+    }
+
+    /// Counts a version that was given up.
+    pub(crate) fn note_abort(&self, reason: AbortReason) {
+        let word = match reason {
+            AbortReason::Corrupt => "corrupt",
+            AbortReason::SourceLost => "source_lost",
+            AbortReason::Stalled => "stalled",
+            AbortReason::OverBudget => "over_budget",
+            AbortReason::Withdrawn => "withdrawn",
+            AbortReason::Superseded => "superseded",
+            AbortReason::DeviceFailed => "device_failed",
+            _ => "other",
+        };
+        self.note(FailedAt::Transfer, word);
+    }
+
+    /// What was counted so far.
+    pub(crate) fn counts(&self) -> Vec<FailureCount> {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let failure =
+            |(&(at, reason), &count): (&(FailedAt, &'static str), &u64)| FailureCount { at, reason, count };
+        counts.iter().map(failure).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_as_it_should_is_no_failure() {
+        let failures = Failures::default();
+        failures.note_end(EndReason::TopicEnded);
+        assert_eq!(failures.counts(), []);
+        failures.note_end(EndReason::TooSlow);
+        failures.note_end(EndReason::TooSlow);
+        failures.note_abort(AbortReason::Corrupt);
+        let expected = [(FailedAt::Subscription, "too_slow", 2), (FailedAt::Transfer, "corrupt", 1)];
+        assert_eq!(failures.counts(), expected.map(|(at, reason, count)| FailureCount { at, reason, count }));
+    }
+}

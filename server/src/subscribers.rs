@@ -1,0 +1,242 @@
+//! The subscriptions of a server, as somebody sees them who looks at it: who gets what, how far, and what it waits for.
+
+use crate::{
+    status::{Limit, SubscriberStatus, UnderWay},
+    topic::{Retained, TopicState},
+};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    ops::Deref,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
+use tensor_relay_transport::LaneKind;
+use tokio::time::Instant;
+
+/// All subscriptions that are open. As many as there are, so bounded by what sessions may have.
+#[derive(Debug, Default)]
+pub(crate) struct Subscribers {
+    open: Mutex<BTreeMap<u64, Arc<Watched>>>,
+    ever: AtomicU64,
+}
+
+/// One subscription that is watched, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    subscribers: Arc<Subscribers>,
+    number: u64,
+    watched: Arc<Watched>,
+}
+
+/// Who subscribes to what.
+#[derive(Debug)]
+pub(crate) struct Who {
+    pub(crate) topic: Arc<TopicState>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) kind: LaneKind,
+    pub(crate) mode: Mode,
+    /// The version that it had when it came.
+    pub(crate) have: Option<(Epoch, Version)>,
+}
+
+/// What is noted of one subscription. Its sends add to counters; the rest changes once for a version.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    who: Who,
+    began: Instant,
+    place: Mutex<Place>,
+    committed: AtomicU64,
+    skipped: AtomicU64,
+    sent_payload_bytes: AtomicU64,
+    sent_wire_bytes: AtomicU64,
+    /// How many of its chunks are being read and encoded, and how many are being written.
+    encoding: AtomicU32,
+    writing: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    /// The newest version that it has.
+    done: Option<(Epoch, Version)>,
+    under_way: Option<Begun>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    version: VersionId,
+    payload_bytes: u64,
+    at: Instant,
+    sent_before: u64,
+}
+
+/// A chunk at one step, until this is dropped.
+#[derive(Debug)]
+#[must_use = "the step is over when this is dropped"]
+pub(crate) struct AtStep<'a>(&'a AtomicU32);
+
+impl Subscribers {
+    /// Watches a subscription from now on.
+    pub(crate) fn enter(self: &Arc<Self>, who: Who) -> Seat {
+        let number = self.ever.fetch_add(1, Ordering::Relaxed);
+        let watched = Arc::new(Watched::new(who));
+        self.open().insert(number, Arc::clone(&watched));
+        Seat { subscribers: Arc::clone(self), number, watched }
+    }
+
+    /// How many there are, and what the `most` that came first are like.
+    pub(crate) fn status(&self, most: usize) -> (usize, Vec<SubscriberStatus>) {
+        let (count, first): (usize, Vec<Arc<Watched>>) = {
+            let open = self.open();
+            (open.len(), open.values().take(most).cloned().collect())
+        };
+        (count, first.iter().map(|watched| watched.status()).collect())
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Watched>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// The same for its sends, which may end after it.
+    pub(crate) fn watched(&self) -> Arc<Watched> {
+        Arc::clone(&self.watched)
+    }
+}
+
+impl Deref for Seat {
+    type Target = Watched;
+
+    fn deref(&self) -> &Watched {
+        &self.watched
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let gone = self.subscribers.open().remove(&self.number);
+        drop(gone); // Outside of the lock: it may be the last to hold its topic.
+    }
+}
+
+impl Watched {
+    fn new(who: Who) -> Self {
+        Self {
+            place: Mutex::new(Place { done: who.have, under_way: None }),
+            who,
+            began: Instant::now(),
+            committed: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            sent_payload_bytes: AtomicU64::new(0),
+            sent_wire_bytes: AtomicU64::new(0),
+            encoding: AtomicU32::new(0),
+            writing: AtomicU32::new(0),
+        }
+    }
+
+    /// A version is begun.
+    pub(crate) fn begin(&self, retained: &Retained, skipped: u64) {
+        self.skipped.fetch_add(skipped, Ordering::Relaxed);
+        self.place().under_way = Some(Begun {
+            version: retained.id.clone(),
+            payload_bytes: retained.payload.manifest().payload_bytes(),
+            at: Instant::now(),
+            sent_before: self.sent_payload_bytes.load(Ordering::Relaxed),
+        });
+    }
+
+    /// The subscriber has the version.
+    pub(crate) fn handle_committed(&self, retained: &Retained) {
+        self.committed.fetch_add(1, Ordering::Relaxed);
+        *self.place() = Place { done: Some((retained.id.epoch, retained.id.version)), under_way: None };
+    }
+
+    /// The version was given up.
+    pub(crate) fn handle_given_up(&self) {
+        self.place().under_way = None;
+    }
+
+    /// A chunk is begun to be read and encoded.
+    pub(crate) fn encode(&self) -> AtStep<'_> {
+        AtStep::new(&self.encoding)
+    }
+
+    /// A chunk is begun to be written.
+    pub(crate) fn write(&self) -> AtStep<'_> {
+        AtStep::new(&self.writing)
+    }
+
+    /// A chunk was written.
+    pub(crate) fn note_sent(&self, payload_bytes: u64, wire_bytes: u64) {
+        self.sent_payload_bytes.fetch_add(payload_bytes, Ordering::Relaxed);
+        self.sent_wire_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
+    }
+
+    fn status(&self) -> SubscriberStatus {
+        let sent_payload_bytes = self.sent_payload_bytes.load(Ordering::Relaxed);
+        let (done, under_way) = {
+            let place = self.place();
+            let under_way = place.under_way.as_ref().map(|begun| UnderWay {
+                version: begun.version.clone(),
+                payload_bytes: begun.payload_bytes,
+                sent_bytes: sent_payload_bytes.saturating_sub(begun.sent_before),
+                since: begun.at.elapsed(),
+                limit: self.limit(),
+            });
+            (place.done, under_way)
+        };
+        let lag = match (done, &under_way) {
+            (None, None) => Default::default(), // It wants no version that is there.
+            _ => self.who.topic.lag(done),
+        };
+        // A version that was there before it came is not late for longer than it has been here.
+        let since = lag.since.map(|since| since.elapsed().min(self.began.elapsed()));
+        SubscriberStatus {
+            topic: self.who.topic.name().clone(),
+            peer: self.who.peer,
+            transport: self.who.kind,
+            is_every: self.who.mode == Mode::Every,
+            since: self.began.elapsed(),
+            held: done.map(|(_, version)| version),
+            lag_versions: lag.versions,
+            lag: since.unwrap_or_default(),
+            under_way,
+            committed: self.committed.load(Ordering::Relaxed),
+            skipped: self.skipped.load(Ordering::Relaxed),
+            sent_payload_bytes,
+            sent_wire_bytes: self.sent_wire_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What holds the version under way up at this moment: where most of its chunks are.
+    fn limit(&self) -> Limit {
+        let (encoding, writing) =
+            (self.encoding.load(Ordering::Relaxed), self.writing.load(Ordering::Relaxed));
+        match (encoding, writing) {
+            (0, 0) => Limit::Receiver,
+            (encoding, writing) if writing >= encoding => Limit::Network,
+            _ => Limit::Encoding,
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> AtStep<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for AtStep<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

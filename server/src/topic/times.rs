@@ -1,0 +1,76 @@
+//! When the last versions of a topic were published: how late those are who do not have them yet.
+
+use std::collections::VecDeque;
+use tensor_relay_protocol::{Epoch, Version};
+use tokio::time::Instant;
+
+/// How many publishes are remembered. Who is further behind is at least as late as the oldest of them.
+const REMEMBERED: usize = 64;
+
+/// The last publishes of a topic, the oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct PublishTimes {
+    last: VecDeque<(Epoch, Version, Instant)>,
+    /// How many there ever were.
+    count: u64,
+}
+
+/// How far a subscriber is behind its topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Lag {
+    pub(crate) versions: u64,
+    /// When the first version was published that it does not have.
+    pub(crate) since: Option<Instant>,
+}
+
+impl PublishTimes {
+    /// Notes that a version was published.
+    pub(crate) fn note(&mut self, epoch: Epoch, version: Version, now: Instant) {
+        if self.last.len() == REMEMBERED {
+            self.last.pop_front();
+        }
+        self.last.push_back((epoch, version, now));
+        self.count += 1;
+    }
+
+    /// How many versions were ever published.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// How far one is behind who is done with `done`. Who has nothing of the newest epoch lacks one version at least.
+    pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
+        let Some(&(epoch, newest, published)) = self.last.back() else { return Lag::default() };
+        match done {
+            Some((of, version)) if of == epoch && version >= newest => Lag::default(),
+            Some((of, version)) if of == epoch => {
+                let missing = self.last.iter().find(|(e, v, _)| *e == epoch && *v > version);
+                Lag { versions: newest.0 - version.0, since: missing.map(|(_, _, at)| *at) }
+            }
+            _ => Lag { versions: 1, since: Some(published) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn lag_is_counted_from_the_first_version_that_is_missing() {
+        let (mut times, began, epoch) = (PublishTimes::default(), Instant::now(), Epoch(7));
+        assert_eq!(times.lag(None), Lag::default(), "nothing was published");
+        let at = |version: u64| began + Duration::from_secs(version);
+        for version in 1..=100 {
+            times.note(epoch, Version(version), at(version));
+        }
+        assert_eq!(times.count(), 100);
+        let lag = |epoch, version| times.lag(Some((epoch, Version(version))));
+        assert_eq!(lag(epoch, 100), Lag::default());
+        assert_eq!(lag(epoch, 98), Lag { versions: 2, since: Some(at(99)) });
+        assert_eq!(lag(epoch, 1), Lag { versions: 99, since: Some(at(37)) }, "the oldest that is remembered");
+        let one = Lag { versions: 1, since: Some(at(100)) };
+        assert_eq!((lag(Epoch(1), 1), times.lag(None)), (one, one));
+    }
+}
