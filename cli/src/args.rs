@@ -17,7 +17,7 @@ pub(crate) use publish::PublishArgs;
 pub(crate) use serve::{Hold, ServeArgs};
 pub(crate) use subscribe::{OnGap, SubscribeArgs};
 
-use crate::units;
+use crate::{log::LogFormat, units};
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tensor_relay_bench::command::BenchArgs;
@@ -34,6 +34,10 @@ pub(crate) struct Args {
     /// have secrets in them, are never logged.
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = FOR_ALL)]
     pub(crate) verbose: u8,
+
+    /// How stderr is written: as text, or as JSON, one object a line.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, help_heading = FOR_ALL)]
+    pub(crate) log_format: LogFormat,
 }
 
 /// The heading of what every command takes.

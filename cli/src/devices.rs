@@ -19,7 +19,7 @@ pub(crate) async fn run(args: &DevicesArgs) -> anyhow::Result<ExitCode> {
         false => as_table(&gpus).iter().for_each(|line| print_line(line)),
     }
     if let Some(reason) = reason {
-        eprintln!("no GPU can be used here: {reason} Everything works with --device cpu.");
+        crate::log::say!("no GPU can be used here: {reason} Everything works with --device cpu.");
     } else if let Err(absent) = survey.known_to_nvml {
         tracing::info!("{absent}: it is not known who uses these GPUs.");
     }

@@ -47,7 +47,9 @@ fn create(args: &KeysArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let identity = Identity::load_or_create(&dir)?;
-    eprintln!("made a key; tickets stay valid as long as this file is kept, and nobody else may read it");
+    crate::log::say!(
+        "made a key; tickets stay valid as long as this file is kept, and nobody else may read it"
+    );
     report(args, &dir, &identity)
 }
 

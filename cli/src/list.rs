@@ -32,17 +32,17 @@ pub(crate) async fn run(args: ListArgs) -> anyhow::Result<ExitCode> {
             print_line(&answer.to_string());
             return Ok(ExitCode::SUCCESS);
         }
-        false if topics.is_empty() => eprintln!("the server offers no topic yet"),
+        false if topics.is_empty() => crate::log::say!("the server offers no topic yet"),
         false => print_table(&topics),
     }
-    eprintln!("connected over {kind}: {}", reason.text());
+    crate::log::say!("connected over {kind}: {}", reason.text());
     if let Some(missing) = missing {
         let (protocol, costs) = match missing {
             LaneKind::Quic => ("UDP", "long or lossy ways are slower without it"),
             LaneKind::Tcp => ("TCP", "short ways are slower without it"),
         };
         let (flag, lower) = (addresses(&ticket), protocol.to_lowercase());
-        eprintln!(
+        crate::log::say!(
             "note: the server does not answer over {protocol} at {flag}, though it does over {kind}; {costs}. Publish its \
              {protocol} port as well (in Docker, -p PORT:PORT/{lower}), and let firewalls pass it; or name one transport with \
              --transport."

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod admin;
 mod args;
 mod bar;
 mod bench;
@@ -19,6 +20,7 @@ mod devices;
 mod exit;
 mod keys;
 mod list;
+mod log;
 mod man;
 mod offered;
 mod publish;
@@ -31,10 +33,7 @@ mod units;
 
 use args::Command;
 use config::Layers;
-use exit::UsageError;
-use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
-use tracing::{Level, Metadata};
-use tracing_subscriber::{EnvFilter, filter::filter_fn, prelude::*};
+use std::{ffi::OsString, process::ExitCode};
 
 /// QUIC allocates 64 KiB for each batch that comes, and gives it back a moment later. glibc returns such memory to the
 /// system and faults it in again: measured, that is a tenth of all CPU time.
@@ -44,7 +43,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let done = config::read(&words).and_then(|(args, layers)| {
-        log_to_stderr(args.verbose)?;
+        log::to_stderr(args.verbose, args.log_format)?;
         descriptors::reserve(&args.command)?;
         run(args.command, &layers)
     });
@@ -52,7 +51,7 @@ fn main() -> ExitCode {
         // Help is such an error too; clap knows what goes where.
         Ok(words) => words.exit(),
         Err(error) => {
-            eprintln!("error: {}", exit::message_of(&error));
+            log::say!("error: {}", exit::message_of(&error));
             exit::code_of(&error).into()
         }
     })
@@ -85,44 +84,4 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
     runtime.shutdown_background();
     device::close_all();
     code
-}
-
-/// The variable that says what is logged.
-const LOG: &str = "TENSOR_RELAY_LOG";
-
-/// Warnings are shown by default; `-v` adds information, `-vv` everything; `TENSOR_RELAY_LOG` overrides both.
-fn log_to_stderr(verbose: u8) -> Result<(), UsageError> {
-    let default = match verbose {
-        0 => "warn",
-        1 => "info",
-        _ => "debug",
-    };
-    let filter = match config::variable::value_of(LOG) {
-        Some(filter) => log_filter(&filter.to_string_lossy())?,
-        None => EnvFilter::new(default),
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-        .with_target(false)
-        .finish()
-        .with(filter_fn(shows_no_secret))
-        .init();
-    Ok(())
-}
-
-fn log_filter(text: &str) -> Result<EnvFilter, UsageError> {
-    EnvFilter::try_new(text).map_err(|why| {
-        UsageError(format!(
-            "the environment variable {LOG} cannot be {text:?}: {why}; write a level (error, warn, info, debug, trace), or levels \
-             by module, such as `info,tensor_relay_client=debug`"
-        ))
-    })
-}
-
-/// Whether something may be logged, whatever the filter says. On the level `trace`, QUIC prints every frame with what is in
-/// it; those with a stateless reset token let any reader of the log end the connection.
-fn shows_no_secret(metadata: &Metadata<'_>) -> bool {
-    *metadata.level() != Level::TRACE || !metadata.target().starts_with("quinn_proto")
 }

@@ -16,7 +16,7 @@ fn write_all(dir: &Path) -> anyhow::Result<ExitCode> {
     let written =
         std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(variable::command(), dir));
     written.with_context(|| format!("cannot write manual pages into {}", dir.display()))?;
-    eprintln!("wrote the manual pages into {0}; read one with: man {0}/tensor-relay.1", dir.display());
+    crate::log::say!("wrote the manual pages into {0}; read one with: man {0}/tensor-relay.1", dir.display());
     Ok(ExitCode::SUCCESS)
 }
 

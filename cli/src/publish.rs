@@ -58,14 +58,14 @@ async fn seal(args: &PublishArgs, terms: Terms) -> anyhow::Result<SealedVersion>
         Ok((version, offered::lines(&files)))
     });
     let (version, offered) = sealed.await??;
-    offered.iter().for_each(|line| eprintln!("{line}"));
+    offered.iter().for_each(|line| crate::log::say!("{line}"));
     Ok(version)
 }
 
 fn report(args: &PublishArgs, publication: &Publication, tensors: usize, took: Duration) {
     let (id, path, reason) = (publication.id(), publication.path(), publication.reason());
     let (payload_bytes, copied_bytes) = (publication.payload_bytes(), publication.copied_bytes());
-    eprintln!(
+    crate::log::say!(
         "{id}: {}, {}, published in {} by {path}, since {reason}; {} copied",
         units::count(tensors, "tensor"),
         units::bytes(payload_bytes),
@@ -122,7 +122,7 @@ async fn wait_released(args: &PublishArgs, publication: &mut Publication) -> any
 
 fn tell(args: &PublishArgs, publication: &Publication, event: &str) {
     let (id, committed) = (publication.id(), publication.committed_count());
-    eprintln!("{id}: {event}; {} took it", units::count(committed as usize, "subscriber"));
+    crate::log::say!("{id}: {event}; {} took it", units::count(committed as usize, "subscriber"));
     if args.json {
         let line = json!({
             "event": event,

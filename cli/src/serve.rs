@@ -7,6 +7,7 @@ mod load;
 mod offer;
 
 use crate::{
+    admin::{Bound, DeviceMemory, ServerSubject},
     args::{DeviceName, Hold, ServeArgs},
     codecs, device,
     exit::UsageError,
@@ -47,6 +48,9 @@ struct Serving<'a> {
     ticket_file: &'a Path,
     #[serde(skip_serializing_if = "Option::is_none")]
     publish_socket: Option<&'a Path>,
+    /// Where the admin port is, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    admin: Option<SocketAddr>,
     topics: &'a [Served],
 }
 
@@ -94,6 +98,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     refuse_duplicates(&args)?;
     refuse_borrowing_for_a_gpu(&args)?;
     refuse_special_ticket_file(&args)?;
+    let admin = Bound::new(&args.admin, true)?;
     let mut signals = Signals::hear()?;
     let device = tokio::select! {
         opened = device::open(&args.device, args.chunk_size) => opened?,
@@ -110,6 +115,14 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let admission = Admission::new(&args, &state_dir)?;
     let server = Server::start(listener, admission.access()?, config(&args));
     let listening = server.local_address();
+    let admin_address = admin.as_ref().and_then(Bound::address);
+    if let Some(admin) = admin {
+        admin.serve(ServerSubject {
+            reader: server.status_reader(),
+            wanted: args.topics.iter().map(|(topic, _)| topic.clone()).collect(),
+            device: DeviceMemory::of(device.as_ref()),
+        })?;
+    }
     let addresses = advertised(&args, listening);
     let limit_hint = args.device.limit_hint();
     let rules = args.folder.into();
@@ -132,7 +145,7 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     admission::write_tickets(&ticket_file, &tickets)?;
     let open = beside::open(&server, &args, loader.device.as_ref())?;
     let given_out = GivenOut { tickets: &tickets, file: &ticket_file, are_secret: admission.is_closed() };
-    report(&args, listening, identity.fingerprint(), &topics, &given_out);
+    report(&args, (listening, admin_address), identity.fingerprint(), &topics, &given_out);
     let mut looking = look_after(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
         exit = signals.next() => Ok(exit),
@@ -213,7 +226,7 @@ fn report_replaced(Published { id, tensors, payload_bytes, files, missed }: &Pub
         0 => String::new(),
         _ => format!("; before it, {} never published", units::missed_generations(*missed)),
     };
-    eprintln!("{id}: {}, {}{missing}", units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
+    crate::log::say!("{id}: {}, {}{missing}", units::count(*tensors, "tensor"), units::bytes(*payload_bytes));
     if as_json {
         let line = Replaced {
             event: "published",
@@ -243,9 +256,9 @@ fn report_memory(stats: &ServerStats, as_json: bool) {
     let encoded_bytes = stats.encoder.encoded_bytes;
     if versions > 0 {
         let (versions, bytes) = (units::count(versions as usize, "version"), units::bytes(bytes));
-        eprintln!("kept {versions} as bases of later ones: {bytes}");
+        crate::log::say!("kept {versions} as bases of later ones: {bytes}");
     }
-    eprintln!(
+    crate::log::say!(
         "memory: {} staged, {} kept for the next versions, {} of encodings",
         units::bytes(staged_bytes),
         units::bytes(reusable_bytes),
@@ -273,7 +286,7 @@ fn report_sent(topics: Vec<(Topic, CodecStats)>, as_json: bool) {
             continue;
         }
         let less = codecs::as_text(&codecs).map(|less| format!(", {less}")).unwrap_or_default();
-        eprintln!("sent {topic}: {}{less}", units::bytes(total.raw_bytes));
+        crate::log::say!("sent {topic}: {}{less}", units::bytes(total.raw_bytes));
         if as_json {
             let line = json!({
                 "event": "sent",
@@ -359,7 +372,7 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
     }
     let (address, guessed) = reachable(listening);
     if guessed {
-        eprintln!(
+        crate::log::say!(
             "advertising {address}, this machine's address on its default route; --advertise names another"
         );
     }
@@ -377,7 +390,7 @@ struct GivenOut<'a> {
 
 fn report(
     args: &ServeArgs,
-    listen: SocketAddr,
+    (listen, admin): (SocketAddr, Option<SocketAddr>),
     key: Fingerprint,
     topics: &[Served],
     given_out: &GivenOut<'_>,
@@ -389,7 +402,7 @@ fn report(
             let publish_socket = args.publish_socket.as_deref();
             let ticket_file = given_out.file;
             let serving =
-                Serving { event: "serving", listen, key, device, ticket_file, publish_socket, topics };
+                Serving { event: "serving", listen, key, device, ticket_file, publish_socket, admin, topics };
             serde_json::to_writer(&mut out, &serving)
                 .map_err(Into::into)
                 .and_then(|()| writeln!(out))
@@ -399,16 +412,19 @@ fn report(
                 DeviceName::Cpu => String::new(),
                 cuda => format!(" from {cuda}"),
             };
-            eprintln!(
+            crate::log::say!(
                 "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe TICKET_FILE \
                  --out DIR"
             );
             eprintln!("the tickets are in {}", given_out.file.display());
             if let Some(socket) = &args.publish_socket {
-                eprintln!(
+                crate::log::say!(
                     "to publish, run here: tensor-relay publish {} TOPIC FILE; consumers name the topic with --topic",
                     socket.display()
                 );
+            }
+            if let Some(admin) = admin {
+                crate::log::say!("to see how it does, open http://{admin}/");
             }
             // What is no terminal may be a log that others read.
             match given_out.are_secret && !out.is_terminal() {
@@ -420,7 +436,7 @@ fn report(
     // Whoever started the server may have closed stdout; it serves all the same.
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            eprintln!(
+            crate::log::say!(
                 "warning: cannot write to stdout: {error}; the tickets are in {}",
                 given_out.file.display()
             );
@@ -434,12 +450,12 @@ async fn drain(server: Server, grace: Duration, signals: &mut Signals) -> Option
     let transfers = server.stats().transfers;
     if transfers > 0 {
         let transfers = units::count(transfers as usize, "transfer");
-        eprintln!("finishing {transfers}, for at most {}", units::time(grace));
+        crate::log::say!("finishing {transfers}, for at most {}", units::time(grace));
     }
     tokio::select! {
         finished = server.shutdown(grace) => {
             if !finished {
-                eprintln!("warning: transfers were cut off after {}; their subscribers keep nothing half", units::time(grace));
+                crate::log::say!("warning: transfers were cut off after {}; their subscribers keep nothing half", units::time(grace));
             }
             Some(ExitCode::SUCCESS)
         }

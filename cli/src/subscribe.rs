@@ -5,6 +5,7 @@ pub(crate) mod hook;
 mod report;
 
 use crate::{
+    admin::{Bound, Consumer, DeviceMemory},
     args::SubscribeArgs,
     device,
     exit::{Exit, UsageError, message_of},
@@ -41,13 +42,20 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
     }
+    let consumer = Consumer::new(args.ready.ready_within);
+    if let Some(admin) = Bound::new(&args.admin, false)? {
+        if let Some(address) = admin.address() {
+            crate::log::say!("to see how it does, open http://{address}/");
+        }
+        admin.serve(consumer.clone())?;
+    }
     let client = tokio::select! {
-        client = begin(&args, &ticket) => client?,
+        client = begin(&args, &ticket, &consumer) => client?,
         exit = signals.next() => return Ok(exit.into()),
     };
     let args = Arc::new(args);
     let done = tokio::select! {
-        done = receive(&args, &client, wanted) => done.map(|()| ExitCode::SUCCESS),
+        done = receive(&args, (&client, &consumer), wanted) => done.map(|()| ExitCode::SUCCESS),
         exit = signals.next() => Ok(exit.into()),
     };
     // However it ended, the server is told, or it would keep the session until its idle timeout.
@@ -71,10 +79,13 @@ fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
 }
 
 /// Opens the device, and connects.
-async fn begin(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Client> {
+async fn begin(args: &SubscribeArgs, ticket: &Ticket, consumer: &Consumer) -> anyhow::Result<Client> {
     let device = device::open(&args.device, SLOT_BYTES).await?;
+    let memory = DeviceMemory::of(device.as_ref());
     let config = Config { device, identity: args.ticket.identity()?, ..config(args) };
-    Ok(connect(ticket, args.ticket.connect_timeout, config).await?)
+    let client = connect(ticket, args.ticket.connect_timeout, config).await?;
+    consumer.connected(client.status_reader(), memory);
+    Ok(client)
 }
 
 /// Connects within `timeout`.
@@ -124,17 +135,20 @@ impl Wanted {
     }
 }
 
-async fn receive(args: &Arc<SubscribeArgs>, client: &Client, wanted: Wanted) -> anyhow::Result<()> {
+/// The client, and who tells of what it has.
+type Receiving<'a> = (&'a Client, &'a Consumer);
+
+async fn receive(args: &Arc<SubscribeArgs>, by: Receiving<'_>, wanted: Wanted) -> anyhow::Result<()> {
     match wanted {
-        Wanted::One(topic) => Follow::begin(args, client, topic, true).await?.run().await,
-        Wanted::All(glob) if args.once => receive_once(args, client, &glob).await,
-        Wanted::All(glob) => receive_all(args, client, &glob).await,
+        Wanted::One(topic) => Follow::begin(args, by, topic, true).await?.run().await,
+        Wanted::All(glob) if args.once => receive_once(args, by, &glob).await,
+        Wanted::All(glob) => receive_all(args, by, &glob).await,
     }
 }
 
 /// The first version of each topic that is there and matches.
-async fn receive_once(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -> anyhow::Result<()> {
-    let topics = client.list().await?.into_iter().map(|entry| entry.id.topic);
+async fn receive_once(args: &Arc<SubscribeArgs>, by: Receiving<'_>, glob: &Glob) -> anyhow::Result<()> {
+    let topics = by.0.list().await?.into_iter().map(|entry| entry.id.topic);
     let topics: Vec<Topic> = topics.filter(|topic| glob.matches(topic.as_str())).collect();
     if topics.is_empty() {
         let timeout_ms = 0;
@@ -143,7 +157,7 @@ async fn receive_once(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -
             Err(_) => Err(NoneMatches(glob.clone()).into()),
         };
     }
-    let mut following = Following::new(args, client);
+    let mut following = Following::new(args, by);
     for topic in topics {
         following.begin(topic).await?;
     }
@@ -157,9 +171,9 @@ async fn receive_once(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -
 
 /// Every topic that matches, now and later, until the session is over, or none is left and one has failed. One that ends is
 /// let go.
-async fn receive_all(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) -> anyhow::Result<()> {
-    let mut found = client.watch(glob).await?;
-    let mut following = Following::new(args, client);
+async fn receive_all(args: &Arc<SubscribeArgs>, by: Receiving<'_>, glob: &Glob) -> anyhow::Result<()> {
+    let mut found = by.0.watch(glob).await?;
+    let mut following = Following::new(args, by);
     let mut watching = true;
     loop {
         tokio::select! {
@@ -169,7 +183,7 @@ async fn receive_all(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) ->
                 // The session is over; those that follow know why.
                 None if following.is_empty() => {
                     following.end()?;
-                    return client.list().await.map(drop).map_err(Into::into);
+                    return by.0.list().await.map(drop).map_err(Into::into);
                 }
                 None => watching = false,
             },
@@ -192,19 +206,19 @@ async fn receive_all(args: &Arc<SubscribeArgs>, client: &Client, glob: &Glob) ->
 /// Topics that are followed side by side. One that fails ends alone.
 struct Following<'a> {
     args: &'a Arc<SubscribeArgs>,
-    client: &'a Client,
+    by: Receiving<'a>,
     running: JoinSet<(Topic, anyhow::Result<()>)>,
     /// The first that failed, which says how all of it ended.
     failed: Option<anyhow::Error>,
 }
 
 impl<'a> Following<'a> {
-    fn new(args: &'a Arc<SubscribeArgs>, client: &'a Client) -> Self {
-        Self { args, client, running: JoinSet::new(), failed: None }
+    fn new(args: &'a Arc<SubscribeArgs>, by: Receiving<'a>) -> Self {
+        Self { args, by, running: JoinSet::new(), failed: None }
     }
 
     async fn begin(&mut self, topic: Topic) -> Result<(), ClientError> {
-        let follow = Follow::begin(self.args, self.client, topic.clone(), false).await?;
+        let follow = Follow::begin(self.args, self.by, topic.clone(), false).await?;
         self.running.spawn(async move { (topic, follow.run().await) });
         Ok(())
     }
@@ -281,7 +295,7 @@ impl StdoutClosed {
 pub(crate) fn print_line(line: &str) {
     if let Err(closed) = try_print_line(line) {
         if !closed.is_expected() {
-            eprintln!("error: {closed}");
+            crate::log::say!("error: {closed}");
         }
         std::process::exit(Exit::Failed as i32);
     }

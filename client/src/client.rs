@@ -1,11 +1,12 @@
 //! A connection to a server.
 
 use crate::{
-    ClientError, Config, Request, Subscription, TopicWatch,
+    ClientError, Config, Request, StatusReader, Subscription, TopicWatch,
     command::Command,
     connection::{Connection, Target},
     reconnector::{Reconnector, State},
     session::Session,
+    status,
     subscription::Patience,
 };
 use std::{
@@ -15,7 +16,6 @@ use std::{
     },
     time::Duration,
 };
-use tensor_relay_device::HostMemory;
 use tensor_relay_protocol::{Glob, Ticket, Topic, TopicEntry, WATCHES_MAX, Welcome};
 use tensor_relay_transport::{
     Connector, Fingerprint, KindReason, LaneError, LaneKind, LaneStats, StageStats, Tuning,
@@ -192,18 +192,17 @@ impl Client {
     /// How much memory copies of versions take now, to which deltas are applied, in all subscriptions: at most
     /// [`Config::base_bytes`]. What is kept to be reused for the next one counts.
     pub fn base_bytes(&self) -> u64 {
-        let stats = self.state.bases.as_ref().map(HostMemory::stats);
-        stats.map_or(0, |stats| stats.in_use_bytes + stats.cached_bytes)
+        self.memory().base_bytes
     }
 
     /// What its versions take of the host's memory now.
     pub fn memory(&self) -> MemoryStats {
-        let snapshots = self.state.memory.stats();
-        MemoryStats {
-            snapshot_bytes: snapshots.in_use_bytes,
-            reusable_bytes: snapshots.cached_bytes,
-            base_bytes: self.base_bytes(),
-        }
+        status::memory(&self.state)
+    }
+
+    /// Reads all that can be told of it, whenever it is asked and from any thread, until the client is gone.
+    pub fn status_reader(&self) -> StatusReader {
+        StatusReader::new(&self.state)
     }
 
     /// How many chunks of all subscriptions are received and written, and how these stages overlap.

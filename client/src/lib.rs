@@ -65,6 +65,7 @@ mod save;
 mod session;
 mod snapshot;
 mod snapshot_queue;
+mod status;
 mod subscription;
 mod temporary;
 mod watches;
@@ -81,6 +82,7 @@ pub use progress::Progress;
 pub use request::Request;
 pub use save::SaveError;
 pub use snapshot::{Receipt, Snapshot};
+pub use status::{ClientStatus, StatusReader};
 pub use subscription::Subscription;
 pub use tensor_relay_protocol::{
     AbortReason, Blame, CloseCode, CodecId, CodecSet, Dtype, EndReason, Epoch, Gap, Glob, GlobError,

@@ -1,7 +1,7 @@
 //! The words of `serve`.
 
 use super::{Codec, DeviceArgs, FolderArgs};
-use crate::units;
+use crate::{admin::AdminArgs, units};
 use clap::ValueEnum;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{Advertised, Keep, Topic, TopicOptions, Transport, WhenFull};
@@ -151,6 +151,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
 
     /// After a signal to end, how long transfers under way may take to finish, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = units::parse_seconds, help_heading = "Network")]

@@ -1,7 +1,10 @@
 //! The words of `subscribe`.
 
 use super::{Codec, DeviceArgs, TicketArgs};
-use crate::units;
+use crate::{
+    admin::{AdminArgs, ReadyArgs},
+    units,
+};
 use clap::ValueEnum;
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 use tensor_relay_client::{Epoch, Glob, Lanes, Mode, ReaderName, Start, Version};
@@ -104,6 +107,12 @@ pub(crate) struct SubscribeArgs {
 
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+
+    #[command(flatten)]
+    pub(crate) ready: ReadyArgs,
 
     /// Print one JSON object per version on stdout instead of text.
     #[arg(long, help_heading = "Output")]

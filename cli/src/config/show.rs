@@ -73,11 +73,11 @@ fn option_as_json(setting: &Setting, in_force: &InForce) -> Value {
 
 fn print_table(layers: &Layers, in_force: &[(&Setting, InForce)]) {
     match layers.file() {
-        Some(file) => eprintln!("configuration file: {}", file.path().display()),
+        Some(file) => crate::log::say!("configuration file: {}", file.path().display()),
         None => {
             let places = layers::places(variable::value_of);
             let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
-            eprintln!("no configuration file: neither {}", places.join(" nor "));
+            crate::log::say!("no configuration file: neither {}", places.join(" nor "));
         }
     }
     let rows: Vec<[String; 4]> = in_force

@@ -65,8 +65,8 @@ impl Loader {
         };
         let (manifest, path) = (version.manifest(), path.display());
         let tensors = units::count(manifest.tensors().len(), "tensor");
-        eprintln!("{path}: {tensors}, {}, {times}", units::bytes(manifest.payload_bytes()));
-        told.iter().for_each(|line| eprintln!("{line}"));
+        crate::log::say!("{path}: {tensors}, {}, {times}", units::bytes(manifest.payload_bytes()));
+        told.iter().for_each(|line| crate::log::say!("{line}"));
         Ok(Loaded { version, digest, names })
     }
 

@@ -5,6 +5,7 @@ use super::{
     report::{self, LaneReport},
 };
 use crate::{
+    admin::Consumer,
     args::{OnGap, SubscribeArgs},
     bar::{self, Bar},
 };
@@ -27,21 +28,23 @@ pub(crate) struct Follow {
     mirror: Option<Arc<Mirror>>,
     bar: Bar,
     lanes: LaneReport,
+    consumer: Consumer,
 }
 
 impl Follow {
     /// Subscribes to `topic`. Only one at a time can show how far it is, `alone` on its line.
     pub(crate) async fn begin(
         args: &Arc<SubscribeArgs>,
-        client: &Client,
+        (client, consumer): (&Client, &Consumer),
         topic: Topic,
         alone: bool,
     ) -> Result<Self, ClientError> {
+        consumer.follows(&topic);
         let lanes = LaneReport::new(client); // Before the first byte may come.
         let subscription = client.subscribe_to(request(args, topic)).await?;
         let mirror = args.out.as_ref().map(|dir| Arc::new(Mirror::new(dir, args.keep)));
         let bar = Bar::new(alone && !args.quiet && !args.json);
-        Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes })
+        Ok(Self { args: Arc::clone(args), subscription, mirror, bar, lanes, consumer: consumer.clone() })
     }
 
     /// Runs until the topic ends, or something fails.
@@ -68,12 +71,13 @@ impl Follow {
             self.check_selection(&snapshot)?;
             let lanes = self.lanes.look(); // Before saving, while which the next version may come.
             let path = self.save(&snapshot).await?;
+            self.consumer.committed(&snapshot);
             report::committed(self.args.json, &snapshot, path.as_deref(), &lanes)?;
             if let Some(command) = &self.args.exec {
                 match hook::run(command, snapshot.id(), path.as_deref()).await {
                     Err(failed) if self.args.once => return Err(failed.into()),
                     // The version is there all the same, and the next one may do better.
-                    Err(failed) => eprintln!("warning: {failed}"),
+                    Err(failed) => crate::log::say!("warning: {failed}"),
                     Ok(()) => {}
                 }
             }
@@ -91,7 +95,7 @@ impl Follow {
         let mention = async {
             tokio::time::sleep(MENTION_WAIT).await;
             if progress().version == 0 {
-                eprintln!(
+                crate::log::say!(
                     "waiting for topic {topic}: it is not there yet, or has no version that was asked for"
                 );
             }
@@ -125,6 +129,12 @@ impl Follow {
         let Some(mirror) = self.mirror.clone() else { return Ok(None) };
         let snapshot = snapshot.to_host().await?;
         Ok(Some(tokio::task::spawn_blocking(move || mirror.save(&snapshot)).await??))
+    }
+}
+
+impl Drop for Follow {
+    fn drop(&mut self) {
+        self.consumer.leaves(self.subscription.topic());
     }
 }
 

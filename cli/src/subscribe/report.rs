@@ -54,7 +54,7 @@ pub(crate) fn committed(
 ) -> Result<(), StdoutClosed> {
     let missed = snapshot.missed_generations();
     if missed > 0 {
-        eprintln!(
+        crate::log::say!(
             "warning: {}: before it, {} replaced on the server before they could be published; they have no number",
             snapshot.id(),
             units::missed_generations(missed)
@@ -69,7 +69,7 @@ pub(crate) fn committed(
 
 /// Tells of versions that are missing.
 pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
-    eprintln!("warning: {gap}");
+    crate::log::say!("warning: {gap}");
     if as_json {
         let line = json!({
             "event": "gap",
@@ -86,7 +86,7 @@ pub(crate) fn gap(as_json: bool, gap: &Gap) -> Result<(), StdoutClosed> {
 
 /// Tells of a topic that is not followed any more, while others are.
 pub(crate) fn failed(as_json: bool, topic: &Topic, error: &str) -> Result<(), StdoutClosed> {
-    eprintln!("warning: topic {topic} is not followed any more: {error}");
+    crate::log::say!("warning: topic {topic} is not followed any more: {error}");
     if as_json {
         try_print_line(&json!({ "event": "failed", "topic": topic.as_str(), "error": error }).to_string())?;
     }

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod access;
+mod admin;
 mod beside;
 mod codecs;
 mod configuration;
@@ -17,6 +18,7 @@ mod files;
 mod gpu_suite;
 mod hooks;
 mod host;
+mod http;
 mod lanes;
 mod lost;
 mod mirrors;

@@ -1,0 +1,159 @@
+//! Who may ask the admin port.
+
+use crate::exit::UsageError;
+use anyhow::Context;
+use std::{fmt, net::IpAddr, path::Path};
+use subtle::ConstantTimeEq;
+
+/// The fewest characters of a token: fewer can be guessed.
+const TOKEN_MIN: usize = 16;
+
+/// The user that a browser names when it asks for a password: the token is the password.
+const USER: &str = "admin";
+
+/// What is asked of those who ask.
+#[derive(Clone)]
+pub(super) struct Access {
+    /// The two headers that are as good as the token; none where the port is for this machine alone.
+    headers: Option<[String; 2]>,
+    is_loopback: bool,
+}
+
+impl Access {
+    /// Access to a port on `ip`, with the token of a file if there is one.
+    ///
+    /// # Errors
+    /// When others could reach the port and there is no token, or the file holds none.
+    pub(super) fn new(ip: IpAddr, token_file: Option<&Path>) -> anyhow::Result<Self> {
+        let is_loopback = ip.is_loopback();
+        let headers = match token_file {
+            Some(path) => {
+                let token = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read --admin-token-file {}", path.display()))?;
+                Some(headers(check(token.trim(), path)?))
+            }
+            None if is_loopback => None,
+            None => {
+                return Err(UsageError(format!(
+                    "--admin {ip} can be reached by others, so it needs a token: write one into a file, e.g. with \
+                     `openssl rand -hex 32 > token`, and give that with --admin-token-file; or listen on 127.0.0.1"
+                ))
+                .into());
+            }
+        };
+        Ok(Self { headers, is_loopback })
+    }
+
+    /// Whether a request with this `Authorization` may see everything. Takes equally long for all wrong ones of one length.
+    pub(super) fn is_allowed(&self, authorization: Option<&[u8]>) -> bool {
+        match (&self.headers, authorization) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some([bearer, basic]), Some(said)) => {
+                let is_one = said.ct_eq(bearer.as_bytes()) | said.ct_eq(basic.as_bytes());
+                is_one.into()
+            }
+        }
+    }
+
+    /// Whether a request to this `Host` is meant for here. On this machine alone, a name that somebody else's web page
+    /// points here must not let that page read what a browser on this machine can read.
+    pub(super) fn is_meant_for(&self, host: Option<&str>) -> bool {
+        let Some(host) = host.filter(|_| self.is_loopback && self.headers.is_none()) else { return true };
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => host,
+        };
+        name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access")
+            .field("is_loopback", &self.is_loopback)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check<'t>(token: &'t str, path: &Path) -> Result<&'t str, UsageError> {
+    let is_good = token.len() >= TOKEN_MIN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    is_good.then_some(token).ok_or_else(|| {
+        UsageError(format!(
+            "--admin-token-file {}: a token is {TOKEN_MIN} characters or more without spaces; make one with `openssl rand \
+             -hex 32`",
+            path.display()
+        ))
+    })
+}
+
+fn headers(token: &str) -> [String; 2] {
+    [format!("Bearer {token}"), format!("Basic {}", base64(format!("{USER}:{token}").as_bytes()))]
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let at = |index: usize| u32::from(three.get(index).copied().unwrap_or(0));
+        let bits = at(0) << 16 | at(1) << 8 | at(2);
+        for digit in 0..4 {
+            let value = bits >> (18 - 6 * digit) & 63;
+            text.push(if digit <= three.len() { DIGITS[value as usize] as char } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const OPEN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
+    fn with_token(ip: IpAddr, token: &str) -> anyhow::Result<Access> {
+        let mut file = tempfile::NamedTempFile::new()?;
+        writeln!(file, "{token}")?;
+        Access::new(ip, Some(file.path()))
+    }
+
+    #[test]
+    fn what_others_reach_takes_a_token() {
+        assert!(Access::new(OPEN, None).is_err());
+        assert!(with_token(OPEN, "short").is_err());
+        assert!(with_token(OPEN, "with a space in the middle").is_err());
+        let access = with_token(OPEN, "0123456789abcdef").unwrap();
+        assert!(access.is_allowed(Some(b"Bearer 0123456789abcdef")));
+        assert!(access.is_allowed(Some(b"Basic YWRtaW46MDEyMzQ1Njc4OWFiY2RlZg==")));
+        let wrong: [Option<&[u8]>; 4] =
+            [None, Some(b""), Some(b"Bearer 0123456789abcdeg"), Some(b"0123456789abcdef")];
+        assert!(wrong.iter().all(|wrong| !access.is_allowed(*wrong)));
+        assert!(!format!("{access:?}").contains("0123456789abcdef"));
+    }
+
+    #[test]
+    fn this_machine_takes_none_unless_it_is_given() {
+        assert!(Access::new(HERE, None).unwrap().is_allowed(None));
+        assert!(!with_token(HERE, "0123456789abcdef").unwrap().is_allowed(None));
+    }
+
+    #[test]
+    fn names_of_others_are_not_answered_here() {
+        let access = Access::new(HERE, None).unwrap();
+        for host in [None, Some("localhost"), Some("localhost:1"), Some("127.0.0.1:9470"), Some("[::1]:80")] {
+            assert!(access.is_meant_for(host), "{host:?}");
+        }
+        assert!(!access.is_meant_for(Some("evil.example:9470")));
+        assert!(with_token(OPEN, "0123456789abcdef").unwrap().is_meant_for(Some("pod-0.relay")));
+    }
+
+    #[test]
+    fn base64_is_padded() {
+        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+}

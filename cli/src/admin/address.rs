@@ -1,0 +1,70 @@
+//! The words that say where the admin port is, and who may ask.
+
+use crate::units;
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
+
+/// Where `serve` has its admin port if nobody says anything: on this machine alone.
+pub(super) const DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9470);
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct AdminArgs {
+    /// Where to answer questions about this process over HTTP: /metrics, /status, /livez, /readyz, and a page for people; or
+    /// `none`. Default: for `serve` 127.0.0.1:9470 if that is free, for `subscribe` none. On another address than this
+    /// machine's own it takes --admin-token-file.
+    #[arg(long, value_name = "ADDR:PORT|none", help_heading = "Admin port")]
+    pub(crate) admin: Option<Admin>,
+
+    /// A file with the token that the admin port asks for, 16 characters or more, for all but /livez and /readyz.
+    #[arg(long, value_name = "FILE", help_heading = "Admin port")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+}
+
+/// How old what a consumer holds may be.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ReadyArgs {
+    /// With --admin: /readyz says no when the newest version is older than this, in seconds. Default: however old it is.
+    #[arg(long, value_name = "SECONDS", value_parser = units::parse_some_seconds, help_heading = "Admin port")]
+    pub(crate) ready_within: Option<Duration>,
+}
+
+/// Where the admin port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admin {
+    /// There is none.
+    None,
+    At(SocketAddr),
+}
+
+impl FromStr for Admin {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self::None),
+            address => address
+                .parse()
+                .map(Self::At)
+                .map_err(|_| "write an address and a port, such as 127.0.0.1:9470, or none"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_admin_port_is_an_address_or_none() {
+        assert_eq!("none".parse(), Ok(Admin::None));
+        assert_eq!("127.0.0.1:9470".parse(), Ok(Admin::At(DEFAULT)));
+        assert!("[::]:0".parse::<Admin>().is_ok());
+        for wrong in ["", "off", "9470", "localhost:9470", "127.0.0.1"] {
+            assert!(wrong.parse::<Admin>().is_err(), "{wrong}");
+        }
+    }
+}

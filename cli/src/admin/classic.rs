@@ -1,0 +1,65 @@
+//! The older text format of Prometheus, for scrapers and tools that do not ask for OpenMetrics.
+
+use std::collections::HashSet;
+
+/// The same metrics in format 0.0.4. There, a counter is described under the name of its samples, and neither units nor the end
+/// are told.
+pub(super) fn from_open_metrics(text: &str) -> String {
+    let counters: HashSet<&str> = text.lines().filter_map(counter).collect();
+    let mut classic = String::with_capacity(text.len());
+    for line in text.lines() {
+        match described(line) {
+            Some((_, "EOF" | "UNIT", _)) => continue,
+            Some((name, word, rest)) if counters.contains(name) => {
+                classic += &format!("# {word} {name}_total {rest}\n");
+            }
+            _ => {
+                classic += line;
+                classic.push('\n');
+            }
+        }
+    }
+    classic
+}
+
+/// The name that a line says is a counter's.
+fn counter(line: &str) -> Option<&str> {
+    let (name, word, kind) = described(line)?;
+    (word == "TYPE" && kind == "counter").then_some(name)
+}
+
+/// A line such as `# TYPE name gauge`: the name, the word before it and what comes after.
+fn described(line: &str) -> Option<(&str, &str, &str)> {
+    let line = line.strip_prefix("# ")?;
+    let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some((name, word, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_described_under_their_samples_name() {
+        let open = "\
+# HELP x_bytes Bytes.
+# TYPE x_bytes counter
+# UNIT x_bytes bytes
+x_bytes_total{a=\"b\"} 1
+# HELP y Some.
+# TYPE y gauge
+y 2
+# EOF
+";
+        let classic = "\
+# HELP x_bytes_total Bytes.
+# TYPE x_bytes_total counter
+x_bytes_total{a=\"b\"} 1
+# HELP y Some.
+# TYPE y gauge
+y 2
+";
+        assert_eq!(from_open_metrics(open), classic);
+    }
+}

@@ -1,0 +1,26 @@
+//! The memory of a GPU that this process uses.
+
+use std::sync::{Arc, Weak};
+use tensor_relay_device::{
+    Device,
+    cuda::{CudaEngine, CudaStats},
+};
+
+/// Reads what is used of a GPU for as long as it is open. It does not keep it open.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeviceMemory(Weak<CudaEngine>);
+
+impl DeviceMemory {
+    /// The memory of `device`, if that is a GPU.
+    pub(crate) fn of(device: Option<&Device>) -> Self {
+        let engine = device.and_then(|device| device.engine::<CudaEngine>());
+        Self(engine.map(Arc::downgrade).unwrap_or_default())
+    }
+
+    /// What is used of it, by kind; nothing where there is no GPU.
+    pub(super) fn bytes(&self) -> Vec<(&'static str, u64)> {
+        let Some(engine) = self.0.upgrade() else { return vec![] };
+        let CudaStats { pinned_bytes, device_bytes, cached_bytes, .. } = engine.stats();
+        vec![("pinned", pinned_bytes), ("device", device_bytes), ("device_reusable", cached_bytes)]
+    }
+}

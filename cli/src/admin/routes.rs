@@ -1,0 +1,128 @@
+//! What is answered to which path.
+
+use super::{Subject, access::Access, classic, families, heartbeat::Heartbeat};
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use std::{sync::Arc, time::Instant};
+
+/// The page for people. It holds no data, and asks for `/status` every two seconds.
+const PAGE: &str = include_str!("page.html");
+
+/// The page may do nothing but what it holds, and nobody may frame it.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                      frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What all answers are made of.
+#[derive(Clone)]
+struct Desk {
+    subject: Arc<dyn Subject>,
+    heartbeat: Heartbeat,
+    access: Access,
+}
+
+/// The paths, and who may ask for each.
+pub(super) fn of(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Router {
+    let desk = Desk { subject, heartbeat, access };
+    let guarded = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/status", get(status))
+        .route("/", get(page))
+        .route_layer(middleware::from_fn_with_state(desk.clone(), authorise));
+    Router::new()
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .merge(guarded)
+        .layer(middleware::from_fn_with_state(desk.clone(), finish))
+        .with_state(desk)
+}
+
+/// Turns away what was meant for somebody else, and says of every answer that it is of this moment.
+async fn finish(State(desk): State<Desk>, request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    if !desk.access.is_meant_for(host) {
+        let why = "this port answers to localhost and to addresses, not to other names\n";
+        return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
+    }
+    let always = [
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+    ];
+    (always, next.run(request).await).into_response()
+}
+
+async fn authorise(State(desk): State<Desk>, request: Request, next: Next) -> Response {
+    match is_allowed(&desk, request.headers()) {
+        true => next.run(request).await,
+        false => {
+            // A browser asks for a user, `admin`, and a password: the token.
+            let ask = [(header::WWW_AUTHENTICATE, "Bearer, Basic realm=\"tensor-relay admin\"")];
+            let why =
+                "this takes the header `Authorization: Bearer TOKEN`, with the token of --admin-token-file\n";
+            (StatusCode::UNAUTHORIZED, ask, why).into_response()
+        }
+    }
+}
+
+fn is_allowed(desk: &Desk, headers: &HeaderMap) -> bool {
+    desk.access
+        .is_allowed(headers.get(header::AUTHORIZATION).map(|said| said.as_bytes()))
+}
+
+async fn livez(State(desk): State<Desk>) -> Response {
+    match desk.heartbeat.silence(Instant::now()) {
+        None => "ok\n".into_response(),
+        Some(silence) => {
+            let why = format!("the network thread has not run for {} s\n", silence.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
+    }
+}
+
+/// Why it is not ready has names in it: only who may see them is told.
+async fn readyz(State(desk): State<Desk>, headers: HeaderMap) -> Response {
+    match desk.subject.readiness() {
+        Ok(()) => "ready\n".into_response(),
+        Err(why) if is_allowed(&desk, &headers) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")).into_response()
+        }
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
+    }
+}
+
+async fn metrics(State(desk): State<Desk>, headers: HeaderMap) -> Response {
+    let Ok(text) = families::encode(desk.subject.families()) else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    match wants_open_metrics(&headers) {
+        true => typed(OPEN_METRICS, text),
+        false => typed(CLASSIC, classic::from_open_metrics(&text)),
+    }
+}
+
+fn wants_open_metrics(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accepted.is_some_and(|accept| accept.contains("application/openmetrics-text"))
+}
+
+async fn status(State(desk): State<Desk>) -> Response {
+    typed("application/json", format!("{}\n", desk.subject.status()))
+}
+
+async fn page() -> Response {
+    typed("text/html; charset=utf-8", PAGE.to_owned())
+}
+
+fn typed(kind: &'static str, text: String) -> Response {
+    let kind: [(HeaderName, &str); 1] = [(header::CONTENT_TYPE, kind)];
+    (kind, text).into_response()
+}

@@ -1,0 +1,59 @@
+//! A server, as its admin port tells of it.
+
+use super::{Subject, events, families::Family, memory::DeviceMemory, server_families, server_status};
+use serde_json::{Value, json};
+use tensor_relay_server::{ServerStatus, StatusReader, Topic};
+
+/// A server, and what it was started for.
+#[derive(Debug)]
+pub(crate) struct ServerSubject {
+    pub(crate) reader: StatusReader,
+    /// The topics that the command line names.
+    pub(crate) wanted: Vec<Topic>,
+    pub(crate) device: DeviceMemory,
+}
+
+impl ServerSubject {
+    /// What is used of memory, by kind.
+    fn memory(&self, status: &ServerStatus) -> Vec<(&'static str, u64)> {
+        let stats = &status.stats;
+        let mut memory = vec![
+            ("staged", stats.staged_bytes),
+            ("reusable", stats.reusable_bytes),
+            ("base", stats.bases.bytes),
+            ("encoded", stats.encoder.encoded_bytes),
+        ];
+        memory.extend(self.device.bytes());
+        memory
+    }
+}
+
+impl Subject for ServerSubject {
+    fn readiness(&self) -> Result<(), String> {
+        if self.reader.is_draining() {
+            return Err("the server is ending".into());
+        }
+        let missing = self
+            .wanted
+            .iter()
+            .find(|topic| !self.reader.offers(std::slice::from_ref(topic)));
+        missing.map_or(Ok(()), |topic| Err(format!("topic {topic} is not on offer")))
+    }
+
+    fn status(&self) -> Value {
+        let readiness = self.readiness();
+        let Some(status) = self.reader.read() else {
+            return json!({ "role": "server", "ready": false, "not_ready": "the server has ended" });
+        };
+        let mut value = server_status::of(&status, &self.memory(&status));
+        value["ready"] = readiness.is_ok().into();
+        value["not_ready"] = readiness.err().into();
+        value["events"] = events::lately().into();
+        value
+    }
+
+    fn families(&self) -> Vec<Family> {
+        let status = self.reader.read();
+        status.map_or_else(Vec::new, |status| server_families::of(&status, &self.memory(&status)))
+    }
+}

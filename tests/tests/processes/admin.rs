@@ -1,0 +1,307 @@
+//! The admin port, as probes, scrapers and people ask it: HTTP by hand, over a TCP connection of the test's own.
+
+use crate::{files, http::Asked};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
+
+/// How long anything that is waited for may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+fn admin_of(server: &Serving) -> String {
+    server.said["admin"].as_str().unwrap().to_owned()
+}
+
+/// The address that a subscriber said on stderr.
+fn admin_said(process: &mut Process) -> String {
+    let line = process.hear_err("open http://");
+    line.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned()
+}
+
+/// Asks again and again until `is_it`, and fails where it never is.
+#[track_caller]
+fn ask_until(address: &str, path: &str, is_it: impl Fn(&Asked) -> bool) -> Asked {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let asked = Asked::get(address, path, &[]);
+        if is_it(&asked) {
+            return asked;
+        }
+        assert!(Instant::now() < deadline, "{path} stayed {asked:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The value of the one sample called `name`, labels included.
+#[track_caller]
+fn sample(metrics: &str, name: &str) -> f64 {
+    let mut values = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = values.next().unwrap_or_else(|| panic!("no {name} in\n{metrics}"));
+    assert!(values.next().is_none(), "{name} is there twice");
+    value.parse().unwrap()
+}
+
+/// Goal: what a server tells through its port is true, in every form.
+/// Method: serve a file, let a subscriber take it and stay; compare numbers with what is known.
+#[test]
+fn a_server_tells_how_it_does() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 3 << 20, 1);
+    let words =
+        ["--topic=policy/a=m", "--chunk-size=1MiB", "--codec=raw", "--admin=127.0.0.1:0", "--transport=quic"];
+    let server = home.serve(&words);
+    let admin = admin_of(&server);
+    let mut follower = home.start(&["subscribe", server.ticket("policy/a"), "--json"]);
+    follower.hear_out("committed");
+
+    assert_eq!(Asked::get(&admin, "/livez", &[]).with(200).body, "ok\n");
+    assert_eq!(Asked::get(&admin, "/readyz", &[]).with(200).body, "ready\n");
+    let bytes = server.topic("policy/a")["payload_bytes"].as_u64().unwrap();
+    let is_settled = |asked: &Asked| asked.json()["committed"] == 1;
+    let status = ask_until(&admin, "/status", is_settled).json();
+    assert_eq!(
+        (&status["role"], &status["ready"], &status["draining"]),
+        (&"server".into(), &true.into(), &false.into())
+    );
+    assert_eq!(status["listen"], server.said["listen"]);
+    let topic = &status["topics"][0];
+    assert_eq!((topic["topic"].as_str(), topic["version"].as_u64()), (Some("policy/a"), Some(1)));
+    assert_eq!(
+        (topic["payload_bytes"].as_u64(), topic["sent_payload_bytes"].as_u64()),
+        (Some(bytes), Some(bytes))
+    );
+    assert_eq!(topic["epoch"], server.topic("policy/a")["epoch"]);
+    let subscriber = &status["subscribers"][0];
+    assert_eq!((subscriber["held"].as_u64(), subscriber["lag_versions"].as_u64()), (Some(1), Some(0)));
+    assert_eq!((subscriber["transport"].as_str(), subscriber["under_way"].is_null()), (Some("quic"), true));
+    assert!(status["lanes"][0]["udp_payload_bytes"].as_u64() >= Some(1_200), "{status}");
+    let messages: Vec<_> = status["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| event["message"].clone())
+        .collect();
+    assert!(messages.contains(&"A version was published.".into()), "{messages:?}");
+
+    let metrics = Asked::get(&admin, "/metrics", &[]).with(200);
+    assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
+    let text = &metrics.body;
+    for (name, value) in [
+        ("tensor_relay_topics", 1.0),
+        ("tensor_relay_sessions", 1.0),
+        ("tensor_relay_subscribers", 1.0),
+        ("tensor_relay_published_versions_total", 1.0),
+        ("tensor_relay_committed_versions_total", 1.0),
+        ("tensor_relay_evictions_total", 0.0),
+        ("tensor_relay_topic_version{topic=\"policy/a\"}", 1.0),
+        ("tensor_relay_topic_lag_versions{topic=\"policy/a\"}", 0.0),
+        ("tensor_relay_topic_sent_payload_bytes_total{topic=\"policy/a\"}", bytes as f64),
+        ("tensor_relay_sent_payload_bytes_total{codec=\"raw\"}", bytes as f64),
+        ("tensor_relay_chunk_seconds_count", bytes.div_ceil(1 << 20) as f64),
+        ("tensor_relay_chunk_seconds_bucket{le=\"+Inf\"}", bytes.div_ceil(1 << 20) as f64),
+        ("tensor_relay_lanes{transport=\"quic\"}", 1.0),
+        ("tensor_relay_lanes{transport=\"tcp\"}", 0.0),
+    ] {
+        assert!((sample(text, name) - value).abs() < 0.5, "{name} should be {value}\n{text}");
+    }
+    assert!(sample(text, "tensor_relay_transport_sent_bytes_total{transport=\"quic\"}") > bytes as f64);
+    assert!(sample(text, "tensor_relay_lane_rtt_max_seconds{transport=\"quic\"}") > 0.0);
+    assert!(!text.contains("127.0.0.1"), "no address of a client is a label");
+    let open =
+        Asked::get(&admin, "/metrics", &["Accept: application/openmetrics-text;version=1.0.0"]).with(200);
+    assert!(open.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    assert!(
+        open.body.ends_with("# EOF\n") && open.body.contains("# UNIT tensor_relay_chunk_seconds seconds\n")
+    );
+    check_with_promtool(text);
+
+    let page = Asked::get(&admin, "/", &[]).with(200);
+    assert!(page.body.starts_with("<!doctype html>"));
+    assert!(!page.body.contains("http"), "it asks nobody else for anything");
+    Asked::get(&admin, "/nothing", &[]).with(404);
+    Asked::get(&admin, "/status", &["Host: other.example"]).with(421);
+    follower.end_by(Signal::TERM).with(143);
+    ask_until(&admin, "/status", |asked| asked.json()["subscribers_count"] == 0);
+    server.process.end_by(Signal::TERM).with(0);
+}
+
+fn check_with_promtool(metrics: &str) {
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut promtool) = promtool else {
+        return println!("not checked by promtool: it is not installed (Debian's package prometheus has it)");
+    };
+    promtool.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
+    let checked = promtool.wait_with_output().unwrap();
+    assert!(
+        checked.status.success() && checked.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&checked.stderr)
+    );
+}
+
+/// Goal: a consumer is ready when it holds what it is there for, and with a bound not when that is old.
+/// Method: follow a topic that is not there yet; serve it; wait until it has become too old.
+#[test]
+fn a_consumer_is_ready_when_it_holds_a_version() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 100_000, 1);
+    let server = home.serve(&["--publish-socket=relay.sock", "--admin=none"]);
+    assert!(server.said.get("admin").is_none(), "{}", server.said);
+    let ticket = server.said["ticket"].as_str().unwrap();
+    let mut words = vec!["subscribe", ticket, "--topic=m", "--wait=100", "--admin=127.0.0.1:0"];
+    let mut patient = home.start(&words);
+    words.push("--ready-within=0.2");
+    let mut strict = home.start(&words);
+    let (patient_at, strict_at) = (admin_said(&mut patient), admin_said(&mut strict));
+    let is_waiting = |asked: &Asked| asked.body.contains("no version of topic m");
+    ask_until(&patient_at, "/readyz", is_waiting).with(503);
+    ask_until(&strict_at, "/readyz", is_waiting).with(503);
+    home.run(&["publish", "relay.sock", "m", "m"]).with(0);
+    ask_until(&patient_at, "/readyz", |asked| asked.code == 200);
+    ask_until(&strict_at, "/readyz", |asked| asked.body.contains("version 1 of topic m came")).with(503);
+    Asked::get(&patient_at, "/readyz", &[]).with(200);
+    let status = Asked::get(&patient_at, "/status", &[]).json();
+    assert_eq!((&status["role"], &status["topics"][0]["version"]), (&"consumer".into(), &1.into()));
+    let metrics = Asked::get(&patient_at, "/metrics", &[]).body;
+    assert!((sample(&metrics, "tensor_relay_held_version{topic=\"m\"}") - 1.0).abs() < 0.5);
+    assert!((sample(&metrics, "tensor_relay_ready") - 1.0).abs() < 0.5);
+    check_with_promtool(&metrics);
+}
+
+/// Goal: what others can reach takes a token, and without one the server does not start.
+/// Method: listen on all addresses; ask without, with a wrong and with the right one.
+#[test]
+fn others_need_a_token() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    fs::write(home.path("token"), format!("{TOKEN}\n")).unwrap();
+    fs::write(home.path("short"), "123").unwrap();
+    let open = "--admin=0.0.0.0:0";
+    home.run(&["serve", "--topic=m=m", open])
+        .failed(2, &["--admin-token-file", "127.0.0.1"]);
+    home.run(&["serve", "--topic=m=m", open, "--admin-token-file=short"])
+        .failed(2, &["16 characters"]);
+    home.run(&["serve", "--topic=m=m", open, "--admin-token-file=none"])
+        .failed(1, &["cannot read", "none"]);
+    let server = home.serve(&["--topic=m=m", open, "--admin-token-file=token"]);
+    let admin = admin_of(&server).replace("0.0.0.0", "127.0.0.1");
+    Asked::get(&admin, "/livez", &[]).with(200);
+    Asked::get(&admin, "/readyz", &["Host: pod-0.relay"]).with(200);
+    let wrong = format!("Authorization: Bearer {}", TOKEN.replace('0', "1"));
+    for path in ["/metrics", "/status", "/"] {
+        let refused = Asked::get(&admin, path, &[]).with(401);
+        assert!(refused.header("www-authenticate").unwrap().contains("Bearer"));
+        Asked::get(&admin, path, &[&wrong]).with(401);
+        Asked::get(&admin, path, &[&format!("Authorization: Bearer {TOKEN}")]).with(200);
+    }
+    // What a browser sends after it has asked: admin and the token.
+    let basic = "Authorization: Basic YWRtaW46MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+    Asked::get(&admin, "/", &[basic]).with(200);
+}
+
+/// Goal: a port in use ends who asked for it, and nobody else.
+/// Method: hold the usual port, or see that somebody does; serve without a word, and with that port.
+#[test]
+fn a_port_in_use_ends_who_asked_for_it() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let _held = TcpListener::bind("127.0.0.1:9470"); // It fails where another test's server has it: as good.
+    let server = home.serve(&["--topic=m=m"]);
+    assert!(server.said.get("admin").is_none(), "{}", server.said);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let word = format!("--admin={}", taken.local_addr().unwrap());
+    home.run(&["serve", "--topic=m=m", "--listen=127.0.0.1:0", &word])
+        .failed(1, &["cannot listen", "--admin"]);
+    home.run(&["serve", "--topic=m=m", "--admin=9470"]).with(2);
+}
+
+/// Goal: nobody can hold the port: neither by saying nothing, nor too slowly, nor too much.
+/// Method: more silent connections than it takes; a head that is too large.
+#[test]
+fn the_port_has_bounds() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--admin=127.0.0.1:0"]);
+    let admin = admin_of(&server);
+    let large = format!("X-Large: {}", "x".repeat(64 << 10));
+    assert_eq!(Asked::get(&admin, "/status", &[&large]).code, 431);
+    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&admin).unwrap()).collect();
+    Asked::get(&admin, "/livez", &[]).with(200);
+    for mut stream in silent {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut said = vec![];
+        // Closed in order, or reset with what it had not read: over, either way.
+        let over = stream.read_to_end(&mut said).map_err(|error| error.kind());
+        assert!(over.is_ok() || over == Err(std::io::ErrorKind::ConnectionReset), "{over:?}");
+    }
+}
+
+/// Goal: failures are counted by where and why.
+/// Method: a server of one session, and a second client.
+#[test]
+fn failures_have_reasons() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
+    let mut follower = home.start(&["subscribe", server.ticket("m"), "--json"]);
+    follower.hear_out("committed");
+    let second = home.run(&["list", server.ticket("m")]);
+    assert_ne!(second.code, Some(0), "{second:?}");
+    let metrics = Asked::get(&admin_of(&server), "/metrics", &[]).body;
+    let name = "tensor_relay_failures_total{at=\"session\",reason=\"too_busy\"}";
+    assert!(sample(&metrics, name) > 0.5, "{metrics}");
+}
+
+/// Goal: with `--log-format json` every line on stderr is an object with the same words.
+/// Method: a server with a session on it, and a command that fails.
+#[test]
+fn logs_are_objects() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--log-format=json", "-v", "--admin=127.0.0.1:0"]);
+    home.run(&["subscribe", server.ticket("m"), "--once"]).with(0);
+    ask_until(&admin_of(&server), "/status", |asked| asked.json()["sessions"] == 0);
+    let ended = server.process.end_by(Signal::TERM).with(0);
+    let lines = objects(&ended.err);
+    let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
+    assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &1_000.into()));
+    let over = lines.iter().find(|line| line["message"] == "The session ended.").unwrap();
+    assert_eq!(
+        (&over["span"]["name"], over["span"]["peer"].is_string()),
+        (&"session".into(), true),
+        "{over}"
+    );
+    let failed = home.run(&["list", "relay://127.0.0.1:1?key=0", "--log-format=json"]);
+    assert_ne!(failed.code, Some(0));
+    assert_eq!(objects(&failed.err).pop().unwrap()["level"], "ERROR");
+}
+
+/// Every line of a log, with the words that all of them have.
+#[track_caller]
+fn objects(log: &str) -> Vec<Value> {
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}")))
+        .collect();
+    assert!(!lines.is_empty());
+    for line in &lines {
+        for word in ["timestamp", "level", "target", "message"] {
+            assert!(line[word].is_string(), "no {word} in {line}");
+        }
+    }
+    lines
+}

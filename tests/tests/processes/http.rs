@@ -1,0 +1,63 @@
+//! A question over HTTP, and what was answered: by hand, so that nothing between can make it right.
+
+use serde_json::Value;
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What was answered.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) code: u16,
+    head: String,
+    pub(crate) body: String,
+}
+
+impl Asked {
+    /// Asks the server at `address` for `path`, with further `headers`. A `Host` among them stands for the right one.
+    #[track_caller]
+    pub(crate) fn get(address: &str, path: &str, headers: &[&str]) -> Self {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let host = match headers.iter().any(|header| header.starts_with("Host:")) {
+            true => String::new(),
+            false => format!("Host: {address}\r\n"),
+        };
+        let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+        let request = format!("GET {path} HTTP/1.1\r\n{host}{headers}Connection: close\r\n\r\n");
+        let _ = stream.write_all(request.as_bytes()); // It may answer before it has read all.
+        let mut answer = vec![];
+        let mut part = [0; 4096];
+        while let Ok(bytes @ 1..) = stream.read(&mut part) {
+            answer.extend_from_slice(&part[..bytes]);
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer:?}"));
+        let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Self { code, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// Checks the code.
+    #[track_caller]
+    pub(crate) fn with(self, code: u16) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+
+    /// A header, by its name in small letters.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
+        headers.find_map(|(other, value)| other.eq_ignore_ascii_case(name).then_some(value))
+    }
+
+    /// The body as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+}
