@@ -51,6 +51,7 @@ Examples:
   tensor-relay publish /run/relay.sock policy new.safetensors
                                                            beside a server with --publish-socket
   tensor-relay devices                                     the GPUs that --device may name
+  tensor-relay doctor                                      what is in the way, and what to do about it
   tensor-relay config                                      what every option is, and who said so
 
 Every option is also an environment variable, which the command's help names, and a key of the
@@ -110,6 +111,8 @@ pub(crate) enum Command {
     /// List the GPUs of this machine.
     #[command(after_help = DEVICES)]
     Devices(DevicesArgs),
+    /// Look for what is in the way on this machine, in this container, and with a ticket on the way to its server.
+    Doctor(DoctorArgs),
     /// Measure how fast tensors move, beside what others offer.
     Bench(BenchArgs),
     /// Show what every option is, and whether a variable, the configuration file or its default says so.
@@ -166,6 +169,21 @@ impl TicketArgs {
         let Some(key) = &self.identity else { return Ok(None) };
         Ok(Some(Arc::new(Identity::from_files(key, self.certificate.as_deref())?)))
     }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// The ticket that `serve` printed, a file that holds it, or `-` for stdin: then its server is tried too.
+    #[arg(value_name = "TICKET", env = "TENSOR_RELAY_TICKET", hide_env_values = true)]
+    pub(crate) ticket: Option<String>,
+
+    /// Where the server's key is or will be kept. Default: $XDG_STATE_HOME/tensor-relay or ~/.local/state/tensor-relay.
+    #[arg(long, value_name = "DIR", help_heading = "Key and tickets")]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// Print one JSON object on stdout instead of text.
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -60,6 +60,11 @@ fn needed(command: &Command) -> u64 {
         }
 }
 
+/// How many files and sockets a server needs to begin.
+pub(crate) fn needed_to_serve() -> u64 {
+    RUNTIME + LANE + FILES + open_now()
+}
+
 /// How many are open. Without /proc: the three that every process begins with.
 fn open_now() -> u64 {
     // The folder itself is open while it is read.

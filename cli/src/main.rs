@@ -17,6 +17,7 @@ mod demo;
 mod descriptors;
 mod device;
 mod devices;
+mod doctor;
 mod exit;
 mod keys;
 mod list;
@@ -69,6 +70,7 @@ fn run(command: Command, layers: &Layers) -> anyhow::Result<ExitCode> {
             Command::List(args) => list::run(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Devices(args) => devices::run(&args).await,
+            Command::Doctor(args) => doctor::run(args).await,
             Command::Bench(args) => bench::run(args).await,
             Command::Config(args) => config::run(&args, layers),
             Command::Keys(command) => keys::run(command),

@@ -1,0 +1,95 @@
+//! `tensor-relay doctor`: what of this machine, this container and the way to a server is in the way.
+//!
+//! Each group of checks is a file. A check looks, and gives a [`Finding`]; none changes anything.
+
+mod cgroup;
+mod disk;
+mod finding;
+mod gpu;
+mod memory;
+mod network;
+mod processor;
+mod server;
+mod system;
+
+use crate::{args::DoctorArgs, exit::Exit, subscribe::print_line, ticket};
+use cgroup::Cgroup;
+use finding::{Finding, State};
+use serde_json::json;
+use std::process::ExitCode;
+
+pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+    let ticket = args.ticket.as_deref().map(ticket::read_any).transpose()?;
+    let state_dir = args.state_dir.clone();
+    // Drivers and disks may take a second.
+    let mut findings = tokio::task::spawn_blocking(move || local(state_dir.as_deref())).await?;
+    if let Some(ticket) = &ticket {
+        findings.extend(server::check(ticket).await);
+    }
+    match args.json {
+        true => print_line(&as_json(&findings)),
+        false => findings.iter().flat_map(as_text).for_each(|line| print_line(&line)),
+    }
+    Ok(code(&findings))
+}
+
+/// All that can be found without a server.
+fn local(state_dir: Option<&std::path::Path>) -> Vec<Finding> {
+    let cgroup = Cgroup::own();
+    let mut findings = gpu::check();
+    findings.extend(memory::check(&cgroup));
+    findings.extend(network::check());
+    findings.extend(system::check());
+    findings.extend(processor::check());
+    findings.extend(disk::check(state_dir));
+    findings
+}
+
+fn code(findings: &[Finding]) -> ExitCode {
+    match findings.iter().any(|finding| finding.state == State::Fail) {
+        true => Exit::Failed.into(),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+fn as_json(findings: &[Finding]) -> String {
+    let count = |state| findings.iter().filter(|finding| finding.state == state).count();
+    let all: Vec<_> = findings.iter().map(Finding::as_json).collect();
+    let answer = json!({
+        "findings": all,
+        "ok": count(State::Ok),
+        "warnings": count(State::Warn),
+        "failures": count(State::Fail),
+    });
+    answer.to_string()
+}
+
+/// The lines of one finding: what was found, and below what is not good, what to do about it.
+fn as_text(finding: &Finding) -> Vec<String> {
+    let Finding { name, state, measured, wanted, fix } = finding;
+    let mut lines = vec![format!("{:4}  {name:20}  {measured}", state.name())];
+    if *state != State::Ok {
+        lines.push(format!("{:28}wanted: {wanted}", ""));
+        let ways = fix.iter().flat_map(|fix| fix.ways());
+        lines.extend(ways.map(|(place, what)| format!("{:28}{place}: {what}", "")));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use finding::Fix;
+
+    #[test]
+    fn what_is_not_good_says_what_to_do() {
+        let good = Finding::ok("clock", "2026", "a date");
+        assert_eq!(as_text(&good), ["ok    clock                 2026"]);
+        let fix = Fix { host: "a", docker: "b", kubernetes: "c" };
+        let bad = Finding::fail("clock", "1970", "a date", fix);
+        let lines = as_text(&bad);
+        assert!(lines[0].starts_with("fail  clock") && lines[1].ends_with("wanted: a date"), "{lines:?}");
+        assert!(lines[2].ends_with("host: a") && lines[3].ends_with("Docker: b"), "{lines:?}");
+        assert!(as_json(&[good, bad]).contains("\"failures\":1"));
+    }
+}

@@ -1,0 +1,79 @@
+//! The limits that a container has: what cgroups of version 2 say of this process and of all above it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The folder of this process' cgroup, and where those above it end.
+#[derive(Debug, Clone)]
+pub(super) struct Cgroup {
+    root: PathBuf,
+    own: PathBuf,
+}
+
+impl Cgroup {
+    /// The cgroup of this process. In a container it is the root of what can be seen.
+    pub(super) fn own() -> Self {
+        let told = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        Self::at(Path::new("/sys/fs/cgroup"), &told)
+    }
+
+    fn at(root: &Path, told: &str) -> Self {
+        let path = told.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+        let own = root.join(path.trim_start_matches('/'));
+        let own = if own.is_dir() { own } else { root.to_owned() };
+        Self { root: root.to_owned(), own }
+    }
+
+    /// The lowest limit of memory and what is used under it, in bytes; `None` where nobody limits it.
+    pub(super) fn memory(&self) -> Option<(u64, u64)> {
+        let limits = self.all("memory.max", |text, folder| {
+            let used = fs::read_to_string(folder.join("memory.current")).ok()?;
+            Some((text.trim().parse().ok()?, used.trim().parse().ok()?))
+        });
+        limits.into_iter().min_by_key(|(limit, _)| *limit)
+    }
+
+    /// The lowest quota of processors; `None` where nobody limits them.
+    pub(super) fn processors(&self) -> Option<f64> {
+        let quotas = self.all("cpu.max", |text, _| {
+            let mut words = text.split_whitespace();
+            let (quota, period): (f64, f64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            Some(quota / period)
+        });
+        quotas.into_iter().min_by(f64::total_cmp)
+    }
+
+    /// What `read` makes of `file` in this cgroup and those above. `max` is no number, and no limit.
+    fn all<T>(&self, file: &str, read: impl Fn(&str, &Path) -> Option<T>) -> Vec<T> {
+        let folders = self.own.ancestors().take_while(|folder| folder.starts_with(&self.root));
+        folders
+            .filter_map(|folder| read(&fs::read_to_string(folder.join(file)).ok()?, folder))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_limit_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("a/b");
+        fs::create_dir_all(&inner).unwrap();
+        let write = |folder: &Path, file: &str, text: &str| fs::write(folder.join(file), text).unwrap();
+        let cgroup = Cgroup::at(root.path(), "1:cpu:/x\n0::/a/b\n");
+        assert_eq!((cgroup.memory(), cgroup.processors()), (None, None));
+        write(&inner, "memory.max", "max\n");
+        write(&root.path().join("a"), "memory.max", "1000\n");
+        write(&root.path().join("a"), "memory.current", "10\n");
+        write(&inner, "cpu.max", "150000 100000\n");
+        write(root.path(), "cpu.max", "max 100000\n");
+        assert_eq!(cgroup.memory(), Some((1000, 10)));
+        assert_eq!(cgroup.processors(), Some(1.5));
+        let elsewhere = Cgroup::at(root.path(), "0::/not/mounted/here");
+        assert_eq!(elsewhere.memory(), None, "then it is the root that is looked at");
+    }
+}
