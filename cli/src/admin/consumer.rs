@@ -298,7 +298,7 @@ mod tests {
         let (name, other, now) = (Topic::new("a").unwrap(), Topic::new("b").unwrap(), Instant::now());
         let mut topics = BTreeMap::new();
         assert!(readiness(&topics, None, now).is_err());
-        topics.insert(name.clone(), Some(held(3, now)));
+        topics.insert(name, Some(held(3, now)));
         assert_eq!(readiness(&topics, None, now), Ok(()));
         topics.insert(other.clone(), None);
         assert!(readiness(&topics, None, now).unwrap_err().contains("topic b"));

@@ -138,10 +138,19 @@ fn encode_each<M: EncodeMetric>(
     for (labels, value) in samples {
         match labels.is_empty() {
             true => return metric(value).encode(metrics),
-            false => metric(value).encode(metrics.encode_family(labels)?)?,
+            false => {
+                let labels = escaped(labels);
+                metric(value).encode(metrics.encode_family(&labels)?)?;
+            }
         }
     }
     Ok(())
+}
+
+/// The labels as they stand between quotation marks; the library writes values as they are.
+fn escaped(labels: &Labels) -> Labels {
+    let escape = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    labels.iter().map(|(name, value)| (*name, escape(value))).collect()
 }
 
 #[cfg(test)]

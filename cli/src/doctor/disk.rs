@@ -51,13 +51,9 @@ fn try_folder(folder: &Path) -> io::Result<u64> {
 
 /// The folder itself, or the nearest one above it that is there.
 fn existing(folder: &Path) -> Option<PathBuf> {
-    folder
-        .ancestors()
-        .find(|folder| folder.exists())
-        .map(|folder| match folder.as_os_str().is_empty() {
-            true => ".".into(), // What is relative ends here.
-            false => folder.into(),
-        })
+    // What is relative ends in nothing, which is here.
+    let here = |folder: &Path| if folder.as_os_str().is_empty() { ".".into() } else { folder.to_owned() };
+    folder.ancestors().map(here).find(|folder| folder.exists())
 }
 
 fn free(folder: &Path) -> io::Result<u64> {
@@ -83,6 +79,11 @@ mod tests {
         let good = state_folder(&root.path().join("not/there/yet"));
         assert_eq!(good.state, State::Ok, "{good:?}");
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0, "nothing is left behind");
+        assert_eq!(
+            state_folder(Path::new("not/there/yet")).state,
+            State::Ok,
+            "what is relative is below here"
+        );
         let file = root.path().join("file");
         std::fs::write(&file, "").unwrap();
         assert_eq!(state_folder(&file).state, State::Fail);

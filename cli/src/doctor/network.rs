@@ -43,7 +43,7 @@ fn no_socket(error: &io::Error) -> Finding {
 
 /// How much a receive buffer really has when `wanted` is asked for, as a server or a consumer asks.
 fn buffers(wanted: usize) -> io::Result<usize> {
-    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
     // Beyond the system's limit where this process may (CAP_NET_ADMIN).
     let asked = setsockopt(&socket, sockopt::RcvBufForce, &wanted);
     asked.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &wanted))?;

@@ -11,6 +11,7 @@ mod beside;
 mod codecs;
 mod configuration;
 mod devices;
+mod doctor;
 mod ends;
 mod every;
 mod failures;

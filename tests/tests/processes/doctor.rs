@@ -1,0 +1,147 @@
+//! What `doctor` finds, each where it can be made to: good, and not good.
+
+use crate::files;
+use serde_json::Value;
+use std::{fs, process::Command};
+use tensor_relay_tests::processes::{Ended, Home, Host, Lan, Process, Serving};
+
+/// The finding called `name`.
+#[track_caller]
+fn finding(ended: &Ended, name: &str) -> Value {
+    let said = ended.json();
+    let mut found = said["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|finding| finding["name"] == name);
+    let finding = found.next().unwrap_or_else(|| panic!("no {name} in {said}")).clone();
+    assert!(found.next().is_none() || name == "GPU", "{name} is there twice");
+    let has_fix = ["host", "docker", "kubernetes"]
+        .iter()
+        .all(|place| finding["fix"][place].is_string());
+    assert_eq!(has_fix, finding["state"] != "ok", "{finding}");
+    finding
+}
+
+#[track_caller]
+fn check(ended: &Ended, name: &str, state: &str) -> Value {
+    let finding = finding(ended, name);
+    assert_eq!(finding["state"], state, "{finding}");
+    finding
+}
+
+/// The program with `words` after the shell did `before`, such as a limit.
+fn after(home: &Home, before: &str, words: &str) -> Process {
+    let program = home.program().get_program().to_owned();
+    let mut shell = home.at_home(Command::new("sh"));
+    shell.args(["-c", &format!("{before} && exec \"$0\" {words}")]).arg(program);
+    Process::start(shell)
+}
+
+/// Goal: on a machine where everything works, nothing fails, and a server that answers is told, for people and programs.
+/// Method: the machine of the tests, with a server on it.
+#[test]
+fn what_works_is_told() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m"]);
+    let ended = home.run(&["doctor", server.ticket("m"), "--json"]).with(0);
+    for name in ["server over UDP", "server over TCP", "topic", "state folder", "clock"] {
+        check(&ended, name, "ok");
+    }
+    for name in ["GPU", "memory", "UDP buffers", "UDP send batches", "processors", "encryption", "codecs"] {
+        finding(&ended, name);
+    }
+    let said = ended.json();
+    let all = said["findings"].as_array().unwrap().len() as u64;
+    let counts = ["ok", "warnings", "failures"].map(|count| said[count].as_u64().unwrap());
+    assert_eq!((counts.iter().sum::<u64>(), counts[2]), (all, 0), "{said}");
+    let told = home.run(&["doctor", server.ticket("m")]).with(0);
+    assert!(
+        told.out
+            .lines()
+            .any(|line| line.starts_with("ok    topic") && line.contains("m has version 1")),
+        "{told:?}"
+    );
+}
+
+/// Goal: too few descriptors are found, and the fix that is printed cures it.
+/// Method: a hard limit of 40, then the one that is advised, in a shell.
+#[test]
+fn few_descriptors_are_found() {
+    let home = Home::new();
+    let poor = after(&home, "ulimit -n 40", "doctor --json").end().with(1);
+    let found = check(&poor, "files and sockets", "fail");
+    assert!(found["fix"]["host"].as_str().unwrap().starts_with("ulimit -n 65536"), "{found}");
+    let narrow = after(&home, "ulimit -n 1024", "doctor --json").end().with(0);
+    check(&narrow, "files and sockets", "warn");
+    let mut cured = after(&home, "ulimit -n 65536", "doctor --json");
+    if cured.try_hear_out("findings") {
+        check(&cured.end(), "files and sockets", "ok");
+    } else {
+        println!("not shown: this system lets nobody have 65536 descriptors");
+    }
+}
+
+/// Goal: a state folder that cannot be written to is found, and another one cures it.
+/// Method: a file in its place.
+#[test]
+fn a_state_folder_that_is_none_is_found() {
+    let home = Home::new();
+    fs::write(home.path("file"), "").unwrap();
+    let ended = home.run(&["doctor", "--json", "--state-dir=file"]).with(1);
+    let found = check(&ended, "state folder", "fail");
+    assert!(found["measured"].as_str().unwrap().starts_with("file cannot be written to"), "{found}");
+    let cured = home.run(&["doctor", "--json", "--state-dir=keys"]).with(0);
+    check(&cured, "state folder", "ok");
+    assert!(!home.path("keys").exists(), "it only looked");
+}
+
+/// Goal: a transport that does not reach the server is found; where none does, that is a failure with its reason.
+/// Method: a server without TCP, one of another key, and none at all.
+#[test]
+fn a_server_that_does_not_answer_is_found() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--no-tcp"]);
+    let ended = home.run(&["doctor", server.ticket("m"), "--json"]).with(0);
+    check(&ended, "server over UDP", "ok");
+    let found = check(&ended, "server over TCP", "warn");
+    assert!(found["fix"]["docker"].as_str().unwrap().contains("/tcp"), "{found}");
+    let stranger = format!("relay://{}?key=sha256:{}", server.listen(), "0".repeat(64));
+    let refused = home.run(&["doctor", &stranger, "--json"]).with(1);
+    let found = check(&refused, "server over UDP", "fail");
+    assert!(found["measured"].as_str().unwrap().contains("key"), "{found}");
+    let other = server.ticket("m").replace("/m?", "/n?");
+    let absent = home.run(&["doctor", &other, "--json"]).with(0);
+    check(&absent, "topic", "warn");
+    let ticket = server.ticket("m").to_owned();
+    drop(server);
+    let gone = home.run(&["doctor", &ticket, "--json"]).with(1);
+    check(&gone, "server over UDP", "fail");
+    check(&gone, "server over TCP", "fail");
+}
+
+/// Goal: UDP that does not get through is told apart from a server that is not there, and passing it cures it.
+/// Method: two hosts; the one of the server drops UDP, then does not. It takes root, `ip` and `nft`.
+#[test]
+fn udp_that_is_dropped_is_found() {
+    let lan = match Lan::new() {
+        Ok(lan) => lan,
+        Err(reason) => return println!("skipped: there are no two hosts here: {reason}"),
+    };
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let listen = format!("--listen={}:4747", Lan::SERVER);
+    let words = ["serve", "--json", "--topic=m=m", &listen];
+    let server = Serving::hear(lan.start(Host::Server, &home, &words));
+    let doctor = || lan.start(Host::Client, &home, &["doctor", server.ticket("m"), "--json"]).end();
+    if let Err(reason) = lan.drop_protocols(&["udp"]) {
+        return println!("skipped: {reason}");
+    }
+    let blocked = doctor().with(0);
+    check(&blocked, "server over UDP", "warn");
+    check(&blocked, "server over TCP", "ok");
+    lan.drop_protocols(&[]).unwrap();
+    check(&doctor().with(0), "server over UDP", "ok");
+}
