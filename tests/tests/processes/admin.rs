@@ -278,6 +278,38 @@ fn failures_have_reasons() {
     assert!(sample(&metrics, name) > 0.5, "{metrics}");
 }
 
+/// Goal: the dashboard and the alarms ask for nothing that is not there.
+/// Method: every name in them, beside the names that a server and a consumer really have when something went wrong too.
+#[test]
+fn what_is_shipped_asks_for_metrics_that_exist() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--sessions=1", "--admin=127.0.0.1:0"]);
+    let mut follower = home.start(&["subscribe", server.ticket("m"), "--json", "--admin=127.0.0.1:0"]);
+    let follower_at = admin_said(&mut follower);
+    follower.hear_out("committed");
+    home.run(&["list", server.ticket("m")]).with(3);
+    let there: String = [admin_of(&server), follower_at]
+        .iter()
+        .map(|address| Asked::get(address, "/metrics", &[]).with(200).body)
+        .collect();
+    let dashboard = include_str!("../../../docker/monitoring/dashboard.json");
+    let asked = names(dashboard).chain(names(include_str!("../../../docker/monitoring/rules.yml")));
+    let mut count = 0;
+    for name in asked {
+        let is_there = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        assert!(there.lines().any(is_there), "nothing is called {name}\n{there}");
+        count += 1;
+    }
+    assert!(count > 20, "{count} names were found");
+}
+
+/// Everything in `text` that is the name of a metric of ours.
+fn names(text: &str) -> impl Iterator<Item = &str> {
+    let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.split(move |c| !is_of_a_name(c)).filter(|word| word.starts_with("tensor_relay_"))
+}
+
 /// Goal: with `--log-format json` every line on stderr is an object with the same words.
 /// Method: a server with a session on it, and a command that fails.
 #[test]
