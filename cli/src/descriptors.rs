@@ -14,6 +14,9 @@ const LANE: u64 = 6;
 /// What a server or a subscriber has beside: sockets that look for addresses, files and folders that are read or written.
 const FILES: u64 = 12;
 
+/// What an admin port has: its runtime, what it listens on, and a few who ask.
+const ADMIN: u64 = 8;
+
 /// The most that is asked for. Programs that `--exec` runs inherit the limit, and some close every number below it one by one;
 /// a container's may be a billion.
 const ENOUGH: u64 = 65_536;
@@ -53,8 +56,8 @@ fn needed(command: &Command) -> u64 {
     };
     RUNTIME
         + match command {
-            Command::Serve(_) => LANE + FILES,
-            Command::Subscribe(args) => lanes(args.lanes) * LANE + FILES,
+            Command::Serve(args) => LANE + FILES + admin(args.admin.is_wanted(true)),
+            Command::Subscribe(args) => lanes(args.lanes) * LANE + FILES + admin(args.admin.is_wanted(false)),
             Command::Publish(_) | Command::List(_) | Command::Demo(_) | Command::Bench(_) => LANE + FILES,
             _ => 0,
         }
@@ -62,7 +65,11 @@ fn needed(command: &Command) -> u64 {
 
 /// How many files and sockets a server needs to begin.
 pub(crate) fn needed_to_serve() -> u64 {
-    RUNTIME + LANE + FILES + open_now()
+    RUNTIME + LANE + FILES + ADMIN + open_now()
+}
+
+fn admin(is_wanted: bool) -> u64 {
+    if is_wanted { ADMIN } else { 0 }
 }
 
 /// How many are open. Without /proc: the three that every process begins with.

@@ -24,6 +24,17 @@ pub(crate) struct AdminArgs {
     pub(crate) admin_token_file: Option<PathBuf>,
 }
 
+impl AdminArgs {
+    /// Whether there is to be an admin port, where without a word it `is_usual` to have one.
+    pub(crate) fn is_wanted(&self, is_usual: bool) -> bool {
+        match self.admin {
+            Some(Admin::None) => false,
+            Some(Admin::At(_)) => true,
+            None => is_usual,
+        }
+    }
+}
+
 /// How old what a consumer holds may be.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ReadyArgs {

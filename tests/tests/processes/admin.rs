@@ -307,7 +307,8 @@ fn what_is_shipped_asks_for_metrics_that_exist() {
 /// Everything in `text` that is the name of a metric of ours.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    text.split(move |c| !is_of_a_name(c)).filter(|word| word.starts_with("tensor_relay_"))
+    text.split(move |c| !is_of_a_name(c))
+        .filter(|word| word.starts_with("tensor_relay_"))
 }
 
 /// Goal: with `--log-format json` every line on stderr is an object with the same words.
