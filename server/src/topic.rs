@@ -9,13 +9,11 @@ mod times;
 
 pub use options::{TopicOptions, WhenFull};
 pub(crate) use reader::{Reader, Standing};
-pub(crate) use times::Lag;
 
 use crate::{
     bases::{self, Bases, Hold, Worth},
     places::Places,
     retention::{Full, Keep, ReaderId, Retention, Seq},
-    status::TopicStatus,
 };
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -334,32 +332,6 @@ impl TopicState {
     /// When something was published last.
     pub(crate) fn published(&self) -> Option<Instant> {
         self.state().published
-    }
-
-    /// How many versions were ever published.
-    pub(crate) fn published_count(&self) -> u64 {
-        self.state().times.count()
-    }
-
-    /// How far a subscriber is behind that is done with `done`.
-    pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
-        self.state().times.lag(done)
-    }
-
-    /// The topic at this moment, whose newest version is `newest`.
-    pub(crate) fn status(&self, newest: &Retained) -> TopicStatus {
-        let manifest = newest.payload.manifest();
-        let state = self.state();
-        TopicStatus {
-            newest: newest.id.clone(),
-            tensors: manifest.tensors().len() as u64,
-            payload_bytes: manifest.payload_bytes(),
-            age: state.published.map(|at| at.elapsed()).unwrap_or_default(),
-            retained: state.retention.iter().count() as u64,
-            published: state.times.count(),
-            subscribers: state.followers,
-            sent: self.tally.stats(),
-        }
     }
 
     /// The number after the last one that was published in `epoch`, if that was the last epoch.

@@ -1,5 +1,8 @@
-//! When the last versions of a topic were published: how late those are who do not have them yet.
+//! When the last versions of a topic were published: how late those are who do not have them yet, and what else is told of a
+//! topic.
 
+use super::{Retained, TopicState};
+use crate::status::TopicStatus;
 use std::collections::VecDeque;
 use tensor_relay_protocol::{Epoch, Version};
 use tokio::time::Instant;
@@ -48,6 +51,35 @@ impl PublishTimes {
                 Lag { versions: newest.0 - version.0, since: missing.map(|(_, _, at)| *at) }
             }
             _ => Lag { versions: 1, since: Some(published) },
+        }
+    }
+}
+
+/// What those see of a topic who run its server.
+impl TopicState {
+    /// How many versions were ever published.
+    pub(crate) fn published_count(&self) -> u64 {
+        self.state().times.count()
+    }
+
+    /// How far a subscriber is behind that is done with `done`.
+    pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
+        self.state().times.lag(done)
+    }
+
+    /// The topic at this moment, whose newest version is `newest`.
+    pub(crate) fn status(&self, newest: &Retained) -> TopicStatus {
+        let manifest = newest.payload.manifest();
+        let state = self.state();
+        TopicStatus {
+            newest: newest.id.clone(),
+            tensors: manifest.tensors().len() as u64,
+            payload_bytes: manifest.payload_bytes(),
+            age: state.published.map(|at| at.elapsed()).unwrap_or_default(),
+            retained: state.retention.iter().count() as u64,
+            published: state.times.count(),
+            subscribers: state.followers,
+            sent: self.tally.stats(),
         }
     }
 }

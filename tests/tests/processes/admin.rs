@@ -1,7 +1,6 @@
 //! The admin port, as probes, scrapers and people ask it: HTTP by hand, over a TCP connection of the test's own.
 
 use crate::{files, http::Asked};
-use serde_json::Value;
 use std::{
     fs,
     io::{Read, Write},
@@ -10,14 +9,14 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tensor_relay_tests::processes::{Home, Process, Serving, Signal};
+use tensor_relay_tests::processes::{Home, Process, Serving, Signal, Wire};
 
 /// How long anything that is waited for may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-fn admin_of(server: &Serving) -> String {
+pub(crate) fn admin_of(server: &Serving) -> String {
     server.said["admin"].as_str().unwrap().to_owned()
 }
 
@@ -29,7 +28,7 @@ fn admin_said(process: &mut Process) -> String {
 
 /// Asks again and again until `is_it`, and fails where it never is.
 #[track_caller]
-fn ask_until(address: &str, path: &str, is_it: impl Fn(&Asked) -> bool) -> Asked {
+pub(crate) fn ask_until(address: &str, path: &str, is_it: impl Fn(&Asked) -> bool) -> Asked {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let asked = Asked::get(address, path, &[]);
@@ -60,7 +59,7 @@ fn a_server_tells_how_it_does() {
         ["--topic=policy/a=m", "--chunk-size=1MiB", "--codec=raw", "--admin=127.0.0.1:0", "--transport=quic"];
     let server = home.serve(&words);
     let admin = admin_of(&server);
-    let mut follower = home.start(&["subscribe", server.ticket("policy/a"), "--json"]);
+    let mut follower = home.start(&["subscribe", server.ticket("policy/a"), "--json", "--transport=quic"]);
     follower.hear_out("committed");
 
     assert_eq!(Asked::get(&admin, "/livez", &[]).with(200).body, "ok\n");
@@ -278,6 +277,66 @@ fn failures_have_reasons() {
     assert!(sample(&metrics, name) > 0.5, "{metrics}");
 }
 
+/// Goal: who does not keep up is seen, by how many versions.
+/// Method: a reader of every version that is at work on the first one, and two more versions.
+#[test]
+fn who_is_behind_is_seen() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&[
+        "--topic=m=m",
+        "--watch",
+        "--watch-interval=0.05",
+        "--keep-versions=9",
+        "--admin=127.0.0.1:0",
+    ]);
+    let admin = admin_of(&server);
+    let words =
+        ["subscribe", server.ticket("m"), "--mode=every", "--window=1", "--exec=echo at work; sleep 1000"];
+    let mut reader = home.start(&words);
+    reader.hear_out("at work");
+    let is_at = |behind: u64| move |asked: &Asked| asked.json()["subscribers"][0]["lag_versions"] == behind;
+    ask_until(&admin, "/status", is_at(0));
+    for behind in 1..3 {
+        files::replace(&home.path("m"), |path| files::noise(path, 1_000, 1 + behind));
+        ask_until(&admin, "/status", is_at(behind));
+    }
+    let metrics = Asked::get(&admin, "/metrics", &[]).body;
+    assert!(
+        (sample(&metrics, "tensor_relay_topic_lag_versions{topic=\"m\"}") - 2.0).abs() < 0.5,
+        "{metrics}"
+    );
+    assert!(sample(&metrics, "tensor_relay_topic_lag_seconds{topic=\"m\"}") > 0.0, "{metrics}");
+    reader.end_by(Signal::TERM).with(143);
+}
+
+/// Goal: a version on its way is seen, with how much of it was sent and what holds it up.
+/// Method: a wire that is held in the middle of it.
+#[test]
+fn what_holds_a_transfer_up_is_seen() {
+    const MODEL_BYTES: u64 = 256 << 20;
+    let (home, mut wire) = (Home::new(), Wire::new());
+    files::zeros(&home.path("m"), MODEL_BYTES);
+    let server = home.serve(&[
+        "--topic=m=m",
+        "--codec=raw",
+        "--admin=127.0.0.1:0",
+        "--transport=quic",
+        &wire.advertise(),
+    ]);
+    wire.lead_to(server.listen(), 24 << 20);
+    let subscriber = home.start(&["subscribe", server.ticket("m"), "--once", "--transport=quic"]);
+    wire.wait_until_held();
+    let is_held = |asked: &Asked| asked.json()["subscribers"][0]["under_way"]["limit"] == "network";
+    let status = ask_until(&admin_of(&server), "/status", is_held).json();
+    let under_way = &status["subscribers"][0]["under_way"];
+    let sent_bytes = under_way["sent_bytes"].as_u64().unwrap();
+    assert!((1..MODEL_BYTES).contains(&sent_bytes), "{under_way}");
+    assert_eq!((under_way["version"].as_u64(), status["transfers"].as_u64()), (Some(1), Some(1)));
+    wire.release();
+    subscriber.end().with(0);
+}
+
 /// Goal: the dashboard and the alarms ask for nothing that is not there.
 /// Method: every name in them, beside the names that a server and a consumer really have when something went wrong too.
 #[test]
@@ -309,45 +368,4 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
     let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.split(move |c| !is_of_a_name(c))
         .filter(|word| word.starts_with("tensor_relay_"))
-}
-
-/// Goal: with `--log-format json` every line on stderr is an object with the same words.
-/// Method: a server with a session on it, and a command that fails.
-#[test]
-fn logs_are_objects() {
-    let home = Home::new();
-    files::noise(&home.path("m"), 1_000, 1);
-    let server = home.serve(&["--topic=m=m", "--log-format=json", "-v", "--admin=127.0.0.1:0"]);
-    home.run(&["subscribe", server.ticket("m"), "--once"]).with(0);
-    ask_until(&admin_of(&server), "/status", |asked| asked.json()["sessions"] == 0);
-    let bytes = server.topic("m")["payload_bytes"].clone();
-    let ended = server.process.end_by(Signal::TERM).with(0);
-    let lines = objects(&ended.err);
-    let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
-    assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &bytes));
-    let over = lines.iter().find(|line| line["message"] == "The session ended.").unwrap();
-    assert_eq!(
-        (&over["span"]["name"], over["span"]["peer"].is_string()),
-        (&"session".into(), true),
-        "{over}"
-    );
-    let failed = home.run(&["list", "relay://127.0.0.1:1?key=0", "--log-format=json"]);
-    assert_ne!(failed.code, Some(0));
-    assert_eq!(objects(&failed.err).pop().unwrap()["level"], "ERROR");
-}
-
-/// Every line of a log, with the words that all of them have.
-#[track_caller]
-fn objects(log: &str) -> Vec<Value> {
-    let lines: Vec<Value> = log
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}")))
-        .collect();
-    assert!(!lines.is_empty());
-    for line in &lines {
-        for word in ["timestamp", "level", "target", "message"] {
-            assert!(line[word].is_string(), "no {word} in {line}");
-        }
-    }
-    lines
 }

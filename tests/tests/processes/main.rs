@@ -21,6 +21,7 @@ mod hooks;
 mod host;
 mod http;
 mod lanes;
+mod logs;
 mod lost;
 mod mirrors;
 mod modes;

@@ -1,0 +1,49 @@
+//! What is on stderr with `--log-format json`.
+
+use crate::{
+    admin::{admin_of, ask_until},
+    files,
+};
+use serde_json::Value;
+use tensor_relay_tests::processes::{Home, Signal};
+
+/// Goal: with `--log-format json` every line on stderr is an object with the same words.
+/// Method: a server with a session on it, and a command that fails.
+#[test]
+fn logs_are_objects() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--log-format=json", "-v", "--admin=127.0.0.1:0"]);
+    home.run(&["subscribe", server.ticket("m"), "--once"]).with(0);
+    ask_until(&admin_of(&server), "/status", |asked| asked.json()["sessions"] == 0);
+    let bytes = server.topic("m")["payload_bytes"].clone();
+    let ended = server.process.end_by(Signal::TERM).with(0);
+    let lines = objects(&ended.err);
+    let published = lines.iter().find(|line| line["message"] == "A version was published.").unwrap();
+    assert_eq!((&published["level"], &published["payload_bytes"]), (&"INFO".into(), &bytes));
+    let over = lines.iter().find(|line| line["message"] == "The session ended.").unwrap();
+    assert_eq!(
+        (&over["span"]["name"], over["span"]["peer"].is_string()),
+        (&"session".into(), true),
+        "{over}"
+    );
+    let failed = home.run(&["list", "relay://127.0.0.1:1?key=0", "--log-format=json"]);
+    assert_ne!(failed.code, Some(0));
+    assert_eq!(objects(&failed.err).pop().unwrap()["level"], "ERROR");
+}
+
+/// Every line of a log, with the words that all of them have.
+#[track_caller]
+fn objects(log: &str) -> Vec<Value> {
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}")))
+        .collect();
+    assert!(!lines.is_empty());
+    for line in &lines {
+        for word in ["timestamp", "level", "target", "message"] {
+            assert!(line[word].is_string(), "no {word} in {line}");
+        }
+    }
+    lines
+}
