@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Pages that the index names before they exist. The change that brings one removes it here.
-const COMING: [&str; 4] = ["monitoring.md", "doctor.md", "integrations.md", "python-state.md"];
+const COMING: [&str; 2] = ["monitoring.md", "doctor.md"];
 
 /// Links within the repository are written like this where a page is read elsewhere, e.g. in a package index.
 const AT_HOME: &str = "https://github.com/tensor-relay/tensor-relay/blob/main/";
