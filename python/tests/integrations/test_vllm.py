@@ -189,6 +189,19 @@ def test_it_is_registered_once(vllm):
     assert factory.WeightTransferTrainerFactory._registry == {"tensor_relay": vllm.TensorRelayTrainerEngine}
 
 
+def test_a_vllm_of_another_version_is_left_alone_until_the_backend_is_chosen(vllm, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.34.0")
+    monkeypatch.delitem(sys.modules, "tensor_relay.integrations.vllm")
+    factory = sys.modules["vllm.distributed.weight_transfer.factory"]
+    lazily = classmethod(lambda factory, name, module, class_name: factory._registry.update({name: module}))
+    for each in (factory.WeightTransferEngineFactory, factory.WeightTransferTrainerFactory):
+        monkeypatch.setattr(each, "register_engine", lazily)
+    importlib.import_module("tensor_relay.integrations._vllm_plugin").register()
+    assert "tensor_relay.integrations.vllm" not in sys.modules
+    with pytest.raises(tensor_relay.IntegrationError, match="0.34.0 is installed"):
+        importlib.import_module(factory.WeightTransferEngineFactory._registry["tensor_relay"])
+
+
 def test_updates_arrive_whole_at_every_worker(vllm, workers, trainer):
     for step in (1.0, 2.0, 3.0):
         trainer.weights["norm"] = step

@@ -20,6 +20,7 @@ import tensor_relay
 
 from ..errors import ClosedError, DamagedError, RequestError
 from . import check_host
+from ._vllm_plugin import NAME, register
 
 check_host("vllm", "0.33", "0.34")
 
@@ -40,20 +41,7 @@ __all__ = [
     "register",
 ]
 
-NAME = "tensor_relay"
-"""What `weight_transfer_config.backend` calls it."""
-
 TOPIC = "vllm/weights"
-
-
-def register() -> None:
-    """Lets vLLM know both ends. vLLM calls it in its own processes; a trainer calls it once. Again does nothing."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
-
-    if NAME not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(NAME, __name__, "TensorRelayWorkerEngine")
-    if NAME not in WeightTransferTrainerFactory._registry:
-        WeightTransferTrainerFactory.register_engine(NAME, __name__, "TensorRelayTrainerEngine")
 
 
 @dataclass
