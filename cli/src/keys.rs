@@ -55,7 +55,7 @@ fn create(args: &KeysArgs) -> anyhow::Result<ExitCode> {
 
 fn trust(args: &TrustKeyArgs) -> anyhow::Result<ExitCode> {
     tickets::store(&args.state)?.trust(args.key, &args.name)?;
-    eprintln!(
+    crate::log::say!(
         "clients with this key are let in as key:{0}; what they may do, the access control list says, with lines like `key:{0} \
          list,subscribe **`",
         args.name
@@ -65,7 +65,7 @@ fn trust(args: &TrustKeyArgs) -> anyhow::Result<ExitCode> {
 
 fn revoke(args: &RevokeKeyArgs) -> anyhow::Result<ExitCode> {
     match tickets::store(&args.state)?.distrust(&args.name)? {
-        true => eprintln!("servers that run cut its sessions within ten seconds"),
+        true => crate::log::say!("servers that run cut its sessions within ten seconds"),
         false => {
             bail!("no key is called {:?}, or has that fingerprint: `keys list` shows them all", args.name)
         }

@@ -416,7 +416,7 @@ fn report(
                 "serving{from} on {listen}; give a ticket to each consumer, and run there: tensor-relay subscribe TICKET_FILE \
                  --out DIR"
             );
-            eprintln!("the tickets are in {}", given_out.file.display());
+            crate::log::say!("the tickets are in {}", given_out.file.display());
             if let Some(socket) = &args.publish_socket {
                 crate::log::say!(
                     "to publish, run here: tensor-relay publish {} TOPIC FILE; consumers name the topic with --topic",

@@ -56,7 +56,7 @@ fn create(args: &CreateTicketArgs) -> anyhow::Result<ExitCode> {
         .map(|topics| Grant { topics: topics.clone(), verbs: args.verbs });
     let (claims, token) = AccessStore::open(&dir)?.issue(&args.holder, grants.collect(), args.expires)?;
     let ticket = ticket.with_token(token);
-    eprintln!("made ticket {}: {}", claims.id, described(&claims));
+    crate::log::say!("made ticket {}: {}", claims.id, described(&claims));
     match (&args.ticket_file, args.state.json) {
         (Some(path), _) => write_tickets(path, &[ticket.to_string()])?,
         (None, true) => {
@@ -158,15 +158,15 @@ fn revoke(args: &RevokeTicketArgs) -> anyhow::Result<ExitCode> {
         ))
     })?;
     match store(&args.state)?.revoke(id)? {
-        true => eprintln!("revoked {id}; servers that run cut its sessions within ten seconds"),
-        false => eprintln!("{id} was revoked before"),
+        true => crate::log::say!("revoked {id}; servers that run cut its sessions within ten seconds"),
+        false => crate::log::say!("{id} was revoked before"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn rotate(args: &KeysArgs) -> anyhow::Result<ExitCode> {
     store(args)?.rotate()?;
-    eprintln!(
+    crate::log::say!(
         "tickets are made with a new secret now; restart `serve` to write its own anew, and give new ones to whoever has older \
          ones before the next time"
     );

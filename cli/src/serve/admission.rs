@@ -23,7 +23,7 @@ impl Admission {
     /// As `args` say: with tickets that this server made, or everybody.
     pub(super) fn new(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Self> {
         if args.open {
-            eprintln!(
+            crate::log::say!(
                 "warning: --open lets everybody in who reaches this server and knows its key, to every topic"
             );
             return Ok(Self { store: None });
