@@ -34,7 +34,7 @@ pub use kind::{KindReason, LaneKind, Transport, UnknownTransport};
 pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, Listener};
 pub use network::{
-    Batching, ByteStream, Network, Opening, StreamListener, SystemNetwork,
+    Batching, ByteStream, Network, Opening, StreamListener, StreamTuning, SystemNetwork,
     lane_threads::{LaneThread, LaneThreads},
 };
 pub use stages::{AtStage, Stage, StageStats, Stages};

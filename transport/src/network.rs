@@ -17,7 +17,7 @@ use std::{
 };
 
 pub use batching::Batching;
-pub use streams::{ByteStream, Opening, StreamListener};
+pub use streams::{ByteStream, Opening, StreamListener, StreamTuning};
 
 /// The network that lanes run over: the machine's own, or a simulated one whose time, loss and order come from a seed.
 ///

@@ -242,6 +242,8 @@ impl Stream {
     }
 }
 
+impl ByteStream for Stream {}
+
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, Waker, ready},
 };
-use tensor_relay_transport::{ByteStream, Network, Opening, StreamListener, Tuning};
+use tensor_relay_transport::{ByteStream, Network, Opening, StreamListener, StreamTuning, Tuning};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What becomes of the streams of a [`Faulty`] network. All clones are one.
@@ -102,6 +102,12 @@ impl Network for Faulty {
 struct Stream {
     inner: Box<dyn ByteStream>,
     faults: Faults,
+}
+
+impl ByteStream for Stream {
+    fn tune(&self, tuning: StreamTuning) {
+        self.inner.tune(tuning);
+    }
 }
 
 impl AsyncRead for Stream {

@@ -52,6 +52,7 @@ impl Connector {
             return Err(ConnectError::Incompatible { address });
         }
         let settings = Settings::from(&self.tuning);
+        secured.tune(settings);
         Ok(Lane::tcp(ByteStreamConnection::start(secured, Role::Client, address, settings, None)))
     }
 }

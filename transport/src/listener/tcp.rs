@@ -83,6 +83,7 @@ impl TcpArrival {
             return Err(failed("it did not name this protocol in its handshake".into()));
         }
         let client = secured.peer_certificate();
+        secured.tune(settings);
         let connection = ByteStreamConnection::start(secured, Role::Server, peer, settings, Some(closing));
         if !moves {
             drop(connection.take_moving());

@@ -1,21 +1,55 @@
 //! Byte streams of a network: TCP connections on this machine's own, whatever a simulation makes of them on its own.
 
+use rustix::net::sockopt;
 use std::{
     fmt::Debug,
     io,
     net::{IpAddr, SocketAddr},
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpSocket},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 
 /// Both directions of one connection, in order and whole as long as it lives. Nothing is encrypted yet.
-pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static {
+    /// Is told what a lane found out about it and wants of it, where that makes a difference.
+    fn tune(&self, _tuning: StreamTuning) {}
+}
 
-impl<S: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static> ByteStream for S {}
+/// What a lane wants of its byte stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamTuning {
+    /// How long the other end took to answer the handshake: a round trip, and what it had to do.
+    pub answer_time: Duration,
+    /// After how long without an acknowledgement of what was sent the other end is dead.
+    pub idle_timeout: Duration,
+}
+
+/// Up to which time to an answer a path is short: within one region, and with a busy machine at its other end.
+const SHORT_PATH: Duration = Duration::from_millis(20);
+
+impl ByteStream for TcpStream {
+    /// On a short path CUBIC takes the place of BBR, where the system has that and allows this. BBR spreads what is sent by a
+    /// timer for each packet: at MTU 1500 that was half of the speed at twice the CPU. On a long path its answer to loss is
+    /// worth that.
+    fn tune(&self, tuning: StreamTuning) {
+        let timeout_ms = u32::try_from(tuning.idle_timeout.as_millis()).unwrap_or(u32::MAX);
+        if let Err(error) = sockopt::set_tcp_user_timeout(self, timeout_ms) {
+            tracing::debug!(%error, "The system keeps its own timeout for what is not acknowledged.");
+        }
+        let is_bbr = || sockopt::tcp_congestion(self).is_ok_and(|name| name == "bbr");
+        if tuning.answer_time < SHORT_PATH
+            && is_bbr()
+            && let Err(error) = sockopt::set_tcp_congestion(self, "cubic")
+        {
+            tracing::debug!(%error, "A TCP lane keeps BBR, which costs processor time on a short path.");
+        }
+    }
+}
 
 /// A byte stream that is being opened. The caller sets the deadline.
 pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
@@ -69,5 +103,36 @@ impl StreamListener for TcpListener {
 
     fn local_address(&self) -> io::Result<SocketAddr> {
         self.local_addr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a stream is tuned to its path. Where the system has no BBR, or no CUBIC for this process, that half says nothing.
+    #[tokio::test]
+    async fn short_paths_leave_bbr() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let idle_timeout = Duration::from_millis(7_000);
+        for (answer_time, expected) in [(SHORT_PATH / 2, "cubic"), (SHORT_PATH, "bbr")] {
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let has_both = ["cubic", "bbr"].map(|name| sockopt::set_tcp_congestion(&stream, name).is_ok());
+            stream.tune(StreamTuning { answer_time, idle_timeout });
+            assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 7_000);
+            if has_both == [true; 2] {
+                assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), expected);
+            }
+        }
+    }
+
+    /// Goal: what the system uses by choice, other than BBR, stays.
+    #[tokio::test]
+    async fn what_is_not_bbr_stays() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        sockopt::set_tcp_congestion(&stream, "reno").unwrap(); // Every system has it, for every process.
+        stream.tune(StreamTuning { answer_time: Duration::ZERO, idle_timeout: Duration::from_secs(10) });
+        assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), "reno");
     }
 }

@@ -7,11 +7,17 @@ use rustls::{
     server::{ServerConnectionData, UnbufferedServerConnection},
     unbuffered::{ConnectionState, EncodeError, EncodeTlsData, UnbufferedConnectionCommon, UnbufferedStatus},
 };
-use std::{io, ops::Deref, sync::Arc};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use std::{io, ops::Deref, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::Instant,
+};
 
-use super::records::{Opener, RECORDS_PER_KEY_MAX, RecordError, Sealer, records};
-use crate::{ClientCertificate, tls};
+use super::{
+    Settings,
+    records::{Opener, RECORDS_PER_KEY_MAX, RecordError, Sealer, records},
+};
+use crate::{ByteStream, ClientCertificate, StreamTuning, tls};
 
 /// The most bytes of a handshake that are kept: more than its longest message, which rustls bounds by 64 KiB, in records.
 const KEPT_BYTES_MAX: usize = 128 << 10;
@@ -26,6 +32,8 @@ pub(crate) struct Secured<S> {
     pub(super) opener: Opener,
     is_ours: bool,
     peer_certificate: Option<ClientCertificate>,
+    /// How long the other end took to answer all that the handshake asked.
+    answer_time: Duration,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
@@ -55,17 +63,31 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
 
     async fn over(mut stream: S, mut end: impl End) -> io::Result<Self> {
         let (mut incoming, mut out) = (vec![], vec![]);
+        let mut asked = None; // A client may connect long before it says its first word.
         while let Step::Read = go_on(&mut stream, &mut end, &mut incoming, &mut out).await? {
+            if !out.is_empty() {
+                asked.get_or_insert_with(Instant::now);
+                out.clear();
+            }
             read_record(&mut stream, &mut incoming).await?;
         }
+        let answer_time = asked.map_or(Duration::ZERO, |asked| asked.elapsed());
         let (is_ours, shown) = (tls::is_ours(&end), end.peer_certificates());
         let peer_certificate = shown.and_then(ClientCertificate::new);
         let (sealer, opener) = end.into_records().map_err(tls_error)?;
-        Ok(Self { stream, sealer, opener, is_ours, peer_certificate })
+        Ok(Self { stream, sealer, opener, is_ours, peer_certificate, answer_time })
     }
 }
 
-/// Takes the next step, and writes what there is to say: also why the handshake failed, heard or not.
+impl Secured<Box<dyn ByteStream>> {
+    /// Tells the stream what the handshake has shown, and what a lane with these `settings` wants of it.
+    pub(crate) fn tune(&self, settings: Settings) {
+        let idle_timeout = settings.idle_timeout;
+        self.stream.tune(StreamTuning { answer_time: self.answer_time, idle_timeout });
+    }
+}
+
+/// Takes the next step, and writes what there is to say, which stays in `out`: also why the handshake failed, heard or not.
 async fn go_on(
     stream: &mut (impl AsyncWrite + Unpin),
     end: &mut impl End,
@@ -81,7 +103,6 @@ async fn go_on(
     }
     stream.write_all(out).await?;
     stream.flush().await?;
-    out.clear();
     step.map_err(tls_error)
 }
 
