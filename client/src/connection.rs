@@ -17,7 +17,7 @@ use tensor_relay_protocol::{
     Token, Verified, Welcome,
 };
 use tensor_relay_transport::{
-    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, Tally, control,
+    Connector, DataIn, Fingerprint, HeaderError, KindReason, Lane, LaneError, Progress, Tally, control,
     control::ControlError,
     ingress::{Gathered, Ingress, ReceiveError, ReceiveManifestError, receive_manifest},
 };
@@ -154,7 +154,8 @@ impl Connection {
         let lane = stream.lane().clone();
         let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
         lane.spawn_in(&mut self.tasks, async move {
-            let progress = |bytes| place.counters.add_wire(bytes);
+            let counters = Arc::clone(&place.counters);
+            let progress: Progress = Arc::new(move |bytes| counters.add_wire(bytes));
             let range = place.range.clone();
             let received = match ingress.gather_chunk(stream, &header, range, &*place.sink, &progress).await {
                 Ok(gathered) => settle(&ingress, gathered, &header, &place).await,

@@ -1,12 +1,13 @@
 //! The way in: data stream → verify and decode → sink.
 //!
 //! A raw chunk is read from the stream straight into its place and hashed on the way, while its bytes are in the cache:
-//! one copy from packet to tensor when the sink is host memory. An encoded one is gathered in a slot first and decoded
-//! by a worker. Either way nothing counts before the raw bytes hash to what the header promised, and the sink has them in
+//! over QUIC one copy from packet to tensor when the sink is host memory, over TCP none beside decrypting. An encoded one is
+//! gathered in a slot first and decoded by a worker. Either way nothing counts before the raw bytes hash to what the header promised, and the sink has them in
 //! their place: on a device, when the copy has ended.
 
 use crate::{
-    DataIn, LaneError, Tally, Workers,
+    DataIn, LaneError, Progress, Tally, Workers,
+    receive_buffer::{COPY_BYTES, Memory, ReceiveBuffer},
     stages::{AtStage, Stage, StageStats, Stages},
 };
 use bytes::BytesMut;
@@ -121,13 +122,17 @@ impl Ingress {
         header: &ChunkHeader,
         range: Range<u64>,
         sink: &dyn Sink,
-        progress: &(dyn Fn(u64) + Sync),
+        progress: &Progress,
     ) -> Result<Gathered<'_>, ReceiveError> {
         let target = sink.open(range).await?;
         let receiving = self.stages.begin(Stage::Receive);
-        let bytes = match header.codec {
-            CodecId::Raw => receive_raw(stream, header, target, progress).await?,
-            _ => self.gather_encoded(stream, header, target, progress).await?,
+        let memory = match header.codec {
+            CodecId::Raw => Memory::Raw(target, ChunkHasher::new()),
+            _ => Memory::Encoded(self.slots.acquire().await, target),
+        };
+        let bytes = match read_exactly(stream, header, memory, progress).await? {
+            Memory::Raw(target, hasher) => Bytes::Raw(hasher.verify(header.chunk, header.hash)?, target),
+            Memory::Encoded(slot, target) => Bytes::Encoded(slot, target),
         };
         Ok(Gathered { header: *header, bytes, receiving })
     }
@@ -171,21 +176,6 @@ impl Ingress {
             (target, Some(base))
         };
         self.workers.run_over(bytes, overwrite).await
-    }
-
-    async fn gather_encoded(
-        &self,
-        mut stream: DataIn,
-        header: &ChunkHeader,
-        target: Target,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Bytes, ReceiveError> {
-        let mut slot: Slot = self.slots.acquire().await;
-        let expected = header.encoded_bytes as usize;
-        let room = slot.len();
-        let encoded = slot.get_mut(..expected).ok_or_else(|| wrong_length(header, room))?;
-        read_exactly(&mut stream, header, encoded, |_| (), progress).await?;
-        Ok(Bytes::Encoded(slot, target))
     }
 
     async fn decode(
@@ -268,25 +258,6 @@ fn count(tally: &Tally, header: &ChunkHeader, took: Duration) {
     tally.count(header.codec, header.raw_bytes.into(), header.encoded_bytes.into(), took);
 }
 
-/// Reads a raw chunk into its place and hashes it on the way.
-async fn receive_raw(
-    mut stream: DataIn,
-    header: &ChunkHeader,
-    mut target: Target,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<Bytes, ReceiveError> {
-    let mut hasher = ChunkHasher::new();
-    if target.len() != header.encoded_bytes as usize {
-        return Err(wrong_length(header, target.len()));
-    }
-    read_exactly(&mut stream, header, &mut target, |piece| hasher.update(piece), progress).await?;
-    Ok(Bytes::Raw(hasher.verify(header.chunk, header.hash)?, target))
-}
-
-/// How much is copied before it is looked at: it stays in the first cache. Jumbo pieces are larger, and larger copies are
-/// slower where the C library makes one instruction of them (`rep movsb` on AMD processors).
-const COPY_BYTES: usize = 4 << 10;
-
 /// Copies between equal lengths, and shows each piece to `seen` while it is in the first cache.
 fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
     for (to, from) in to.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)) {
@@ -295,31 +266,26 @@ fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
     }
 }
 
-/// Fills `out` from `stream`, which must end right after; `seen` sees each piece once it is in place.
+/// Reads the bytes of a chunk into `memory` from `stream`, which must end right after them.
 async fn read_exactly(
-    stream: &mut DataIn,
+    stream: DataIn,
     header: &ChunkHeader,
-    out: &mut [u8],
-    mut seen: impl FnMut(&[u8]),
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<(), ReceiveError> {
-    let mut filled = 0;
-    loop {
-        let before = filled;
-        let more = stream
-            .read_pieces(|piece| {
-                if let Some(place) = out.get_mut(filled..filled + piece.len()) {
-                    copy(piece, place, &mut seen);
-                }
-                filled += piece.len();
-            })
-            .await?;
-        progress((filled - before) as u64);
-        match (more, filled == out.len()) {
-            (true, _) if filled <= out.len() => {}
-            (false, true) => return Ok(()),
-            _ => return Err(wrong_length(header, filled)),
-        }
+    memory: Memory,
+    progress: &Progress,
+) -> Result<Memory, ReceiveError> {
+    let expected = header.encoded_bytes as usize;
+    let room = memory.room();
+    let fits = match &memory {
+        Memory::Raw(..) => room == expected,
+        Memory::Encoded(..) => room >= expected,
+    };
+    if !fits {
+        return Err(wrong_length(header, room));
+    }
+    let buffer = ReceiveBuffer::new(memory, expected, progress);
+    match stream.fill(buffer).await?.into_parts() {
+        (memory, found) if found == expected => Ok(memory),
+        (_, found) => Err(wrong_length(header, found)),
     }
 }
 

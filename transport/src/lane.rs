@@ -12,6 +12,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use crate::{
     ClientCertificate, KindReason, LaneKind, LaneThread, LaneThreads,
     network::lane_threads::{self, Seated},
+    receive_buffer::ReceiveBuffer,
 };
 
 pub(crate) use byte_stream::{Connection as ByteStreamConnection, Role, Secured, Settings};
@@ -413,6 +414,18 @@ impl DataIn {
             In::Tcp(stream) => stream.read_exact(&mut header).await?,
         }
         Ok(StreamHeader::decode(&header)?)
+    }
+
+    /// Fills `buffer` with what is left of the stream, until that ends or more came than has room. Over TCP the lane decrypts
+    /// into the buffer; dropped early, this takes it back at once.
+    pub(crate) async fn fill(self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
+        match self.stream {
+            In::Quic(mut stream) => {
+                while stream.read_pieces(|piece| buffer.put(piece)).await? && !buffer.is_overfull() {}
+                Ok(buffer)
+            }
+            In::Tcp(stream) => stream.fill(buffer).await,
+        }
     }
 
     /// Waits for bytes and gives all that came, in order, to `take`; returns false at the end of the stream.

@@ -20,6 +20,7 @@ mod kind;
 mod lane;
 mod listener;
 mod network;
+mod receive_buffer;
 mod stages;
 mod tally;
 mod tls;
@@ -37,6 +38,7 @@ pub use network::{
     Batching, ByteStream, Network, Opening, StreamListener, StreamTuning, SystemNetwork,
     lane_threads::{LaneThread, LaneThreads},
 };
+pub use receive_buffer::Progress;
 pub use stages::{AtStage, Stage, StageStats, Stages};
 pub use tally::{CodecCount, CodecStats, Tally};
 pub use tuning::{Congestion, Tuning};

@@ -16,7 +16,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_tests::tensors;
 use tensor_relay_transport::{
-    DataIn, Lane, LaneError, LaneKind, Workers, control, egress,
+    DataIn, Lane, LaneError, LaneKind, Progress, Workers, control, egress,
     egress::Encoded,
     ingress::{self, Ingress, ReceiveError},
 };
@@ -177,6 +177,81 @@ fn what_is_given_up_in_the_middle_is_not_whole() {
             }
         };
         tokio::join!(giving_up, receiving);
+        assert_eq!((server.ended(), client.ended()), (None, None));
+    });
+}
+
+/// A stream with more or fewer bytes than its header promised is no chunk, and costs nothing that comes after it.
+#[test]
+fn a_chunk_has_the_length_that_its_header_promised() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        client.allow_unread(64 << 20);
+        let bytes = noise(3 << 20, 1);
+        for promised in [1, 3 << 19, 3_145_727, 3_145_729, 4 << 20] {
+            let promise = ChunkHeader { raw_bytes: promised, encoded_bytes: promised, ..header(0, &bytes) };
+            let encoded = encoded(&bytes);
+            let sending = async {
+                // The receiver of too much stops the stream.
+                let sent = egress::send_chunk(&server, promise, &encoded, &|_| ()).await;
+                assert!(matches!(sent, Ok(()) | Err(LaneError::StreamGivenUp)), "{sent:?}");
+            };
+            let receiving = async {
+                match receive(client.accept_data().await.unwrap()).await {
+                    Err(ReceiveError::WrongLength { expected, found, .. }) => {
+                        assert_eq!(expected, promised as usize);
+                        assert_eq!(found > expected, bytes.len() > expected, "{found} of {expected}");
+                    }
+                    other => panic!("{promised}: {:?}", other.map(|bytes| bytes.len())),
+                }
+            };
+            tokio::join!(sending, receiving);
+            let (_, whole) = tokio::join!(async { send(&server, 1, &bytes).await.unwrap() }, async {
+                receive(client.accept_data().await.unwrap()).await.unwrap()
+            },);
+            assert!(whole == bytes);
+        }
+        assert_eq!((server.ended(), client.ended()), (None, None));
+    });
+}
+
+/// A receiver that gives a chunk up in the middle has its place back at once.
+#[test]
+fn a_place_can_be_filled_again_at_once() {
+    on(&ALL, async |stage| {
+        let (server, client) = stage.lane().await;
+        client.allow_unread(LONG_BYTES.into());
+        let bytes = noise(LONG_BYTES, 1);
+        let sending = async {
+            for chunk in 0..4 {
+                let sent = send(&server, chunk, &bytes).await;
+                assert!(matches!(sent, Ok(()) | Err(LaneError::StreamGivenUp)), "{sent:?}");
+            }
+        };
+        let receiving = async {
+            let slots = SlotPool::new(Capacity { slots: 1, slot_bytes: 1 }).unwrap();
+            let ingress = Ingress::new(slots, Workers::Inline);
+            let region = HostMemory::new(u64::MAX).allocate(LONG_BYTES as usize).unwrap();
+            let sink = Arc::new(HostSink::new(region));
+            for chunk in 0..4 {
+                let mut stream = client.accept_data().await.unwrap();
+                let header = chunk_header(&mut stream).await;
+                let (moved, range) = (Arc::new(Notify::new()), 0..u64::from(LONG_BYTES));
+                let notified = Arc::clone(&moved);
+                let progress: Progress = Arc::new(move |_| notified.notify_one());
+                let gathering = ingress.gather_chunk(stream, &header, range, &*sink, &progress);
+                tokio::select! {
+                    biased;
+                    () = moved.notified(), if chunk < 3 => {}
+                    gathered = gathering => {
+                        assert_eq!(chunk, 3, "so much does not come at once");
+                        let settled = ingress.settle_chunk(gathered.unwrap(), Dtype::U8, &*sink, None).await;
+                        assert_eq!(settled.unwrap().0.hash(), header.hash);
+                    }
+                }
+            }
+        };
+        tokio::join!(sending, receiving);
         assert_eq!((server.ended(), client.ended()), (None, None));
     });
 }
@@ -359,7 +434,8 @@ async fn gather(stream: DataIn, header: &ChunkHeader) -> Result<Bytes, ReceiveEr
     let region = HostMemory::new(u64::MAX).allocate(header.raw_bytes as usize).unwrap();
     let sink = Arc::new(HostSink::new(region));
     let range = 0..u64::from(header.raw_bytes);
-    let gathered = ingress.gather_chunk(stream, header, range, &*sink, &|_| ()).await?;
+    let progress: Progress = Arc::new(|_| ());
+    let gathered = ingress.gather_chunk(stream, header, range, &*sink, &progress).await?;
     let (verified, _) = ingress.settle_chunk(gathered, Dtype::U8, &*sink, None).await?;
     assert_eq!(verified.hash(), header.hash);
     Ok(sink.commit()?.into_iter().next().map(Region::freeze).unwrap_or_default())

@@ -14,6 +14,7 @@ mod receiving;
 mod records;
 mod segment;
 mod sending;
+mod stream;
 
 use rustls::AlertDescription;
 use std::{

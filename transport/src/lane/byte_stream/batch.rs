@@ -7,11 +7,12 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use super::{
     records::{RecordError, Sealer},
     segment::{SEGMENT_BYTES_MAX, SEGMENT_HEADER_BYTES, Segment},
+    sending::SPAN_BYTES_MAX,
 };
 
-/// How many of the longest segments are written at once. A quarter of a megabyte; half of it costs speed, and more gains
-/// nothing.
-const SEGMENTS: usize = 4;
+/// How many of the longest segments are written at once: a megabyte. A quarter of it costs a tenth of the speed, since each
+/// write ends with a packet that is not full.
+const SEGMENTS: usize = 16;
 
 /// Up to how many bytes a segment is one record with its header. A longer one is encrypted straight out of its memory.
 const JOINED_BYTES_MAX: usize = 1 << 10;
@@ -19,6 +20,9 @@ const JOINED_BYTES_MAX: usize = 1 << 10;
 /// The most room that a segment takes: a record for its header, and its bytes.
 const SEGMENT_ROOM: usize =
     Sealer::sealed_bytes_max(SEGMENT_HEADER_BYTES) + Sealer::sealed_bytes_max(SEGMENT_BYTES_MAX);
+
+/// The most room that what is [added](Batch::add) at once takes.
+const SPAN_ROOM: usize = SPAN_BYTES_MAX / SEGMENT_BYTES_MAX * SEGMENT_ROOM;
 
 /// The sending direction of a connection.
 pub(super) struct Batch<W> {
@@ -33,13 +37,26 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         Self { write, sealer, bytes: vec![0; SEGMENTS * SEGMENT_ROOM].into(), filled: 0 }
     }
 
-    /// Whether any segment fits.
+    /// Whether anything fits that can be added.
     pub(super) fn has_room(&self) -> bool {
-        self.bytes.len() - self.filled >= SEGMENT_ROOM
+        self.bytes.len() - self.filled >= SPAN_ROOM
     }
 
-    /// Encrypts a segment, for which there is [room](Self::has_room).
-    pub(super) fn add(&mut self, segment: Segment) -> io::Result<()> {
+    /// Whether it is so short that whatever comes next should be written with it.
+    pub(super) fn is_short(&self) -> bool {
+        self.filled < SEGMENT_BYTES_MAX
+    }
+
+    /// Encrypts a segment, for which there is [room](Self::has_room). One with up to [`SPAN_BYTES_MAX`] of data becomes
+    /// several.
+    pub(super) fn add(&mut self, mut segment: Segment) -> io::Result<()> {
+        while let Some(front) = segment.split_front() {
+            self.add_one(front)?;
+        }
+        self.add_one(segment)
+    }
+
+    fn add_one(&mut self, segment: Segment) -> io::Result<()> {
         let (header, bytes) = segment.encode();
         if bytes.len() > JOINED_BYTES_MAX {
             self.seal(&header)?;

@@ -10,6 +10,7 @@ use tokio::{
         mpsc::{self, error::TryRecvError},
         watch,
     },
+    task::yield_now,
     time::{MissedTickBehavior, interval, timeout},
 };
 
@@ -17,9 +18,10 @@ use super::{
     End, Farewell, LaneError, Role, Secured, Settings, Shared,
     batch::Batch,
     inbox::{Inbox, ReadError},
-    receiving::{ControlPipe, Incoming, Piece},
-    segment::Segment,
+    receiving::{ControlPipe, Incoming},
+    segment::{Arrived, Segment},
     sending::Queues,
+    stream::StreamIn,
 };
 
 /// How long a closed connection waits at most for the other end to read why.
@@ -93,6 +95,15 @@ impl Driver {
     }
 }
 
+/// Begins a data stream.
+fn begin(begun: &mpsc::UnboundedSender<Incoming>, streams: &mut u64) -> StreamIn {
+    let stream = StreamIn::default();
+    // Fails only when nobody has the lane any more.
+    let _ = begun.send(Incoming { number: *streams, stream: Arc::clone(&stream.0) });
+    *streams += 1;
+    stream
+}
+
 /// Waits until all lanes of a listener are closed.
 async fn closed_from_outside(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
     let Some(closing) = closing else { return std::future::pending().await };
@@ -121,14 +132,19 @@ struct Reader<S> {
     /// How many data streams have begun.
     streams: u64,
     /// The data stream that has begun and has not ended.
-    current: Option<mpsc::UnboundedSender<Piece>>,
+    current: Option<StreamIn>,
 }
 
 impl<S: AsyncRead + AsyncWrite> Reader<S> {
     async fn run(&mut self) -> End {
         loop {
-            let handled = match self.inbox.next_segment(self.settings.idle_timeout).await {
-                Ok(segment) => self.handle(segment).await,
+            let current = self.current.as_ref().map(|stream| &stream.0);
+            let handled = match self.inbox.next(current, self.settings.idle_timeout).await {
+                Ok(Arrived::Segment(segment)) => self.handle(segment).await,
+                Ok(Arrived::Filled { wire_bytes, last }) => {
+                    self.handle_filled(wire_bytes, last);
+                    Ok(())
+                }
                 Err(error) => Err(self.cannot_read(error)),
             };
             if let Err(end) = handled {
@@ -214,26 +230,46 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
                 false => "it went on with a data stream that had not begun",
             }));
         }
-        let unread = &self.shared.unread;
-        let counted = unread.count(&bytes, self.settings.idle_timeout).await;
-        counted.map_err(|error| self.misbehaved(&error))?;
-        let stream = self.current.take().unwrap_or_else(|| self.begin());
-        if let Err(unwanted) = stream.send(Piece { bytes, last }) {
-            unread.release(&unwanted.0.bytes);
+        if !self.current.as_ref().is_some_and(|stream| stream.0.put(&bytes)) {
+            self.keep(&bytes).await?;
         }
-        self.current = Some(stream).filter(|_| !last);
+        if last {
+            self.finish();
+        } else if first {
+            yield_now().await; // Its reader comes first, and says where the rest of it belongs.
+        }
         Ok(())
+    }
+
+    /// Keeps a segment for the reader of the current stream, which this begins where there is none.
+    async fn keep(&mut self, bytes: &Bytes) -> Result<(), End> {
+        let unread = &self.shared.unread;
+        let counted = unread.count(bytes, self.settings.idle_timeout).await;
+        counted.map_err(|error| self.misbehaved(&error))?;
+        let stream = self.current.get_or_insert_with(|| begin(&self.begun, &mut self.streams));
+        if !stream.0.push(bytes) {
+            unread.release(bytes);
+        }
+        Ok(())
+    }
+
+    /// A segment was decrypted right to where it belongs.
+    fn handle_filled(&mut self, wire_bytes: u64, last: bool) {
+        self.shared.received_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
+        if last {
+            self.finish();
+        }
+    }
+
+    /// The current data stream is whole.
+    fn finish(&mut self) {
+        if let Some(stream) = self.current.take() {
+            stream.finish();
+        }
     }
 }
 
 impl<S> Reader<S> {
-    fn begin(&self) -> mpsc::UnboundedSender<Piece> {
-        let (stream, pieces) = mpsc::unbounded_channel();
-        // Fails only when nobody has the lane any more.
-        let _ = self.begun.send(Incoming { number: self.streams, pieces });
-        stream
-    }
-
     fn misbehaved(&self, why: &dyn std::fmt::Display) -> End {
         self.shared.refuse(CloseCode::Misbehaved, why)
     }
@@ -302,16 +338,27 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 Some(segment) = self.queues.data.recv() => segment,
             };
             self.add(segment)?;
-            while self.batch.has_room()
-                && let Some(segment) = self.next_queued()
-            {
-                self.add(segment)?;
+            self.add_queued()?;
+            if self.batch.is_short() {
+                // Once all tasks that can run have, one write has what all of them say, and wakes the other end once.
+                yield_now().await;
+                self.add_queued()?;
             }
             self.batch.write().await?;
             if !self.has_control {
                 self.shared.outbox.handle_control_written();
             }
         }
+    }
+
+    /// Adds what waits to be written already.
+    fn add_queued(&mut self) -> io::Result<()> {
+        while self.batch.has_room()
+            && let Some(segment) = self.next_queued()
+        {
+            self.add(segment)?;
+        }
+        Ok(())
     }
 
     /// What waits to be written already.

@@ -1,14 +1,15 @@
 //! What comes from a byte stream: records, decrypted, and the segments that they make.
 
-use std::{io, ops::Range, time::Duration};
+use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     time::timeout,
 };
 
 use super::{
-    records::{Opened, Opener, RecordError, opened_bytes, record_bytes},
-    segment::{Assembler, Segment, SegmentError},
+    records::{HEADER_BYTES, Opened, Opener, RecordError, opened_bytes, record_bytes},
+    segment::{Arrived, Assembler, SegmentError},
+    stream::Stream,
 };
 
 /// How much is read at once, at most. A quarter of it costs a tenth of the speed, and four times as much gain nothing.
@@ -45,56 +46,68 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         Self { read, opener, assembler: Assembler::default(), bytes, wire: 0..0, plain: 0..0 }
     }
 
-    /// The next segment. Waits for no byte longer than `idle_timeout`. Cancel safe.
-    pub(super) async fn next_segment(&mut self, idle_timeout: Duration) -> Result<Segment, ReadError> {
+    /// The next segment. One that goes on with the `current` data stream is decrypted to where its reader wants it, if it
+    /// has said so. Waits for no byte longer than `idle_timeout`. Cancel safe.
+    pub(super) async fn next(
+        &mut self,
+        current: Option<&Arc<Stream>>,
+        idle_timeout: Duration,
+    ) -> Result<Arrived, ReadError> {
         loop {
-            match self.take_segment()? {
-                Some(segment) => return Ok(segment),
+            match self.take_segment(current)? {
+                Some(arrived) => return Ok(arrived),
                 None => self.read_more(idle_timeout).await.map_err(ReadError::Io)?,
             }
         }
     }
 
     /// The next segment, as far as it has come.
-    fn take_segment(&mut self) -> Result<Option<Segment>, ReadError> {
+    fn take_segment(&mut self, current: Option<&Arc<Stream>>) -> Result<Option<Arrived>, ReadError> {
         loop {
-            if !self.plain.is_empty() {
+            while !self.plain.is_empty() {
                 let mut rest = &self.bytes[self.plain.clone()];
-                let taken = self.assembler.take(&mut rest);
+                let taken = self.assembler.take(&mut rest, current);
                 self.plain.start = self.plain.end - rest.len();
-                if let Some(segment) = taken.map_err(ReadError::Segment)? {
-                    return Ok(Some(segment));
+                if let Some(arrived) = taken.map_err(ReadError::Segment)? {
+                    return Ok(Some(arrived));
                 }
-                continue;
             }
-            let wire = &mut self.bytes[self.wire.clone()];
-            let whole = record_bytes(wire).map_err(ReadError::Record)?;
-            let Some(record) = whole.and_then(|bytes| wire.get_mut(..bytes)) else { return Ok(None) };
-            let start = self.wire.start;
-            self.wire.start += record.len();
-            let room = self.assembler.room().get_mut(..opened_bytes(record.len()));
-            let opened = match room {
-                Some(room) => match self.opener.open_into(record, room).map_err(ReadError::Record)? {
-                    Opened::Data(data) => {
-                        let bytes = data.len();
-                        if let Some(segment) = self.assembler.advance(bytes) {
-                            return Ok(Some(segment));
-                        }
-                        continue;
-                    }
-                    other => other,
-                },
-                None => self.opener.open(record).map_err(ReadError::Record)?,
-            };
-            match opened {
-                Opened::Data(data) => {
-                    let start = start + super::records::HEADER_BYTES;
-                    self.plain = start..start + data.len();
-                }
-                Opened::Nothing => {}
-                Opened::Closed => return Err(ReadError::Ended),
+            match self.open_record()? {
+                Some(Opened::Data(_)) => {}
+                Some(Opened::Nothing) => continue,
+                Some(Opened::Closed) => return Err(ReadError::Ended),
+                None => return Ok(None),
+            }
+            if let Some(arrived) = self.assembler.whole() {
+                return Ok(Some(arrived));
             }
         }
+    }
+
+    /// Decrypts the next record if it is here: to where it belongs, if all of it belongs to one segment, or else where it
+    /// lies. Gives how many bytes lie where they belong.
+    fn open_record(&mut self) -> Result<Option<Opened<usize>>, ReadError> {
+        let wire = &mut self.bytes[self.wire.clone()];
+        let whole = record_bytes(wire).map_err(ReadError::Record)?;
+        let Some(record) = whole.and_then(|bytes| wire.get_mut(..bytes)) else { return Ok(None) };
+        let start = self.wire.start + HEADER_BYTES;
+        self.wire.start += record.len();
+        let mut placed = None;
+        self.assembler.fill(opened_bytes(record.len()), |room| {
+            let opened = self.opener.open_into(record, room).map(|opened| opened.map(<[u8]>::len));
+            let bytes = if let Ok(Opened::Data(bytes)) = opened { bytes } else { 0 };
+            placed = Some(opened);
+            bytes
+        });
+        let opened = placed.unwrap_or_else(|| {
+            self.opener.open(record).map(|opened| {
+                opened.map(|data| {
+                    self.plain = start..start + data.len();
+                    0
+                })
+            })
+        });
+        opened.map(Some).map_err(ReadError::Record)
     }
 
     /// Reads what there is, once the rest of a record has moved to the front.

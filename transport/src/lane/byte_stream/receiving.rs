@@ -2,17 +2,26 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
     io::{AsyncReadExt, DuplexStream},
-    sync::{Notify, mpsc},
+    sync::Notify,
     time::timeout,
 };
 
-use super::{Connection, LaneError};
-use crate::tuning::{SERVER_WINDOW_BYTES, WINDOW_RESERVE_BYTES};
+use super::{
+    Connection, LaneError,
+    stream::{Stream, StreamEnd},
+};
+use crate::{
+    receive_buffer::ReceiveBuffer,
+    tuning::{SERVER_WINDOW_BYTES, WINDOW_RESERVE_BYTES},
+};
 
 /// What a segment counts beside its bytes: what keeping it takes, so that empty ones are not free.
 const SEGMENT_COST_BYTES: u64 = 256;
@@ -95,19 +104,11 @@ fn cost(bytes: &Bytes) -> u64 {
     bytes.len() as u64 + SEGMENT_COST_BYTES
 }
 
-/// One segment's worth of a data stream.
-#[derive(Debug)]
-pub(super) struct Piece {
-    pub(super) bytes: Bytes,
-    pub(super) last: bool,
-}
-
 /// A data stream that has begun.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) number: u64,
-    /// Bounded by what may be unread. It ends without its last piece where the stream was reset or the lane ended.
-    pub(super) pieces: mpsc::UnboundedReceiver<Piece>,
+    pub(super) stream: Arc<Stream>,
 }
 
 /// The receiving end of a data stream. Dropped early, it tells the sender to stop.
@@ -117,13 +118,11 @@ pub(crate) struct DataIn {
     connection: Connection,
     /// What was taken and not read.
     rest: Bytes,
-    /// Whether the last piece was taken.
-    is_whole: bool,
 }
 
 impl DataIn {
     pub(super) fn new(incoming: Incoming, connection: Connection) -> Self {
-        Self { incoming, connection, rest: Bytes::new(), is_whole: false }
+        Self { incoming, connection, rest: Bytes::new() }
     }
 
     pub(crate) async fn read_exact(&mut self, mut out: &mut [u8]) -> Result<(), LaneError> {
@@ -144,40 +143,49 @@ impl DataIn {
         Ok(more)
     }
 
+    /// Copies what came already into `buffer`, and leaves the rest to the driver.
+    pub(crate) async fn fill(mut self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
+        buffer.put(&std::mem::take(&mut self.rest));
+        let (unread, stream) = (&self.connection.shared().unread, &self.incoming.stream);
+        while let Err((given_back, piece)) = stream.lend(buffer) {
+            buffer = given_back;
+            buffer.put(&piece);
+            unread.release(&piece);
+        }
+        match stream.filled().await {
+            (Some(buffer), end) if end == Some(StreamEnd::Whole) || buffer.is_overfull() => Ok(buffer),
+            _ => Err(self.cut()),
+        }
+    }
+
     /// Waits for bytes where there are none; returns false at the end of the stream. Cancel safe.
     async fn take_piece(&mut self) -> Result<bool, LaneError> {
-        while self.rest.is_empty() && !self.is_whole {
-            let Some(piece) = self.incoming.pieces.recv().await else {
-                return Err(self.connection.ended().unwrap_or(LaneError::StreamGivenUp));
-            };
-            self.connection.shared().unread.release(&piece.bytes);
-            (self.rest, self.is_whole) = (piece.bytes, piece.last);
+        while self.rest.is_empty() {
+            match self.incoming.stream.next().await {
+                Ok(piece) => {
+                    self.connection.shared().unread.release(&piece);
+                    self.rest = piece;
+                }
+                Err(StreamEnd::Whole) => return Ok(false),
+                Err(StreamEnd::Cut) => return Err(self.cut()),
+            }
         }
-        Ok(!self.rest.is_empty())
+        Ok(true)
+    }
+
+    fn cut(&self) -> LaneError {
+        self.connection.ended().unwrap_or(LaneError::StreamGivenUp)
     }
 }
 
 impl Drop for DataIn {
     fn drop(&mut self) {
         let shared = self.connection.shared();
-        let is_over = self.is_whole || self.incoming.discard(|bytes| shared.unread.release(bytes));
-        if !is_over {
+        let (may_go_on, pieces) = self.incoming.stream.discard();
+        pieces.iter().for_each(|piece| shared.unread.release(piece));
+        if may_go_on {
             shared.outbox.stop(self.incoming.number);
         }
-    }
-}
-
-impl Incoming {
-    /// Takes nothing more. Returns whether nothing more would have come.
-    fn discard(&mut self, mut release: impl FnMut(&Bytes)) -> bool {
-        let is_over = self.pieces.is_closed();
-        self.pieces.close();
-        let mut is_whole = false;
-        while let Ok(piece) = self.pieces.try_recv() {
-            release(&piece.bytes);
-            is_whole |= piece.last;
-        }
-        is_over || is_whole
     }
 }
 

@@ -179,13 +179,24 @@ pub(crate) struct Opener {
 
 /// What was in a record.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Opened<'a> {
+pub(crate) enum Opened<T> {
     /// Data, verified; never empty.
-    Data(&'a [u8]),
+    Data(T),
     /// Nothing for its reader.
     Nothing,
     /// The other end says no more.
     Closed,
+}
+
+impl<T> Opened<T> {
+    /// The same with what `change` makes of the data.
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Opened<U> {
+        match self {
+            Self::Data(data) => Opened::Data(change(data)),
+            Self::Nothing => Opened::Nothing,
+            Self::Closed => Opened::Closed,
+        }
+    }
 }
 
 /// How long the record is that `wire` begins with, or `None` where that is not known yet.
@@ -206,7 +217,7 @@ pub(crate) fn opened_bytes(record_bytes: usize) -> usize {
 
 impl Opener {
     /// Decrypts a whole `record`, whose length [`record_bytes`] has said, where it lies.
-    pub(crate) fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<Opened<'a>, RecordError> {
+    pub(crate) fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<Opened<&'a [u8]>, RecordError> {
         let (header, body) = record.split_at_mut(HEADER_BYTES);
         let (nonce, aad) = (self.key.nonce(), Aad::from(&*header));
         let opened = self.key.key.open_in_place(nonce, aad, body);
@@ -220,7 +231,7 @@ impl Opener {
         &mut self,
         record: &[u8],
         out: &'a mut [u8],
-    ) -> Result<Opened<'a>, RecordError> {
+    ) -> Result<Opened<&'a [u8]>, RecordError> {
         let (header, body) = record.split_at(HEADER_BYTES);
         let (cipher, tag) = body.split_at(body.len() - TAG_BYTES);
         let (nonce, aad) = (self.key.nonce(), Aad::from(header));
@@ -230,7 +241,7 @@ impl Opener {
     }
 
     /// Understands what was decrypted and verified: content, its type, and zeros.
-    fn take<'a>(&mut self, opened: &'a [u8]) -> Result<Opened<'a>, RecordError> {
+    fn take<'a>(&mut self, opened: &'a [u8]) -> Result<Opened<&'a [u8]>, RecordError> {
         if opened.len() > CONTENT_BYTES_MAX + 1 {
             return Err(RecordError::Length(opened.len()));
         }

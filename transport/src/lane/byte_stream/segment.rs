@@ -2,7 +2,12 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::buffers::{Buffer, Pool};
+use std::sync::Arc;
+
+use super::{
+    buffers::{Buffer, Pool},
+    stream::Stream,
+};
 
 /// The most bytes behind the header of one segment: four records of TLS. A chunk of 4 MiB has 64 segments, so headers cost
 /// nothing, and a control message waits for one batch of data at the most.
@@ -118,6 +123,16 @@ impl Segment {
         Self::Close { code, text: Bytes::copy_from_slice(&text.as_bytes()[..end]) }
     }
 
+    /// Cuts off the first segment of data that is longer than one can be.
+    pub(crate) fn split_front(&mut self) -> Option<Self> {
+        let Self::Data { bytes, first, .. } = self else { return None };
+        if bytes.len() <= SEGMENT_BYTES_MAX {
+            return None;
+        }
+        let front = bytes.split_to(SEGMENT_BYTES_MAX);
+        Some(Self::Data { bytes: front, first: std::mem::take(first), last: false })
+    }
+
     /// The header, and the bytes that follow it: not copied where they are many.
     pub(crate) fn encode(self) -> ([u8; SEGMENT_HEADER_BYTES], Bytes) {
         let flag = |flag, set| if set { flag } else { 0 };
@@ -179,13 +194,36 @@ pub(crate) struct Assembler {
 #[derive(Debug)]
 struct Body {
     header: Header,
-    buffer: Buffer,
+    memory: Memory,
     filled: usize,
 }
 
+/// Where the bytes of a segment belong.
+#[derive(Debug)]
+enum Memory {
+    Own(Buffer),
+    /// What the reader of a data stream has lent. What it takes back meanwhile is thrown away.
+    Stream(Arc<Stream>),
+}
+
+/// What came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Arrived {
+    Segment(Segment),
+    /// A segment that goes on with the current data stream, and ends it or not. Its reader has its bytes.
+    Filled {
+        wire_bytes: u64,
+        last: bool,
+    },
+}
+
 impl Assembler {
-    /// Takes as much of `bytes` as belongs to the current segment, and gives it away once it is whole.
-    pub(crate) fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Segment>, SegmentError> {
+    /// Takes as much of `bytes` as belongs to the next segment, and gives that away once it is whole.
+    pub(super) fn take(
+        &mut self,
+        bytes: &mut &[u8],
+        current: Option<&Arc<Stream>>,
+    ) -> Result<Option<Arrived>, SegmentError> {
         if self.body.is_none() {
             let missing = &mut self.header[self.header_filled..];
             let now = missing.len().min(bytes.len());
@@ -195,34 +233,67 @@ impl Assembler {
                 return Ok(None);
             }
             let header = Header::decode(self.header)?;
+            let memory = self.memory(header, current);
+            self.body = Some(Body { header, memory, filled: 0 });
+        }
+        if let Some(Body { header, memory, filled }) = &mut self.body {
+            let (now, later) = bytes.split_at((header.bytes - *filled).min(bytes.len()));
+            match memory {
+                Memory::Own(buffer) => buffer[*filled..*filled + now.len()].copy_from_slice(now),
+                Memory::Stream(stream) => {
+                    stream.put(now);
+                }
+            }
+            *filled += now.len();
+            *bytes = later;
+        }
+        Ok(self.whole())
+    }
+
+    /// Where the bytes behind a header belong.
+    fn memory(&self, header: Header, current: Option<&Arc<Stream>>) -> Memory {
+        let goes_on = header.kind == Kind::Data && header.flags & FIRST == 0;
+        match current.filter(|stream| goes_on && stream.has_room(header.bytes)) {
+            Some(stream) => Memory::Stream(Arc::clone(stream)),
             // A byte more: what is decrypted has its type behind it.
-            let buffer = self.pool.take(header.bytes + 1);
-            self.body = Some(Body { header, buffer, filled: 0 });
-        }
-        let room = self.room();
-        let now = room.len().saturating_sub(1).min(bytes.len());
-        bytes.copy_to_slice(&mut room[..now]);
-        Ok(self.advance(now))
-    }
-
-    /// Where the rest of the current segment belongs, and a byte more; empty between two segments.
-    pub(crate) fn room(&mut self) -> &mut [u8] {
-        match &mut self.body {
-            Some(body) => &mut body.buffer[body.filled..=body.header.bytes],
-            None => &mut [],
+            None => Memory::Own(self.pool.take(header.bytes + 1)),
         }
     }
 
-    /// So many bytes were put into the [room](Self::room). Gives away the segment once it is whole.
-    pub(crate) fn advance(&mut self, bytes: usize) -> Option<Segment> {
-        let body = self.body.as_mut()?;
-        body.filled += bytes;
-        if body.filled < body.header.bytes {
-            return None;
+    /// Calls `fill` with room for exactly so many bytes, if what is left of the current segment is as long, but for one byte.
+    /// It says how many of them count.
+    pub(super) fn fill(&mut self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
+        let Some(Body { header, memory, filled }) = &mut self.body else { return };
+        if bytes > header.bytes - *filled + 1 {
+            return;
         }
-        let Body { header, buffer, .. } = self.body.take()?;
+        let start = *filled;
+        let fill = |room: &mut [u8]| {
+            let now = fill(room);
+            *filled += now;
+            now
+        };
+        match memory {
+            Memory::Own(buffer) => {
+                fill(&mut buffer[start..start + bytes]);
+            }
+            Memory::Stream(stream) => stream.fill(bytes, fill),
+        }
+    }
+
+    /// Gives away the current segment once it is whole.
+    pub(super) fn whole(&mut self) -> Option<Arrived> {
+        let Body { header, memory, .. } = self.body.take_if(|body| body.filled == body.header.bytes)?;
         self.header_filled = 0;
-        Some(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
+        Some(match memory {
+            Memory::Own(buffer) => {
+                Arrived::Segment(Segment::decode(header, Bytes::from_owner(buffer).slice(..header.bytes)))
+            }
+            Memory::Stream(_) => Arrived::Filled {
+                wire_bytes: (SEGMENT_HEADER_BYTES + header.bytes) as u64,
+                last: header.flags & LAST != 0,
+            },
+        })
     }
 }
 
@@ -239,8 +310,9 @@ mod tests {
             let (mut piece, rest) = bytes.split_at(length.min(bytes.len()));
             bytes = rest;
             while !piece.is_empty() {
-                match assembler.take(&mut piece) {
-                    Ok(segment) => segments.extend(segment),
+                match assembler.take(&mut piece, None) {
+                    Ok(Some(Arrived::Segment(segment))) => segments.push(segment),
+                    Ok(other) => assert_eq!(other, None, "nobody lends memory"),
                     Err(error) => return (segments, Err(error)),
                 }
             }
@@ -289,6 +361,28 @@ mod tests {
             lengths in prop::collection::vec(1usize..100_000, 1..8),
         ) {
             prop_assert_eq!(read_all(&encoded(&segments), lengths), (segments, Ok(0)));
+        }
+
+        /// Data that is longer than a segment becomes several, of which the first begins the stream and the last ends it.
+        #[test]
+        fn long_data_becomes_several_segments(
+            length in 0..5 * SEGMENT_BYTES_MAX, first in any::<bool>(), last in any::<bool>(),
+        ) {
+            let whole = Bytes::from_iter((0..length).map(|byte| (byte / 251) as u8));
+            let mut rest = Segment::Data { bytes: whole.clone(), first, last };
+            let mut segments: Vec<Segment> = std::iter::from_fn(|| rest.split_front()).collect();
+            segments.push(rest);
+            prop_assert_eq!(segments.len(), length.div_ceil(SEGMENT_BYTES_MAX).max(1));
+            let (read, _) = read_all(&encoded(&segments), vec![usize::MAX]);
+            prop_assert_eq!(&read, &segments);
+            let end = read.len() - 1;
+            let mut joined = vec![];
+            for (number, segment) in read.into_iter().enumerate() {
+                let Segment::Data { bytes, first: begins, last: ends } = segment else { panic!() };
+                prop_assert_eq!((begins, ends), (first && number == 0, last && number == end));
+                joined.extend_from_slice(&bytes);
+            }
+            prop_assert!(joined == whole);
         }
 
         /// What was cut off in the middle gives the segments before it.

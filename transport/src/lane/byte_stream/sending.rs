@@ -12,8 +12,17 @@ use super::{
     segment::{SEGMENT_BYTES_MAX, Segment},
 };
 
-/// The segments of data that wait for the driver: a megabyte, enough for it to find the next one whenever it looks.
-const DATA_QUEUE_MAX: usize = 16;
+/// How much data the driver is given at once, to cut into segments: a quarter of what it writes at once, so that whoever
+/// sends is not woken for each.
+pub(super) const SPAN_BYTES_MAX: usize = 4 * SEGMENT_BYTES_MAX;
+
+/// The spans of data that wait for the driver: two megabytes at the most, enough for it to find the next one whenever it
+/// looks.
+const DATA_QUEUE_MAX: usize = 8;
+
+/// Up to how many bytes what is written is copied behind what was held back: a small chunk behind its header, so that both
+/// are one segment, and its receiver is woken once.
+const JOINED_BYTES_MAX: usize = 8 << 10;
 
 /// The parts of control messages that wait for the driver. More wait in front of them, in `control`.
 pub(super) const CONTROL_QUEUE_MAX: usize = 4;
@@ -179,10 +188,17 @@ impl DataOut {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<(), LaneError> {
         while !bytes.is_empty() {
-            let piece = bytes.split_to(bytes.len().min(SEGMENT_BYTES_MAX));
+            let piece = bytes.split_to(bytes.len().min(SPAN_BYTES_MAX));
             let size = piece.len() as u64;
-            self.queue_held().await?;
-            self.held = Some(piece);
+            match &self.held {
+                Some(held) if held.len() + piece.len() <= JOINED_BYTES_MAX => {
+                    self.held = Some([&held[..], &piece].concat().into());
+                }
+                _ => {
+                    self.queue_held().await?;
+                    self.held = Some(piece);
+                }
+            }
             progress(size);
         }
         Ok(())

@@ -1,0 +1,263 @@
+//! A data stream on its way in, as the driver and its reader share it.
+//!
+//! The reader of a chunk lends the driver the memory that it wants filled. What comes then is decrypted right there: no task
+//! is woken for it, and nothing is copied. What came before waits in pieces.
+
+use bytes::Bytes;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::Notify;
+
+use crate::receive_buffer::ReceiveBuffer;
+
+/// One data stream. Its lock is held for one record at the most.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    state: Mutex<State>,
+    /// Told when there is something for the reader.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What came and was not read. Bounded by what may be [unread](super::receiving::Unread).
+    pieces: VecDeque<Bytes>,
+    /// What the reader lent. There are no pieces then.
+    buffer: Option<ReceiveBuffer>,
+    end: Option<StreamEnd>,
+    /// Whether nobody reads it any more.
+    is_unwanted: bool,
+}
+
+/// How a data stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamEnd {
+    Whole,
+    /// It was reset, or the lane ended.
+    Cut,
+}
+
+impl Stream {
+    /// Waits for a piece, or for the end behind the last one. Cancel safe.
+    pub(super) async fn next(&self) -> Result<Bytes, StreamEnd> {
+        loop {
+            match self.take_piece() {
+                Some(next) => return next,
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    fn take_piece(&self) -> Option<Result<Bytes, StreamEnd>> {
+        let mut state = self.state();
+        let piece = state.pieces.pop_front().map(Ok);
+        piece.or_else(|| state.end.map(Err))
+    }
+
+    /// Lends `buffer` to the driver, or gives it back with a piece that belongs there first.
+    pub(super) fn lend(&self, buffer: ReceiveBuffer) -> Result<(), (ReceiveBuffer, Bytes)> {
+        let mut state = self.state();
+        match state.pieces.pop_front() {
+            Some(piece) => Err((buffer, piece)),
+            None => {
+                state.buffer = Some(buffer);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until the stream has ended, or has filled what was lent and goes on; takes that back, with the end. Dropped early,
+    /// it leaves the buffer to [`discard`](Self::discard).
+    pub(super) async fn filled(&self) -> (Option<ReceiveBuffer>, Option<StreamEnd>) {
+        loop {
+            {
+                let mut state = self.state();
+                let is_overfull = state.buffer.as_ref().is_none_or(ReceiveBuffer::is_overfull);
+                if is_overfull || state.end.is_some() {
+                    return (state.buffer.take(), state.end);
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// Takes nothing more, and drops what was lent. Returns whether more may come, and what was not read.
+    pub(super) fn discard(&self) -> (bool, VecDeque<Bytes>) {
+        let mut state = self.state();
+        state.is_unwanted = true;
+        state.buffer = None;
+        (state.end.is_none(), std::mem::take(&mut state.pieces))
+    }
+
+    /// Whether the reader has lent room for so many bytes.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        let mut state = self.state();
+        state.buffer.as_mut().is_some_and(|buffer| buffer.room().len() >= bytes)
+    }
+
+    /// Calls `fill` with room for exactly so many bytes, unless nobody lends so much. It says how many of them count.
+    pub(super) fn fill(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
+        let mut state = self.state();
+        if let Some(buffer) = &mut state.buffer
+            && let Some(room) = buffer.room().get_mut(..bytes)
+        {
+            let filled = fill(room);
+            buffer.advance(filled);
+        }
+    }
+
+    /// Copies `bytes` to what the reader has lent; gives false where it has lent nothing.
+    pub(super) fn put(&self, bytes: &[u8]) -> bool {
+        self.put_locked(&mut self.state(), bytes)
+    }
+
+    /// Keeps a piece for the reader; gives false where that is not needed.
+    pub(super) fn push(&self, bytes: &Bytes) -> bool {
+        let mut state = self.state();
+        if state.is_unwanted || self.put_locked(&mut state, bytes) {
+            return false;
+        }
+        state.pieces.push_back(bytes.clone());
+        self.changed.notify_one();
+        true
+    }
+
+    fn put_locked(&self, state: &mut State, bytes: &[u8]) -> bool {
+        let Some(buffer) = &mut state.buffer else { return false };
+        buffer.put(bytes);
+        if buffer.is_overfull() {
+            self.changed.notify_one();
+        }
+        true
+    }
+
+    fn end(&self, end: StreamEnd) {
+        self.state().end.get_or_insert(end);
+        self.changed.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The driver's hold of a data stream. Dropped before the stream is whole, it cuts it.
+#[derive(Debug, Default)]
+pub(super) struct StreamIn(pub(super) Arc<Stream>);
+
+impl StreamIn {
+    /// The stream has ended, and all of it came.
+    pub(super) fn finish(self) {
+        self.0.end(StreamEnd::Whole);
+    }
+}
+
+impl Drop for StreamIn {
+    fn drop(&mut self) {
+        self.0.end(StreamEnd::Cut);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Progress, receive_buffer::Memory};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use tensor_relay_device::{HostMemory, HostSink, Sink};
+    use tensor_relay_protocol::{ChunkHash, ChunkHasher, ChunkIndex};
+
+    const BYTES: usize = 1_000;
+
+    async fn buffer(sink: &HostSink) -> ReceiveBuffer {
+        let target = sink.open(0..BYTES as u64).await.unwrap();
+        let progress: Progress = Arc::new(|_| ());
+        ReceiveBuffer::new(Memory::Raw(target, ChunkHasher::new()), BYTES, &progress)
+    }
+
+    fn sink() -> HostSink {
+        HostSink::new(HostMemory::new(u64::MAX).allocate(BYTES).unwrap())
+    }
+
+    fn content() -> Vec<u8> {
+        (0..BYTES).map(|byte| byte as u8).collect()
+    }
+
+    /// Puts a piece in front as `open_record` does: more room than bytes that count.
+    fn fill(stream: &Stream, bytes: &[u8]) {
+        stream.fill(bytes.len() + 1, |room| {
+            room[..bytes.len()].copy_from_slice(bytes);
+            bytes.len()
+        });
+    }
+
+    /// Goal: what waits in pieces, is filled in place, and is copied behind it, is one chunk, in order and hashed.
+    #[tokio::test]
+    async fn bytes_of_all_ways_lie_in_order() {
+        let (sink, content) = (sink(), content());
+        let driver = StreamIn::default();
+        let stream = Arc::clone(&driver.0);
+        assert!(!stream.has_room(1) && !stream.put(&content[..1]), "nobody has lent anything");
+        for piece in [&content[..100], &content[100..300]] {
+            assert!(stream.push(&Bytes::copy_from_slice(piece)));
+        }
+        let mut lent = buffer(&sink).await;
+        while let Err((given_back, piece)) = stream.lend(lent) {
+            lent = given_back;
+            lent.put(&piece);
+        }
+        assert!(stream.has_room(700) && !stream.has_room(701));
+        fill(&stream, &content[300..600]);
+        fill(&stream, &content[600..1_000]); // No room for the byte behind it, so nothing is filled.
+        assert!(stream.has_room(400));
+        assert!(!stream.push(&Bytes::copy_from_slice(&content[600..900])), "it was copied");
+        assert!(stream.put(&content[900..]));
+        driver.finish();
+        let (buffer, end) = stream.filled().await;
+        let (memory, found) = buffer.unwrap().into_parts();
+        assert_eq!((found, end), (BYTES, Some(StreamEnd::Whole)));
+        let Memory::Raw(target, hasher) = memory else { panic!("it was lent raw") };
+        assert!(*target == content);
+        hasher.verify(ChunkIndex(0), ChunkHash::of(&content)).unwrap();
+    }
+
+    /// Goal: whoever gives up has its memory back at once, and what still comes is thrown away.
+    #[tokio::test]
+    async fn what_was_lent_comes_back_at_once() {
+        let sink = sink();
+        let driver = StreamIn::default();
+        assert!(driver.0.lend(buffer(&sink).await).is_ok());
+        fill(&driver.0, &content()[..500]);
+        assert_eq!(driver.0.discard(), (true, VecDeque::new()));
+        let again = buffer(&sink).await;
+        fill(&driver.0, &content()[..100]);
+        assert!(!driver.0.push(&Bytes::from_static(b"late")));
+        drop(driver);
+        assert_eq!(again.into_parts().1, 0);
+    }
+
+    /// Goal: a stream that carries more than was promised is found out, and one that is cut is not whole.
+    #[tokio::test]
+    async fn too_much_and_too_little_are_told() {
+        let came = Arc::new(AtomicU64::new(0));
+        for (bytes, end) in [(BYTES + 1, None), (BYTES - 1, Some(StreamEnd::Cut))] {
+            let sink = sink();
+            let driver = StreamIn::default();
+            let stream = Arc::clone(&driver.0);
+            let counted = Arc::clone(&came);
+            let progress: Progress = Arc::new(move |bytes| drop(counted.fetch_add(bytes, Ordering::Relaxed)));
+            let target = sink.open(0..BYTES as u64).await.unwrap();
+            let memory = Memory::Raw(target, ChunkHasher::new());
+            assert!(stream.lend(ReceiveBuffer::new(memory, BYTES, &progress)).is_ok());
+            let reading = tokio::spawn(async move { stream.filled().await });
+            tokio::task::yield_now().await;
+            assert!(driver.0.put(&vec![7; bytes]));
+            let kept = end.is_none().then_some(driver);
+            let (buffer, found_end) = reading.await.unwrap();
+            assert_eq!((buffer.unwrap().into_parts().1, found_end), (bytes, end));
+            drop(kept);
+        }
+        assert_eq!(came.load(Ordering::Relaxed), 2 * BYTES as u64 - 1, "what has no room is no progress");
+    }
+}
