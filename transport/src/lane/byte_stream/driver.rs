@@ -95,15 +95,6 @@ impl Driver {
     }
 }
 
-/// Begins a data stream.
-fn begin(begun: &mpsc::UnboundedSender<Incoming>, streams: &mut u64) -> StreamIn {
-    let stream = StreamIn::default();
-    // Fails only when nobody has the lane any more.
-    let _ = begun.send(Incoming { number: *streams, stream: Arc::clone(&stream.0) });
-    *streams += 1;
-    stream
-}
-
 /// Waits until all lanes of a listener are closed.
 async fn closed_from_outside(closing: &mut Option<watch::Receiver<Option<CloseCode>>>) -> CloseCode {
     let Some(closing) = closing else { return std::future::pending().await };
@@ -246,7 +237,8 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         let unread = &self.shared.unread;
         let counted = unread.count(bytes, self.settings.idle_timeout).await;
         counted.map_err(|error| self.misbehaved(&error))?;
-        let stream = self.current.get_or_insert_with(|| begin(&self.begun, &mut self.streams));
+        let (begun, streams) = (&self.begun, &mut self.streams);
+        let stream = self.current.get_or_insert_with(|| Incoming::begin(begun, streams));
         if !stream.0.push(bytes) {
             unread.release(bytes);
         }

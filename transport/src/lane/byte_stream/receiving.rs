@@ -10,13 +10,13 @@ use std::{
 };
 use tokio::{
     io::{AsyncReadExt, DuplexStream},
-    sync::Notify,
+    sync::{Notify, mpsc},
     time::timeout,
 };
 
 use super::{
     Connection, LaneError,
-    stream::{Stream, StreamEnd},
+    stream::{Stream, StreamEnd, StreamIn},
 };
 use crate::{
     receive_buffer::ReceiveBuffer,
@@ -109,6 +109,17 @@ fn cost(bytes: &Bytes) -> u64 {
 pub(super) struct Incoming {
     pub(super) number: u64,
     pub(super) stream: Arc<Stream>,
+}
+
+impl Incoming {
+    /// Begins the next of `streams` and shows it to whoever accepts it.
+    pub(super) fn begin(begun: &mpsc::UnboundedSender<Self>, streams: &mut u64) -> StreamIn {
+        let stream = StreamIn::default();
+        // Fails only when nobody has the lane any more.
+        let _ = begun.send(Self { number: *streams, stream: Arc::clone(&stream.0) });
+        *streams += 1;
+        stream
+    }
 }
 
 /// The receiving end of a data stream. Dropped early, it tells the sender to stop.
