@@ -79,7 +79,7 @@ impl Lane {
     }
 
     /// The same lane, from a client that showed this certificate.
-    pub(crate) fn from_client(self, client: Option<ClientCertificate>) -> Self {
+    pub(crate) fn with_client(self, client: Option<ClientCertificate>) -> Self {
         Self { client, ..self }
     }
 

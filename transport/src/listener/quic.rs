@@ -142,7 +142,7 @@ impl QuicArrival {
             .and_then(|shown| shown.downcast::<Vec<CertificateDer<'static>>>().ok());
         let client = shown.and_then(|shown| ClientCertificate::new(&shown));
         Ok(Lane::quic(QuicConnection::new(connection, self.endpoint, self.window, moving))
-            .from_client(client))
+            .with_client(client))
     }
 }
 

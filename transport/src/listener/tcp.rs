@@ -88,6 +88,6 @@ impl TcpArrival {
         if !moves {
             drop(connection.take_moving());
         }
-        Ok(Lane::tcp(connection).from_client(client))
+        Ok(Lane::tcp(connection).with_client(client))
     }
 }
