@@ -127,7 +127,7 @@ impl Ingress {
         let target = sink.open(range).await?;
         let receiving = self.stages.begin(Stage::Receive);
         let memory = match header.codec {
-            CodecId::Raw => Memory::Raw(target, ChunkHasher::new()),
+            CodecId::Raw => Memory::Raw(target, Box::new(ChunkHasher::new())),
             _ => Memory::Encoded(self.slots.acquire().await, target),
         };
         let bytes = match read_exactly(stream, header, memory, progress).await? {

@@ -25,7 +25,7 @@ pub(crate) struct ReceiveBuffer {
 /// What is filled.
 pub(crate) enum Memory {
     /// The place itself, and what hashes it.
-    Raw(Target, ChunkHasher),
+    Raw(Target, Box<ChunkHasher>),
     /// Where an encoded chunk waits for its decoder, and its place.
     Encoded(Slot, Target),
 }

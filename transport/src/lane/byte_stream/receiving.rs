@@ -158,7 +158,7 @@ impl DataIn {
     pub(crate) async fn fill(mut self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         buffer.put(&std::mem::take(&mut self.rest));
         let (unread, stream) = (&self.connection.shared().unread, &self.incoming.stream);
-        while let Err((given_back, piece)) = stream.lend(buffer) {
+        while let Some((given_back, piece)) = stream.lend(buffer) {
             buffer = given_back;
             buffer.put(&piece);
             unread.release(&piece);
