@@ -350,40 +350,58 @@ async fn keep_up(
     sender: watch::Sender<Arc<Rules>>,
     uses: std::sync::Weak<std::sync::Mutex<HashMap<TicketId, u64>>>,
 ) {
-    let (mut told, mut written) = (String::new(), HashMap::new());
+    let (mut unread, mut unwritten, mut written) = (Told::default(), Told::default(), HashMap::new());
     loop {
         tokio::select! {
             () = sender.closed() => return,
             () = tokio::time::sleep(LOOK) => {}
         }
-        let new_uses = uses
+        let used = uses
             .upgrade()
             .map(|uses| uses.lock().map(|uses| uses.clone()).unwrap_or_default());
-        let new_uses = new_uses.filter(|uses| *uses != written);
-        let (looking, noting) = (store.clone(), new_uses.clone());
+        let used = used.filter(|used| *used != written);
+        let (looking, noting) = (store.clone(), used.clone());
         let look = tokio::task::spawn_blocking(move || {
-            let noted = noting.map_or(Ok(()), |uses| looking.note_uses(&uses));
-            noted.and(looking.rules())
+            (looking.rules(), noting.map(|used| looking.note_uses(&used)))
         });
-        match look.await {
-            Ok(Ok(rules)) => {
-                told.clear();
-                written = new_uses.unwrap_or(written);
-                sender.send_if_modified(|known| {
-                    let is_new = **known != rules;
-                    if is_new {
-                        tracing::info!("The rules of access were replaced.");
-                        *known = Arc::new(rules);
-                    }
-                    is_new
-                });
+        let Ok((rules, noted)) = look.await else { return }; // The runtime ends.
+        match rules {
+            Ok(rules) => {
+                unread = Told::default();
+                replace(&sender, rules);
             }
-            Ok(Err(error)) if error.to_string() != told => {
-                tracing::warn!(%error, "The rules of access cannot be read; those of before stay in force.");
-                told = error.to_string();
+            Err(error) => {
+                unread.tell(&error, "The rules of access cannot be read; those of before stay in force.")
             }
-            Ok(Err(_)) => {}
-            Err(_) => return, // The runtime ends.
+        }
+        match noted {
+            Some(Err(error)) => unwritten.tell(&error, "When tickets are used cannot be written down."),
+            _ => written = used.unwrap_or(written),
+        }
+    }
+}
+
+fn replace(sender: &watch::Sender<Arc<Rules>>, rules: Rules) {
+    sender.send_if_modified(|known| {
+        let is_new = **known != rules;
+        if is_new {
+            tracing::info!("The rules of access were replaced.");
+            *known = Arc::new(rules);
+        }
+        is_new
+    });
+}
+
+/// The error that the log was told of last, so that it is told once for as long as it lasts.
+#[derive(Debug, Default)]
+struct Told(String);
+
+impl Told {
+    fn tell(&mut self, error: &AccessStoreError, what: &str) {
+        let error = error.to_string();
+        if error != self.0 {
+            tracing::warn!(%error, "{what}");
+            self.0 = error;
         }
     }
 }
