@@ -5,9 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Pages that the index names before they exist. The change that brings one removes it here.
-const COMING: [&str; 2] = ["monitoring.md", "doctor.md"];
-
 /// Links within the repository are written like this where a page is read elsewhere, e.g. in a package index.
 const AT_HOME: &str = "https://github.com/tensor-relay/tensor-relay/blob/main/";
 
@@ -71,7 +68,7 @@ fn broken(page: &Path, text: &str, target: &str) -> Option<String> {
     let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
     let file = base.join(path);
     if !path.is_empty() && !file.exists() {
-        return (!COMING.contains(&path)).then(|| format!("{} has no {path}", page.display()));
+        return Some(format!("{} has no {path}", page.display()));
     }
     let known = match path.is_empty() {
         true => anchors(text),
