@@ -14,7 +14,6 @@ use crate::{
     signals::Signals,
     units,
 };
-use admission::Admission;
 use anyhow::{Context, anyhow, bail};
 use ledger::Ledger;
 use load::Loader;
@@ -112,8 +111,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let transport = if args.no_tcp { Transport::Quic } else { args.transport };
     let listener = Listener::bind_for(transport, args.listen, &identity, Tuning::default());
     let listener = listener.map_err(name_the_option)?;
-    let admission = Admission::new(&args, &state_dir)?;
-    let server = Server::start(listener, admission.access()?, config(&args));
+    let access = admission::access(&args, &state_dir)?;
+    let server = Server::start(listener, access.clone(), config(&args));
     let listening = server.local_address();
     let admin_address = admin.as_ref().and_then(Bound::address);
     if let Some(admin) = admin {
@@ -133,18 +132,19 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
             begun = Offer::begin(&server, &args, &loader, (topic, path), ledger.as_ref()) => begun?,
             exit = signals.next() => return Ok(exit.into()),
         };
-        tickets.push(admission.ticket(&addresses, identity.fingerprint(), Some(topic))?.to_string());
+        tickets
+            .push(admission::ticket(&access, &addresses, identity.fingerprint(), Some(topic))?.to_string());
         topics.push(served(&published, path));
         offers.push(offer);
     }
     if args.publish_socket.is_some() || topics.len() > 1 {
         // For those who follow several, and for all topics that others will publish.
-        tickets.push(admission.ticket(&addresses, identity.fingerprint(), None)?.to_string());
+        tickets.push(admission::ticket(&access, &addresses, identity.fingerprint(), None)?.to_string());
     }
     let ticket_file = admission::ticket_file(&args, &state_dir);
     admission::write_tickets(&ticket_file, &tickets)?;
     let open = beside::open(&server, &args, loader.device.as_ref())?;
-    let given_out = GivenOut { tickets: &tickets, file: &ticket_file, are_secret: admission.is_closed() };
+    let given_out = GivenOut { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
     report(&args, (listening, admin_address), identity.fingerprint(), &topics, &given_out);
     let mut looking = look_after(offers, args.watch_interval, args.json);
     let ended = tokio::select! {

@@ -18,13 +18,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // Who this server is, and who may come in. What is kept lets tickets stay valid after a restart.
     let state_dir = std::env::temp_dir().join("tensor-relay-example");
-    let (identity, access) = (Identity::load_or_create(&state_dir)?, AccessStore::open(&state_dir)?);
+    let identity = Identity::load_or_create(&state_dir)?;
+    let access = AccessStore::open(&state_dir)?.follow()?;
     let listener = Listener::bind("127.0.0.1:0".parse()?, &identity, Tuning::default())?;
-    let server = Server::start(listener, access.follow()?, Config::default());
+    let server = Server::start(listener, access.clone(), Config::default());
     let topic = Topic::new("example")?;
     let address = server.local_address().to_string();
     let ticket = Ticket::new(vec![address], vec![identity.fingerprint().0], Some(topic.clone()))?;
-    println!("{}", access.own_ticket(ticket)?);
+    println!("{}", access.rules().own_ticket(ticket));
 
     // Up to 64 versions are kept for readers in mode `every`; who is further behind holds `publish` up for a while.
     let options = TopicOptions { keep: Keep { versions: 64, ..Keep::default() }, ..TopicOptions::default() };

@@ -396,7 +396,8 @@ fn lanes_called(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
     }
 }
 
-/// The ticket of the server alone, without a topic: the same text for all tickets of a server that name it alike.
+/// The ticket without its topic: the same text for all tickets of a server that name it alike and have the same token. Two with
+/// other tokens have other rights, and share nothing.
 ///
 /// # Errors
 /// `TicketError` for what is no ticket.
@@ -404,7 +405,11 @@ fn lanes_called(py: Python<'_>, lanes: Option<u32>) -> PyResult<Lanes> {
 pub(crate) fn server_of(py: Python<'_>, ticket: &str) -> PyResult<String> {
     let ticket: Ticket = ticket.parse().map_err(Kind::Ticket.because(py))?;
     let server = Ticket::new(ticket.addresses().to_vec(), ticket.keys().to_vec(), None);
-    Ok(server.map_err(Kind::Ticket.because(py))?.to_string())
+    let server = server.map_err(Kind::Ticket.because(py))?;
+    Ok(match ticket.token() {
+        Some(token) => server.with_token(token.clone()).to_string(),
+        None => server.to_string(),
+    })
 }
 
 /// A call of the same name that is written in Python.

@@ -30,8 +30,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    self as server, AccessStore, Device, Dtype, FileError, Grant, Held, Metadata, Publisher, Server, Staging,
-    TensorFiles, Ticket, Topic, TopicOptions, Verbs,
+    self as server, Access, AccessStore, Device, Dtype, FileError, Grant, Held, Metadata, Publisher, Server,
+    Staging, TensorFiles, Ticket, Topic, TopicOptions, Verbs,
 };
 
 /// A server that runs in this process, on threads of its own.
@@ -80,8 +80,8 @@ impl Relay {
     /// What lets a consumer connect: `tensor_relay.connect` and `tensor-relay subscribe` take it. A secret, to whom the
     /// tensors are one. Stays valid while `state_dir` is kept.
     #[getter]
-    fn ticket(&self, py: Python<'_>) -> PyResult<String> {
-        self.tickets.own(py, self.tickets.bare.clone())
+    fn ticket(&self) -> String {
+        self.tickets.own(self.tickets.bare.clone())
     }
 
     /// A ticket for one topic alone.
@@ -89,7 +89,7 @@ impl Relay {
     /// With `expires`, one that is valid for so many seconds; with `holder`, one that `tensor-relay tickets list` shows as made
     /// for them. Either is a ticket of its own, which can be revoked alone.
     ///
-    /// Raises RequestError for what is no topic's name, and for a server that is open, which knows no such tickets.
+    /// Raises RequestError for what is no topic's name, and for a server that is open or ephemeral, which lists no such tickets.
     #[pyo3(signature = (topic, *, expires=None, holder=None))]
     fn ticket_for(
         &self,
@@ -100,7 +100,7 @@ impl Relay {
     ) -> PyResult<String> {
         let ticket = self.tickets.bare.clone().with_topic(topic_called(py, topic)?);
         match (expires, holder) {
-            (None, None) => self.tickets.own(py, ticket),
+            (None, None) => Ok(self.tickets.own(ticket)),
             _ => self.tickets.issue(py, ticket, expires, holder.unwrap_or_default()),
         }
     }
@@ -321,24 +321,27 @@ const GRACE: Duration = Duration::from_secs(8);
 pub(crate) struct Tickets {
     /// Where the server is, and its key.
     pub(crate) bare: Ticket,
-    /// What seals tickets; none where everybody is let in.
+    /// Who is let in.
+    pub(crate) access: Access,
+    /// Where tickets that are made by hand are listed; none where nothing is kept, or everybody is let in.
     pub(crate) store: Option<AccessStore>,
 }
 
 impl Tickets {
-    fn own(&self, py: Python<'_>, ticket: Ticket) -> PyResult<String> {
-        let Some(store) = &self.store else { return Ok(ticket.to_string()) };
-        Ok(store.own_ticket(ticket).map_err(Kind::Other.because(py))?.to_string())
+    fn own(&self, ticket: Ticket) -> String {
+        self.access.rules().own_ticket(ticket).to_string()
     }
 
     fn issue(&self, py: Python<'_>, ticket: Ticket, expires: Option<f64>, holder: &str) -> PyResult<String> {
         let wrong = |why: &str| Kind::Request.raise(py, why);
         let Some(store) = &self.store else {
-            return Err(wrong("this server is open: its tickets neither expire nor belong to anybody"));
+            return Err(wrong(
+                "this server keeps no list of tickets, since it is open or ephemeral: serve without both",
+            ));
         };
         let valid_for = expires.map(|seconds| positive_seconds(py, "expires", seconds)).transpose()?;
         let topic = ticket.topic().ok_or_else(|| wrong("the ticket names no topic"))?;
-        let grants = vec![Grant::on(topic, Verbs::CONSUME).map_err(Kind::Request.because(py))?];
+        let grants = vec![Grant::on(topic, Verbs::CONSUME)];
         let (_, token) = store.issue(holder, grants, valid_for).map_err(Kind::Request.because(py))?;
         Ok(ticket.with_token(token).to_string())
     }

@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use tensor_relay_server::{
     Access, AccessStore, Advertised, CodecChoice, CodecId, Config, Fingerprint, Identity, Limits, Listener,
-    PAYLOAD_ALIGNMENT, Server, Ticket, Transport, Tuning, reachable,
+    PAYLOAD_ALIGNMENT, Rules, Server, Ticket, Transport, Tuning, reachable,
 };
 
 /// Starts a server in this process. `tensor_relay.serve` says what each option is.
 #[pyfunction]
 #[pyo3(signature = (listen, *, advertise, state_dir, codec, chunk_bytes, staged_bytes, base_bytes, sessions_max, stall_timeout,
-                    reader_linger, transport, open, device, gpu_memory_bytes, pinned_bytes))]
+                    reader_linger, transport, open, ephemeral, device, gpu_memory_bytes, pinned_bytes))]
 #[expect(clippy::too_many_arguments, reason = "keywords, each with its name where it is called")]
 pub(crate) fn serve(
     py: Python<'_>,
@@ -34,6 +34,7 @@ pub(crate) fn serve(
     reader_linger: f64,
     transport: &str,
     open: bool,
+    ephemeral: bool,
     device: &str,
     gpu_memory_bytes: Option<u64>,
     pinned_bytes: u64,
@@ -53,22 +54,30 @@ pub(crate) fn serve(
     if let Some(ordinal) = device {
         gpus.device(py, ordinal).map_err(|error| error.raise(py))?;
     }
-    let state_dir = state_dir.or_else(Identity::default_dir).ok_or_else(|| {
-        Kind::Other.raise(py, "there is no home directory to keep the server's key in: give state_dir")
-    })?;
-    let identity = Identity::load_or_create(&state_dir).map_err(Kind::Other.because(py))?;
-    let store = match open {
+    let kept_in = match ephemeral {
         true => None,
-        false => Some(AccessStore::open(&state_dir).map_err(Kind::Other.because(py))?),
+        false => Some(state_dir.or_else(Identity::default_dir).ok_or_else(|| {
+            Kind::Other.raise(
+                py,
+                "there is no home directory to keep the server's key in: give state_dir, or ephemeral=True",
+            )
+        })?),
     };
+    let identity = kept_in.as_deref().map_or_else(Identity::ephemeral, Identity::load_or_create);
+    let identity = identity.map_err(Kind::Other.because(py))?;
+    let store = kept_in.filter(|_| !open).map(|kept_in| AccessStore::open(&kept_in)).transpose();
+    let store = store.map_err(Kind::Other.because(py))?;
     let _in_runtime = runtime::handle(py)?.enter();
-    let access = store.as_ref().map_or_else(|| Ok(Access::open()), AccessStore::follow);
-    let access = access.map_err(Kind::Other.because(py))?;
+    let access = match &store {
+        Some(store) => store.follow().map_err(Kind::Other.because(py))?,
+        None if open => Access::open(),
+        None => Access::new(Rules::ephemeral()),
+    };
     let listener = listener_on(py, listen, transport_called(py, transport)?, &identity)?;
-    let server = Server::start(listener, access, config);
+    let server = Server::start(listener, access.clone(), config);
     let address = server.local_address();
     let ticket = ticket(py, &advertise, address, identity.fingerprint())?;
-    Ok(Relay::new(server, address, Tickets { bare: ticket, store }, gpus, device))
+    Ok(Relay::new(server, address, Tickets { bare: ticket, access, store }, gpus, device))
 }
 
 /// How long finding the addresses of a name may take.

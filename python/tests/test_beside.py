@@ -30,7 +30,7 @@ class Server:
 
     def start(self):
         self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, text=True)
-        self.ticket = json.loads(self.process.stdout.readline())["ticket"]
+        self.ticket = Path(json.loads(self.process.stdout.readline())["ticket_file"]).read_text().splitlines()[-1]
 
     def end(self):
         self.process.terminate()

@@ -97,7 +97,7 @@ def test_python_receives_what_the_command_line_serves(program, tmp_path):
     words += [f"--topic=policy={tmp_path}/m.safetensors"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
-        ticket = json.loads(server.stdout.readline())["topics"][0]["ticket"]
+        ticket = json.loads(server.stdout.readline())["ticket_file"]
         with tensor_relay.connect(ticket) as client:
             snapshot = client.subscribe().next(PATIENCE_S)
             assert snapshot.manifest_metadata["format"] == "np" and snapshot.entries == {}

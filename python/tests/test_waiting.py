@@ -247,4 +247,4 @@ def test_messages_go_to_logging(tmp_path):
         with python(program, tmp_path / "state", level) as logging_one:
             _, errors = logging_one.communicate(timeout=PATIENCE_S)
             assert logging_one.returncode == 0, errors
-            assert ("tensor_relay DEBUG A client said hello." in errors) == expected, errors
+            assert ("tensor_relay DEBUG The session ended." in errors) == expected, errors

@@ -12,51 +12,30 @@ use tensor_relay_server::{Access, AccessStore, Fingerprint, Ticket, Topic};
 /// The file in the state directory that tickets are written to where no other is named.
 pub(crate) const TICKETS_FILE: &str = "tickets";
 
-/// What lets clients in.
-#[derive(Debug)]
-pub(super) struct Admission {
-    /// The secrets that seal tickets; none with `--open`.
-    store: Option<AccessStore>,
+/// Who may come in, as `args` say: who has a ticket of this server, or everybody. In the runtime.
+pub(super) fn access(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Access> {
+    if args.open {
+        crate::log::say!(
+            "warning: --open lets everybody in who reaches this server and knows its key, to every topic"
+        );
+        return Ok(Access::open());
+    }
+    let store = AccessStore::open(state_dir)
+        .context("cannot keep the secrets that tickets are made with; --state-dir names another place")?;
+    Ok(store.follow()?)
 }
 
-impl Admission {
-    /// As `args` say: with tickets that this server made, or everybody.
-    pub(super) fn new(args: &ServeArgs, state_dir: &Path) -> anyhow::Result<Self> {
-        if args.open {
-            crate::log::say!(
-                "warning: --open lets everybody in who reaches this server and knows its key, to every topic"
-            );
-            return Ok(Self { store: None });
-        }
-        let store = AccessStore::open(state_dir)
-            .context("cannot keep the secrets that tickets are made with; --state-dir names another place")?;
-        Ok(Self { store: Some(store) })
-    }
-
-    /// The rules that the server follows. In the runtime.
-    pub(super) fn access(&self) -> anyhow::Result<Access> {
-        Ok(self.store.as_ref().map_or_else(|| Ok(Access::open()), AccessStore::follow)?)
-    }
-
-    /// Whether tickets are secrets.
-    pub(super) fn is_closed(&self) -> bool {
-        self.store.is_some()
-    }
-
-    /// The ticket for `topic`, or for all.
-    pub(super) fn ticket(
-        &self,
-        addresses: &[String],
-        key: Fingerprint,
-        topic: Option<&Topic>,
-    ) -> anyhow::Result<Ticket> {
-        let ticket = Ticket::new(addresses.to_vec(), vec![key.0], topic.cloned());
-        let ticket = ticket.context("cannot make a ticket; check --advertise")?;
-        Ok(match &self.store {
-            Some(store) => store.own_ticket(ticket)?,
-            None => ticket,
-        })
-    }
+/// The ticket for `topic`, or for all.
+pub(super) fn ticket(
+    access: &Access,
+    addresses: &[String],
+    key: Fingerprint,
+    topic: Option<&Topic>,
+) -> anyhow::Result<Ticket> {
+    let ticket = Ticket::new(addresses.to_vec(), vec![key.0], topic.cloned());
+    Ok(access
+        .rules()
+        .own_ticket(ticket.context("cannot make a ticket; check --advertise")?))
 }
 
 /// Where tickets are written: to `--ticket-file`, or else into the state directory where nobody else can read them.

@@ -117,13 +117,9 @@ impl Grant {
         Self { topics: Glob::new("**").expect("it is a glob"), verbs }
     }
 
-    /// Grants `verbs` over one topic. A topic may have characters that are wildcards in a glob; the grant is then for all
-    /// topics that match.
-    ///
-    /// # Errors
-    /// [`GlobError`] never, for a topic is a glob as well; the type is for callers that pass it on.
-    pub fn on(topic: &Topic, verbs: Verbs) -> Result<Self, GlobError> {
-        Ok(Self { topics: Glob::new(topic.as_str())?, verbs })
+    /// Grants `verbs` over one topic alone: no character that a topic may have is a wildcard.
+    pub fn on(topic: &Topic, verbs: Verbs) -> Self {
+        Self { topics: Glob::new(topic.as_str()).expect("a topic is a glob"), verbs }
     }
 
     /// Whether it allows `verb` on `topic`.
@@ -162,6 +158,18 @@ mod tests {
         assert!(grant.allows(Verb::Subscribe, &inside) && grant.allows(Verb::List, &inside));
         assert!(!grant.allows(Verb::Publish, &inside) && !grant.allows(Verb::List, &outside));
         assert_eq!(grant.to_string(), "list,subscribe policy/**");
+    }
+
+    #[test]
+    fn a_grant_on_a_topic_is_for_that_one() {
+        let topic = |name| Topic::new(name).unwrap();
+        let grant = Grant::on(&topic("a.b"), Verbs::CONSUME);
+        assert!(grant.topics.is_literal() && grant.allows(Verb::List, &topic("a.b")));
+        assert!(!grant.allows(Verb::List, &topic("acb")) && !grant.allows(Verb::List, &topic("a.b/c")));
+        assert!(
+            ["a*", "a?", "a/**"].iter().all(|name| Topic::new(name).is_err()),
+            "wildcards are in no topic"
+        );
     }
 
     #[test]

@@ -126,6 +126,7 @@ def serve(
     reader_linger: float = 30.0,
     transport: str = "auto",
     open: bool = False,
+    ephemeral: bool = False,
     device: str = "cpu",
     gpu_memory_bytes: int | None = None,
     pinned_bytes: int = 256 << 20,
@@ -150,6 +151,8 @@ def serve(
         "quic" or "tcp" on one of them.
     open: whether everybody is let in who reaches the server, to every topic. By default only holders of its tickets are, or of
         those that `tensor-relay tickets create` makes with the same state_dir.
+    ephemeral: whether nothing is kept, so that key and tickets end with the relay: for programs that hand the ticket on
+        themselves at each start.
     device: where staged versions are held: "cpu" is this machine's memory, "cuda:N" the memory of GPU N. Tensors of any GPU
         can be published in either case.
     gpu_memory_bytes: how much memory of each GPU versions may take. By default what it has.
@@ -173,6 +176,7 @@ def serve(
         reader_linger=reader_linger,
         transport=transport,
         open=open,
+        ephemeral=ephemeral,
         device=str(device),
         gpu_memory_bytes=gpu_memory_bytes,
         pinned_bytes=pinned_bytes,

@@ -378,6 +378,7 @@ def serve(
     reader_linger: float,
     transport: str,
     open: bool,
+    ephemeral: bool,
     device: str,
     gpu_memory_bytes: int | None,
     pinned_bytes: int,

@@ -32,7 +32,7 @@ class Shared:
         self._connecting: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
 
     def get(self, ticket: str, timeout: float) -> Client:
-        """The client of the ticket's server."""
+        """The client of the ticket's server, with the ticket's rights."""
         from . import connect
 
         server = server_of(ticket)
@@ -84,7 +84,8 @@ def shared_client(ticket: str | os.PathLike[str] | None = None, *, timeout: floa
     `connect` has by default, and every part of the program that asks for the same server gets the same one. May be called
     from several threads.
 
-    ticket: as for `connect`. Its topic does not matter: name topics in the calls.
+    ticket: as for `connect`. Its topic does not matter: name topics in the calls. Tickets with other tokens have other rights, so
+        each has a client of its own.
     timeout: how long the server is tried to be reached, where it is not connected yet.
 
     Do not `close()` it, since others use it; who does ends it for them, and the next call connects anew. The last 32 are

@@ -32,7 +32,7 @@ class Server:
         words = [program, "serve", "--json", "--listen=127.0.0.1:0", f"--state-dir={folder}/state", "--device=cuda:0"]
         words.append(f"--publish-socket={self.socket}")
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
-        self.ticket = json.loads(self.process.stdout.readline())["ticket"]
+        self.ticket = Path(json.loads(self.process.stdout.readline())["ticket_file"]).read_text().splitlines()[-1]
 
 
 @pytest.fixture

@@ -80,7 +80,9 @@ impl fmt::Display for Principal {
             Identity::Anybody => f.write_str("anybody"),
             Identity::Ticket(id, _) => write!(f, "ticket:{id}"),
             Identity::Key(name) => write!(f, "key:{name}"),
-            Identity::Names(names) => write!(f, "name:{}", names.first().map_or("", String::as_str)),
+            Identity::Names(names) => {
+                write!(f, "name:{}", names.first().map_or("", String::as_str).escape_debug())
+            }
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{Acl, Principal};
 use std::collections::{HashMap, HashSet};
-use tensor_relay_protocol::{Grant, Secret, TicketId, Token, TokenError, Verb, Verbs};
+use tensor_relay_protocol::{
+    Claims, Grant, Secret, SecretId, Ticket, TicketId, Token, TokenError, Topic, Verb, Verbs,
+};
 use tensor_relay_transport::{ClientAuthorities, ClientCertificate, Fingerprint};
 
 /// Who may come in. The default lets nobody in.
@@ -62,6 +64,24 @@ impl Rules {
         Self { open: true, ..Self::default() }
     }
 
+    /// Rules with a secret of their own that is kept nowhere: tickets end with the process.
+    pub fn ephemeral() -> Self {
+        Self { secrets: vec![Secret::new(SecretId(1), rand::random())], ..Self::default() }
+    }
+
+    /// The server's own ticket: `ticket` with a token for its topic, or for all where it names none, to list and to
+    /// subscribe. The same each time, until it is revoked or the secret rotated. An open server's carries none.
+    pub fn own_ticket(&self, ticket: Ticket) -> Ticket {
+        let Some(secret) = self.secrets.first().filter(|_| !self.open) else { return ticket };
+        let grant = match ticket.topic() {
+            Some(topic) => Grant::on(topic, Verbs::CONSUME),
+            None => Grant::everywhere(Verbs::CONSUME),
+        };
+        let id = own_id(ticket.topic(), &self.revoked);
+        let claims = Claims { id, holder: "serve".into(), expires_s: None, grants: vec![grant] };
+        ticket.with_token(secret.seal(&claims))
+    }
+
     /// Who it is that shows `credentials` at `now_s`, in seconds since 1970. A key that is known goes
     /// before the names in a certificate, and those before a token.
     ///
@@ -106,11 +126,19 @@ impl Rules {
     }
 }
 
+/// The first identity of the server's own ticket for `topic` that was not revoked.
+fn own_id(topic: Option<&Topic>, revoked: &HashSet<TicketId>) -> TicketId {
+    let name = topic.map_or("", Topic::as_str);
+    let mut ids = (0_u64..).map(|number| TicketId::derived(&format!("serve {number} {name}")));
+    ids.find(|id| !revoked.contains(id))
+        .expect("fewer are revoked than there are numbers")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::LazyLock;
-    use tensor_relay_protocol::{Claims, Glob, SecretId, Topic};
+    use tensor_relay_protocol::Glob;
 
     fn secret(id: u32, key: u8) -> Secret {
         Secret::new(SecretId(id), [key; 32])
@@ -177,6 +205,29 @@ mod tests {
             let admitted = rules.admit(&credentials, 50).map(|principal| principal.to_string());
             assert_eq!(admitted, expected.map(str::to_owned), "case {index}");
         }
+    }
+
+    #[test]
+    fn the_servers_own_ticket_stays_the_same_until_it_is_revoked() {
+        let mut rules = Rules::ephemeral();
+        let bare = |topic: &str| {
+            format!("relay://a:1{topic}?key=sha256:{}", "00".repeat(32))
+                .parse::<Ticket>()
+                .unwrap()
+        };
+        let who = |rules: &Rules, ticket: &Ticket| {
+            rules.admit(&Credentials { token: ticket.token().cloned(), certificate: None }, 0)
+        };
+        let first = rules.own_ticket(bare("/policy"));
+        assert_eq!(first, rules.own_ticket(bare("/policy")));
+        let (policy, other) = (Topic::new("policy").unwrap(), Topic::new("other").unwrap());
+        let narrow = who(&rules, &first).unwrap();
+        let wide = who(&rules, &rules.own_ticket(bare(""))).unwrap();
+        assert!(narrow.may(Verb::Subscribe, &policy) && !narrow.may(Verb::List, &other));
+        assert!(wide.may(Verb::Subscribe, &other) && !wide.may(Verb::Publish, &other));
+        rules.revoked.insert(narrow.ticket().unwrap());
+        assert!(who(&rules, &first).is_err() && who(&rules, &rules.own_ticket(bare("/policy"))).is_ok());
+        assert_eq!(Rules::open().own_ticket(bare("/policy")), bare("/policy"));
     }
 
     #[test]

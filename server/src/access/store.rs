@@ -15,7 +15,7 @@
 
 use super::{Access, Rules, seconds_now};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fmt::Write as _,
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Read, Write},
@@ -24,7 +24,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tensor_relay_protocol::{Claims, Glob, Grant, Secret, SecretId, Ticket, TicketId, Token, Topic, Verbs};
+use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token};
 use tensor_relay_transport::{ClientAuthorities, Fingerprint};
 use tokio::sync::watch;
 
@@ -150,20 +150,6 @@ impl AccessStore {
         let secrets = self.secrets()?;
         let secret = secrets.first().ok_or_else(|| self.wrong("secrets", &"it holds no secret"))?;
         Ok(secret.seal(claims))
-    }
-
-    /// The server's own ticket: `ticket` with a token for its topic, or for all where it names none, to list and to
-    /// subscribe. The same at each start, until it is revoked or the secret rotated.
-    ///
-    /// # Errors
-    /// [`AccessStoreError`] when the files cannot be read.
-    pub fn own_ticket(&self, ticket: Ticket) -> Result<Ticket, AccessStoreError> {
-        let topics = ticket.topic().map_or("**", Topic::as_str);
-        let topics = Glob::new(topics).map_err(|error| self.wrong("issued", &error))?;
-        let id = own_id(ticket.topic(), &self.rules()?.revoked);
-        let grants = vec![Grant { topics, verbs: Verbs::CONSUME }];
-        let token = self.seal(&Claims { id, holder: "serve".into(), expires_s: None, grants })?;
-        Ok(ticket.with_token(token))
     }
 
     /// Makes a ticket by hand, and lists it: a new token for `holder`, with what it claims.
@@ -418,14 +404,6 @@ impl AccessStore {
     }
 }
 
-/// The first identity of the server's own ticket for `topic` that was not revoked.
-fn own_id(topic: Option<&Topic>, revoked: &HashSet<TicketId>) -> TicketId {
-    let name = topic.map_or("", Topic::as_str);
-    let mut ids = (0_u64..).map(|number| TicketId::derived(&format!("serve {number} {name}")));
-    ids.find(|id| !revoked.contains(id))
-        .expect("fewer are revoked than there are numbers")
-}
-
 fn lines(lines: impl Iterator<Item = String>) -> String {
     lines.fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{line}"); // To a string.
@@ -477,7 +455,7 @@ mod tests {
     use super::*;
     use crate::access::{Credentials, Decision, Denied};
     use std::os::unix::fs::PermissionsExt;
-    use tensor_relay_protocol::Verb;
+    use tensor_relay_protocol::{Glob, Topic, Verb, Verbs};
 
     fn claims(id: u8) -> Claims {
         let grant = |topics| Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::CONSUME };
@@ -524,30 +502,6 @@ mod tests {
             assert!(matches!(refused, Err(AccessStoreError::Unfit(_))), "{refused:?}");
         }
         assert_eq!(store.issued().unwrap(), []);
-    }
-
-    #[test]
-    fn the_servers_own_ticket_stays_the_same_until_it_is_revoked() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let bare = |topic: &str| {
-            format!("relay://a:1{topic}?key=sha256:{}", "00".repeat(32))
-                .parse::<Ticket>()
-                .unwrap()
-        };
-        let own = |topic| store.own_ticket(bare(topic)).unwrap();
-        let who = |ticket: &Ticket| {
-            let credentials = Credentials { token: ticket.token().cloned(), certificate: None };
-            store.rules().unwrap().admit(&credentials, 0)
-        };
-        let first = own("/policy");
-        assert_eq!(first, own("/policy"));
-        let (policy, other) = (Topic::new("policy").unwrap(), Topic::new("other").unwrap());
-        let (narrow, wide) = (who(&first).unwrap(), who(&own("")).unwrap());
-        assert!(narrow.may(Verb::Subscribe, &policy) && !narrow.may(Verb::List, &other));
-        assert!(wide.may(Verb::Subscribe, &other) && !wide.may(Verb::Publish, &other));
-        store.revoke(narrow.ticket().unwrap()).unwrap();
-        assert!(who(&first).is_err() && who(&own("/policy")).is_ok());
     }
 
     #[test]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -225,9 +224,7 @@ class RelayTransport(TensorTransportManager):  # type: ignore[misc]
             if self._relay is None:
                 address = ray.util.get_node_ip_address()
                 host = f"[{address}]" if ":" in address else address
-                # The key is this process' alone, and is read once.
-                with tempfile.TemporaryDirectory(prefix="tensor-relay-") as folder:
-                    self._relay = tensor_relay.serve(f"{host}:0", advertise=host, state_dir=folder)
+                self._relay = tensor_relay.serve(f"{host}:0", advertise=host, ephemeral=True)
             return self._relay
 
     def _done(self, fetch: RelayFetch) -> None:

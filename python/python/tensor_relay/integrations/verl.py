@@ -14,7 +14,6 @@ another step than it asked for fails.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -68,8 +67,7 @@ class TensorRelayCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._relay is None:
             address = ray.util.get_node_ip_address().strip("[]")
             host = f"[{address}]" if ":" in address else address
-            with tempfile.TemporaryDirectory(prefix="tensor-relay-") as folder:
-                self._relay = tensor_relay.serve(f"{host}:{self._port}", advertise=host, state_dir=folder)
+            self._relay = tensor_relay.serve(f"{host}:{self._port}", advertise=host, ephemeral=True)
         return {"ticket": self._relay.ticket, "wanted": self._published + 1}
 
     @classmethod

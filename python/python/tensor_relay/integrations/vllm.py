@@ -12,7 +12,6 @@ of a version is here and is what the trainer said: names, dtypes, shapes and num
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -203,10 +202,7 @@ class TensorRelayTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[mis
 
 def _serving(info: TensorRelayTrainerInitInfo) -> tensor_relay.Relay:
     advertise = info.advertise or ()
-    if info.state_dir is not None:
-        return tensor_relay.serve(info.listen, advertise=advertise, state_dir=info.state_dir)
-    with tempfile.TemporaryDirectory(prefix="tensor-relay-") as folder:
-        return tensor_relay.serve(info.listen, advertise=advertise, state_dir=folder)
+    return tensor_relay.serve(info.listen, advertise=advertise, state_dir=info.state_dir, ephemeral=info.state_dir is None)
 
 
 def _check(told: RelayUpdateInfo, weights: dict[str, torch.Tensor]) -> None:
