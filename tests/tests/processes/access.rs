@@ -20,7 +20,7 @@ use tensor_relay_tests::processes::{Home, Process, Serving};
 const CUT_WITHIN: Duration = Duration::from_secs(10);
 
 /// After how long a server has looked at its files.
-const LOOKED: Duration = Duration::from_secs(3);
+const LOOKED: Duration = Duration::from_secs(4);
 
 /// Both transports, which must obey the same rules.
 const TRANSPORTS: [&str; 2] = ["--transport=quic", "--transport=tcp"];
@@ -77,7 +77,7 @@ fn nobody_gets_in_without_a_ticket() {
     let expired = Made::new(&home, &server, "expired", &["--topic=**", "--expires=1s"]);
     let revoked = Made::new(&home, &server, "revoked", &["--topic=**"]);
     home.run(&["tickets", "revoke", &revoked.id]).with(0);
-    thread::sleep(Duration::from_secs(4)); // Until one has expired, and the server has looked.
+    thread::sleep(Duration::from_secs(5)); // Until one has expired, and the server has looked.
     for transport in TRANSPORTS {
         let none = "the ticket carries no token";
         let invalid = "the ticket's token is not valid there";
