@@ -41,7 +41,7 @@ def serving(program: str, path: Path, home: Path, *more: str):
     try:
         line = server.stdout.readline()
         assert line, f"the server said nothing and ended with {server.wait(PATIENCE_S)}"
-        yield json.loads(line)["topics"][0]["ticket"]
+        yield json.loads(line)["ticket_file"]
         server.terminate()
         assert server.wait(PATIENCE_S) == 0, f"the server ended with {server.returncode}"
     finally:

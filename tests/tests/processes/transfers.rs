@@ -101,7 +101,7 @@ fn a_server_is_listed() {
 fn serve_says_what_it_serves() {
     let home = Home::new();
     files::noise(&home.path("w"), 1000, 1);
-    let server = home.serve(&["--topic=w=w"]);
+    let server = home.serve(&["--topic=w=w", "--admin=none"]);
     let (key, epoch) = (server.said["key"].as_str().unwrap(), server.topic("w")["epoch"].as_str().unwrap());
     let ticket = server.ticket("w");
     assert!(ticket.starts_with(&format!("relay://{}/w?key={key}&token=", server.listen())), "{ticket}");
@@ -212,9 +212,9 @@ fn an_encoded_file_arrives_as_it_is() {
 fn a_restart_changes_nothing() {
     let home = Home::new();
     files::noise(&home.path("w"), 100_000, 1);
-    let first = home.serve(&["--topic=w=w", "--state-dir=keys"]);
+    let first = home.serve(&["--topic=w=w", "--state-dir=keys", "--admin=none"]);
     let listen = format!("--listen={}", first.listen());
-    let words = ["--topic=w=w", "--state-dir=keys", &listen];
+    let words = ["--topic=w=w", "--state-dir=keys", "--admin=none", &listen];
     let said = first.said;
     first.process.end_by(Signal::TERM).with(0);
     let second = home.serve(&words);
