@@ -102,7 +102,10 @@ impl Story {
         let checked: u64 = self.verified.iter().map(|v| v.checked_bytes).sum();
         println!("\nWhat happened");
         println!("  moved     {} of tensors between two processes, at best at {rate}", units::bytes(checked));
-        println!("  how       TLS 1.3 over UDP, {} bytes per packet here", fastest.udp_payload_bytes);
+        match fastest.udp_payload_bytes {
+            0 => println!("  how       TLS 1.3 over TCP, because the way is short"),
+            bytes => println!("  how       QUIC, {bytes} bytes per packet here"),
+        }
         println!("            in {} chunks a version, each on a stream of its own", fastest.chunks);
         println!(
             "  checked   every chunk by its hash, every version as a whole, and here every byte besides"
