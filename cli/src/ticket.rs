@@ -23,7 +23,7 @@ pub(crate) fn read_any(source: &str) -> anyhow::Result<Ticket> {
 fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
     if source.starts_with("relay://") {
         let ticket: Ticket = source.parse()?;
-        if ticket.token().is_some() && std::env::args().any(|word| word == source) {
+        if ticket.token().is_some() && std::env::args_os().any(|word| word == source) {
             crate::log::say!(
                 "warning: every user of this machine can read the ticket among this command's words while it runs; a file, \
                  or the variable TENSOR_RELAY_TICKET, shows it to nobody"

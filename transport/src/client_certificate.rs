@@ -4,6 +4,10 @@ use crate::Fingerprint;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime, pem::PemObject};
 use std::{fmt, sync::Arc, time::Duration};
 
+/// How many certificates may lead from a client's to its authority. Looking for a path through more costs a stranger little
+/// and us much.
+const INTERMEDIATES_MAX: usize = 4;
+
 /// What a client showed, whose key it proved to hold. Nothing else in it is checked yet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
@@ -66,6 +70,9 @@ impl ClientAuthorities {
     /// at `now_s`, in seconds since 1970. `None` for any other client. Revocation lists are not looked at.
     pub fn names_of(&self, shown: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
         let (certificate, others) = shown.chain.split_first()?;
+        if self.anchors.is_empty() || others.len() > INTERMEDIATES_MAX {
+            return None;
+        }
         let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
         let verified = certificate.verify_for_usage(
             webpki::ALL_VERIFICATION_ALGS,
@@ -138,6 +145,9 @@ mod tests {
         let server = client(&ours, ExtendedKeyUsagePurpose::ServerAuth);
         assert_eq!(trusted.names_of(&server, WITHIN), None, "for servers");
         assert_eq!(ClientAuthorities::default().names_of(&good, WITHIN), None);
+        let long = [&good.chain[..], &vec![theirs.der().clone(); INTERMEDIATES_MAX + 1]].concat();
+        let long = ClientCertificate::new(&long).unwrap();
+        assert_eq!(trusted.names_of(&long, WITHIN), None, "more is shown than is looked through");
         let both = ClientAuthorities::from_pem(&format!("{}{}", ours.pem(), theirs.pem())).unwrap();
         assert!(both.names_of(&foreign, WITHIN).is_some() && both != trusted);
     }

@@ -24,6 +24,9 @@ pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig,
         .with_single_cert(identity.certificates(), identity.key())?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_early_data_size = 0;
+    // No session is resumed: every connection proves anew who is there.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.ignore_client_order = true;
     Ok(config)
 }
@@ -48,15 +51,13 @@ pub(crate) fn client_config(
     };
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.enable_early_data = false;
+    config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }
 
-/// The server's half over a byte stream. It issues no session tickets: every connection authenticates anew. The keys are
-/// given away, because the records are our own.
+/// The server's half over a byte stream. The keys are given away, because the records are our own.
 pub(crate) fn stream_server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
     let mut config = server_config(identity)?;
-    config.send_tls13_tickets = 0;
-    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.enable_secret_extraction = true;
     Ok(config)
 }
@@ -68,7 +69,6 @@ pub(crate) fn stream_client_config(
     presented: Arc<OnceLock<Fingerprint>>,
 ) -> Result<rustls::ClientConfig, rustls::Error> {
     let mut config = client_config(keys, identity, presented)?;
-    config.resumption = rustls::client::Resumption::disabled();
     config.enable_secret_extraction = true;
     Ok(config)
 }

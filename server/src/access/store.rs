@@ -101,7 +101,7 @@ impl AccessStore {
             }
             Err(error) => return Err(failed("look at", error)),
         }
-        store.rules().map(|_| store)
+        store.secrets().map(|_| store)
     }
 
     /// The rules that the files hold now. Blocks.
@@ -110,7 +110,7 @@ impl AccessStore {
     /// [`AccessStoreError`] when a file cannot be read or holds something else.
     pub fn rules(&self) -> Result<Rules, AccessStoreError> {
         let secrets = self.secrets()?;
-        let revoked = self.read_lines("revoked", |line| line.parse::<TicketId>().ok())?;
+        let revoked = self.revoked()?;
         let keys = self.read_lines("keys", |line| {
             let (key, name) = line.split_once(' ')?;
             Some((key.parse::<Fingerprint>().ok()?, name.trim().to_owned()))
@@ -203,7 +203,7 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn revoke(&self, id: TicketId) -> Result<bool, AccessStoreError> {
-        if self.rules()?.revoked.contains(&id) {
+        if self.revoked()?.contains(&id) {
             return Ok(false);
         }
         self.append("revoked", &id.to_string())?;
@@ -252,6 +252,10 @@ impl AccessStore {
         secrets.insert(0, new_secret(secrets.first()));
         secrets.truncate(SECRETS_MAX);
         self.write("secrets", &lines(secrets.iter().map(Secret::to_line)))
+    }
+
+    fn revoked(&self) -> Result<Vec<TicketId>, AccessStoreError> {
+        self.read_lines("revoked", |line| line.parse().ok())
     }
 
     fn secrets(&self) -> Result<Vec<Secret>, AccessStoreError> {
@@ -348,16 +352,22 @@ async fn keep_up(
         let used = used.filter(|used| *used != written);
         let (looking, noting) = (store.clone(), used.clone());
         let look = tokio::task::spawn_blocking(move || {
-            (looking.rules(), noting.map(|used| looking.note_uses(&used)))
+            (looking.rules(), looking.revoked(), noting.map(|used| looking.note_uses(&used)))
         });
-        let Ok((rules, noted)) = look.await else { return }; // The runtime ends.
+        let Ok((rules, revoked, noted)) = look.await else { return }; // The runtime ends.
         match rules {
             Ok(rules) => {
                 unread = Told::default();
                 replace(&sender, rules);
             }
             Err(error) => {
-                unread.tell(&error, "The rules of access cannot be read; those of before stay in force.")
+                unread.tell(&error, "The rules of access cannot be read; those of before stay in force.");
+                // What is wrong with another file does not keep a stolen ticket valid.
+                let known = sender.borrow().as_ref().clone();
+                replace(
+                    &sender,
+                    Rules { revoked: revoked.unwrap_or_default().into_iter().collect(), ..known },
+                );
             }
         }
         match noted {
@@ -367,8 +377,11 @@ async fn keep_up(
     }
 }
 
-fn replace(sender: &watch::Sender<Arc<Rules>>, rules: Rules) {
+/// Puts `rules` in force. What was revoked stays so for as long as the server runs: a file that is cut short while it is
+/// written lets nobody in again.
+fn replace(sender: &watch::Sender<Arc<Rules>>, mut rules: Rules) {
     sender.send_if_modified(|known| {
+        rules.revoked.extend(&known.revoked);
         let is_new = **known != rules;
         if is_new {
             tracing::info!("The rules of access were replaced.");
@@ -490,6 +503,27 @@ mod tests {
         assert!(store.revoke(first.id).unwrap());
         assert!(!store.revoke(first.id).unwrap(), "once");
         assert_eq!(store.rules().unwrap().admit(&shown(token), 0), Err(Denied::Revoked(first.id)));
+    }
+
+    /// A ticket is revoked whatever else is broken, and stays so for a running server.
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_is_revoked_beside_a_broken_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = AccessStore::open(dir.path()).unwrap();
+        let access = store.follow().unwrap();
+        let (claims, _) = store.issue("", vec![], None).unwrap();
+        fs::write(store.path("acl"), "nonsense").unwrap();
+        assert!(AccessStore::open(dir.path()).unwrap().revoke(claims.id).unwrap());
+        let look = || async {
+            let mut rules = access.rules.clone();
+            rules.mark_unchanged();
+            let _ = tokio::time::timeout(2 * LOOK, rules.changed()).await;
+            access.rules().revoked.contains(&claims.id)
+        };
+        assert!(look().await);
+        fs::write(store.path("revoked"), "").unwrap();
+        fs::remove_file(store.path("acl")).unwrap();
+        assert!(look().await, "a file that was cut short lets nobody in again");
     }
 
     #[test]
