@@ -5,14 +5,17 @@
 //! each session asks [`Permit::changed`], and ends, or ends subscriptions, when it has lost a right.
 
 mod acl;
+mod issued;
 mod principal;
+mod reload;
 mod rules;
 mod store;
 
 pub use acl::{Acl, AclError, Decision};
+pub use issued::IssuedTicket;
 pub use principal::Principal;
 pub use rules::{Credentials, Denied, Rules};
-pub use store::{AccessStore, AccessStoreError, IssuedTicket};
+pub use store::{AccessStore, AccessStoreError};
 
 use std::{
     collections::HashMap,

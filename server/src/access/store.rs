@@ -13,7 +13,11 @@
 //! All but `secrets` may be missing. A running server looks at them every two seconds, by name, so that a file may be
 //! replaced however one likes, Kubernetes' exchange of a link included.
 
-use super::{Access, Rules, seconds_now};
+use super::{
+    Access, Rules,
+    issued::{self, IssuedTicket},
+    reload, seconds_now,
+};
 use std::{
     collections::HashMap,
     fmt::Write as _,
@@ -28,9 +32,6 @@ use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token};
 use tensor_relay_transport::{ClientAuthorities, Fingerprint};
 use tokio::sync::watch;
 
-/// How often a running server looks at the files.
-const LOOK: Duration = Duration::from_secs(2);
-
 /// The most bytes of a file that are read: a revoked ticket takes 17, a key 80.
 const FILE_MAX_BYTES: u64 = 16 << 20;
 
@@ -41,15 +42,6 @@ const SECRETS_MAX: usize = 2;
 #[derive(Debug, Clone)]
 pub struct AccessStore {
     folder: PathBuf,
-}
-
-/// A ticket that was made by hand.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IssuedTicket {
-    /// What it says.
-    pub claims: Claims,
-    /// When it was made, in seconds since 1970.
-    pub issued_s: u64,
 }
 
 /// Why the files cannot be used. Whoever looks after the state directory is to blame.
@@ -138,7 +130,7 @@ impl AccessStore {
     pub fn follow(&self) -> Result<Access, AccessStoreError> {
         let sender = watch::Sender::new(Arc::new(self.rules()?));
         let access = Access::following(sender.subscribe());
-        tokio::spawn(keep_up(self.clone(), sender, Arc::downgrade(&access.uses)));
+        tokio::spawn(reload::keep_up(self.clone(), sender, Arc::downgrade(&access.uses)));
         Ok(access)
     }
 
@@ -254,7 +246,17 @@ impl AccessStore {
         self.write("secrets", &lines(secrets.iter().map(Secret::to_line)))
     }
 
-    fn revoked(&self) -> Result<Vec<TicketId>, AccessStoreError> {
+    /// Writes down when tickets were used, beside what other servers of this folder wrote.
+    pub(super) fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
+        let mut known = self.used().unwrap_or_default(); // What is broken is replaced: it is news alone.
+        for (id, used_s) in uses {
+            let known = known.entry(*id).or_default();
+            *known = (*known).max(*used_s);
+        }
+        self.write("used", &lines(known.iter().map(|(id, used_s)| format!("{id} {used_s}"))))
+    }
+
+    pub(super) fn revoked(&self) -> Result<Vec<TicketId>, AccessStoreError> {
         self.read_lines("revoked", |line| line.parse().ok())
     }
 
@@ -334,89 +336,6 @@ impl AccessStore {
     }
 }
 
-/// Looks at the files until nobody follows the rules any more, and writes down which tickets were used.
-async fn keep_up(
-    store: AccessStore,
-    sender: watch::Sender<Arc<Rules>>,
-    uses: std::sync::Weak<std::sync::Mutex<HashMap<TicketId, u64>>>,
-) {
-    let (mut unread, mut unwritten, mut written) = (Told::default(), Told::default(), HashMap::new());
-    loop {
-        tokio::select! {
-            () = sender.closed() => return,
-            () = tokio::time::sleep(LOOK) => {}
-        }
-        let used = uses
-            .upgrade()
-            .map(|uses| uses.lock().map(|uses| uses.clone()).unwrap_or_default());
-        let used = used.filter(|used| *used != written);
-        let (looking, noting) = (store.clone(), used.clone());
-        let look = tokio::task::spawn_blocking(move || {
-            (looking.rules(), looking.revoked(), noting.map(|used| looking.note_uses(&used)))
-        });
-        let Ok((rules, revoked, noted)) = look.await else { return }; // The runtime ends.
-        match rules {
-            Ok(rules) => {
-                unread = Told::default();
-                replace(&sender, rules);
-            }
-            Err(error) => {
-                unread.tell(&error, "The rules of access cannot be read; those of before stay in force.");
-                // What is wrong with another file does not keep a stolen ticket valid.
-                let known = sender.borrow().as_ref().clone();
-                replace(
-                    &sender,
-                    Rules { revoked: revoked.unwrap_or_default().into_iter().collect(), ..known },
-                );
-            }
-        }
-        match noted {
-            Some(Err(error)) => unwritten.tell(&error, "When tickets are used cannot be written down."),
-            _ => written = used.unwrap_or(written),
-        }
-    }
-}
-
-/// Puts `rules` in force. What was revoked stays so for as long as the server runs: a file that is cut short while it is
-/// written lets nobody in again.
-fn replace(sender: &watch::Sender<Arc<Rules>>, mut rules: Rules) {
-    sender.send_if_modified(|known| {
-        rules.revoked.extend(&known.revoked);
-        let is_new = **known != rules;
-        if is_new {
-            tracing::info!("The rules of access were replaced.");
-            *known = Arc::new(rules);
-        }
-        is_new
-    });
-}
-
-/// The error that the log was told of last, so that it is told once for as long as it lasts.
-#[derive(Debug, Default)]
-struct Told(String);
-
-impl Told {
-    fn tell(&mut self, error: &AccessStoreError, what: &str) {
-        let error = error.to_string();
-        if error != self.0 {
-            tracing::warn!(%error, "{what}");
-            self.0 = error;
-        }
-    }
-}
-
-impl AccessStore {
-    /// Writes down when tickets were used, beside what other servers of this folder wrote.
-    fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
-        let mut known = self.used().unwrap_or_default(); // What is broken is replaced: it is news alone.
-        for (id, used_s) in uses {
-            let known = known.entry(*id).or_default();
-            *known = (*known).max(*used_s);
-        }
-        self.write("used", &lines(known.iter().map(|(id, used_s)| format!("{id} {used_s}"))))
-    }
-}
-
 fn lines(lines: impl Iterator<Item = String>) -> String {
     lines.fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{line}"); // To a string.
@@ -430,192 +349,5 @@ fn new_secret(before: Option<&Secret>) -> Secret {
     Secret::new(SecretId(number), rand::random())
 }
 
-/// The lines of `issued`: `ID ISSUED EXPIRES VERBS:TOPICS… HOLDER`, tabs between them, `-` for never.
-mod issued {
-    use super::IssuedTicket;
-    use tensor_relay_protocol::{Claims, Glob, Grant};
-
-    pub(super) fn to_line(ticket: &IssuedTicket) -> String {
-        let Claims { id, holder, expires_s, grants } = &ticket.claims;
-        let expires = expires_s.map_or_else(|| "-".into(), |s| s.to_string());
-        let grants = grants.iter().map(|grant| format!("{grant}\t")).collect::<String>();
-        format!("{id}\t{}\t{expires}\t{grants}{holder}", ticket.issued_s)
-    }
-
-    pub(super) fn from_line(line: &str) -> Option<IssuedTicket> {
-        let words: Vec<_> = line.split('\t').collect();
-        let [id, issued_s, expires, grants @ .., holder] = &words[..] else { return None };
-        let grant = |text: &&str| {
-            let (verbs, topics) = text.split_once(' ')?;
-            Some(Grant { topics: Glob::new(topics).ok()?, verbs: verbs.parse().ok()? })
-        };
-        let expires_s = match *expires {
-            "-" => None,
-            expires_s => Some(expires_s.parse().ok()?),
-        };
-        let claims = Claims {
-            id: id.parse().ok()?,
-            holder: (*holder).to_owned(),
-            expires_s,
-            grants: grants.iter().map(grant).collect::<Option<_>>()?,
-        };
-        Some(IssuedTicket { claims, issued_s: issued_s.parse().ok()? })
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::access::{Credentials, Decision, Denied};
-    use std::os::unix::fs::PermissionsExt;
-    use tensor_relay_protocol::{Glob, Topic, Verb, Verbs};
-
-    fn claims(id: u8) -> Claims {
-        let grant = |topics| Grant { topics: Glob::new(topics).unwrap(), verbs: Verbs::CONSUME };
-        let grants = vec![grant("policy/**"), grant("a b")];
-        Claims { id: TicketId([id; 8]), holder: "Paris, 2 GPUs".into(), expires_s: Some(u64::MAX), grants }
-    }
-
-    fn shown(token: Token) -> Credentials {
-        Credentials { token: Some(token), certificate: None }
-    }
-
-    #[test]
-    fn the_first_start_makes_a_secret_that_only_its_owner_reads() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let mode = fs::metadata(store.path("secrets")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        let again = AccessStore::open(dir.path()).unwrap();
-        assert_eq!(store.rules().unwrap(), again.rules().unwrap(), "it is made once");
-    }
-
-    #[test]
-    fn tickets_are_issued_listed_and_revoked() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let (first, token) = store.issue("Paris, 2 GPUs", claims(1).grants, None).unwrap();
-        let (second, _) = store.issue("", vec![], Some(Duration::from_secs(60))).unwrap();
-        let issued = store.issued().unwrap();
-        assert_eq!([&issued[0].claims, &issued[1].claims], [&first, &second]);
-        assert_eq!((first.expires_s, second.expires_s), (None, Some(issued[1].issued_s + 60)));
-        assert!(store.rules().unwrap().admit(&shown(token.clone()), 0).is_ok());
-        assert!(store.revoke(first.id).unwrap());
-        assert!(!store.revoke(first.id).unwrap(), "once");
-        assert_eq!(store.rules().unwrap().admit(&shown(token), 0), Err(Denied::Revoked(first.id)));
-    }
-
-    /// A ticket is revoked whatever else is broken, and stays so for a running server.
-    #[tokio::test(start_paused = true)]
-    async fn a_ticket_is_revoked_beside_a_broken_list() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let access = store.follow().unwrap();
-        let (claims, _) = store.issue("", vec![], None).unwrap();
-        fs::write(store.path("acl"), "nonsense").unwrap();
-        assert!(AccessStore::open(dir.path()).unwrap().revoke(claims.id).unwrap());
-        let look = || async {
-            let mut rules = access.rules.clone();
-            rules.mark_unchanged();
-            let _ = tokio::time::timeout(2 * LOOK, rules.changed()).await;
-            access.rules().revoked.contains(&claims.id)
-        };
-        assert!(look().await);
-        fs::write(store.path("revoked"), "").unwrap();
-        fs::remove_file(store.path("acl")).unwrap();
-        assert!(look().await, "a file that was cut short lets nobody in again");
-    }
-
-    #[test]
-    fn what_no_ticket_holds_is_refused_and_not_listed() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let many = vec![Grant::everywhere(Verbs::CONSUME); 65];
-        for (holder, grants) in [("a\tb", vec![]), ("a", many), (&*"a".repeat(256), vec![])] {
-            let refused = store.issue(holder, grants, None);
-            assert!(matches!(refused, Err(AccessStoreError::Unfit(_))), "{refused:?}");
-        }
-        assert_eq!(store.issued().unwrap(), []);
-    }
-
-    #[test]
-    fn keys_are_trusted_by_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let (one, two) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
-        fs::write(store.path("keys"), "# mine\n").unwrap();
-        store.trust(one, "a").unwrap();
-        store.trust(two, "b").unwrap();
-        store.trust(one, "c").unwrap();
-        assert_eq!(store.rules().unwrap().keys, [(one, "c".to_owned()), (two, "b".to_owned())].into());
-        assert!(!store.distrust("a").unwrap());
-        assert!(store.distrust("b").unwrap() && store.distrust(&one.to_string()).unwrap());
-        assert_eq!(fs::read_to_string(store.path("keys")).unwrap(), "# mine\n", "comments stay");
-    }
-
-    #[test]
-    fn a_rotated_secret_is_valid_once_more() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let token = store.seal(&claims(1)).unwrap();
-        store.rotate().unwrap();
-        assert!(store.rules().unwrap().admit(&shown(token.clone()), 0).is_ok());
-        assert_ne!(store.seal(&claims(1)).unwrap(), token, "new tickets have the new one");
-        store.rotate().unwrap();
-        assert!(store.rules().unwrap().admit(&shown(token), 0).is_err());
-    }
-
-    #[test]
-    fn broken_files_are_named_and_not_shown() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let secrets = fs::read_to_string(store.path("secrets")).unwrap();
-        for (file, text, told) in [
-            ("secrets", secrets[1..].to_owned(), "line 1 is not understood"),
-            ("secrets", String::new(), "holds no secret"),
-            ("revoked", "\n# all\nnonsense".into(), "line 3 is not understood"),
-            ("keys", "sha256:00 a".into(), "line 1 is not understood"),
-            ("acl", "key:a read **".into(), "line 1: there is no verb"),
-            ("ca.pem", "nonsense".into(), "no certificates of authorities"),
-        ] {
-            let before = fs::read(store.path(file)).ok();
-            fs::write(store.path(file), &text).unwrap();
-            let error = store.rules().unwrap_err().to_string();
-            assert!(error.contains(told) && error.contains(file), "{error}");
-            assert!(text.len() < 20 || !error.contains(&text[10..20]), "{error}");
-            match before {
-                Some(before) => fs::write(store.path(file), before).unwrap(),
-                None => fs::remove_file(store.path(file)).unwrap(),
-            }
-        }
-        assert!(store.rules().is_ok());
-    }
-
-    /// Rules that cannot be read change nothing; those that can do at the next look, also where a link was exchanged.
-    #[tokio::test(start_paused = true)]
-    async fn rules_are_followed() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = AccessStore::open(dir.path()).unwrap();
-        let access = store.follow().unwrap();
-        let key = Fingerprint([5; 32]);
-        let topic = Topic::new("kv/a").unwrap();
-        let looked = || async {
-            let mut rules = access.rules.clone();
-            rules.mark_unchanged();
-            let _ = tokio::time::timeout(2 * LOOK, rules.changed()).await;
-            let rules = access.rules();
-            let name = rules.keys.get(&key).map(|name| format!("key:{name}"));
-            name.is_some_and(|name| rules.acl.decide(&name, Verb::List, &topic) != Decision::Denied)
-        };
-        assert!(!looked().await);
-        let elsewhere = dir.path().join("elsewhere");
-        fs::write(&elsewhere, "key:gpu-* list kv/*").unwrap();
-        std::os::unix::fs::symlink(&elsewhere, store.path("acl")).unwrap();
-        fs::write(store.path("keys"), format!("{key} gpu-1\n")).unwrap();
-        assert!(looked().await);
-        fs::write(&elsewhere, "nonsense").unwrap();
-        assert!(looked().await, "the rules of before stay");
-        fs::write(&elsewhere, "").unwrap();
-        assert!(!looked().await);
-    }
-}
+mod tests;
