@@ -81,7 +81,7 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {} (TCP)", args.listen))?;
     let made = args.token.is_none();
-    let door = Door {
+    let door = PublishSocket {
         token: args.token.unwrap_or_else(Token::random),
         worker: this.clone(),
         data: SocketAddr::new(args.listen.ip(), args.data_port),
@@ -116,13 +116,13 @@ pub async fn run(args: NodeArgs, this: &Program) -> Result<()> {
 
 /// What every connection needs.
 #[derive(Clone)]
-struct Door {
+struct PublishSocket {
     token: Token,
     worker: Program,
     data: SocketAddr,
 }
 
-impl Door {
+impl PublishSocket {
     /// Lets a driver in that knows the token, and a worker work for it to the end.
     async fn serve(&self, mut stream: TcpStream) -> Result<ExitStatus> {
         stream.set_nodelay(true)?;

@@ -14,7 +14,7 @@ pub(crate) use access::{
 pub(crate) use device::{DeviceArgs, DeviceName};
 pub(crate) use folder::FolderArgs;
 pub(crate) use publish::PublishArgs;
-pub(crate) use serve::{Hold, ServeArgs};
+pub(crate) use serve::{HoldArg, ServeArgs};
 pub(crate) use subscribe::{OnGap, SubscribeArgs};
 
 use crate::{log::LogFormat, units};

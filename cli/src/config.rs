@@ -39,7 +39,7 @@ use std::{ffi::OsString, path::PathBuf};
 /// with the file or a variable.
 pub(crate) fn read(words: &[OsString]) -> anyhow::Result<(Args, Layers)> {
     let command = variable::command();
-    let glance = Glance::at(&command, words)?;
+    let glance = EarlyArguments::at(&command, words)?;
     let layers = match glance.heeds_file() {
         true => Layers::find(command, glance.file.as_deref())?,
         false => Layers::without_file(command),
@@ -52,7 +52,7 @@ pub(crate) fn read(words: &[OsString]) -> anyhow::Result<(Args, Layers)> {
 /// What must be known of the words before the file can be read. Mistakes are passed over here; they are told when the
 /// words are read for good.
 #[derive(Debug, Default)]
-struct Glance {
+struct EarlyArguments {
     command: Option<String>,
     file: Option<PathBuf>,
     /// The switches that are turned off, by id.
@@ -60,7 +60,7 @@ struct Glance {
     wants_sample: bool,
 }
 
-impl Glance {
+impl EarlyArguments {
     /// # Errors
     /// When the words ask for help or the version: this is what is then shown, without anybody's configuration in it.
     fn at(command: &Command, words: &[OsString]) -> Result<Self, clap::Error> {

@@ -8,13 +8,13 @@ mod child;
 pub(crate) mod consumer;
 mod events;
 pub(crate) mod producer;
-mod story;
+mod report;
 
 use crate::{args::DemoArgs, signals::Signals};
 use child::Child;
-use events::{ConsumerEvent, ProducerEvent, Smalls, Verified};
+use events::{ConsumerEvent, ProducerEvent, SmallVersions, Verified};
+use report::DemoReport;
 use std::{process::ExitCode, time::Duration};
-use story::Story;
 
 /// The smallest model that is one: below, the small tensors would not fit.
 const SIZE_MIN: u64 = 1 << 20;
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
 async fn play(args: &DemoArgs) -> anyhow::Result<()> {
     let state_dir = tempfile::tempdir()?;
     let patience = patience(args.size);
-    let mut story = Story::begin(args);
+    let mut story = DemoReport::begin(args);
     let mut producer = Child::start("producer", producer_words(args, state_dir.path()), patience)?;
     let ProducerEvent::Serving(serving) = producer.next().await?;
     story.serving(&serving, producer.id());
@@ -85,7 +85,7 @@ async fn expect_connected(consumer: &mut Child) -> anyhow::Result<()> {
     }
 }
 
-async fn next_verified(consumer: &mut Child, story: &mut Story) -> anyhow::Result<Verified> {
+async fn next_verified(consumer: &mut Child, story: &mut DemoReport) -> anyhow::Result<Verified> {
     loop {
         match consumer.next().await? {
             ConsumerEvent::Progress(progress) => story.progress(progress),
@@ -95,9 +95,9 @@ async fn next_verified(consumer: &mut Child, story: &mut Story) -> anyhow::Resul
     }
 }
 
-async fn next_smalls(consumer: &mut Child) -> anyhow::Result<Smalls> {
+async fn next_smalls(consumer: &mut Child) -> anyhow::Result<SmallVersions> {
     match consumer.next().await? {
-        ConsumerEvent::Smalls(smalls) => Ok(smalls),
+        ConsumerEvent::SmallVersions(smalls) => Ok(smalls),
         other => anyhow::bail!("the consumer said {other:?} while small versions were on their way"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};
-use tensor_relay_server::beside::{self, Refusal};
+use tensor_relay_server::sidecar::{self, Refusal};
 
 /// An exit code of `tensor-relay`. Wrong usage is 2 and set by clap; a signal is 128 plus its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,15 +63,17 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     if cause.is::<crate::subscribe::hook::HookError>() {
         return Some(Exit::HookFailed);
     }
-    if cause.is::<crate::publish::NotInTime>() || cause.is::<beside::Lost>() {
+    if cause.is::<crate::publish::NotInTime>() || cause.is::<sidecar::ConnectionLost>() {
         return Some(Exit::Unreachable);
     }
-    if let Some(error) = cause.downcast_ref::<beside::ConnectError>() {
+    if let Some(error) = cause.downcast_ref::<sidecar::ConnectError>() {
         return Some(of_socket(error));
     }
     match cause.downcast_ref() {
-        Some(beside::PublishError::Lost(_)) => return Some(Exit::Unreachable),
-        Some(beside::PublishError::Refused { reason: Refusal::Forbidden, .. }) => return Some(Exit::Refused),
+        Some(sidecar::PublishError::ConnectionLost(_)) => return Some(Exit::Unreachable),
+        Some(sidecar::PublishError::Refused { reason: Refusal::Forbidden, .. }) => {
+            return Some(Exit::Refused);
+        }
         _ => {}
     }
     if let Some(error) = cause.downcast_ref::<ClientError>() {
@@ -81,11 +83,11 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
 }
 
 /// Why there is no connection to a server beside this process.
-fn of_socket(error: &beside::ConnectError) -> Exit {
+fn of_socket(error: &sidecar::ConnectError) -> Exit {
     match error {
-        beside::ConnectError::NotPermitted { .. }
-        | beside::ConnectError::Refused { .. }
-        | beside::ConnectError::Stranger { .. } => Exit::Refused,
+        sidecar::ConnectError::NotPermitted { .. }
+        | sidecar::ConnectError::Refused { .. }
+        | sidecar::ConnectError::Stranger { .. } => Exit::Refused,
         _ => Exit::Unreachable,
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 use tensor_relay_server::{
     TensorFiles,
-    beside::{Producer, Publication, SealedVersion, Terms},
+    sidecar::{Producer, Publication, SealedVersion, Terms},
 };
 
 /// Something that was waited for did not happen.

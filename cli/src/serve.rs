@@ -1,14 +1,14 @@
 //! `tensor-relay serve`: files as topics.
 
 pub(crate) mod admission;
-mod beside;
 mod ledger;
 mod load;
 mod offer;
+mod publish_socket;
 
 use crate::{
     admin::{Bound, DeviceMemory, ServerSubject},
-    args::{DeviceName, Hold, ServeArgs},
+    args::{DeviceName, HoldArg, ServeArgs},
     codecs, device,
     exit::UsageError,
     signals::Signals,
@@ -143,8 +143,8 @@ pub(crate) async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     }
     let ticket_file = admission::ticket_file(&args, &state_dir);
     admission::write_tickets(&ticket_file, &tickets)?;
-    let open = beside::open(&server, &args, loader.device.as_ref())?;
-    let given_out = GivenOut { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
+    let open = publish_socket::open(&server, &args, loader.device.as_ref())?;
+    let given_out = ServerTickets { tickets: &tickets, file: &ticket_file, are_secret: !args.open };
     report(&args, (listening, admin_address), identity.fingerprint(), &topics, &given_out);
     let mut looking = look_after(offers, args.watch_interval, args.json);
     let ended = tokio::select! {
@@ -327,7 +327,7 @@ fn refuse_duplicates(args: &ServeArgs) -> anyhow::Result<()> {
 
 fn refuse_borrowing_for_a_gpu(args: &ServeArgs) -> anyhow::Result<()> {
     match (args.hold, args.device.device) {
-        (Hold::Borrow, device @ DeviceName::Cuda(_)) => bail!(UsageError(format!(
+        (HoldArg::Borrow, device @ DeviceName::Cuda(_)) => bail!(UsageError(format!(
             "--hold borrow leaves tensors in their files, and --device {device} puts them into the GPU's memory: \
              only one of the two can be; without --hold borrow, the files are read once and uploaded"
         ))),
@@ -380,7 +380,7 @@ fn advertised(args: &ServeArgs, listening: SocketAddr) -> Vec<String> {
 }
 
 /// The tickets of this server.
-struct GivenOut<'a> {
+struct ServerTickets<'a> {
     tickets: &'a [String],
     /// Where they were written.
     file: &'a Path,
@@ -393,7 +393,7 @@ fn report(
     (listen, admin): (SocketAddr, Option<SocketAddr>),
     key: Fingerprint,
     topics: &[Served],
-    given_out: &GivenOut<'_>,
+    given_out: &ServerTickets<'_>,
 ) {
     let mut out = std::io::stdout().lock();
     let written = match args.json {

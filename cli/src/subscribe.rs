@@ -37,7 +37,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
         _ => ticket::read(&args.ticket.ticket, named.as_ref())?,
     };
     let mut signals = Signals::hear()?.with_hangup()?;
-    let wanted = Wanted::new(&args, &ticket)?;
+    let wanted = SubscribeTarget::new(&args, &ticket)?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot use the output folder {}", dir.display()))?;
@@ -115,12 +115,12 @@ fn config(args: &SubscribeArgs) -> Config {
 }
 
 /// What to receive.
-enum Wanted {
+enum SubscribeTarget {
     One(Topic),
     All(Glob),
 }
 
-impl Wanted {
+impl SubscribeTarget {
     fn new(args: &SubscribeArgs, ticket: &Ticket) -> anyhow::Result<Self> {
         match &args.topic {
             Some(glob) if glob.is_literal() => {
@@ -138,11 +138,15 @@ impl Wanted {
 /// The client, and who tells of what it has.
 type Receiving<'a> = (&'a Client, &'a Consumer);
 
-async fn receive(args: &Arc<SubscribeArgs>, by: Receiving<'_>, wanted: Wanted) -> anyhow::Result<()> {
+async fn receive(
+    args: &Arc<SubscribeArgs>,
+    by: Receiving<'_>,
+    wanted: SubscribeTarget,
+) -> anyhow::Result<()> {
     match wanted {
-        Wanted::One(topic) => Follow::begin(args, by, topic, true).await?.run().await,
-        Wanted::All(glob) if args.once => receive_once(args, by, &glob).await,
-        Wanted::All(glob) => receive_all(args, by, &glob).await,
+        SubscribeTarget::One(topic) => Follow::begin(args, by, topic, true).await?.run().await,
+        SubscribeTarget::All(glob) if args.once => receive_once(args, by, &glob).await,
+        SubscribeTarget::All(glob) => receive_all(args, by, &glob).await,
     }
 }
 

@@ -13,7 +13,7 @@ use tensor_relay_protocol::{Announce, ChunkIndex, Epoch, ManifestDigest, RangeSe
 use tensor_relay_transport::{Workers, ingress};
 
 /// Which version a chunk of a base is of.
-pub(crate) type Of = (Epoch, Version);
+pub(crate) type VersionKey = (Epoch, Version);
 
 /// The base of one subscription.
 ///
@@ -35,21 +35,21 @@ pub(crate) struct Base {
     /// The manifest of the version that was committed last.
     committed: Option<ManifestDigest>,
     /// The version under way.
-    under_way: Option<UnderWay>,
+    under_way: Option<PendingBase>,
     /// What the server was told that it may code against, on this connection.
-    told: Option<Of>,
+    told: Option<VersionKey>,
     /// Whether it was logged that there is no memory.
     complained: bool,
 }
 
 #[derive(Debug)]
-struct UnderWay {
-    of: Of,
+struct PendingBase {
+    of: VersionKey,
     manifest: ManifestDigest,
     /// Whether the copy becomes this version.
     keep: bool,
     /// Against what its chunks may be coded.
-    against: Option<Of>,
+    against: Option<VersionKey>,
 }
 
 #[derive(Debug, Default)]
@@ -67,8 +67,8 @@ pub(crate) struct Chunk {
     shared: Arc<Shared>,
     chunk: ChunkIndex,
     keep: bool,
-    against: Option<Of>,
-    becomes: Of,
+    against: Option<VersionKey>,
+    becomes: VersionKey,
 }
 
 impl Base {
@@ -79,7 +79,7 @@ impl Base {
 
     /// What the server is told on a new connection: the version against which it may code what is not `held` of the version
     /// that is to be continued, or all of the next one.
-    pub(crate) fn tell(&mut self, held: Option<&RangeSet>) -> Option<Of> {
+    pub(crate) fn tell(&mut self, held: Option<&RangeSet>) -> Option<VersionKey> {
         let none = RangeSet::new();
         let (_, shared) = self.copy.as_ref()?;
         self.told = shared.copy().rest_of(held.unwrap_or(&none));
@@ -109,7 +109,7 @@ impl Base {
         let (of, manifest) = ((announce.id.epoch, announce.id.version), announce.manifest);
         let against = self.told.filter(|(epoch, version)| *epoch == of.0 && *version < of.1);
         let keep = announce.may_be_base && self.copy.is_some();
-        self.under_way = Some(UnderWay { of, manifest, keep, against });
+        self.under_way = Some(PendingBase { of, manifest, keep, against });
         against.map(|(_, version)| version)
     }
 
@@ -117,7 +117,7 @@ impl Base {
     pub(crate) fn chunk(&self, chunk: ChunkIndex) -> Option<Chunk> {
         let (_, shared) = self.copy.as_ref()?;
         let under_way = self.under_way.as_ref()?;
-        let UnderWay { of: becomes, keep, against, .. } = *under_way;
+        let PendingBase { of: becomes, keep, against, .. } = *under_way;
         (keep || against.is_some()).then(|| Chunk {
             shared: Arc::clone(shared),
             chunk,
@@ -221,7 +221,7 @@ mod tests {
         Selection::all(Arc::new(Manifest::layout(vec![spec], vec![], 256, &Limits::default()).unwrap()))
     }
 
-    fn of(version: u64) -> Of {
+    fn of(version: u64) -> VersionKey {
         (Epoch(1), Version(version))
     }
 

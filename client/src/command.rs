@@ -1,6 +1,8 @@
 //! Commands from the user's handles to the session.
 
-use crate::{Request, buffers::Lent, holding::Holding, progress::Counters, snapshot_queue::SnapshotQueue};
+use crate::{
+    Request, buffers::Lent, holding::HoldCounter, progress::Counters, snapshot_queue::SnapshotQueue,
+};
 use std::sync::Arc;
 use tensor_relay_protocol::{Epoch, Glob, SubscriptionId, Topic, TopicEntry, Version, WatchId};
 use tokio::sync::{mpsc, oneshot};
@@ -29,7 +31,7 @@ pub(crate) struct Opened {
     pub(crate) handle: SubscriptionHandle,
     pub(crate) queue: Arc<SnapshotQueue>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) holding: Arc<Holding>,
+    pub(crate) holding: Arc<HoldCounter>,
 }
 
 /// A subscription of the session, which ends when this is dropped.

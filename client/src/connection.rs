@@ -5,7 +5,7 @@ mod lane_task;
 mod lanes;
 mod plan;
 
-pub(crate) use lanes::Roster;
+pub(crate) use lanes::LaneRegistry;
 
 use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
 use lanes::Lanes;
@@ -73,7 +73,7 @@ pub(crate) struct Place {
 
 /// What the server is told when this end closes a connection.
 #[derive(Debug)]
-pub(crate) struct LastWord {
+pub(crate) struct CloseReason {
     pub(crate) code: CloseCode,
     pub(crate) text: String,
     pub(crate) by_user: bool,
@@ -88,7 +88,7 @@ pub(crate) struct Target {
     /// What the ticket proves.
     pub(crate) token: Option<Token>,
     /// Where the lanes of the present connection are listed.
-    pub(crate) roster: Arc<Roster>,
+    pub(crate) roster: Arc<LaneRegistry>,
 }
 
 impl Connection {
@@ -167,7 +167,7 @@ impl Connection {
     }
 
     /// Gives a lost connection up, and waits for what has all its bytes. Nothing touches the memory of a version then.
-    pub(crate) async fn give_up(mut self, last: LastWord) -> Vec<Event> {
+    pub(crate) async fn give_up(mut self, last: CloseReason) -> Vec<Event> {
         self.lanes.close(last.code, &last.text);
         let mut events = vec![];
         let finish = async {
@@ -181,7 +181,7 @@ impl Connection {
     }
 
     /// Ends the connection. What this end said last is heard first, where the user ended it.
-    pub(crate) async fn close(self, last: LastWord) {
+    pub(crate) async fn close(self, last: CloseReason) {
         let Self { mut lanes, sender, receiver, .. } = self;
         drop(sender);
         if last.by_user {

@@ -3,7 +3,7 @@
 mod device_sink;
 mod on_device;
 
-pub(crate) use on_device::{Lodged, OnDevice, Shared};
+pub(crate) use on_device::{LentBuffer, OnDevice, Shared};
 
 use crate::{
     buffers::{Fit, Lent, LentMemory, Writing},

@@ -139,7 +139,7 @@ impl Subscription {
     async fn receive_into<B>(&mut self, lent: Lent, lender: Lender<B>) -> Result<Received<B>, FillError<B>> {
         self.acknowledge();
         let writing = lender.writing();
-        let given = Given::new(self, lent);
+        let given = LentBuffers::new(self, lent);
         let found = self.next_version().await;
         drop(given);
         let mut taken = match found {
@@ -200,12 +200,12 @@ enum Received<B> {
 }
 
 /// Buffers that are lent to the session. Dropping this takes them back, unless the session is writing to them.
-struct Given {
+struct LentBuffers {
     id: SubscriptionId,
     commands: mpsc::UnboundedSender<Command>,
 }
 
-impl Given {
+impl LentBuffers {
     fn new(subscription: &Subscription, lent: Lent) -> Self {
         let given = Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
         // Where the session is gone, the buffers come back at once, and the queue says why.
@@ -214,7 +214,7 @@ impl Given {
     }
 }
 
-impl Drop for Given {
+impl Drop for LentBuffers {
     fn drop(&mut self) {
         let _ = self.commands.send(Command::Give(self.id, None));
     }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 /// Counts the snapshots of one subscription that the user holds.
 #[derive(Debug, Default)]
-pub(crate) struct Holding {
+pub(crate) struct HoldCounter {
     state: Mutex<State>,
     dropped: Notify,
 }
@@ -22,7 +22,7 @@ struct State {
     ever: u64,
 }
 
-impl Holding {
+impl HoldCounter {
     /// Which versions the user holds, oldest first.
     pub(crate) fn versions(&self) -> Vec<VersionId> {
         self.state().versions.values().cloned().collect()
@@ -46,16 +46,16 @@ impl Holding {
     ) -> (Bytes, VolatileBytes) {
         let held = Arc::new(self.hold(id));
         let volatile = volatile.keep(Arc::clone(&held));
-        (Bytes::from_owner(Handed { payload, _held: held }), volatile)
+        (Bytes::from_owner(HeldBytes { payload, _held: held }), volatile)
     }
 
     /// Counts one more, until what this gives is dropped.
-    pub(crate) fn hold(self: &Arc<Self>, id: VersionId) -> Held {
+    pub(crate) fn hold(self: &Arc<Self>, id: VersionId) -> HeldVersion {
         let mut state = self.state();
         let number = state.ever;
         state.ever += 1;
         state.versions.insert(number, id);
-        Held { number, holding: Arc::clone(self) }
+        HeldVersion { number, holding: Arc::clone(self) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -65,12 +65,12 @@ impl Holding {
 
 /// Bytes that the user holds. Fields are dropped in order: when it no longer counts as held, its memory is free
 /// already.
-struct Handed {
+struct HeldBytes {
     payload: Bytes,
-    _held: Arc<Held>,
+    _held: Arc<HeldVersion>,
 }
 
-impl AsRef<[u8]> for Handed {
+impl AsRef<[u8]> for HeldBytes {
     fn as_ref(&self) -> &[u8] {
         &self.payload
     }
@@ -78,12 +78,12 @@ impl AsRef<[u8]> for Handed {
 
 /// One version that the user holds.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldVersion {
     number: u64,
-    holding: Arc<Holding>,
+    holding: Arc<HoldCounter>,
 }
 
-impl Drop for Held {
+impl Drop for HeldVersion {
     fn drop(&mut self) {
         self.holding.state().versions.remove(&self.number);
         self.holding.dropped.notify_one();
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_version_is_held_until_its_last_slice_is_gone() {
-        let holding = Arc::new(Holding::default());
+        let holding = Arc::new(HoldCounter::default());
         let id = VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(1), version: Version(7) };
         let payload = Region::from_owner(b"abcdef".to_vec()).freeze_volatile();
         let (payload, volatile) = holding.hand_over(id.clone(), payload);

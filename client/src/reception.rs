@@ -8,7 +8,7 @@ use crate::{
     connection::{Connection, Place},
     destination::{Allocators, Destination},
     error::TransferError,
-    holding::Holding,
+    holding::HoldCounter,
     progress::Counters,
     snapshot_queue::SnapshotQueue,
 };
@@ -16,7 +16,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
 };
-use tensor_relay_device::{Demand, Device};
+use tensor_relay_device::{CacheLease, Device};
 use tensor_relay_protocol::{
     Action, Announce, ChunkHeader, ClientMessage, Commit, Dtype, LaneId, Misbehaved, Released, Selection,
     StreamToken, Subscriber, Topic, Verified, Version, VersionFault, VersionId,
@@ -36,7 +36,7 @@ pub(crate) struct Reception {
     pub(crate) machine: Subscriber,
     pub(crate) queue: Arc<SnapshotQueue>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) holding: Arc<Holding>,
+    pub(crate) holding: Arc<HoldCounter>,
     topic: Topic,
     keep_place: bool,
     /// Buffers of the user's that the next version to begin goes into.
@@ -45,7 +45,7 @@ pub(crate) struct Reception {
     base: Base,
     /// Keeps the memory of snapshots that were dropped for the next ones.
     #[expect(dead_code, reason = "it is only dropped")]
-    demand: Demand,
+    demand: CacheLease,
     /// When the version under way was announced first.
     began: Instant,
     /// Where the version under way lands.
@@ -90,7 +90,7 @@ impl Drop for Reception {
 
 impl Reception {
     /// A reception for `request`.
-    pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, demand: Demand) -> Self {
+    pub(crate) fn new(request: &Request, machine: Subscriber, base: Base, demand: CacheLease) -> Self {
         Self {
             machine,
             queue: Arc::new(SnapshotQueue::new(request.mode)),

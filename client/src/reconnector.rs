@@ -4,7 +4,7 @@ use crate::{
     ClientError,
     backoff::Backoff,
     command::Command,
-    connection::{Connection, Roster, Target},
+    connection::{Connection, LaneRegistry, Target},
     error::SessionError,
     session::Session,
 };
@@ -25,7 +25,7 @@ pub(crate) struct State {
     /// The connection of now, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
     /// The further lanes of that connection.
-    pub(crate) roster: Arc<Roster>,
+    pub(crate) roster: Arc<LaneRegistry>,
     /// The ingress of all chunks.
     pub(crate) ingress: Ingress,
     /// Where snapshots on the host lie.

@@ -4,7 +4,7 @@ use crate::{
     Progress, Request, Snapshot, SubscriptionError,
     command::{Command, Opened, SubscriptionHandle},
     destination::Payload,
-    holding::Holding,
+    holding::HoldCounter,
     progress::Counters,
     snapshot_queue::{Found, SnapshotQueue},
 };
@@ -22,7 +22,7 @@ pub struct Subscription {
     pub(crate) queue: Arc<SnapshotQueue>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) patience: Patience,
-    pub(crate) holding: Arc<Holding>,
+    pub(crate) holding: Arc<HoldCounter>,
     /// In mode `every`, the version that the user works on.
     pub(crate) taken: Option<VersionId>,
     /// Since when a snapshot is held back because the user holds too many. Calls that are cancelled leave it as it is.
@@ -213,7 +213,7 @@ impl Subscription {
     }
 }
 
-fn holding_too_many(topic: &Topic, holding: &Holding, max: usize, waited: Duration) -> SubscriptionError {
+fn holding_too_many(topic: &Topic, holding: &HoldCounter, max: usize, waited: Duration) -> SubscriptionError {
     SubscriptionError::HoldingTooMany {
         topic: topic.clone(),
         held: holding.versions().iter().map(|id| id.version).collect(),

@@ -7,8 +7,8 @@
 use std::{ops::Range, sync::Arc};
 
 use crate::{
-    Capacity, CopyEngine, CopyError, Copying, EngineSink, EngineSource, Sink, SinkError, Slot, SlotPool,
-    Source, SourceError, Stretch,
+    Capacity, CopyEngine, CopyError, CopySegment, Copying, EngineSink, EngineSource, Sink, SinkError, Slot,
+    SlotPool, Source, SourceError,
 };
 
 /// Makes a module `$name` with one `#[tokio::test]` per case. `$make_engine` is the name of a function in the
@@ -79,7 +79,7 @@ pub async fn the_rest_of_memory_and_slot_stays<E: CopyEngine>(engine: Arc<E>) {
 
     let mut slot = slots.acquire().await;
     slot.fill(3);
-    let slot = landed(engine.copy_out(vec![Stretch::new(&memory, 101, 33)], slot)).await;
+    let slot = landed(engine.copy_out(vec![CopySegment::new(&memory, 101, 33)], slot)).await;
     assert_eq!(slot[..], [vec![2; 33], vec![3; 267]].concat());
 }
 
@@ -90,7 +90,7 @@ pub async fn stretches_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>)
     for (seed, memory) in memories.iter().enumerate() {
         fill(&*engine, memory, &slots, 0, &pattern(300, seed as u8)).await;
     }
-    let stretch = |(memory, offset, len, at): (usize, u64, usize, usize)| Stretch {
+    let stretch = |(memory, offset, len, at): (usize, u64, usize, usize)| CopySegment {
         memory: Arc::clone(&memories[memory]),
         offset,
         len,
@@ -119,7 +119,7 @@ pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let memory = engine.allocate(100).expect("the engine has memory");
     for (offset, len) in [(37, 64), (101, 0), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
         let expected = CopyError::OutOfBounds { offset, len, at: 0, memory_bytes: 100, slot_bytes: 64 };
-        let stretch = || vec![Stretch::new(&memory, offset, len)];
+        let stretch = || vec![CopySegment::new(&memory, offset, len)];
         let out = engine.copy_out(stretch(), slots.acquire().await);
         assert_eq!(out.await.expect_err("this copy is out of bounds"), expected);
         let into = engine.copy_in(slots.acquire().await, stretch());
@@ -134,10 +134,10 @@ pub async fn one_bad_stretch_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
     let memory = engine.allocate(100).expect("the engine has memory");
     fill(&*engine, &memory, &slots, 0, &[1; 64]).await;
     for (offset, len, at) in [(90, 11, 0), (0, 1, 64), (0, 1, usize::MAX)] {
-        let bad = Stretch { memory: Arc::clone(&memory), offset, len, at };
+        let bad = CopySegment { memory: Arc::clone(&memory), offset, len, at };
         let mut slot = slots.acquire().await;
         slot.fill(2);
-        let refused = engine.copy_in(slot, vec![Stretch::new(&memory, 0, 10), bad]).await;
+        let refused = engine.copy_in(slot, vec![CopySegment::new(&memory, 0, 10), bad]).await;
         assert!(matches!(refused, Err(CopyError::OutOfBounds { slot_bytes: 64, .. })), "{refused:?}");
     }
     assert_eq!(read(&*engine, &memory, &slots, 0, 64).await, [1; 64]);
@@ -147,7 +147,7 @@ pub async fn one_bad_stretch_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
 pub async fn foreign_slots_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let strange = SlotPool::new(Capacity { slots: 1, slot_bytes: 64 }).expect("there is memory for a slot");
     let memory = engine.allocate(64).expect("the engine has memory");
-    let stretch = || vec![Stretch::new(&memory, 0, 64)];
+    let stretch = || vec![CopySegment::new(&memory, 0, 64)];
     let into = engine.copy_in(strange.acquire().await, stretch());
     assert_eq!(into.await.expect_err("this slot is foreign"), CopyError::ForeignSlot);
     let out = engine.copy_out(stretch(), strange.acquire().await);
@@ -165,7 +165,7 @@ pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
         let mut slot = slots.acquire().await;
         slot.copy_from_slice(&pattern(LEN, i as u8));
         // Nobody waits for these: the slots that come back are what paces this loop.
-        drop(engine.copy_in(slot, vec![Stretch::new(&memory, (i * LEN) as u64, LEN)]));
+        drop(engine.copy_in(slot, vec![CopySegment::new(&memory, (i * LEN) as u64, LEN)]));
     }
     all_home(&slots, 4).await;
     for i in (0..COPIES).rev() {
@@ -182,7 +182,7 @@ pub async fn a_dropped_copy_still_lands<E: CopyEngine>(engine: Arc<E>) {
         let expected = pattern(LEN, round);
         let mut slot = slots.acquire().await;
         slot.copy_from_slice(&expected);
-        drop(engine.copy_in(slot, vec![Stretch::new(&memory, 0, LEN)]));
+        drop(engine.copy_in(slot, vec![CopySegment::new(&memory, 0, LEN)]));
         // The same slot, overwritten as soon as it is back: a copy still running would carry these bytes.
         slots.acquire().await.fill(0xEE);
         assert_eq!(read(&*engine, &memory, &slots, 0, LEN).await, expected);
@@ -196,7 +196,7 @@ pub async fn a_dropped_engine_loses_no_slot<E: CopyEngine>(engine: Arc<E>) {
     let memory = engine.allocate(LEN).expect("the engine has memory");
     let mut copies = Vec::new();
     for _ in 0..8 {
-        copies.push(engine.copy_in(slots.acquire().await, vec![Stretch::new(&memory, 0, LEN)]));
+        copies.push(engine.copy_in(slots.acquire().await, vec![CopySegment::new(&memory, 0, LEN)]));
     }
     drop(engine);
     for copy in copies {
@@ -354,7 +354,7 @@ async fn fill<E: CopyEngine>(
 ) {
     let mut slot = slots.acquire().await;
     slot[..bytes.len()].copy_from_slice(bytes);
-    let stretch = Stretch::new(memory, offset as u64, bytes.len());
+    let stretch = CopySegment::new(memory, offset as u64, bytes.len());
     landed(engine.copy_in(slot, vec![stretch])).await;
 }
 
@@ -367,7 +367,7 @@ async fn read<E: CopyEngine>(
 ) -> Vec<u8> {
     let mut slot = slots.acquire().await;
     slot.fill(0xDD);
-    let slot = landed(engine.copy_out(vec![Stretch::new(memory, offset as u64, len)], slot)).await;
+    let slot = landed(engine.copy_out(vec![CopySegment::new(memory, offset as u64, len)], slot)).await;
     slot[..len].to_vec()
 }
 

@@ -53,6 +53,7 @@ mod locality;
 #[cfg(feature = "measure")]
 pub mod measure;
 mod memory;
+mod memory_cache;
 mod nvml;
 mod opened;
 mod options;
@@ -60,7 +61,6 @@ mod page_locked;
 mod probe;
 pub mod share;
 mod shares;
-mod shelf;
 mod stats;
 mod survey;
 mod symbols;

@@ -52,19 +52,19 @@ pub trait CopyEngine: Send + Sync + 'static {
     fn memory_len(&self, memory: &Self::Memory) -> u64;
 
     /// Copies each stretch to its place in `slot`. What lies between these places stays as it is.
-    fn copy_out(&self, from: Vec<Stretch<Self::Memory>>, slot: Slot) -> Copying;
+    fn copy_out(&self, from: Vec<CopySegment<Self::Memory>>, slot: Slot) -> Copying;
 
     /// Copies each stretch from its place in `slot`.
     ///
     /// Copies of overlapping ranges of one memory at one time leave either's bytes in the overlap.
-    fn copy_in(&self, slot: Slot, to: Vec<Stretch<Self::Memory>>) -> Copying;
+    fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
 }
 
 /// One stretch of device memory, and where its bytes lie in a slot.
 ///
 /// A chunk of one large tensor has one; a chunk of many small tensors, each in memory of its own, has many.
 #[derive(Debug)]
-pub struct Stretch<M> {
+pub struct CopySegment<M> {
     /// The memory, which the copy keeps until it has ended.
     pub memory: Arc<M>,
     /// Where in the memory it begins.
@@ -75,7 +75,7 @@ pub struct Stretch<M> {
     pub at: usize,
 }
 
-impl<M> Stretch<M> {
+impl<M> CopySegment<M> {
     /// The stretch of `len` bytes at `offset` of `memory` that lies at the start of a slot.
     pub fn new(memory: &Arc<M>, offset: u64, len: usize) -> Self {
         Self { memory: Arc::clone(memory), offset, len, at: 0 }
@@ -231,7 +231,7 @@ impl CopyError {
 pub(crate) fn check_copy<M>(
     engine: Id,
     slot: &Slot,
-    stretches: &[Stretch<M>],
+    stretches: &[CopySegment<M>],
     memory_len: impl Fn(&M) -> u64,
 ) -> Result<(), CopyError> {
     if slot.engine() != Some(engine) {
@@ -239,7 +239,7 @@ pub(crate) fn check_copy<M>(
     }
     let slot_bytes = slot.len();
     stretches.iter().try_for_each(|stretch| {
-        let Stretch { offset, len, at, .. } = *stretch;
+        let CopySegment { offset, len, at, .. } = *stretch;
         let memory_bytes = memory_len(&stretch.memory);
         let in_memory = offset.checked_add(len as u64).is_some_and(|end| end <= memory_bytes);
         let in_slot = at.checked_add(len).is_some_and(|end| end <= slot_bytes);
@@ -263,8 +263,10 @@ mod tests {
         let slot = slot(engine);
         let memory = Arc::new(());
         let fits = |offset, len, at| {
-            let stretches =
-                [Stretch::new(&memory, 0, 1), Stretch { memory: Arc::clone(&memory), offset, len, at }];
+            let stretches = [
+                CopySegment::new(&memory, 0, 1),
+                CopySegment { memory: Arc::clone(&memory), offset, len, at },
+            ];
             check_copy(engine, &slot, &stretches, |()| 150).is_ok()
         };
         assert!(fits(0, 100, 0) && fits(50, 100, 0) && fits(50, 99, 1) && fits(150, 0, 100));
@@ -278,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_slot_of_another_engine_is_refused() {
-        let stretches = [Stretch::new(&Arc::new(()), 0, 1)];
+        let stretches = [CopySegment::new(&Arc::new(()), 0, 1)];
         let refused = check_copy(Id::unique(), &slot(Id::unique()), &stretches, |()| 100);
         assert_eq!(refused, Err(CopyError::ForeignSlot));
     }

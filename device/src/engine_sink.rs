@@ -163,7 +163,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{AllocError, Capacity, Completion, CopyError, Stretch};
+    use crate::{AllocError, Capacity, Completion, CopyError, CopySegment};
 
     /// An engine of memory without bytes, whose copies end when the test says so.
     #[derive(Default)]
@@ -207,11 +207,11 @@ mod tests {
             *memory
         }
 
-        fn copy_out(&self, _: Vec<Stretch<u64>>, _: Slot) -> Copying {
+        fn copy_out(&self, _: Vec<CopySegment<u64>>, _: Slot) -> Copying {
             Copying::refused(CopyError::ForeignMemory)
         }
 
-        fn copy_in(&self, slot: Slot, _: Vec<Stretch<u64>>) -> Copying {
+        fn copy_in(&self, slot: Slot, _: Vec<CopySegment<u64>>) -> Copying {
             let (done, copying) = Copying::pair();
             self.copies.lock().unwrap().push((slot, done));
             copying

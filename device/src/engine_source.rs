@@ -3,7 +3,7 @@ use std::{fmt, ops::Range, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    engine::{CopyEngine, Stretch},
+    engine::{CopyEngine, CopySegment},
     parts::{Parts, PartsError},
     pool::{Capacity, SlotPool},
     slot::Slot,
@@ -116,8 +116,8 @@ impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
 }
 
 /// What `range`, which a slot can hold, has of each part, and where in the slot that lies.
-pub(crate) fn stretches<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<Stretch<M>> {
-    let stretch = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| Stretch {
+pub(crate) fn stretches<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<CopySegment<M>> {
+    let stretch = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| CopySegment {
         memory: Arc::clone(memory),
         offset: common.start - part.start,
         len: (common.end - common.start) as usize,

@@ -5,7 +5,7 @@ use std::{
 };
 
 use crate::{
-    engine::{Completion, CopyEngine, Copying, Stretch, check_copy},
+    engine::{Completion, CopyEngine, CopySegment, Copying, check_copy},
     host_memory::{AllocError, HostMemory},
     id::Id,
     pool::{Capacity, SlotPool},
@@ -47,7 +47,12 @@ impl HostEngine {
         Self { id: Id::unique(), memory, jobs: None }
     }
 
-    fn start(&self, direction: Direction, stretches: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+    fn start(
+        &self,
+        direction: Direction,
+        stretches: Vec<CopySegment<HostEngineMemory>>,
+        slot: Slot,
+    ) -> Copying {
         if let Err(error) = check_copy(self.id, &slot, &stretches, |memory| memory.len as u64) {
             return Copying::refused(error);
         }
@@ -82,11 +87,11 @@ impl CopyEngine for HostEngine {
         memory.len as u64
     }
 
-    fn copy_out(&self, from: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+    fn copy_out(&self, from: Vec<CopySegment<HostEngineMemory>>, slot: Slot) -> Copying {
         self.start(Direction::Out, from, slot)
     }
 
-    fn copy_in(&self, slot: Slot, to: Vec<Stretch<HostEngineMemory>>) -> Copying {
+    fn copy_in(&self, slot: Slot, to: Vec<CopySegment<HostEngineMemory>>) -> Copying {
         self.start(Direction::In, to, slot)
     }
 }
@@ -129,14 +134,14 @@ enum Direction {
 struct Job {
     direction: Direction,
     slot: Slot,
-    stretches: Vec<Stretch<HostEngineMemory>>,
+    stretches: Vec<CopySegment<HostEngineMemory>>,
     done: Completion,
 }
 
 impl Job {
     fn run(self) {
         let Self { direction, mut slot, stretches, done } = self;
-        for Stretch { memory, offset, len, at } in stretches {
+        for CopySegment { memory, offset, len, at } in stretches {
             let part = &mut slot[at..at + len];
             let begin = offset as usize; // In bounds of a `usize` length.
             let mut bytes = memory.bytes();
@@ -158,7 +163,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{CopyError, engine::Stretch};
+    use crate::{CopyError, engine::CopySegment};
 
     fn engine() -> Arc<HostEngine> {
         Arc::new(HostEngine::new(HostMemory::new(64 << 20)).unwrap())
@@ -179,7 +184,7 @@ mod tests {
 
         {
             let _copies_wait = memory.bytes();
-            drop(engine.copy_in(slots.try_acquire().unwrap(), vec![Stretch::new(&memory, 0, 100)]));
+            drop(engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, 0, 100)]));
             // The copy cannot end while its bytes are locked, whatever time this gives it.
             for _ in 0..20 {
                 thread::sleep(Duration::from_millis(1));
@@ -197,8 +202,9 @@ mod tests {
         let slots = engine.slots(Capacity { slots: 2, slot_bytes: 100 }).unwrap();
 
         let copies_wait = memory.bytes();
-        let copy =
-            |offset| engine.copy_in(slots.try_acquire().unwrap(), vec![Stretch::new(&memory, offset, 50)]);
+        let copy = |offset| {
+            engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, offset, 50)])
+        };
         let copies = [0, 50].map(copy);
         assert!(engine.memory.stats().in_use_bytes > 0);
         drop(copies_wait);
@@ -216,7 +222,7 @@ mod tests {
         let slots = engine.slots(Capacity { slots: 8, slot_bytes: 100 }).unwrap();
 
         let copies_wait = memory.bytes();
-        let copy = |_| engine.copy_in(slots.try_acquire().unwrap(), vec![Stretch::new(&memory, 0, 100)]);
+        let copy = |_| engine.copy_in(slots.try_acquire().unwrap(), vec![CopySegment::new(&memory, 0, 100)]);
         let copies = [0; 8].map(copy);
         drop(engine);
         assert_eq!(slots.available(), 0);

@@ -39,7 +39,7 @@ impl HostMemory {
         Self::with(budget_bytes, true, Keep::All)
     }
 
-    /// Like `new`, but keeps memory for reuse only while a [`Demand`] for it lives, and a little longer. Otherwise what is
+    /// Like `new`, but keeps memory for reuse only while a [`CacheLease`] for it lives, and a little longer. Otherwise what is
     /// dropped goes back to the system at once.
     pub fn on_demand(budget_bytes: u64) -> Self {
         Self::with(budget_bytes, true, Keep::OnDemand(0))
@@ -60,11 +60,11 @@ impl HostMemory {
     }
 
     /// Says that somebody will allocate again and again: memory is kept for it until the result is dropped.
-    pub fn demand(&self) -> Demand {
+    pub fn demand(&self) -> CacheLease {
         if let Keep::OnDemand(demands) = &mut self.cache.state().keep {
             *demands += 1;
         }
-        Demand(self.clone())
+        CacheLease(self.clone())
     }
 
     /// Gives a region of `len` bytes that starts on a page.
@@ -185,9 +185,9 @@ impl fmt::Debug for HostMemory {
 /// Somebody who will allocate memory again and again. With the last one, what is kept for reuse goes back to the system, which
 /// takes milliseconds for gigabytes: at once where it is little, and otherwise unless somebody else comes soon.
 #[derive(Debug)]
-pub struct Demand(HostMemory);
+pub struct CacheLease(HostMemory);
 
-impl Drop for Demand {
+impl Drop for CacheLease {
     fn drop(&mut self) {
         let released = {
             let mut state = self.0.cache.state();

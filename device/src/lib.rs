@@ -51,12 +51,12 @@ mod volatile;
 pub mod cases;
 
 pub use device::{Device, DeviceBuffer};
-pub use engine::{Completion, CopyEngine, CopyError, Copying, Stretch};
+pub use engine::{Completion, CopyEngine, CopyError, CopySegment, Copying};
 pub use engine_sink::EngineSink;
 pub use engine_source::EngineSource;
 pub use gather_source::{GatherSource, HostBytes};
 pub use host::{HostEngine, HostEngineMemory};
-pub use host_memory::{AllocError, Charge, Demand, HostMemory, HostMemoryStats};
+pub use host_memory::{AllocError, CacheLease, Charge, HostMemory, HostMemoryStats};
 pub use host_sink::HostSink;
 pub use loan::{Loan, Returned};
 pub use memfd::{Memfd, SealedFd};

@@ -7,7 +7,6 @@ mod bitplanes;
 mod choice;
 mod histogram;
 mod link;
-mod look;
 mod planes;
 mod raw;
 mod segment;
@@ -16,6 +15,7 @@ mod segment;
     expect(unsafe_code, reason = "vector instructions: up to six times as fast as without")
 )]
 mod simd;
+mod size_estimate;
 mod sparse;
 mod zstd;
 
@@ -23,9 +23,9 @@ pub use self::{
     bitplanes::BitPlanes,
     choice::{CodecChoice, Machine, SMALL_BYTES},
     link::LinkClass,
-    look::{Look, worthwhile_bytes},
     planes::Planes,
     raw::Raw,
+    size_estimate::{SizeEstimate, worthwhile_bytes},
     sparse::Sparse,
     zstd::Zstd,
 };

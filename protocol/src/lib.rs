@@ -11,7 +11,6 @@
 #![deny(unsafe_code)]
 
 mod access;
-pub mod beside;
 mod chunk;
 mod codec;
 mod credit;
@@ -28,6 +27,7 @@ mod ranges;
 pub mod safetensors;
 mod selection;
 mod send;
+pub mod sidecar;
 mod subscriber;
 mod tensor;
 mod ticket;
@@ -38,8 +38,8 @@ pub use access::{
 };
 pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, ProbeHeader, StreamHeader};
 pub use codec::{
-    BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, LinkClass, Look, Machine, Planes,
-    Raw, SMALL_BYTES, Sparse, Zstd, codec, worthwhile_bytes,
+    BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, LinkClass, Machine, Planes, Raw,
+    SMALL_BYTES, SizeEstimate, Sparse, Zstd, codec, worthwhile_bytes,
 };
 #[doc(hidden)]
 pub use codec::{BitPlanesOn, CodecPath};

@@ -26,7 +26,7 @@ use crate::{
     AbortReason, Announce, ChunkHeader, ClientMessage, CodecSet, Epoch, LaneId, Manifest, Misbehaved,
     PARTIAL_RANGES_MAX, Partial, RangeSet, Selection, Subscribe, Verified, Version, VersionDigest, VersionId,
 };
-use arrivals::{Arrivals, Early};
+use arrivals::{Arrivals, EarlyStream};
 use history::History;
 use incoming::{Incoming, Phase, key};
 use manifests::Manifests;
@@ -310,7 +310,7 @@ impl Subscriber {
             return Ok(());
         }
         self.arrivals.spend()?;
-        let early = Early { stream, lane, header };
+        let early = EarlyStream { stream, lane, header };
         match &self.phase {
             Phase::Running(_) => self.begin_chunk(early),
             _ => {
@@ -321,7 +321,7 @@ impl Subscriber {
     }
 
     /// Receives a chunk of the version under way.
-    fn begin_chunk(&mut self, Early { stream, lane, header }: Early) -> Result<(), Misbehaved> {
+    fn begin_chunk(&mut self, EarlyStream { stream, lane, header }: EarlyStream) -> Result<(), Misbehaved> {
         let Phase::Running(incoming) = &mut self.phase else { return Ok(()) };
         if !incoming.is((header.epoch, header.version)) {
             return Err(Misbehaved::WrongVersion { epoch: header.epoch, version: header.version });

@@ -1,4 +1,4 @@
-//! `tensor_relay.proto`, `beside.proto` and the Rust messages say the same.
+//! `tensor_relay.proto`, `sidecar.proto` and the Rust messages say the same.
 //!
 //! Method: compile the files with a protobuf compiler, decode what Rust encoded with the compiled description, and demand
 //! that no field is unknown, none of the description is unused over all samples, and the bytes come back equal.
@@ -12,7 +12,7 @@ use tensor_relay_protocol::*;
 #[test]
 fn proto_file() {
     let root = env!("CARGO_MANIFEST_DIR");
-    let files = protox::compile(["tensor_relay.proto", "beside.proto"], [root]).unwrap();
+    let files = protox::compile(["tensor_relay.proto", "sidecar.proto"], [root]).unwrap();
     let pool = DescriptorPool::from_file_descriptor_set(files).unwrap();
     let mut seen = BTreeSet::new();
     for hex in include_str!("../vectors/client-messages.hex").lines() {
@@ -22,11 +22,11 @@ fn proto_file() {
         check(&pool, "tensor_relay.v1.FromServer", &unhex(hex)[4..], &mut seen);
     }
     check(&pool, "tensor_relay.v1.Manifest", &manifest(), &mut seen);
-    for hex in include_str!("../vectors/beside-producer-messages.hex").lines() {
-        check(&pool, "tensor_relay.beside.v1.FromProducer", &unhex(hex)[4..], &mut seen);
+    for hex in include_str!("../vectors/sidecar-producer-messages.hex").lines() {
+        check(&pool, "tensor_relay.sidecar.v1.FromProducer", &unhex(hex)[4..], &mut seen);
     }
-    for hex in include_str!("../vectors/beside-server-messages.hex").lines() {
-        check(&pool, "tensor_relay.beside.v1.ToProducer", &unhex(hex)[4..], &mut seen);
+    for hex in include_str!("../vectors/sidecar-server-messages.hex").lines() {
+        check(&pool, "tensor_relay.sidecar.v1.ToProducer", &unhex(hex)[4..], &mut seen);
     }
     let described: BTreeSet<String> = pool.all_messages().flat_map(|m| field_names(&m)).collect();
     assert_eq!(

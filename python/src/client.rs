@@ -1,13 +1,13 @@
 //! `tensor_relay.connect` and `Client`: a connection to a server.
 
 use crate::{
-    description::{Description, Wanted},
+    description::{Description, VersionSelector},
     errors::{Kind, of_client},
     gpu::{GpuOptions, Gpus, ordinal_called},
     out::Out,
     range::{at_least, positive_seconds, within},
     relay::topic_called,
-    runtime::Here,
+    runtime::ProcessLocal,
     select::Select,
     serve::transport_called,
     snapshot::Snapshot,
@@ -30,9 +30,9 @@ use tensor_relay_client::{
 /// A session with a server. It connects again by itself when the connection is lost.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Client {
-    open: Here<Mutex<Option<Arc<client::Client>>>>,
+    open: ProcessLocal<Mutex<Option<Arc<client::Client>>>>,
     ticket: Ticket,
-    gpus: Here<Arc<Gpus>>,
+    gpus: ProcessLocal<Arc<Gpus>>,
 }
 
 /// How long the slots of GPUs are: what chunks are, where their server does not say otherwise. Longer chunks are copied once
@@ -90,7 +90,11 @@ pub(crate) fn connect(
     let connector = Connector::new(Tuning { connect_timeout_ms, ..Tuning::default() });
     let connected = wait(py, client::Client::connect_with(&connector, &ticket, config))?;
     let client = Arc::new(connected.map_err(|error| of_client(py, &error))?);
-    Ok(Client { open: Here::new(Mutex::new(Some(client))), ticket, gpus: Here::new(Arc::new(gpus)) })
+    Ok(Client {
+        open: ProcessLocal::new(Mutex::new(Some(client))),
+        ticket,
+        gpus: ProcessLocal::new(Arc::new(gpus)),
+    })
 }
 
 /// The key of this client, and its certificate, if they are given.
@@ -280,7 +284,7 @@ impl Client {
         let (py, this) = (slf.py(), slf.get());
         let epoch = epoch.map(|epoch| epoch_called(py, epoch)).transpose()?;
         let version = version.map(|version| (epoch, Version(version)));
-        let wanted = Wanted { topic: this.topic_meant(py, topic)?, version };
+        let wanted = VersionSelector { topic: this.topic_meant(py, topic)?, version };
         let (client, timeout) = (this.client(py)?, seconds("timeout", timeout)?);
         match wait_at_most(py, timeout, wanted.receive(&client))? {
             Some(described) => described.map_err(|failed| failed.raise(py)),

@@ -25,7 +25,7 @@ enum State {
 }
 
 /// The value in exclusive use.
-pub(crate) struct Turn<T> {
+pub(crate) struct ExclusiveUse<T> {
     /// `None` while the turn is waited for, and while this is dropped.
     guard: Option<OwnedMutexGuard<Option<T>>>,
     of: Arc<Closable<T>>,
@@ -38,18 +38,18 @@ impl<T> Closable<T> {
     }
 
     /// Waits until nobody else uses the value. `None` once it is closed.
-    pub(crate) async fn turn(self: Arc<Self>) -> Option<Turn<T>> {
+    pub(crate) async fn turn(self: Arc<Self>) -> Option<ExclusiveUse<T>> {
         // Made first, so that a wait that is cancelled after the lock was granted ends as a turn does.
-        let mut turn = Turn { guard: None, of: self };
+        let mut turn = ExclusiveUse { guard: None, of: self };
         let guard = Arc::clone(&turn.of.value).lock_owned().await;
         turn.guard = Some(guard);
         (turn.of.state() == State::Open).then_some(turn)
     }
 
     /// The value, unless it is closed or in use.
-    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn<T>> {
+    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<ExclusiveUse<T>> {
         let guard = Arc::clone(&self.value).try_lock_owned().ok()?;
-        let turn = Turn { guard: Some(guard), of: Arc::clone(self) };
+        let turn = ExclusiveUse { guard: Some(guard), of: Arc::clone(self) };
         (self.state() == State::Open).then_some(turn)
     }
 
@@ -113,14 +113,14 @@ impl<T> Closable<T> {
     }
 }
 
-impl<T> Turn<T> {
+impl<T> ExclusiveUse<T> {
     /// The value; `None` once it was taken away.
     pub(crate) fn value(&mut self) -> Option<&mut T> {
         self.guard.as_mut()?.as_mut()
     }
 }
 
-impl<T> Drop for Turn<T> {
+impl<T> Drop for ExclusiveUse<T> {
     fn drop(&mut self) {
         self.guard = None;
         self.of.take_if_over();

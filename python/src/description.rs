@@ -36,7 +36,7 @@ pub(crate) struct TensorInfo {
 }
 
 /// Which version is to be described: the newest, or that of a number.
-pub(crate) struct Wanted {
+pub(crate) struct VersionSelector {
     pub(crate) topic: Topic,
     pub(crate) version: Option<(Option<Epoch>, Version)>,
 }
@@ -49,7 +49,7 @@ pub(crate) enum NotDescribed {
     Gone(String),
 }
 
-impl Wanted {
+impl VersionSelector {
     fn request(&self) -> Request {
         match self.version {
             None => Request::latest(self.topic.clone()),

@@ -11,11 +11,11 @@ use std::{
     time::Duration,
 };
 
-type Errand = Box<dyn FnOnce(Python<'_>) + Send>;
+type InterpreterTask = Box<dyn FnOnce(Python<'_>) + Send>;
 
 /// What the thread is told.
 enum Message {
-    Errand(Errand),
+    InterpreterTask(InterpreterTask),
     /// Nothing more: say when all before it is done.
     Finish(mpsc::SyncSender<()>),
 }
@@ -36,7 +36,7 @@ const FINISH: Duration = Duration::from_secs(1);
 /// The queue has no bound of its own: each errand stands for something that a user has lent, awaits, or logs, and logs
 /// are bounded where they are made. When the interpreter is gone, and in a fork, errands are leaked with what they hold.
 pub(crate) fn later(errand: impl FnOnce(Python<'_>) + Send + 'static) {
-    let message = Message::Errand(Box::new(errand));
+    let message = Message::InterpreterTask(Box::new(errand));
     let unsent = match INBOX.get_or_init(start) {
         Some(inbox) if inbox.pid == std::process::id() => {
             inbox.sender.send(message).err().map(|mpsc::SendError(unsent)| unsent)
@@ -56,7 +56,7 @@ fn start() -> Option<Inbox> {
 fn run(inbox: &mpsc::Receiver<Message>) {
     for message in inbox {
         match message {
-            Message::Errand(errand) => {
+            Message::InterpreterTask(errand) => {
                 let mut errand = Some(errand);
                 let attached =
                     Python::try_attach(|py| errand.take().into_iter().for_each(|errand| errand(py)));

@@ -15,7 +15,7 @@ mod returning;
 mod stream;
 mod strides;
 
-pub(crate) use buffer::{Viewed, fill_view, format_of};
+pub(crate) use buffer::{ViewSource, fill_view, format_of};
 pub(crate) use dlpack::{DataType, data_type_of};
 pub(crate) use export::{Export, Exported, capsule};
 pub(crate) use footprint::{Footprint, overlapping};

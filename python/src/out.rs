@@ -45,10 +45,10 @@ struct Pending {
     entries: Vec<String>,
 }
 
-type Received = Pin<Box<dyn Future<Output = Result<Got, Failed>> + Send>>;
+type Received = Pin<Box<dyn Future<Output = Result<FilledTensors, Failed>> + Send>>;
 
 /// A version in the tensors, which are on the host or on a GPU.
-enum Got {
+enum FilledTensors {
     Host(Filled<Exclusive>),
     Gpu(Filled<DeviceBuffer>, Returning),
 }
@@ -130,13 +130,13 @@ impl Out {
         };
         let entries = &pending.entries;
         match received {
-            Ok(Got::Host(filled)) => {
+            Ok(FilledTensors::Host(filled)) => {
                 let checked = inner.select.check(filled.id(), filled.manifest());
                 let snapshot = Snapshot::filled(&filled);
                 give_back(py, filled.into_buffers());
                 Ok(checked.map(|()| snapshot).map_err(NotArrived::NothingSelected))
             }
-            Ok(Got::Gpu(filled, returning)) => {
+            Ok(FilledTensors::Gpu(filled, returning)) => {
                 let checked = inner.select.check(filled.id(), filled.manifest());
                 let snapshot = Snapshot::filled(&filled);
                 drop(filled);
@@ -220,7 +220,7 @@ fn begin_on_host(
             let subscription = &mut turn.value().ok_or(Failed::Closed)?.subscription;
             let filled = subscription.next_into(buffers).await;
             pass_over_refused(subscription, &filled);
-            filled.map(Got::Host).map_err(Failed::Host)
+            filled.map(FilledTensors::Host).map_err(Failed::Host)
         };
         open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))
     }))
@@ -248,7 +248,7 @@ fn begin_on_gpu(
             filled.map_err(Failed::Gpu)
         };
         let filled = open.unless_closed(received).await.unwrap_or(Err(Failed::Closed))?;
-        Ok(Got::Gpu(filled, returning))
+        Ok(FilledTensors::Gpu(filled, returning))
     }))
 }
 
@@ -264,7 +264,7 @@ fn give_back(py: Python<'_>, buffers: Buffers<Exclusive>) {
 }
 
 /// Whether this may have left other bytes in the tensors.
-fn may_have_written(received: &Result<Got, Failed>) -> bool {
+fn may_have_written(received: &Result<FilledTensors, Failed>) -> bool {
     match received {
         Ok(_) | Err(Failed::Closed) => true,
         Err(Failed::Host(error)) => error.torn.is_some(),

@@ -5,8 +5,8 @@ use crate::{
     gpu::{GpuOptions, Gpus},
     metadata,
     publication::Publication,
-    relay::{Hold, cast_to, topic_called},
-    runtime::{self, Here},
+    relay::{HoldUntil, cast_to, topic_called},
+    runtime::{self, ProcessLocal},
     tensors_in::TensorsIn,
     version::OnGpu,
     wait::{finite_seconds, seconds, wait, wait_at_most},
@@ -20,17 +20,17 @@ use std::{
 };
 use tensor_relay_server::{
     Topic,
-    beside::{self, ConnectError, MemoryKind, PublishDeviceError, PublishError, Refusal, SealError},
+    sidecar::{self, ConnectError, MemoryKind, PublishDeviceError, PublishError, Refusal, SealError},
 };
 
 /// A connection to a server on this machine, which sends what is published through it.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Producer {
     /// None once it is closed.
-    open: Here<Mutex<Option<Arc<beside::Producer>>>>,
+    open: ProcessLocal<Mutex<Option<Arc<sidecar::Producer>>>>,
     path: PathBuf,
     timeout: Duration,
-    gpus: Here<Gpus>,
+    gpus: ProcessLocal<Gpus>,
     /// Who must listen there.
     server_uid: Option<u32>,
     /// The topics that were ended here, and whether they were withdrawn: doing so again is no mistake.
@@ -47,9 +47,9 @@ pub(crate) fn publish_to(
     server_uid: Option<u32>,
 ) -> PyResult<Producer> {
     let timeout = finite_seconds("timeout", timeout)?;
-    let gpus = Here::new(Gpus::new(py, GPUS)?);
+    let gpus = ProcessLocal::new(Gpus::new(py, GPUS)?);
     let producer = connect(py, &path, timeout, server_uid)?;
-    let open = Here::new(Mutex::new(Some(producer)));
+    let open = ProcessLocal::new(Mutex::new(Some(producer)));
     Ok(Producer { open, path, timeout, gpus, server_uid, ended: Mutex::default() })
 }
 
@@ -92,7 +92,7 @@ impl Producer {
     ) -> PyResult<Publication> {
         let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
         let dtype = dtype.map(cast_to).transpose()?;
-        let hold = Hold::called(py, hold)?;
+        let hold = HoldUntil::called(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let producer = self.connected(py, timeout)?;
         let mut taken = TensorsIn::of(tensors, dtype, self.gpus.get(py)?)?;
@@ -108,10 +108,12 @@ impl Producer {
                 let publish = async {
                     let topic = topic.clone();
                     match hold {
-                        Hold::Stage => {
+                        HoldUntil::Stage => {
                             producer.publish_copy_from_device(topic, &device, tensors, metadata).await
                         }
-                        Hold::Borrow => producer.publish_from_device(topic, &device, tensors, metadata).await,
+                        HoldUntil::Borrow => {
+                            producer.publish_from_device(topic, &device, tensors, metadata).await
+                        }
                     }
                 };
                 let published = wait_at_most(py, timeout, publish)?.ok_or_else(late)?;
@@ -119,14 +121,14 @@ impl Producer {
                 if publication.path() != MemoryKind::CudaIpc {
                     returning.give_back(py);
                 }
-                return Ok(Publication::beside(publication, copied_bytes));
+                return Ok(Publication::from_sidecar(publication, copied_bytes));
             }
             Err(lain) => lain,
         };
         let (version, copied_bytes) = lain.seal(py, producer.terms())?;
         let published = wait_at_most(py, timeout, producer.publish(topic.clone(), version, metadata))?;
         let publication = published.ok_or_else(late)?.map_err(|error| of_publish(py, &error))?;
-        Ok(Publication::beside(publication, copied_bytes))
+        Ok(Publication::from_sidecar(publication, copied_bytes))
     }
 
     /// Says that nothing will follow in `topic`, as `Relay.end` does. A topic that this producer ended or withdrew stays so.
@@ -170,12 +172,12 @@ impl Producer {
 }
 
 impl Producer {
-    fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Arc<beside::Producer>>>> {
+    fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Arc<sidecar::Producer>>>> {
         Ok(self.open.get(py)?.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The connection; another one, where the server has gone since: within `timeout`, if that is shorter than usual.
-    fn connected(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Arc<beside::Producer>> {
+    fn connected(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Arc<sidecar::Producer>> {
         let closed = || {
             Kind::Closed.raise(py, "this producer was closed: connect again with `tensor_relay.publish_to`")
         };
@@ -216,9 +218,9 @@ fn connect(
     path: &std::path::Path,
     timeout: Duration,
     server_uid: Option<u32>,
-) -> PyResult<Arc<beside::Producer>> {
+) -> PyResult<Arc<sidecar::Producer>> {
     let _in_runtime = runtime::handle(py)?.enter();
-    let connected = wait(py, beside::Producer::connect_to(path, timeout, server_uid))?;
+    let connected = wait(py, sidecar::Producer::connect_to(path, timeout, server_uid))?;
     connected.map(Arc::new).map_err(|error| {
         let kind = match error {
             ConnectError::NotPermitted { .. }
@@ -234,7 +236,7 @@ fn of_publish(py: Python<'_>, error: &PublishError) -> PyErr {
     match error {
         PublishError::Refused { reason: Refusal::Forbidden, .. } => Kind::Refused.raise(py, error),
         PublishError::Refused { reason: Refusal::NoRoom, .. } => Kind::NoRoom.raise(py, error),
-        PublishError::Lost(_) => Kind::Unreachable.raise(py, error),
+        PublishError::ConnectionLost(_) => Kind::Unreachable.raise(py, error),
         _ => Kind::Publish.raise(py, error),
     }
 }

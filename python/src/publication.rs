@@ -2,20 +2,20 @@
 
 use crate::{
     errors::Kind,
-    runtime::Here,
+    runtime::ProcessLocal,
     wait::{deadline, seconds, wait},
 };
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 use tensor_relay_server::{
     self as server, VersionId,
-    beside::{self, MemoryKind},
+    sidecar::{self, MemoryKind},
 };
 
 /// A version that was published. Holds none of its memory.
 #[pyclass(frozen, module = "tensor_relay")]
 pub(crate) struct Publication {
-    publication: Here<Handle>,
+    publication: ProcessLocal<Handle>,
     payload_bytes: u64,
     copied_bytes: u64,
 }
@@ -23,36 +23,36 @@ pub(crate) struct Publication {
 /// Where its server runs.
 #[derive(Clone)]
 enum Handle {
-    Here(server::Publication),
+    ProcessLocal(server::Publication),
     /// Beside this process.
-    Beside(beside::Publication),
+    Beside(sidecar::Publication),
 }
 
 impl Handle {
     fn id(&self) -> &VersionId {
         match self {
-            Self::Here(publication) => publication.id(),
+            Self::ProcessLocal(publication) => publication.id(),
             Self::Beside(publication) => publication.id(),
         }
     }
 
     fn committed_count(&self) -> u64 {
         match self {
-            Self::Here(publication) => publication.committed_count(),
+            Self::ProcessLocal(publication) => publication.committed_count(),
             Self::Beside(publication) => publication.committed_count(),
         }
     }
 
-    async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, beside::Lost> {
+    async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
         match self {
-            Self::Here(publication) => Ok(publication.committed(count, timeout).await),
+            Self::ProcessLocal(publication) => Ok(publication.committed(count, timeout).await),
             Self::Beside(publication) => publication.committed(count, timeout).await,
         }
     }
 
-    async fn released(&mut self, timeout: Duration) -> Result<bool, beside::Lost> {
+    async fn released(&mut self, timeout: Duration) -> Result<bool, sidecar::ConnectionLost> {
         match self {
-            Self::Here(publication) => Ok(publication.released(timeout).await),
+            Self::ProcessLocal(publication) => Ok(publication.released(timeout).await),
             Self::Beside(publication) if publication.path() == MemoryKind::CudaIpc => {
                 publication.released(timeout).await
             }
@@ -63,14 +63,18 @@ impl Handle {
 
 impl Publication {
     pub(crate) fn new(publication: server::Publication, payload_bytes: u64, copied_bytes: u64) -> Self {
-        Self { publication: Here::new(Handle::Here(publication)), payload_bytes, copied_bytes }
+        Self {
+            publication: ProcessLocal::new(Handle::ProcessLocal(publication)),
+            payload_bytes,
+            copied_bytes,
+        }
     }
 
     /// One of a server beside this process; so many bytes were copied before they were copied for it.
-    pub(crate) fn beside(publication: beside::Publication, copied_bytes: u64) -> Self {
+    pub(crate) fn from_sidecar(publication: sidecar::Publication, copied_bytes: u64) -> Self {
         let payload_bytes = publication.payload_bytes();
         let copied_bytes = copied_bytes + publication.copied_bytes();
-        Self { publication: Here::new(Handle::Beside(publication)), payload_bytes, copied_bytes }
+        Self { publication: ProcessLocal::new(Handle::Beside(publication)), payload_bytes, copied_bytes }
     }
 
     /// A handle of our own to wait with, and the deadline that the wait has.
@@ -124,7 +128,7 @@ impl Publication {
     #[getter]
     fn released(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(match self.publication.get(py)? {
-            Handle::Here(publication) => publication.is_released(),
+            Handle::ProcessLocal(publication) => publication.is_released(),
             Handle::Beside(publication) => {
                 publication.path() != MemoryKind::CudaIpc || publication.is_released()
             }
@@ -136,7 +140,7 @@ impl Publication {
     #[getter]
     fn path(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(match self.publication.get(py)? {
-            Handle::Here(_) => "process",
+            Handle::ProcessLocal(_) => "process",
             Handle::Beside(publication) => publication.path().name(),
         })
     }
@@ -145,7 +149,7 @@ impl Publication {
     #[getter]
     fn path_reason(&self, py: Python<'_>) -> PyResult<String> {
         Ok(match self.publication.get(py)? {
-            Handle::Here(_) => "the server runs in this process".into(),
+            Handle::ProcessLocal(_) => "the server runs in this process".into(),
             Handle::Beside(publication) => publication.reason().into(),
         })
     }
@@ -204,7 +208,7 @@ impl Publication {
     /// Takes the version back before its turn. Those who are receiving it may finish.
     fn withdraw(&self, py: Python<'_>) -> PyResult<()> {
         match self.publication.get(py)? {
-            Handle::Here(publication) => publication.withdraw(),
+            Handle::ProcessLocal(publication) => publication.withdraw(),
             Handle::Beside(publication) => publication.withdraw(),
         }
         Ok(())

@@ -7,9 +7,9 @@ use crate::{
     metadata,
     publication::Publication,
     range::positive_seconds,
-    runtime::{self, Here},
+    runtime::{self, ProcessLocal},
     tensors_in::{TensorsIn, dtype_called, frameworks},
-    topic_options::Words,
+    topic_options::TopicArguments,
     version::Version,
     wait::{finite_seconds, seconds, wait, wait_at_most},
 };
@@ -30,17 +30,17 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    self as server, Access, AccessStore, Device, Dtype, FileError, Grant, Held, Metadata, Publisher, Server,
-    Staging, TensorFiles, Ticket, Topic, TopicOptions, Verbs,
+    self as server, Access, AccessStore, Device, Dtype, FileError, Grant, Metadata, Publishable, Publisher,
+    Server, Staging, TensorFiles, Ticket, Topic, TopicOptions, Verbs,
 };
 
 /// A server that runs in this process, on threads of its own.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Relay {
-    open: Here<Mutex<Option<Open>>>,
+    open: ProcessLocal<Mutex<Option<Open>>>,
     address: SocketAddr,
     tickets: Tickets,
-    gpus: Here<Gpus>,
+    gpus: ProcessLocal<Gpus>,
     /// The GPU that staged versions are held on; none for this machine's memory.
     device: Option<usize>,
     /// What was copied to publish, of all versions.
@@ -128,8 +128,14 @@ impl Relay {
         release_timeout: Option<f64>,
         expire_after: Option<f64>,
     ) -> PyResult<()> {
-        let words =
-            Words { keep_versions, keep_bytes, when_full, publish_timeout, release_timeout, expire_after };
+        let words = TopicArguments {
+            keep_versions,
+            keep_bytes,
+            when_full,
+            publish_timeout,
+            release_timeout,
+            expire_after,
+        };
         let (topic, options) = (topic_called(py, topic)?, words.options(py)?);
         let _in_runtime = runtime::handle(py)?.enter();
         let mut open = self.state(py)?;
@@ -171,7 +177,7 @@ impl Relay {
     ) -> PyResult<Publication> {
         let (topic, timeout) = (topic_called(py, topic)?, seconds("timeout", timeout)?);
         let dtype = dtype.map(cast_to).transpose()?;
-        let hold = Hold::called(py, hold)?;
+        let hold = HoldUntil::called(py, hold)?;
         let mut metadata = metadata.map_or_else(|| Ok(vec![]), metadata::of_user)?;
         let (publisher, staging) = self.publisher(py, &topic)?;
         let gpus = self.gpus.get(py)?;
@@ -179,8 +185,8 @@ impl Relay {
         metadata.append(&mut taken.entries);
         let lain = py.detach(|| taken.settle()).map_err(Kind::Publish.because(py))?;
         let Version { held, payload_bytes, copied_bytes } = match hold {
-            Hold::Stage => lain.stage(py, &staging, self.staged_on(py)?.as_ref())?,
-            Hold::Borrow => lain.lend(py, &staging)?,
+            HoldUntil::Stage => lain.stage(py, &staging, self.staged_on(py)?.as_ref())?,
+            HoldUntil::Borrow => lain.lend(py, &staging)?,
         };
         let publication = announce(py, &topic, publisher, held, metadata, timeout)?;
         self.copied_bytes.fetch_add(copied_bytes, Ordering::Relaxed);
@@ -357,10 +363,10 @@ impl Relay {
     ) -> Self {
         let open = Open { server, topics: HashMap::new() };
         Self {
-            open: Here::new(Mutex::new(Some(open))),
+            open: ProcessLocal::new(Mutex::new(Some(open))),
             address,
             tickets,
-            gpus: Here::new(gpus),
+            gpus: ProcessLocal::new(gpus),
             device,
             copied_bytes: AtomicU64::new(0),
         }
@@ -449,7 +455,7 @@ fn announce(
     py: Python<'_>,
     topic: &Topic,
     publisher: SharedPublisher,
-    held: Held,
+    held: Publishable,
     metadata: Metadata,
     timeout: Option<Duration>,
 ) -> PyResult<server::Publication> {
@@ -489,14 +495,14 @@ fn ended(py: Python<'_>, topic: &Topic) -> PyErr {
 
 /// When a producer may write its tensors again.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Hold {
+pub(crate) enum HoldUntil {
     /// At once: they are copied.
     Stage,
     /// When nobody reads them any more.
     Borrow,
 }
 
-impl Hold {
+impl HoldUntil {
     pub(crate) fn called(py: Python<'_>, name: &str) -> PyResult<Self> {
         match name {
             "stage" => Ok(Self::Stage),

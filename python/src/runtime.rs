@@ -56,13 +56,13 @@ pub(crate) fn forked(py: Python<'_>, parent: u32) -> PyErr {
 
 /// A value whose threads live in the process that made it. A fork's copy of it cannot be used, and is never dropped: its
 /// locks may be held by threads that the copy does not have.
-pub(crate) struct Here<T> {
+pub(crate) struct ProcessLocal<T> {
     pid: u32,
     /// `None` only while it is dropped.
     value: Option<T>,
 }
 
-impl<T> Here<T> {
+impl<T> ProcessLocal<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { pid: std::process::id(), value: Some(value) }
     }
@@ -84,7 +84,7 @@ impl<T> Here<T> {
     }
 }
 
-impl<T> Drop for Here<T> {
+impl<T> Drop for ProcessLocal<T> {
     fn drop(&mut self) {
         if !self.is_usable() {
             std::mem::forget(self.value.take());

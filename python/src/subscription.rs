@@ -3,10 +3,10 @@
 use crate::{
     awaitable::awaitable,
     client::Client,
-    closable::{Closable, Turn},
+    closable::{Closable, ExclusiveUse},
     errors::{Kind, of_subscription},
     out::Out,
-    runtime::Here,
+    runtime::ProcessLocal,
     select::Select,
     snapshot::Snapshot,
     wait::{at_most, seconds, wait},
@@ -25,7 +25,7 @@ use tensor_relay_client::{self as client, EndReason, Gap, SubscriptionError};
 /// Delivers the versions of one topic, each whole and verified.
 #[pyclass(frozen, weakref, module = "tensor_relay")]
 pub(crate) struct Subscription {
-    inner: Here<Arc<Inner>>,
+    inner: ProcessLocal<Arc<Inner>>,
     /// The topic's name.
     topic: String,
     /// Keeps the session.
@@ -64,7 +64,7 @@ pub(crate) struct Arrived {
 struct Taken {
     /// `None` once it was given.
     arrived: Option<Arrived>,
-    turn: Turn<Open>,
+    turn: ExclusiveUse<Open>,
 }
 
 impl Taken {
@@ -249,7 +249,7 @@ impl Subscription {
     fn acknowledge(&self, py: Python<'_>) -> PyResult<()> {
         let mut turn = self.inner.get(py)?.open.try_turn();
         // The program is not done with a version that it has not got.
-        if let Some(open) = turn.as_mut().and_then(Turn::value)
+        if let Some(open) = turn.as_mut().and_then(ExclusiveUse::value)
             && open.undelivered.is_none()
         {
             open.subscription.acknowledge();
@@ -332,7 +332,7 @@ impl Subscription {
         let held_back = Box::new(subscription.held_back_reader());
         let open = Arc::new(Closable::new(Open { subscription, undelivered: None }));
         let inner = Inner { open, on_gap, held_back, select };
-        Self { inner: Here::new(Arc::new(inner)), topic, client, timeout, out, progress }
+        Self { inner: ProcessLocal::new(Arc::new(inner)), topic, client, timeout, out, progress }
     }
 
     /// What is raised where none came; of a timeout without a connection, why there is none.

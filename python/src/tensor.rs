@@ -4,7 +4,7 @@ use crate::{
     errors::Kind,
     gpu::copies::CopyFailed,
     memory::{
-        self, CPU, Export, Exported, Readable, Stream, Viewed, capsule, data_type_of, dense, fill_view,
+        self, CPU, Export, Exported, Readable, Stream, ViewSource, capsule, data_type_of, dense, fill_view,
         format_of,
     },
     runtime::forked,
@@ -191,7 +191,7 @@ impl Tensor {
                 "it lies on a GPU, where the buffer protocol does not reach: take `to_host()`",
             ));
         };
-        let viewed = Viewed { bytes, format, item_bytes, shape, strides };
+        let viewed = ViewSource { bytes, format, item_bytes, shape, strides };
         // SAFETY: Python gave `view`. All that is viewed belongs to `slf`, which is frozen.
         unsafe { fill_view(view, flags, slf.clone().into_any(), &viewed) }
     }

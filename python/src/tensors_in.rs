@@ -5,7 +5,7 @@ use crate::{
     errors::Kind,
     gpu::{self, Gpus},
     memory::{Foreign, Identity, Lent, OnGpu, Returning, ToReturn},
-    version::Lain,
+    version::ReadableTensors,
 };
 use pyo3::{
     exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError},
@@ -97,7 +97,7 @@ impl TensorsIn {
     ///
     /// # Errors
     /// What the engine of a GPU says.
-    pub(crate) fn settle(self) -> Result<Lain, CudaError> {
+    pub(crate) fn settle(self) -> Result<ReadableTensors, CudaError> {
         let mut fences = Fences::default();
         let mut settle = |memory: Lent| {
             Ok::<_, CudaError>(match memory {
@@ -107,7 +107,12 @@ impl TensorsIn {
         };
         let memory = self.memory.into_iter().map(|memory| memory.map(&mut settle).transpose());
         let memory = memory.collect::<Result<_, _>>()?;
-        Ok(Lain { specs: self.specs, memory, copied_bytes: self.copied_bytes, returning: fences.returning() })
+        Ok(ReadableTensors {
+            specs: self.specs,
+            memory,
+            copied_bytes: self.copied_bytes,
+            returning: fences.returning(),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use tensor_relay_server::{Keep, TopicOptions, WhenFull};
 
 /// What `Relay.open` takes.
-pub(crate) struct Words<'a> {
+pub(crate) struct TopicArguments<'a> {
     pub(crate) keep_versions: u32,
     pub(crate) keep_bytes: Option<u64>,
     pub(crate) when_full: &'a str,
@@ -17,7 +17,7 @@ pub(crate) struct Words<'a> {
     pub(crate) expire_after: Option<f64>,
 }
 
-impl Words<'_> {
+impl TopicArguments<'_> {
     pub(crate) fn options(&self, py: Python<'_>) -> PyResult<TopicOptions> {
         let when_full = match self.when_full {
             "evict" => WhenFull::Evict,

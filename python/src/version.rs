@@ -13,13 +13,13 @@ use pyo3::prelude::*;
 use std::io;
 use tensor_relay_device::{Device, DeviceBuffer, HostBytes};
 use tensor_relay_server::{
-    Borrowed, DeviceError, Held, LendError, StageError, Staged, Staging, TensorSpec,
-    beside::{SealError, SealedVersion, TensorWriter, Terms},
+    Borrowed, DeviceError, LendError, Publishable, StageError, Staged, Staging, TensorSpec,
+    sidecar::{SealError, SealedVersion, TensorWriter, Terms},
 };
 use tokio::runtime::Handle;
 
 /// Tensors that can be read.
-pub(crate) struct Lain {
+pub(crate) struct ReadableTensors {
     pub(crate) specs: Vec<TensorSpec>,
     /// One for each spec; none for an alias.
     pub(crate) memory: Vec<Option<Memory>>,
@@ -31,7 +31,7 @@ pub(crate) struct Lain {
 
 /// A version to be published, and what it cost.
 pub(crate) struct Version {
-    pub(crate) held: Held,
+    pub(crate) held: Publishable,
     pub(crate) payload_bytes: u64,
     pub(crate) copied_bytes: u64,
 }
@@ -58,7 +58,7 @@ enum Place {
     },
 }
 
-impl Lain {
+impl ReadableTensors {
     /// Copies all tensors to memory of the relay's: its host's, or that of `device`.
     ///
     /// # Errors

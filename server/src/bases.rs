@@ -4,15 +4,15 @@
 //! subscription holds it as its base, or did so when its connection was lost, since its client may reconnect within
 //! seconds. A base that is gone is not an error: chunks are sent whole.
 
+mod base_cache;
 mod client_base;
-mod shelf;
-mod worth;
+mod delta_trial;
 
-pub(crate) use client_base::{Against, ClientBase, Of};
-pub(crate) use worth::Worth;
+pub(crate) use client_base::{ClientBase, DeltaBase, VersionKey};
+pub(crate) use delta_trial::DeltaTrial;
 
 use crate::{retention::Keep, topic::Retained};
-use shelf::{Key, Shelf};
+use base_cache::{BaseCache, Key};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
     atomic::{AtomicBool, AtomicU64, Ordering},
@@ -32,14 +32,14 @@ pub struct BaseStats {
 #[derive(Debug, Default)]
 pub(crate) struct Bases {
     budget_bytes: u64,
-    shelf: Mutex<Shelf<Arc<Retained>>>,
+    shelf: Mutex<BaseCache<Arc<Retained>>>,
     topics_ever: AtomicU64,
 }
 
 /// Versions that are released. They may be gigabytes, so they are dropped outside of the lock.
 #[must_use = "it is to be dropped outside of locks"]
 #[derive(Debug)]
-pub(crate) struct Left(#[expect(dead_code, reason = "it is only dropped")] Vec<Arc<Retained>>);
+pub(crate) struct ReleasedVersions(#[expect(dead_code, reason = "it is only dropped")] Vec<Arc<Retained>>);
 
 /// What may become of one version as a base.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(crate) struct Hold {
 impl Bases {
     /// Keeps `budget_bytes` of payloads at most.
     pub(crate) fn new(budget_bytes: u64) -> Self {
-        Self { budget_bytes, shelf: Mutex::new(Shelf::new(budget_bytes)), topics_ever: AtomicU64::new(0) }
+        Self { budget_bytes, shelf: Mutex::new(BaseCache::new(budget_bytes)), topics_ever: AtomicU64::new(0) }
     }
 
     /// A number for another topic.
@@ -101,12 +101,12 @@ impl Bases {
     }
 
     /// Records that a client whose connection was lost is back and holds its version.
-    pub(crate) fn come_back(&self, topic: u64, (epoch, version): Of) {
+    pub(crate) fn come_back(&self, topic: u64, (epoch, version): VersionKey) {
         self.shelf().come_back(Key { topic, epoch, version });
     }
 
     /// A version that left retention, if it is here.
-    pub(crate) fn find(&self, topic: u64, (epoch, version): Of) -> Option<Arc<Retained>> {
+    pub(crate) fn find(&self, topic: u64, (epoch, version): VersionKey) -> Option<Arc<Retained>> {
         self.shelf().get(Key { topic, epoch, version }).cloned()
     }
 
@@ -116,13 +116,13 @@ impl Bases {
     }
 
     /// Takes a version that leaves retention, if somebody holds it. Returns what leaves for it.
-    pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) -> Left {
-        Left(leave(&mut self.shelf(), Key::new(topic, &retained.id), retained))
+    pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) -> ReleasedVersions {
+        ReleasedVersions(leave(&mut self.shelf(), Key::new(topic, &retained.id), retained))
     }
 
     /// Lets all versions of a topic go: nothing will be coded against them.
-    pub(crate) fn forget(&self, topic: u64) -> Left {
-        Left(self.shelf().forget(topic))
+    pub(crate) fn forget(&self, topic: u64) -> ReleasedVersions {
+        ReleasedVersions(self.shelf().forget(topic))
     }
 
     /// Whether anybody holds a version of this topic, or may come back for one.
@@ -131,17 +131,17 @@ impl Bases {
     }
 
     /// Takes back a version that left retention, if it is here.
-    pub(crate) fn take_back(&self, topic: u64, (epoch, version): Of) -> Left {
+    pub(crate) fn take_back(&self, topic: u64, (epoch, version): VersionKey) -> ReleasedVersions {
         let taken = self.shelf().evict(Key { topic, epoch, version });
         taken.iter().for_each(|retained| retained.base.withdraw());
-        Left(Vec::from_iter(taken))
+        ReleasedVersions(Vec::from_iter(taken))
     }
 
     /// Records that a version with this manifest was published: kept versions with another one are of no use to clients
     /// that reconnect.
-    pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) -> Left {
+    pub(crate) fn handle_published(&self, topic: u64, manifest: ManifestDigest) -> ReleasedVersions {
         let is_useful = |base: &Arc<Retained>| base.payload.manifest().digest() == manifest;
-        Left(self.shelf().tidy(topic, is_useful))
+        ReleasedVersions(self.shelf().tidy(topic, is_useful))
     }
 
     /// Lets everything go, for a version that has no room otherwise. Returns whether there was anything.
@@ -156,13 +156,13 @@ impl Bases {
         BaseStats { versions, bytes }
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf<Arc<Retained>>> {
+    fn shelf(&self) -> MutexGuard<'_, BaseCache<Arc<Retained>>> {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Puts a version that is not retained any more onto the shelf, if it may stay. Returns what leaves the shelf for it.
-fn leave(shelf: &mut Shelf<Arc<Retained>>, key: Key, retained: &Arc<Retained>) -> Vec<Arc<Retained>> {
+fn leave(shelf: &mut BaseCache<Arc<Retained>>, key: Key, retained: &Arc<Retained>) -> Vec<Arc<Retained>> {
     let Terms { may_stay, most, .. } = &retained.base;
     let item = may_stay.load(Ordering::Relaxed).then(|| Arc::clone(retained));
     shelf.leave(key, item, retained.payload.manifest().payload_bytes(), *most)
@@ -177,7 +177,7 @@ impl Terms {
 
 impl Hold {
     /// Which version.
-    fn of(&self) -> Of {
+    fn of(&self) -> VersionKey {
         (self.key.epoch, self.key.version)
     }
 

@@ -78,7 +78,7 @@ fn check_length<E: std::error::Error>(manifest: &Manifest, source: &dyn Source) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Held;
+    use crate::Publishable;
     use std::convert::Infallible;
     use tensor_relay_device::{HostMemory, HostSource};
     use tensor_relay_protocol::{Dtype, Limits, Shape, TensorName};
@@ -113,7 +113,7 @@ mod tests {
             let hashes = chunks.map(|(_, range)| ChunkHash::of(&vec![0; (range.end - range.start) as usize]));
             Ok((zeros(manifest.payload_bytes()), hashes.collect()))
         });
-        let held = Held::from(hashed.unwrap());
+        let held = Publishable::from(hashed.unwrap());
         assert!(held.digest().is_some());
         assert_eq!(held.manifest(), later.manifest());
     }

@@ -2,7 +2,7 @@
 //! §6.6): two servers may have published different bytes under one name.
 
 use crate::{
-    bases::Of,
+    bases::VersionKey,
     topic::{Retained, TopicState},
 };
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) enum Named {
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) named: Named,
-    pub(crate) version: Of,
+    pub(crate) version: VersionKey,
     pub(crate) digest: VersionDigest,
     /// Which chunks the digest is of; `None` is those that are selected.
     pub(crate) chunks: Option<RangeSet>,
@@ -74,8 +74,8 @@ impl Claims {
         topic: &TopicState,
         base: impl Fn() -> Option<Arc<Retained>>,
     ) -> Option<(Claim, Arc<Retained>)> {
-        let find = |(epoch, version): Of| topic.find(epoch, version).map(|(_, retained)| retained);
-        let due = |claim: &Option<Claim>, find: &dyn Fn(Of) -> Option<Arc<Retained>>| {
+        let find = |(epoch, version): VersionKey| topic.find(epoch, version).map(|(_, retained)| retained);
+        let due = |claim: &Option<Claim>, find: &dyn Fn(VersionKey) -> Option<Arc<Retained>>| {
             let claim = claim.as_ref().filter(|claim| claim.state == State::Waiting)?;
             Some((claim.clone(), find(claim.version)?))
         };
@@ -98,7 +98,7 @@ impl Claims {
 
     /// Whether the client must be told to throw away what it holds of `version`. Of a version of which it holds a part, that
     /// part decides: it is newer than what the client committed.
-    pub(crate) fn is_afresh(&self, version: Of) -> bool {
+    pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
         named.is_some_and(|claim| claim.state == State::Other)
     }

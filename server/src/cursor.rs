@@ -3,7 +3,7 @@
 use crate::{
     places::PlaceName,
     retention::Seq,
-    topic::{Reader, Retained, Standing, TopicState},
+    topic::{Reader, ReaderState, Retained, TopicState},
 };
 use std::sync::Arc;
 use tensor_relay_protocol::{EndReason, Epoch, Mode, Start, Subscribe, Version};
@@ -297,9 +297,9 @@ impl Every {
 
     fn lost_place(&self) -> Option<EndReason> {
         match self.reader.standing() {
-            Standing::Reading => None,
-            Standing::Evicted => Some(EndReason::TooSlow),
-            Standing::Replaced => Some(EndReason::Replaced),
+            ReaderState::Reading => None,
+            ReaderState::Evicted => Some(EndReason::TooSlow),
+            ReaderState::Replaced => Some(EndReason::Replaced),
         }
     }
 }
@@ -355,7 +355,7 @@ mod tests {
         let staged = Staged::new::<std::convert::Infallible>(&staging, vec![spec], vec![], |_, _| Ok(()));
         Retained {
             id: VersionId { topic: Topic::new("t").unwrap(), epoch: Epoch(epoch), version: Version(version) },
-            payload: crate::Held::from(staged.unwrap()).payload,
+            payload: crate::Publishable::from(staged.unwrap()).payload,
             metadata: vec![],
             committed: watch::Sender::new(0),
             release_timeout: Duration::ZERO,

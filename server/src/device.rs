@@ -1,6 +1,6 @@
 //! Versions on a device: tensors that are copied out of it, lent where they are, or put there.
 
-use crate::{Borrowed, Held, LendError, StageError, Staged, Staging, lend::parts};
+use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend::parts};
 use bytes::Bytes;
 use std::{ops::Range, sync::Arc};
 use tensor_relay_device::{
@@ -80,12 +80,12 @@ impl Staged {
     ///
     /// # Errors
     /// [`DeviceError`]; nothing is kept then, on the host neither.
-    pub async fn onto(self, device: &Device) -> Result<Held, DeviceError> {
+    pub async fn onto(self, device: &Device) -> Result<Publishable, DeviceError> {
         let Self { payload, workers, .. } = self;
         let manifest = Arc::clone(payload.manifest());
         let len = manifest.payload_bytes() as usize;
         if len == 0 {
-            return Ok(Held { payload, returned: None });
+            return Ok(Publishable { payload, returned: None });
         }
         let there = device.clone();
         let buffer = workers.run(move || there.allocate(len)).await?;
@@ -96,7 +96,7 @@ impl Staged {
         copied.await?;
         let hashes = payload.hashes().expect("what is staged is hashed");
         let payload = Payload::with_hashes(manifest, buffer.source(), &hashes);
-        Ok(Held { payload, returned: None })
+        Ok(Publishable { payload, returned: None })
     }
 }
 
@@ -359,7 +359,7 @@ mod tests {
         Staged::new(&staging(1 << 20), specs, vec![], fill).unwrap()
     }
 
-    async fn digest(held: &Held) -> tensor_relay_protocol::VersionDigest {
+    async fn digest(held: &Publishable) -> tensor_relay_protocol::VersionDigest {
         let encoder = Encoder::new(0, None, Workers::Inline);
         for (chunk, _) in held.manifest().chunking().iter() {
             encoder.encode(&held.payload, chunk, CodecId::Raw).await.unwrap();

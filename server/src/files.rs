@@ -15,11 +15,11 @@ mod watch;
 pub use error::FileError;
 pub use folder::FolderRules;
 pub use left_out::{LeftOut, LeftOutReason};
-pub use watch::{FileWatch, Look};
+pub use watch::{FileWatch, Observation};
 
 use crate::{
     Borrowed, Staged, Staging,
-    beside::{SealError, SealedVersion, TensorWriter, Terms},
+    sidecar::{SealError, SealedVersion, TensorWriter, Terms},
 };
 use bytes::Bytes;
 use npz::Archive;
@@ -217,7 +217,7 @@ impl TensorFiles {
         Ok(borrowed)
     }
 
-    /// Copies everything into memory for the server beside this process ([`beside`](crate::beside)), without a copy of the
+    /// Copies everything into memory for the server beside this process ([`beside`](crate::sidecar)), without a copy of the
     /// whole on the way.
     ///
     /// # Errors

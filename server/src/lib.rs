@@ -49,7 +49,6 @@
 mod access;
 mod address;
 mod bases;
-pub mod beside;
 mod borrowed;
 mod catalogue;
 mod chunk_times;
@@ -60,19 +59,20 @@ mod cursor;
 mod device;
 mod failures;
 mod files;
-mod held;
 mod inboxes;
 mod joining;
 mod lanes;
 mod lend;
 mod link_rate;
 mod places;
+mod publishable;
 mod publisher;
 mod retention;
 mod sender;
 mod server;
 mod session;
 mod shared;
+pub mod sidecar;
 mod staged;
 mod stall;
 mod status;
@@ -96,15 +96,17 @@ pub use config::Config;
 pub use device::DeviceError;
 pub use failures::{FailedAt, FailureCount};
 pub use files::{
-    FileError, FileWatch, FolderRules, LeftOut, LeftOutReason, Look, SealFileError, TensorFiles,
+    FileError, FileWatch, FolderRules, LeftOut, LeftOutReason, Observation, SealFileError, TensorFiles,
 };
-pub use held::Held;
 pub use lend::LendError;
+pub use publishable::Publishable;
 pub use publisher::{Publication, PublishError, Publisher, TopicTaken};
 pub use retention::Keep;
 pub use server::{Server, ServerStats};
 pub use staged::{StageError, Staged, Staging};
-pub use status::{LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, UnderWay};
+pub use status::{
+    LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, TransferStatus,
+};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,

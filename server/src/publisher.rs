@@ -1,17 +1,17 @@
 //! The producer's handles: a publisher per topic, a publication per version.
 
 use crate::{
-    Held, TopicOptions, WhenFull,
+    Publishable, TopicOptions, WhenFull,
     catalogue::Catalogue,
     retention::Seq,
     shared::Counters,
-    topic::{InTheWay, Pushed, Retained, TopicState},
+    topic::{PublishBlockers, Pushed, Retained, TopicState},
 };
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
-use tensor_relay_device::{Demand, Returned};
+use tensor_relay_device::{CacheLease, Returned};
 use tensor_relay_protocol::{
     EndReason, Epoch, MessageError, Metadata, Topic, Version, VersionId, check_metadata,
 };
@@ -38,7 +38,7 @@ pub struct Publisher {
     /// Whether it was logged why its versions are sent whole.
     told: bool,
     /// Keeps the memory of versions that are gone for its next ones.
-    demand: Option<Demand>,
+    demand: Option<CacheLease>,
 }
 
 /// The topic already has a publisher in this server.
@@ -96,7 +96,7 @@ impl Publisher {
     }
 
     /// Its versions are staged in memory that is kept for the next ones as long as this lives.
-    pub(crate) fn staging_again_and_again(mut self, demand: Demand) -> Self {
+    pub(crate) fn staging_again_and_again(mut self, demand: CacheLease) -> Self {
         self.demand = Some(demand);
         self
     }
@@ -138,14 +138,14 @@ impl Publisher {
     /// [`PublishError`] when there is too much metadata or the topic expired.
     pub async fn publish(
         &mut self,
-        version: impl Into<Held>,
+        version: impl Into<Publishable>,
         metadata: Metadata,
     ) -> Result<Publication, PublishError> {
         check_metadata(&metadata).map_err(|error| match error {
             MessageError::TooLarge { bytes, max, .. } => PublishError::TooMuchMetadata { bytes, max },
             other => unreachable!("metadata can only be too large: {other}"),
         })?;
-        let Held { payload, returned } = version.into();
+        let Publishable { payload, returned } = version.into();
         let id = self.next_id();
         let (committed, watch) = watch::channel(0);
         let default = if returned.is_some() { BORROWED_RELEASE } else { STAGED_RELEASE };
@@ -182,7 +182,7 @@ impl Publisher {
         loop {
             room.mark_unchanged();
             self.check_alive()?;
-            let InTheWay { retained: back, readers, look_at } =
+            let PublishBlockers { retained: back, readers, look_at } =
                 match self.topic.push(retained, self.options.keep) {
                     Ok(pushed) => return Ok(pushed),
                     Err(in_the_way) => *in_the_way,

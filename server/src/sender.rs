@@ -1,7 +1,7 @@
 //! Sends one version to one subscription: its manifest, a few chunks at a time, and `Complete`.
 
 use crate::{
-    bases::Against,
+    bases::DeltaBase,
     lanes::{LaneLoad, Lanes},
     link_rate::LinkMeter,
     shared::Shared,
@@ -16,7 +16,7 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_transport::{
     Lane, Stage, Tally, control,
-    egress::{self, Encoded, Wanted},
+    egress::{self, CodecRequest, Encoded},
 };
 use tokio::{
     task::{JoinError, JoinSet},
@@ -33,7 +33,7 @@ pub(crate) struct Outgoing {
     /// What the subscriber can decode.
     pub(crate) codecs: CodecSet,
     /// The client's base, if chunks may be coded against it.
-    pub(crate) base: Option<Against>,
+    pub(crate) base: Option<DeltaBase>,
     pub(crate) link: LinkMeter,
     /// Where what is sent of the topic is counted.
     pub(crate) tally: Arc<Tally>,
@@ -158,10 +158,10 @@ impl Outgoing {
     }
 
     /// How the next chunk is to be encoded at the present link rate.
-    fn wanted(&self) -> Wanted {
+    fn wanted(&self) -> CodecRequest {
         match self.codec {
-            CodecChoice::Auto => Wanted::Auto { offered: self.codecs, link: self.link.class() },
-            CodecChoice::Fixed(codec) => Wanted::Fixed(codec),
+            CodecChoice::Auto => CodecRequest::Auto { offered: self.codecs, link: self.link.class() },
+            CodecChoice::Fixed(codec) => CodecRequest::Fixed(codec),
         }
     }
 

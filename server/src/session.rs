@@ -13,7 +13,7 @@ use crate::{
     link_rate::LinkMeter,
     shared::{Counted, Shared},
     strangers::Stranger,
-    subscribers::Who,
+    subscribers::SubscriberInfo,
     subscription::Subscription,
     transfer::SubscriptionMessage as Message,
     watching,
@@ -109,11 +109,11 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
             let join = Join { session, lane: number, grant, instance };
             return joining::serve(lane, stranger, sender, receiver, join, &shared).await;
         }
-        Ok(first) => Guest::new(first, lane.client_certificate(), &shared),
+        Ok(first) => AdmittedClient::new(first, lane.client_certificate(), &shared),
         Err(error) => Err(error),
     };
     let (error, counted) = match admitted {
-        Ok(Guest { hello, revision, permit, counted }) => {
+        Ok(AdmittedClient { hello, revision, permit, counted }) => {
             drop(stranger); // Who is known keeps its place.
             let greeted = Greeted { codecs: hello.codecs, revision, permit };
             let Err(error) = greet_and_run(&lane, &sender, &mut receiver, greeted, &shared).await;
@@ -131,14 +131,14 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
 }
 
 /// A client that has said hello, may come in, and has one of the places that there are for sessions.
-struct Guest {
+struct AdmittedClient {
     hello: Hello,
     revision: u32,
     permit: Permit,
     counted: Counted,
 }
 
-impl Guest {
+impl AdmittedClient {
     /// The client whose first message this was, if it may come in.
     fn new(
         first: ClientMessage,
@@ -407,7 +407,7 @@ impl Session {
         self.following.insert(id, subscribe.topic.clone());
         let follower = self.shared.catalogue.follow(&subscribe.topic);
         let control = self.lanes.control();
-        let seat = self.shared.subscribers.enter(Who {
+        let seat = self.shared.subscribers.enter(SubscriberInfo {
             topic: Arc::clone(follower.topic()),
             peer: control.peer(),
             kind: control.kind(),

@@ -99,7 +99,7 @@ pub struct SubscriberStatus {
     /// For how long there has been a version that it does not have, as far as the last 64 publishes tell.
     pub lag: Duration,
     /// What it is being sent.
-    pub under_way: Option<UnderWay>,
+    pub under_way: Option<TransferStatus>,
     /// How many versions it committed.
     pub committed: u64,
     /// How many versions it did not get because newer ones were there.
@@ -112,7 +112,7 @@ pub struct SubscriberStatus {
 
 /// A version on its way to one subscription.
 #[derive(Debug, Clone)]
-pub struct UnderWay {
+pub struct TransferStatus {
     /// Which one.
     pub version: VersionId,
     /// How large it is. Who selects some of its tensors gets less.

@@ -1,7 +1,7 @@
 //! The subscriptions of a server, as somebody sees them who looks at it: who gets what, how far, and what it waits for.
 
 use crate::{
-    status::{Limit, SubscriberStatus, UnderWay},
+    status::{Limit, SubscriberStatus, TransferStatus},
     topic::{Retained, TopicState},
 };
 use std::{
@@ -26,7 +26,7 @@ pub(crate) struct Subscribers {
 
 /// One subscription that is watched, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct SubscriberEntry {
     subscribers: Arc<Subscribers>,
     number: u64,
     watched: Arc<Watched>,
@@ -34,7 +34,7 @@ pub(crate) struct Seat {
 
 /// Who subscribes to what.
 #[derive(Debug)]
-pub(crate) struct Who {
+pub(crate) struct SubscriberInfo {
     pub(crate) topic: Arc<TopicState>,
     pub(crate) peer: SocketAddr,
     pub(crate) kind: LaneKind,
@@ -46,7 +46,7 @@ pub(crate) struct Who {
 /// What is noted of one subscription. Its sends add to counters; the rest changes once for a version.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    who: Who,
+    who: SubscriberInfo,
     began: Instant,
     place: Mutex<Place>,
     committed: AtomicU64,
@@ -80,11 +80,11 @@ pub(crate) struct AtStep<'a>(&'a AtomicU32);
 
 impl Subscribers {
     /// Watches a subscription from now on.
-    pub(crate) fn enter(self: &Arc<Self>, who: Who) -> Seat {
+    pub(crate) fn enter(self: &Arc<Self>, who: SubscriberInfo) -> SubscriberEntry {
         let number = self.ever.fetch_add(1, Ordering::Relaxed);
         let watched = Arc::new(Watched::new(who));
         self.open().insert(number, Arc::clone(&watched));
-        Seat { subscribers: Arc::clone(self), number, watched }
+        SubscriberEntry { subscribers: Arc::clone(self), number, watched }
     }
 
     /// How many there are, and what the `most` that came first are like.
@@ -101,14 +101,14 @@ impl Subscribers {
     }
 }
 
-impl Seat {
+impl SubscriberEntry {
     /// The same for its sends, which may end after it.
     pub(crate) fn watched(&self) -> Arc<Watched> {
         Arc::clone(&self.watched)
     }
 }
 
-impl Deref for Seat {
+impl Deref for SubscriberEntry {
     type Target = Watched;
 
     fn deref(&self) -> &Watched {
@@ -116,7 +116,7 @@ impl Deref for Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for SubscriberEntry {
     fn drop(&mut self) {
         let gone = self.subscribers.open().remove(&self.number);
         drop(gone); // Outside of the lock: it may be the last to hold its topic.
@@ -124,7 +124,7 @@ impl Drop for Seat {
 }
 
 impl Watched {
-    fn new(who: Who) -> Self {
+    fn new(who: SubscriberInfo) -> Self {
         Self {
             place: Mutex::new(Place { done: who.have, under_way: None }),
             who,
@@ -180,7 +180,7 @@ impl Watched {
         let sent_payload_bytes = self.sent_payload_bytes.load(Ordering::Relaxed);
         let (done, under_way) = {
             let place = self.place();
-            let under_way = place.under_way.as_ref().map(|begun| UnderWay {
+            let under_way = place.under_way.as_ref().map(|begun| TransferStatus {
                 version: begun.version.clone(),
                 payload_bytes: begun.payload_bytes,
                 sent_bytes: sent_payload_bytes.saturating_sub(begun.sent_before),

@@ -12,7 +12,7 @@ use crate::{
     sender::{Outgoing, Sender, Sent, SentKind},
     shared::{Counted, Shared},
     stall::{Progress, StallWatch},
-    subscribers::Seat,
+    subscribers::SubscriberEntry,
     topic::Retained,
     transfer::{self, Effect, SubscriptionMessage, Transfer},
 };
@@ -52,7 +52,7 @@ pub(crate) struct Subscription {
     /// Whether a version under way is given up for a newer one.
     pub(crate) preempt: bool,
     /// Where those look who run the server.
-    pub(crate) seat: Seat,
+    pub(crate) seat: SubscriberEntry,
     /// Makes a shutdown wait for the subscription; `None` once draining.
     pub(crate) unfinished: Option<Counted>,
 }
@@ -65,7 +65,7 @@ enum Ended {
     /// The client wanted it.
     ByClient,
     /// For a reason that the client is told.
-    Told(EndReason),
+    LastError(EndReason),
     /// The client broke a rule; the session ends with it.
     Misbehaved(Misbehaved),
 }
@@ -103,7 +103,7 @@ impl Subscription {
         match ended {
             Ended::Gone | Ended::ByClient => Ok(()),
             Ended::Misbehaved(error) => Err(error),
-            Ended::Told(reason) => {
+            Ended::LastError(reason) => {
                 self.note_end(reason);
                 let _ = self.sender.send(ServerMessage::End { subscription: self.id, reason }).await;
                 Ok(())
@@ -141,7 +141,7 @@ impl Subscription {
                         self.compare_claims().await?; // With one that was published just now.
                         return Ok((retained, skipped));
                     }
-                    Step::End(reason) => return Err(Ended::Told(reason)),
+                    Step::End(reason) => return Err(Ended::LastError(reason)),
                     Step::Wait => {}
                 }
             }
@@ -209,7 +209,7 @@ impl Subscription {
                 () = self.follower.changed() => self.handle_change(retained)?,
                 () = passed(&mut cut_at), if !transfer.plan.is_given_up() => Next::GiveUp(AbortReason::Withdrawn),
                 _ = lane_joined.changed() => Next::Continue, // Chunks may wait for it.
-                () = watch.stalled() => return Err(Ended::Told(EndReason::Evicted)),
+                () = watch.stalled() => return Err(Ended::LastError(EndReason::Evicted)),
             };
             match next {
                 Next::Finished => return Ok(()),
@@ -282,7 +282,7 @@ impl Subscription {
     fn handle_change(&mut self, retained: &Retained) -> Result<Next, Ended> {
         let newest = self.follower.look().newest();
         if let Some(reason) = self.cursor.lost_place() {
-            return Err(Ended::Told(reason));
+            return Err(Ended::LastError(reason));
         }
         let newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
         Ok(if self.preempt && newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
@@ -330,7 +330,7 @@ impl Subscription {
             Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
             Effect::Unsubscribed { keep_place: true } => return Err(Ended::Gone),
             Effect::Unsubscribed { keep_place: false } => return Err(Ended::ByClient),
-            Effect::Forbidden => return Err(Ended::Told(EndReason::Forbidden)),
+            Effect::Forbidden => return Err(Ended::LastError(EndReason::Forbidden)),
             Effect::None | Effect::Progress | Effect::Committed { .. } | Effect::Aborted(_) => {}
         }
         Ok(())

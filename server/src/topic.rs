@@ -8,10 +8,10 @@ mod reader;
 mod times;
 
 pub use options::{TopicOptions, WhenFull};
-pub(crate) use reader::{Reader, Standing};
+pub(crate) use reader::{Reader, ReaderState};
 
 use crate::{
-    bases::{self, Bases, Hold, Worth},
+    bases::{self, Bases, DeltaTrial, Hold},
     places::Places,
     retention::{Full, Keep, ReaderId, Retention, Seq},
 };
@@ -74,7 +74,7 @@ pub(crate) struct TopicState {
     bases: Arc<Bases>,
     number: u64,
     /// Whether its versions are worth keeping as bases.
-    worth: Arc<Mutex<Worth>>,
+    worth: Arc<Mutex<DeltaTrial>>,
     state: Mutex<State>,
     /// What was sent of it, to all subscribers.
     tally: Arc<Tally>,
@@ -116,7 +116,7 @@ pub(crate) struct Pushed {
 
 /// What `publish` has to wait for.
 #[derive(Debug)]
-pub(crate) struct InTheWay {
+pub(crate) struct PublishBlockers {
     pub(crate) retained: Retained,
     pub(crate) readers: Vec<ReaderId>,
     /// When a reader's place will be given up by itself.
@@ -148,7 +148,7 @@ impl TopicState {
     }
 
     /// What its versions have in common.
-    pub(crate) fn worth(&self) -> &Arc<Mutex<Worth>> {
+    pub(crate) fn worth(&self) -> &Arc<Mutex<DeltaTrial>> {
         &self.worth
     }
 
@@ -199,7 +199,7 @@ impl TopicState {
     }
 
     /// Adds a version, unless readers stand in the way.
-    pub(crate) fn push(&self, retained: Retained, keep: Keep) -> Result<Pushed, Box<InTheWay>> {
+    pub(crate) fn push(&self, retained: Retained, keep: Keep) -> Result<Pushed, Box<PublishBlockers>> {
         let now = Instant::now();
         let mut guard = self.state();
         let state = &mut *guard;
@@ -231,7 +231,7 @@ impl TopicState {
             Err((retained, Full(readers))) => {
                 let look_at = state.places.next_expiry(self.linger);
                 let retained = Arc::into_inner(retained).expect("nobody else has seen it");
-                Err(Box::new(InTheWay { retained, readers, look_at }))
+                Err(Box::new(PublishBlockers { retained, readers, look_at }))
             }
         }
     }
@@ -253,7 +253,7 @@ impl TopicState {
     }
 
     /// Withdraws one version, from retention or from the kept bases.
-    pub(crate) fn withdraw(&self, seq: Seq, of: bases::Of) {
+    pub(crate) fn withdraw(&self, seq: Seq, of: bases::VersionKey) {
         let gone = {
             let mut state = self.state();
             let retained = state.retention.withdraw(seq);
@@ -292,7 +292,8 @@ impl TopicState {
             let mut state = self.state();
             state.ended.get_or_insert(reason);
             let taken = if reason == EndReason::TopicEnded { vec![] } else { state.retention.clear() };
-            let left: Vec<bases::Left> = taken.iter().map(|retained| self.take_back(retained)).collect();
+            let left: Vec<bases::ReleasedVersions> =
+                taken.iter().map(|retained| self.take_back(retained)).collect();
             (taken, left, self.bases.forget(self.number))
         };
         drop(gone);
@@ -301,7 +302,7 @@ impl TopicState {
     }
 
     /// Releases a version whose memory its publisher wants back: it cannot be a base any more either.
-    fn take_back(&self, retained: &Arc<Retained>) -> bases::Left {
+    fn take_back(&self, retained: &Arc<Retained>) -> bases::ReleasedVersions {
         retained.leave();
         retained.base.withdraw();
         self.bases.handle_left(self.number, retained)
@@ -316,7 +317,7 @@ impl TopicState {
     }
 
     /// The same for a version that a client brings along, if it is still here.
-    pub(crate) fn hold_base(&self, (epoch, version): bases::Of) -> Option<Hold> {
+    pub(crate) fn hold_base(&self, (epoch, version): bases::VersionKey) -> Option<Hold> {
         let retained = self.find(epoch, version).map(|(_, retained)| retained);
         let found = retained.or_else(|| self.bases.find(self.number, (epoch, version)));
         let hold = found.map(|retained| self.hold(&retained))?;

@@ -19,10 +19,10 @@ pub struct TrafficStats {
 
 /// The counters. One lock, taken when a lane opens, when it ends, and when they are read.
 #[derive(Debug, Default)]
-pub(crate) struct Traffic(Mutex<Books>);
+pub(crate) struct Traffic(Mutex<TrafficTotals>);
 
 #[derive(Debug, Default)]
-struct Books {
+struct TrafficTotals {
     opened: u64,
     open: Vec<(u64, Lane)>,
     /// What lanes carried that are gone, by kind: QUIC, then TCP.
@@ -76,7 +76,7 @@ impl Traffic {
         (books.open.len(), books.open.iter().take(most).map(status).collect())
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn books(&self) -> MutexGuard<'_, TrafficTotals> {
         // Numbers cannot be left half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

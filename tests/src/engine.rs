@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_device::{
-    AllocError, Capacity, Completion, CopyEngine, CopyError, Copying, Device, HostEngine, HostEngineMemory,
-    HostMemory, Slot, SlotPool, Stretch,
+    AllocError, Capacity, Completion, CopyEngine, CopyError, CopySegment, Copying, Device, HostEngine,
+    HostEngineMemory, HostMemory, Slot, SlotPool,
 };
 use tokio::time::Instant;
 
@@ -46,7 +46,7 @@ struct State {
 /// A copy that was asked for.
 struct Copy {
     is_out: bool,
-    stretches: Vec<Stretch<HostEngineMemory>>,
+    stretches: Vec<CopySegment<HostEngineMemory>>,
     slot: Slot,
     completion: Completion,
 }
@@ -104,7 +104,7 @@ impl TestEngine {
         self.state().copies_in
     }
 
-    fn start(&self, is_out: bool, stretches: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+    fn start(&self, is_out: bool, stretches: Vec<CopySegment<HostEngineMemory>>, slot: Slot) -> Copying {
         let mut state = self.state();
         *(if is_out { &mut state.copies_out } else { &mut state.copies_in }) += 1;
         let (completion, copying) = Copying::pair();
@@ -148,7 +148,7 @@ impl TestEngine {
     fn run(
         &self,
         is_out: bool,
-        stretches: Vec<Stretch<HostEngineMemory>>,
+        stretches: Vec<CopySegment<HostEngineMemory>>,
         slot: Slot,
     ) -> Result<Slot, CopyError> {
         let copying = match is_out {
@@ -185,11 +185,11 @@ impl CopyEngine for TestEngine {
         self.host.memory_len(memory)
     }
 
-    fn copy_out(&self, from: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+    fn copy_out(&self, from: Vec<CopySegment<HostEngineMemory>>, slot: Slot) -> Copying {
         self.start(true, from, slot)
     }
 
-    fn copy_in(&self, slot: Slot, to: Vec<Stretch<HostEngineMemory>>) -> Copying {
+    fn copy_in(&self, slot: Slot, to: Vec<CopySegment<HostEngineMemory>>) -> Copying {
         self.start(false, to, slot)
     }
 }

@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 use tensor_relay_device::{
-    AllocError, Capacity, Completion, CopyEngine, CopyError, Copying, Device, HostEngine, HostEngineMemory,
-    HostMemory, Slot, SlotPool, Stretch,
+    AllocError, Capacity, Completion, CopyEngine, CopyError, CopySegment, Copying, Device, HostEngine,
+    HostEngineMemory, HostMemory, Slot, SlotPool,
 };
 
 /// A host engine with a gate. While it is open, copies have ended when asking for them returns; while it is closed, they
@@ -30,7 +30,7 @@ struct State {
 #[derive(Debug)]
 struct Waiting {
     slot: Slot,
-    to: Vec<Stretch<HostEngineMemory>>,
+    to: Vec<CopySegment<HostEngineMemory>>,
     completion: Option<Completion>,
 }
 
@@ -136,11 +136,11 @@ impl CopyEngine for GatedEngine {
         self.engine.memory_len(memory)
     }
 
-    fn copy_out(&self, from: Vec<Stretch<HostEngineMemory>>, slot: Slot) -> Copying {
+    fn copy_out(&self, from: Vec<CopySegment<HostEngineMemory>>, slot: Slot) -> Copying {
         self.engine.copy_out(from, slot)
     }
 
-    fn copy_in(&self, slot: Slot, to: Vec<Stretch<HostEngineMemory>>) -> Copying {
+    fn copy_in(&self, slot: Slot, to: Vec<CopySegment<HostEngineMemory>>) -> Copying {
         let mut state = self.state();
         state.begun += 1;
         if state.failing > 0 {

@@ -5,14 +5,14 @@
 //! run several chunks at once, bounded by credit: while one waits for the wire, the next is read and encoded.
 
 mod choosing;
+mod chunk_cache;
 mod encoder;
 mod encodings;
 mod payload;
 mod read;
 mod reads;
-mod shelf;
 
-pub use choosing::Wanted;
+pub use choosing::CodecRequest;
 pub use encoder::{Encoded, Encoder, EncoderStats};
 pub use payload::Payload;
 pub use read::{READ_TIMEOUT, read};

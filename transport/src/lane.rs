@@ -11,7 +11,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::{
     ClientCertificate, KindReason, LaneKind, LaneThread, LaneThreads,
-    network::lane_threads::{self, Seated},
+    network::lane_threads::{self, ThreadSlot},
     receive_buffer::ReceiveBuffer,
 };
 
@@ -34,7 +34,7 @@ pub struct Lane {
     /// What the client showed, where this end is the server.
     client: Option<ClientCertificate>,
     /// The thread that makes its packets, if that is one for lanes alone.
-    thread: Option<Arc<Seated>>,
+    thread: Option<Arc<ThreadSlot>>,
 }
 
 /// What a lane is made of. Each kind has the same methods; its file says how it keeps their promises.
@@ -90,7 +90,7 @@ impl Lane {
 
     /// The same lane as a further one, which runs on `thread`.
     pub(crate) fn further(self, number: usize, thread: Option<Arc<LaneThread>>) -> Self {
-        Self { number, thread: thread.map(Seated::new).map(Arc::new), ..self }
+        Self { number, thread: thread.map(ThreadSlot::new).map(Arc::new), ..self }
     }
 
     /// The same lane, with why it is of its kind.

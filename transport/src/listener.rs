@@ -5,17 +5,17 @@ mod retry;
 mod tcp;
 
 use crate::{Identity, Lane, LaneError, LaneKind, Network, SystemNetwork, Transport, Tuning};
-use quic::{QuicArrival, QuicDoor};
+use quic::{QuicAcceptor, QuicArrival};
 use std::{fmt, future::pending, io, net::SocketAddr, sync::Arc};
-use tcp::{TcpArrival, TcpDoor};
+use tcp::{TcpAcceptor, TcpArrival};
 use tensor_relay_protocol::CloseCode;
 
 /// Accepts lanes: over UDP, over TCP, or on the ports of both with one number.
 pub struct Listener {
     local: SocketAddr,
     tuning: Tuning,
-    quic: Option<QuicDoor>,
-    tcp: Option<TcpDoor>,
+    quic: Option<QuicAcceptor>,
+    tcp: Option<TcpAcceptor>,
 }
 
 /// Why a port cannot be listened on. This machine is to blame.
@@ -104,7 +104,7 @@ impl Listener {
         let failed = |address| move |source| BindError::Io { address, source };
         let quic = match transport.allows(LaneKind::Quic) {
             true => {
-                let door = QuicDoor::open(Arc::clone(&network), local, identity, tuning.clone())?;
+                let door = QuicAcceptor::open(Arc::clone(&network), local, identity, tuning.clone())?;
                 local = door.local_address().map_err(failed(local))?;
                 Some(door)
             }
@@ -117,7 +117,7 @@ impl Listener {
                     _ => BindError::Io { address: local, source },
                 })?;
                 local = listener.local_address().map_err(failed(local))?;
-                let door = TcpDoor::new(listener, identity, (&tuning).into(), network.has_threads());
+                let door = TcpAcceptor::new(listener, identity, (&tuning).into(), network.has_threads());
                 Some(door.map_err(|error| BindError::Tls(error.to_string()))?)
             }
             false => None,
@@ -160,8 +160,8 @@ impl Listener {
         };
         tokio::select! {
             biased;
-            arrival = quic => Some(Arrival(Knock::Quic(Box::new(arrival?)))),
-            arrival = tcp => Some(Arrival(Knock::Tcp(arrival))),
+            arrival = quic => Some(Arrival(PendingHandshake::Quic(Box::new(arrival?)))),
+            arrival = tcp => Some(Arrival(PendingHandshake::Tcp(arrival))),
         }
     }
 
@@ -193,9 +193,9 @@ impl fmt::Debug for Listener {
 }
 
 /// A client that knocked and is not let in yet.
-pub struct Arrival(Knock);
+pub struct Arrival(PendingHandshake);
 
-enum Knock {
+enum PendingHandshake {
     Quic(Box<QuicArrival>),
     Tcp(TcpArrival),
 }
@@ -204,16 +204,16 @@ impl Arrival {
     /// Where the client says it is.
     pub fn peer(&self) -> SocketAddr {
         match &self.0 {
-            Knock::Quic(arrival) => arrival.peer(),
-            Knock::Tcp(arrival) => arrival.peer,
+            PendingHandshake::Quic(arrival) => arrival.peer(),
+            PendingHandshake::Tcp(arrival) => arrival.peer,
         }
     }
 
     /// What kind of lane it would be.
     pub fn kind(&self) -> LaneKind {
         match &self.0 {
-            Knock::Quic(_) => LaneKind::Quic,
-            Knock::Tcp(_) => LaneKind::Tcp,
+            PendingHandshake::Quic(_) => LaneKind::Quic,
+            PendingHandshake::Tcp(_) => LaneKind::Tcp,
         }
     }
 
@@ -223,14 +223,14 @@ impl Arrival {
     /// [`LaneError`] when the handshake fails, as corrupted or hostile first packets make it do; others go on.
     pub async fn accept(self) -> Result<Lane, LaneError> {
         match self.0 {
-            Knock::Quic(arrival) => arrival.accept().await,
-            Knock::Tcp(arrival) => arrival.accept().await,
+            PendingHandshake::Quic(arrival) => arrival.accept().await,
+            PendingHandshake::Tcp(arrival) => arrival.accept().await,
         }
     }
 
     /// Turns the client away; it learns so at once. Over TCP that is the end of the connection.
     pub fn refuse(self) {
-        if let Knock::Quic(arrival) = self.0 {
+        if let PendingHandshake::Quic(arrival) = self.0 {
             arrival.refuse();
         }
     }

@@ -8,7 +8,9 @@ use std::{
     thread::available_parallelism,
     time::{Duration, Instant},
 };
-use tensor_relay_protocol::{Codec, CodecId, CodecSet, LinkClass, Look, Machine, SMALL_BYTES, Sparse};
+use tensor_relay_protocol::{
+    Codec, CodecId, CodecSet, LinkClass, Machine, SMALL_BYTES, SizeEstimate, Sparse,
+};
 
 /// The links, in Gbit/s.
 const LINKS_GBIT: [u32; 4] = [1, 10, 25, 100];
@@ -56,7 +58,7 @@ impl Choice {
 
 /// One chunk, looked at.
 struct Seen {
-    look: Look,
+    look: SizeEstimate,
     /// Whether it changed so little since its base that nothing is chosen.
     is_delta: bool,
     took: Option<Duration>,
@@ -67,11 +69,11 @@ impl Seen {
     fn at(job: &Job<'_>, chunk: usize, rounds: u32) -> Self {
         let raw = job.chunk(chunk);
         if raw.len() < SMALL_BYTES {
-            return Self { look: Look::NOTHING, is_delta: false, took: None };
+            return Self { look: SizeEstimate::NOTHING, is_delta: false, took: None };
         }
         let look = || {
             let begin = Instant::now();
-            let look = Look::at(job.dtype, raw);
+            let look = SizeEstimate::at(job.dtype, raw);
             (look, begin.elapsed())
         };
         let (first, mut took) = look();

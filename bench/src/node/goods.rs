@@ -9,7 +9,7 @@ use super::{
 use anyhow::Result;
 use bytes::Bytes;
 use std::io;
-use tensor_relay_server::{Borrowed, Dtype, Held, Shape, Staged, Staging, TensorName, TensorSpec};
+use tensor_relay_server::{Borrowed, Dtype, Publishable, Shape, Staged, Staging, TensorName, TensorSpec};
 
 /// The one tensor of a stream's versions.
 pub(super) const STREAM_TENSOR: &str = "stream.weight";
@@ -65,12 +65,12 @@ impl Goods {
 
 /// The version of a round, if it is made before.
 pub(super) struct Made {
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<Publishable>,
     pub(super) prepared: Prepared,
 }
 
 /// Fills the server's memory right away.
-fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
+fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
     let mut hashes = vec![proof::of_bytes(&[]); opened.specs().len()];
     let staged = Staged::new::<io::Error>(staging, opened.specs().to_vec(), vec![], |index, out| {
         opened.fill(round, index, out)?;
@@ -81,7 +81,7 @@ fn stage(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)
 }
 
 /// Fills memory of each tensor's own, and lends it.
-fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Held, Proof)> {
+fn borrow(opened: &Opened, staging: &Staging, round: u32) -> Result<(Publishable, Proof)> {
     let mut tensors = Vec::with_capacity(opened.specs().len());
     let mut hashes = Vec::with_capacity(opened.specs().len());
     for (index, spec) in opened.specs().iter().enumerate() {

@@ -17,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_server::{
-    Access, Config, Held, Identity, Keep, Listener, Publication, Publisher, Server, Stage, Staged, Staging,
-    TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
+    Access, Config, Identity, Keep, Listener, Publication, Publishable, Publisher, Server, Stage, Staged,
+    Staging, TensorSpec, Ticket, Topic, TopicOptions, Tuning, WhenFull,
 };
 
 /// What all rounds publish to.
@@ -82,7 +82,7 @@ struct Ready {
     round: Round,
     publisher: Publisher,
     /// The version, if there is one that is made beforehand.
-    held: Option<Held>,
+    held: Option<Publishable>,
 }
 
 impl Producer {

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc};
 use tensor_relay_device::{AllocError, HostMemory, HostSource, Source};
 use tensor_relay_protocol::{ChunkHash, Manifest};
 use tensor_relay_server::{
-    Borrowed, Held, Publication, Publisher, Server, Staging, TensorSpec, Topic, TopicOptions,
+    Borrowed, Publication, Publishable, Publisher, Server, Staging, TensorSpec, Topic, TopicOptions,
 };
 
 /// The bytes, staged and hashed before the first round.
@@ -67,7 +67,7 @@ impl Supply {
 }
 
 impl Supply {
-    fn version(&self) -> Result<Held> {
+    fn version(&self) -> Result<Publishable> {
         let (staging, specs) = (&self.staging, self.specs.clone());
         let Payload { tensors, source, hashes } = self.payload.clone();
         Ok(match self.hold {

@@ -20,7 +20,7 @@ pub(crate) struct Consumer(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     /// The topics that are followed, and what of each is there. As many as there are subscriptions.
-    topics: Mutex<BTreeMap<Topic, Option<Held>>>,
+    topics: Mutex<BTreeMap<Topic, Option<TopicMetrics>>>,
     client: OnceLock<StatusReader>,
     device: OnceLock<DeviceMemory>,
     ready_within: Option<Duration>,
@@ -29,7 +29,7 @@ struct Inner {
 
 /// What is there of a topic, and what came for it.
 #[derive(Debug, Clone)]
-pub(crate) struct Held {
+pub(crate) struct TopicMetrics {
     version: u64,
     epoch: String,
     payload_bytes: u64,
@@ -70,8 +70,8 @@ impl Consumer {
         let (id, receipt) = (snapshot.id(), snapshot.receipt());
         let mut topics = self.topics();
         let before = topics.get(&id.topic).cloned().flatten();
-        let sum = |of: fn(&Held) -> u64, more: u64| before.as_ref().map_or(0, of) + more;
-        let held = Held {
+        let sum = |of: fn(&TopicMetrics) -> u64, more: u64| before.as_ref().map_or(0, of) + more;
+        let held = TopicMetrics {
             version: id.version.0,
             epoch: id.epoch.to_string(),
             payload_bytes: snapshot.payload_bytes(),
@@ -101,14 +101,14 @@ impl Consumer {
         kinds
     }
 
-    fn topics(&self) -> MutexGuard<'_, BTreeMap<Topic, Option<Held>>> {
+    fn topics(&self) -> MutexGuard<'_, BTreeMap<Topic, Option<TopicMetrics>>> {
         self.0.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whether all that is followed is there, and none of it older than it may be.
 fn readiness(
-    topics: &BTreeMap<Topic, Option<Held>>,
+    topics: &BTreeMap<Topic, Option<TopicMetrics>>,
     within: Option<Duration>,
     now: Instant,
 ) -> Result<(), String> {
@@ -172,7 +172,7 @@ impl Subject for Consumer {
     }
 }
 
-fn topic(name: &Topic, held: Option<&Held>) -> Value {
+fn topic(name: &Topic, held: Option<&TopicMetrics>) -> Value {
     let Some(held) = held else { return json!({ "topic": name.as_str(), "version": null }) };
     json!({
         "topic": name.as_str(),
@@ -205,10 +205,10 @@ fn lanes(client: &ClientStatus) -> Vec<Value> {
 }
 
 /// The topics by name, as many as a server labels; what a consumer follows is chosen by its user.
-fn of_topics(topics: &BTreeMap<Topic, Option<Held>>) -> Vec<Family> {
+fn of_topics(topics: &BTreeMap<Topic, Option<TopicMetrics>>) -> Vec<Family> {
     let held = topics.iter().filter_map(|(topic, held)| Some((topic, held.as_ref()?)));
     let held: Vec<_> = held.take(super::server_families::LABELLED_MAX).collect();
-    let each = |value: fn(&Held) -> f64| {
+    let each = |value: fn(&TopicMetrics) -> f64| {
         let label = |topic: &Topic| -> Labels { vec![("topic", topic.to_string())] };
         held.iter().map(|(topic, held)| (label(topic), value(held))).collect::<Vec<_>>()
     };
@@ -278,8 +278,8 @@ fn of_client(client: &ClientStatus) -> Vec<Family> {
 mod tests {
     use super::*;
 
-    fn held(version: u64, at: Instant) -> Held {
-        Held {
+    fn held(version: u64, at: Instant) -> TopicMetrics {
+        TopicMetrics {
             version,
             epoch: "0".into(),
             payload_bytes: 0,

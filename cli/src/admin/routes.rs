@@ -23,7 +23,7 @@ const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What all answers are made of.
 #[derive(Clone)]
-struct Desk {
+struct AdminState {
     subject: Arc<dyn Subject>,
     heartbeat: Heartbeat,
     access: Access,
@@ -31,24 +31,24 @@ struct Desk {
 
 /// The paths, and who may ask for each.
 pub(super) fn of(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Router {
-    let desk = Desk { subject, heartbeat, access };
+    let state = AdminState { subject, heartbeat, access };
     let guarded = Router::new()
         .route("/metrics", get(metrics))
         .route("/status", get(status))
         .route("/", get(page))
-        .route_layer(middleware::from_fn_with_state(desk.clone(), authorise));
+        .route_layer(middleware::from_fn_with_state(state.clone(), authorise));
     Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .merge(guarded)
-        .layer(middleware::from_fn_with_state(desk.clone(), finish))
-        .with_state(desk)
+        .layer(middleware::from_fn_with_state(state.clone(), finish))
+        .with_state(state)
 }
 
 /// Turns away what was meant for somebody else, and says of every answer that it is of this moment.
-async fn finish(State(desk): State<Desk>, request: Request, next: Next) -> Response {
+async fn finish(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    if !desk.access.is_meant_for(host) {
+    if !state.access.is_meant_for(host) {
         let why = "this port answers to localhost and to addresses, not to other names\n";
         return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
     }
@@ -60,8 +60,8 @@ async fn finish(State(desk): State<Desk>, request: Request, next: Next) -> Respo
     (always, next.run(request).await).into_response()
 }
 
-async fn authorise(State(desk): State<Desk>, request: Request, next: Next) -> Response {
-    match is_allowed(&desk, request.headers()) {
+async fn authorise(State(state): State<AdminState>, request: Request, next: Next) -> Response {
+    match is_allowed(&state, request.headers()) {
         true => next.run(request).await,
         false => {
             // A browser asks for a user, `admin`, and a password: the token.
@@ -73,13 +73,14 @@ async fn authorise(State(desk): State<Desk>, request: Request, next: Next) -> Re
     }
 }
 
-fn is_allowed(desk: &Desk, headers: &HeaderMap) -> bool {
-    desk.access
+fn is_allowed(state: &AdminState, headers: &HeaderMap) -> bool {
+    state
+        .access
         .is_allowed(headers.get(header::AUTHORIZATION).map(|said| said.as_bytes()))
 }
 
-async fn livez(State(desk): State<Desk>) -> Response {
-    match desk.heartbeat.silence(Instant::now()) {
+async fn livez(State(state): State<AdminState>) -> Response {
+    match state.heartbeat.silence(Instant::now()) {
         None => "ok\n".into_response(),
         Some(silence) => {
             let why = format!("the network thread has not run for {} s\n", silence.as_secs());
@@ -89,18 +90,18 @@ async fn livez(State(desk): State<Desk>) -> Response {
 }
 
 /// Why it is not ready has names in it: only who may see them is told.
-async fn readyz(State(desk): State<Desk>, headers: HeaderMap) -> Response {
-    match desk.subject.readiness() {
+async fn readyz(State(state): State<AdminState>, headers: HeaderMap) -> Response {
+    match state.subject.readiness() {
         Ok(()) => "ready\n".into_response(),
-        Err(why) if is_allowed(&desk, &headers) => {
+        Err(why) if is_allowed(&state, &headers) => {
             (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")).into_response()
         }
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
     }
 }
 
-async fn metrics(State(desk): State<Desk>, headers: HeaderMap) -> Response {
-    let Ok(text) = families::encode(desk.subject.families()) else {
+async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
+    let Ok(text) = families::encode(state.subject.families()) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     match wants_open_metrics(&headers) {
@@ -114,8 +115,8 @@ fn wants_open_metrics(headers: &HeaderMap) -> bool {
     accepted.is_some_and(|accept| accept.contains("application/openmetrics-text"))
 }
 
-async fn status(State(desk): State<Desk>) -> Response {
-    typed("application/json", format!("{}\n", desk.subject.status()))
+async fn status(State(state): State<AdminState>) -> Response {
+    typed("application/json", format!("{}\n", state.subject.status()))
 }
 
 async fn page() -> Response {

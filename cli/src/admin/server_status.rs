@@ -2,7 +2,7 @@
 
 use crate::codecs;
 use serde_json::{Map, Value, json};
-use tensor_relay_server::{LaneStatus, ServerStatus, SubscriberStatus, TopicStatus, UnderWay};
+use tensor_relay_server::{LaneStatus, ServerStatus, SubscriberStatus, TopicStatus, TransferStatus};
 
 /// All of it, but what only the process knows.
 pub(super) fn of(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Value {
@@ -73,7 +73,7 @@ fn subscriber(subscriber: &SubscriberStatus) -> Value {
     })
 }
 
-fn under_way(under_way: &UnderWay) -> Value {
+fn under_way(under_way: &TransferStatus) -> Value {
     json!({
         "version": under_way.version.version.0,
         "payload_bytes": under_way.payload_bytes,

@@ -39,8 +39,8 @@ pub(crate) struct ServeArgs {
     pub(crate) expire_after: Option<Duration>,
 
     /// Whether tensors are copied to memory first, or read from their files each time they are sent.
-    #[arg(long, value_enum, default_value_t = Hold::Stage, help_heading = "Topics")]
-    pub(crate) hold: Hold,
+    #[arg(long, value_enum, default_value_t = HoldArg::Stage, help_heading = "Topics")]
+    pub(crate) hold: HoldArg,
 
     /// Publish a new version whenever a file is replaced. Write the new one under another name and rename it into place.
     #[arg(long, help_heading = "Topics")]
@@ -60,8 +60,8 @@ pub(crate) struct ServeArgs {
     pub(crate) keep_bytes: Option<u64>,
 
     /// What happens when retention is full of versions that a subscriber in mode `every` has not taken care of.
-    #[arg(long, value_enum, default_value_t = Full::Evict, help_heading = "Versions")]
-    pub(crate) when_full: Full,
+    #[arg(long, value_enum, default_value_t = WhenFullArg::Evict, help_heading = "Versions")]
+    pub(crate) when_full: WhenFullArg,
 
     /// How long a new version waits for such subscribers before they are evicted, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds, help_heading = "Versions")]
@@ -166,7 +166,7 @@ pub(crate) struct ServeArgs {
 
 /// How a version is held, as a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Hold {
+pub(crate) enum HoldArg {
     /// Copied to memory: nobody can change it, and files may be overwritten.
     Stage,
     /// Read from its files when it is sent: costs no memory; files must not be overwritten in place.
@@ -175,7 +175,7 @@ pub(crate) enum Hold {
 
 /// What happens when retention is full, as a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Full {
+pub(crate) enum WhenFullArg {
     /// They are evicted when the new version has waited for them.
     Evict,
     /// The new version waits on.
@@ -188,8 +188,8 @@ impl ServeArgs {
         TopicOptions {
             keep: Keep { versions: self.keep_versions, bytes: self.keep_bytes.unwrap_or(u64::MAX) },
             when_full: match self.when_full {
-                Full::Evict => WhenFull::Evict,
-                Full::Block => WhenFull::Block,
+                WhenFullArg::Evict => WhenFull::Evict,
+                WhenFullArg::Block => WhenFull::Block,
             },
             publish_timeout: self.publish_timeout,
             release_timeout: Some(self.release_timeout),

@@ -34,7 +34,7 @@ pub(crate) struct Layers {
 
 /// What a setting is, if no flag says otherwise.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct InForce {
+pub(crate) struct EffectiveSetting {
     pub(crate) values: Vec<String>,
     pub(crate) origin: Origin,
 }
@@ -91,18 +91,18 @@ impl Layers {
     ///
     /// # Errors
     /// When its variable has a value that it cannot have.
-    pub(crate) fn in_force(&self, setting: &Setting) -> Result<InForce, UsageError> {
+    pub(crate) fn in_force(&self, setting: &Setting) -> Result<EffectiveSetting, UsageError> {
         if let Some(value) = variable::value_of(setting.variable()) {
             let value = value.to_string_lossy().into_owned();
             setting.check(&value).map_err(|why| wrong_variable(setting, &why))?;
-            return Ok(InForce { values: vec![value], origin: Origin::Variable });
+            return Ok(EffectiveSetting { values: vec![value], origin: Origin::Variable });
         }
         let entry = self.file.as_ref().and_then(|file| file.entry(setting));
         Ok(match entry {
             Some(entry) => {
-                InForce { values: entry.values.clone(), origin: Origin::File { line: entry.line } }
+                EffectiveSetting { values: entry.values.clone(), origin: Origin::File { line: entry.line } }
             }
-            None => InForce { values: setting.defaults(), origin: Origin::Default },
+            None => EffectiveSetting { values: setting.defaults(), origin: Origin::Default },
         })
     }
 

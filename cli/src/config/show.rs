@@ -2,7 +2,7 @@
 
 use super::{
     Layers,
-    layers::{self, InForce, Origin},
+    layers::{self, EffectiveSetting, Origin},
     sample,
     setting::Setting,
     variable,
@@ -45,7 +45,7 @@ fn chosen<'s>(command: Option<&str>, settings: &'s [Setting]) -> Result<Vec<&'s 
     }
 }
 
-fn as_json(layers: &Layers, in_force: &[(&Setting, InForce)]) -> Value {
+fn as_json(layers: &Layers, in_force: &[(&Setting, EffectiveSetting)]) -> Value {
     let mut commands: Map<String, Value> = Map::new();
     for (setting, in_force) in in_force {
         let options = commands.entry(setting.command()).or_insert_with(|| json!([]));
@@ -56,7 +56,7 @@ fn as_json(layers: &Layers, in_force: &[(&Setting, InForce)]) -> Value {
     json!({ "file": layers.file().map(super::file::File::path), "commands": commands })
 }
 
-fn option_as_json(setting: &Setting, in_force: &InForce) -> Value {
+fn option_as_json(setting: &Setting, in_force: &EffectiveSetting) -> Value {
     let (source, line) = match in_force.origin {
         Origin::Variable => ("environment", None),
         Origin::File { line } => ("file", Some(line)),
@@ -71,7 +71,7 @@ fn option_as_json(setting: &Setting, in_force: &InForce) -> Value {
     })
 }
 
-fn print_table(layers: &Layers, in_force: &[(&Setting, InForce)]) {
+fn print_table(layers: &Layers, in_force: &[(&Setting, EffectiveSetting)]) {
     match layers.file() {
         Some(file) => crate::log::say!("configuration file: {}", file.path().display()),
         None => {
@@ -98,7 +98,7 @@ fn print_table(layers: &Layers, in_force: &[(&Setting, InForce)]) {
     }
 }
 
-fn row(layers: &Layers, setting: &Setting, in_force: &InForce) -> [String; 4] {
+fn row(layers: &Layers, setting: &Setting, in_force: &EffectiveSetting) -> [String; 4] {
     let from = match in_force.origin {
         Origin::Variable => setting.variable().into(),
         Origin::File { line } => layers
@@ -113,7 +113,7 @@ fn row(layers: &Layers, setting: &Setting, in_force: &InForce) -> [String; 4] {
     [setting.command().into(), setting.word(), values, from]
 }
 
-fn shown(setting: &Setting, in_force: &InForce) -> Vec<String> {
+fn shown(setting: &Setting, in_force: &EffectiveSetting) -> Vec<String> {
     match setting.is_secret() && !in_force.values.is_empty() {
         true => vec![HIDDEN.into()],
         // A switch has no default in clap's eyes: it is off.

@@ -1,7 +1,7 @@
 //! The demo's consumer: receives every version and checks each byte against what it must be.
 
 use super::{
-    events::{self, ConsumerEvent, Smalls, Verified},
+    events::{self, ConsumerEvent, SmallVersions, Verified},
     producer::{PUBLISHED_NS, SEED, SMALL, SMALL_BYTES},
 };
 use crate::{
@@ -39,7 +39,7 @@ pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
         events::say(&ConsumerEvent::Verified(verified))?;
     }
     let smalls = receive_smalls(&mut small, args.small).await?;
-    events::say(&ConsumerEvent::Smalls(smalls))?;
+    events::say(&ConsumerEvent::SmallVersions(smalls))?;
     client.close().await;
     Ok(ExitCode::SUCCESS)
 }
@@ -94,7 +94,7 @@ async fn verify(client: &Client, snapshot: Snapshot, size_bytes: u64) -> anyhow:
 }
 
 /// Receives the small versions and measures from publish to commit.
-async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::Result<Smalls> {
+async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::Result<SmallVersions> {
     let mut latencies_us = Vec::new();
     let mut skipped = 0;
     loop {
@@ -117,7 +117,7 @@ async fn receive_smalls(subscription: &mut Subscription, count: u64) -> anyhow::
     latencies_us.sort_by(f64::total_cmp);
     let at = |share: f64| latencies_us[((latencies_us.len() - 1) as f64 * share).round() as usize];
     let received = latencies_us.len() as u64;
-    Ok(Smalls {
+    Ok(SmallVersions {
         bytes_each: SMALL_BYTES,
         received,
         skipped,

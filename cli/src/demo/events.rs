@@ -25,14 +25,14 @@ pub(crate) struct Serving {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ConsumerEvent {
     Connected,
-    Progress(Moving),
+    Progress(VersionStarted),
     Verified(Verified),
-    Smalls(Smalls),
+    SmallVersions(SmallVersions),
 }
 
 /// A version is on its way.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Moving {
+pub(crate) struct VersionStarted {
     version: u64,
     payload_bytes: u64,
     verified_bytes: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Verified {
 
 /// The small versions arrived.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Smalls {
+pub(crate) struct SmallVersions {
     pub(crate) bytes_each: u64,
     pub(crate) received: u64,
     pub(crate) skipped: u64,
@@ -63,16 +63,16 @@ pub(crate) struct Smalls {
     pub(crate) max_us: f64,
 }
 
-impl From<Progress> for Moving {
+impl From<Progress> for VersionStarted {
     fn from(progress: Progress) -> Self {
         let Progress { version, payload_bytes, verified_bytes, wire_bytes, .. } = progress;
         Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }
 
-impl From<Moving> for Progress {
-    fn from(moving: Moving) -> Self {
-        let Moving { version, payload_bytes, verified_bytes, wire_bytes } = moving;
+impl From<VersionStarted> for Progress {
+    fn from(moving: VersionStarted) -> Self {
+        let VersionStarted { version, payload_bytes, verified_bytes, wire_bytes } = moving;
         Self { version, payload_bytes, verified_bytes, wire_bytes }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use tensor_relay_bench::workload::StateDict;
 use tensor_relay_device::Device;
 use tensor_relay_server::{
-    Access, Config, Dtype, Held, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging,
+    Access, Config, Dtype, Publishable, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging,
     TensorName, TensorSpec, Ticket, Topic, Tuning,
 };
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -108,7 +108,7 @@ impl Producer {
     }
 
     /// The version where it is to be served from.
-    async fn held(&self, staged: Staged) -> anyhow::Result<Held> {
+    async fn held(&self, staged: Staged) -> anyhow::Result<Publishable> {
         match &self.device {
             Some(device) => Ok(staged.onto(device).await?),
             None => Ok(staged.into()),

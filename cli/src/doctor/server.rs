@@ -12,7 +12,7 @@ const ANSWER_MS: u32 = 5_000;
 const QUESTIONS: usize = 5;
 
 /// What one transport is like.
-enum Way {
+enum TransportCheck {
     Open { round_trip: Duration, topics: Vec<TopicEntry> },
     Shut(ClientError),
 }
@@ -20,42 +20,43 @@ enum Way {
 /// Tries both transports at once, and looks for the ticket's topic.
 pub(super) async fn check(ticket: &Ticket) -> Vec<Finding> {
     let (quic, tcp) = tokio::join!(try_way(ticket, Transport::Quic), try_way(ticket, Transport::Tcp));
-    let is_any_open = matches!(quic, Way::Open { .. }) || matches!(tcp, Way::Open { .. });
+    let is_any_open =
+        matches!(quic, TransportCheck::Open { .. }) || matches!(tcp, TransportCheck::Open { .. });
     let mut findings = vec![
         judge("server over UDP", &quic, is_any_open, UDP),
         judge("server over TCP", &tcp, is_any_open, TCP),
     ];
     let topics = [&quic, &tcp].into_iter().find_map(|way| match way {
-        Way::Open { topics, .. } => Some(topics),
-        Way::Shut(_) => None,
+        TransportCheck::Open { topics, .. } => Some(topics),
+        TransportCheck::Shut(_) => None,
     });
     findings.extend(topics.and_then(|topics| topic(ticket, topics)));
     findings
 }
 
-async fn try_way(ticket: &Ticket, transport: Transport) -> Way {
+async fn try_way(ticket: &Ticket, transport: Transport) -> TransportCheck {
     let connector = Connector::new(Tuning { connect_timeout_ms: ANSWER_MS, ..Tuning::default() });
     let config = Config { transport, ..Config::default() };
     let client = match Client::connect_with(&connector, ticket, config).await {
         Ok(client) => client,
-        Err(error) => return Way::Shut(error),
+        Err(error) => return TransportCheck::Shut(error),
     };
     let way = ask(&client).await;
     client.close().await;
     way
 }
 
-async fn ask(client: &Client) -> Way {
+async fn ask(client: &Client) -> TransportCheck {
     let (mut round_trip, mut topics) = (Duration::MAX, vec![]);
     for _ in 0..QUESTIONS {
         let asked = Instant::now();
         match client.list().await {
             Ok(list) => topics = list,
-            Err(error) => return Way::Shut(error),
+            Err(error) => return TransportCheck::Shut(error),
         }
         round_trip = round_trip.min(asked.elapsed());
     }
-    Way::Open { round_trip, topics }
+    TransportCheck::Open { round_trip, topics }
 }
 
 const UDP: Fix = Fix {
@@ -71,14 +72,14 @@ const TCP: Fix = Fix {
 };
 
 /// One way that is shut costs speed where the other is open, and everything where it is not.
-fn judge(name: &'static str, way: &Way, is_any_open: bool, fix: Fix) -> Finding {
+fn judge(name: &'static str, way: &TransportCheck, is_any_open: bool, fix: Fix) -> Finding {
     let wanted = "an answer over UDP and over TCP: each is faster than the other on some ways";
     match way {
-        Way::Open { round_trip, .. } => {
+        TransportCheck::Open { round_trip, .. } => {
             Finding::ok(name, format!("it answers within {}", units::time(*round_trip)), wanted)
         }
-        Way::Shut(error) if is_any_open => Finding::warn(name, error.to_string(), wanted, fix),
-        Way::Shut(error) => Finding::fail(name, error.to_string(), wanted, fix),
+        TransportCheck::Shut(error) if is_any_open => Finding::warn(name, error.to_string(), wanted, fix),
+        TransportCheck::Shut(error) => Finding::fail(name, error.to_string(), wanted, fix),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The way of files into a version: read or lent, and uploaded where a GPU is to hold them.
 
-use crate::{args::Hold, offered, units};
+use crate::{args::HoldArg, offered, units};
 use anyhow::Context;
 use std::{
     path::Path,
@@ -9,14 +9,14 @@ use std::{
 };
 use tensor_relay_device::Device;
 use tensor_relay_server::{
-    Borrowed, FileError, FileWatch, FolderRules, Held, Staged, Staging, TensorFiles, VersionDigest,
+    Borrowed, FileError, FileWatch, FolderRules, Publishable, Staged, Staging, TensorFiles, VersionDigest,
 };
 
 /// How the files of all topics are loaded. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Loader {
     pub(super) staging: Staging,
-    pub(super) hold: Hold,
+    pub(super) hold: HoldArg,
     pub(super) rules: FolderRules,
     /// Where tensors are uploaded to.
     pub(super) device: Option<Device>,
@@ -26,7 +26,7 @@ pub(super) struct Loader {
 
 /// Files that were read, or are ready to be.
 pub(super) struct Loaded {
-    pub(super) version: Held,
+    pub(super) version: Publishable,
     pub(super) digest: VersionDigest,
     /// The names of these files.
     pub(super) names: Vec<String>,
@@ -78,8 +78,8 @@ impl Loader {
                 watch.lock().unwrap_or_else(PoisonError::into_inner).handle_opened(&files);
             }
             let held = match hold {
-                Hold::Stage => ReadTensors::Staged(files.stage(&staging)?),
-                Hold::Borrow => ReadTensors::Borrowed(files.borrow(&staging)?),
+                HoldArg::Stage => ReadTensors::Staged(files.stage(&staging)?),
+                HoldArg::Borrow => ReadTensors::Borrowed(files.borrow(&staging)?),
             };
             Ok(Read { held, names: files.names(), told: offered::lines(&files) })
         };
@@ -91,7 +91,7 @@ impl Loader {
         &self,
         path: &Path,
         read: ReadTensors,
-    ) -> anyhow::Result<(Held, VersionDigest, Option<Duration>)> {
+    ) -> anyhow::Result<(Publishable, VersionDigest, Option<Duration>)> {
         match (read, &self.device) {
             (ReadTensors::Borrowed(borrowed), _) => {
                 let digest = borrowed.digest().expect("files are hashed when they are borrowed");

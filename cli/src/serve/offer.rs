@@ -5,7 +5,7 @@ use super::{
     load::{Loaded, Loader},
 };
 use crate::{
-    args::{Hold, ServeArgs},
+    args::{HoldArg, ServeArgs},
     exit::message_of,
 };
 use std::{
@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_server::{
-    Epoch, FileWatch, FolderRules, Look, MISSED_GENERATIONS_KEY, Publisher, Server, Topic, VersionDigest,
-    VersionId, epoch_of,
+    Epoch, FileWatch, FolderRules, MISSED_GENERATIONS_KEY, Observation, Publisher, Server, Topic,
+    VersionDigest, VersionId, epoch_of,
 };
 
 /// A topic and the files behind it.
@@ -106,7 +106,7 @@ impl Offer {
     /// server: subscribers wait for the next one.
     pub(crate) async fn end_when_lost(&self) {
         let Source { publisher, path, loader, .. } = &self.source;
-        if loader.hold != Hold::Borrow {
+        if loader.hold != HoldArg::Borrow {
             return std::future::pending().await;
         }
         publisher.lost().await;
@@ -123,7 +123,7 @@ impl Offer {
     /// Looks on, every `interval`, while a version is read and waits for readers.
     pub(crate) async fn look(&mut self, interval: Duration) -> Option<Published> {
         let Self { source, watch: Some(watch) } = self else { return None };
-        if watch.look().await != Look::Changed {
+        if watch.look().await != Observation::Changed {
             return None;
         }
         let (files, missed) = (Arc::clone(&watch.files), watch.missed().await);
@@ -194,10 +194,10 @@ impl Watch {
         })
     }
 
-    async fn look(&mut self) -> Look {
+    async fn look(&mut self) -> Observation {
         let looked = self.with_files(|files| (files.look(), files.missed())).await;
-        let Some((look, missed)) = looked else { return Look::Same };
-        let missing = look == Look::Missing;
+        let Some((look, missed)) = looked else { return Observation::Same };
+        let missing = look == Observation::Missing;
         if missing && !self.missing {
             let (topic, path) = (&self.topic, self.path.display());
             tracing::warn!(

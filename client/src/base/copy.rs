@@ -1,6 +1,6 @@
 //! A copy of a version in pieces, each of which knows which version it is of. Pure.
 
-use super::Of;
+use super::VersionKey;
 use std::collections::BTreeMap;
 use tensor_relay_protocol::{ChunkIndex, RangeSet};
 
@@ -14,7 +14,7 @@ pub(crate) struct Copy<M> {
 #[derive(Debug)]
 struct Piece<M> {
     /// `None` for memory that holds nothing yet.
-    of: Option<Of>,
+    of: Option<VersionKey>,
     memory: M,
 }
 
@@ -34,25 +34,25 @@ impl<M> FromIterator<(u32, M)> for Copy<M> {
 
 impl<M> Copy<M> {
     /// Lends the memory of `chunk`, and says of which version it is. `None` when it is lent, or there is no such chunk.
-    pub(crate) fn take(&mut self, chunk: ChunkIndex) -> Option<(Option<Of>, M)> {
+    pub(crate) fn take(&mut self, chunk: ChunkIndex) -> Option<(Option<VersionKey>, M)> {
         let piece = self.pieces.get_mut(&chunk.0)?.take()?;
         Some((piece.of, piece.memory))
     }
 
     /// Takes lent memory back, which is of version `of` now.
-    pub(crate) fn put(&mut self, chunk: ChunkIndex, of: Option<Of>, memory: M) {
+    pub(crate) fn put(&mut self, chunk: ChunkIndex, of: Option<VersionKey>, memory: M) {
         if let Some(piece @ None) = self.pieces.get_mut(&chunk.0) {
             *piece = Some(Piece { of, memory });
         }
     }
 
     /// The version that every chunk is of.
-    pub(crate) fn whole(&self) -> Option<Of> {
+    pub(crate) fn whole(&self) -> Option<VersionKey> {
         self.rest_of(&RangeSet::new())
     }
 
     /// The version that every chunk is of which is not `held`, if there is one.
-    pub(crate) fn rest_of(&self, held: &RangeSet) -> Option<Of> {
+    pub(crate) fn rest_of(&self, held: &RangeSet) -> Option<VersionKey> {
         let mut rest = self.pieces.iter().filter(|(chunk, _)| !held.contains(**chunk));
         let of = |piece: &Option<Piece<M>>| piece.as_ref().and_then(|piece| piece.of);
         let first = of(rest.next()?.1)?;
@@ -68,7 +68,7 @@ mod tests {
 
     const CHUNKS: u32 = 5;
 
-    fn of(version: u64) -> Of {
+    fn of(version: u64) -> VersionKey {
         (Epoch(1), Version(version))
     }
 

@@ -1,7 +1,7 @@
 //! Buffers on loan, and their way back.
 
 use super::{Buffers, Expected};
-use crate::destination::Lodged;
+use crate::destination::LentBuffer;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -22,7 +22,7 @@ impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
         for (name, buffer) in self.by_name {
             let (region, owner) = Region::lent_by(buffer);
             tensors.push((name.clone(), region));
-            owners.push((name, WayBack::Host(owner)));
+            owners.push((name, ReturnPath::Host(owner)));
         }
         let (memory, expected) = (LentMemory::Host(tensors), self.expected);
         let lent = Lent { memory, expected: Arc::clone(&expected), writing: Arc::clone(&writing) };
@@ -36,9 +36,9 @@ impl Buffers<DeviceBuffer> {
         let writing = Arc::new(Writing::default());
         let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
         for (name, buffer) in self.by_name {
-            let (lodged, back) = Lodged::lent(buffer);
+            let (lodged, back) = LentBuffer::lent(buffer);
             tensors.push((name.clone(), lodged));
-            owners.push((name, WayBack::Device(back)));
+            owners.push((name, ReturnPath::Device(back)));
         }
         let (memory, expected) = (LentMemory::Device(tensors), self.expected);
         let lent = Lent { memory, expected: Arc::clone(&expected), writing: Arc::clone(&writing) };
@@ -60,7 +60,7 @@ pub(crate) enum LentMemory {
     /// In host memory.
     Host(Vec<(TensorName, Region)>),
     /// On a device.
-    Device(Vec<(TensorName, Arc<Lodged>)>),
+    Device(Vec<(TensorName, Arc<LentBuffer>)>),
 }
 
 impl Lent {
@@ -93,21 +93,21 @@ impl Lent {
 /// The way back of buffers on loan.
 #[derive(Debug)]
 pub(crate) struct Lender<B> {
-    owners: Vec<(TensorName, WayBack<B>)>,
+    owners: Vec<(TensorName, ReturnPath<B>)>,
     expected: Arc<Expected>,
     writing: Arc<Writing>,
 }
 
 /// The way back of one buffer.
 #[derive(Debug)]
-enum WayBack<B> {
+enum ReturnPath<B> {
     /// Always, when nobody reaches its bytes any more.
     Host(GiveBack<B>),
     /// When no copy to it is in flight; never where nobody knows that.
     Device(oneshot::Receiver<B>),
 }
 
-impl<B> WayBack<B> {
+impl<B> ReturnPath<B> {
     /// Mostly it is there already, and many that are shall not make anybody wait for their turns.
     fn try_take(&mut self) -> Option<B> {
         match self {

@@ -27,12 +27,12 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The lanes of a client's present connection, for statistics.
 #[derive(Debug, Default)]
-pub(crate) struct Roster(Mutex<BTreeMap<LaneId, Lane>>);
+pub(crate) struct LaneRegistry(Mutex<BTreeMap<LaneId, Lane>>);
 
 /// The lanes of one connection. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    roster: Arc<Roster>,
+    roster: Arc<LaneRegistry>,
     live: BTreeMap<LaneId, Lane>,
     /// The lanes whose retirement the server was asked for.
     retiring: RangeSet,
@@ -47,7 +47,7 @@ pub(crate) struct Lanes {
     periods: u64,
 }
 
-impl Roster {
+impl LaneRegistry {
     pub(crate) fn lanes(&self) -> Vec<Lane> {
         self.get().values().cloned().collect()
     }
@@ -201,7 +201,7 @@ impl Lanes {
 /// Seeks the number of lanes that is worth its processors, and tells the slots.
 async fn seek(
     mut plan: Plan,
-    roster: Arc<Roster>,
+    roster: Arc<LaneRegistry>,
     mut bulky: watch::Receiver<Option<u64>>,
     wanted: watch::Sender<u32>,
 ) {

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Plan {
     most: u32,
     trying: u32,
-    best: Option<Best>,
+    best: Option<BestRate>,
     settled: bool,
     before: Option<(Instant, Sample)>,
     warm_up: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Best {
+struct BestRate {
     lanes: u32,
     bytes_per_s: f64,
 }
@@ -103,7 +103,7 @@ impl Plan {
         if self.best.is_some_and(|best| bytes_per_s < best.bytes_per_s * WORTH) {
             return self.settle();
         }
-        self.best = Some(Best { lanes: self.trying, bytes_per_s });
+        self.best = Some(BestRate { lanes: self.trying, bytes_per_s });
         self.settled = self.trying == self.most;
         self.trying = (self.trying * 2).min(self.most);
         (self.warm_up, self.waited) = (WARM_UP, Duration::ZERO);

@@ -1,6 +1,6 @@
 //! The bytes of a version in the memory of a device.
 
-use crate::{buffers::Writing, holding::Held};
+use crate::{buffers::Writing, holding::HeldVersion};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 pub(crate) struct OnDevice {
     device: Device,
     /// The pieces, by where in the payload they begin.
-    pieces: BTreeMap<u64, Arc<Lodged>>,
+    pieces: BTreeMap<u64, Arc<LentBuffer>>,
     /// The watch over buffers of the user's.
     writing: Option<Arc<Writing>>,
     /// What copies on the host are made in.
@@ -26,18 +26,18 @@ impl OnDevice {
     pub(crate) fn allocate(device: &Device, len_bytes: u64, memory: &HostMemory) -> Result<Self, AllocError> {
         // What no address can hold is refused by the device.
         let buffer = device.allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX))?;
-        let pieces = BTreeMap::from([(0, Arc::new(Lodged::new(buffer, None)))]);
+        let pieces = BTreeMap::from([(0, Arc::new(LentBuffer::new(buffer, None)))]);
         Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })
     }
 
     /// Buffers that the user lent, with their places. `None` where there is none, or they lie on several devices.
     pub(crate) fn lent(
-        parts: Vec<(Range<u64>, Arc<Lodged>)>,
+        parts: Vec<(Range<u64>, Arc<LentBuffer>)>,
         writing: Arc<Writing>,
         memory: &HostMemory,
     ) -> Option<Self> {
         let device = parts.first()?.1.buffer().device().clone();
-        let here = |(_, lodged): &(Range<u64>, Arc<Lodged>)| lodged.buffer().device().is(&device);
+        let here = |(_, lodged): &(Range<u64>, Arc<LentBuffer>)| lodged.buffer().device().is(&device);
         if !parts.iter().all(here) {
             return None;
         }
@@ -72,7 +72,7 @@ impl OnDevice {
     }
 
     /// The pieces that have bytes at `range` of the payload.
-    pub(super) fn touched(&self, range: &Range<u64>) -> Vec<Arc<Lodged>> {
+    pub(super) fn touched(&self, range: &Range<u64>) -> Vec<Arc<LentBuffer>> {
         let before = self.pieces.range(..range.end).rev();
         let touched = before.take_while(|(start, piece)| *start + piece.buffer.len_bytes() > range.start);
         touched.map(|(_, piece)| Arc::clone(piece)).collect()
@@ -89,7 +89,7 @@ impl OnDevice {
     }
 
     fn parts(&self) -> impl Iterator<Item = (Range<u64>, DeviceBuffer)> {
-        let part = |(start, piece): (&u64, &Arc<Lodged>)| {
+        let part = |(start, piece): (&u64, &Arc<LentBuffer>)| {
             (*start..*start + piece.buffer.len_bytes(), piece.buffer.clone())
         };
         self.pieces.iter().map(part)
@@ -99,12 +99,12 @@ impl OnDevice {
 /// Device memory that bytes land in. One that a user lent goes back there with the last reference, of which copies to it
 /// have one each.
 #[derive(Debug)]
-pub(crate) struct Lodged {
+pub(crate) struct LentBuffer {
     buffer: DeviceBuffer,
     home: Mutex<Option<oneshot::Sender<DeviceBuffer>>>,
 }
 
-impl Lodged {
+impl LentBuffer {
     fn new(buffer: DeviceBuffer, home: Option<oneshot::Sender<DeviceBuffer>>) -> Self {
         Self { buffer, home: Mutex::new(home) }
     }
@@ -130,7 +130,7 @@ impl Lodged {
     }
 }
 
-impl Drop for Lodged {
+impl Drop for LentBuffer {
     fn drop(&mut self) {
         if let Some(home) = self.take_home() {
             let _ = home.send(self.buffer.clone()); // Nobody wants it back: the last clone frees it.
@@ -142,7 +142,7 @@ impl Drop for Lodged {
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
     payload: Arc<OnDevice>,
-    held: Option<Arc<Held>>,
+    held: Option<Arc<HeldVersion>>,
 }
 
 impl Shared {
@@ -155,7 +155,7 @@ impl Shared {
     }
 
     /// Lets `held` last as long as this and its clones.
-    pub(crate) fn keep(&mut self, held: Held) {
+    pub(crate) fn keep(&mut self, held: HeldVersion) {
         self.held = Some(Arc::new(held));
     }
 }

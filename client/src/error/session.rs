@@ -1,7 +1,7 @@
 //! Why a session cannot go on.
 
 use super::{ClientError, is_worth_a_retry};
-use crate::connection::LastWord;
+use crate::connection::CloseReason;
 use tensor_relay_protocol::{CloseCode, MessageError, Misbehaved};
 use tensor_relay_transport::{LaneError, control::ControlError, ingress::ReceiveManifestError};
 
@@ -27,9 +27,9 @@ impl SessionError {
     }
 
     /// What the server is told.
-    pub(crate) fn last_word(&self) -> LastWord {
+    pub(crate) fn last_word(&self) -> CloseReason {
         let by_user = matches!(self, Self::ClosedHere);
-        LastWord { code: self.close_code(), text: self.to_string(), by_user }
+        CloseReason { code: self.close_code(), text: self.to_string(), by_user }
     }
 
     fn close_code(&self) -> CloseCode {

@@ -4,7 +4,7 @@ use super::{
     error::{CudaError, DriverError},
     fence::StreamHandle,
     flight::{Direction, Flights, Timing},
-    gpu::{Gpu, Mark},
+    gpu::{Gpu, RecordedEvent},
     inbox::{Job, Reply},
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
@@ -12,7 +12,7 @@ use super::{
     waiters::Ticket,
 };
 use crate::{
-    engine::{CopyError, Stretch},
+    engine::{CopyError, CopySegment},
     id::Id,
     slot::Slot,
 };
@@ -43,20 +43,20 @@ struct Order {
 
 /// A copy that the device may be at work on. Dropping it keeps its slot and memory for good: only `ended` frees them.
 struct InFlight {
-    held: ManuallyDrop<Held>,
+    held: ManuallyDrop<CopyResources>,
     /// Who waits; nobody any more once they were told that the copy is late.
     done: Option<Ticket>,
     /// Passed when the copy has ended. `None` where the driver refused to make one.
-    mark: Option<Mark>,
+    mark: Option<RecordedEvent>,
     /// What went wrong when the copy was given to the device in part.
     error: Option<CudaError>,
     bytes: u64,
 }
 
 /// What a copy needs until it has ended.
-struct Held {
+struct CopyResources {
     slot: Slot,
-    stretches: Vec<Stretch<CudaMemory>>,
+    stretches: Vec<CopySegment<CudaMemory>>,
 }
 
 impl Copies {
@@ -178,7 +178,7 @@ impl Copies {
     /// Makes the streams wait that were to wait, but for copies that have not begun: that is for later.
     pub(super) fn order_streams(&mut self, gpu: &mut Gpu) {
         for order in std::mem::take(&mut self.orders) {
-            let touches = |stretches: &[Stretch<CudaMemory>]| {
+            let touches = |stretches: &[CopySegment<CudaMemory>]| {
                 stretches.iter().any(|stretch| stretch.memory.id() == order.memory)
             };
             if self.waiting.iter().any(|waiting| touches(&waiting.job.stretches)) {
@@ -211,7 +211,7 @@ impl Copies {
     /// Gives a copy to the device.
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
         let Job { direction, slot, stretches, done } = job;
-        let held = ManuallyDrop::new(Held { slot, stretches });
+        let held = ManuallyDrop::new(CopyResources { slot, stretches });
         let mut flight = InFlight { held, done: Some(done), mark: None, error: None, bytes: 0 };
         if let Err(error) = flight.enqueue(direction, gpu) {
             flight.error = Some(error.into());
@@ -292,7 +292,7 @@ impl Copies {
 impl InFlight {
     /// Puts the stretches on the stream, up to the first that the driver refuses.
     fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
-        let Held { slot, stretches } = &mut *self.held;
+        let CopyResources { slot, stretches } = &mut *self.held;
         // The last time that this thread makes a reference to the slot's bytes before the copy has ended.
         let slot = slot.as_mut_ptr();
         for stretch in stretches.iter().filter(|stretch| stretch.len > 0) {
@@ -307,7 +307,7 @@ impl InFlight {
     /// Lets go of slot and memory: to be called when the device has nothing of the copy any more. Memory goes first:
     /// whoever sees the copy ended may be sure that it holds nothing.
     fn ended(self, setting: &Setting) {
-        let Held { slot, stretches } = ManuallyDrop::into_inner(self.held);
+        let CopyResources { slot, stretches } = ManuallyDrop::into_inner(self.held);
         drop(stretches);
         let end = match self.error {
             None => Ok(slot),
@@ -332,7 +332,7 @@ fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
         counters.copies_quarantined.sub(1);
         counters.quarantined_bytes.sub(flight.bytes);
     }
-    let Held { slot, stretches } = ManuallyDrop::into_inner(flight.held);
+    let CopyResources { slot, stretches } = ManuallyDrop::into_inner(flight.held);
     std::mem::forget(stretches);
     counters.kept_bytes.add(slot.forfeit() as u64 + flight.bytes);
     if let Some(done) = flight.done.take() {

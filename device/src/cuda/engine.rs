@@ -5,7 +5,7 @@ use super::{
     error::CudaError,
     fence::{Fence, StreamHandle},
     flight::Direction,
-    inbox::{Command, Holding, Inbox, Job},
+    inbox::{Command, Inbox, Job, MemoryOwner},
     memory::CudaMemory,
     options::CudaOptions,
     probe::probe,
@@ -14,7 +14,7 @@ use super::{
     waiters::Waiters,
 };
 use crate::{
-    engine::{CopyEngine, CopyError, Copying, Stretch, check_copy},
+    engine::{CopyEngine, CopyError, CopySegment, Copying, check_copy},
     host_memory::AllocError,
     id::Id,
     pool::{Capacity, SlotPool},
@@ -115,13 +115,13 @@ impl CudaEngine {
         owner: impl Any + Send + Sync,
         after: Option<Fence>,
     ) -> Arc<CudaMemory> {
-        let holding = Holding::Owner(Box::new(owner));
+        let holding = MemoryOwner::Owner(Box::new(owner));
         let memory = CudaMemory::new(self.id, address, len, holding, self.inbox.clone());
         after.into_iter().for_each(|fence| memory.hold_for(fence));
         memory
     }
 
-    fn start(&self, direction: Direction, stretches: Vec<Stretch<CudaMemory>>, slot: Slot) -> Copying {
+    fn start(&self, direction: Direction, stretches: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
         let judged = check_copy(self.id, &slot, &stretches, CudaMemory::len_bytes);
         let own = stretches.iter().all(|stretch| stretch.memory.engine() == self.id);
         let judged = judged.and(if own { Ok(()) } else { Err(CopyError::ForeignMemory) });
@@ -159,11 +159,11 @@ impl CopyEngine for CudaEngine {
         memory.len_bytes()
     }
 
-    fn copy_out(&self, from: Vec<Stretch<CudaMemory>>, slot: Slot) -> Copying {
+    fn copy_out(&self, from: Vec<CopySegment<CudaMemory>>, slot: Slot) -> Copying {
         self.start(Direction::Out, from, slot)
     }
 
-    fn copy_in(&self, slot: Slot, to: Vec<Stretch<CudaMemory>>) -> Copying {
+    fn copy_in(&self, slot: Slot, to: Vec<CopySegment<CudaMemory>>) -> Copying {
         self.start(Direction::In, to, slot)
     }
 }

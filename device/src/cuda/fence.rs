@@ -137,12 +137,12 @@ impl Drop for Shared {
 /// When a fence that nobody rings for is asked after: soon at first, since much of a stream's work is short, then at
 /// intervals that grow with the time it took so far. So asking costs little, and adds little to what is waited for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asking {
+pub(super) struct PollSchedule {
     ask_at: Instant,
     pause: Duration,
 }
 
-impl Asking {
+impl PollSchedule {
     pub(super) fn new(now: Instant) -> Self {
         Self { ask_at: now + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn asking_never_adds_much_to_the_wait() {
         let start = Instant::now();
-        let mut asking = Asking::new(start);
+        let mut asking = PollSchedule::new(start);
         let mut questions = 0;
         while asking.ask_at() - start < Duration::from_secs(1) {
             let now = asking.ask_at();

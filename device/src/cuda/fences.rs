@@ -4,8 +4,8 @@ use tokio::sync::watch;
 
 use super::{
     error::CudaError,
-    fence::{Asking, Fence, StreamHandle},
-    gpu::{Gpu, Mark},
+    fence::{Fence, PollSchedule, StreamHandle},
+    gpu::{Gpu, RecordedEvent},
     thread::Setting,
 };
 
@@ -19,9 +19,9 @@ pub(super) struct Fences {
 }
 
 struct Watched {
-    mark: Mark,
+    mark: RecordedEvent,
     verdict: watch::Sender<Option<Result<(), CudaError>>>,
-    asking: Asking,
+    asking: PollSchedule,
 }
 
 impl Fences {
@@ -46,11 +46,11 @@ impl Fences {
         Fence::new(self.new_id(), seen, setting.inbox.clone())
     }
 
-    fn keep(&mut self, mark: Mark, setting: &Setting) -> Fence {
+    fn keep(&mut self, mark: RecordedEvent, setting: &Setting) -> Fence {
         let id = self.new_id();
         let (verdict, seen) = watch::channel(None);
         self.open
-            .insert(id, Watched { mark, verdict, asking: Asking::new(Instant::now()) });
+            .insert(id, Watched { mark, verdict, asking: PollSchedule::new(Instant::now()) });
         Fence::new(id, seen, setting.inbox.clone())
     }
 
@@ -91,7 +91,7 @@ impl Fences {
                 }
             }
         });
-        let over: Vec<Mark> = due.map(|(_, watched)| watched.mark).collect();
+        let over: Vec<RecordedEvent> = due.map(|(_, watched)| watched.mark).collect();
         over.into_iter().for_each(|mark| gpu.recycle(mark));
         refused
     }

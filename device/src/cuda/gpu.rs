@@ -13,7 +13,7 @@ use super::{
     locality,
     memory::CudaMemory,
 };
-use crate::engine::Stretch;
+use crate::engine::CopySegment;
 
 /// The device as an engine's thread has it: its primary context, bound to this thread, and what was made in it.
 ///
@@ -39,11 +39,11 @@ struct Lane {
     /// Where rings run, each behind the event of its copy: a host function on the stream of the copies would keep the
     /// next copy waiting, for longer than a tenth of a chunk's time.
     bells: CUstream,
-    bell: Arc<Bell>,
+    bell: Arc<CompletionCallback>,
 }
 
 /// What a ring tells, and whom.
-struct Bell {
+struct CompletionCallback {
     direction: Direction,
     inbox: Inbox,
 }
@@ -51,7 +51,7 @@ struct Bell {
 /// An event that was recorded. It goes back by `recycle`; a dropped one is lost, and harmless.
 #[derive(Debug)]
 #[must_use = "an event that is not recycled is lost"]
-pub(super) struct Mark(CUevent);
+pub(super) struct RecordedEvent(CUevent);
 
 impl Gpu {
     /// Binds the calling thread to the device: near it, in its primary context.
@@ -74,7 +74,7 @@ impl Gpu {
         let lane = |direction| Lane {
             copies: streams[2 * direction as usize],
             bells: streams[2 * direction as usize + 1],
-            bell: Arc::new(Bell { direction, inbox: inbox.clone() }),
+            bell: Arc::new(CompletionCallback { direction, inbox: inbox.clone() }),
         };
         let lanes = Direction::BOTH.map(lane);
         Ok(Self { driver, device, lanes, within: None, intake: None, events: Vec::new(), _here: PhantomData })
@@ -99,7 +99,7 @@ impl Gpu {
         &self,
         direction: Direction,
         slot: *mut u8,
-        stretch: &Stretch<CudaMemory>,
+        stretch: &CopySegment<CudaMemory>,
     ) -> Result<(), DriverError> {
         let stream = self.lanes[direction as usize].copies;
         // In bounds, as the caller says, so neither wraps.
@@ -118,7 +118,7 @@ impl Gpu {
     }
 
     /// Marks the end of all that is on the stream of this direction now.
-    pub(super) fn mark(&mut self, direction: Direction) -> Result<Mark, DriverError> {
+    pub(super) fn mark(&mut self, direction: Direction) -> Result<RecordedEvent, DriverError> {
         let stream = self.lanes[direction as usize].copies;
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
@@ -139,7 +139,7 @@ impl Gpu {
     }
 
     /// Marks the end of all copies within the device that were asked for so far.
-    pub(super) fn mark_within(&mut self) -> Result<Mark, DriverError> {
+    pub(super) fn mark_within(&mut self) -> Result<RecordedEvent, DriverError> {
         let stream = self.within.unwrap_or(self.lanes[0].copies);
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
@@ -155,7 +155,7 @@ impl Gpu {
     }
 
     /// Marks the place where a caller's stream is now.
-    pub(super) fn mark_stream(&mut self, stream: &StreamHandle) -> Result<Mark, CudaError> {
+    pub(super) fn mark_stream(&mut self, stream: &StreamHandle) -> Result<RecordedEvent, CudaError> {
         self.refuse_capturing(stream)?;
         // SAFETY: a living stream: it lives while the handle does, promised who made that (`StreamHandle::from_raw`).
         Ok(unsafe { self.record(stream.raw()) }?)
@@ -170,7 +170,7 @@ impl Gpu {
     }
 
     /// Marks the place where that stream is now.
-    pub(super) fn mark_intake(&mut self) -> Result<Mark, CudaError> {
+    pub(super) fn mark_intake(&mut self) -> Result<RecordedEvent, CudaError> {
         let stream = self.intake()?;
         // SAFETY: the stream lives until `close`. Who made it wait for a stream that is captured has captured it, too.
         if unsafe { self.driver.is_capturing(stream) }? {
@@ -181,14 +181,14 @@ impl Gpu {
     }
 
     /// Makes a caller's stream wait for a mark.
-    pub(super) fn order(&self, stream: &StreamHandle, mark: &Mark) -> Result<(), CudaError> {
+    pub(super) fn order(&self, stream: &StreamHandle, mark: &RecordedEvent) -> Result<(), CudaError> {
         self.refuse_capturing(stream)?;
         // SAFETY: a living stream, as above, and a mark's event lives.
         Ok(unsafe { self.driver.wait_for(stream.raw(), mark.0) }?)
     }
 
     /// Has the inbox told when the mark is passed. That may fail, and a ring may be lost: who waits must ask as well.
-    pub(super) fn ring(&self, direction: Direction, mark: &Mark) -> Result<(), DriverError> {
+    pub(super) fn ring(&self, direction: Direction, mark: &RecordedEvent) -> Result<(), DriverError> {
         let lane = &self.lanes[direction as usize];
         // SAFETY: the stream lives until `close`, and a mark's event lives.
         unsafe { self.driver.wait_for(lane.bells, mark.0) }?;
@@ -203,7 +203,7 @@ impl Gpu {
     }
 
     /// Whether all that was there when the mark was made has ended.
-    pub(super) fn has_passed(&self, mark: &Mark) -> Result<bool, DriverError> {
+    pub(super) fn has_passed(&self, mark: &RecordedEvent) -> Result<bool, DriverError> {
         // SAFETY: a mark's event lives.
         unsafe { self.driver.has_passed(mark.0) }
     }
@@ -215,7 +215,7 @@ impl Gpu {
     }
 
     /// Takes an event back. Streams that wait for the mark still do.
-    pub(super) fn recycle(&mut self, mark: Mark) {
+    pub(super) fn recycle(&mut self, mark: RecordedEvent) {
         self.events.push(mark.0);
     }
 
@@ -245,7 +245,7 @@ impl Gpu {
     /// # Safety
     ///
     /// The stream lives, or names a default one.
-    unsafe fn record(&mut self, stream: CUstream) -> Result<Mark, DriverError> {
+    unsafe fn record(&mut self, stream: CUstream) -> Result<RecordedEvent, DriverError> {
         let event = match self.events.pop() {
             Some(event) => event,
             None => self.driver.new_event()?,
@@ -255,7 +255,7 @@ impl Gpu {
         if recorded.is_err() {
             self.events.push(event);
         }
-        recorded.map(|()| Mark(event))
+        recorded.map(|()| RecordedEvent(event))
     }
 
     fn refuse_capturing(&self, stream: &StreamHandle) -> Result<(), CudaError> {
@@ -306,7 +306,7 @@ pub(super) fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], ev
 ///
 /// `bell` comes from `Arc::into_raw` and is passed once.
 unsafe extern "C" fn ring(bell: *mut c_void) {
-    let bell: *const Bell = bell.cast_const().cast();
+    let bell: *const CompletionCallback = bell.cast_const().cast();
     // SAFETY: the caller's promise.
     let bell = unsafe { Arc::from_raw(bell) };
     // Where the thread is gone, nobody waits for a ring. This takes no lock for longer than it takes to put a message

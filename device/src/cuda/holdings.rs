@@ -11,12 +11,12 @@ use super::{
     error::{CudaError, DriverError},
     fence::Fence,
     gpu::Gpu,
-    inbox::Holding,
+    inbox::MemoryOwner,
     memory::{CudaMemory, are_passed},
+    memory_cache::{Block, MemoryCache, NoRoom, Taken},
     opened::Opened,
     options::CudaOptions,
     page_locked::PageLocked,
-    shelf::{Block, NoRoom, Shelf, Taken},
     thread::{Setting, last_wait},
 };
 pub(super) use sharing::Shared;
@@ -25,7 +25,7 @@ use crate::{host_memory::AllocError, mapping::Mapping};
 
 /// What an engine gave out, and what came back and is not free yet.
 pub(super) struct Holdings {
-    shelf: Shelf,
+    shelf: MemoryCache,
     /// Other processes' allocations that somebody has memory in.
     opened: Opened,
     /// Device memory that somebody holds, or that waits below.
@@ -40,7 +40,7 @@ pub(super) struct Holdings {
 }
 
 struct Waiting {
-    holding: ManuallyDrop<Holding>,
+    holding: ManuallyDrop<MemoryOwner>,
     fences: Vec<Fence>,
     since: Instant,
 }
@@ -48,7 +48,7 @@ struct Waiting {
 impl Holdings {
     pub(super) fn new(options: &CudaOptions) -> Self {
         Self {
-            shelf: Shelf::new(options.memory_limit_bytes.unwrap_or(u64::MAX)),
+            shelf: MemoryCache::new(options.memory_limit_bytes.unwrap_or(u64::MAX)),
             opened: Opened::default(),
             blocks: 0,
             locked: 0,
@@ -70,11 +70,11 @@ impl Holdings {
             return Err(AllocError::Device { device: setting.device(), source: error.clone() });
         }
         let (address, holding) = match len {
-            0 => (0, Holding::Nothing),
+            0 => (0, MemoryOwner::Nothing),
             _ => {
                 let block = self.block(len, gpu, setting)?;
                 self.blocks += 1;
-                (block.address, Holding::Block(block))
+                (block.address, MemoryOwner::Block(block))
             }
         };
         self.count(setting);
@@ -99,7 +99,7 @@ impl Holdings {
     }
 
     /// Takes memory back that nobody holds, for when it is free.
-    pub(super) fn take_back(&mut self, holding: ManuallyDrop<Holding>, fences: Vec<Fence>) {
+    pub(super) fn take_back(&mut self, holding: ManuallyDrop<MemoryOwner>, fences: Vec<Fence>) {
         self.waiting.push(Waiting { holding, fences, since: Instant::now() });
     }
 
@@ -196,27 +196,27 @@ impl Holdings {
 
     /// Gives memory back that nobody uses: the engine's own to the shelf, a caller's to its owner; what is shared with
     /// other processes is unmapped.
-    fn free(&mut self, holding: Holding, gpu: &Gpu, setting: &Setting) {
+    fn free(&mut self, holding: MemoryOwner, gpu: &Gpu, setting: &Setting) {
         match holding {
-            Holding::Block(block) => {
+            MemoryOwner::Block(block) => {
                 self.blocks -= 1;
                 self.shelf.put_back(block);
             }
-            Holding::Shared(shared) => {
+            MemoryOwner::Shared(shared) => {
                 self.blocks -= 1;
                 self.unmap(shared, gpu, setting);
             }
-            Holding::Owner(owner) => drop(owner),
-            Holding::Nothing => {}
+            MemoryOwner::Owner(owner) => drop(owner),
+            MemoryOwner::Nothing => {}
         }
     }
 
     /// Keeps memory for good that something may still use.
-    fn keep(&mut self, holding: ManuallyDrop<Holding>, setting: &Setting) {
+    fn keep(&mut self, holding: ManuallyDrop<MemoryOwner>, setting: &Setting) {
         let own_bytes = match &*holding {
-            Holding::Block(block) => Some(block.len_bytes),
-            Holding::Shared(shared) => Some(shared.own_bytes()),
-            Holding::Owner(_) | Holding::Nothing => None,
+            MemoryOwner::Block(block) => Some(block.len_bytes),
+            MemoryOwner::Shared(shared) => Some(shared.own_bytes()),
+            MemoryOwner::Owner(_) | MemoryOwner::Nothing => None,
         };
         if let Some(own_bytes) = own_bytes {
             self.blocks -= 1;

@@ -16,13 +16,13 @@ use super::{
     flight::Direction,
     holdings::Shared,
     memory::CudaMemory,
+    memory_cache::Block,
     page_locked::PageLocked,
     share::{Exported, Imported, ShareError},
-    shares::Wish,
-    shelf::Block,
+    shares::ExportRequest,
     waiters::Ticket,
 };
-use crate::{engine::Stretch, host_memory::AllocError, id::Id, mapping::Mapping, slot::Slot};
+use crate::{engine::CopySegment, host_memory::AllocError, id::Id, mapping::Mapping, slot::Slot};
 
 /// The way to an engine's thread: everything that wants something of the device puts it here.
 ///
@@ -97,9 +97,9 @@ pub(super) enum Command {
     /// Give memory that another process has shared.
     Import(Exported, Reply<Result<Imported, ShareError>>),
     /// Share memory, once the streams that write it are past that.
-    Share(Wish),
+    Share(ExportRequest),
     /// Take back memory that nobody uses any more, once the streams that may still do are past these fences.
-    TakeBack(ManuallyDrop<Holding>, Vec<Fence>),
+    TakeBack(ManuallyDrop<MemoryOwner>, Vec<Fence>),
     /// Let a memory go, once these streams are past what is on them by now.
     GiveUp(Arc<CudaMemory>, Vec<StreamHandle>),
     /// Take back page-locked memory that nobody uses any more.
@@ -125,12 +125,12 @@ pub(super) enum Command {
 pub(super) struct Job {
     pub(super) direction: Direction,
     pub(super) slot: Slot,
-    pub(super) stretches: Vec<Stretch<CudaMemory>>,
+    pub(super) stretches: Vec<CopySegment<CudaMemory>>,
     pub(super) done: Ticket,
 }
 
 /// What somebody's memory consists of.
-pub(super) enum Holding {
+pub(super) enum MemoryOwner {
     /// Memory of the engine's own.
     Block(Block),
     /// Memory that another process has too.
@@ -141,7 +141,7 @@ pub(super) enum Holding {
     Nothing,
 }
 
-impl fmt::Debug for Holding {
+impl fmt::Debug for MemoryOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Block(block) => block.fmt(f),

@@ -8,7 +8,7 @@ use std::{
 use super::{
     error::CudaError,
     fence::{Fence, StreamHandle},
-    inbox::{Command, Holding, Inbox},
+    inbox::{Command, Inbox, MemoryOwner},
 };
 use crate::id::Id;
 
@@ -21,14 +21,14 @@ pub struct CudaMemory {
     engine: Id,
     address: u64,
     len: usize,
-    holding: Holding,
+    holding: MemoryOwner,
     /// What streams must be past before a copy begins or the memory goes back. Passed ones are dropped at the next look.
     fences: Mutex<Vec<Fence>>,
     inbox: Inbox,
 }
 
 impl CudaMemory {
-    pub(super) fn new(engine: Id, address: u64, len: usize, holding: Holding, inbox: Inbox) -> Arc<Self> {
+    pub(super) fn new(engine: Id, address: u64, len: usize, holding: MemoryOwner, inbox: Inbox) -> Arc<Self> {
         let (id, fences) = (Id::unique(), Mutex::default());
         Arc::new(Self { id, engine, address, len, holding, fences, inbox })
     }
@@ -53,7 +53,7 @@ impl CudaMemory {
         if range.end > self.len_bytes() {
             return None;
         }
-        let holding = Holding::Owner(Box::new(Arc::clone(self)));
+        let holding = MemoryOwner::Owner(Box::new(Arc::clone(self)));
         let address = self.address + range.start;
         let part = Self::new(self.engine, address, len as usize, holding, self.inbox.clone());
         self.fences().iter().for_each(|fence| part.hold_for(fence.clone()));
@@ -136,13 +136,13 @@ impl fmt::Debug for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        let holding = mem::replace(&mut self.holding, Holding::Nothing);
+        let holding = mem::replace(&mut self.holding, MemoryOwner::Nothing);
         let mut fences = mem::take(&mut *self.fences());
         let is_free = matches!(are_passed(&mut fences), Some(Ok(())));
         match holding {
-            Holding::Nothing => {}
+            MemoryOwner::Nothing => {}
             // The caller's memory, which no stream uses any more.
-            Holding::Owner(owner) if is_free => drop(owner),
+            MemoryOwner::Owner(owner) if is_free => drop(owner),
             holding => {
                 // Without the engine's thread nobody can tell when it is free: it is kept for good.
                 let _ = self.inbox.tell(Command::TakeBack(ManuallyDrop::new(holding), fences));

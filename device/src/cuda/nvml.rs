@@ -22,12 +22,12 @@ pub struct DeviceProcess {
 pub(super) struct Facts {
     /// Such as `550.163.01`.
     pub(super) driver_version: Option<String>,
-    pub(super) boards: Vec<Board>,
+    pub(super) boards: Vec<PciGpu>,
 }
 
 /// One GPU on the bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Board {
+pub(super) struct PciGpu {
     pub(super) pci: PciAddress,
     pub(super) name: Option<String>,
     /// Total and free. Not told of a GPU that is divided (MIG): the driver counts its parts, NVML the whole.
@@ -69,18 +69,18 @@ impl Facts {
     }
 
     /// The GPU at `pci`, written as the driver or NVML does.
-    pub(super) fn board_at(&self, pci: &str) -> Option<&Board> {
+    pub(super) fn board_at(&self, pci: &str) -> Option<&PciGpu> {
         let pci = PciAddress::parse(pci)?;
         self.boards.iter().find(|board| board.pci == pci)
     }
 }
 
 /// What is known of a GPU; `None` where not even its place is.
-fn board(device: &Device<'_>) -> Option<Board> {
+fn board(device: &Device<'_>) -> Option<PciGpu> {
     let pci = device.pci_info().ok()?;
     let is_divided = device.mig_mode().is_ok_and(|mode| mode.current == 1);
     let memory = device.memory_info().ok().filter(|_| !is_divided);
-    Some(Board {
+    Some(PciGpu {
         pci: PciAddress { domain: pci.domain, bus: pci.bus, device: pci.device },
         name: device.name().ok(),
         memory: memory.map(|memory| DeviceMemory { total_bytes: memory.total, free_bytes: memory.free }),
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_gpu_is_found_by_its_place() {
-        let board = |bus| Board {
+        let board = |bus| PciGpu {
             pci: PciAddress { domain: 0, bus, device: 0 },
             name: None,
             memory: None,

@@ -64,7 +64,7 @@
 
 use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
-use super::{CudaEngine, CudaMemory, error::CudaError, inbox::Command, shares::Wish};
+use super::{CudaEngine, CudaMemory, error::CudaError, inbox::Command, shares::ExportRequest};
 #[cfg(doc)]
 use super::{CudaOptions, Fence};
 use crate::loan::Returned;
@@ -254,7 +254,7 @@ impl CudaEngine {
         let patience = self.options().answer_timeout + self.options().fence_timeout;
         let named = self
             .inbox()
-            .ask_for(patience, |reply| Command::Share(Wish::Name(some, reply)))??;
+            .ask_for(patience, |reply| Command::Share(ExportRequest::Name(some, reply)))??;
         let mut named = named.into_iter();
         let name = |memory: &Arc<CudaMemory>| match memory.len_bytes() {
             0 => Err(ShareError::Empty),

@@ -7,9 +7,9 @@ use std::{
 use super::{
     driver::IpcHandle,
     error::CudaError,
-    fence::Asking,
+    fence::PollSchedule,
     flight::Direction,
-    gpu::{Gpu, Mark},
+    gpu::{Gpu, RecordedEvent},
     inbox::Reply,
     memory::CudaMemory,
     options::{CudaOptions, HANG_FACTOR},
@@ -31,7 +31,7 @@ pub(super) struct Shares {
 
 /// What is to be shared, once the streams that write it are past that.
 #[derive(Debug)]
-pub(super) enum Wish {
+pub(super) enum ExportRequest {
     /// To name memory to other processes as it is.
     Name(Vec<Arc<CudaMemory>>, Reply<Result<Vec<Name>, ShareError>>),
     /// To fill a shared buffer with copies.
@@ -50,7 +50,7 @@ pub(super) struct Fill {
 }
 
 struct Waiting {
-    wish: Wish,
+    wish: ExportRequest,
     until: Instant,
 }
 
@@ -60,12 +60,12 @@ struct InFlight {
     /// Who waits; nobody any more once they were told that the copies are late.
     reply: Option<Reply<Result<(), ShareError>>>,
     /// Passed when the copies have ended. `None` where the driver refused to make one.
-    mark: Option<Mark>,
+    mark: Option<RecordedEvent>,
     /// What went wrong when they were given to the device in part.
     error: Option<CudaError>,
     bytes: u64,
     begun: Instant,
-    asking: Asking,
+    asking: PollSchedule,
 }
 
 impl Shares {
@@ -75,7 +75,7 @@ impl Shares {
     }
 
     /// Takes a wish, and fulfils it now or when the streams that use its memory are past their work.
-    pub(super) fn start(&mut self, wish: Wish, gpu: &mut Gpu, setting: &Setting) {
+    pub(super) fn start(&mut self, wish: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
         match wish.readiness() {
             Some(Ok(())) => self.begin(wish, gpu, setting),
             Some(Err(error)) => wish.refuse(error.into()),
@@ -144,14 +144,14 @@ impl Shares {
         [waiting, copying].into_iter().flatten().min()
     }
 
-    fn begin(&mut self, wish: Wish, gpu: &mut Gpu, setting: &Setting) {
+    fn begin(&mut self, wish: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
         match wish {
-            Wish::Name(memories, reply) => {
+            ExportRequest::Name(memories, reply) => {
                 let names = name_all(&memories, gpu);
                 self.suspected |= names.iter().any(Result::is_err);
                 let _ = reply.send(Ok(names)); // Nobody waits any more: nothing was begun.
             }
-            Wish::Fill(fill, reply) => {
+            ExportRequest::Fill(fill, reply) => {
                 let begun = InFlight::begin(fill, reply, gpu, setting);
                 self.suspected |= begun.is_none();
                 self.copying.extend(begun);
@@ -181,7 +181,7 @@ impl Shares {
     }
 }
 
-impl Wish {
+impl ExportRequest {
     /// Whether all streams that use the memory are past their work: `None` while one is not.
     fn readiness(&self) -> Option<Result<(), CudaError>> {
         let memories: Box<dyn Iterator<Item = &Arc<CudaMemory>>> = match self {
@@ -223,7 +223,7 @@ impl InFlight {
             error: None,
             bytes: 0,
             begun,
-            asking: Asking::new(begun),
+            asking: PollSchedule::new(begun),
         };
         if let Err(error) = flight.enqueue(gpu) {
             flight.error = Some(error);

@@ -1,7 +1,7 @@
 use super::{
     devices::{DeviceInfo, DeviceMemory, ask_aside, device_memory, devices},
     error::CudaError,
-    nvml::{Board, Facts},
+    nvml::{Facts, PciGpu},
     probe::probe,
     version::Version,
 };
@@ -43,7 +43,7 @@ pub fn survey() -> Survey {
         let join = |info| join(info, driver.version(), facts, |ordinal| device_memory(ordinal).ok());
         Ok(devices()?.into_iter().map(join).collect())
     });
-    let name = |board: Board| board.name.unwrap_or_else(|| "a GPU without a name".into());
+    let name = |board: PciGpu| board.name.unwrap_or_else(|| "a GPU without a name".into());
     let known_to_nvml = facts.map(|facts| facts.boards.into_iter().map(name).collect());
     Survey { gpus, known_to_nvml }
 }
@@ -98,7 +98,7 @@ mod tests {
         let measured = DeviceMemory { free_bytes: 1, total_bytes: 100 };
         let told = DeviceMemory { free_bytes: 50, total_bytes: 101 };
         let process = DeviceProcess { pid: 7, used_bytes: None };
-        let board = |place: &str, memory| Board {
+        let board = |place: &str, memory| PciGpu {
             pci: super::super::nvml::PciAddress::parse(place).unwrap(),
             name: None,
             memory,

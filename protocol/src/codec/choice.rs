@@ -1,7 +1,7 @@
 //! Which codec brings a chunk to its subscriber soonest.
 
 use super::{
-    CodecId, CodecSet, LinkClass, Look,
+    CodecId, CodecSet, LinkClass, SizeEstimate,
     simd::{Instructions, Path},
 };
 use crate::Dtype;
@@ -62,7 +62,7 @@ impl Machine {
     /// The codec with which a chunk of `dtype` that looks like this takes the least time over a link of this class: what
     /// makes `min(encode rate, link rate × ratio, decode rate)` largest, among those `offered`. Costs less than a
     /// microsecond.
-    pub fn choose(&self, look: &Look, dtype: Dtype, offered: CodecSet, link: LinkClass) -> CodecId {
+    pub fn choose(&self, look: &SizeEstimate, dtype: Dtype, offered: CodecSet, link: LinkClass) -> CodecId {
         let offers = || offered.iter().filter_map(|codec| self.offer(look, dtype, codec, link));
         let best = offers().map(|offer| offer.bytes_per_s).fold(0.0, f64::max);
         let good = offers().filter(|offer| offer.bytes_per_s * ADVANTAGE_MIN >= best);
@@ -70,7 +70,7 @@ impl Machine {
             .map_or(CodecId::Raw, |offer| offer.codec)
     }
 
-    fn offer(&self, look: &Look, dtype: Dtype, codec: CodecId, link: LinkClass) -> Option<Offer> {
+    fn offer(&self, look: &SizeEstimate, dtype: Dtype, codec: CodecId, link: LinkClass) -> Option<Offer> {
         let share = f64::from(look.share(codec)?);
         let arriving = link.bytes_per_s() / share.max(f64::MIN_POSITIVE);
         Some(match self.rates(codec, dtype, share) {
@@ -131,7 +131,7 @@ mod tests {
 
     /// What is chosen at each class of link, the slowest first.
     fn at_each_class(machine: Machine, dtype: Dtype, shares: &[(CodecId, f32)]) -> Vec<CodecId> {
-        let look = Look::with(shares);
+        let look = SizeEstimate::with(shares);
         LinkClass::ALL
             .iter()
             .map(|link| machine.choose(&look, dtype, CodecSet::all(), *link))
@@ -182,7 +182,7 @@ mod tests {
     fn what_gains_less_than_three_per_cent_travels_raw() {
         let machine = machine(Instructions::Avx512, 5);
         for (share, chosen) in [(0.98, CodecId::Raw), (0.972, CodecId::Raw), (0.95, PLANES)] {
-            let look = Look::with(&[(PLANES, share)]);
+            let look = SizeEstimate::with(&[(PLANES, share)]);
             assert_eq!(
                 machine.choose(&look, Dtype::I4, CodecSet::all(), LinkClass::UpTo1),
                 chosen,
@@ -207,7 +207,7 @@ mod tests {
             processors in 1usize..64, instructions in 0usize..3,
         ) {
             let found = CodecId::ALL.iter().zip(shares).skip(1).filter_map(|(id, share)| Some((*id, share?)));
-            let look = Look::with(&found.collect::<Vec<_>>());
+            let look = SizeEstimate::with(&found.collect::<Vec<_>>());
             let all = [Instructions::Avx512, Instructions::Avx2, Instructions::Portable];
             let machine = machine(all[instructions], processors);
             let (dtype, offered, link) = (Dtype::ALL[dtype], CodecSet::from_codes(&offered), LinkClass::ALL[link]);

@@ -9,7 +9,7 @@ pub struct StreamToken(pub u64);
 
 /// A stream whose chunk cannot be placed yet, because its version or its manifest has not come.
 #[derive(Debug)]
-pub(super) struct Early {
+pub(super) struct EarlyStream {
     pub(super) stream: StreamToken,
     pub(super) lane: LaneId,
     pub(super) header: ChunkHeader,
@@ -20,7 +20,7 @@ pub(super) struct Early {
 #[derive(Debug)]
 pub(super) struct Arrivals {
     /// Credit bounds how many there are.
-    early: Vec<Early>,
+    early: Vec<EarlyStream>,
     /// The streams that are being received into their places.
     receiving: HashMap<StreamToken, (ChunkIndex, LaneId)>,
     /// How many more chunks the server may begin.
@@ -53,11 +53,11 @@ impl Arrivals {
     }
 
     /// Keeps a stream until its chunk can be placed. It has cost its credit.
-    pub(super) fn hold(&mut self, early: Early) {
+    pub(super) fn hold(&mut self, early: EarlyStream) {
         self.early.push(early);
     }
 
-    pub(super) fn take_early(&mut self) -> Vec<Early> {
+    pub(super) fn take_early(&mut self) -> Vec<EarlyStream> {
         std::mem::take(&mut self.early)
     }
 

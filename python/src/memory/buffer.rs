@@ -7,7 +7,7 @@ use tensor_relay_client::Dtype;
 use tensor_relay_device::VolatileBytes;
 
 /// What a view is of. All of it lives as long as the object that is viewed.
-pub(crate) struct Viewed<'a> {
+pub(crate) struct ViewSource<'a> {
     pub(crate) bytes: &'a VolatileBytes,
     pub(crate) format: &'static CStr,
     pub(crate) item_bytes: usize,
@@ -48,7 +48,7 @@ pub(crate) unsafe fn fill_view(
     view: *mut ffi::Py_buffer,
     flags: i32,
     owner: Bound<'_, PyAny>,
-    viewed: &Viewed<'_>,
+    viewed: &ViewSource<'_>,
 ) -> PyResult<()> {
     let Some(mut view) = ptr::NonNull::new(view) else {
         return Err(PyBufferError::new_err("there is no view to fill"));

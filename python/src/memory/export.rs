@@ -72,7 +72,7 @@ pub(crate) fn capsule(py: Python<'_>, export: Export, is_versioned: bool) -> PyR
 }
 
 /// What a capsule's pointers lead to.
-struct Kept {
+struct CapsuleContext {
     bytes: Exported,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -121,7 +121,7 @@ impl Managed for LegacyTensor {
 fn wrap<M: Managed>(py: Python<'_>, export: Export) -> PyResult<Py<PyAny>> {
     let Export { bytes, dtype, shape, strides, is_copy } = export;
     let ndim = shape.len() as i32; // 16 at most (`Shape`).
-    let kept = Box::leak(Box::new(Kept { bytes, shape, strides }));
+    let kept = Box::leak(Box::new(CapsuleContext { bytes, shape, strides }));
     let (data, (kind, id)) = (kept.bytes.data(), kept.bytes.device());
     let (shape, strides) = (kept.shape.as_mut_ptr(), kept.strides.as_mut_ptr());
     let device = Device { kind, id };
@@ -147,7 +147,7 @@ unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
     // SAFETY: `wrap` boxed it, and the caller gives it up.
     let managed = unsafe { Box::from_raw(managed) };
     // SAFETY: `wrap` boxed that too, for this to free.
-    drop(unsafe { Box::from_raw(managed.context().cast::<Kept>()) });
+    drop(unsafe { Box::from_raw(managed.context().cast::<CapsuleContext>()) });
 }
 
 /// Frees what is in a capsule that goes without a consumer.

@@ -1,6 +1,6 @@
 //! Which bytes a tensor occupies, in whatever order its elements lie there. Only numbers: nothing is read.
 
-use super::strides::Runs;
+use super::strides::ContiguousRuns;
 use std::ops::Range;
 
 /// The bytes of a tensor: pieces of one length, evenly spaced along each dimension.
@@ -16,7 +16,7 @@ pub(crate) struct Footprint {
 
 impl Footprint {
     /// That of a tensor whose first element is at `address`.
-    pub(super) fn new(gpu: Option<usize>, address: usize, runs: &Runs) -> Self {
+    pub(super) fn new(gpu: Option<usize>, address: usize, runs: &ContiguousRuns) -> Self {
         let (mut start, mut piece_bytes) = (address, runs.bytes);
         let mut outer = vec![];
         for (len, stride) in runs.outer() {

@@ -4,13 +4,13 @@
     reason = "reads and writes the memory of other libraries' tensors, where they say it is"
 )]
 
-use super::{footprint::Footprint, import::Capsule, strides::Runs};
+use super::{footprint::Footprint, import::Capsule, strides::ContiguousRuns};
 use crate::interpreter;
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
 use std::{fmt, io, ptr::NonNull};
 use tensor_relay_client::Dtype;
 use tensor_relay_device::VolatileBytes;
-use tensor_relay_server::beside::TensorWriter;
+use tensor_relay_server::sidecar::TensorWriter;
 
 /// A tensor of another library: where it lies, and what keeps it there until this is dropped.
 ///
@@ -21,7 +21,7 @@ pub(crate) struct Foreign {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     pub(super) len: usize,
-    pub(super) runs: Runs,
+    pub(super) runs: ContiguousRuns,
     pub(super) is_writable: bool,
     /// `None` only while it is dropped.
     pub(super) keep: Option<Keep>,

@@ -6,7 +6,7 @@ use super::{
     footprint::Footprint,
     foreign::{Foreign, Identity, Keep},
     on_gpu::OnGpu,
-    strides::{Runs, dense},
+    strides::{ContiguousRuns, dense},
 };
 use crate::gpu::{Gpus, Opened};
 use pyo3::{
@@ -147,7 +147,7 @@ impl Foreign {
             _ if len > 0 => return Err(PyBufferError::new_err("its library gave no memory for it")),
             _ => NonNull::dangling(),
         };
-        let runs = Runs::of(&shape, &strides, item_bytes);
+        let runs = ContiguousRuns::of(&shape, &strides, item_bytes);
         let shape = in_our_elements(shape, per_element)?;
         let is_writable = !capsule.is_read_only();
         Ok(Self { start, dtype, shape, len, runs, is_writable, keep: Some(Keep::Capsule(capsule)) })
@@ -167,7 +167,7 @@ impl Foreign {
             ))
         })?;
         let shape: Vec<u64> = buffer.shape().iter().map(|len| *len as u64).collect();
-        let runs = Runs::of(&shape, buffer.strides(), buffer.item_size());
+        let runs = ContiguousRuns::of(&shape, buffer.strides(), buffer.item_size());
         let len = buffer.len_bytes();
         let start = NonNull::new(buffer.buf_ptr().cast())
             .filter(|_| len > 0)

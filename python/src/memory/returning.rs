@@ -56,20 +56,20 @@ pub(crate) struct ToReturn(Sender<Foreign>);
 
 impl ToReturn {
     /// `tensor`, which goes there when it is dropped.
-    pub(super) fn bring(self, tensor: Foreign) -> Brought {
-        Brought { tensor: Some(tensor), to: self }
+    pub(super) fn bring(self, tensor: Foreign) -> LentTensor {
+        LentTensor { tensor: Some(tensor), to: self }
     }
 }
 
 /// A tensor that is lent.
 #[derive(Debug)]
-pub(super) struct Brought {
+pub(super) struct LentTensor {
     /// `None` only while it is dropped.
     tensor: Option<Foreign>,
     to: ToReturn,
 }
 
-impl Drop for Brought {
+impl Drop for LentTensor {
     fn drop(&mut self) {
         // Where nobody waits it comes out again, and is dropped here.
         let _ = self.tensor.take().map(|tensor| self.to.0.send(tensor));

@@ -2,7 +2,7 @@
 
 /// The pieces of a strided tensor that lie side by side, in the order of its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Runs {
+pub(crate) struct ContiguousRuns {
     /// The length of each.
     pub(crate) bytes: usize,
     /// How many there are along each outer dimension, and how many bytes apart.
@@ -18,7 +18,7 @@ pub(crate) fn dense(shape: &[u64]) -> Vec<i64> {
     strides
 }
 
-impl Runs {
+impl ContiguousRuns {
     /// Those of a tensor with these dimensions, whose elements of `item_bytes` lie `strides` (in bytes) apart. A tensor
     /// without elements has one run without bytes.
     pub(crate) fn of(shape: &[u64], strides: &[isize], item_bytes: usize) -> Self {

@@ -18,7 +18,8 @@ pub(super) async fn keep_up(
     sender: watch::Sender<Arc<Rules>>,
     uses: Weak<Mutex<HashMap<TicketId, u64>>>,
 ) {
-    let (mut unread, mut unwritten, mut written) = (Told::default(), Told::default(), HashMap::new());
+    let (mut unread, mut unwritten, mut written) =
+        (LastError::default(), LastError::default(), HashMap::new());
     loop {
         tokio::select! {
             () = sender.closed() => return,
@@ -35,7 +36,7 @@ pub(super) async fn keep_up(
         let Ok((rules, revoked, noted)) = look.await else { return }; // The runtime ends.
         match rules {
             Ok(rules) => {
-                unread = Told::default();
+                unread = LastError::default();
                 replace(&sender, rules);
             }
             Err(error) => {
@@ -71,9 +72,9 @@ fn replace(sender: &watch::Sender<Arc<Rules>>, mut rules: Rules) {
 
 /// The error that the log was told of last, so that it is told once for as long as it lasts.
 #[derive(Debug, Default)]
-struct Told(String);
+struct LastError(String);
 
-impl Told {
+impl LastError {
     fn tell(&mut self, error: &AccessStoreError, what: &str) {
         let error = error.to_string();
         if error != self.0 {

@@ -1,12 +1,12 @@
 //! What the client of one subscription holds, and so what it may be sent deltas against.
 
-use super::{Bases, Hold, Key, Worth};
+use super::{Bases, DeltaTrial, Hold, Key};
 use crate::topic::{Retained, TopicState};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tensor_relay_protocol::{Epoch, Version};
 
 /// Names a version of a topic.
-pub(crate) type Of = (Epoch, Version);
+pub(crate) type VersionKey = (Epoch, Version);
 
 /// The base of one subscription (PROTOCOL.md §6.9).
 #[derive(Debug, Default)]
@@ -19,16 +19,16 @@ pub(crate) struct ClientBase {
 
 /// The version that chunks may be coded against. It may be gone at any time.
 #[derive(Debug, Clone)]
-pub(crate) struct Against {
+pub(crate) struct DeltaBase {
     pub(crate) version: Version,
     key: Key,
     retained: Weak<Retained>,
     bases: Arc<Bases>,
-    worth: Arc<Mutex<Worth>>,
+    worth: Arc<Mutex<DeltaTrial>>,
 }
 
-impl Against {
-    fn new(hold: &Hold, worth: &Arc<Mutex<Worth>>) -> Self {
+impl DeltaBase {
+    fn new(hold: &Hold, worth: &Arc<Mutex<DeltaTrial>>) -> Self {
         let Hold { key, retained, bases, .. } = hold;
         Self {
             version: key.version,
@@ -55,7 +55,7 @@ impl Against {
 
 impl ClientBase {
     /// The base that a client brings from an earlier connection, if that is still here.
-    pub(crate) fn new(topic: &TopicState, base: Option<Of>) -> Self {
+    pub(crate) fn new(topic: &TopicState, base: Option<VersionKey>) -> Self {
         Self { base: base.and_then(|of| topic.hold_base(of)).map(Hold::linger), coming: None }
     }
 
@@ -65,7 +65,7 @@ impl ClientBase {
     }
 
     /// Takes the beginning of a version, and says what its chunks may be coded against.
-    pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<Against> {
+    pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<DeltaBase> {
         self.coming = retained.base.may_be.then(|| topic.hold(retained));
         let base = self.base.as_ref()?;
         let (epoch, version) = base.of();
@@ -73,7 +73,7 @@ impl ClientBase {
         let is_like_it = epoch == retained.id.epoch
             && version < retained.id.version
             && base.retained.upgrade().is_some_and(|base| digest(&base) == digest(retained));
-        is_like_it.then(|| Against::new(base, topic.worth()))
+        is_like_it.then(|| DeltaBase::new(base, topic.worth()))
     }
 
     /// Takes the client's word that it has the version under way, and whether it keeps a copy.

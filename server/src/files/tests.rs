@@ -1,7 +1,7 @@
 //! What is opened, staged and borrowed, for every kind of files.
 
 use super::*;
-use crate::{Held, SourceError};
+use crate::{Publishable, SourceError};
 use safetensors::{Dtype, tensor::TensorView};
 use std::{
     collections::HashMap,
@@ -74,7 +74,7 @@ fn refused(files: &[(&str, &[u8])], path: &str) -> FileError {
 }
 
 /// The last chunk of a version, as a subscriber's transfer reads it.
-async fn last_chunk(held: &Held) -> Result<Bytes, Arc<SourceError>> {
+async fn last_chunk(held: &Publishable) -> Result<Bytes, Arc<SourceError>> {
     let encoder = Encoder::new(0, None, Workers::Inline);
     let last = ChunkIndex(held.manifest().chunking().count() - 1);
     let encoded = encoder.encode(&held.payload, last, CodecId::Raw).await?;
@@ -82,7 +82,7 @@ async fn last_chunk(held: &Held) -> Result<Bytes, Arc<SourceError>> {
 }
 
 /// The bytes of a tensor of a version, read likewise.
-async fn bytes(held: &Held, tensor: &str) -> Vec<u8> {
+async fn bytes(held: &Publishable, tensor: &str) -> Vec<u8> {
     let encoder = Encoder::new(0, None, Workers::Inline);
     let mut payload = vec![];
     for (chunk, _) in held.manifest().chunking().iter() {
@@ -193,7 +193,7 @@ async fn a_folder_travels_with_what_makes_it_load() {
         "pytorch_model.bin.index.json (weights in another format)",
     ];
     assert_eq!(left_out, expected);
-    let held = Held::from(files.borrow(&staging()).unwrap());
+    let held = Publishable::from(files.borrow(&staging()).unwrap());
     assert_eq!(bytes(&held, "b").await, b"bbbbbbbb");
     assert_eq!(bytes(&held, index_name).await, index);
     let metadata = [("format".into(), "pt".into()), ("tensor-relay.kind".into(), "directory".into())];
@@ -252,7 +252,7 @@ async fn arrays_are_tensors() {
         let archive = TensorFiles::open(&dir.join("a.npz")).unwrap();
         assert_eq!(names(&archive), ["c", "turned"]);
         assert_eq!(archive.left_out(), [LeftOut::new("notes.txt".into(), LeftOutReason::NoArray)]);
-        let held = Held::from(archive.stage(&staging()).unwrap());
+        let held = Publishable::from(archive.stage(&staging()).unwrap());
         let expected = [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0];
         assert_eq!(bytes(&held, "c").await, expected);
         assert_eq!(bytes(&held, "turned").await, expected);
@@ -298,14 +298,14 @@ fn broken_arrays_are_refused_by_name() {
 #[tokio::test]
 async fn a_change_under_a_transfer_is_an_error_that_names_the_file() {
     let (_dir, dir) = folder(&[("a.safetensors", &shard(&["a"])), ("b.safetensors", &shard(&["b"]))]);
-    let held = Held::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
+    let held = Publishable::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
     last_chunk(&held).await.unwrap();
     let path = dir.join("b.safetensors");
     let replaced = dir.join("replaced");
     fs::copy(&path, &replaced).unwrap();
     fs::rename(&replaced, &path).unwrap();
     last_chunk(&held).await.expect("a file that lost its name is still what it was");
-    let held = Held::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
+    let held = Publishable::from(TensorFiles::open(&dir).unwrap().borrow(&staging()).unwrap());
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     let file = fs::File::options().write(true).open(&path).unwrap();
     file.set_len(file.metadata().unwrap().len() - 8).unwrap();

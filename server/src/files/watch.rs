@@ -27,16 +27,16 @@ use std::{
 pub struct FileWatch {
     path: PathBuf,
     rules: FolderRules,
-    settling: Settling<Stamps>,
+    settling: ChangeDetector<Stamps>,
 }
 
 /// What a look found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum Observation {
     /// What was there before.
     Same,
     /// Something else, perhaps not complete yet. Look again later.
-    Settling,
+    ChangeDetector,
     /// Something else that stays: open and publish it. Said once; what comes after is compared with this.
     Changed,
     /// Nothing that could be served, at two looks in a row: the file is gone, or a folder lacks what its index names.
@@ -50,8 +50,8 @@ pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
 impl FileWatch {
     /// Watches what is at `path` now for changes: of a folder, what is served by `rules`.
     pub fn new(path: &Path, rules: FolderRules) -> Self {
-        let mut watch = Self { path: path.into(), rules, settling: Settling::new(None) };
-        watch.settling = Settling::new(watch.see());
+        let mut watch = Self { path: path.into(), rules, settling: ChangeDetector::new(None) };
+        watch.settling = ChangeDetector::new(watch.see());
         watch
     }
 
@@ -81,7 +81,7 @@ impl FileWatch {
     }
 
     /// Looks once. Blocks for as long as the file system takes.
-    pub fn look(&mut self) -> Look {
+    pub fn look(&mut self) -> Observation {
         let seen = self.see();
         self.settling.handle_seen(seen)
     }
@@ -135,7 +135,7 @@ impl Generation for Stamps {
 
 /// Decides from what was seen look by look. `None` is nothing to be served.
 #[derive(Debug)]
-struct Settling<S> {
+struct ChangeDetector<S> {
     /// What was published, or was said to be ready for it.
     known: Option<S>,
     /// What was seen last.
@@ -146,7 +146,7 @@ struct Settling<S> {
     missed: u64,
 }
 
-impl<S: Generation> Settling<S> {
+impl<S: Generation> ChangeDetector<S> {
     fn new(seen: Option<S>) -> Self {
         Self { known: seen.clone(), last: seen, waiting: None, missed: 0 }
     }
@@ -170,22 +170,22 @@ impl<S: Generation> Settling<S> {
         mem::replace(&mut self.last, seen)
     }
 
-    fn handle_seen(&mut self, seen: Option<S>) -> Look {
+    fn handle_seen(&mut self, seen: Option<S>) -> Observation {
         let before = self.handle_glance(seen.clone());
         match seen {
-            None if before.is_none() => Look::Missing,
-            Some(_) if seen == self.known => Look::Same,
+            None if before.is_none() => Observation::Missing,
+            Some(_) if seen == self.known => Observation::Same,
             Some(_) if seen == before => {
                 self.known = seen;
                 self.waiting = None;
-                Look::Changed
+                Observation::Changed
             }
-            _ => Look::Settling,
+            _ => Observation::ChangeDetector,
         }
     }
 }
 
-impl Settling<Stamps> {
+impl ChangeDetector<Stamps> {
     fn handle_opened(&mut self, opened: Stamps) {
         let Some(known) = &mut self.known else { return };
         let mut is_lost = false;
@@ -211,22 +211,22 @@ mod tests {
 
     #[test]
     fn what_is_new_must_stay_for_two_looks() {
-        let mut settling = Settling::new(Some(1));
+        let mut settling = ChangeDetector::new(Some(1));
         let looks = [
-            (Some(1), Look::Same),
-            (Some(2), Look::Settling),
-            (Some(3), Look::Settling),
-            (Some(3), Look::Changed),
-            (Some(3), Look::Same),
-            (None, Look::Settling),
-            (Some(3), Look::Same),
-            (None, Look::Settling),
-            (None, Look::Missing),
-            (None, Look::Missing),
-            (Some(4), Look::Settling),
-            (Some(4), Look::Changed),
-            (Some(5), Look::Settling),
-            (Some(4), Look::Same),
+            (Some(1), Observation::Same),
+            (Some(2), Observation::ChangeDetector),
+            (Some(3), Observation::ChangeDetector),
+            (Some(3), Observation::Changed),
+            (Some(3), Observation::Same),
+            (None, Observation::ChangeDetector),
+            (Some(3), Observation::Same),
+            (None, Observation::ChangeDetector),
+            (None, Observation::Missing),
+            (None, Observation::Missing),
+            (Some(4), Observation::ChangeDetector),
+            (Some(4), Observation::Changed),
+            (Some(5), Observation::ChangeDetector),
+            (Some(4), Observation::Same),
         ];
         for (step, (seen, expected)) in looks.into_iter().enumerate() {
             assert_eq!(settling.handle_seen(seen), expected, "{step}");
@@ -261,26 +261,26 @@ mod tests {
             fs::write(&path, header(number)).unwrap();
             watch.look();
         }
-        assert_eq!((watch.look(), watch.missed()), (Look::Changed, 0));
+        assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 0));
         // While that is published, two come and go, and one stays.
         for number in 4..7 {
             replace(&path, number);
             watch.glance();
         }
-        assert_eq!((watch.missed(), watch.look(), watch.missed()), (2, Look::Changed, 2));
+        assert_eq!((watch.missed(), watch.look(), watch.missed()), (2, Observation::Changed, 2));
         watch.told(2);
         // One that comes before the last was opened.
         replace(&path, 7);
         open(&mut watch);
-        assert_eq!((watch.look(), watch.missed()), (Look::Same, 1));
+        assert_eq!((watch.look(), watch.missed()), (Observation::Same, 1));
         // One that could not be published.
         replace(&path, 8);
-        assert_eq!([watch.look(), watch.look()], [Look::Settling, Look::Changed]);
+        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Changed]);
         watch.forget();
-        assert_eq!((watch.look(), watch.missed()), (Look::Changed, 1), "it is tried again");
+        assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 1), "it is tried again");
         watch.forget();
         replace(&path, 9);
-        assert_eq!((watch.look(), watch.missed()), (Look::Settling, 2));
+        assert_eq!((watch.look(), watch.missed()), (Observation::ChangeDetector, 2));
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
             replace(path, 1);
             watch.look();
         }
-        assert_eq!((watch.look(), watch.missed()), (Look::Changed, 0));
+        assert_eq!((watch.look(), watch.missed()), (Observation::Changed, 0));
         for (path, number) in [(&paths[0], 2), (&paths[1], 2), (&paths[0], 3)] {
             replace(path, number);
             watch.glance();
@@ -309,12 +309,15 @@ mod tests {
         let path = dir.path().join("m.safetensors");
         fs::write(&path, b"one").unwrap();
         let mut watch = FileWatch::new(&path, FolderRules::default());
-        assert_eq!(watch.look(), Look::Same);
+        assert_eq!(watch.look(), Observation::Same);
         fs::write(dir.path().join("new"), b"two").unwrap();
         fs::rename(dir.path().join("new"), &path).unwrap();
-        assert_eq!([watch.look(), watch.look(), watch.look()], [Look::Settling, Look::Changed, Look::Same]);
+        assert_eq!(
+            [watch.look(), watch.look(), watch.look()],
+            [Observation::ChangeDetector, Observation::Changed, Observation::Same]
+        );
         fs::remove_file(&path).unwrap();
-        assert_eq!([watch.look(), watch.look()], [Look::Settling, Look::Missing]);
+        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Missing]);
     }
 
     #[test]
@@ -326,16 +329,16 @@ mod tests {
         write("config.json", "{}");
         write(index, r#"{"weight_map": {"t": "a.safetensors"}}"#);
         let mut watch = FileWatch::new(dir.path(), FolderRules::default());
-        assert_eq!(watch.look(), Look::Same);
+        assert_eq!(watch.look(), Observation::Same);
         write("optimizer.pt", "not served");
-        assert_eq!(watch.look(), Look::Same);
+        assert_eq!(watch.look(), Observation::Same);
         write("config.json", "{ }");
-        assert_eq!([watch.look(), watch.look()], [Look::Settling, Look::Changed]);
+        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Changed]);
         write(index, r#"{"weight_map": {"t": "a.safetensors", "u": "b.safetensors"}}"#);
-        assert_eq!([watch.look(), watch.look()], [Look::Settling, Look::Missing]);
+        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Missing]);
         write("b.safetensors", "b");
-        assert_eq!([watch.look(), watch.look()], [Look::Settling, Look::Changed]);
+        assert_eq!([watch.look(), watch.look()], [Observation::ChangeDetector, Observation::Changed]);
         write(index, r#"{"weight_map": {"t""#);
-        assert_eq!(watch.look(), Look::Settling);
+        assert_eq!(watch.look(), Observation::ChangeDetector);
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct Reader {
 
 /// Where a reader is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ReaderState {
     /// It has its place.
     Reading,
     /// The publisher could not wait for it any longer.
@@ -66,13 +66,13 @@ impl Reader {
     }
 
     /// Whether it still has its place.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> ReaderState {
         let state = self.topic.state();
         let held = |(name, holder): &(PlaceName, Holder)| state.places.is_held_by(name, *holder);
         match state.retention.place(self.id) {
-            None => Standing::Evicted,
-            Some(_) if self.place.as_ref().is_none_or(held) => Standing::Reading,
-            Some(_) => Standing::Replaced,
+            None => ReaderState::Evicted,
+            Some(_) if self.place.as_ref().is_none_or(held) => ReaderState::Reading,
+            Some(_) => ReaderState::Replaced,
         }
     }
 

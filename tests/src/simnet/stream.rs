@@ -25,14 +25,14 @@ const SYN_AGAIN: Duration = Duration::from_secs(1);
 /// All byte streams of a network.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    doors: BTreeMap<SocketAddr, Door>,
+    doors: BTreeMap<SocketAddr, PublishSocket>,
     pipes: BTreeMap<u64, Pipe>,
     opened: u64,
 }
 
 /// Where somebody listens.
 #[derive(Debug, Default)]
-struct Door {
+struct PublishSocket {
     waiting: VecDeque<(Stream, SocketAddr)>,
     waker: Option<Waker>,
 }
@@ -132,7 +132,7 @@ pub(super) fn listen(net: SimNet, address: SocketAddr) -> io::Result<Box<dyn Str
     if taken {
         return Err(io::ErrorKind::AddrInUse.into());
     }
-    net.state().streams.doors.insert(address, Door::default());
+    net.state().streams.doors.insert(address, PublishSocket::default());
     Ok(Box::new(Listener { net, address }))
 }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tensor_relay_device::{
-    AllocError, CopyEngine, CopyError, Copying, Slot, Stretch,
+    AllocError, CopyEngine, CopyError, CopySegment, Copying, Slot,
     cuda::{CudaEngine, CudaError, CudaOptions, StreamHandle},
 };
 use tensor_relay_tests::fake_cuda::{Direction, Effect, Fault, Live, Turn};
@@ -27,7 +27,7 @@ async fn read_a_chunk(end: &End) -> Copying {
     let slot = timeout(Duration::from_secs(5), end.slots.acquire())
         .await
         .expect("a slot is free");
-    end.engine.copy_out(vec![Stretch::new(&end.memory, 0, CHUNK)], slot)
+    end.engine.copy_out(vec![CopySegment::new(&end.memory, 0, CHUNK)], slot)
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn what_is_dropped_under_copies_is_kept_until_they_have_ended() {
     let gates = [fake.hold(0, Direction::DeviceToHost), fake.hold(0, Direction::HostToDevice)];
     drop(read_a_chunk(&end).await);
     let slot = end.slots.acquire().await;
-    drop(end.engine.copy_in(slot, vec![Stretch::new(&end.memory, 0, CHUNK)]));
+    drop(end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]));
     gates.iter().for_each(|gate| gate.until_waiting(1));
     drop(end);
     std::thread::sleep(Duration::from_millis(50));

@@ -6,7 +6,6 @@
 
 use tensor_relay_tests::fake_cuda::{self, Turn};
 
-mod beside;
 mod exchange;
 mod failures;
 mod journey;
@@ -16,6 +15,7 @@ mod overlap;
 mod probe;
 mod relay;
 mod sharing;
+mod sidecar;
 mod sweep;
 
 #[path = "../fake_cuda/calls.rs"]

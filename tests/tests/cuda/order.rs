@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use cudarc::driver::sys::{CUresult, CUstream};
 use tensor_relay_device::{
-    CopyEngine, CopyError, Stretch,
+    CopyEngine, CopyError, CopySegment,
     cuda::{CudaEngine, CudaMemory, Fence, StreamHandle},
 };
 use tensor_relay_tests::fake_cuda::{Direction, Effect, FakeCuda, Fault, Turn};
@@ -48,7 +48,7 @@ async fn a_copy_waits_for_the_producers_stream_and_takes_the_new_bytes() {
     let memory = lend(&end.engine, &end.memory, fence.clone());
 
     let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot);
+    let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
     engine_has_asked(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     assert_eq!(fence.verdict(), None);
@@ -72,7 +72,7 @@ async fn a_stream_that_does_not_come_to_its_end_fails_the_copy() {
     let block = Block::in_stream(producer);
     let memory = lend(&end.engine, &end.memory, end.engine.fence(handle(producer)).unwrap());
     let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot);
+    let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
     let failure = timeout(Duration::from_secs(5), copying)
         .await
         .expect("it has a deadline")
@@ -83,7 +83,10 @@ async fn a_stream_that_does_not_come_to_its_end_fails_the_copy() {
     // The next copy may find the stream past its work.
     block.lift();
     let slot = end.slots.acquire().await;
-    end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot).await.unwrap();
+    end.engine
+        .copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot)
+        .await
+        .unwrap();
     call!(cuStreamDestroy_v2(producer)).unwrap();
     drop((current, memory, end));
     nothing_is_left(&fake, 0).await;
@@ -101,7 +104,7 @@ async fn the_consumers_stream_waits_for_the_copy_and_its_thread_does_not() {
     let gate = fake.hold(0, Direction::HostToDevice);
     let mut slot = end.slots.acquire().await;
     slot.fill(0x33);
-    let copying = end.engine.copy_in(slot, vec![Stretch::new(&end.memory, 0, CHUNK)]);
+    let copying = end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]);
     end.memory.wait_on(handle(consumer)).unwrap();
     call!(cuMemcpyDtoHAsync_v2(seen.address(), end.memory.address(), CHUNK, consumer)).unwrap();
     gate.until_waiting(1);
@@ -131,7 +134,7 @@ async fn memory_stays_as_it_is_while_the_consumers_stream_uses_it() {
 
     let mut slot = end.slots.acquire().await;
     slot.fill(0x55);
-    let copying = end.engine.copy_in(slot, vec![Stretch::new(&end.memory, 0, CHUNK)]);
+    let copying = end.engine.copy_in(slot, vec![CopySegment::new(&end.memory, 0, CHUNK)]);
     engine_has_asked(&fake);
     assert_eq!(fake.engine(0, Direction::HostToDevice).in_flight, 0, "the next version waits");
     block.lift();
@@ -236,7 +239,7 @@ async fn a_copy_waits_for_what_the_intake_waits_for() {
     let memory = lend(&end.engine, &end.memory, end.engine.fence_intake().unwrap());
 
     let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![Stretch::new(&memory, 0, CHUNK)], slot);
+    let copying = end.engine.copy_out(vec![CopySegment::new(&memory, 0, CHUNK)], slot);
     engine_has_asked(&fake);
     assert_eq!(fake.engine(0, Direction::DeviceToHost).in_flight, 0, "the copy has not begun");
     block.lift();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tensor_relay_device::{CopyEngine, EngineSource, Sink, Source, Stretch};
+use tensor_relay_device::{CopyEngine, CopySegment, EngineSource, Sink, Source};
 use tensor_relay_tests::fake_cuda::Direction;
 use tokio::time::timeout;
 
@@ -14,7 +14,7 @@ async fn both_directions_copy_at_once() {
     let fake = machine();
     let end = End::open(0, impatient()).unwrap();
     let held = fake.hold(0, Direction::HostToDevice);
-    let stretch = |offset| vec![Stretch::new(&end.memory, offset, 100)];
+    let stretch = |offset| vec![CopySegment::new(&end.memory, offset, 100)];
     let into = end.engine.copy_in(end.slots.acquire().await, stretch(0));
     held.until_waiting(1);
     // While that is held, copies off the device come to their ends.
@@ -67,7 +67,7 @@ async fn devices_copy_independently() {
     let held = fake.hold(0, Direction::DeviceToHost);
     let waits = first
         .engine
-        .copy_out(vec![Stretch::new(&first.memory, 0, 10)], first.slots.acquire().await);
+        .copy_out(vec![CopySegment::new(&first.memory, 0, 10)], first.slots.acquire().await);
     held.until_waiting(1);
     second.fill(&pattern(LEN)).await.unwrap();
     assert!(second.read().await.unwrap() == pattern(LEN));

@@ -6,7 +6,7 @@ use std::{fs, sync::Arc, thread, time::Duration};
 
 use cudarc::driver::sys::CUstream;
 use tensor_relay_device::{
-    CopyEngine, Stretch,
+    CopyEngine, CopySegment,
     cuda::{
         CudaEngine, CudaError, CudaMemory,
         share::{self, DeviceUuid, Exported, FdMemory, Imported, IpcMemory, Place, ShareError, SharedBuffer},
@@ -95,7 +95,7 @@ async fn an_allocation_is_opened_once_and_closed_after_its_last_copy() {
 
     let gate = fake.hold(0, Direction::DeviceToHost);
     let slot = end.slots.acquire().await;
-    let copying = end.engine.copy_out(vec![Stretch::new(&second, 0, CHUNK)], slot);
+    let copying = end.engine.copy_out(vec![CopySegment::new(&second, 0, CHUNK)], slot);
     drop(second);
     gate.until_waiting(1);
     assert_eq!(fake.live().shared, 1, "a copy reads it");

@@ -8,11 +8,11 @@
 //! cases if `TENSOR_RELAY_FUZZ_SEED` is new. A failure prints both numbers; `TENSOR_RELAY_FUZZ_CASE` begins there.
 //! `tests/fuzz` has the same checks for `cargo fuzz`, which sees what code its bytes reach, and needs a nightly Rust.
 
-mod beside;
 mod chunk;
 mod decoder;
 mod memory;
 mod mutation;
+mod sidecar;
 
 use self::{
     chunk::Chunk,

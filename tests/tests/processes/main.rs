@@ -7,7 +7,6 @@
 
 mod access;
 mod admin;
-mod beside;
 mod codecs;
 mod configuration;
 mod devices;
@@ -27,6 +26,7 @@ mod mirrors;
 mod modes;
 mod netns;
 mod resume;
+mod sidecar;
 mod transfers;
 mod transports;
 mod watches;

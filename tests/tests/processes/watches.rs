@@ -1,6 +1,6 @@
 //! Files that are replaced while they are served.
 
-use crate::{beside::wait_until, files};
+use crate::{files, sidecar::wait_until};
 use std::{
     fs::{self, File},
     io::Write,

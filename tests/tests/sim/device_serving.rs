@@ -11,7 +11,7 @@ use tensor_relay_client::{Client, Snapshot, Subscription};
 use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecChoice, CodecId, Dtype, TensorSpec};
 use tensor_relay_server::{
-    Borrowed, Config, Held, Publication, Publisher, Server, Stage, Staged, TopicOptions,
+    Borrowed, Config, Publishable, Publication, Publisher, Server, Stage, Staged, TopicOptions,
 };
 use tensor_relay_tests::{
     engine::{Behaviour, TestEngine},
@@ -38,7 +38,7 @@ async fn lent(server: &Server, device: &Device, specs: Vec<TensorSpec>, version:
     Borrowed::from_device(&server.staging(), tensors, vec![]).unwrap()
 }
 
-async fn publish_held(publisher: &mut Publisher, held: impl Into<Held>, version: u64) -> Publication {
+async fn publish_held(publisher: &mut Publisher, held: impl Into<Publishable>, version: u64) -> Publication {
     publisher.publish(held, tensors::metadata(version)).await.unwrap()
 }
 
@@ -84,7 +84,7 @@ fn a_device_is_read_once_for_all() {
             let device = engine.device(16, CHUNK);
             let server = sim.server(Config { codec: codec.into(), ..server_config() });
             let specs = vec![noise("a", 30 * CHUNK as u64), smooth("b", 10 * CHUNK as u64)];
-            let held: Held = match owned {
+            let held: Publishable = match owned {
                 true => tensors::stage(&server, specs, 1).onto(&device).await.unwrap(),
                 false => lent(&server, &device, specs, 1).await.into(),
             };
@@ -184,7 +184,7 @@ fn every_dtype() {
             for way in 0..3 {
                 version += 1;
                 let tensors = tensors::on_device(&device, specs.clone(), version).await;
-                let held: Held = match way {
+                let held: Publishable = match way {
                     0 => Staged::from_device(&server.staging(), tensors, vec![]).await.unwrap().into(),
                     1 => Borrowed::from_device(&server.staging(), tensors, vec![]).unwrap().into(),
                     _ => {
@@ -464,7 +464,7 @@ fn random_versions_from_devices() {
                     engine.behave(Behaviour::AtOnce);
                     let bytes = dice.random_range(0..2_000_000);
                     let specs = tensors::random(&mut dice, bytes);
-                    let held: Held = match dice.random_range(0..3) {
+                    let held: Publishable = match dice.random_range(0..3) {
                         0 => lent(&server, &device, specs, version).await.into(),
                         1 => {
                             let tensors = tensors::on_device(&device, specs, version).await;

@@ -14,12 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_protocol::{
-    ChunkIndex, CodecId, CodecSet, LinkClass, Look, Machine, ManifestDigest, SMALL_BYTES,
+    ChunkIndex, CodecId, CodecSet, LinkClass, Machine, ManifestDigest, SMALL_BYTES, SizeEstimate,
 };
 
 /// How a subscriber is to get a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum CodecRequest {
     /// In whichever of `offered` brings it soonest over a link of this class.
     Auto {
         /// What the subscriber can decode.
@@ -31,7 +31,7 @@ pub enum Wanted {
     Fixed(CodecId),
 }
 
-impl Wanted {
+impl CodecRequest {
     /// Whether the subscriber may get it in `codec`.
     pub fn takes(self, codec: CodecId) -> bool {
         match self {
@@ -41,7 +41,7 @@ impl Wanted {
     }
 }
 
-impl From<CodecId> for Wanted {
+impl From<CodecId> for CodecRequest {
     fn from(codec: CodecId) -> Self {
         Self::Fixed(codec)
     }
@@ -55,7 +55,7 @@ impl From<CodecId> for Wanted {
 pub(super) struct Chooser {
     machine: Machine,
     workers: Workers,
-    chunks: Cache<(u64, ChunkIndex), Look>,
+    chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
     tensors: Cache<Subject, Arc<Remembered>>,
     /// Tensors of which a chunk was compared with a base in vain, and how many chunks of them were not compared since.
     changing: Cache<Subject, Arc<AtomicU32>>,
@@ -73,7 +73,7 @@ struct Subject {
 
 #[derive(Debug)]
 struct Remembered {
-    look: Look,
+    look: SizeEstimate,
     used: AtomicU32,
 }
 
@@ -109,10 +109,10 @@ impl Chooser {
     }
 
     /// What is known of `chunk` without a look at it.
-    pub(super) fn recall(&self, payload: &Payload, chunk: ChunkIndex) -> Option<Look> {
+    pub(super) fn recall(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
         if range.end - range.start < SMALL_BYTES as u64 {
-            return Some(Look::NOTHING);
+            return Some(SizeEstimate::NOTHING);
         }
         let key = (payload.key(), chunk);
         if let Some(look) = self.chunks.get(&key) {
@@ -128,14 +128,19 @@ impl Chooser {
 
     /// Looks at `raw`, the bytes of `chunk`, on a worker. All who ask at the same time wait for one look; the time that it
     /// took is told to the one who waited for it alone.
-    pub(super) async fn look(&self, payload: &Payload, chunk: ChunkIndex, raw: Bytes) -> (Look, Duration) {
+    pub(super) async fn look(
+        &self,
+        payload: &Payload,
+        chunk: ChunkIndex,
+        raw: Bytes,
+    ) -> (SizeEstimate, Duration) {
         let mut spent = Duration::ZERO;
         let take = async {
             self.looks.fetch_add(1, Ordering::Relaxed);
             let (_, dtype) = payload.manifest().chunk(chunk);
             let looking = move || {
                 let began = Instant::now();
-                (Look::at(dtype, &raw), began.elapsed())
+                (SizeEstimate::at(dtype, &raw), began.elapsed())
             };
             let (look, took) = self.workers.run(looking).await;
             spent = took;
@@ -152,7 +157,7 @@ impl Chooser {
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
-        look: &Look,
+        look: &SizeEstimate,
         offered: CodecSet,
         link: LinkClass,
     ) -> CodecId {
@@ -252,12 +257,12 @@ mod tests {
         bytes
     }
 
-    fn auto(link: LinkClass) -> Wanted {
-        Wanted::Auto { offered: CodecSet::all(), link }
+    fn auto(link: LinkClass) -> CodecRequest {
+        CodecRequest::Auto { offered: CodecSet::all(), link }
     }
 
     /// Encodes every chunk of `payload`, and returns in which codecs.
-    async fn send(encoder: &Encoder, payload: &Payload, wanted: Wanted) -> Vec<CodecId> {
+    async fn send(encoder: &Encoder, payload: &Payload, wanted: CodecRequest) -> Vec<CodecId> {
         let mut codecs = vec![];
         for (chunk, range) in payload.manifest().chunking().iter() {
             let encoded = encoder.encode(payload, chunk, wanted).await.unwrap();
@@ -313,7 +318,7 @@ mod tests {
             assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
         }
         assert_eq!(encoder.stats().looks, 0, "there is nothing to choose");
-        let wanted = Wanted::Auto { offered: CodecSet::only_raw(), link: LinkClass::UpTo1 };
+        let wanted = CodecRequest::Auto { offered: CodecSet::only_raw(), link: LinkClass::UpTo1 };
         assert_eq!(send(&encoder, &payload, wanted).await, [CodecId::Raw; 4]);
         assert_eq!(encoder.stats().looks, 0, "there is nothing to choose here either");
     }

@@ -4,7 +4,7 @@ mod deltas;
 mod scratch;
 
 use super::{
-    Payload, Wanted,
+    CodecRequest, Payload,
     choosing::Chooser,
     encodings::{Encodings, Key},
     reads::{ReadStats, Reads},
@@ -24,7 +24,8 @@ use std::{
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    ChunkHash, ChunkIndex, CodecId, CodecSet, Context, Look, RangeSet, VersionDigest, worthwhile_bytes,
+    ChunkHash, ChunkIndex, CodecId, CodecSet, Context, RangeSet, SizeEstimate, VersionDigest,
+    worthwhile_bytes,
 };
 
 /// One chunk, ready for the wire. Cheap to clone.
@@ -130,7 +131,7 @@ impl Encoder {
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
-        wanted: impl Into<Wanted>,
+        wanted: impl Into<CodecRequest>,
     ) -> Result<Encoded, Arc<SourceError>> {
         self.encode_whole(payload, chunk, wanted.into(), None).await
     }
@@ -140,16 +141,16 @@ impl Encoder {
         &self,
         payload: &Payload,
         chunk: ChunkIndex,
-        wanted: Wanted,
+        wanted: CodecRequest,
         raw: Option<Encoded>,
     ) -> Result<Encoded, Arc<SourceError>> {
         let (raw, codec, looked) = match wanted {
-            Wanted::Fixed(codec) if codec.needs_base() => (raw, CodecId::Raw, Duration::ZERO),
-            Wanted::Fixed(codec) => (raw, codec, Duration::ZERO),
-            Wanted::Auto { offered, .. } if offered.without_bases() == CodecSet::only_raw() => {
+            CodecRequest::Fixed(codec) if codec.needs_base() => (raw, CodecId::Raw, Duration::ZERO),
+            CodecRequest::Fixed(codec) => (raw, codec, Duration::ZERO),
+            CodecRequest::Auto { offered, .. } if offered.without_bases() == CodecSet::only_raw() => {
                 (raw, CodecId::Raw, Duration::ZERO)
             }
-            Wanted::Auto { offered, link } => {
+            CodecRequest::Auto { offered, link } => {
                 let (raw, look, looked) = self.look(payload, chunk, raw).await?;
                 (raw, self.chooser.choose(payload, chunk, &look, offered, link), looked)
             }
@@ -168,7 +169,7 @@ impl Encoder {
         payload: &Payload,
         chunk: ChunkIndex,
         raw: Option<Encoded>,
-    ) -> Result<(Option<Encoded>, Look, Duration), Arc<SourceError>> {
+    ) -> Result<(Option<Encoded>, SizeEstimate, Duration), Arc<SourceError>> {
         if let Some(look) = self.chooser.recall(payload, chunk) {
             return Ok((raw, look, Duration::ZERO));
         }
@@ -397,7 +398,7 @@ mod tests {
         after[100] ^= 1;
         let (before, after) = (payload(before), payload(after));
         let encoder = Encoder::new(1 << 20, None, Workers::Inline);
-        let wanted = Wanted::Fixed(CodecId::Sparse);
+        let wanted = CodecRequest::Fixed(CodecId::Sparse);
         encoder
             .encode_delta(&after, ChunkIndex(0), Some(&before), wanted)
             .await

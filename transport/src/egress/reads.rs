@@ -2,8 +2,8 @@
 
 use super::{
     Encoded, Payload,
+    chunk_cache::{CacheOrder, ChunkCache, Place},
     read::read,
-    shelf::{Place, Shelf, Turn},
 };
 use crate::{
     Workers,
@@ -54,7 +54,7 @@ pub(super) struct Reads {
 #[derive(Debug)]
 struct OfDevice {
     slots: SlotPool,
-    shelf: Shelf<Answer>,
+    shelf: ChunkCache<Answer>,
 }
 
 /// What was read of devices.
@@ -86,7 +86,7 @@ struct Reading {
 struct Entry {
     reads: Arc<Reads>,
     place: Place,
-    turn: Turn,
+    turn: CacheOrder,
     slots: SlotPool,
     answer: watch::Sender<Option<Outcome>>,
     has_ended: bool,
@@ -190,10 +190,10 @@ impl Reads {
     }
 
     /// The shelf of the device with these slots.
-    fn shelf<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut Shelf<Answer> {
+    fn shelf<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut ChunkCache<Answer> {
         let known = devices.iter().position(|device| device.slots.is(slots));
         let index = known.unwrap_or_else(|| {
-            let shelf = Shelf::new(self.limit_bytes.unwrap_or_else(|| half_of(slots)));
+            let shelf = ChunkCache::new(self.limit_bytes.unwrap_or_else(|| half_of(slots)));
             devices.push(OfDevice { slots: slots.clone(), shelf });
             devices.len() - 1
         });

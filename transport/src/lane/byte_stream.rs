@@ -33,7 +33,7 @@ use tokio::{
 };
 
 use super::{LaneError, LaneStats};
-use crate::{Tuning, network::moving::Moving};
+use crate::{Tuning, network::moving::TaskMover};
 use driver::Driver;
 use receiving::{Incoming, Unread};
 use sending::{Outbox, Queues};
@@ -75,7 +75,7 @@ pub(crate) struct Connection(Arc<Handle>);
 struct Handle {
     shared: Arc<Shared>,
     /// Moves the driver to another thread, once.
-    moving: Mutex<Option<Moving>>,
+    moving: Mutex<Option<TaskMover>>,
     /// The halves of the control stream, until somebody takes them.
     control: Mutex<Option<(mpsc::Sender<sending::Control>, receiving::ControlPipe)>>,
     /// The data streams that have begun and nobody has accepted. Bounded by what may be unread: each has a first segment.
@@ -147,12 +147,12 @@ impl Connection {
             begun,
             closing,
         };
-        let moving = Mutex::new(Some(Moving::spawn(driver.run(secured))));
+        let moving = Mutex::new(Some(TaskMover::spawn(driver.run(secured))));
         let control = Mutex::new(Some((control_out, control_in)));
         Self(Arc::new(Handle { shared, moving, control, arrived: AsyncMutex::new(arrived) }))
     }
 
-    pub(crate) fn take_moving(&self) -> Option<Moving> {
+    pub(crate) fn take_moving(&self) -> Option<TaskMover> {
         self.0.moving.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 

@@ -10,7 +10,7 @@ use std::{
 use tensor_relay_protocol::CloseCode;
 
 use super::{LaneError, LaneStats};
-use crate::{network::moving::Moving, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
+use crate::{network::moving::TaskMover, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
 
 /// How much of a `Bytes` is handed to QUIC at once. Whatever is written counts against the send window until all of it
 /// is acknowledged, so pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle at every end.
@@ -49,7 +49,7 @@ struct Shared {
     /// How it is known that the other end does not hear its control stream, once this end closed the lane for it.
     unheard: OnceLock<&'static str>,
     /// How its task can be moved to another thread. It moves once.
-    moving: Mutex<Option<Moving>>,
+    moving: Mutex<Option<TaskMover>>,
 }
 
 impl Connection {
@@ -57,13 +57,13 @@ impl Connection {
         connection: quinn::Connection,
         endpoint: quinn::Endpoint,
         window: SendWindow,
-        moving: Option<Moving>,
+        moving: Option<TaskMover>,
     ) -> Self {
         let (unheard, moving) = (OnceLock::new(), Mutex::new(moving));
         Self(Arc::new(Shared { connection, endpoint, window, unheard, moving }))
     }
 
-    pub(super) fn take_moving(&self) -> Option<Moving> {
+    pub(super) fn take_moving(&self) -> Option<TaskMover> {
         self.0.moving.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 

@@ -28,7 +28,7 @@ const INCOMING_MAX: usize = 1_024;
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
 
 /// Where a listener's QUIC connections come in.
-pub(super) struct QuicDoor {
+pub(super) struct QuicAcceptor {
     endpoint: quinn::Endpoint,
     crypto: Arc<QuicServerConfig>,
     network: Arc<dyn Network>,
@@ -38,7 +38,7 @@ pub(super) struct QuicDoor {
     retry: Mutex<RetryPolicy>,
 }
 
-impl QuicDoor {
+impl QuicAcceptor {
     pub(super) fn open(
         network: Arc<dyn Network>,
         address: SocketAddr,

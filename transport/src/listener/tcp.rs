@@ -14,7 +14,7 @@ use crate::{
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// Where a listener's TCP connections come in.
-pub(super) struct TcpDoor {
+pub(super) struct TcpAcceptor {
     listener: Box<dyn StreamListener>,
     config: Arc<rustls::ServerConfig>,
     settings: Settings,
@@ -24,7 +24,7 @@ pub(super) struct TcpDoor {
     closing: watch::Sender<Option<CloseCode>>,
 }
 
-impl TcpDoor {
+impl TcpAcceptor {
     pub(super) fn new(
         listener: Box<dyn StreamListener>,
         identity: &Identity,

@@ -1,6 +1,6 @@
 //! Threads for lanes: a thread with a runtime of its own, several of them, and connections that move there.
 
-use crate::network::moving::Moving;
+use crate::network::moving::TaskMover;
 use std::{
     fmt, io,
     sync::{
@@ -47,9 +47,9 @@ impl LaneThread {
 
 /// One lane's place on a thread, which counts there until this is dropped. All clones of the lane share one.
 #[derive(Debug)]
-pub(crate) struct Seated(Arc<LaneThread>);
+pub(crate) struct ThreadSlot(Arc<LaneThread>);
 
-impl Seated {
+impl ThreadSlot {
     pub(crate) fn new(thread: Arc<LaneThread>) -> Self {
         thread.lanes.fetch_add(1, Ordering::Relaxed);
         Self(thread)
@@ -61,7 +61,7 @@ impl Seated {
     }
 }
 
-impl Drop for Seated {
+impl Drop for ThreadSlot {
     fn drop(&mut self) {
         self.0.lanes.fetch_sub(1, Ordering::Relaxed);
     }
@@ -92,13 +92,13 @@ impl LaneThreads {
     }
 
     /// A place on the thread with the fewest lanes, or on a new one while all have some and there may be more.
-    pub(crate) fn least_used(&self) -> Option<Seated> {
+    pub(crate) fn least_used(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
         let thread = match seat(&lanes, self.max) {
-            Seat::Nowhere => None,
-            Seat::At(index) => Some(Arc::clone(&threads[index])),
-            Seat::New => match LaneThread::start(&format!("lanes-{}", lanes.len() + 1)) {
+            Placement::Nowhere => None,
+            Placement::At(index) => Some(Arc::clone(&threads[index])),
+            Placement::New => match LaneThread::start(&format!("lanes-{}", lanes.len() + 1)) {
                 Ok(thread) => {
                     let thread = Arc::new(thread);
                     threads.push(Arc::clone(&thread));
@@ -111,13 +111,13 @@ impl LaneThreads {
             },
         };
         // Counted before another lane can look.
-        thread.map(Seated::new)
+        thread.map(ThreadSlot::new)
     }
 }
 
 /// Where the next lane goes.
 #[derive(Debug, PartialEq, Eq)]
-enum Seat {
+enum Placement {
     /// To the thread with this index.
     At(usize),
     /// To one that is to be started.
@@ -127,18 +127,18 @@ enum Seat {
 }
 
 /// Where the next lane goes, when there are threads with so many `lanes`, and may be `max`.
-fn seat(lanes: &[usize], max: usize) -> Seat {
+fn seat(lanes: &[usize], max: usize) -> Placement {
     let least = lanes.iter().copied().enumerate().min_by_key(|(_, lanes)| *lanes);
     match least {
-        Some((index, 0)) => Seat::At(index),
-        _ if lanes.len() < max => Seat::New,
-        Some((index, _)) => Seat::At(index),
-        None => Seat::Nowhere,
+        Some((index, 0)) => Placement::At(index),
+        _ if lanes.len() < max => Placement::New,
+        Some((index, _)) => Placement::At(index),
+        None => Placement::Nowhere,
     }
 }
 
 /// Moves the connection whose task `moving` can move to the least used of `threads`; returns its place there.
-pub(crate) fn settle(moving: &Moving, threads: &LaneThreads) -> Option<Seated> {
+pub(crate) fn settle(moving: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
     let seated = threads.least_used()?;
     moving.to(seated.handle().clone());
     Some(seated)
@@ -154,12 +154,12 @@ mod tests {
         #[test]
         fn lanes_spread_evenly(lanes in prop::collection::vec(0usize..5, 0..9), max in 0usize..9) {
             match seat(&lanes, max) {
-                Seat::At(index) => {
+                Placement::At(index) => {
                     prop_assert!(lanes.iter().all(|other| *other >= lanes[index]));
                     prop_assert!(lanes[index] == 0 || lanes.len() >= max);
                 }
-                Seat::New => prop_assert!(lanes.len() < max && !lanes.contains(&0)),
-                Seat::Nowhere => prop_assert!(lanes.is_empty() && max == 0),
+                Placement::New => prop_assert!(lanes.len() < max && !lanes.contains(&0)),
+                Placement::Nowhere => prop_assert!(lanes.is_empty() && max == 0),
             }
         }
     }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn threads_are_started_when_needed_and_shared_when_all_are_used() {
         let threads = LaneThreads::new(2);
-        let id = |seated: &Seated| seated.handle().id();
+        let id = |seated: &ThreadSlot| seated.handle().id();
         let (first, second) = (threads.least_used().unwrap(), threads.least_used().unwrap());
         assert_ne!(id(&first), id(&second));
         let also_second = Arc::clone(&second.0);

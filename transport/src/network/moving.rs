@@ -26,7 +26,7 @@ pub(crate) struct MovingRuntime {
     inner: Arc<dyn Runtime>,
     /// Held while a connection is accepted, so that what is spawned meanwhile is its task.
     accepting: Mutex<()>,
-    spawned: Mutex<Option<Moving>>,
+    spawned: Mutex<Option<TaskMover>>,
 }
 
 impl MovingRuntime {
@@ -35,7 +35,7 @@ impl MovingRuntime {
     }
 
     /// Runs `accept`, which accepts one connection, and returns how to move the task that it spawned.
-    pub(crate) fn accepting<T>(&self, accept: impl FnOnce() -> T) -> (T, Option<Moving>) {
+    pub(crate) fn accepting<T>(&self, accept: impl FnOnce() -> T) -> (T, Option<TaskMover>) {
         let _one_at_a_time = lock(&self.accepting);
         lock(&self.spawned).take(); // That of the endpoint itself, which stays.
         let accepted = accept();
@@ -49,7 +49,7 @@ impl Runtime for MovingRuntime {
     }
 
     fn spawn(&self, task: Task) {
-        let moving = Moving::default();
+        let moving = TaskMover::default();
         *lock(&self.spawned) = Some(moving.clone());
         self.inner.spawn(Box::pin(MovingTask { task: Some(task), moving }));
     }
@@ -65,7 +65,7 @@ impl Runtime for MovingRuntime {
 
 /// Moves one task. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct Moving(Arc<Mutex<Order>>);
+pub(crate) struct TaskMover(Arc<Mutex<Order>>);
 
 #[derive(Default)]
 struct Order {
@@ -73,7 +73,7 @@ struct Order {
     waker: Option<Waker>,
 }
 
-impl Moving {
+impl TaskMover {
     /// Spawns `task` here, and returns how to move it.
     pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
         let moving = Self::default();
@@ -103,7 +103,7 @@ impl Moving {
     }
 }
 
-impl fmt::Debug for Moving {
+impl fmt::Debug for TaskMover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Moving")
     }
@@ -115,7 +115,7 @@ impl fmt::Debug for Moving {
 /// is woken from then on where it is.
 struct MovingTask {
     task: Option<Task>,
-    moving: Moving,
+    moving: TaskMover,
 }
 
 impl Future for MovingTask {

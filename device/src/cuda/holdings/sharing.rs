@@ -10,10 +10,10 @@ use crate::cuda::{
     driver::{IpcHandle, OUT_OF_MEMORY},
     error::CudaError,
     gpu::Gpu,
-    inbox::Holding,
+    inbox::MemoryOwner,
     memory::CudaMemory,
+    memory_cache::NoRoom,
     share::{FdMemory, Imported, IpcMemory, ShareError},
-    shelf::NoRoom,
     thread::Setting,
     virtual_memory::Mapped,
 };
@@ -122,7 +122,7 @@ impl Holdings {
     fn give(&mut self, address: u64, len: usize, shared: Shared, setting: &Setting) -> Arc<CudaMemory> {
         self.blocks += 1;
         self.count(setting);
-        CudaMemory::new(setting.engine, address, len, Holding::Shared(shared), setting.inbox.clone())
+        CudaMemory::new(setting.engine, address, len, MemoryOwner::Shared(shared), setting.inbox.clone())
     }
 
     /// As for blocks: where the driver has no memory, again with what was kept for reuse given back.

@@ -12,7 +12,7 @@ use crate::{
         CudaMemory,
         inbox::{Command, Inbox},
         share::{DeviceUuid, FdMemory, ShareError},
-        shares::{Fill, Wish},
+        shares::{ExportRequest, Fill},
     },
     id::Id,
 };
@@ -68,6 +68,6 @@ impl SharedBuffer {
         let parts = parts.into_iter().filter(|(memory, _)| memory.len_bytes() > 0).collect();
         let fill = Fill { to: Arc::clone(&self.memory), parts };
         self.inbox
-            .ask_for(self.patience, |reply| Command::Share(Wish::Fill(fill, reply)))?
+            .ask_for(self.patience, |reply| Command::Share(ExportRequest::Fill(fill, reply)))?
     }
 }

@@ -25,7 +25,7 @@ struct Level<'a> {
 }
 
 /// What was found where something else was expected.
-pub(super) type Complaint = &'static str;
+pub(super) type DecodeFault = &'static str;
 
 impl<'a> Decoder<'a> {
     /// A decoder for a chunk of words of this layout.
@@ -34,7 +34,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Decodes from the front of `encoded`, which it shortens, until `words` is full.
-    pub(super) fn decode(&mut self, encoded: &mut &[u8], words: &mut [u8]) -> Result<(), Complaint> {
+    pub(super) fn decode(&mut self, encoded: &mut &[u8], words: &mut [u8]) -> Result<(), DecodeFault> {
         for block in words.chunks_mut(BLOCK_WORDS * self.layout.word_bytes()) {
             let code = *encoded.split_off_first().ok_or(SHORT)?;
             match Form::from_code(code).ok_or("a block has an unknown form")? {
@@ -60,8 +60,8 @@ impl<'a> Decoder<'a> {
         &mut self,
         block: &mut [u8],
         encoded: &mut &[u8],
-        symbols: impl FnOnce(&mut Self, usize, &mut &[u8]) -> Result<(), Complaint>,
-    ) -> Result<(), Complaint> {
+        symbols: impl FnOnce(&mut Self, usize, &mut &[u8]) -> Result<(), DecodeFault>,
+    ) -> Result<(), DecodeFault> {
         let words = block.len() / self.layout.word_bytes();
         let rest = take(encoded, words * self.layout.rest_bytes())?;
         let low = take(encoded, groups(words) * self.layout.low_bits.group_bytes())?;
@@ -74,7 +74,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// The table of a block: the one that it brings, or the one that came before.
-    fn table(&mut self, levels: usize, known: bool, encoded: &mut &[u8]) -> Result<Table, Complaint> {
+    fn table(&mut self, levels: usize, known: bool, encoded: &mut &[u8]) -> Result<Table, DecodeFault> {
         if !known {
             self.known = Table::from_bytes(take(encoded, LEVEL_SYMBOLS * levels)?);
         }
@@ -83,7 +83,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Decodes the symbols of `words` words into `scratch.upper`, from the last level to the first.
-    fn decode_symbols(&mut self, table: Table, words: usize, encoded: &mut &[u8]) -> Result<(), Complaint> {
+    fn decode_symbols(&mut self, table: Table, words: usize, encoded: &mut &[u8]) -> Result<(), DecodeFault> {
         let mut levels = [Level::default(); LEVELS_MAX];
         let levels = &mut levels[..table.levels().len()];
         let tail = read_levels(&table, words, encoded, levels)?;
@@ -110,7 +110,7 @@ fn read_levels<'a>(
     words: usize,
     encoded: &mut &'a [u8],
     levels: &mut [Level<'a>],
-) -> Result<&'a [u8], Complaint> {
+) -> Result<&'a [u8], DecodeFault> {
     let counts = take(encoded, 2 * levels.len())?.as_chunks::<2>().0;
     let mut left = words;
     for ((level, symbols), count) in levels.iter_mut().zip(table.levels()).zip(counts) {
@@ -126,9 +126,9 @@ fn read_levels<'a>(
 }
 
 /// The next bytes.
-fn take<'a>(encoded: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], Complaint> {
+fn take<'a>(encoded: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DecodeFault> {
     encoded.split_off(..bytes).ok_or(SHORT)
 }
 
 /// Said where bytes are missing.
-pub(super) const SHORT: Complaint = "it ends too early";
+pub(super) const SHORT: DecodeFault = "it ends too early";

@@ -2,7 +2,7 @@
 
 use super::{Encoded, Encoder, scratch};
 use crate::{
-    egress::{Payload, Wanted, encodings::Key},
+    egress::{CodecRequest, Payload, encodings::Key},
     stages::Stage,
 };
 use bytes::Bytes;
@@ -31,7 +31,7 @@ impl Encoder {
         payload: &Payload,
         chunk: ChunkIndex,
         base: Option<&Payload>,
-        wanted: impl Into<Wanted>,
+        wanted: impl Into<CodecRequest>,
     ) -> Result<Encoded, Arc<SourceError>> {
         let wanted = wanted.into();
         let Some(base) = base.filter(|_| is_worth_comparing(payload, chunk, wanted)) else {
@@ -145,11 +145,11 @@ impl Encoder {
 
 /// Whether `chunk` is to be compared with a base at all. When the choice is free, small ones travel raw, as they do without
 /// a base.
-fn is_worth_comparing(payload: &Payload, chunk: ChunkIndex, wanted: Wanted) -> bool {
+fn is_worth_comparing(payload: &Payload, chunk: ChunkIndex, wanted: CodecRequest) -> bool {
     let (range, _) = payload.manifest().chunk(chunk);
     match wanted {
-        Wanted::Auto { .. } => wanted.takes(CODEC) && range.end - range.start >= SMALL_BYTES as u64,
-        Wanted::Fixed(_) => wanted.takes(CODEC),
+        CodecRequest::Auto { .. } => wanted.takes(CODEC) && range.end - range.start >= SMALL_BYTES as u64,
+        CodecRequest::Fixed(_) => wanted.takes(CODEC),
     }
 }
 
@@ -166,7 +166,8 @@ mod tests {
     const CHUNK_BYTES: usize = SMALL_BYTES;
 
     /// Noise that is not a delta travels raw.
-    const AUTO: fn() -> Wanted = || Wanted::Auto { offered: CodecSet::all(), link: LinkClass::UpTo1 };
+    const AUTO: fn() -> CodecRequest =
+        || CodecRequest::Auto { offered: CodecSet::all(), link: LinkClass::UpTo1 };
 
     fn manifest(bytes: usize) -> Arc<Manifest> {
         let shape = Shape::new(&[bytes as u64]).unwrap();
@@ -297,7 +298,7 @@ mod tests {
         assert_eq!(forced.codec, CodecId::Sparse);
         for other in [
             CodecId::Zstd.into(),
-            Wanted::Auto { offered: CodecSet::all().without_bases(), link: LinkClass::UpTo1 },
+            CodecRequest::Auto { offered: CodecSet::all().without_bases(), link: LinkClass::UpTo1 },
         ] {
             let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), other).await.unwrap();
             assert_eq!(whole.codec, CodecId::Raw, "no delta is wanted");

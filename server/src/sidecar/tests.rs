@@ -1,7 +1,7 @@
 //! A server and its producers in one process, over a real socket: what is published, kept, refused and given back.
 
 use super::{
-    channel::{Hearer, Speaker, split},
+    channel::{FrameReader, FrameWriter, split},
     *,
 };
 use crate::{Access, Config, Identity, Keep, Listener, Tuning};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tensor_relay_device::Memfd;
 use tensor_relay_protocol::{
     Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, Topic,
-    beside::{Hello, Lend, Memory, ProducerMessage, PublicationId, Publish, encode_producer},
+    sidecar::{Hello, Lend, Memory, ProducerMessage, PublicationId, Publish, encode_producer},
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ impl Home {
         let identity = Identity::load_or_create(&folder.path().join("state")).unwrap();
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, Tuning::default()).unwrap();
         let server = Server::start(listener, Access::open(), config);
-        let door = Door::open(&folder.path().join("s"), &[]).unwrap();
+        let door = PublishSocket::open(&folder.path().join("s"), &[]).unwrap();
         let open = Some(server.publish_from(door, options, None, |_| {}));
         Self { folder, server, open }
     }
@@ -47,15 +47,12 @@ impl Home {
     }
 
     /// A connection that was greeted, to say on it whatever can be said.
-    async fn raw(&self) -> (Hearer, Speaker) {
-        let (mut hearer, speaker) = split(UnixStream::connect(self.path()).await.unwrap());
+    async fn raw(&self) -> (FrameReader, FrameWriter) {
+        let (mut reader, writer) = split(UnixStream::connect(self.path()).await.unwrap());
         let hello = Hello { revision_min: 1, revision_max: 9, agent: "raw".into() };
-        speaker
-            .say(&encode_producer(ProducerMessage::Hello(hello)), None)
-            .await
-            .unwrap();
-        assert!(matches!(answer(&mut hearer).await, ServerMessage::Welcome(_)));
-        (hearer, speaker)
+        writer.say(&encode_producer(ProducerMessage::Hello(hello)), None).await.unwrap();
+        assert!(matches!(answer(&mut reader).await, ServerMessage::Welcome(_)));
+        (reader, writer)
     }
 }
 
@@ -65,8 +62,8 @@ impl Default for Home {
     }
 }
 
-async fn answer(hearer: &mut Hearer) -> ServerMessage {
-    let frame = tokio::time::timeout(PATIENCE, hearer.next()).await.unwrap().unwrap();
+async fn answer(reader: &mut FrameReader) -> ServerMessage {
+    let frame = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap();
     ServerMessage::decode(&frame.expect("it is not closed without a word")).unwrap()
 }
 
@@ -130,12 +127,12 @@ async fn a_version_without_bytes_is_one() {
 #[tokio::test]
 async fn what_was_taken_back_in_time_is_not_published() {
     let home = Home::default();
-    let (mut hearer, speaker) = home.raw().await;
+    let (mut reader, writer) = home.raw().await;
     for number in 1..=20 {
         let withdraw = encode_producer(ProducerMessage::Withdraw(PublicationId(number)));
         let said = [manifest(0, 4 << 20), complete(number), withdraw].concat();
-        speaker.say(&said, None).await.unwrap();
-        let refused = answer(&mut hearer).await;
+        writer.say(&said, None).await.unwrap();
+        let refused = answer(&mut reader).await;
         assert!(
             matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }),
             "{number}: {refused:?}"
@@ -196,7 +193,7 @@ async fn the_end_of_the_server_is_told_and_its_socket_goes() {
     assert!(lost.to_string().contains("has ended"), "{lost}");
     assert!(!home.path().exists());
     let refused = producer.publish(topic(), version(&producer, 100), vec![]).await.unwrap_err();
-    assert!(matches!(refused, PublishError::Lost(_)), "{refused}");
+    assert!(matches!(refused, PublishError::ConnectionLost(_)), "{refused}");
     let error = Producer::connect(&home.path()).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoSocket { .. }), "{error}");
 }
@@ -228,7 +225,7 @@ fn sealed(bytes: u64) -> tensor_relay_device::SealedFd {
 #[tokio::test]
 async fn what_is_not_true_of_a_version_refuses_it() {
     let home = Home::default();
-    let (mut hearer, speaker) = home.raw().await;
+    let (mut reader, writer) = home.raw().await;
     let (right, chunk_bytes) = (manifest(1000, 4 << 20), 4 << 20);
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     let (fit, short, long) = (sealed(1024), sealed(1023), sealed(8192));
@@ -251,10 +248,10 @@ async fn what_is_not_true_of_a_version_refuses_it() {
     ];
     for (number, (messages, expected)) in (1..).zip(wrong) {
         for (message, descriptor) in messages {
-            speaker.say(&message, descriptor).await.unwrap();
+            writer.say(&message, descriptor).await.unwrap();
         }
-        speaker.say(&complete(number), None).await.unwrap();
-        match answer(&mut hearer).await {
+        writer.say(&complete(number), None).await.unwrap();
+        match answer(&mut reader).await {
             ServerMessage::Refused { publication, reason, text } => {
                 assert_eq!((publication.0, reason), (number, expected), "{text}");
             }
@@ -263,9 +260,9 @@ async fn what_is_not_true_of_a_version_refuses_it() {
         assert_eq!(home.server.stats().staged_bytes, 0);
     }
     for (message, descriptor) in [(right, None), (lend(0..1024, 0), fit), (complete(100), None)] {
-        speaker.say(&message, descriptor).await.unwrap();
+        writer.say(&message, descriptor).await.unwrap();
     }
-    let published = answer(&mut hearer).await;
+    let published = answer(&mut reader).await;
     assert!(matches!(published, ServerMessage::Published { version, .. } if version.0 == 1), "{published:?}");
 }
 
@@ -287,28 +284,28 @@ async fn who_breaks_a_rule_is_cut_off() {
         ([complete(1), complete(1)].concat(), "two versions under one number"),
     ];
     for (bytes, why) in broken {
-        let (mut hearer, speaker) = home.raw().await;
-        speaker.say(&bytes, None).await.unwrap();
+        let (mut reader, writer) = home.raw().await;
+        writer.say(&bytes, None).await.unwrap();
         let text = loop {
-            match answer(&mut hearer).await {
+            match answer(&mut reader).await {
                 ServerMessage::Close { text } => break text,
                 ServerMessage::Refused { .. } => {} // The first of the two.
                 other => panic!("{other:?}"),
             }
         };
         assert!(text.contains(why), "{text}");
-        assert!(!matches!(hearer.next().await, Ok(Some(_))), "it is closed");
+        assert!(!matches!(reader.next().await, Ok(Some(_))), "it is closed");
     }
     let early = UnixStream::connect(home.path()).await.unwrap();
-    let (mut hearer, speaker) = split(early);
-    speaker.say(&complete(1), None).await.unwrap();
+    let (mut reader, writer) = split(early);
+    writer.say(&complete(1), None).await.unwrap();
     assert!(
-        matches!(answer(&mut hearer).await, ServerMessage::Close { text } if text.contains("before its Hello"))
+        matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("before its Hello"))
     );
-    let (mut hearer, speaker) = split(UnixStream::connect(home.path()).await.unwrap());
+    let (mut reader, writer) = split(UnixStream::connect(home.path()).await.unwrap());
     let late = Hello { revision_min: 2, revision_max: 3, agent: "later".into() };
-    speaker.say(&encode_producer(ProducerMessage::Hello(late)), None).await.unwrap();
-    assert!(matches!(answer(&mut hearer).await, ServerMessage::Close { text } if text.contains("revisions")));
+    writer.say(&encode_producer(ProducerMessage::Hello(late)), None).await.unwrap();
+    assert!(matches!(answer(&mut reader).await, ServerMessage::Close { text } if text.contains("revisions")));
 }
 
 /// Goal: a tensor that comes with fewer or more bytes than it has makes no version.
@@ -392,13 +389,13 @@ async fn who_is_turned_away_takes_no_place() {
 #[tokio::test]
 async fn more_than_may_wait_is_refused() {
     let home = Home::default();
-    let (mut hearer, speaker) = home.raw().await;
+    let (mut reader, writer) = home.raw().await;
     let more = connection::WAITING_MAX as u64 + 20;
     let said: Vec<u8> = (0..more).flat_map(complete).collect();
-    speaker.say(&said, None).await.unwrap();
+    writer.say(&said, None).await.unwrap();
     let (mut full, mut wrong) = (0, 0);
     for _ in 0..more {
-        match answer(&mut hearer).await {
+        match answer(&mut reader).await {
             ServerMessage::Refused { reason: Refusal::NoRoom, .. } => full += 1,
             ServerMessage::Refused { reason: Refusal::BadManifest, .. } => wrong += 1,
             other => panic!("{other:?}"),
@@ -411,12 +408,12 @@ async fn more_than_may_wait_is_refused() {
 #[tokio::test]
 async fn a_refused_version_opens_no_topic() {
     let home = Home::default();
-    let (mut hearer, speaker) = home.raw().await;
-    speaker.say(&complete(1), None).await.unwrap();
-    assert!(matches!(answer(&mut hearer).await, ServerMessage::Refused { .. }));
+    let (mut reader, writer) = home.raw().await;
+    writer.say(&complete(1), None).await.unwrap();
+    assert!(matches!(answer(&mut reader).await, ServerMessage::Refused { .. }));
     let end = ProducerMessage::End { request: PublicationId(2), topic: topic(), withdraw: false };
-    speaker.say(&encode_producer(end), None).await.unwrap();
-    let refused = answer(&mut hearer).await;
+    writer.say(&encode_producer(end), None).await.unwrap();
+    let refused = answer(&mut reader).await;
     assert!(matches!(refused, ServerMessage::Refused { reason: Refusal::TopicEnded, .. }), "{refused:?}");
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 use tensor_relay_server::{
     Device, Server, TopicOptions,
-    beside::{Door, Open, Published},
+    sidecar::{Open, PublishSocket, Published},
 };
 
 /// How many versions may wait to be told of. Those beyond it are left out: whoever reads that slowly misses some.
@@ -23,7 +23,7 @@ pub(super) fn open(
     device: Option<&Device>,
 ) -> anyhow::Result<Option<Open>> {
     let Some(path) = &args.publish_socket else { return Ok(None) };
-    let door = Door::open(path, &args.publish_uid).context("cannot let other processes publish")?;
+    let door = PublishSocket::open(path, &args.publish_uid).context("cannot let other processes publish")?;
     // Versions follow one another here, whether or not files are watched.
     let options = TopicOptions { bases: args.bases, expire_after: args.expire_after, ..args.topic_options() };
     let telling = teller(args.json, io::stderr, io::stdout)?;
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, TryRecvError, channel};
     use tensor_relay_client::{Epoch, Topic, Version, VersionId};
-    use tensor_relay_server::beside::MemoryKind;
+    use tensor_relay_server::sidecar::MemoryKind;
 
     /// A pipe that nobody reads until `open` is dropped, or that is closed.
     struct Stopped {

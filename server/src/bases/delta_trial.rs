@@ -17,7 +17,7 @@ const VAIN_MAX: u32 = 2;
 /// Where it is in vain, it costs a read of the base for each chunk, and memory at both ends. So there is a rest then,
 /// and another try after it, which one version in vain ends; each rest is twice as long.
 #[derive(Debug)]
-pub(crate) struct Worth {
+pub(crate) struct DeltaTrial {
     tried_bytes: u64,
     delta_bytes: u64,
     /// How many versions in a row were compared in vain.
@@ -28,13 +28,13 @@ pub(crate) struct Worth {
     rest: u32,
 }
 
-impl Default for Worth {
+impl Default for DeltaTrial {
     fn default() -> Self {
         Self { tried_bytes: 0, delta_bytes: 0, vain: 0, resting: 0, rest: FIRST_REST }
     }
 }
 
-impl Worth {
+impl DeltaTrial {
     /// Takes the news that a chunk of `bytes` was compared, and whether it travels as a delta.
     pub(crate) fn note(&mut self, bytes: u64, is_delta: bool) {
         self.tried_bytes = self.tried_bytes.saturating_add(bytes);
@@ -73,7 +73,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// What `versions` in a row are told, each compared with the one before where that may be a base.
-    fn run(worth: &mut Worth, versions: u32, is_delta: bool) -> Vec<bool> {
+    fn run(worth: &mut DeltaTrial, versions: u32, is_delta: bool) -> Vec<bool> {
         let publish = |_| {
             let may_be = worth.next();
             if may_be {
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_has_nothing_in_common_rests_longer_and_longer() {
-        let mut worth = Worth::default();
+        let mut worth = DeltaTrial::default();
         let told = run(&mut worth, 1200, false);
         let rests = told.split(|may_be| *may_be).map(<[bool]>::len).filter(|len| *len > 0);
         assert_eq!(rests.take(8).collect::<Vec<_>>(), [8, 16, 32, 64, 128, 256, 256, 256]);
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_little_in_common_is_enough() {
         for (in_vain, is_enough) in [(15, true), (16, false)] {
-            let mut worth = Worth::default();
+            let mut worth = DeltaTrial::default();
             let publish = |_| {
                 let may_be = worth.next();
                 worth.note(1, true);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn what_was_worth_it_once_rests_as_if_for_the_first_time() {
-        let mut worth = Worth::default();
+        let mut worth = DeltaTrial::default();
         run(&mut worth, 200, false);
         run(&mut worth, 200, true);
         let told = run(&mut worth, 40, false);
@@ -122,7 +122,7 @@ mod tests {
         /// Whatever was before: what changes little is found out within one rest, and then all may be bases.
         #[test]
         fn what_changes_little_is_found_out(before in prop::collection::vec((0u64..200, any::<bool>(), any::<bool>()), 0..200)) {
-            let mut worth = Worth::default();
+            let mut worth = DeltaTrial::default();
             for (bytes, is_delta, is_published) in before {
                 worth.note(bytes, is_delta);
                 if is_published {

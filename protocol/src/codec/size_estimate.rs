@@ -13,7 +13,7 @@ use std::cell::RefCell;
 /// The sample is slices spread evenly over the chunk, so it sees each of several tensors that share it. What it does not
 /// see is likeness over distances larger than itself: zstd may do better than it says.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Look {
+pub struct SizeEstimate {
     /// For each codec of [`CodecId::ALL`], how many bytes one raw byte becomes; `None` where that gains too little, or the
     /// codec is of no use for the dtype.
     shares: [Option<f32>; CodecId::ALL.len()],
@@ -46,7 +46,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-impl Look {
+impl SizeEstimate {
     /// A look that found nothing worth encoding.
     pub const NOTHING: Self = Self { shares: [None; CodecId::ALL.len()] };
 
@@ -98,7 +98,7 @@ fn place(codec: CodecId) -> Option<usize> {
 }
 
 impl Scratch {
-    fn look(&mut self, dtype: Dtype, raw: &[u8]) -> Look {
+    fn look(&mut self, dtype: Dtype, raw: &[u8]) -> SizeEstimate {
         let Self { raw: sample, encoded } = self;
         gather(dtype, raw, sample);
         let context = Context { dtype, base: None };
@@ -111,7 +111,7 @@ impl Scratch {
         for (found, id) in shares.iter_mut().zip(CodecId::ALL.iter().map(share)) {
             *found = id;
         }
-        Look { shares }
+        SizeEstimate { shares }
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
 
     /// Encodes all of `raw`, and holds what came of it against what was foreseen.
     fn assert_foreseen(codec_id: CodecId, dtype: Dtype, raw: &[u8]) {
-        let foreseen = Look::at(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
+        let foreseen = SizeEstimate::at(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
         let mut out = vec![0; worthwhile_bytes(raw.len())];
         let context = Context { dtype, base: None };
         let found = codec(codec_id).encode(context, raw, &mut out).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn noise_gains_nothing() {
         for dtype in [Dtype::U8, Dtype::Bf16, Dtype::F64, Dtype::I4] {
-            assert_eq!(Look::at(dtype, &noise(1 << 20)), Look::NOTHING, "{dtype}");
+            assert_eq!(SizeEstimate::at(dtype, &noise(1 << 20)), SizeEstimate::NOTHING, "{dtype}");
         }
     }
 
@@ -208,10 +208,14 @@ mod tests {
             .map(|byte| 120 + byte.trailing_zeros().min(5) as u8)
             .collect();
         for dtype in [Dtype::F8E8M0, Dtype::F8E4M3Fn] {
-            assert!(Look::at(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
+            assert!(SizeEstimate::at(dtype, &scales).share(CodecId::BitPlanes).is_some(), "{dtype}");
         }
-        assert_eq!(Look::at(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
-        assert_eq!(Look::at(Dtype::F8E8M0, &scales).share(CodecId::Zstd), None, "it is not even tried");
+        assert_eq!(SizeEstimate::at(Dtype::U8, &scales).share(CodecId::BitPlanes), None);
+        assert_eq!(
+            SizeEstimate::at(Dtype::F8E8M0, &scales).share(CodecId::Zstd),
+            None,
+            "it is not even tried"
+        );
     }
 
     /// Half of a chunk is like zeros and half like noise: the sample sees both.
@@ -219,22 +223,22 @@ mod tests {
     fn what_lies_side_by_side_is_seen() {
         let mut mixed = vec![0; 500_000];
         mixed.extend(noise(500_000));
-        let share = Look::at(Dtype::U8, &mixed).share(CodecId::Zstd).unwrap();
+        let share = SizeEstimate::at(Dtype::U8, &mixed).share(CodecId::Zstd).unwrap();
         assert!((0.45..0.55).contains(&share), "{share}");
     }
 
     #[test]
     fn what_came_out_otherwise_refutes_a_look() {
-        let look = Look::with(&[(CodecId::Planes, 0.7)]);
+        let look = SizeEstimate::with(&[(CodecId::Planes, 0.7)]);
         let refuted = |bytes| look.is_refuted_by(CodecId::Planes, 1000, bytes);
         assert_eq!(
             [refuted(Some(690)), refuted(Some(750)), refuted(Some(800)), refuted(None)],
             [false, false, true, true]
         );
         assert!(!look.is_refuted_by(CodecId::Zstd, 1000, None), "it said nothing of that");
-        let little = Look::with(&[(CodecId::Planes, 0.95)]);
+        let little = SizeEstimate::with(&[(CodecId::Planes, 0.95)]);
         assert!(!little.is_refuted_by(CodecId::Planes, 1000, None), "raw is near what was foreseen");
-        assert_eq!(Look::NOTHING.encoded_bytes(CodecId::Raw, 7), Some(7));
+        assert_eq!(SizeEstimate::NOTHING.encoded_bytes(CodecId::Raw, 7), Some(7));
     }
 
     #[test]
@@ -274,7 +278,7 @@ mod tests {
             raw in prop::collection::vec(0u8..6, 0..5_000), dtype in 0..Dtype::ALL.len(),
         ) {
             let dtype = Dtype::ALL[dtype];
-            let (look, context) = (Look::at(dtype, &raw), Context { dtype, base: None });
+            let (look, context) = (SizeEstimate::at(dtype, &raw), Context { dtype, base: None });
             for id in CodecId::ALL.iter().copied().skip(1) {
                 if let Some(foreseen) = look.encoded_bytes(id, raw.len()) {
                     let mut out = vec![0; worthwhile_bytes(raw.len())];

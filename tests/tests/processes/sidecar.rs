@@ -23,11 +23,11 @@ use std::{
 use tensor_relay_device::Memfd;
 use tensor_relay_protocol::{
     Dtype, Limits, Manifest, Shape, TensorName, TensorSpec, Topic,
-    beside::{
+    sidecar::{
         Hello, Lend, Memory, ProducerMessage, PublicationId, Publish, Refusal, ServerMessage, encode_producer,
     },
 };
-use tensor_relay_server::beside::{ConnectError, Producer};
+use tensor_relay_server::sidecar::{ConnectError, Producer};
 use tensor_relay_tests::processes::{ANY_PORT, Home, Process, Serving, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(60);

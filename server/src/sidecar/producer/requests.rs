@@ -7,13 +7,13 @@ use std::{
 };
 use tensor_relay_protocol::{
     Epoch, Version,
-    beside::{Progress, PublicationId, Refusal, ServerMessage},
+    sidecar::{Progress, PublicationId, Refusal, ServerMessage},
 };
 use tokio::sync::{oneshot, watch};
 
 /// Where answers wait for who asked.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct PendingRequests {
     /// What was asked and may still change. What is released is forgotten.
     pub(super) waiting: Mutex<HashMap<PublicationId, Waiting>>,
     pub(super) lost: watch::Sender<Option<Arc<str>>>,
@@ -33,7 +33,7 @@ pub(super) enum Answer {
     Ended,
 }
 
-impl Desk {
+impl PendingRequests {
     pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<PublicationId, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tensor_relay_protocol::{Topic, beside::Refusal};
+use tensor_relay_protocol::{Topic, sidecar::Refusal};
 use tokio::sync::OwnedMutexGuard;
 
 /// A topic's publisher, while somebody publishes with it. None once the topic ended.

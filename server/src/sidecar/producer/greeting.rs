@@ -1,14 +1,14 @@
 //! The first words with a server beside, and why there may be none.
 
 use super::super::{
-    channel::{Hearer, Speaker, split},
+    channel::{FrameReader, FrameWriter, split},
     version::Terms,
 };
 use std::{
     io,
     path::{Path, PathBuf},
 };
-use tensor_relay_protocol::beside::{Hello, ProducerMessage, REVISIONS, ServerMessage, encode_producer};
+use tensor_relay_protocol::sidecar::{Hello, ProducerMessage, REVISIONS, ServerMessage, encode_producer};
 use tokio::net::UnixStream;
 
 /// Why there is no connection to a server.
@@ -86,7 +86,7 @@ pub enum ConnectError {
 pub(super) async fn greet(
     path: &Path,
     server_uid: Option<u32>,
-) -> Result<(Hearer, Speaker, Terms), ConnectError> {
+) -> Result<(FrameReader, FrameWriter, Terms), ConnectError> {
     let stream = UnixStream::connect(path).await.map_err(|error| why_not(path, &error))?;
     if let Some(expected_uid) = server_uid {
         let found_uid = stream.peer_cred().map_err(|error| why_not(path, &error))?.uid();
@@ -94,21 +94,21 @@ pub(super) async fn greet(
             return Err(ConnectError::Stranger { path: path.into(), found_uid, expected_uid });
         }
     }
-    let (mut hearer, speaker) = split(stream);
+    let (mut reader, writer) = split(stream);
     let hello = Hello {
         revision_min: *REVISIONS.start(),
         revision_max: *REVISIONS.end(),
         agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
     };
     // Who is turned away finds the socket closed, and why in it.
-    let _ = speaker.say(&encode_producer(ProducerMessage::Hello(hello)), None).await;
+    let _ = writer.say(&encode_producer(ProducerMessage::Hello(hello)), None).await;
     let broken = |why: String| ConnectError::Broken { path: path.into(), why };
-    let frame = hearer.next().await.map_err(|error| broken(error.to_string()))?;
+    let frame = reader.next().await.map_err(|error| broken(error.to_string()))?;
     let frame = frame.ok_or_else(|| broken("it ended before it answered".into()))?;
     match ServerMessage::decode(&frame).map_err(|error| broken(error.to_string()))? {
         ServerMessage::Welcome(welcome) => {
             let terms = Terms { chunk_bytes: welcome.chunk_bytes, memories: welcome.memories };
-            Ok((hearer, speaker, terms))
+            Ok((reader, writer, terms))
         }
         ServerMessage::Close { text } => Err(ConnectError::Refused { path: path.into(), why: text }),
         _ => Err(broken("what answers is no server".into())),

@@ -54,7 +54,7 @@ pub(super) enum ChannelError {
 
 /// Hears one end of a connection.
 #[derive(Debug)]
-pub(super) struct Hearer {
+pub(super) struct FrameReader {
     stream: Arc<UnixStream>,
     /// What came of messages that are not whole. Never more than one frame and what came with its end.
     heard: Vec<u8>,
@@ -65,23 +65,23 @@ pub(super) struct Hearer {
 
 /// Speaks to one end of a connection.
 #[derive(Debug)]
-pub(super) struct Speaker {
+pub(super) struct FrameWriter {
     stream: Arc<UnixStream>,
 }
 
 /// Both directions of `stream`.
-pub(super) fn split(stream: UnixStream) -> (Hearer, Speaker) {
+pub(super) fn split(stream: UnixStream) -> (FrameReader, FrameWriter) {
     let stream = Arc::new(stream);
-    let hearer = Hearer {
+    let reader = FrameReader {
         stream: Arc::clone(&stream),
         heard: Vec::new(),
         since: Instant::now(),
         descriptors: VecDeque::new(),
     };
-    (hearer, Speaker { stream })
+    (reader, FrameWriter { stream })
 }
 
-impl Hearer {
+impl FrameReader {
     /// The next message, without its length; `None` when the peer said good-bye between two. Waits for as long as the
     /// peer has nothing to say, and a little for the rest of what it began to say. Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
@@ -146,7 +146,7 @@ impl Hearer {
     }
 }
 
-impl Speaker {
+impl FrameWriter {
     /// Says a message with its length in front, and sends `descriptor` with it. Not cancel safe: the rest of a message
     /// that was begun would be missing.
     pub(super) async fn say(
@@ -235,16 +235,16 @@ fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor_relay_protocol::beside::{ProducerMessage, PublicationId, encode_producer};
+    use tensor_relay_protocol::sidecar::{ProducerMessage, PublicationId, encode_producer};
 
     fn frame(number: u64) -> Vec<u8> {
         encode_producer(ProducerMessage::Withdraw(PublicationId(number)))
     }
 
-    fn pair() -> (Hearer, Speaker, UnixStream) {
+    fn pair() -> (FrameReader, FrameWriter, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
-        let (hearer, speaker) = split(near);
-        (hearer, speaker, far)
+        let (reader, writer) = split(near);
+        (reader, writer, far)
     }
 
     fn some_file() -> OwnedFd {
@@ -253,83 +253,83 @@ mod tests {
 
     #[tokio::test]
     async fn messages_come_whole_and_in_order() {
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         let (one, two) = (frame(1), frame(u64::MAX));
         let bytes = [&one[..], &two[..], &one[..3]].concat();
         for byte in &bytes[..bytes.len() - 3] {
             far.say(&[*byte], None).await.unwrap();
         }
-        assert_eq!(hearer.next().await.unwrap().unwrap(), one[4..]);
-        assert_eq!(hearer.next().await.unwrap().unwrap(), two[4..]);
+        assert_eq!(reader.next().await.unwrap().unwrap(), one[4..]);
+        assert_eq!(reader.next().await.unwrap().unwrap(), two[4..]);
         far.say(&one[..3], None).await.unwrap();
         drop(far);
-        assert!(matches!(hearer.next().await, Err(ChannelError::Cut)));
+        assert!(matches!(reader.next().await, Err(ChannelError::Cut)));
     }
 
     #[tokio::test]
     async fn a_good_bye_between_messages_is_none() {
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         drop(far);
-        assert!(hearer.next().await.unwrap().is_none());
+        assert!(reader.next().await.unwrap().is_none());
     }
 
     /// Goal: a connection ends for the other end although a child has it, too. Method: a second descriptor of the same
     /// socket, as a fork makes one.
     #[tokio::test]
     async fn a_connection_ends_for_children_too() {
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         let (_far_hearer, far) = split(far);
         let ends = far.ends();
         let _of_a_child = ends.as_fd().try_clone_to_owned().unwrap();
         drop((far, ends));
-        let heard = timeout(PROMPT, hearer.next()).await.expect("it ended");
+        let heard = timeout(PROMPT, reader.next()).await.expect("it ended");
         assert!(heard.unwrap().is_none());
     }
 
     #[tokio::test]
     async fn a_message_that_stays_half_is_given_up() {
         tokio::time::pause();
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         far.say(&frame(1)[..5], None).await.unwrap();
-        assert!(matches!(hearer.next().await, Err(ChannelError::Slow)));
+        assert!(matches!(reader.next().await, Err(ChannelError::Slow)));
     }
 
     #[tokio::test]
     async fn a_length_that_cannot_be_is_refused_at_once() {
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         far.say(&u32::MAX.to_le_bytes(), None).await.unwrap();
-        assert!(matches!(hearer.next().await, Err(ChannelError::Message(MessageError::TooLarge { .. }))));
+        assert!(matches!(reader.next().await, Err(ChannelError::Message(MessageError::TooLarge { .. }))));
     }
 
     #[tokio::test]
     async fn descriptors_come_with_their_messages() {
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         let file = some_file();
         far.say(&frame(1), None).await.unwrap();
         far.say(&frame(2), Some(file.as_fd())).await.unwrap();
-        assert_eq!(hearer.next().await.unwrap().unwrap(), frame(1)[4..]);
-        assert_eq!(hearer.next().await.unwrap().unwrap(), frame(2)[4..]);
-        assert!(hearer.take_descriptor().is_some());
-        assert!(hearer.take_descriptor().is_none());
+        assert_eq!(reader.next().await.unwrap().unwrap(), frame(1)[4..]);
+        assert_eq!(reader.next().await.unwrap().unwrap(), frame(2)[4..]);
+        assert!(reader.take_descriptor().is_some());
+        assert!(reader.take_descriptor().is_none());
     }
 
     #[tokio::test]
     async fn a_descriptor_is_not_kept_for_a_later_message() {
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         far.say(&frame(1), Some(some_file().as_fd())).await.unwrap();
         far.say(&frame(2), None).await.unwrap();
-        assert_eq!(hearer.next().await.unwrap().unwrap(), frame(1)[4..]);
-        assert!(matches!(hearer.next().await, Err(ChannelError::StrayDescriptors)));
+        assert_eq!(reader.next().await.unwrap().unwrap(), frame(1)[4..]);
+        assert!(matches!(reader.next().await, Err(ChannelError::StrayDescriptors)));
     }
 
     #[tokio::test]
     async fn too_many_descriptors_end_it() {
-        let (mut hearer, _speaker, far) = pair();
+        let (mut reader, _speaker, far) = pair();
         let (_, far) = split(far);
         let file = some_file();
         let flood = async move {
@@ -340,7 +340,7 @@ mod tests {
             }
         };
         let hear = async {
-            while hearer.next().await?.is_some() {}
+            while reader.next().await?.is_some() {}
             Ok::<_, ChannelError>(())
         };
         let (_, heard) = tokio::join!(flood, hear);

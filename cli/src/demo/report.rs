@@ -1,6 +1,6 @@
 //! What the demo tells the person who watches it.
 
-use super::events::{Moving, Serving, Smalls, Verified};
+use super::events::{Serving, SmallVersions, Verified, VersionStarted};
 use crate::{
     args::{DemoArgs, DeviceName},
     bar::Bar,
@@ -11,15 +11,15 @@ use serde_json::json;
 use std::time::Duration;
 
 /// Tells what happens while it happens, and at the end what it was. Under `--json` only the end, as one object.
-pub(crate) struct Story {
+pub(crate) struct DemoReport {
     json: bool,
     device: DeviceName,
     bar: Bar,
     verified: Vec<Verified>,
-    smalls: Option<Smalls>,
+    smalls: Option<SmallVersions>,
 }
 
-impl Story {
+impl DemoReport {
     pub(crate) fn begin(args: &DemoArgs) -> Self {
         let (json, device) = (args.json, args.device.device);
         let story = Self { json, device, bar: Bar::new(!json), verified: vec![], smalls: None };
@@ -54,7 +54,7 @@ impl Story {
         }
     }
 
-    pub(crate) fn progress(&mut self, progress: Moving) {
+    pub(crate) fn progress(&mut self, progress: VersionStarted) {
         self.bar.show(progress.into());
     }
 
@@ -71,7 +71,7 @@ impl Story {
         self.verified.push(verified);
     }
 
-    pub(crate) fn smalls(&mut self, smalls: Smalls) {
+    pub(crate) fn smalls(&mut self, smalls: SmallVersions) {
         let time = |us: f64| units::time(Duration::from_secs_f64(us / 1e6));
         self.tell(&format!(
             "  {} versions of one {} tensor: from publish to usable in {} (median), {} (99 of 100)",

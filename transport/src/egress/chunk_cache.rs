@@ -15,27 +15,27 @@ pub(super) struct Place {
 /// Chunks that are being read count against the bound as well, and push others out, but stay themselves: who asks for one
 /// meanwhile waits for it, however small the bound is. There are as many of them as sends under way.
 #[derive(Debug)]
-pub(super) struct Shelf<T> {
+pub(super) struct ChunkCache<T> {
     limit_bytes: u64,
     bytes: u64,
     next_turn: u64,
     by_place: BTreeMap<Place, Kept<T>>,
     /// Those that were read, by when they were asked for: the oldest goes first.
-    read: BTreeMap<Turn, Place>,
+    read: BTreeMap<CacheOrder, Place>,
 }
 
 /// When a chunk was first asked for. Names it while it is on the shelf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Turn(u64);
+pub(super) struct CacheOrder(u64);
 
 #[derive(Debug)]
 struct Kept<T> {
-    turn: Turn,
+    turn: CacheOrder,
     bytes: u64,
     value: T,
 }
 
-impl<T> Shelf<T> {
+impl<T> ChunkCache<T> {
     pub(super) fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes, bytes: 0, next_turn: 0, by_place: BTreeMap::new(), read: BTreeMap::new() }
     }
@@ -46,8 +46,8 @@ impl<T> Shelf<T> {
     }
 
     /// Puts a chunk on the shelf that begins to be read, and is not there yet. `bytes` is what it takes from others.
-    pub(super) fn begin(&mut self, place: Place, bytes: u64, value: T) -> Turn {
-        let turn = Turn(self.next_turn);
+    pub(super) fn begin(&mut self, place: Place, bytes: u64, value: T) -> CacheOrder {
+        let turn = CacheOrder(self.next_turn);
         self.next_turn += 1;
         self.bytes += bytes;
         let before = self.by_place.insert(place, Kept { turn, bytes, value });
@@ -57,7 +57,7 @@ impl<T> Shelf<T> {
     }
 
     /// A chunk was read, and may go from now on. Nothing, where it was forgotten meanwhile.
-    pub(super) fn handle_read(&mut self, place: Place, turn: Turn) {
+    pub(super) fn handle_read(&mut self, place: Place, turn: CacheOrder) {
         if self.has(place, turn) {
             self.read.insert(turn, place);
             self.push_out();
@@ -65,7 +65,7 @@ impl<T> Shelf<T> {
     }
 
     /// A chunk could not be read: who asks later begins anew.
-    pub(super) fn handle_failed(&mut self, place: Place, turn: Turn) {
+    pub(super) fn handle_failed(&mut self, place: Place, turn: CacheOrder) {
         if self.has(place, turn) {
             self.remove(place);
         }
@@ -88,7 +88,7 @@ impl<T> Shelf<T> {
         self.bytes
     }
 
-    fn has(&self, place: Place, turn: Turn) -> bool {
+    fn has(&self, place: Place, turn: CacheOrder) -> bool {
         self.by_place.get(&place).is_some_and(|kept| kept.turn == turn)
     }
 
@@ -131,7 +131,7 @@ mod tests {
     }
 
     /// One chunk as the model has it: its place and turn, its bytes, and whether it was read.
-    type Model = Vec<(Place, Turn, u64, bool)>;
+    type Model = Vec<(Place, CacheOrder, u64, bool)>;
 
     fn push_out(model: &mut Model, limit: u64) {
         let bytes = |model: &Model| model.iter().map(|(_, _, bytes, _)| bytes).sum::<u64>();
@@ -145,7 +145,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_newest_stay_and_what_is_being_read(limit in 0u64..100, ops in vec(op(), 0..60)) {
-            let (mut shelf, mut model, mut begun) = (Shelf::new(limit), Model::new(), Vec::new());
+            let (mut shelf, mut model, mut begun) = (ChunkCache::new(limit), Model::new(), Vec::new());
             for op in ops {
                 match op {
                     Op::Begin(payload, chunk, bytes) => {

@@ -2,7 +2,7 @@
 
 use super::{
     Peer, Published,
-    channel::{ChannelError, Hearer, PROMPT, Speaker, split},
+    channel::{ChannelError, FrameReader, FrameWriter, PROMPT, split},
     draft::{Draft, Ready, Refused, taken},
     quota::Share,
     topics::Topics,
@@ -15,7 +15,7 @@ use std::{
 use tensor_relay_device::Returned;
 use tensor_relay_protocol::{
     Metadata, Topic,
-    beside::{
+    sidecar::{
         Hello, MemoryKind, ProducerMessage, Progress, PublicationId, Publish, REVISIONS, Refusal,
         ServerMessage, Welcome, encode_server, text_that_fits,
     },
@@ -37,7 +37,7 @@ pub(super) const WAITING_MAX: usize = 16;
 const UNSAID_MAX: usize = 64;
 
 /// What all connections of a server share.
-pub(super) struct House {
+pub(super) struct PublishContext {
     pub(super) topics: Topics,
     pub(super) staging: Staging,
     /// What it serves from, and takes memory of.
@@ -53,7 +53,7 @@ enum Task {
 }
 
 /// What is known of a version, from the moment it was complete.
-enum Standing {
+enum VersionState {
     /// It was not published yet; who takes it back tells so.
     Waiting(Arc<Notify>),
     /// And whether its memory is gone when its producer is.
@@ -61,42 +61,42 @@ enum Standing {
 }
 
 /// The versions of one producer whose memory is in use.
-type Versions = Arc<Mutex<HashMap<PublicationId, Standing>>>;
+type Versions = Arc<Mutex<HashMap<PublicationId, VersionState>>>;
 
 /// Serves a producer until it goes, or breaks a rule. Dropping it ends the connection; what is published stays.
-pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, house: Arc<House>) {
-    let (hearer, speaker) = split(stream);
-    let _ends = speaker.ends();
-    if let Err(error) = converse(hearer, speaker, &peer, &share, house).await {
+pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, context: Arc<PublishContext>) {
+    let (reader, writer) = split(stream);
+    let _ends = writer.ends();
+    if let Err(error) = converse(reader, writer, &peer, &share, context).await {
         let peer = peer.name;
-        tracing::warn!(%peer, "A producer beside this server was cut off: {error}.");
+        tracing::warn!(%peer, "A sidecar producer was cut off: {error}.");
     }
 }
 
 async fn converse(
-    mut hearer: Hearer,
-    speaker: Speaker,
+    mut reader: FrameReader,
+    writer: FrameWriter,
     peer: &Peer,
     share: &Share,
-    house: Arc<House>,
+    context: Arc<PublishContext>,
 ) -> Result<(), ChannelError> {
-    let greeted = tokio::time::timeout(PROMPT, greet(&mut hearer, &speaker, &house)).await;
+    let greeted = tokio::time::timeout(PROMPT, greet(&mut reader, &writer, &context)).await;
     match greeted.map_err(|_| ChannelError::Slow).flatten() {
         Ok(true) => {}
         Ok(false) => return Ok(()),
-        Err(error) => return close(&speaker, error).await,
+        Err(error) => return close(&writer, error).await,
     }
     let (say, unsaid) = mpsc::channel(UNSAID_MAX);
     let (todo, tasks) = mpsc::channel(WAITING_MAX);
     let versions = Versions::default();
     let farewell = say.clone();
     let worker =
-        Worker { house: Arc::clone(&house), versions: Arc::clone(&versions), say, peer: peer.clone() };
-    let mut speaking = std::pin::pin!(speak(&speaker, unsaid));
+        Worker { context: Arc::clone(&context), versions: Arc::clone(&versions), say, peer: peer.clone() };
+    let mut speaking = std::pin::pin!(speak(&writer, unsaid));
     // Whoever ends first ends the others.
-    let theirs = Theirs(Arc::clone(&versions));
+    let theirs = ReclaimOnDrop(Arc::clone(&versions));
     let ended = tokio::select! {
-        heard = hear(&mut hearer, (&house, share), &versions, &todo, &farewell) => heard,
+        heard = hear(&mut reader, (&context, share), &versions, &todo, &farewell) => heard,
         spoken = &mut speaking => return spoken,
         () = worker.work(tasks) => Ok(()),
     };
@@ -111,12 +111,12 @@ async fn converse(
 }
 
 /// Takes back, when the connection ends, what lies in memory that goes with its producer.
-struct Theirs(Versions);
+struct ReclaimOnDrop(Versions);
 
-impl Drop for Theirs {
+impl Drop for ReclaimOnDrop {
     fn drop(&mut self) {
         for standing in lock(&self.0).values() {
-            if let Standing::Published(publication, true) = standing {
+            if let VersionState::Published(publication, true) = standing {
                 publication.withdraw();
             }
         }
@@ -124,8 +124,12 @@ impl Drop for Theirs {
 }
 
 /// Exchanges the first messages; false when the producer went without one.
-async fn greet(hearer: &mut Hearer, speaker: &Speaker, house: &House) -> Result<bool, ChannelError> {
-    let Some(frame) = hearer.next().await? else { return Ok(false) };
+async fn greet(
+    reader: &mut FrameReader,
+    writer: &FrameWriter,
+    context: &PublishContext,
+) -> Result<bool, ChannelError> {
+    let Some(frame) = reader.next().await? else { return Ok(false) };
     let ProducerMessage::Hello(Hello { revision_min, revision_max, .. }) = ProducerMessage::decode(&frame)?
     else {
         return Err(out_of_turn("a message before its Hello"));
@@ -134,9 +138,9 @@ async fn greet(hearer: &mut Hearer, speaker: &Speaker, house: &House) -> Result<
     if revision < revision_min || revision < *REVISIONS.start() {
         return Err(out_of_turn("a Hello of other revisions of the protocol: update the older of the two"));
     }
-    let (agent, memories) = (house.agent.clone(), taken(house.device.as_ref()).to_vec());
-    let welcome = Welcome { revision, agent, chunk_bytes: house.staging.chunk_bytes, memories };
-    speaker.say(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
+    let (agent, memories) = (context.agent.clone(), taken(context.device.as_ref()).to_vec());
+    let welcome = Welcome { revision, agent, chunk_bytes: context.staging.chunk_bytes, memories };
+    writer.say(&encode_server(ServerMessage::Welcome(welcome)), None).await?;
     Ok(true)
 }
 
@@ -145,36 +149,36 @@ fn out_of_turn(what: &str) -> ChannelError {
 }
 
 /// Says why the connection ends, as far as the producer listens.
-async fn close(speaker: &Speaker, error: ChannelError) -> Result<(), ChannelError> {
+async fn close(writer: &FrameWriter, error: ChannelError) -> Result<(), ChannelError> {
     let text = text_that_fits(error.to_string());
-    let _ = speaker.say(&encode_server(ServerMessage::Close { text }), None).await;
+    let _ = writer.say(&encode_server(ServerMessage::Close { text }), None).await;
     Err(error)
 }
 
 /// Hears a producer until it says good-bye.
 async fn hear(
-    hearer: &mut Hearer,
-    (house, share): (&House, &Share),
+    reader: &mut FrameReader,
+    (context, share): (&PublishContext, &Share),
     versions: &Versions,
     todo: &mpsc::Sender<Task>,
     say: &mpsc::Sender<ServerMessage>,
 ) -> Result<(), ChannelError> {
     let mut draft = Draft::default();
-    while let Some(frame) = hearer.next().await? {
+    while let Some(frame) = reader.next().await? {
         let task = match ProducerMessage::decode(&frame)? {
             ProducerMessage::Manifest(part) => {
-                draft.handle_manifest(&part, &house.staging.limits, &share.manifests);
+                draft.handle_manifest(&part, &context.staging.limits, &share.manifests);
                 continue;
             }
             ProducerMessage::Lend(lend) => {
                 let descriptor =
-                    lend.memory.kind().has_descriptor().then(|| hearer.take_descriptor()).flatten();
-                let taken = taken(house.device.as_ref());
-                draft.handle_lend(lend, descriptor, taken, house.staging.limits.tensors);
+                    lend.memory.kind().has_descriptor().then(|| reader.take_descriptor()).flatten();
+                let taken = taken(context.device.as_ref());
+                draft.handle_lend(lend, descriptor, taken, context.staging.limits.tensors);
                 continue;
             }
             ProducerMessage::Publish(publish) => {
-                let waiting = Standing::Waiting(Arc::default());
+                let waiting = VersionState::Waiting(Arc::default());
                 if lock(versions).insert(publish.publication, waiting).is_some() {
                     return Err(out_of_turn("two versions under one number"));
                 }
@@ -182,8 +186,8 @@ async fn hear(
             }
             ProducerMessage::Withdraw(publication) => {
                 match lock(versions).get(&publication) {
-                    Some(Standing::Published(publication, _)) => publication.withdraw(),
-                    Some(Standing::Waiting(taken_back)) => taken_back.notify_one(),
+                    Some(VersionState::Published(publication, _)) => publication.withdraw(),
+                    Some(VersionState::Waiting(taken_back)) => taken_back.notify_one(),
                     None => {} // It is gone already.
                 }
                 continue;
@@ -212,10 +216,10 @@ async fn hear(
 }
 
 /// Says what is to be said, in order, and nothing after a farewell.
-async fn speak(speaker: &Speaker, mut unsaid: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
+async fn speak(writer: &FrameWriter, mut unsaid: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
     while let Some(message) = unsaid.recv().await {
         let is_last = matches!(message, ServerMessage::Close { .. });
-        speaker.say(&encode_server(message), None).await?;
+        writer.say(&encode_server(message), None).await?;
         if is_last {
             break;
         }
@@ -223,7 +227,7 @@ async fn speak(speaker: &Speaker, mut unsaid: mpsc::Receiver<ServerMessage>) -> 
     Ok(())
 }
 
-fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, Standing>> {
+fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, VersionState>> {
     versions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -238,7 +242,7 @@ struct Pushed {
 
 /// Does what a producer wants, one after the other.
 struct Worker {
-    house: Arc<House>,
+    context: Arc<PublishContext>,
     versions: Versions,
     say: mpsc::Sender<ServerMessage>,
     peer: Peer,
@@ -283,7 +287,7 @@ impl Worker {
     ) -> Result<ServerMessage, Refused> {
         let Publish { publication: id, topic, metadata, reason } = publish;
         let taken_back = match lock(&self.versions).get(&id) {
-            Some(Standing::Waiting(taken_back)) => Arc::clone(taken_back),
+            Some(VersionState::Waiting(taken_back)) => Arc::clone(taken_back),
             _ => Arc::default(),
         };
         let published = tokio::select! {
@@ -296,35 +300,35 @@ impl Worker {
         let Pushed { publication, returned, path, tensors, payload_bytes } = match published {
             Ok(published) => published,
             Err(refused) => {
-                self.house.topics.tidy(&topic); // It may have been named for this alone.
+                self.context.topics.tidy(&topic); // It may have been named for this alone.
                 return Err(refused);
             }
         };
         let version = publication.id().clone();
-        let standing = Standing::Published(publication.clone(), path == MemoryKind::CudaIpc);
+        let standing = VersionState::Published(publication.clone(), path == MemoryKind::CudaIpc);
         lock(&self.versions).insert(id, standing);
         let answer =
             ServerMessage::Published { publication: id, epoch: version.epoch, version: version.version };
         followers.spawn(follow(id, publication, returned, Arc::clone(&self.versions), self.say.clone()));
         let peer = self.peer.name.clone();
-        tracing::info!(%version, %peer, payload_bytes, %path, ?reason, "A producer beside this server published.");
-        (self.house.report)(Published { id: version, tensors, payload_bytes, path, reason, peer });
+        tracing::info!(%version, %peer, payload_bytes, %path, ?reason, "A sidecar producer published.");
+        (self.context.report)(Published { id: version, tensors, payload_bytes, path, reason, peer });
         Ok(answer)
     }
 
     /// Publishes when it is this version's turn. Until then nothing is mapped, and nothing counts.
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
-        self.house.topics.may_publish(self.peer.uid, topic)?;
-        let mut lease = self.house.topics.lease(topic).await?;
-        let house = Arc::clone(&self.house);
+        self.context.topics.may_publish(self.peer.uid, topic)?;
+        let mut lease = self.context.topics.lease(topic).await?;
+        let context = Arc::clone(&self.context);
         // Off the executor: a large manifest is read, a large memfd is looked at page by page, and a GPU's driver is asked.
-        let ready = move || draft.ready(&house.staging, house.device.as_ref());
+        let ready = move || draft.ready(&context.staging, context.device.as_ref());
         let ready = tokio::task::spawn_blocking(ready).await;
         let Ready { held, returned, path } =
             ready.map_err(|error| (Refusal::UnfitMemory, error.to_string()))??;
         let manifest = held.manifest();
         let (tensors, payload_bytes) = (manifest.tensors().len(), manifest.payload_bytes());
-        let publisher = self.house.topics.open(topic, &mut lease)?;
+        let publisher = self.context.topics.open(topic, &mut lease)?;
         match publisher.publish(held, metadata).await {
             Ok(publication) => Ok(Pushed { publication, returned, path, tensors, payload_bytes }),
             Err(error @ PublishError::Expired { .. }) => {
@@ -336,8 +340,8 @@ impl Worker {
     }
 
     async fn end(&self, topic: &Topic, withdraw: bool) -> Result<(), Refused> {
-        self.house.topics.may_publish(self.peer.uid, topic)?;
-        match self.house.topics.end(topic, withdraw).await? {
+        self.context.topics.may_publish(self.peer.uid, topic)?;
+        match self.context.topics.end(topic, withdraw).await? {
             true => Ok(()),
             false => Err(not_open(topic)),
         }

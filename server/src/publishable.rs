@@ -7,13 +7,13 @@ use tensor_relay_transport::egress::Payload;
 
 /// A version that is ready to be published: [`Staged`] or [`Borrowed`].
 #[derive(Debug)]
-pub struct Held {
+pub struct Publishable {
     pub(crate) payload: Payload,
     /// A version whose producer waits for its memory.
     pub(crate) returned: Option<Returned>,
 }
 
-impl Held {
+impl Publishable {
     /// What it holds.
     pub fn manifest(&self) -> &Manifest {
         self.payload.manifest()
@@ -25,13 +25,13 @@ impl Held {
     }
 }
 
-impl From<Staged> for Held {
+impl From<Staged> for Publishable {
     fn from(staged: Staged) -> Self {
         Self { payload: staged.into_payload(), returned: None }
     }
 }
 
-impl From<Borrowed> for Held {
+impl From<Borrowed> for Publishable {
     fn from(borrowed: Borrowed) -> Self {
         let Borrowed { payload, returned } = borrowed;
         Self { payload, returned }

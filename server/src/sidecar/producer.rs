@@ -1,17 +1,17 @@
 //! The other end of the socket: a process that publishes into the server beside it.
 
-mod desk;
 mod greeting;
+mod requests;
 
 pub use greeting::ConnectError;
 
 use super::{
-    channel::{ChannelError, Ends, Hearer, PROMPT, Speaker},
+    channel::{ChannelError, Ends, FrameReader, FrameWriter, PROMPT},
     publication::Publication,
     version::{SealedVersion, Terms},
 };
-use desk::{Answer, Desk, Waiting};
 use greeting::greet;
+use requests::{Answer, PendingRequests, Waiting};
 use std::{
     any::Any,
     os::fd::{AsFd, OwnedFd},
@@ -23,12 +23,11 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_protocol::{
-    Manifest, MessageError, Metadata, Topic, VersionId,
-    beside::{
+    Manifest, MessageError, Metadata, Topic, VersionId, check_metadata,
+    sidecar::{
         Lend, MANIFEST_PART_MAX_BYTES, Memory, MemoryKind, ProducerMessage, Progress, PublicationId, Publish,
         Refusal, ServerMessage, encode_producer, text_that_fits,
     },
-    check_metadata,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -52,7 +51,7 @@ pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
 pub struct Producer {
     path: PathBuf,
     terms: Terms,
-    desk: Arc<Desk>,
+    requests: Arc<PendingRequests>,
     outgoing: mpsc::UnboundedSender<Outgoing>,
     next: AtomicU64,
     talking: JoinHandle<()>,
@@ -80,7 +79,7 @@ pub enum PublishError {
     Kind(MemoryKind),
     /// The connection ended. The version may have been published all the same.
     #[error("whether it was published cannot be known: {0}")]
-    Lost(Arc<str>),
+    ConnectionLost(Arc<str>),
 }
 
 impl Producer {
@@ -95,13 +94,16 @@ impl Producer {
     async fn try_for(path: &Path, timeout: Duration, server_uid: Option<u32>) -> Result<Self, ConnectError> {
         let greeted = tokio::time::timeout(timeout, greet(path, server_uid)).await;
         let greeted = greeted.unwrap_or_else(|_| Err(ConnectError::NoAnswer { path: path.into() }));
-        let (hearer, speaker, terms) = greeted?;
-        let _ends = speaker.ends();
-        let desk =
-            Arc::new(Desk { waiting: Mutex::default(), lost: watch::Sender::new(None), path: path.into() });
+        let (reader, writer, terms) = greeted?;
+        let _ends = writer.ends();
+        let requests = Arc::new(PendingRequests {
+            waiting: Mutex::default(),
+            lost: watch::Sender::new(None),
+            path: path.into(),
+        });
         let (outgoing, unsaid) = mpsc::unbounded_channel();
-        let talking = tokio::spawn(talk(hearer, speaker, unsaid, Arc::clone(&desk)));
-        Ok(Self { path: path.into(), terms, desk, outgoing, next: AtomicU64::new(1), talking, _ends })
+        let talking = tokio::spawn(talk(reader, writer, unsaid, Arc::clone(&requests)));
+        Ok(Self { path: path.into(), terms, requests, outgoing, next: AtomicU64::new(1), talking, _ends })
     }
 
     /// The same for at most `timeout`, while there is no server yet: one beside may start later, or again. A server that is
@@ -142,7 +144,7 @@ impl Producer {
 
     /// How the connection ended, if it has.
     pub fn lost(&self) -> Option<Arc<str>> {
-        self.desk.lost.borrow().clone()
+        self.requests.lost.borrow().clone()
     }
 
     /// Publishes a version into `topic`: visible to all of the server's subscribers at once, or not at all. Waits as the
@@ -160,7 +162,7 @@ impl Producer {
         let lend = Lend { range: 0..payload_bytes, memory: Memory::Memfd { offset: 0 } };
         let lends = version.memory.map(|memory| (lend, Some(memory.into()))).into_iter().collect();
         let reason = IN_HOST_MEMORY.into();
-        let way = Way { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
+        let way = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
         self.send(topic, &version.manifest, metadata, way).await
     }
 
@@ -170,10 +172,10 @@ impl Producer {
         topic: Topic,
         manifest: &Manifest,
         metadata: Metadata,
-        way: Way,
+        way: MemoryRoute,
     ) -> Result<Publication, PublishError> {
         check_metadata(&metadata)?;
-        let Way { path, reason, copied_bytes, lends, kept } = way;
+        let MemoryRoute { path, reason, copied_bytes, lends, kept } = way;
         if !self.terms.memories.contains(&path) {
             return Err(PublishError::Kind(path));
         }
@@ -189,13 +191,13 @@ impl Producer {
         let answered = answer.await;
         unanswered.number = None;
         let Answer::Published(epoch, version) = self.understand(answered)? else {
-            return Err(PublishError::Lost("the server answered something else".into()));
+            return Err(PublishError::ConnectionLost("the server answered something else".into()));
         };
         Ok(Publication {
             id: VersionId { topic, epoch, version },
             number,
             progress,
-            lost: self.desk.lost.subscribe(),
+            lost: self.requests.lost.subscribe(),
             outgoing: self.outgoing.clone(),
             path,
             reason,
@@ -220,11 +222,11 @@ impl Producer {
         let (answered, answer) = oneshot::channel();
         let begin = Progress { publication: number, committed: 0, is_over: false, is_released: false };
         let (progress, watched) = watch::channel(begin);
-        self.desk
+        self.requests
             .waiting()
             .insert(number, Waiting { answered: Some(answered), progress });
         if self.lost().is_some() {
-            self.desk.waiting().clear(); // Nobody would answer any more.
+            self.requests.waiting().clear(); // Nobody would answer any more.
         }
         (watched, answer)
     }
@@ -240,7 +242,9 @@ impl Producer {
         match answered {
             Ok(Answer::Refused(reason, text)) => Err(PublishError::Refused { reason, text }),
             Ok(answer) => Ok(answer),
-            Err(_) => Err(PublishError::Lost(self.lost().unwrap_or_else(|| "the connection ended".into()))),
+            Err(_) => Err(PublishError::ConnectionLost(
+                self.lost().unwrap_or_else(|| "the connection ended".into()),
+            )),
         }
     }
 }
@@ -248,7 +252,7 @@ impl Producer {
 impl Drop for Producer {
     fn drop(&mut self) {
         self.talking.abort();
-        self.desk.end(|| "this process closed the connection".into());
+        self.requests.end(|| "this process closed the connection".into());
     }
 }
 
@@ -269,19 +273,19 @@ impl Drop for Unanswered<'_> {
 
 /// By which memory a version goes, and why.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct MemoryRoute {
     pub(super) path: MemoryKind,
     pub(super) reason: Arc<str>,
     pub(super) copied_bytes: u64,
     pub(super) lends: Vec<(Lend, Option<OwnedFd>)>,
-    pub(super) kept: Option<Kept>,
+    pub(super) kept: Option<KeepAlive>,
 }
 
 /// What a server reads for as long as it holds a version.
-pub(super) type Kept = Box<dyn Any + Send>;
+pub(super) type KeepAlive = Box<dyn Any + Send>;
 
 /// Holds that until the server says that it has let go, refuses the version, or is gone.
-fn keep(kept: Kept, mut progress: watch::Receiver<Progress>) {
+fn keep(kept: KeepAlive, mut progress: watch::Receiver<Progress>) {
     tokio::spawn(async move {
         let _ = progress.wait_for(|progress| progress.is_released).await; // An error: nothing is told of it any more.
         drop(kept);
@@ -306,26 +310,26 @@ fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: P
 
 /// Says what is to be said and hears what comes, until the connection ends.
 async fn talk(
-    mut hearer: Hearer,
-    speaker: Speaker,
+    mut reader: FrameReader,
+    writer: FrameWriter,
     mut unsaid: mpsc::UnboundedReceiver<Outgoing>,
-    desk: Arc<Desk>,
+    requests: Arc<PendingRequests>,
 ) {
     let speak = async {
         while let Some(messages) = unsaid.recv().await {
             for (frame, descriptor) in messages {
-                speaker.say(&frame, descriptor.as_ref().map(AsFd::as_fd)).await?;
+                writer.say(&frame, descriptor.as_ref().map(AsFd::as_fd)).await?;
             }
         }
         std::future::pending::<Result<(), ChannelError>>().await
     };
-    let _ends = speaker.ends();
+    let _ends = writer.ends();
     let hear = async {
-        while let Some(frame) = hearer.next().await? {
+        while let Some(frame) = reader.next().await? {
             match ServerMessage::decode(&frame)? {
                 // Nothing follows it. The connection may break now, over what the server did not hear.
                 ServerMessage::Close { text } => return Ok(Some(text)),
-                message => desk.handle(message),
+                message => requests.handle(message),
             }
         }
         Ok::<_, ChannelError>(None)
@@ -336,8 +340,8 @@ async fn talk(
         // A server that cuts us off has said why.
         Err(error) = speak => tokio::time::timeout(PROMPT, hear).await.unwrap_or(Err(error)),
     };
-    let path = desk.path.display();
-    desk.end(|| match ended {
+    let path = requests.path.display();
+    requests.end(|| match ended {
         Ok(Some(text)) => format!("the server at {path} ended the connection: {text}"),
         Ok(None) => format!("the server at {path} has ended"),
         Err(error) => format!("the connection to the server at {path} broke: {error}"),

@@ -1,6 +1,6 @@
 //! A version that a producer beside this server is about to publish: what it said of it so far, and whether that is true.
 
-use crate::{Held, Staging};
+use crate::{Publishable, Staging};
 use bytes::Bytes;
 use std::{ops::Range, os::fd::OwnedFd, sync::Arc};
 use tensor_relay_device::{
@@ -9,7 +9,7 @@ use tensor_relay_device::{
 };
 use tensor_relay_protocol::{
     Limits, Manifest, Tensor,
-    beside::{CudaDevice, Lend, Memory, MemoryKind, Refusal},
+    sidecar::{CudaDevice, Lend, Memory, MemoryKind, Refusal},
 };
 use tensor_relay_transport::egress::Payload;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -52,7 +52,7 @@ struct Lent {
 /// A version that is ready to be published.
 #[derive(Debug)]
 pub(super) struct Ready {
-    pub(super) held: Held,
+    pub(super) held: Publishable,
     /// Tell when nobody uses its memory any more, one after the other.
     pub(super) returned: Vec<Returned>,
     /// By which kind of memory it came.
@@ -188,7 +188,11 @@ fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> 
         (lent, payload_bytes) => return Err(not_all_of_it(lent.as_ref(), payload_bytes)),
     };
     let payload = Payload::new(manifest, Arc::new(HostSource::new(bytes)));
-    Ok(Ready { held: Held { payload, returned: None }, returned: vec![returned], path: MemoryKind::Memfd })
+    Ok(Ready {
+        held: Publishable { payload, returned: None },
+        returned: vec![returned],
+        path: MemoryKind::Memfd,
+    })
 }
 
 /// A version in a GPU's memory, which its producer has, too: which parts of its payload lie in which memory, and from where
@@ -234,7 +238,7 @@ fn on_device(
         .source(manifest.payload_bytes(), parts)
         .map_err(|error| unfit(error.to_string()))?;
     let (source, returned) = crate::device::lent(source);
-    let held = Held { payload: Payload::new(manifest, source), returned: Some(returned) };
+    let held = Publishable { payload: Payload::new(manifest, source), returned: Some(returned) };
     Ok(Ready { held, returned: gone, path })
 }
 

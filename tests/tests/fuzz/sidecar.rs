@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 use tensor_relay_protocol::{
     Epoch, MessageError, Topic, Version,
-    beside::{
+    sidecar::{
         CudaDevice, Hello, IpcHandle, Lend, Memory, MemoryKind, ProducerMessage, Progress, PublicationId,
         Publish, Refusal, ServerMessage, Welcome, encode_producer, encode_server,
     },

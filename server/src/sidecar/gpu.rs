@@ -1,7 +1,7 @@
 //! Tensors on a device that another process serves: by the shortest way that works.
 
 use super::{
-    producer::{Kept, Producer, PublishError, Way},
+    producer::{KeepAlive, MemoryRoute, Producer, PublishError},
     publication::Publication,
     version::SealError,
 };
@@ -13,7 +13,7 @@ use tensor_relay_device::{
 };
 use tensor_relay_protocol::{
     LayoutError, Limits, Manifest, Metadata, TensorSpec, Topic,
-    beside::{CudaDevice, IpcHandle, Lend, Memory, MemoryKind, Refusal},
+    sidecar::{CudaDevice, IpcHandle, Lend, Memory, MemoryKind, Refusal},
 };
 use tensor_relay_transport::{Workers, egress};
 
@@ -102,7 +102,7 @@ impl Producer {
                     continue;
                 }
             };
-            let way = Way { reason: reason(kind, &why_not), ..way };
+            let way = MemoryRoute { reason: reason(kind, &why_not), ..way };
             match self.send(topic.clone(), &manifest, metadata.clone(), way).await {
                 Ok(publication) => return Ok(publication),
                 Err(PublishError::Refused {
@@ -114,7 +114,7 @@ impl Producer {
         }
         let (lends, copied_bytes) = through_host(device, &manifest, &parts).await?;
         let reason = reason(MemoryKind::Memfd, &why_not);
-        let way = Way { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
+        let way = MemoryRoute { path: MemoryKind::Memfd, reason, copied_bytes, lends, kept: None };
         Ok(self.send(topic, &manifest, metadata, way).await?)
     }
 
@@ -125,7 +125,7 @@ impl Producer {
         device: &Device,
         manifest: &Manifest,
         parts: &Parts,
-    ) -> Result<Way, String> {
+    ) -> Result<MemoryRoute, String> {
         if !self.terms().memories.contains(&kind) {
             return Err(format!(
                 "the server takes no memory of the kind {kind}, since it does not serve from a GPU"
@@ -135,7 +135,7 @@ impl Producer {
             return Err("the tensors have no bytes".into());
         }
         let (device, parts, bytes) = (device.clone(), Arc::clone(parts), manifest.payload_bytes());
-        let share = move || -> Result<(Lends, u64, Kept), String> {
+        let share = move || -> Result<(Lends, u64, KeepAlive), String> {
             match kind {
                 MemoryKind::CudaIpc => {
                     let buffers: Vec<_> = parts.iter().map(|(_, buffer)| buffer.clone()).collect();
@@ -153,7 +153,7 @@ impl Producer {
             }
         };
         let (lends, copied_bytes, kept) = Workers::Threads.run(share).await?;
-        Ok(Way { path: kind, reason: "".into(), copied_bytes, lends, kept: Some(kept) })
+        Ok(MemoryRoute { path: kind, reason: "".into(), copied_bytes, lends, kept: Some(kept) })
     }
 }
 

@@ -4,14 +4,14 @@ use super::producer::Outgoing;
 use std::{sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     VersionId,
-    beside::{MemoryKind, ProducerMessage, Progress, PublicationId, encode_producer},
+    sidecar::{MemoryKind, ProducerMessage, Progress, PublicationId, encode_producer},
 };
 use tokio::sync::{mpsc, watch};
 
 /// The connection ended, so that nobody hears any more what becomes of a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("what became of {id} cannot be known: {why}")]
-pub struct Lost {
+pub struct ConnectionLost {
     /// Which version.
     pub id: Box<VersionId>,
     /// How the connection ended.
@@ -73,8 +73,8 @@ impl Publication {
     /// can reach no more of them.
     ///
     /// # Errors
-    /// [`Lost`] when the connection ends before.
-    pub async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, Lost> {
+    /// [`ConnectionLost`] when the connection ends before.
+    pub async fn committed(&mut self, count: u64, timeout: Duration) -> Result<bool, ConnectionLost> {
         let known = self
             .wait(timeout, |progress| progress.committed >= count || progress.is_over)
             .await?;
@@ -90,8 +90,8 @@ impl Publication {
     /// need not wait for that; those that are read where they lie (`cuda_ipc`) must not be written before.
     ///
     /// # Errors
-    /// [`Lost`] when the connection ends before.
-    pub async fn released(&mut self, timeout: Duration) -> Result<bool, Lost> {
+    /// [`ConnectionLost`] when the connection ends before.
+    pub async fn released(&mut self, timeout: Duration) -> Result<bool, ConnectionLost> {
         self.wait(timeout, |progress| progress.is_released).await
     }
 
@@ -102,7 +102,11 @@ impl Publication {
     }
 
     /// Waits until `reached`; false when `timeout` passed before.
-    async fn wait(&mut self, timeout: Duration, reached: impl Fn(&Progress) -> bool) -> Result<bool, Lost> {
+    async fn wait(
+        &mut self,
+        timeout: Duration,
+        reached: impl Fn(&Progress) -> bool,
+    ) -> Result<bool, ConnectionLost> {
         let (progress, lost) = (&mut self.progress, &mut self.lost);
         let waited = tokio::time::timeout(timeout, async {
             tokio::select! {
@@ -116,7 +120,7 @@ impl Publication {
             Err(_) => Ok(false),
             Ok(false) => {
                 let why = lost.borrow().clone().unwrap_or_else(|| "the connection ended".into());
-                Err(Lost { id: Box::new(self.id.clone()), why })
+                Err(ConnectionLost { id: Box::new(self.id.clone()), why })
             }
         }
     }

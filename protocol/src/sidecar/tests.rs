@@ -59,10 +59,10 @@ fn messages_come_back_as_they_went() {
 fn golden_messages() {
     let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     let producer: Vec<_> = every_producer_message().into_iter().map(encode_producer).map(hex).collect();
-    let golden = include_str!("../../vectors/beside-producer-messages.hex");
+    let golden = include_str!("../../vectors/sidecar-producer-messages.hex");
     assert_eq!(producer, golden.lines().collect::<Vec<_>>());
     let server: Vec<_> = every_server_message().into_iter().map(encode_server).map(hex).collect();
-    let golden = include_str!("../../vectors/beside-server-messages.hex");
+    let golden = include_str!("../../vectors/sidecar-server-messages.hex");
     assert_eq!(server, golden.lines().collect::<Vec<_>>());
 }
 

@@ -28,7 +28,7 @@ const OVERFLOW_UID: u32 = 65_534;
 
 /// A socket with a name, that listens. Its name goes when this is dropped.
 #[derive(Debug)]
-pub struct Door {
+pub struct PublishSocket {
     listener: UnixListener,
     path: PathBuf,
     /// Which file it is, whatever takes its name later.
@@ -41,7 +41,7 @@ pub struct Door {
 /// Why there is no socket to publish to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum DoorError {
+pub enum PublishSocketError {
     /// A server that runs has it.
     #[error(
         "another server listens at {}: publish to that one, end it, or choose another path", path.display()
@@ -95,7 +95,7 @@ pub enum DoorError {
     },
 }
 
-impl Door {
+impl PublishSocket {
     /// Makes a socket at `path` that processes of this user and of root may publish to, and those of `uids`.
     ///
     /// The file is its user's alone from its first moment. With `uids` it is then opened for everybody, and who connects is
@@ -103,14 +103,15 @@ impl Door {
     /// listens at is not. Call it in a tokio runtime.
     ///
     /// # Errors
-    /// [`DoorError`]; nothing is left behind then.
-    pub fn open(path: &Path, uids: &[u32]) -> Result<Self, DoorError> {
-        let failed = |source: io::Error| DoorError::Io { path: path.into(), source };
+    /// [`PublishSocketError`]; nothing is left behind then.
+    pub fn open(path: &Path, uids: &[u32]) -> Result<Self, PublishSocketError> {
+        let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
         let overflow = overflow_uid();
         if uids.contains(&overflow) {
-            return Err(DoorError::Overflow { uid: overflow });
+            return Err(PublishSocketError::Overflow { uid: overflow });
         }
-        let address = SocketAddrUnix::new(path).map_err(|_| DoorError::TooLong { path: path.into() })?;
+        let address =
+            SocketAddrUnix::new(path).map_err(|_| PublishSocketError::TooLong { path: path.into() })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         // Whoever makes or replaces a socket in this folder does it alone: two that find the same one left behind would
         // otherwise remove each other's.
@@ -128,20 +129,20 @@ impl Door {
     }
 
     /// A socket that has its name already, and gives it back when anything fails.
-    fn bound(socket: OwnedFd, path: &Path, uids: &[u32], overflow: u32) -> Result<Self, DoorError> {
-        let failed = |source: io::Error| DoorError::Io { path: path.into(), source };
+    fn bound(socket: OwnedFd, path: &Path, uids: &[u32], overflow: u32) -> Result<Self, PublishSocketError> {
+        let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
         // Looked at once, and held: somebody else may give the name to another file, whose mode must stay as it is.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let held = open(path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
         let found = fstat(&held).map_err(|error| failed(error.into()))?;
         if !FileType::from_raw_mode(found.st_mode).is_socket() {
-            return Err(DoorError::NotASocket { path: path.into() });
+            return Err(PublishSocketError::NotASocket { path: path.into() });
         }
         let file = (found.st_dev, found.st_ino);
-        let made = || -> Result<UnixListener, DoorError> {
+        let made = || -> Result<UnixListener, PublishSocketError> {
             let mode = found.st_mode & 0o777;
             if mode & 0o077 != 0 {
-                return Err(DoorError::NotPrivate { path: path.into(), mode });
+                return Err(PublishSocketError::NotPrivate { path: path.into(), mode });
             }
             if !uids.is_empty() {
                 let name = format!("/proc/self/fd/{}", held.as_raw_fd()); // What is held, whatever its name is by now.
@@ -176,7 +177,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for PublishSocket {
     fn drop(&mut self) {
         unlink_if(&self.path, self.file);
     }
@@ -221,13 +222,13 @@ fn take_turn(folder: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Removes a socket that nobody listens at any more.
-fn clear(path: &Path) -> Result<(), DoorError> {
-    let failed = |source: io::Error| DoorError::Io { path: path.into(), source };
+fn clear(path: &Path) -> Result<(), PublishSocketError> {
+    let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(DoorError::NotASocket { path: path.into() });
+            return Err(PublishSocketError::NotASocket { path: path.into() });
         }
         Ok(_) => {}
     }
@@ -242,7 +243,7 @@ fn clear(path: &Path) -> Result<(), DoorError> {
         }
         Err(Errno::NOENT) => Ok(()),
         // It listens, or nobody but its owner may know.
-        Ok(()) | Err(_) => Err(DoorError::InUse { path: path.into() }),
+        Ok(()) | Err(_) => Err(PublishSocketError::InUse { path: path.into() }),
     }
 }
 
@@ -259,12 +260,12 @@ mod tests {
     async fn a_socket_is_private_and_goes_with_its_door() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("s");
-        let door = Door::open(&path, &[]).unwrap();
+        let door = PublishSocket::open(&path, &[]).unwrap();
         assert_eq!(mode(&path), 0o600);
         assert!(door.admits(rustix::process::geteuid().as_raw()) && !door.admits(12_345));
         drop(door);
         assert!(!path.exists());
-        let door = Door::open(&path, &[12_345]).unwrap();
+        let door = PublishSocket::open(&path, &[12_345]).unwrap();
         assert_eq!(mode(&path), 0o666, "who connects is asked who it is");
         assert!(door.admits(12_345) && !door.admits(12_346));
     }
@@ -274,9 +275,9 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("s");
         drop(net::UnixListener::bind(&path).unwrap()); // Leaves its file, as a killed process does.
-        let door = Door::open(&path, &[]).unwrap();
-        let second = Door::open(&path, &[]);
-        assert!(matches!(second, Err(DoorError::InUse { .. })), "{second:?}");
+        let door = PublishSocket::open(&path, &[]).unwrap();
+        let second = PublishSocket::open(&path, &[]);
+        assert!(matches!(second, Err(PublishSocketError::InUse { .. })), "{second:?}");
         assert!(path.exists(), "who was refused takes nothing away");
         drop(door);
     }
@@ -286,20 +287,20 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("model.safetensors");
         fs::write(&path, b"precious").unwrap();
-        let refused = Door::open(&path, &[]);
-        assert!(matches!(refused, Err(DoorError::NotASocket { .. })), "{refused:?}");
+        let refused = PublishSocket::open(&path, &[]);
+        assert!(matches!(refused, Err(PublishSocketError::NotASocket { .. })), "{refused:?}");
         assert_eq!(fs::read(&path).unwrap(), b"precious");
-        let refused = Door::open(&home.path().join("x".repeat(120)), &[]);
-        assert!(matches!(refused, Err(DoorError::TooLong { .. })), "{refused:?}");
+        let refused = PublishSocket::open(&home.path().join("x".repeat(120)), &[]);
+        assert!(matches!(refused, Err(PublishSocketError::TooLong { .. })), "{refused:?}");
     }
 
     #[tokio::test]
     async fn a_door_takes_no_other_socket_away() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("s");
-        let first = Door::open(&path, &[]).unwrap();
+        let first = PublishSocket::open(&path, &[]).unwrap();
         fs::remove_file(&path).unwrap();
-        let second = Door::open(&path, &[]).unwrap();
+        let second = PublishSocket::open(&path, &[]).unwrap();
         drop(first);
         assert!(second.path().exists());
     }
@@ -315,8 +316,8 @@ mod tests {
         std::os::unix::fs::symlink(&file, &path).unwrap();
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        let refused = Door::bound(socket, &path, &[12_345], OVERFLOW_UID);
-        assert!(matches!(refused, Err(DoorError::NotASocket { .. })), "{refused:?}");
+        let refused = PublishSocket::bound(socket, &path, &[12_345], OVERFLOW_UID);
+        assert!(matches!(refused, Err(PublishSocketError::NotASocket { .. })), "{refused:?}");
         assert_eq!((mode(&file), path.is_symlink()), (0o600, true));
     }
 
@@ -324,9 +325,9 @@ mod tests {
     async fn a_number_that_many_share_is_not_let_in() {
         let home = tempfile::tempdir().unwrap();
         let (path, nobody) = (home.path().join("s"), overflow_uid());
-        let refused = Door::open(&path, &[nobody]);
-        assert!(matches!(refused, Err(DoorError::Overflow { uid }) if uid == nobody), "{refused:?}");
-        let mut door = Door::open(&path, &[12_345]).unwrap();
+        let refused = PublishSocket::open(&path, &[nobody]);
+        assert!(matches!(refused, Err(PublishSocketError::Overflow { uid }) if uid == nobody), "{refused:?}");
+        let mut door = PublishSocket::open(&path, &[12_345]).unwrap();
         assert!(door.admits(12_345));
         door.overflow = 12_345;
         assert!(!door.admits(12_345), "though it was named");

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// Why reuse: version follows version of the same size, and giving memory back to the driver may wait for all that the
 /// device does, the caller's kernels included. So what was given back stays here until its room is needed.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct MemoryCache {
     limit_bytes: u64,
     in_use_bytes: u64,
     cached_bytes: u64,
@@ -37,7 +37,7 @@ pub(super) struct NoRoom {
     pub(super) limit_bytes: u64,
 }
 
-impl Shelf {
+impl MemoryCache {
     pub(super) fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes, in_use_bytes: 0, cached_bytes: 0, cached: VecDeque::new() }
     }
@@ -160,15 +160,15 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_names_the_numbers() {
-        let mut shelf = Shelf::new(4096);
+        let mut shelf = MemoryCache::new(4096);
         assert!(matches!(shelf.take(4000), Ok(Taken::Room { len_bytes: 4096, .. })));
         assert_eq!(shelf.take(1), Err(NoRoom { in_use_bytes: 4096, limit_bytes: 4096 }));
-        assert!(Shelf::new(u64::MAX).take(usize::MAX).is_err());
+        assert!(MemoryCache::new(u64::MAX).take(usize::MAX).is_err());
     }
 
     #[test]
     fn the_oldest_makes_room() {
-        let mut shelf = Shelf::new(4096);
+        let mut shelf = MemoryCache::new(4096);
         for _ in 0..2 {
             assert!(matches!(shelf.take(1024), Ok(Taken::Room { .. })));
         }
@@ -184,7 +184,7 @@ mod tests {
         #[test]
         fn the_books_always_balance(ops in vec((any::<bool>(), 1usize..9000, any::<bool>()), 0..80)) {
             const LIMIT: u64 = 32 << 10;
-            let mut shelf = Shelf::new(LIMIT);
+            let mut shelf = MemoryCache::new(LIMIT);
             let mut device = Device::default();
             let mut held: Vec<Block> = Vec::new();
             for (take, n, refused) in ops {

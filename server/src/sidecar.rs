@@ -3,10 +3,10 @@
 //!
 //! ```no_run
 //! # async fn example(server: tensor_relay_server::Server) -> Result<(), Box<dyn std::error::Error>> {
-//! use tensor_relay_server::{TopicOptions, beside::{Door, Producer, SealedVersion}, TensorFiles, Topic};
+//! use tensor_relay_server::{TopicOptions, sidecar::{PublishSocket, Producer, SealedVersion}, TensorFiles, Topic};
 //!
 //! // In the server:
-//! let door = Door::open("/run/relay/publish.sock".as_ref(), &[])?;
+//! let door = PublishSocket::open("/run/relay/publish.sock".as_ref(), &[])?;
 //! let _open = server.publish_from(door, TopicOptions::default(), None, |published| println!("{}", published.id));
 //!
 //! // In the other process:
@@ -19,38 +19,38 @@
 //! ```
 //!
 //! The tensors travel in a sealed memfd: the producer copies them into it once, and the server maps it and sends from there.
-//! `/dev/shm` has no part in it. What each file here is: [`Door`] is the socket; `connection` is one producer, and `draft`
+//! `/dev/shm` has no part in it. What each file here is: [`PublishSocket`] is the socket; `connection` is one producer, and `draft`
 //! the version that it speaks of; `topics` outlive producers; [`Producer`] is the other end, with [`SealedVersion`] and
 //! [`Publication`].
 
 mod channel;
 mod connection;
-mod door;
 mod draft;
 mod gpu;
 mod producer;
 mod publication;
 mod quota;
+mod socket;
 #[cfg(test)]
 mod tests;
 mod topics;
 mod version;
 
-pub use door::{Door, DoorError};
 pub use gpu::PublishDeviceError;
 pub use producer::{ConnectError, Producer, PublishError};
-pub use publication::{Lost, Publication};
-pub use tensor_relay_protocol::beside::{MemoryKind, Refusal};
+pub use publication::{ConnectionLost, Publication};
+pub use socket::{PublishSocket, PublishSocketError};
+pub use tensor_relay_protocol::sidecar::{MemoryKind, Refusal};
 pub use version::{SealError, SealedVersion, TensorWriter, Terms};
 
 use crate::{Device, Server, TopicOptions};
 use channel::split;
-use connection::House;
+use connection::PublishContext;
 use quota::{PRODUCERS_MAX, Quotas, Share};
 use std::{path::Path, sync::Arc, time::Duration};
 use tensor_relay_protocol::{
     VersionId,
-    beside::{ServerMessage, encode_server, text_that_fits},
+    sidecar::{ServerMessage, encode_server, text_that_fits},
 };
 use tokio::{
     net::UnixStream,
@@ -116,7 +116,7 @@ impl Server {
     /// that processes can share, its memory is served from where their tensors lie, or from a copy on it.
     pub fn publish_from(
         &self,
-        door: Door,
+        door: PublishSocket,
         options: TopicOptions,
         device: Option<Device>,
         report: impl Fn(Published) + Send + Sync + 'static,
@@ -125,13 +125,13 @@ impl Server {
         let agent = shared.config.agent.clone();
         let topics = Topics::new(Arc::clone(shared), options);
         let report = Box::new(report);
-        let house = House { topics, staging: self.staging(), device, agent, report };
+        let context = PublishContext { topics, staging: self.staging(), device, agent, report };
         let path = door.path().into();
-        Open { path, accepting: tokio::spawn(accept(door, Arc::new(house))) }
+        Open { path, accepting: tokio::spawn(accept(door, Arc::new(context))) }
     }
 }
 
-async fn accept(door: Door, house: Arc<House>) {
+async fn accept(door: PublishSocket, context: Arc<PublishContext>) {
     // Apart: who is turned away takes nobody's place.
     let (mut producers, mut turned_away) = (JoinSet::new(), JoinSet::new());
     let mut quotas = Quotas::default();
@@ -140,7 +140,7 @@ async fn accept(door: Door, house: Arc<House>) {
         let stream = match door.accept().await {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!("A producer beside this server could not be let in: {error}.");
+                tracing::warn!("A sidecar producer could not be let in: {error}.");
                 tokio::time::sleep(REST).await;
                 continue;
             }
@@ -149,7 +149,7 @@ async fn accept(door: Door, house: Arc<House>) {
         while turned_away.try_join_next().is_some() {}
         match admit(&stream, &door, &mut quotas) {
             Ok((peer, share)) => {
-                producers.spawn(connection::serve(stream, peer, share, Arc::clone(&house)));
+                producers.spawn(connection::serve(stream, peer, share, Arc::clone(&context)));
             }
             Err(text) => {
                 if warned.is_none_or(|at| at.elapsed() >= WARNING) {
@@ -172,7 +172,7 @@ struct Peer {
 }
 
 /// Identifies a producer by its peer credentials, checks that it may publish, and takes its share of its user's quota.
-fn admit(stream: &UnixStream, door: &Door, quotas: &mut Quotas) -> Result<(Peer, Share), String> {
+fn admit(stream: &UnixStream, door: &PublishSocket, quotas: &mut Quotas) -> Result<(Peer, Share), String> {
     let peer = stream
         .peer_cred()
         .map_err(|error| format!("the system does not say who it is: {error}"))?;
@@ -204,12 +204,12 @@ fn admit(stream: &UnixStream, door: &Door, quotas: &mut Quotas) -> Result<(Peer,
 }
 
 async fn turn_away(stream: UnixStream, text: String) {
-    let (mut hearer, speaker) = split(stream);
-    let said = speaker
+    let (mut reader, writer) = split(stream);
+    let said = writer
         .say(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
         .await;
     if said.is_ok() {
         // What it says meanwhile is heard first: closed over unread bytes, a socket forgets what it was told.
-        let _ = hearer.next().await;
+        let _ = reader.next().await;
     }
 }

@@ -19,7 +19,7 @@ impl Key {
 
 /// The versions that somebody holds, and those that somebody who was lost held.
 #[derive(Debug)]
-pub(super) struct Shelf<T> {
+pub(super) struct BaseCache<T> {
     budget_bytes: u64,
     bytes: u64,
     entries: HashMap<Key, Entry<T>>,
@@ -45,14 +45,14 @@ struct Kept<T> {
     age: u64,
 }
 
-impl<T> Default for Shelf<T> {
+impl<T> Default for BaseCache<T> {
     /// A shelf for nothing.
     fn default() -> Self {
         Self::new(0)
     }
 }
 
-impl<T> Shelf<T> {
+impl<T> BaseCache<T> {
     /// A shelf for `budget_bytes` of items at most.
     pub(super) fn new(budget_bytes: u64) -> Self {
         Self { budget_bytes, bytes: 0, entries: HashMap::new(), kept_ever: 0 }
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_nobody_holds_is_not_kept() {
-        let mut shelf = Shelf::new(100);
+        let mut shelf = BaseCache::new(100);
         assert_eq!(shelf.leave(key(0, 1), Some(1), 10, 2), [1]);
         shelf.hold(key(0, 2), true);
         assert!(shelf.leave(key(0, 2), Some(2), 10, 2).is_empty());
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn who_was_lost_finds_it_again_while_there_is_room() {
-        let mut shelf = Shelf::new(100);
+        let mut shelf = BaseCache::new(100);
         shelf.hold(key(0, 1), true);
         assert_eq!(shelf.release(key(0, 1), true), None, "it is retained, and waits");
         assert!(shelf.leave(key(0, 1), Some(1), 40, 2).is_empty());
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn one_of_several_who_were_lost_is_waited_for() {
-        let mut shelf = Shelf::new(100);
+        let mut shelf = BaseCache::new(100);
         for _ in 0..3 {
             shelf.hold(key(0, 1), true);
         }
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn topics_do_not_take_each_others_places() {
-        let mut shelf = Shelf::new(100);
+        let mut shelf = BaseCache::new(100);
         for topic in 0..2 {
             shelf.hold(key(topic, 1), true);
             assert!(shelf.leave(key(topic, 1), Some(topic), 10, 1).is_empty());
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn what_is_retained_waits_for_who_was_lost() {
-        let mut shelf = Shelf::new(100);
+        let mut shelf = BaseCache::new(100);
         shelf.hold(key(0, 1), true);
         shelf.release(key(0, 1), true);
         assert!(shelf.tidy(0, |_| false).is_empty(), "retention keeps it");
@@ -299,7 +299,7 @@ mod tests {
         /// before something that is not, every item that came is here or has left, once, and nothing stays without a cause.
         #[test]
         fn what_is_held_is_kept_as_far_as_there_is_room(most in 0u32..4, budget in 0u64..120, steps in prop::collection::vec(step(), 0..80)) {
-            let mut shelf = Shelf::new(budget);
+            let mut shelf = BaseCache::new(budget);
             let mut held: HashMap<Key, u32> = HashMap::new();
             let mut awaited: HashMap<Key, u32> = HashMap::new();
             let mut left: HashSet<Key> = HashSet::new();

@@ -6,7 +6,7 @@ use std::{fs, sync::Arc, time::Duration};
 
 use tensor_relay_device::{Capacity, Device, DeviceBuffer, cuda::CudaEngine};
 use tensor_relay_protocol::{Dtype, Shape, TensorName, TensorSpec, Topic};
-use tensor_relay_server::beside::{MemoryKind, Producer, Publication};
+use tensor_relay_server::sidecar::{MemoryKind, Producer, Publication};
 use tensor_relay_tests::processes::{Gpu, Home, Serving, Signal};
 
 use crate::{

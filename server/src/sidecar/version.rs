@@ -2,7 +2,7 @@
 
 use std::{fmt, io, ops::Range};
 use tensor_relay_device::{Memfd, SealedFd};
-use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, TensorSpec, beside::MemoryKind};
+use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, TensorSpec, sidecar::MemoryKind};
 
 /// What a server wants of versions. It says so when a producer connects.
 #[derive(Debug, Clone, PartialEq, Eq)]
