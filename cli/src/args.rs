@@ -312,7 +312,7 @@ pub(crate) struct DemoConsumerArgs {
 /// A codec, as a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Codec {
-    /// Each chunk by what a look at it and the speed of the link make best.
+    /// Each chunk by a sample of it, with the effort that measurements of the subscription favour.
     Auto,
     /// Bytes as they are.
     Raw,
@@ -320,7 +320,7 @@ pub(crate) enum Codec {
     Zstd,
     /// The exponents of floats in bit planes: a third less at the speed of memory.
     Bitplanes,
-    /// Byte planes, each with a Huffman code: a little less still, for links of a few Gbit/s.
+    /// Byte planes, each with a Huffman code: much smaller for f32 that holds f16 or bf16, several times slower.
     Planes,
     /// Deltas: what changed since a version that the subscriber holds.
     Sparse,

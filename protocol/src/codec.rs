@@ -6,7 +6,6 @@
 mod bitplanes;
 mod choice;
 mod histogram;
-mod link;
 mod planes;
 mod raw;
 mod segment;
@@ -21,8 +20,7 @@ mod zstd;
 
 pub use self::{
     bitplanes::BitPlanes,
-    choice::{CodecChoice, Machine, SMALL_BYTES},
-    link::LinkClass,
+    choice::{CodecChoice, Effort, SMALL_BYTES},
     planes::Planes,
     raw::Raw,
     size_estimate::{SizeEstimate, worthwhile_bytes},

@@ -38,8 +38,8 @@ pub use access::{
 };
 pub use chunk::{ChunkHeader, ChunkIndex, Chunking, HEADER_BYTES, ManifestHeader, ProbeHeader, StreamHeader};
 pub use codec::{
-    BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, LinkClass, Machine, Planes, Raw,
-    SMALL_BYTES, SizeEstimate, Sparse, Zstd, codec, worthwhile_bytes,
+    BitPlanes, Codec, CodecChoice, CodecId, CodecSet, Context, DecodeError, Effort, Planes, Raw, SMALL_BYTES,
+    SizeEstimate, Sparse, Zstd, codec, worthwhile_bytes,
 };
 #[doc(hidden)]
 pub use codec::{BitPlanesOn, CodecPath};

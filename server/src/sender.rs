@@ -2,8 +2,8 @@
 
 use crate::{
     bases::DeltaBase,
+    effort_trial::{EffortMeter, InFlight},
     lanes::{LaneLoad, Lanes},
-    link_rate::LinkMeter,
     shared::Shared,
     stall::Progress,
     subscribers::Watched,
@@ -34,7 +34,7 @@ pub(crate) struct Outgoing {
     pub(crate) codecs: CodecSet,
     /// The client's base, if chunks may be coded against it.
     pub(crate) base: Option<DeltaBase>,
-    pub(crate) link: LinkMeter,
+    pub(crate) effort: EffortMeter,
     /// Where what is sent of the topic is counted.
     pub(crate) tally: Arc<Tally>,
     pub(crate) lanes: Arc<Lanes>,
@@ -67,6 +67,7 @@ pub(crate) enum SentKind {
 
 impl Sender {
     pub(crate) fn new(outgoing: Outgoing) -> Self {
+        outgoing.effort.handle_version();
         Self { outgoing: Arc::new(outgoing), running: JoinSet::new() }
     }
 
@@ -134,47 +135,57 @@ impl Outgoing {
         lane: &Lane,
     ) -> Result<(), Arc<SourceError>> {
         let (began, encoding) = (Instant::now(), self.watched.encode());
-        let encoded = self.encode(chunk).await?;
+        let in_flight = self.effort.begin(self.raw_bytes(chunk));
+        let encoded = self.encode(chunk, &in_flight).await?;
         drop(encoding);
         self.progress.note(1); // From here on the subscriber causes the wait.
-        let _sending =
-            (self.shared.encoder.stages().begin(Stage::Send), self.link.begin(), self.watched.write());
+        let _sending = (self.shared.encoder.stages().begin(Stage::Send), self.watched.write());
         let (outgoing, on) = (Arc::clone(&self), lane.clone());
         // A lane that fails loses the chunk; a client that stops the stream has given the version up.
-        let _ = lane.run(async move { outgoing.write(chunk, &encoded, &on, began).await }).await;
+        let write = async move { outgoing.write(chunk, &encoded, &on, began, &in_flight).await };
+        let _ = lane.run(write).await;
         Ok(())
     }
 
     /// Holds the base for the comparison alone, and not while a slow subscriber receives the result.
-    async fn encode(&self, chunk: ChunkIndex) -> Result<Encoded, Arc<SourceError>> {
+    async fn encode(&self, chunk: ChunkIndex, in_flight: &InFlight) -> Result<Encoded, Arc<SourceError>> {
         let payload = &self.retained.payload;
         let against = self.base.as_ref().and_then(|against| Some((against, against.upgrade()?)));
         let base = against.as_ref().map(|(_, base)| &base.payload);
-        let encoded = self.shared.encoder.encode_delta(payload, chunk, base, self.wanted()).await?;
+        let encoded = self
+            .shared
+            .encoder
+            .encode_delta(payload, chunk, base, self.requested(in_flight))
+            .await?;
         if let Some((against, _)) = &against {
             against.note(self.raw_bytes(chunk), encoded.codec.needs_base());
         }
         Ok(encoded)
     }
 
-    /// How the next chunk is to be encoded at the present link rate.
-    fn wanted(&self) -> CodecRequest {
+    /// How a chunk is to be encoded.
+    fn requested(&self, in_flight: &InFlight) -> CodecRequest {
         match self.codec {
-            CodecChoice::Auto => CodecRequest::Auto { offered: self.codecs, link: self.link.class() },
+            CodecChoice::Auto => CodecRequest::Auto { offered: self.codecs, effort: in_flight.effort() },
             CodecChoice::Fixed(codec) => CodecRequest::Fixed(codec),
         }
     }
 
     /// Writes a chunk whole that was begun at `began`, and counts it.
-    async fn write(&self, chunk: ChunkIndex, encoded: &Encoded, lane: &Lane, began: Instant) {
-        let note = |bytes| {
-            self.progress.note(bytes);
-            self.link.note(bytes);
-        };
+    async fn write(
+        &self,
+        chunk: ChunkIndex,
+        encoded: &Encoded,
+        lane: &Lane,
+        began: Instant,
+        in_flight: &InFlight,
+    ) {
+        let note = |bytes| self.progress.note(bytes);
         if egress::send_chunk(lane, self.header(chunk, encoded), encoded, &note)
             .await
             .is_ok()
         {
+            in_flight.handle_sent();
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             for tally in [&*self.tally, &self.shared.tally] {
                 tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.spent);

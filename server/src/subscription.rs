@@ -6,9 +6,9 @@ use crate::{
     claims::{self, Claims, Named},
     client_state::ClientState,
     cursor::{Cursor, Step},
+    effort_trial::EffortMeter,
     inboxes::Inbox,
     lanes::Lanes,
-    link_rate::LinkMeter,
     sender::{Outgoing, Sender, Sent, SentKind},
     shared::{Counted, Shared},
     stall::{Progress, StallWatch},
@@ -36,7 +36,7 @@ pub(crate) struct Subscription {
     pub(crate) codecs: CodecSet,
     /// The codec that the client wants, if it said so.
     pub(crate) codec: Option<CodecId>,
-    pub(crate) link: LinkMeter,
+    pub(crate) effort: EffortMeter,
     pub(crate) credit: Credit,
     pub(crate) follower: Follower,
     pub(crate) lanes: Arc<Lanes>,
@@ -65,7 +65,7 @@ enum Ended {
     /// The client wanted it.
     ByClient,
     /// For a reason that the client is told.
-    LastError(EndReason),
+    ByServer(EndReason),
     /// The client broke a rule; the session ends with it.
     Misbehaved(Misbehaved),
 }
@@ -103,7 +103,7 @@ impl Subscription {
         match ended {
             Ended::Gone | Ended::ByClient => Ok(()),
             Ended::Misbehaved(error) => Err(error),
-            Ended::LastError(reason) => {
+            Ended::ByServer(reason) => {
                 self.note_end(reason);
                 let _ = self.sender.send(ServerMessage::End { subscription: self.id, reason }).await;
                 Ok(())
@@ -141,7 +141,7 @@ impl Subscription {
                         self.compare_claims().await?; // With one that was published just now.
                         return Ok((retained, skipped));
                     }
-                    Step::End(reason) => return Err(Ended::LastError(reason)),
+                    Step::End(reason) => return Err(Ended::ByServer(reason)),
                     Step::Wait => {}
                 }
             }
@@ -209,7 +209,7 @@ impl Subscription {
                 () = self.follower.changed() => self.handle_change(retained)?,
                 () = passed(&mut cut_at), if !transfer.plan.is_given_up() => Next::GiveUp(AbortReason::Withdrawn),
                 _ = lane_joined.changed() => Next::Continue, // Chunks may wait for it.
-                () = watch.stalled() => return Err(Ended::LastError(EndReason::Evicted)),
+                () = watch.stalled() => return Err(Ended::ByServer(EndReason::Evicted)),
             };
             match next {
                 Next::Finished => return Ok(()),
@@ -282,7 +282,7 @@ impl Subscription {
     fn handle_change(&mut self, retained: &Retained) -> Result<Next, Ended> {
         let newest = self.follower.look().newest();
         if let Some(reason) = self.cursor.lost_place() {
-            return Err(Ended::LastError(reason));
+            return Err(Ended::ByServer(reason));
         }
         let newer = newest.is_some_and(|(_, newest)| newest.id != retained.id);
         Ok(if self.preempt && newer { Next::GiveUp(AbortReason::Superseded) } else { Next::Continue })
@@ -330,7 +330,7 @@ impl Subscription {
             Effect::Acknowledged(epoch, version) => self.cursor.handle_acknowledged(epoch, version),
             Effect::Unsubscribed { keep_place: true } => return Err(Ended::Gone),
             Effect::Unsubscribed { keep_place: false } => return Err(Ended::ByClient),
-            Effect::Forbidden => return Err(Ended::LastError(EndReason::Forbidden)),
+            Effect::Forbidden => return Err(Ended::ByServer(EndReason::Forbidden)),
             Effect::None | Effect::Progress | Effect::Committed { .. } | Effect::Aborted(_) => {}
         }
         Ok(())
@@ -362,7 +362,7 @@ impl Subscription {
             selection,
             codec: self.codec(),
             codecs: self.codecs,
-            link: self.link.clone(),
+            effort: self.effort.clone(),
             tally: Arc::clone(self.follower.topic().tally()),
             lanes: Arc::clone(&self.lanes),
             sender: self.sender.clone(),

@@ -1,19 +1,13 @@
-//! What `auto` would choose for the chunks of a file, on links of some speeds.
+//! What `auto` chooses for the chunks of a file, at each level of effort.
 
 use super::measure::Job;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
     fmt::{self, Display, Formatter},
-    thread::available_parallelism,
     time::{Duration, Instant},
 };
-use tensor_relay_protocol::{
-    Codec, CodecId, CodecSet, LinkClass, Machine, SMALL_BYTES, SizeEstimate, Sparse,
-};
-
-/// The links, in Gbit/s.
-const LINKS_GBIT: [u32; 4] = [1, 10, 25, 100];
+use tensor_relay_protocol::{Codec, CodecId, CodecSet, Effort, SMALL_BYTES, SizeEstimate, Sparse};
 
 /// What is chosen for the chunks of one dtype, and what it takes to look at them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -21,13 +15,13 @@ pub(super) struct Choice {
     /// The time of a look, the shortest of all rounds, in the mean over the chunks that are looked at; nothing where all
     /// are too small for it.
     pub(super) look_us: Option<f64>,
-    pub(super) links: Vec<LinkChoice>,
+    pub(super) efforts: Vec<EffortChoice>,
 }
 
-/// What is chosen on one link.
+/// What is chosen at one level of effort.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct LinkChoice {
-    pub(super) gbit_per_s: u32,
+pub(super) struct EffortChoice {
+    pub(super) effort: &'static str,
     /// How many chunks each codec gets.
     pub(super) chunks: BTreeMap<&'static str, usize>,
 }
@@ -39,20 +33,19 @@ impl Choice {
         let seen: Vec<Seen> = (0..job.chunks()).map(|chunk| Seen::at(job, chunk, rounds)).collect();
         let times: Vec<Duration> = seen.iter().filter_map(|seen| seen.took).collect();
         let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
-        let machine = Machine::this(available_parallelism().map_or(2, usize::from));
-        let link = |gbit_per_s: &u32| {
-            let class = LinkClass::of(f64::from(*gbit_per_s) * 1e9 / 8.0);
+        let at = |(name, effort)| {
             let mut chunks = BTreeMap::new();
             for Seen { look, is_delta, .. } in &seen {
                 let codec = match is_delta {
                     true => CodecId::Sparse,
-                    false => machine.choose(look, job.dtype, CodecSet::all(), class),
+                    false => look.choose(CodecSet::all(), effort),
                 };
                 *chunks.entry(codec.name()).or_default() += 1;
             }
-            LinkChoice { gbit_per_s: *gbit_per_s, chunks }
+            EffortChoice { effort: name, chunks }
         };
-        Self { look_us: (!times.is_empty()).then_some(mean), links: LINKS_GBIT.iter().map(link).collect() }
+        let efforts = [("light", Effort::Light), ("full", Effort::Full)].map(at).into();
+        Self { look_us: (!times.is_empty()).then_some(mean), efforts }
     }
 }
 
@@ -88,9 +81,9 @@ impl Seen {
 impl Display for Choice {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "auto chooses")?;
-        for (at, link) in self.links.iter().enumerate() {
+        for (at, choice) in self.efforts.iter().enumerate() {
             let comma = if at == 0 { "" } else { "," };
-            write!(f, "{comma} at {} Gbit/s {link}", link.gbit_per_s)?;
+            write!(f, "{comma} with {} effort {choice}", choice.effort)?;
         }
         match self.look_us {
             Some(look_us) => writeln!(f, "; a look at a chunk takes {look_us:.0} µs."),
@@ -99,7 +92,7 @@ impl Display for Choice {
     }
 }
 
-impl Display for LinkChoice {
+impl Display for EffortChoice {
     /// The codec, or the share of chunks that each one gets, the largest first.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let all: usize = self.chunks.values().sum();
@@ -135,11 +128,11 @@ mod tests {
         let job = Job::of(Dtype::Bf16, vec![&weights, &noise, &noise, &short]);
         let choice = Choice::of(&job, 2);
         assert!(choice.look_us.is_some_and(|look_us| look_us > 0.0));
-        let [slow, .., fast] = &choice.links[..] else { panic!("there are several links") };
-        assert_eq!((slow.gbit_per_s, fast.gbit_per_s), (1, 100));
-        assert_eq!(slow.chunks["raw"], 3, "noise, and what is too short to be looked at");
+        let [light, full] = &choice.efforts[..] else { panic!("there are two levels") };
+        assert_eq!((light.effort, full.effort), ("light", "full"));
+        assert_eq!(full.chunks["raw"], 3, "noise, and what is too short to be looked at");
         let text = choice.to_string();
-        assert!(text.starts_with("auto chooses at 1 Gbit/s raw 75 % + "), "{text}");
+        assert!(text.starts_with("auto chooses with light effort raw 75 % + "), "{text}");
         assert!(text.ends_with(" µs.\n"), "{text}");
     }
 
@@ -148,6 +141,9 @@ mod tests {
         let choice = Choice::of(&Job::of(Dtype::U8, vec![&[7; 100]]), 1);
         assert_eq!(choice.look_us, None);
         let text = choice.to_string();
-        assert!(text.contains("at 10 Gbit/s raw,") && text.contains("no chunk is long enough"), "{text}");
+        assert!(
+            text.contains("with light effort raw,") && text.contains("no chunk is long enough"),
+            "{text}"
+        );
     }
 }

@@ -61,7 +61,7 @@ mod tests {
             decode_of_memcpy: None,
         };
         let (file, codecs) = ("a.safetensors".into(), vec![codec, sparse]);
-        let auto = Choice { look_us: Some(40.4), links: vec![] };
+        let auto = Choice { look_us: Some(40.4), efforts: vec![] };
         let result = FileResult { file, dtype: "bf16", raw_bytes: 1000, chunks: 1, codecs, auto };
         let text = result.to_string();
         assert!(text.starts_with("a.safetensors, bf16: 1000 bytes in 1 chunks\n\n| codec |"));

@@ -11,8 +11,8 @@ use std::{
 use tensor_relay_bench::workload::StateDict;
 use tensor_relay_device::Device;
 use tensor_relay_server::{
-    Access, Config, Dtype, Publishable, Identity, Listener, Metadata, Publisher, Server, Shape, Staged, Staging,
-    TensorName, TensorSpec, Ticket, Topic, Tuning,
+    Access, Config, Dtype, Identity, Listener, Metadata, Publishable, Publisher, Server, Shape, Staged,
+    Staging, TensorName, TensorSpec, Ticket, Topic, Tuning,
 };
 use tokio::io::{AsyncBufReadExt, BufReader};
 

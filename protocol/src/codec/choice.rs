@@ -1,15 +1,11 @@
-//! Which codec brings a chunk to its subscriber soonest.
+//! Which codec a chunk gets when that is left open.
 
-use super::{
-    CodecId, CodecSet, LinkClass, SizeEstimate,
-    simd::{Instructions, Path},
-};
-use crate::Dtype;
+use super::{CodecId, CodecSet, SizeEstimate};
 
 /// How the chunks of a topic or subscription are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CodecChoice {
-    /// Each chunk by what a look at it and the speed of the link make best ([`Machine::choose`]).
+    /// Each chunk by a sample of its bytes, with the effort that measurements of this subscription favour.
     #[default]
     Auto,
     /// All with this one, where it gains something and the receiver can decode it; otherwise raw.
@@ -26,95 +22,56 @@ impl From<CodecId> for CodecChoice {
 /// a worker to wake.
 pub const SMALL_BYTES: usize = 16 << 10;
 
-/// What encodes: how fast one processor is with each codec, and how many there are.
+/// How much processor time may be spent to make chunks smaller.
 ///
-/// The receiver is taken to be such a machine too: it says nothing about itself.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Machine {
-    instructions: Instructions,
-    workers: u32,
+/// Three levels and not rates of codecs and links: a rate of a codec is a constant of one processor, and a rate of a link
+/// that is shared with encoding says nothing. Which level is fastest is measured where it runs. What is encoded for one
+/// subscriber is used for all with the same level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Effort {
+    /// Everything travels raw.
+    None,
+    /// What one core encodes at several GB/s: bit planes, and zstd where hardly anything is left.
+    #[default]
+    Light,
+    /// Whatever makes a chunk smallest.
+    Full,
 }
 
-/// How many chunks of one transfer are encoded or decoded at once, while others travel: with more processors than that, it is
-/// no faster.
-const CHUNKS_IN_WORK: usize = 4;
-
-/// What one codec does to one chunk.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Offer {
-    codec: CodecId,
-    /// Raw bytes that arrive per second.
-    bytes_per_s: f64,
-    /// Seconds of processors at both ends, per raw byte.
-    cpu_s: f64,
+impl Effort {
+    /// Every level, the cheapest first.
+    pub const ALL: [Self; 3] = [Self::None, Self::Light, Self::Full];
 }
 
-/// Which advantage decides. Of codecs that are closer than this, the one that costs less CPU is taken, and raw costs none:
-/// so what would gain less than 3 % travels raw.
-const ADVANTAGE_MIN: f64 = 1.03;
+/// The share of a chunk below which zstd finds mostly repeats, which it encodes several times as fast as other bytes.
+const REPEATS_SHARE: f32 = 0.1;
 
-impl Machine {
-    /// A machine like this one, of whose `processors` one has its hands full with packets.
-    pub fn this(processors: usize) -> Self {
-        Self { instructions: Path::fastest().instructions(), workers: workers_of(processors) }
+/// Of two codecs whose results differ less than this, the one that costs less is taken.
+const SMALLER_MIN: f32 = 1.03;
+
+/// The codecs that encode without a base, the cheapest first.
+const BY_COST: [CodecId; 4] = [CodecId::Raw, CodecId::BitPlanes, CodecId::Zstd, CodecId::Planes];
+
+impl SizeEstimate {
+    /// The codec of `offered` that makes such a chunk smallest within `effort`; raw where none of them saves enough.
+    pub fn choose(&self, offered: CodecSet, effort: Effort) -> CodecId {
+        let candidates = || {
+            let is_allowed = |codec: &CodecId| offered.contains(*codec) && self.is_within(*codec, effort);
+            let share = |codec: CodecId| Some((codec, self.share(codec)?));
+            BY_COST.into_iter().filter(is_allowed).filter_map(share)
+        };
+        let smallest = candidates().map(|(_, share)| share).fold(1.0, f32::min);
+        let mut good = candidates().filter(|(_, share)| *share <= smallest * SMALLER_MIN);
+        good.next().map_or(CodecId::Raw, |(codec, _)| codec)
     }
 
-    /// The codec with which a chunk of `dtype` that looks like this takes the least time over a link of this class: what
-    /// makes `min(encode rate, link rate × ratio, decode rate)` largest, among those `offered`. Costs less than a
-    /// microsecond.
-    pub fn choose(&self, look: &SizeEstimate, dtype: Dtype, offered: CodecSet, link: LinkClass) -> CodecId {
-        let offers = || offered.iter().filter_map(|codec| self.offer(look, dtype, codec, link));
-        let best = offers().map(|offer| offer.bytes_per_s).fold(0.0, f64::max);
-        let good = offers().filter(|offer| offer.bytes_per_s * ADVANTAGE_MIN >= best);
-        good.min_by(|a, b| a.cpu_s.total_cmp(&b.cpu_s))
-            .map_or(CodecId::Raw, |offer| offer.codec)
-    }
-
-    fn offer(&self, look: &SizeEstimate, dtype: Dtype, codec: CodecId, link: LinkClass) -> Option<Offer> {
-        let share = f64::from(look.share(codec)?);
-        let arriving = link.bytes_per_s() / share.max(f64::MIN_POSITIVE);
-        Some(match self.rates(codec, dtype, share) {
-            None => Offer { codec, bytes_per_s: arriving, cpu_s: 0.0 },
-            Some((encode, decode)) => {
-                let workers = f64::from(self.workers) * 1e9;
-                let bytes_per_s = arriving.min(encode * workers).min(decode * workers);
-                Offer { codec, bytes_per_s, cpu_s: 1e-9 / encode + 1e-9 / decode }
-            }
-        })
-    }
-
-    /// How many GB/s of raw bytes one processor encodes and decodes, where `share` of them is left; `None` where there is
-    /// nothing to do.
-    ///
-    /// Of one core of a Zen 5 that copies memory at 26 to 28 GB/s, at 4 MiB chunks of real weights, gradients and caches.
-    /// On the slower machine of `bench/results/2026-11-22-codecs.md`, which copies at 7 to 11 GB/s, bit planes of bf16 do 5.3
-    /// to 6.3 and 7.2 to 9.0: all are nearer to each other where memory is slow.
-    ///
-    /// They are constants, because what matters is their order and their rough distance to the link: a clock would tell the
-    /// same on every machine of a kind, but differently on a busy one, and choices that change with the load encode chunks
-    /// twice.
-    fn rates(&self, codec: CodecId, dtype: Dtype, share: f64) -> Option<(f64, f64)> {
-        let bytes = dtype.bits().div_ceil(8);
-        match (codec, self.instructions, bytes) {
-            // What needs a base is compared with it instead of being chosen.
-            (CodecId::Raw | CodecId::Sparse, ..) => None,
-            // The more repeats, the faster: 5 GB/s where nearly nothing is left, 1.2 on floats.
-            (CodecId::Zstd, ..) => Some((1.0 / (0.25 + 0.75 * share), 1.0 / (0.1 + 0.6 * share))),
-            (CodecId::BitPlanes, Instructions::Avx512, 0..=1) => Some((6.5, 7.0)),
-            (CodecId::BitPlanes, Instructions::Avx512, _) => Some((9.5, 17.5)),
-            (CodecId::BitPlanes, Instructions::Avx2, 0..=1) => Some((4.9, 5.7)),
-            (CodecId::BitPlanes, Instructions::Avx2, _) => Some((7.6, 12.7)),
-            (CodecId::BitPlanes, Instructions::Portable, _) => Some((1.6, 2.6)),
-            (CodecId::Planes, _, 0..=1) => Some((1.5, 2.0)),
-            (CodecId::Planes, _, 2) => Some((2.6, 5.2)),
-            (CodecId::Planes, ..) => Some((3.6, 7.5)),
+    fn is_within(&self, codec: CodecId, effort: Effort) -> bool {
+        match (codec, effort) {
+            (CodecId::Raw, _) | (_, Effort::Full) | (CodecId::BitPlanes, Effort::Light) => true,
+            (CodecId::Zstd, Effort::Light) => self.share(codec).is_some_and(|share| share < REPEATS_SHARE),
+            _ => false,
         }
     }
-}
-
-/// How many processors work on the chunks of one transfer: all but the one for packets, as far as there is work.
-fn workers_of(processors: usize) -> u32 {
-    processors.saturating_sub(1).clamp(1, CHUNKS_IN_WORK) as u32
 }
 
 #[cfg(test)]
@@ -125,98 +82,44 @@ mod tests {
     const BIT_PLANES: CodecId = CodecId::BitPlanes;
     const PLANES: CodecId = CodecId::Planes;
 
-    fn machine(instructions: Instructions, processors: usize) -> Machine {
-        Machine { instructions, workers: workers_of(processors) }
-    }
-
-    /// What is chosen at each class of link, the slowest first.
-    fn at_each_class(machine: Machine, dtype: Dtype, shares: &[(CodecId, f32)]) -> Vec<CodecId> {
-        let look = SizeEstimate::with(shares);
-        LinkClass::ALL
-            .iter()
-            .map(|link| machine.choose(&look, dtype, CodecSet::all(), *link))
-            .collect()
+    /// What is chosen at each level of effort.
+    fn at_each_effort(shares: &[(CodecId, f32)]) -> [CodecId; 3] {
+        let estimate = SizeEstimate::with(shares);
+        Effort::ALL.map(|effort| estimate.choose(CodecSet::all(), effort))
     }
 
     /// The shares are those measured on real tensors, named in the comments.
     #[test]
-    fn each_link_gets_what_brings_the_bytes_soonest() {
-        let (two, many) = (machine(Instructions::Avx512, 2), machine(Instructions::Avx512, 16));
+    fn each_effort_gets_the_smallest_that_it_allows() {
         let weights: &[_] = &[(BIT_PLANES, 0.671), (PLANES, 0.664)]; // MiniLM, bf16
-        assert_eq!(
-            at_each_class(two, Dtype::Bf16, weights),
-            [BIT_PLANES, BIT_PLANES, BIT_PLANES, BIT_PLANES, CodecId::Raw],
-            "one worker is slower than 100 Gbit/s"
-        );
-        assert_eq!(at_each_class(many, Dtype::Bf16, weights), [BIT_PLANES; 5]);
-        assert_eq!(
-            at_each_class(machine(Instructions::Portable, 2), Dtype::Bf16, weights),
-            [PLANES, PLANES, PLANES, CodecId::Raw, CodecId::Raw],
-            "without SIMD the bit planes are the dearer ones"
-        );
-        assert_eq!(
-            at_each_class(machine(Instructions::Portable, 63), Dtype::Bf16, weights),
-            [PLANES, PLANES, PLANES, PLANES, CodecId::Raw],
-            "most of many processors have no chunk to work on"
-        );
+        assert_eq!(at_each_effort(weights), [CodecId::Raw, BIT_PLANES, BIT_PLANES]);
         let rounded: &[_] = &[(BIT_PLANES, 0.836), (PLANES, 0.616)]; // CREPE, f32 with few bits of mantissa
-        assert_eq!(
-            at_each_class(two, Dtype::F32, rounded),
-            [PLANES, PLANES, PLANES, BIT_PLANES, CodecId::Raw],
-            "what takes longer to encode loses on a fast link"
-        );
+        assert_eq!(at_each_effort(rounded), [CodecId::Raw, BIT_PLANES, PLANES]);
         let integers: &[_] = &[(CodecId::Zstd, 0.576), (PLANES, 0.576)]; // Kokoro, i8
-        assert_eq!(
-            at_each_class(two, Dtype::I8, integers),
-            [CodecId::Zstd, CodecId::Zstd, CodecId::Zstd, CodecId::Raw, CodecId::Raw],
-            "of two that are as small, the cheaper one; and none that is slower than the link"
-        );
-    }
-
-    #[test]
-    fn one_processor_has_its_hands_full_with_packets() {
-        assert_eq!([0, 1, 2, 3, 5, 6, 64].map(workers_of), [1, 1, 1, 2, 4, 4, 4]);
-    }
-
-    #[test]
-    fn what_gains_less_than_three_per_cent_travels_raw() {
-        let machine = machine(Instructions::Avx512, 5);
-        for (share, chosen) in [(0.98, CodecId::Raw), (0.972, CodecId::Raw), (0.95, PLANES)] {
-            let look = SizeEstimate::with(&[(PLANES, share)]);
-            assert_eq!(
-                machine.choose(&look, Dtype::I4, CodecSet::all(), LinkClass::UpTo1),
-                chosen,
-                "{share}"
-            );
-        }
-        assert_eq!(at_each_class(machine, Dtype::U8, &[]), [CodecId::Raw; 5]);
-    }
-
-    fn any_share() -> impl Strategy<Value = Option<f32>> {
-        prop::option::of(0.0f32..0.97)
+        assert_eq!(at_each_effort(integers), [CodecId::Raw, CodecId::Raw, CodecId::Zstd]);
+        let zeros: &[_] = &[(CodecId::Zstd, 0.01), (PLANES, 0.02)];
+        assert_eq!(at_each_effort(zeros), [CodecId::Raw, CodecId::Zstd, CodecId::Zstd]);
+        assert_eq!(at_each_effort(&[]), [CodecId::Raw; 3]);
     }
 
     proptest! {
-        /// Whatever a look says: only what is offered is chosen, only what gains something, and nothing that is offered
-        /// would be faster by more than the least advantage.
+        /// Whatever an estimate says: only what is offered is chosen, only what gains something, and with full effort
+        /// nothing that is offered would be smaller by more than 3 %.
         #[test]
-        fn nothing_offered_is_much_faster(
-            shares in prop::collection::vec(any_share(), CodecId::ALL.len()),
-            offered in prop::collection::vec(0u32..8, 0..5),
-            dtype in 0..Dtype::ALL.len(), link in 0..LinkClass::ALL.len(),
-            processors in 1usize..64, instructions in 0usize..3,
+        fn nothing_offered_is_much_smaller(
+            shares in prop::collection::vec(prop::option::of(0.0f32..0.97), CodecId::ALL.len()),
+            offered in prop::collection::vec(0u32..8, 0..5), effort in 0..Effort::ALL.len(),
         ) {
-            let found = CodecId::ALL.iter().zip(shares).skip(1).filter_map(|(id, share)| Some((*id, share?)));
-            let look = SizeEstimate::with(&found.collect::<Vec<_>>());
-            let all = [Instructions::Avx512, Instructions::Avx2, Instructions::Portable];
-            let machine = machine(all[instructions], processors);
-            let (dtype, offered, link) = (Dtype::ALL[dtype], CodecSet::from_codes(&offered), LinkClass::ALL[link]);
-            let chosen = machine.choose(&look, dtype, offered, link);
+            let found = CodecId::ALL.iter().zip(shares).filter_map(|(id, share)| Some((*id, share?)));
+            let found: Vec<_> = found.filter(|(id, _)| !matches!(id, CodecId::Raw | CodecId::Sparse)).collect();
+            let (estimate, offered) = (SizeEstimate::with(&found), CodecSet::from_codes(&offered));
+            let chosen = estimate.choose(offered, Effort::ALL[effort]);
             prop_assert!(offered.contains(chosen));
-            let rate = |codec| machine.offer(&look, dtype, codec, link).map(|offer| offer.bytes_per_s);
-            let chosen = rate(chosen).expect("what does not gain is not chosen");
-            for other in offered.iter().filter_map(rate) {
-                prop_assert!(other <= chosen * ADVANTAGE_MIN * 1.000_001);
+            let share = estimate.share(chosen).expect("what does not gain is not chosen");
+            let full = estimate.share(estimate.choose(offered, Effort::Full)).unwrap();
+            prop_assert!(full <= share * SMALLER_MIN);
+            for (_, other) in found.iter().filter(|(id, _)| offered.contains(*id)) {
+                prop_assert!(full <= other * SMALLER_MIN * 1.000_001);
             }
         }
     }

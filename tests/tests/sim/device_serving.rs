@@ -11,7 +11,7 @@ use tensor_relay_client::{Client, Snapshot, Subscription};
 use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecChoice, CodecId, Dtype, TensorSpec};
 use tensor_relay_server::{
-    Borrowed, Config, Publishable, Publication, Publisher, Server, Stage, Staged, TopicOptions,
+    Borrowed, Config, Publication, Publishable, Publisher, Server, Stage, Staged, TopicOptions,
 };
 use tensor_relay_tests::{
     engine::{Behaviour, TestEngine},

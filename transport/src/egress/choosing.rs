@@ -1,4 +1,4 @@
-//! Which codec a chunk gets when that is left open: a look at it, remembered for its neighbours.
+//! Size estimates of chunks, remembered for their neighbours: the basis of each free choice of a codec.
 
 use super::Payload;
 use crate::Workers;
@@ -14,18 +14,18 @@ use std::{
     time::{Duration, Instant},
 };
 use tensor_relay_protocol::{
-    ChunkIndex, CodecId, CodecSet, LinkClass, Machine, ManifestDigest, SMALL_BYTES, SizeEstimate,
+    ChunkIndex, CodecId, CodecSet, Effort, ManifestDigest, SMALL_BYTES, SizeEstimate,
 };
 
 /// How a subscriber is to get a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodecRequest {
-    /// In whichever of `offered` brings it soonest over a link of this class.
+    /// In whichever of `offered` makes it smallest.
     Auto {
         /// What the subscriber can decode.
         offered: CodecSet,
-        /// How fast the way to it is.
-        link: LinkClass,
+        /// What it may cost.
+        effort: Effort,
     },
     /// In this codec, where it gains something.
     Fixed(CodecId),
@@ -53,7 +53,6 @@ impl From<CodecId> for CodecRequest {
 /// alike, and so are those of its next versions. What one look said holds for the next [`LOOK_AGAIN`] of them, or until a
 /// chunk turns out otherwise. What was said of one chunk stays, as long as it is kept, so that all who get it choose alike.
 pub(super) struct Chooser {
-    machine: Machine,
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
     tensors: Cache<Subject, Arc<Remembered>>,
@@ -88,12 +87,7 @@ const UNREADABLE_MAX: usize = 1 << 10;
 
 impl Chooser {
     pub(super) fn new(workers: Workers) -> Self {
-        let processors = match workers {
-            Workers::Threads => std::thread::available_parallelism().map_or(2, usize::from),
-            Workers::Inline => 2, // Simulations make the same choices everywhere.
-        };
         Self {
-            machine: Machine::this(processors),
             workers,
             chunks: Cache::new(REMEMBERED_MAX),
             tensors: Cache::new(REMEMBERED_MAX),
@@ -152,19 +146,6 @@ impl Chooser {
         (look, spent)
     }
 
-    /// The codec in which `chunk`, which looks like this, is to be sent.
-    pub(super) fn choose(
-        &self,
-        payload: &Payload,
-        chunk: ChunkIndex,
-        look: &SizeEstimate,
-        offered: CodecSet,
-        link: LinkClass,
-    ) -> CodecId {
-        let (_, dtype) = payload.manifest().chunk(chunk);
-        self.machine.choose(look, dtype, offered, link)
-    }
-
     /// Whether `chunk` is likely to be little changed from its base. Where one of its tensor was not, the next
     /// [`LOOK_AGAIN`] are not compared: training in f32 changes nearly every element.
     pub(super) fn expects_delta(&self, payload: &Payload, chunk: ChunkIndex) -> bool {
@@ -219,10 +200,7 @@ fn subject(payload: &Payload, chunk: ChunkIndex) -> Subject {
 
 impl fmt::Debug for Chooser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chooser")
-            .field("machine", &self.machine)
-            .field("looks", &self.looks())
-            .finish_non_exhaustive()
+        f.debug_struct("Chooser").field("looks", &self.looks()).finish_non_exhaustive()
     }
 }
 
@@ -257,8 +235,8 @@ mod tests {
         bytes
     }
 
-    fn auto(link: LinkClass) -> CodecRequest {
-        CodecRequest::Auto { offered: CodecSet::all(), link }
+    fn auto(effort: Effort) -> CodecRequest {
+        CodecRequest::Auto { offered: CodecSet::all(), effort }
     }
 
     /// Encodes every chunk of `payload`, and returns in which codecs.
@@ -280,12 +258,12 @@ mod tests {
     async fn random_bytes_travel_raw_at_the_price_of_a_few_looks() {
         for dtype in [Dtype::U8, Dtype::Bf16] {
             let (encoder, payload) = (encoder(), payload(dtype, noise(64)));
-            let sent = send(&encoder, &payload, auto(LinkClass::UpTo1)).await;
+            let sent = send(&encoder, &payload, auto(Effort::Full)).await;
             assert_eq!(sent, [CodecId::Raw; 64]);
             let EncoderStats { requested, encoded, looks, .. } = encoder.stats();
             assert_eq!((requested, encoded), (0, 0), "nothing was tried in vain");
             assert_eq!(looks, 64_u64.div_ceil(u64::from(LOOK_AGAIN) + 1));
-            send(&encoder, &payload, auto(LinkClass::UpTo25)).await;
+            send(&encoder, &payload, auto(Effort::Light)).await;
             assert_eq!(encoder.stats().looks, looks, "what was said of a chunk stays");
         }
     }
@@ -294,21 +272,21 @@ mod tests {
     async fn floats_go_in_bit_planes_and_a_new_version_needs_no_look() {
         let encoder = encoder();
         let first = payload(Dtype::Bf16, weights(8));
-        assert_eq!(send(&encoder, &first, auto(LinkClass::default())).await, [CodecId::BitPlanes; 8]);
+        assert_eq!(send(&encoder, &first, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
         let second = payload(Dtype::Bf16, weights(8));
-        assert_eq!(send(&encoder, &second, auto(LinkClass::default())).await, [CodecId::BitPlanes; 8]);
+        assert_eq!(send(&encoder, &second, auto(Effort::default())).await, [CodecId::BitPlanes; 8]);
         let EncoderStats { looks, encoded, incompressible, .. } = encoder.stats();
         assert_eq!((looks, encoded, incompressible), (1, 16, 0));
     }
 
     #[tokio::test]
-    async fn classes_that_choose_alike_share_encodings() {
+    async fn efforts_that_choose_alike_share_encodings() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(8)));
-        for link in [LinkClass::UpTo10, LinkClass::UpTo5, LinkClass::UpTo25] {
-            send(&encoder, &payload, auto(link)).await;
+        for effort in [Effort::Light, Effort::Full, Effort::None] {
+            send(&encoder, &payload, auto(effort)).await;
         }
         let EncoderStats { requested, encoded, .. } = encoder.stats();
-        assert_eq!((requested, encoded), (24, 8));
+        assert_eq!((requested, encoded), (16, 8));
     }
 
     #[tokio::test]
@@ -318,7 +296,7 @@ mod tests {
             assert_eq!(send(&encoder, &payload, codec.into()).await, [codec; 4]);
         }
         assert_eq!(encoder.stats().looks, 0, "there is nothing to choose");
-        let wanted = CodecRequest::Auto { offered: CodecSet::only_raw(), link: LinkClass::UpTo1 };
+        let wanted = CodecRequest::Auto { offered: CodecSet::only_raw(), effort: Effort::Full };
         assert_eq!(send(&encoder, &payload, wanted).await, [CodecId::Raw; 4]);
         assert_eq!(encoder.stats().looks, 0, "there is nothing to choose here either");
     }
@@ -329,7 +307,7 @@ mod tests {
         let mut bytes = weights(2);
         bytes.extend(noise(14));
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, bytes));
-        let sent = send(&encoder, &payload, auto(LinkClass::default())).await;
+        let sent = send(&encoder, &payload, auto(Effort::default())).await;
         assert_eq!(sent[..2], [CodecId::BitPlanes; 2]);
         assert_eq!(sent[2..], [CodecId::Raw; 14]);
         let EncoderStats { looks, incompressible, .. } = encoder.stats();
@@ -341,18 +319,18 @@ mod tests {
         let whole = CHUNK + SMALL_BYTES;
         for (bytes, last, looks) in [(whole, CodecId::BitPlanes, 1), (whole - 256, CodecId::Raw, 1)] {
             let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(2)[..bytes].to_vec()));
-            let sent = send(&encoder, &payload, auto(LinkClass::default())).await;
+            let sent = send(&encoder, &payload, auto(Effort::default())).await;
             assert_eq!((sent, encoder.stats().looks), (vec![CodecId::BitPlanes, last], looks));
         }
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, weights(1)[..SMALL_BYTES - 256].to_vec()));
-        assert_eq!(send(&encoder, &payload, auto(LinkClass::default())).await, [CodecId::Raw]);
+        assert_eq!(send(&encoder, &payload, auto(Effort::default())).await, [CodecId::Raw]);
         assert_eq!(encoder.stats().looks, 0);
     }
 
     #[tokio::test]
     async fn a_look_is_counted_for_who_waited_for_it() {
         let (encoder, payload) = (encoder(), payload(Dtype::Bf16, noise(1)));
-        let ask = async || encoder.encode(&payload, ChunkIndex(0), auto(LinkClass::UpTo1)).await.unwrap();
+        let ask = async || encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap();
         let (first, second) = (ask().await, ask().await);
         assert_eq!((first.codec, second.codec, second.spent), (CodecId::Raw, CodecId::Raw, Duration::ZERO));
         assert!(first.spent > Duration::ZERO);
@@ -368,11 +346,7 @@ mod tests {
         for _ in 0..20 {
             let (encoder, payload) = (Arc::clone(&encoder), Arc::clone(&payload));
             asking.spawn(async move {
-                encoder
-                    .encode(&payload, ChunkIndex(0), auto(LinkClass::UpTo1))
-                    .await
-                    .unwrap()
-                    .codec
+                encoder.encode(&payload, ChunkIndex(0), auto(Effort::Full)).await.unwrap().codec
             });
         }
         assert_eq!(asking.join_all().await, [CodecId::BitPlanes; 20]);

@@ -24,7 +24,7 @@ use std::{
 };
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    ChunkHash, ChunkIndex, CodecId, CodecSet, Context, RangeSet, SizeEstimate, VersionDigest,
+    ChunkHash, ChunkIndex, CodecId, CodecSet, Context, Effort, RangeSet, SizeEstimate, VersionDigest,
     worthwhile_bytes,
 };
 
@@ -147,12 +147,14 @@ impl Encoder {
         let (raw, codec, looked) = match wanted {
             CodecRequest::Fixed(codec) if codec.needs_base() => (raw, CodecId::Raw, Duration::ZERO),
             CodecRequest::Fixed(codec) => (raw, codec, Duration::ZERO),
-            CodecRequest::Auto { offered, .. } if offered.without_bases() == CodecSet::only_raw() => {
+            CodecRequest::Auto { offered, effort }
+                if effort == Effort::None || offered.without_bases() == CodecSet::only_raw() =>
+            {
                 (raw, CodecId::Raw, Duration::ZERO)
             }
-            CodecRequest::Auto { offered, link } => {
+            CodecRequest::Auto { offered, effort } => {
                 let (raw, look, looked) = self.look(payload, chunk, raw).await?;
-                (raw, self.chooser.choose(payload, chunk, &look, offered, link), looked)
+                (raw, look.choose(offered, effort), looked)
             }
         };
         let encoded = match (codec, raw) {

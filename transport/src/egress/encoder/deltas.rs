@@ -160,14 +160,14 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use tensor_relay_device::{BoxFuture, HostSource, Source};
     use tensor_relay_protocol::{
-        ChunkHash, CodecSet, Dtype, Limits, LinkClass, Manifest, Shape, TensorName, TensorSpec, codec,
+        ChunkHash, CodecSet, Dtype, Effort, Limits, Manifest, Shape, TensorName, TensorSpec, codec,
     };
 
     const CHUNK_BYTES: usize = SMALL_BYTES;
 
     /// Noise that is not a delta travels raw.
     const AUTO: fn() -> CodecRequest =
-        || CodecRequest::Auto { offered: CodecSet::all(), link: LinkClass::UpTo1 };
+        || CodecRequest::Auto { offered: CodecSet::all(), effort: Effort::Full };
 
     fn manifest(bytes: usize) -> Arc<Manifest> {
         let shape = Shape::new(&[bytes as u64]).unwrap();
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(forced.codec, CodecId::Sparse);
         for other in [
             CodecId::Zstd.into(),
-            CodecRequest::Auto { offered: CodecSet::all().without_bases(), link: LinkClass::UpTo1 },
+            CodecRequest::Auto { offered: CodecSet::all().without_bases(), effort: Effort::Full },
         ] {
             let whole = encoder.encode_delta(&next, ChunkIndex(0), Some(&base), other).await.unwrap();
             assert_eq!(whole.codec, CodecId::Raw, "no delta is wanted");

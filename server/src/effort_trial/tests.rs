@@ -1,0 +1,235 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+const CHUNK: u64 = 4 << 20;
+const GB: f64 = 1e9;
+
+/// A machine at both ends and a link, as far as a trial sees them.
+#[derive(Debug, Clone, Copy)]
+struct Path {
+    name: &'static str,
+    /// Wire bytes per second that the link carries.
+    link: f64,
+    /// Wire bytes per second that one core sends and receives.
+    packets: f64,
+    /// Raw bytes per second that one core encodes and decodes, with light and with full effort.
+    codecs: [f64; 2],
+    /// What of a chunk is left with either.
+    shares: [f64; 2],
+    /// Cores that both ends share, or each end's where they do not.
+    cores: f64,
+}
+
+impl Path {
+    /// Raw bytes per second with that effort: what binds, the link or the cores.
+    fn rate(&self, effort: Effort) -> f64 {
+        let (share, encoding) = match effort {
+            Effort::None => (1.0, 0.0),
+            Effort::Light => (self.shares[0], 1.0 / self.codecs[0]),
+            Effort::Full => (self.shares[1], 1.0 / self.codecs[1]),
+        };
+        let cpu_s = share / self.packets + encoding;
+        (self.link / share).min(self.cores / cpu_s)
+    }
+
+    fn best(&self) -> f64 {
+        Effort::ALL.iter().map(|effort| self.rate(*effort)).fold(0.0, f64::max)
+    }
+}
+
+/// Bytes per second of so many Gbit/s.
+fn gbit(gbit: f64) -> f64 {
+    gbit * GB / 8.0
+}
+
+/// Sends chunks over a path, four at a time and one after the other, with what `noise` makes of the time of each.
+struct Run {
+    trial: EffortTrial,
+    now: Instant,
+    in_flight: VecDeque<(Effort, u64)>,
+    sent: u64,
+    busy: Duration,
+}
+
+impl Run {
+    fn new() -> Self {
+        let (trial, now) = (EffortTrial::default(), Instant::now());
+        Self { trial, now, in_flight: VecDeque::new(), sent: 0, busy: Duration::ZERO }
+    }
+
+    /// Sends a version of that many bytes, and waits a second.
+    fn send(&mut self, bytes: u64, path: &Path, mut noise: impl FnMut(u64) -> f64) {
+        self.trial.handle_pause();
+        let mut left = bytes.div_ceil(CHUNK);
+        while left > 0 || !self.in_flight.is_empty() {
+            while left > 0 && self.in_flight.len() < 4 {
+                self.in_flight.push_back(self.trial.assign(CHUNK));
+                left -= 1;
+            }
+            let (effort, block) = self.in_flight.pop_front().unwrap();
+            let took = Duration::from_secs_f64(CHUNK as f64 / path.rate(effort) * noise(self.sent));
+            self.now += took;
+            self.busy += took;
+            self.sent += 1;
+            self.trial.handle_sent(block, effort, CHUNK, self.now);
+            self.trial.handle_ended(CHUNK);
+        }
+        self.now += Duration::from_secs(1);
+    }
+
+    /// The rate over all that was sent, compared with that of the best effort.
+    fn of_best(&self, path: &Path) -> f64 {
+        (self.sent * CHUNK) as f64 / self.busy.as_secs_f64() / path.best()
+    }
+}
+
+/// Every factor in `1/(1+spread) ..= 1+spread`, in an order that looks like chance and is the same each time.
+fn shaken(seed: u64, spread: f64) -> impl FnMut(u64) -> f64 {
+    move |at| {
+        let mixed = (at ^ seed)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+            .wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (1.0 + spread).powf((mixed >> 11) as f64 / (1u64 << 52) as f64 - 1.0)
+    }
+}
+
+/// Two cores of a processor without VAES.
+const XEON: Path = Path {
+    name: "Xeon",
+    link: 10e9 / 8.0,
+    packets: 1.2 * GB,
+    codecs: [1.1 * GB, 1.1 * GB],
+    shares: WEIGHTS,
+    cores: 2.0,
+};
+
+/// bf16 weights with both efforts the same; f32 that holds f16; noise, of which nothing is encoded.
+const WEIGHTS: [f64; 2] = [0.67, 0.67];
+const HALVES: [f64; 2] = [0.83, 0.42];
+const NOISE: [f64; 2] = [1.0, 1.0];
+
+/// On what it settles: machines by links. The figures of codecs and packets are those measured on such machines.
+#[test]
+fn it_settles_on_what_is_fastest() {
+    use Effort::{Full, Light, None};
+    let zen = Path {
+        name: "Zen 5",
+        link: 0.0,
+        packets: 2.4 * GB,
+        codecs: [3.4 * GB, 1.0 * GB],
+        shares: WEIGHTS,
+        cores: 2.0,
+    };
+    let xeon = Path { codecs: [1.1 * GB, 0.5 * GB], ..XEON };
+    let quota = Path { name: "half a core", cores: 0.5, ..xeon };
+    let large = Path { name: "64 cores", cores: 16.0, ..zen };
+    let scalar = Path { name: "without SIMD", codecs: [0.9 * GB, 0.8 * GB], ..xeon };
+    let table = [
+        (zen, WEIGHTS, [Light, Light, Light, None]),
+        (xeon, WEIGHTS, [Light, Light, Light, None]),
+        (quota, WEIGHTS, [Light, None, None, None]),
+        (large, WEIGHTS, [Light, Light, Light, Light]),
+        (scalar, WEIGHTS, [Light, Light, None, None]),
+        (zen, HALVES, [Full, Full, Full, None]),
+        (quota, HALVES, [Full, None, None, None]),
+        (large, HALVES, [Full, Full, Full, Light]),
+        (zen, NOISE, [None; 4]),
+    ];
+    for (machine, shares, expected) in table {
+        for (gbit_per_s, expected) in [1.0, 5.0, 10.0, 100.0].into_iter().zip(expected) {
+            let codecs = match shares {
+                WEIGHTS => [machine.codecs[0]; 2],
+                NOISE => [f64::INFINITY; 2],
+                _ => machine.codecs,
+            };
+            let path = Path { link: gbit(gbit_per_s), shares, codecs, ..machine };
+            let mut run = Run::new();
+            run.send(12 << 30, &path, shaken(7, 0.1));
+            let name = format!(
+                "{}, {shares:?}, {gbit_per_s} Gbit/s: {:?}",
+                path.name,
+                Effort::ALL.map(|e| path.rate(e) as u64)
+            );
+            assert_eq!(run.trial.settled(), Some(expected), "{name}");
+            assert!(run.of_best(&path) >= 0.95, "{name}: {}", run.of_best(&path));
+        }
+    }
+}
+
+/// A model that is sent whole many times, each time a few chunks.
+#[test]
+fn small_versions_add_up() {
+    let path = Path { link: gbit(100.0), ..XEON };
+    let mut run = Run::new();
+    for _ in 0..40 {
+        run.send(4 * CHUNK, &path, shaken(3, 0.1));
+    }
+    assert_eq!(run.trial.settled(), Some(Effort::None));
+}
+
+/// A version of one chunk says nothing: it keeps the level that a trial begins with.
+#[test]
+fn a_version_of_one_chunk_is_not_measured() {
+    let mut run = Run::new();
+    for _ in 0..1000 {
+        run.send(CHUNK, &Path { link: gbit(100.0), ..XEON }, |_| 1.0);
+    }
+    assert_eq!((run.trial.settled(), run.trial.rounds), (None, 0));
+}
+
+#[test]
+fn a_path_that_changes_is_tried_again() {
+    let mut run = Run::new();
+    let (fast, slow) = (Path { link: gbit(100.0), ..XEON }, Path { link: gbit(1.0), ..XEON });
+    run.send(4 << 30, &fast, shaken(5, 0.1));
+    assert_eq!(run.trial.settled(), Some(Effort::None));
+    run.send(4 << 30, &slow, shaken(6, 0.1));
+    assert_eq!(run.trial.settled(), Some(Effort::Light));
+    run.send(4 << 30, &fast, shaken(7, 0.1));
+    assert_eq!(run.trial.settled(), Some(Effort::None));
+}
+
+/// What happens to a settled path that changes without a sign, as when a neighbour leaves its processors alone.
+#[test]
+fn a_settled_trial_is_repeated_from_time_to_time() {
+    let mut run = Run::new();
+    let mut settled = 0;
+    for _ in 0..300 {
+        run.send(256 << 20, &XEON, |_| 1.0);
+        settled += u32::from(run.trial.settled().is_some());
+    }
+    assert_eq!(run.trial.standing.rest, 1024, "75 GiB: after 256 and 512 blocks");
+    assert!(settled > 280, "{settled} of 300");
+}
+
+#[test]
+fn chunks_that_are_lost_do_not_count_as_in_flight() {
+    let meter = EffortMeter::default();
+    let chunks: Vec<_> = (0..5).map(|_| meter.begin(CHUNK)).collect();
+    assert_eq!(meter.trial().in_flight_bytes, 5 * CHUNK);
+    drop(chunks);
+    assert_eq!(meter.trial().in_flight_bytes, 0);
+}
+
+proptest! {
+    /// Whatever the path and however disturbed: it settles within 8 GiB, on a level that is at most what noise hides slower
+    /// than the best.
+    #[test]
+    fn it_settles_near_the_best(
+        gbit_per_s in 0.1f64..100.0, packets in 0.3f64..4.0, light in 0.5f64..10.0, full in 0.2f64..2.0,
+        smaller in 0.3f64..1.0, cores in 0.5f64..16.0, seed: u64, spread in 0.0f64..0.3,
+    ) {
+        let path = Path {
+            name: "any", link: gbit(gbit_per_s), packets: packets * GB, codecs: [light * GB, full * GB],
+            shares: [smaller.midpoint(1.0), smaller], cores,
+        };
+        let mut run = Run::new();
+        run.send(8 << 30, &path, shaken(seed, spread));
+        let settled = run.trial.settled();
+        prop_assert!(settled.is_some());
+        let rate = path.rate(settled.unwrap());
+        prop_assert!(rate >= path.best() * 0.85, "{settled:?} at {} of the best", rate / path.best());
+    }
+}
