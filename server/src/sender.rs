@@ -12,7 +12,8 @@ use crate::{
 use std::sync::Arc;
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{
-    ChunkHeader, ChunkIndex, CodecChoice, CodecSet, Selection, SendAction, ServerMessage, SubscriptionId,
+    ChunkHeader, ChunkIndex, CodecChoice, CodecSet, Effort, Selection, SendAction, ServerMessage,
+    SubscriptionId,
 };
 use tensor_relay_transport::{
     Lane, Stage, Tally, control,
@@ -185,7 +186,7 @@ impl Outgoing {
             .await
             .is_ok()
         {
-            in_flight.handle_sent();
+            in_flight.handle_sent(&self.alike(chunk, encoded, in_flight.effort()));
             let (raw_bytes, wire_bytes) = (self.raw_bytes(chunk), encoded.bytes.len() as u64);
             for tally in [&*self.tally, &self.shared.tally] {
                 tally.count(encoded.codec, raw_bytes, wire_bytes, encoded.spent);
@@ -193,6 +194,18 @@ impl Outgoing {
             self.watched.note_sent(raw_bytes, wire_bytes);
             self.shared.chunk_times.note(began.elapsed());
         }
+    }
+
+    /// The levels of effort at which a chunk would have been encoded as it was.
+    fn alike(&self, chunk: ChunkIndex, encoded: &Encoded, effort: Effort) -> Vec<Effort> {
+        if encoded.codec.needs_base() || matches!(self.codec, CodecChoice::Fixed(_)) {
+            return Effort::ALL.into();
+        }
+        let estimate = self.shared.encoder.estimate(&self.retained.payload, chunk);
+        let codec = |effort| estimate.map(|estimate| estimate.choose(self.codecs, effort));
+        let is_alike =
+            |other: &Effort| *other == effort || estimate.is_some() && codec(*other) == codec(effort);
+        Effort::ALL.into_iter().filter(is_alike).collect()
     }
 
     fn header(&self, chunk: ChunkIndex, encoded: &Encoded) -> ChunkHeader {

@@ -1,8 +1,8 @@
 //! What all sessions of a server share, and the counts of what lives now.
 
 use crate::{
-    Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, failures::Failures, joining::Joinable,
-    strangers::Strangers, subscribers::Subscribers, traffic::Traffic,
+    Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort_trial::EffortTrials,
+    failures::Failures, joining::Joinable, strangers::Strangers, subscribers::Subscribers, traffic::Traffic,
 };
 use std::sync::{Arc, atomic::AtomicU64};
 use tensor_relay_protocol::InstanceId;
@@ -19,6 +19,8 @@ pub(crate) struct Shared {
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
+    /// How much encoding pays on the way to each client.
+    pub(crate) effort_trials: EffortTrials,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
     /// The subscriptions that are open, for those who look.
@@ -65,6 +67,7 @@ impl Shared {
             access,
             catalogue,
             encoder,
+            effort_trials: EffortTrials::default(),
             counters: Arc::default(),
             traffic: Traffic::default(),
             subscribers: Arc::default(),

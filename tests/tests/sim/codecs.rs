@@ -84,7 +84,7 @@ fn a_forced_codec_is_obeyed() {
         (auto, unsaid(), Some(CodecId::Raw), all, &[CodecId::Raw]),
         (auto, zstd(), Some(CodecId::Planes), only_raw, &[CodecId::Raw]),
         (auto, zstd(), None, CodecSet::from_codes(&[3]), &[CodecId::Raw]),
-        (auto, unsaid(), None, CodecSet::from_codes(&[3]), &[CodecId::Raw, CodecId::Planes]),
+        (auto, unsaid(), None, CodecSet::from_codes(&[2]), &[CodecId::Raw, CodecId::BitPlanes]),
     ];
     for (seed, (by_server, options, by_client, offered, expected)) in (1..).zip(cases) {
         simulate(seed, async move |sim: Sim| {

@@ -102,16 +102,21 @@ impl Chooser {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// What is known of `chunk` without a look at it.
-    pub(super) fn recall(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
+    /// The estimate that was made for `chunk`, or taken over from its neighbours.
+    pub(super) fn known(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
         let (range, _) = payload.manifest().chunk(chunk);
-        if range.end - range.start < SMALL_BYTES as u64 {
-            return Some(SizeEstimate::NOTHING);
+        match range.end - range.start < SMALL_BYTES as u64 {
+            true => Some(SizeEstimate::NOTHING),
+            false => self.chunks.get(&(payload.key(), chunk)),
+        }
+    }
+
+    /// The estimate for `chunk`, if it was made or can be taken over from its neighbours.
+    pub(super) fn recall(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
+        if let Some(known) = self.known(payload, chunk) {
+            return Some(known);
         }
         let key = (payload.key(), chunk);
-        if let Some(look) = self.chunks.get(&key) {
-            return Some(look);
-        }
         let remembered = self.tensors.get(&subject(payload, chunk))?;
         let is_fresh = remembered.used.fetch_add(1, Ordering::Relaxed) < LOOK_AGAIN;
         is_fresh.then(|| {

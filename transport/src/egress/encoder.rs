@@ -218,6 +218,11 @@ impl Encoder {
         Ok(Encoded { spent, ..encoded })
     }
 
+    /// How small each codec would make `chunk`, where that was estimated.
+    pub fn estimate(&self, payload: &Payload, chunk: ChunkIndex) -> Option<SizeEstimate> {
+        self.chooser.known(payload, chunk)
+    }
+
     /// What `chunks` of `payload` are together. Costs a read of those that were never hashed.
     ///
     /// # Errors
