@@ -9,7 +9,11 @@ pub(crate) use lanes::LaneRegistry;
 
 use crate::{ClientError, Config, base, error::SessionError, progress::Counters};
 use lanes::Lanes;
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 use tensor_relay_device::Sink;
 use tensor_relay_protocol::{
     ChunkHeader, ClientMessage, CloseCode, Dtype, FeatureSet, Hello, LaneId, Limits, Manifest,
@@ -151,7 +155,7 @@ impl Connection {
         ingress: &Ingress,
     ) -> AbortHandle {
         let ingress = ingress.clone().counting(&place.tally);
-        let lane = stream.lane().clone();
+        let (lane, verified_bytes) = (stream.lane().clone(), self.lanes.verified_bytes());
         let alive = lane.clone(); // The thread of a lane lives as long as a clone of it.
         lane.spawn_in(&mut self.tasks, async move {
             let counters = Arc::clone(&place.counters);
@@ -161,6 +165,9 @@ impl Connection {
                 Ok(gathered) => settle(&ingress, gathered, &header, &place).await,
                 Err(error) => Err(error),
             };
+            if received.is_ok() {
+                verified_bytes.fetch_add(u64::from(header.raw_bytes), Ordering::Relaxed);
+            }
             drop(alive);
             Event::Chunk(header.subscription, token, received)
         })

@@ -15,6 +15,8 @@ pub enum Data {
     Noise,
     /// Normal weights in bf16, with the exponents of real ones: codecs find a third to save.
     Weights,
+    /// The same in f32: codecs find a sixth to save.
+    WeightsF32,
 }
 
 impl Data {
@@ -23,6 +25,7 @@ impl Data {
         match self {
             Self::Noise => "noise",
             Self::Weights => "weights",
+            Self::WeightsF32 => "weights-f32",
         }
     }
 
@@ -49,7 +52,7 @@ impl Data {
                     word.copy_from_slice(&noise::at(tensor as u64, index).to_le_bytes()[..word.len()]);
                 }
             }
-            Self::Weights => workload::fill_with_weights(self.dtype(), tensor as u64, out),
+            Self::Weights | Self::WeightsF32 => workload::fill_with_weights(self.dtype(), tensor as u64, out),
         }
     }
 
@@ -57,6 +60,7 @@ impl Data {
         match self {
             Self::Noise => Dtype::U8,
             Self::Weights => Dtype::Bf16,
+            Self::WeightsF32 => Dtype::F32,
         }
     }
 }

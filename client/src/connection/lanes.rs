@@ -8,7 +8,10 @@ use super::{
 use crate::config::{Config, LANES_MAX, Lanes as LanesWanted};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tensor_relay_protocol::{ClientMessage, CloseCode, LaneId, Misbehaved, RangeSet, Welcome};
@@ -42,6 +45,8 @@ pub(crate) struct Lanes {
     next_lane: Arc<AtomicU32>,
     events: mpsc::Receiver<LaneEvent>,
     tasks: JoinSet<()>,
+    /// Bytes of chunks that were received and verified over all lanes, decoded.
+    verified_bytes: Arc<AtomicU64>,
     /// Numbers the periods in which a large version is under way; `None` between them.
     bulky: watch::Sender<Option<u64>>,
     periods: u64,
@@ -62,7 +67,7 @@ impl Lanes {
     /// `config` wants and `welcome` allows.
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
         let (tell, events) = mpsc::channel(EVENTS_MAX);
-        let bulky = watch::Sender::new(None);
+        let (bulky, verified_bytes) = (watch::Sender::new(None), Arc::<AtomicU64>::default());
         let next_lane = Arc::new(AtomicU32::new(1));
         let live = BTreeMap::from([(LaneId(0), control.clone())]);
         *target.roster.get() = live.clone();
@@ -91,8 +96,8 @@ impl Lanes {
             }
             match config.lanes {
                 LanesWanted::Auto | LanesWanted::UpTo(_) => {
-                    let roster = Arc::clone(&target.roster);
-                    tasks.spawn(seek(plan, roster, bulky.subscribe(), wanted))
+                    let (roster, verified_bytes) = (Arc::clone(&target.roster), Arc::clone(&verified_bytes));
+                    tasks.spawn(seek(plan, roster, verified_bytes, bulky.subscribe(), wanted))
                 }
                 // The number stays, and with it who could change it.
                 LanesWanted::Fixed(_) => tasks.spawn(async move { wanted.closed().await }),
@@ -106,6 +111,7 @@ impl Lanes {
             next_lane,
             events,
             tasks,
+            verified_bytes,
             bulky,
             periods: 0,
         }
@@ -130,6 +136,11 @@ impl Lanes {
         }
     }
 
+    /// Where bytes are counted that were received and verified.
+    pub(super) fn verified_bytes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.verified_bytes)
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> u32 {
         self.live.len() as u32
@@ -151,7 +162,7 @@ impl Lanes {
     /// # Errors
     /// [`Misbehaved`] for a lane that never was, the control stream's, and one that was retired before.
     pub(crate) fn handle_retired(&mut self, lane: LaneId) -> Result<(), Misbehaved> {
-        let was_used = (1..self.next_lane.load(std::sync::atomic::Ordering::Acquire)).contains(&lane.0);
+        let was_used = (1..self.next_lane.load(Ordering::Acquire)).contains(&lane.0);
         if !was_used || !self.retired.insert(lane.0) {
             return Err(Misbehaved::OutOfTurn { found: "Retired", expected: "it once for each lane" });
         }
@@ -202,6 +213,7 @@ impl Lanes {
 async fn seek(
     mut plan: Plan,
     roster: Arc<LaneRegistry>,
+    verified_bytes: Arc<AtomicU64>,
     mut bulky: watch::Receiver<Option<u64>>,
     wanted: watch::Sender<u32>,
 ) {
@@ -209,9 +221,8 @@ async fn seek(
         if bulky.wait_for(Option::is_some).await.is_err() {
             return;
         }
-        let lanes = roster.lanes();
-        let received_bytes = lanes.iter().map(|lane| lane.stats().received_bytes).sum();
-        let sample = Sample { stretch: *bulky.borrow(), lanes: lanes.len() as u32, received_bytes };
+        let (stretch, lanes) = (*bulky.borrow(), roster.get().len() as u32);
+        let sample = Sample { stretch, lanes, verified_bytes: verified_bytes.load(Ordering::Relaxed) };
         if plan.handle_sample(Instant::now(), sample) {
             tracing::info!(
                 lanes = plan.lanes(),

@@ -46,8 +46,8 @@ pub(crate) struct Sample {
     pub(crate) stretch: Option<u64>,
     /// How many lanes there are.
     pub(crate) lanes: u32,
-    /// What they received so far.
-    pub(crate) received_bytes: u64,
+    /// The bytes of chunks that they brought so far, decoded: how chunks are encoded may change at any time.
+    pub(crate) verified_bytes: u64,
 }
 
 impl Plan {
@@ -95,7 +95,7 @@ impl Plan {
             return false;
         }
         self.measured += passed;
-        self.bytes += sample.received_bytes.saturating_sub(earlier.received_bytes);
+        self.bytes += sample.verified_bytes.saturating_sub(earlier.verified_bytes);
         self.measured >= MEASURE && self.decide(self.bytes as f64 / self.measured.as_secs_f64())
     }
 
@@ -134,7 +134,7 @@ mod tests {
         rate: impl Fn(u32) -> u64,
     ) -> (Plan, Vec<u32>) {
         let (mut plan, mut tried) = (Plan::new(most), vec![]);
-        let (mut now, mut received_bytes) = (Instant::now(), 0);
+        let (mut now, mut verified_bytes) = (Instant::now(), 0);
         let step = Duration::from_millis(100);
         for tick in 0..6_000u32 {
             let at = step * tick;
@@ -144,11 +144,11 @@ mod tests {
             );
             let stretch = (into < transfer.as_millis()).then_some(number as u64);
             let lanes = plan.lanes().min(joinable);
-            let _ = plan.handle_sample(now, Sample { stretch, lanes, received_bytes });
+            let _ = plan.handle_sample(now, Sample { stretch, lanes, verified_bytes });
             if tried.last() != Some(&plan.lanes()) {
                 tried.push(plan.lanes());
             }
-            received_bytes += if stretch.is_some() { rate(lanes) / 10 } else { 0 };
+            verified_bytes += if stretch.is_some() { rate(lanes) / 10 } else { 0 };
             now += step;
         }
         (plan, tried)
