@@ -4,6 +4,7 @@ use crate::exit::UsageError;
 use anyhow::{Context, bail};
 use std::io::{ErrorKind, Read};
 use tensor_relay_client::{Ticket, Topic};
+use tensor_relay_server::Token;
 
 /// The most bytes read in search of a ticket; each is a few hundred.
 const SOURCE_MAX_BYTES: u64 = 1 << 20;
@@ -11,13 +12,14 @@ const SOURCE_MAX_BYTES: u64 = 1 << 20;
 /// Reads the ticket in `source`: the ticket itself, `-` for stdin, or else the name of a file. A file of several tickets,
 /// as `serve --ticket-file` writes with several topics, needs `topic` to choose.
 pub(crate) fn read(source: &str, topic: Option<&Topic>) -> anyhow::Result<Ticket> {
-    choose(read_all(source)?, topic).with_context(|| format!("cannot choose a ticket from {source}"))
+    choose(read_all(source)?, topic)
+        .with_context(|| format!("cannot choose a ticket from {}", Token::hide(source)))
 }
 
 /// Reads the first ticket in `source`, for whom any topic of the server will do.
 pub(crate) fn read_any(source: &str) -> anyhow::Result<Ticket> {
     let first = read_all(source)?.into_iter().next();
-    first.ok_or_else(|| UsageError(format!("{source} holds no ticket")).into())
+    first.ok_or_else(|| UsageError(format!("{} holds no ticket", Token::hide(source))).into())
 }
 
 fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
@@ -34,7 +36,7 @@ fn read_all(source: &str) -> anyhow::Result<Vec<Ticket>> {
     let text = read_source(source)?;
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let tickets = lines.iter().map(|line| line.parse()).collect::<Result<Vec<Ticket>, _>>();
-    tickets.with_context(|| format!("{source} holds no ticket"))
+    tickets.with_context(|| format!("{} holds no ticket", Token::hide(source)))
 }
 
 fn read_source(source: &str) -> anyhow::Result<String> {
@@ -54,7 +56,9 @@ fn read_source(source: &str) -> anyhow::Result<String> {
         path => std::fs::File::open(path)
             .and_then(|file| file.take(SOURCE_MAX_BYTES).read_to_string(&mut text))
             .map_err(|error| {
-                UsageError(format!("{path:?} is neither a ticket (relay://…) nor a file: {error}"))
+                // A ticket that was cut or mistyped comes here as well, and its token must not be told.
+                let shown = Token::hide(path);
+                UsageError(format!("{shown:?} is neither a ticket (relay://…) nor a file: {error}"))
             })?,
     };
     Ok(text)
@@ -79,6 +83,22 @@ mod tests {
 
     fn ticket(topic: &str) -> String {
         format!("relay://10.0.0.1:4747/{topic}?key=sha256:{}", "ab".repeat(32))
+    }
+
+    /// Goal: a ticket that was damaged on its way to the command line is told of without its token.
+    /// Method: the damages after which it is taken for a file.
+    #[test]
+    fn no_error_shows_a_token() {
+        let token = "AQAAAAFvT3Bk9xqYw-LrZ0c8bN2mH_sJd7uVeXiPg5tKaWfQyR1C4";
+        let whole = format!("{}&token={token}", ticket("t"));
+        for damaged in [&whole[1..], &whole[whole.len() - 30..], token, &format!("http{}", &whole[5..])] {
+            let error = read(damaged, None).unwrap_err();
+            let told = format!("{error:#} {error:?}");
+            let parts: Vec<_> = (0..=token.len() - 12).map(|at| &token[at..at + 12]).collect();
+            assert!(!parts.iter().any(|part| told.contains(part)), "{told}");
+        }
+        let missing = read("no/such.ticket", None).unwrap_err().to_string();
+        assert!(missing.contains("no/such.ticket"), "{missing}");
     }
 
     #[test]

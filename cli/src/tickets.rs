@@ -18,7 +18,9 @@ use std::{
     process::ExitCode,
     time::{Duration, SystemTime},
 };
-use tensor_relay_server::{AccessStore, Claims, Credentials, Grant, Identity, Ticket, TicketId, Topic};
+use tensor_relay_server::{
+    AccessStore, Claims, Credentials, Denied, Grant, Identity, Ticket, TicketId, Topic,
+};
 
 /// The port of an address that names none, as of `serve --listen`.
 const PORT: u16 = 4747;
@@ -121,16 +123,17 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<ExitCode> {
 
 fn list(args: &KeysArgs) -> anyhow::Result<ExitCode> {
     let store = store(args)?;
-    let (used, revoked): (HashMap<TicketId, u64>, _) = (store.used()?, store.rules()?.revoked);
+    let (used, rules): (HashMap<TicketId, u64>, _) = (store.used()?, store.rules()?);
     let now = seconds_now();
     let mut listed = vec![];
     for ticket in store.issued()? {
-        let claims = ticket.claims;
-        let standing = match () {
-            () if revoked.contains(&claims.id) => "revoked",
-            () if claims.is_expired(now) => "expired",
-            () => "valid",
+        let standing = match rules.check_issued(&ticket, now) {
+            Ok(()) => "valid",
+            Err(Denied::Revoked(_)) => "revoked",
+            Err(Denied::Expired) => "expired",
+            Err(_) => "rotated out",
         };
+        let claims = ticket.claims;
         let used_s = used.get(&claims.id).copied();
         if args.json {
             listed.push(as_object(&claims, Some(standing), used_s));
@@ -206,7 +209,7 @@ fn as_object(claims: &Claims, standing: Option<&str>, used_s: Option<u64>) -> Va
     object
 }
 
-fn seconds_now() -> u64 {
+pub(crate) fn seconds_now() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())

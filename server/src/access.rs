@@ -5,17 +5,20 @@
 //! each session asks [`Permit::changed`], and ends, or ends subscriptions, when it has lost a right.
 
 mod acl;
+mod folder;
 mod issued;
 mod principal;
 mod reload;
 mod rules;
 mod store;
+mod texts;
 
 pub use acl::{Acl, AclError, Decision};
+pub use folder::AccessStoreError;
 pub use issued::IssuedTicket;
 pub use principal::Principal;
 pub use rules::{Credentials, Denied, Rules};
-pub use store::{AccessStore, AccessStoreError};
+pub use store::AccessStore;
 
 use std::{
     collections::HashMap,
@@ -28,14 +31,12 @@ use tokio::{sync::watch, time::Instant};
 /// How often a session whose right is limited in time looks at the clock. A clock that is set jumps no further.
 const CLOCK_LOOK: Duration = Duration::from_secs(2);
 
-/// How many tickets' last uses are remembered; of more, those that were used longest ago are forgotten.
-const USES_MAX: usize = 10_000;
-
 /// Who may come into a server. Cheap to clone; all clones follow the same rules.
 #[derive(Debug, Clone)]
 pub struct Access {
     rules: watch::Receiver<Arc<Rules>>,
-    uses: Arc<Mutex<HashMap<TicketId, u64>>>,
+    uses: Arc<reload::Uses>,
+    problem: Arc<Mutex<Option<String>>>,
 }
 
 impl Access {
@@ -52,12 +53,17 @@ impl Access {
 
     /// Follows the rules that `rules` holds, whatever they become.
     pub fn following(rules: watch::Receiver<Arc<Rules>>) -> Self {
-        Self { rules, uses: Arc::default() }
+        Self { rules, uses: Arc::default(), problem: Arc::default() }
     }
 
     /// The rules of now.
     pub fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.borrow())
+    }
+
+    /// Why the rules of now are older than their files, if they are.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// When each ticket was used last, in seconds since 1970, as far as it was used in this process.
@@ -80,7 +86,7 @@ impl Access {
     fn note_use(&self, ticket: TicketId, now: u64) {
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         uses.insert(ticket, now);
-        if uses.len() > USES_MAX
+        if uses.len() > store::USES_MAX
             && let Some(oldest) = uses.iter().min_by_key(|(_, used)| **used).map(|(ticket, _)| *ticket)
         {
             uses.remove(&oldest);
@@ -107,12 +113,15 @@ impl Permit {
     /// Waits until the holder's rights are others than before. Cancel safe.
     ///
     /// # Errors
-    /// [`Denied`] when there are none left.
+    /// [`Denied`] when there are none left, or it would be let in as another.
     pub(crate) async fn changed(&mut self) -> Result<(), Denied> {
         loop {
             let before = self.holder.principal();
             self.rules_or_clock_changed(before.is_temporary()).await;
             let now = self.rules.borrow_and_update().admit(&self.credentials, seconds_now())?;
+            if !now.is_same(&before) {
+                return Err(Denied::Another { before: before.to_string(), now: now.to_string() });
+            }
             if now != *before {
                 self.holder.become_(now);
                 return Ok(());
@@ -163,7 +172,7 @@ pub(crate) fn seconds_now() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{store::USES_MAX, *};
     use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, Verbs};
 
     fn secret() -> Secret {
@@ -208,6 +217,45 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(10), "it is within two looks at the clock");
         };
         assert_eq!(ended, Err(Denied::Expired));
+    }
+
+    /// A client whose key is known and taken away does not go on with its token, nor the other way round.
+    #[tokio::test]
+    async fn a_session_ends_when_its_client_would_be_another() {
+        let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+        let certificate = tensor_relay_transport::ClientCertificate::new(&[certified.cert.der().clone()]);
+        let key = certificate.as_ref().unwrap().key();
+        let shown = Credentials { certificate, ..shown(&claims(None)) };
+        let rules = Rules { secrets: vec![secret()], ..Rules::default() };
+        let with_key = Rules { keys: [(key, "a".to_owned())].into(), ..rules.clone() };
+        for (before, after) in [(&with_key, &rules), (&rules, &with_key)] {
+            let sender = watch::Sender::new(Arc::new(before.clone()));
+            let mut permit = Access::following(sender.subscribe()).admit(shown.clone()).unwrap();
+            sender.send_replace(Arc::new(after.clone()));
+            let ended = tokio::time::timeout(CLOCK_LOOK, permit.changed()).await;
+            assert!(matches!(ended, Ok(Err(Denied::Another { .. }))), "{ended:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_ends_when_its_certificate_expires() {
+        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = || rcgen::KeyPair::generate().unwrap();
+        let ours = rcgen::CertifiedIssuer::self_signed(params, key()).unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["b.example".into(), "a.example".into()]).unwrap();
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds_now() + 2);
+        let certificate = params.signed_by(&key(), &ours).unwrap();
+        let certificate = tensor_relay_transport::ClientCertificate::new(&[certificate.der().clone()]);
+        let authorities = tensor_relay_transport::ClientAuthorities::from_pem(&ours.pem()).unwrap();
+        let rules = Rules { authorities, secrets: vec![secret()], ..Rules::default() };
+        // With a token as well, which is good: it came in by its certificate.
+        let shown = Credentials { certificate, ..shown(&claims(None)) };
+        let mut permit = Access::new(rules).admit(shown).unwrap();
+        assert_eq!(permit.holder().principal().to_string(), "dns:a.example,dns:b.example");
+        let ended = tokio::time::timeout(Duration::from_secs(10), permit.changed()).await;
+        assert!(matches!(ended, Ok(Err(_))), "{ended:?}");
     }
 
     #[test]

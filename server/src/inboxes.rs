@@ -1,19 +1,32 @@
 //! The message queues from a client to the subscriptions of its session.
 
 use crate::transfer::SubscriptionMessage;
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 use tensor_relay_protocol::{Misbehaved, SubscriptionId};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// The message queue of one subscription. The bound is small because a subscription always reads it; a client that
 /// sends faster is slowed by flow control on its own control stream.
 #[derive(Debug)]
-pub(crate) struct Inbox(mpsc::Receiver<SubscriptionMessage>);
+pub(crate) struct Inbox {
+    messages: mpsc::Receiver<SubscriptionMessage>,
+    forbidden: Arc<Notify>,
+}
+
+/// The other end of an inbox.
+#[derive(Debug)]
+struct Outbox {
+    messages: mpsc::Sender<SubscriptionMessage>,
+    forbidden: Arc<Notify>,
+}
 
 /// The inboxes of a session's subscriptions, and the ids that its client has used.
 #[derive(Debug, Default)]
 pub(crate) struct Inboxes {
-    open: HashMap<SubscriptionId, mpsc::Sender<SubscriptionMessage>>,
+    open: HashMap<SubscriptionId, Outbox>,
     /// An id names one subscription for the whole session.
     used: HashSet<SubscriptionId>,
 }
@@ -25,12 +38,15 @@ impl Inbox {
     const BOUND: usize = 16;
 
     /// The next message; once the session is gone, an `Unsubscribe` that keeps the place, since the client may come
-    /// back.
+    /// back. That it is forbidden goes before whatever else waits.
     pub(crate) async fn next(&mut self) -> SubscriptionMessage {
-        self.0
-            .recv()
-            .await
-            .unwrap_or(SubscriptionMessage::Unsubscribe { keep_place: true })
+        tokio::select! {
+            biased;
+            () = self.forbidden.notified() => SubscriptionMessage::Forbid,
+            message = self.messages.recv() => {
+                message.unwrap_or(SubscriptionMessage::Unsubscribe { keep_place: true })
+            }
+        }
     }
 }
 
@@ -47,8 +63,10 @@ impl Inboxes {
             return Ok(None);
         }
         let (sender, receiver) = mpsc::channel(Inbox::BOUND);
-        self.open.insert(id, sender);
-        Ok(Some(Inbox(receiver)))
+        let forbidden = Arc::<Notify>::default();
+        self.open
+            .insert(id, Outbox { messages: sender, forbidden: Arc::clone(&forbidden) });
+        Ok(Some(Inbox { messages: receiver, forbidden }))
     }
 
     /// Delivers a message to a subscription. Messages to one that has just ended are dropped, since the client cannot
@@ -62,11 +80,18 @@ impl Inboxes {
         message: SubscriptionMessage,
     ) -> Result<(), Misbehaved> {
         match self.open.get(&id) {
-            Some(inbox) => drop(inbox.send(message).await),
+            Some(inbox) => drop(inbox.messages.send(message).await),
             None if self.used.contains(&id) => {}
             None => return Err(Misbehaved::UnknownSubscription(id)),
         }
         Ok(())
+    }
+
+    /// Tells a subscription that it is over, without waiting for it.
+    pub(crate) fn forbid(&self, id: SubscriptionId) {
+        if let Some(inbox) = self.open.get(&id) {
+            inbox.forbidden.notify_one();
+        }
     }
 
     pub(crate) fn is_open(&self, id: SubscriptionId) -> bool {
@@ -108,6 +133,20 @@ mod tests {
             .expect("its end may not be known yet");
         assert_eq!(inbox.next().await, fetch());
         assert_eq!(inbox.next().await, SubscriptionMessage::Unsubscribe { keep_place: true });
+    }
+
+    /// Also where an inbox is full, and none waits for another.
+    #[tokio::test]
+    async fn a_forbidden_subscription_hears_that_first() {
+        let mut inboxes = Inboxes::default();
+        let mut inbox = inboxes.open(SubscriptionId(1), 1).unwrap().unwrap();
+        for _ in 0..Inbox::BOUND {
+            inboxes.deliver(SubscriptionId(1), fetch()).await.unwrap();
+        }
+        inboxes.forbid(SubscriptionId(1));
+        inboxes.forbid(SubscriptionId(2)); // It ended just now.
+        assert_eq!(inbox.next().await, SubscriptionMessage::Forbid);
+        assert_eq!(inbox.next().await, fetch());
     }
 
     #[test]

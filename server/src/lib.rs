@@ -67,6 +67,7 @@ mod lend;
 mod places;
 mod publishable;
 mod publisher;
+mod refusals;
 mod retention;
 mod sender;
 mod server;
@@ -107,6 +108,7 @@ pub use staged::{StageError, Staged, Staging};
 pub use status::{
     LaneStatus, Limit, ServerStatus, StatusReader, SubscriberStatus, TopicStatus, TransferStatus,
 };
+pub use strangers::{Eviction, Stranger, Strangers};
 pub use tensor_relay_device::{BoxFuture, Device, DeviceBuffer, Source, SourceError};
 pub use tensor_relay_protocol::{
     ChunkHash, Claims, CodecChoice, CodecId, Dtype, Epoch, Glob, GlobError, Grant, GrantError, Limits,

@@ -26,7 +26,10 @@ use tensor_relay_transport::{
     ClientCertificate, Lane, LaneError,
     control::{self, ControlError},
 };
-use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::{
+    task::{AbortHandle, JoinError, JoinSet},
+    time::Instant,
+};
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -100,8 +103,8 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     let greeted = tokio::time::timeout(control_timeout, control::accept(&lane, control_timeout)).await;
     let (sender, mut receiver) = match greeted {
         Ok(Ok(streams)) => streams,
-        Ok(Err(error)) => return end(&lane, None, &error.into()).await,
-        Err(_) => return end(&lane, None, &SessionError::NoHello).await,
+        Ok(Err(error)) => return end(&lane, None, &error.into(), &shared).await,
+        Err(_) => return end(&lane, None, &SessionError::NoHello, &shared).await,
     };
     let admitted = match first_message(&mut receiver, control_timeout).await {
         Ok(ClientMessage::Join { session, lane: number, grant, instance }) => {
@@ -123,7 +126,7 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     if let Some(reason) = error.failure() {
         shared.failures.note(FailedAt::Session, reason);
     }
-    end(&lane, Some(&sender), &error).await;
+    end(&lane, Some(&sender), &error, &shared).await;
     // The session counts until its client was told. The control stream ended with the lane and not before it: its end
     // alone would tell the client nothing.
     drop((counted, sender, receiver));
@@ -175,11 +178,23 @@ async fn first_message(
 }
 
 /// Closes the lane of a session that ended, and says why if that is news to the client. What was said before goes first.
-async fn end(lane: &Lane, sender: Option<&control::Sender<ServerMessage>>, error: &SessionError) {
+async fn end(
+    lane: &Lane,
+    sender: Option<&control::Sender<ServerMessage>>,
+    error: &SessionError,
+    shared: &Shared,
+) {
     match error {
-        SessionError::Unauthorised(_) | SessionError::AccessLost(_) => {
-            tracing::warn!(%error, "The session ended.")
+        SessionError::Unauthorised(denied) => {
+            match shared.refusals.note(lane.peer().ip(), denied, Instant::now()) {
+                Some(0) => tracing::warn!(%error, "The session ended."),
+                Some(untold) => {
+                    tracing::warn!(%error, untold, "The session ended, as others from there did untold.")
+                }
+                None => tracing::debug!(%error, "The session ended."),
+            }
         }
+        SessionError::AccessLost(_) => tracing::warn!(%error, "The session ended."),
         _ => tracing::info!(%error, "The session ended."),
     }
     if let Some(code) = error.close_code() {
@@ -280,6 +295,11 @@ impl Session {
             tokio::select! {
                 () = async { _ = ending.wait_for(|ending| *ending).await } => return Err(SessionError::ShuttingDown),
                 message = receiver.next() => match message {
+                    // A client that takes a long answer slowly keeps no right meanwhile that it has lost.
+                    Ok(ClientMessage::List) => tokio::select! {
+                        listed = self.list() => listed?,
+                        lost = self.access_lost(&mut permit) => return Err(lost),
+                    },
                     Ok(message) => self.handle_message(message).await?,
                     Err(error) => {
                         self.let_subscriptions_end().await;
@@ -289,8 +309,18 @@ impl Session {
                 Some(ended) = self.running.join_next() => self.handle_ended(ended)?,
                 changed = permit.changed() => {
                     changed.map_err(SessionError::AccessLost)?;
-                    self.handle_rights_changed().await?;
+                    self.handle_rights_changed();
                 }
+            }
+        }
+    }
+
+    /// Follows what the client may do, until it may not be here any more. Cancel safe.
+    async fn access_lost(&self, permit: &mut Permit) -> SessionError {
+        loop {
+            match permit.changed().await {
+                Ok(()) => self.handle_rights_changed(),
+                Err(denied) => return SessionError::AccessLost(denied),
             }
         }
     }
@@ -303,15 +333,14 @@ impl Session {
     }
 
     /// Ends the subscriptions that the client may not have any more.
-    async fn handle_rights_changed(&mut self) -> Result<(), SessionError> {
+    fn handle_rights_changed(&self) {
         tracing::info!("The client's rights were changed.");
         for (id, topic) in &self.following {
             if !self.holder.may(Verb::Subscribe, topic) {
                 tracing::warn!(%topic, "A subscription is ended: the client may not have it any more.");
-                self.inboxes.deliver(*id, Message::Forbid).await?;
+                self.inboxes.forbid(*id);
             }
         }
-        Ok(())
     }
 
     /// Waits, for a bounded time, until a subscription that its client ended is over. The client's next message may subscribe
@@ -336,7 +365,7 @@ impl Session {
         let _ = tokio::time::timeout(SUBSCRIPTIONS_END, ended).await;
     }
 
-    /// Does what the client asks: all of its commands come through here.
+    /// Does what the client asks: all of its commands come through here, but `List`, which `run` may break off.
     async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
         message.check_features(FeatureSet::OFFERED)?;
         match message {
@@ -375,17 +404,22 @@ impl Session {
                 let task = self.watching.remove(&watch);
                 task.ok_or(Misbehaved::UnknownWatch(watch))?.abort();
             }
-            ClientMessage::List => {
-                let mut topics = self.shared.catalogue.list();
-                topics.retain(|entry| self.holder.may(Verb::List, &entry.id.topic));
-                for part in ServerMessage::topics(topics) {
-                    self.sender.send(part).await?;
-                }
-            }
             ClientMessage::Hello(_) | ClientMessage::Join { .. } | _ => {
                 let found = "a second Hello or Join";
                 return Err(Misbehaved::OutOfTurn { found, expected: "a request" }.into());
             }
+        }
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<(), SessionError> {
+        let mut listed = self.shared.catalogue.list();
+        listed.retain(|entry| self.holder.may(Verb::List, &entry.id.topic));
+        for mut part in ServerMessage::topics(listed) {
+            if let ServerMessage::Topics { topics, .. } = &mut part {
+                topics.retain(|entry| self.holder.may(Verb::List, &entry.id.topic)); // Part by part: it may wait between them.
+            }
+            self.sender.send(part).await?;
         }
         Ok(())
     }

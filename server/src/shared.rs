@@ -2,7 +2,8 @@
 
 use crate::{
     Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort_trial::EffortTrials,
-    failures::Failures, joining::Joinable, strangers::Strangers, subscribers::Subscribers, traffic::Traffic,
+    failures::Failures, joining::Joinable, refusals::Refusals, strangers::Strangers,
+    subscribers::Subscribers, traffic::Traffic,
 };
 use std::sync::{Arc, atomic::AtomicU64};
 use tensor_relay_protocol::InstanceId;
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) unfinished: Gauge,
     /// The connections that have not said who they are.
     pub(crate) strangers: Strangers,
+    /// Which refusals the log was told of.
+    pub(crate) refusals: Refusals,
     /// The connections that joined a session as lanes.
     pub(crate) joined_lanes: Gauge,
     /// Where joining lanes find their sessions.
@@ -78,6 +81,7 @@ impl Shared {
             transfers: Gauge::default(),
             unfinished: Gauge::default(),
             strangers: Strangers::default(),
+            refusals: Refusals::default(),
             joined_lanes: Gauge::default(),
             draining: watch::Sender::new(false),
             ending: watch::Sender::new(false),

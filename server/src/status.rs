@@ -38,6 +38,8 @@ pub struct ServerStatus {
     pub is_draining: bool,
     /// Its counters.
     pub stats: ServerStats,
+    /// Why the rules of access are older than their files, if they are.
+    pub access_problem: Option<String>,
     /// Every topic that has a version, in order of name.
     pub topics: Vec<TopicStatus>,
     /// How many subscriptions there are.
@@ -173,6 +175,7 @@ impl StatusReader {
             uptime: self.began.elapsed(),
             is_draining: *shared.draining.borrow(),
             stats: server::stats(&shared, &self.memory),
+            access_problem: shared.access.problem(),
             topics: shared.catalogue.describe(TopicState::status),
             subscribers_count,
             subscribers,

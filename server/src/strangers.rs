@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tokio::sync::oneshot;
@@ -11,45 +11,67 @@ use tokio::sync::oneshot;
 /// a client that is let in is one for some milliseconds.
 const MAX: usize = 1_024;
 
-/// The connections of a server that are not let in yet, by address. Cheap to clone.
+/// The connections of a server that are not let in yet, by network. Cheap to clone.
 ///
-/// A further one always has a place. Where there are too many, that goes at its cost which came first from the address that
-/// has most: who fills the places from a few addresses keeps nobody at another one out.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Strangers(Arc<Mutex<Waiting>>);
+/// A further one always has a place. Where there are too many, that goes at its cost which came first from the network that
+/// has most: who fills the places from a few networks keeps nobody in another one out.
+#[derive(Debug, Clone)]
+pub struct Strangers(Arc<Mutex<Waiting>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiting {
+    max: usize,
     ever: u64,
     /// In the order in which they came.
     by_age: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
-    by_address: HashMap<IpAddr, usize>,
+    by_network: HashMap<IpAddr, usize>,
+}
+
+/// The network that an address counts for: an IPv4 address, or the first 64 bits of an IPv6 one, which one host has whole.
+pub(crate) fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
 }
 
 /// One connection's place among them, until this is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted until this is dropped"]
-pub(crate) struct Stranger {
+pub struct Stranger {
     among: Strangers,
     number: u64,
 }
 
 /// Tells a connection that its place went to another.
 #[derive(Debug)]
-pub(crate) struct Eviction(oneshot::Receiver<()>);
+pub struct Eviction(oneshot::Receiver<()>);
+
+impl Default for Strangers {
+    fn default() -> Self {
+        Self::new(MAX)
+    }
+}
 
 impl Strangers {
+    /// Places for `max` connections.
+    pub fn new(max: usize) -> Self {
+        let waiting = Waiting { max, ever: 0, by_age: BTreeMap::new(), by_network: HashMap::new() };
+        Self(Arc::new(Mutex::new(waiting)))
+    }
+
     /// Gives a place to a connection from `address`, at the cost of another one if need be.
-    pub(crate) fn enter(&self, address: IpAddr) -> (Stranger, Eviction) {
+    pub fn enter(&self, address: IpAddr) -> (Stranger, Eviction) {
+        let address = network_of(address);
         let (tell, told) = oneshot::channel();
         let mut waiting = self.waiting();
-        if waiting.by_age.len() >= MAX {
+        if waiting.by_age.len() >= waiting.max {
             waiting.evict();
         }
         let number = waiting.ever;
         waiting.ever += 1;
         waiting.by_age.insert(number, (address, tell));
-        *waiting.by_address.entry(address).or_default() += 1;
+        *waiting.by_network.entry(address).or_default() += 1;
         drop(waiting);
         (Stranger { among: self.clone(), number }, Eviction(told))
     }
@@ -60,10 +82,10 @@ impl Strangers {
 }
 
 impl Waiting {
-    /// Takes a place from the address that has most of them: the oldest of it, or of several that have as many.
+    /// Takes a place from the network that has most of them: the oldest of it, or of several that have as many.
     fn evict(&mut self) {
-        let most = self.by_address.values().copied().max().unwrap_or_default();
-        let fills = |address: &IpAddr| self.by_address.get(address) == Some(&most);
+        let most = self.by_network.values().copied().max().unwrap_or_default();
+        let fills = |address: &IpAddr| self.by_network.get(address) == Some(&most);
         let oldest = self.by_age.iter().find(|(_, (address, _))| fills(address));
         if let Some(number) = oldest.map(|(number, _)| *number)
             && let Some(tell) = self.remove(number)
@@ -74,10 +96,10 @@ impl Waiting {
 
     fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
         let (address, tell) = self.by_age.remove(&number)?;
-        if let Some(count) = self.by_address.get_mut(&address) {
+        if let Some(count) = self.by_network.get_mut(&address) {
             *count -= 1;
             if *count == 0 {
-                self.by_address.remove(&address);
+                self.by_network.remove(&address);
             }
         }
         Some(tell)
@@ -92,7 +114,7 @@ impl Drop for Stranger {
 
 impl Eviction {
     /// Waits until the place is another's; for ever once the connection has been let in. Cancel safe.
-    pub(crate) async fn came(&mut self) {
+    pub async fn came(&mut self) {
         if (&mut self.0).await.is_err() {
             std::future::pending().await
         }
@@ -128,7 +150,19 @@ mod tests {
         );
         drop((good, bad, _other));
         let waiting = strangers.waiting();
-        assert!(waiting.by_age.is_empty() && waiting.by_address.is_empty());
+        assert!(waiting.by_age.is_empty() && waiting.by_network.is_empty());
+    }
+
+    #[test]
+    fn who_has_a_network_of_addresses_counts_once() {
+        let strangers = Strangers::new(3);
+        let one = |number: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | number));
+        let (_good, mut good_eviction) = strangers.enter(address(1));
+        let (_first, mut first_eviction) = strangers.enter(one(1));
+        let (_second, _) = strangers.enter(one(u128::from(u64::MAX)));
+        let (_mapped, _) = strangers.enter(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().into());
+        assert!(is_evicted(&mut first_eviction) && !is_evicted(&mut good_eviction));
+        assert_ne!(network_of(one(1)), network_of(one(1 << 64)));
     }
 
     #[test]

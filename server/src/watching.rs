@@ -24,7 +24,11 @@ pub(crate) async fn run(
     loop {
         names.retain(|name| glob.matches(name.as_str()) && holder.may(Verb::List, name));
         for part in names.chunks(PER_MESSAGE) {
-            sender.send(ServerMessage::Found { watch, topics: part.to_vec() }).await?;
+            // Again for each part: it may wait between them.
+            let topics: Vec<_> = part.iter().filter(|name| holder.may(Verb::List, name)).cloned().collect();
+            if !topics.is_empty() {
+                sender.send(ServerMessage::Found { watch, topics }).await?;
+            }
         }
         names = match appearances.recv().await {
             Ok(name) => {

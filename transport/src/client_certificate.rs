@@ -66,7 +66,7 @@ impl ClientAuthorities {
         Ok(Self { anchors: anchors.map_err(|error| wrong(&error))?, certificates })
     }
 
-    /// The DNS names and URIs of a client whose certificate one of these has issued, for client authentication and valid
+    /// The names of a client, as `dns:NAME` and `uri:URI`, whose certificate one of these has issued, for client authentication and valid
     /// at `now_s`, in seconds since 1970. `None` for any other client. Revocation lists are not looked at.
     pub fn names_of(&self, shown: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
         let (certificate, others) = shown.chain.split_first()?;
@@ -84,8 +84,12 @@ impl ClientAuthorities {
             None,
         );
         verified.ok()?;
-        let names = certificate.valid_dns_names().chain(certificate.valid_uri_names());
-        Some(names.map(str::to_owned).collect())
+        let names = certificate.valid_dns_names().map(|name| format!("dns:{name}"));
+        Some(
+            names
+                .chain(certificate.valid_uri_names().map(|uri| format!("uri:{uri}")))
+                .collect(),
+        )
     }
 }
 
@@ -137,7 +141,9 @@ mod tests {
         let (ours, theirs) = (authority("ours"), authority("theirs"));
         let trusted = ClientAuthorities::from_pem(&ours.pem()).unwrap();
         let good = client(&ours, ExtendedKeyUsagePurpose::ClientAuth);
-        let names = vec!["gpu-1.example".to_owned(), "spiffe://cluster/ns/serving/gpu-1".to_owned()];
+        let names = ["dns:gpu-1.example", "uri:spiffe://cluster/ns/serving/gpu-1"]
+            .map(str::to_owned)
+            .to_vec();
         assert_eq!(trusted.names_of(&good, WITHIN), Some(names));
         assert_eq!(trusted.names_of(&good, AFTER), None, "it is over");
         let foreign = client(&theirs, ExtendedKeyUsagePurpose::ClientAuth);

@@ -261,7 +261,7 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
     let (mode, user) = (found.mode() & 0o777, geteuid().as_raw());
-    match exposure(mode, found.uid(), user) {
+    match Exposure::of(&found) {
         Exposure::None => {}
         Exposure::Shared => tracing::warn!(
             "The key {0} has mode {mode:04o}: whoever else can read it can pass for its owner. Make it private with \
@@ -284,8 +284,9 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
 }
 
 /// What a file's mode and owner allow to others than the user who runs this process, and root.
-#[derive(Debug, PartialEq, Eq)]
-enum Exposure {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exposure {
+    /// Nothing.
     None,
     /// Others can read it, or its group write it. A volume of Kubernetes with `fsGroup` lets its group, at each mount.
     Shared,
@@ -293,6 +294,13 @@ enum Exposure {
     Writable,
     /// It belongs to somebody else.
     Foreign,
+}
+
+impl Exposure {
+    /// What the file `found` allows to others.
+    pub fn of(found: &fs::Metadata) -> Self {
+        exposure(found.mode() & 0o777, found.uid(), geteuid().as_raw())
+    }
 }
 
 fn exposure(mode: u32, owner: u32, user: u32) -> Exposure {

@@ -30,7 +30,7 @@ mod workers;
 
 pub use client_certificate::{AuthoritiesError, ClientAuthorities, ClientCertificate};
 pub use connector::{ConnectError, Connector};
-pub use identity::{Fingerprint, FingerprintError, Identity, IdentityError};
+pub use identity::{Exposure, Fingerprint, FingerprintError, Identity, IdentityError};
 pub use kind::{KindReason, LaneKind, Transport, UnknownTransport};
 pub use lane::{DataIn, DataOut, HeaderError, Lane, LaneError, LaneStats};
 pub use listener::{Arrival, BindError, Listener};

@@ -6,18 +6,18 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
+use tensor_relay_server::Strangers;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     time::{sleep, timeout},
 };
 
-/// How many connections there may be: a scraper, a prober, and some people with a page open, which keeps one. Others wait
-/// in the queue of the system until one of these ends.
+/// How many connections there may be: a scraper, a prober, and some people with a page open. A further one always has a
+/// place: of the network that has most, the oldest makes room for it, so that nobody keeps probes from elsewhere out.
 const CONNECTIONS_MAX: usize = 32;
 
-/// How long the head of a request may take, and so how long a connection may be idle.
+/// How long the head of a request may take, and so how long a connection may say nothing.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a connection may last, whatever it does: nobody can hold one of the places for good.
@@ -34,14 +34,17 @@ const REST: Duration = Duration::from_millis(200);
 
 /// Accepts connections for ever.
 pub(super) async fn accept(listener: TcpListener, routes: Router) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Strangers::new(CONNECTIONS_MAX);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 let routes = routes.clone();
+                let (place, mut eviction) = places.enter(peer.ip());
                 tokio::spawn(async move {
-                    let _ = timeout(CONNECTION_MAX, answer(stream, routes)).await;
+                    tokio::select! {
+                        _ = timeout(CONNECTION_MAX, answer(stream, routes)) => {}
+                        () = eviction.came() => {}
+                    }
                     drop(place);
                 });
             }
@@ -60,6 +63,7 @@ async fn answer(stream: TcpStream, routes: Router) {
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(BUFFER_BYTES)
         .max_headers(HEADERS_MAX)
+        .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
         .await;
     if let Err(error) = answered {

@@ -14,6 +14,9 @@ use std::{sync::Arc, time::Instant};
 /// The page for people. It holds no data, and asks for `/status` every two seconds.
 const PAGE: &str = include_str!("page.html");
 
+/// The paths that anybody may ask for: a probe has no token.
+const OPEN: [&str; 2] = ["/livez", "/readyz"];
+
 /// The page may do nothing but what it holds, and nobody may frame it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
@@ -32,15 +35,13 @@ struct AdminState {
 /// The paths, and who may ask for each.
 pub(super) fn of(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Router {
     let state = AdminState { subject, heartbeat, access };
-    let guarded = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/status", get(status))
-        .route("/", get(page))
-        .route_layer(middleware::from_fn_with_state(state.clone(), authorise));
     Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .merge(guarded)
+        .route("/metrics", get(metrics))
+        .route("/status", get(status))
+        .route("/", get(page))
+        .layer(middleware::from_fn_with_state(state.clone(), authorise))
         .layer(middleware::from_fn_with_state(state.clone(), finish))
         .with_state(state)
 }
@@ -60,8 +61,9 @@ async fn finish(State(state): State<AdminState>, request: Request, next: Next) -
     (always, next.run(request).await).into_response()
 }
 
+/// Lets those alone ask who have the token, whatever they ask for: what is added is guarded unless it stands in [`OPEN`].
 async fn authorise(State(state): State<AdminState>, request: Request, next: Next) -> Response {
-    match is_allowed(&state, request.headers()) {
+    match OPEN.contains(&request.uri().path()) || is_allowed(&state, request.headers()) {
         true => next.run(request).await,
         false => {
             // A browser asks for a user, `admin`, and a password: the token.

@@ -17,6 +17,7 @@ pub(super) fn of(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Value
         "listen": status.listen,
         "uptime_s": status.uptime.as_secs_f64(),
         "draining": status.is_draining,
+        "access_problem": status.access_problem,
         "sessions": stats.sessions,
         "transfers": stats.transfers,
         "published": status.published,

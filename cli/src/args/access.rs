@@ -109,7 +109,7 @@ pub(crate) enum AclCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckAclArgs {
-    /// Who: key:NAME, name:DNS-OR-URI, uid:NUMBER or ticket:ID.
+    /// Who: key:NAME, dns:NAME, uri:URI, uid:NUMBER or ticket:ID.
     #[arg(value_name = "PRINCIPAL")]
     pub(crate) principal: String,
 

@@ -19,6 +19,9 @@ const CLAIMS_AT: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
 /// How many grants a token may have.
 const GRANTS_MAX: usize = 64;
 
+/// How long a part of a token is that errors do not show. What is shorter gives 66 bits of a seal of 256 away at most.
+const HIDDEN_MIN: usize = 12;
+
 /// How long the name of a holder may be.
 const HOLDER_MAX_BYTES: usize = 255;
 
@@ -184,8 +187,7 @@ impl Token {
     /// # Errors
     /// [`TokenError::Malformed`] when it is empty, too long, or has characters that no token has.
     pub fn new(text: &str) -> Result<Self, TokenError> {
-        let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
-        match (1..=Self::BYTES_MAX).contains(&text.len()) && text.bytes().all(is_good) {
+        match (1..=Self::BYTES_MAX).contains(&text.len()) && text.bytes().all(is_of_token) {
             true => Ok(Self(text.into())),
             false => Err(TokenError::Malformed),
         }
@@ -194,6 +196,22 @@ impl Token {
     /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// `text` for an error or a log, without what may be a part of a token: each run of twelve or more characters that tokens
+    /// have becomes `(hidden)`. A key or a long name is hidden as well, which costs less than a token that is shown.
+    pub fn hide(text: &str) -> String {
+        let mut shown = String::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let run = rest.bytes().take_while(|byte| is_of_token(*byte)).count();
+            shown.push_str(if run < HIDDEN_MIN { &rest[..run] } else { "(hidden)" });
+            let others = rest[run..].find(|c: char| u8::try_from(c).is_ok_and(is_of_token));
+            let next = others.map_or(rest.len(), |others| run + others);
+            shown.push_str(&rest[run..next]);
+            rest = &rest[next..];
+        }
+        shown
     }
 
     /// What it claims, if one of `secrets` sealed it. Nothing of it is read before that is sure, and comparing takes the
@@ -230,6 +248,10 @@ impl Token {
             _ => Err(TokenError::Malformed),
         }
     }
+}
+
+fn is_of_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')
 }
 
 fn read(claims: &[u8]) -> Result<Claims, TokenError> {
@@ -357,6 +379,18 @@ mod tests {
         let id = TicketId::derived("serve policy");
         assert_eq!(id.to_string().parse(), Ok(id));
         assert_ne!(id, TicketId::derived("serve other"));
+    }
+
+    #[test]
+    fn long_words_are_hidden() {
+        for (text, shown) in [
+            ("", ""),
+            ("/srv/a.ticket: né", "/srv/a.ticket: né"),
+            ("abcdefghijk.abcdefghijkl", "abcdefghijk.(hidden)"),
+            ("é12345678901-&_", "é(hidden)&_"),
+        ] {
+            assert_eq!(Token::hide(text), shown);
+        }
     }
 
     proptest! {

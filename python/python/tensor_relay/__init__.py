@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import weakref
 from collections.abc import Iterable, Mapping
 
@@ -287,7 +288,10 @@ def _read_ticket(ticket: str | os.PathLike[str] | None) -> str:
         with open(ticket, encoding="utf-8") as file:
             return next((line for line in file if line.strip()), "")
     except (OSError, UnicodeDecodeError) as error:
-        raise TicketError(f"{os.fspath(ticket)!r} is neither a ticket (relay://…) nor a file that holds one: {error}") from error
+        # A ticket that was cut comes here as well: nothing of its token is told, not by the error behind this one either.
+        shown = re.sub(r"[A-Za-z0-9_-]{12,}", "(hidden)", str(os.fspath(ticket)))
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise TicketError(f"{shown!r} is neither a ticket (relay://…) nor a file that holds one: {why}") from None
 
 
 _open: weakref.WeakSet[Relay | Client | Producer] = weakref.WeakSet()

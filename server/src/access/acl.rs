@@ -1,15 +1,19 @@
 //! The access control list: what principals may do that bring no grants with them.
 
 use std::str::FromStr;
-use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb};
+use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb, Verbs};
 
 /// What principals may do, line by line: `PRINCIPAL VERBS TOPICS`, as in `key:trainer list,subscribe policy/**`.
 ///
-/// A principal is `key:NAME` (a client's key that the server knows), `name:NAME` (a DNS name or URI in its certificate) or `uid:NUMBER` (who publishes through the publish
+/// A principal is `key:NAME` (a client's key that the server knows), `dns:NAME` or `uri:URI` (in its certificate), or `uid:NUMBER` (who publishes through the publish
 /// socket), and may be a glob; topics are a glob. Empty lines, and what follows a `#`, are passed over. What no line allows is
 /// denied. One lookup costs a look at each line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Acl(Vec<Line>);
+pub struct Acl {
+    lines: Vec<Line>,
+    /// Whether nobody may publish whom no line names.
+    speaks_of_users: bool,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Line {
@@ -24,6 +28,8 @@ struct Line {
 pub enum Decision {
     /// The line with this number allows it: that line, as it stands.
     Allowed(usize, String),
+    /// No line speaks of users, so those may publish whom the publish socket lets in.
+    Unrestricted,
     /// No line does.
     Denied,
 }
@@ -40,25 +46,31 @@ impl Acl {
     /// Whether `principal` may do `verb` with `topic`.
     pub fn decide(&self, principal: &str, verb: Verb, topic: &Topic) -> Decision {
         let allows = |line: &&Line| line.principal.matches(principal) && line.grant.allows(verb, topic);
-        match self.0.iter().find(allows) {
+        let is_unrestricted = principal.starts_with("uid:") && verb == Verb::Publish && !self.speaks_of_users;
+        match self.lines.iter().find(allows) {
             Some(line) => {
                 Decision::Allowed(line.number, format!("{} {}", line.principal.as_str(), line.grant))
             }
+            None if is_unrestricted => Decision::Unrestricted,
             None => Decision::Denied,
         }
     }
 
     /// Everything that `principal` may do.
     pub(super) fn grants_of(&self, principal: &str) -> Vec<Grant> {
-        let lines = self.0.iter().filter(|line| line.principal.matches(principal));
+        let lines = self.lines.iter().filter(|line| line.principal.matches(principal));
         lines.map(|line| line.grant.clone()).collect()
     }
 
     /// Whether the process of user `uid` may publish into `topic`. Where no line speaks of users, those may that the publish socket
     /// lets in.
     pub(crate) fn lets_publish(&self, uid: u32, topic: &Topic) -> bool {
-        let speaks_of_users = self.0.iter().any(|line| line.principal.as_str().starts_with("uid:"));
-        !speaks_of_users || self.decide(&format!("uid:{uid}"), Verb::Publish, topic) != Decision::Denied
+        self.decide(&format!("uid:{uid}"), Verb::Publish, topic) != Decision::Denied
+    }
+
+    /// Holds to what `before` said of users: once a list has named some, one that lost those lines lets nobody else publish.
+    pub(super) fn keep_speaking_of_users(&mut self, before: &Self) {
+        self.speaks_of_users |= before.speaks_of_users;
     }
 }
 
@@ -70,7 +82,9 @@ impl FromStr for Acl {
             let line = line.split('#').next().unwrap_or(line).trim();
             (!line.is_empty()).then(|| parse_line(index + 1, line))
         });
-        Ok(Self(lines.collect::<Result<_, _>>()?))
+        let lines = lines.collect::<Result<Vec<_>, _>>()?;
+        let speaks_of_users = lines.iter().any(|line| line.principal.as_str().starts_with("uid:"));
+        Ok(Self { lines, speaks_of_users })
     }
 }
 
@@ -80,19 +94,23 @@ fn parse_line(number: usize, line: &str) -> Result<Line, AclError> {
     let [principal, verbs, topics] = words[..] else {
         return Err(wrong(format!("{line:?} is not `PRINCIPAL VERBS TOPICS`")));
     };
-    if !["key:", "name:", "uid:"].iter().any(|kind| principal.starts_with(kind)) {
+    if !["key:", "dns:", "uri:", "uid:"].iter().any(|kind| principal.starts_with(kind)) {
         return Err(wrong(format!(
-            "{principal:?} is no principal: it begins with `key:`, `name:` or `uid:`"
+            "{principal:?} is no principal: it begins with `key:`, `dns:`, `uri:` or `uid:`"
         )));
     }
     let grant = |topics| -> Result<Grant, GrantError> {
         Ok(Grant { topics: Glob::new(topics)?, verbs: verbs.parse()? })
     };
-    Ok(Line {
-        number,
-        principal: Glob::new(principal).map_err(|error| wrong(error.to_string()))?,
-        grant: grant(topics).map_err(|error| wrong(error.to_string()))?,
-    })
+    let grant = grant(topics).map_err(|error| wrong(error.to_string()))?;
+    let (is_user, publishes) = (principal.starts_with("uid:"), grant.verbs.contains(Verb::Publish));
+    if is_user != publishes || is_user && grant.verbs != Verbs::of([Verb::Publish]) {
+        return Err(wrong(format!(
+            "{principal} cannot be granted {}: `uid:` may publish, and the others list and subscribe",
+            grant.verbs
+        )));
+    }
+    Ok(Line { number, principal: Glob::new(principal).map_err(|error| wrong(error.to_string()))?, grant })
 }
 
 #[cfg(test)]
@@ -143,6 +161,12 @@ mod tests {
             acl.lets_publish(1000, &kv) && !acl.lets_publish(1000, &other) && !acl.lets_publish(1001, &kv)
         );
         assert!(Acl::default().lets_publish(1001, &kv));
+        let (unrestricted, denied) = (Decision::Unrestricted, Decision::Denied);
+        assert_eq!(Acl::default().decide("uid:1001", Verb::Publish, &kv), unrestricted);
+        assert_eq!(Acl::default().decide("uid:1001", Verb::List, &kv), denied);
+        let mut cut = Acl::default();
+        cut.keep_speaking_of_users(&acl);
+        assert!(!cut.lets_publish(1000, &kv), "lines that are gone let nobody else publish");
     }
 
     #[test]
@@ -151,6 +175,9 @@ mod tests {
             ("\nkey:a list", "line 2: \"key:a list\" is not"),
             ("key:a read *", "there is no verb \"read\""),
             ("a list *", "\"a\" is no principal"),
+            ("name:a list *", "`dns:`, `uri:`"),
+            ("key:a list,publish *", "line 1: key:a cannot be granted list,publish"),
+            ("uid:1 subscribe *", "uid:1 cannot be granted subscribe"),
             ("key:a list * *", "is not `PRINCIPAL VERBS TOPICS`"),
         ] {
             let error = text.parse::<Acl>().unwrap_err().to_string();

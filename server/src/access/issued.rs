@@ -1,6 +1,7 @@
-//! The lines of `issued`: `ID ISSUED EXPIRES VERBS TOPICS… HOLDER`, with tabs between them, and `-` for never.
+//! The lines of `issued`: `ID ISSUED@SECRET EXPIRES VERBS TOPICS… HOLDER`, with tabs between them, and `-` for never.
+//! Lines of older builds lack `@SECRET`.
 
-use tensor_relay_protocol::{Claims, Glob, Grant};
+use tensor_relay_protocol::{Claims, Glob, Grant, SecretId};
 
 /// A ticket that was made by hand.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,18 +10,25 @@ pub struct IssuedTicket {
     pub claims: Claims,
     /// When it was made, in seconds since 1970.
     pub issued_s: u64,
+    /// Which secret sealed it, where that was written down.
+    pub secret: Option<SecretId>,
 }
 
 pub(super) fn to_line(ticket: &IssuedTicket) -> String {
     let Claims { id, holder, expires_s, grants } = &ticket.claims;
     let expires = expires_s.map_or_else(|| "-".into(), |s| s.to_string());
     let grants = grants.iter().map(|grant| format!("{grant}\t")).collect::<String>();
-    format!("{id}\t{}\t{expires}\t{grants}{holder}", ticket.issued_s)
+    let secret = ticket.secret.map(|secret| format!("@{:08x}", secret.0)).unwrap_or_default();
+    format!("{id}\t{}{secret}\t{expires}\t{grants}{holder}", ticket.issued_s)
 }
 
 pub(super) fn from_line(line: &str) -> Option<IssuedTicket> {
     let words: Vec<_> = line.split('\t').collect();
-    let [id, issued_s, expires, grants @ .., holder] = &words[..] else { return None };
+    let [id, issued, expires, grants @ .., holder] = &words[..] else { return None };
+    let (issued_s, secret) = match issued.split_once('@') {
+        Some((issued_s, secret)) => (issued_s, Some(SecretId(u32::from_str_radix(secret, 16).ok()?))),
+        None => (*issued, None),
+    };
     let grant = |text: &&str| {
         let (verbs, topics) = text.split_once(' ')?;
         Some(Grant { topics: Glob::new(topics).ok()?, verbs: verbs.parse().ok()? })
@@ -35,5 +43,5 @@ pub(super) fn from_line(line: &str) -> Option<IssuedTicket> {
         expires_s,
         grants: grants.iter().map(grant).collect::<Option<_>>()?,
     };
-    Some(IssuedTicket { claims, issued_s: issued_s.parse().ok()? })
+    Some(IssuedTicket { claims, issued_s: issued_s.parse().ok()?, secret })
 }

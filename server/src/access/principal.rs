@@ -20,7 +20,8 @@ enum Identity {
     Ticket(TicketId, String),
     /// By a key that the server knows under this name.
     Key(String),
-    /// By a certificate with these names, of an authority that the server trusts.
+    /// By a certificate with these names, as `dns:NAME` and `uri:URI`, of an authority that the server trusts. Sorted: no
+    /// order in a certificate makes another principal.
     Names(Vec<String>),
 }
 
@@ -42,13 +43,20 @@ impl Principal {
         Self { identity: Identity::Key(name.to_owned()), grants, expires_s: None }
     }
 
-    pub(super) fn with_names(names: Vec<String>, grants: Vec<Grant>) -> Self {
+    pub(super) fn with_names(mut names: Vec<String>, grants: Vec<Grant>) -> Self {
+        names.sort_unstable();
+        names.dedup();
         Self { identity: Identity::Names(names), grants, expires_s: None }
     }
 
     /// Whether it may do `verb` with `topic`.
     pub fn may(&self, verb: Verb, topic: &Topic) -> bool {
         self.grants.iter().any(|grant| grant.allows(verb, topic))
+    }
+
+    /// Whether it is the same one as `other`, with whatever rights.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.identity == other.identity
     }
 
     /// Its ticket, if it came with one.
@@ -73,16 +81,15 @@ impl Principal {
     }
 }
 
-/// Its name in access control lists and logs: `ticket:ID`, `key:NAME`, `name:` and the first of its names, or `anybody`.
+/// Its name in logs, and as the owner of readers: `ticket:ID`, `key:NAME`, all names of its certificate, or `anybody`.
 impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.identity {
             Identity::Anybody => f.write_str("anybody"),
             Identity::Ticket(id, _) => write!(f, "ticket:{id}"),
             Identity::Key(name) => write!(f, "key:{name}"),
-            Identity::Names(names) => {
-                write!(f, "name:{}", names.first().map_or("", String::as_str).escape_debug())
-            }
+            Identity::Names(names) if names.is_empty() => f.write_str("certificate without names"),
+            Identity::Names(names) => write!(f, "{}", names.join(",").escape_debug()),
         }
     }
 }

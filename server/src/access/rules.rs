@@ -1,6 +1,6 @@
 //! The rules by which a server lets clients in. Pure: the time is told to them.
 
-use super::{Acl, Principal};
+use super::{Acl, IssuedTicket, Principal};
 use std::collections::{HashMap, HashSet};
 use tensor_relay_protocol::{
     Claims, Grant, Secret, SecretId, Ticket, TicketId, Token, TokenError, Topic, Verb, Verbs,
@@ -18,6 +18,8 @@ pub struct Rules {
     pub revoked: HashSet<TicketId>,
     /// The keys of clients, and what each is called in the access control list.
     pub keys: HashMap<Fingerprint, String>,
+    /// The keys of clients that let nobody in any more, whatever token is beside them.
+    pub revoked_keys: HashSet<Fingerprint>,
     /// The authorities whose clients are called by the names in their certificates.
     pub authorities: ClientAuthorities,
     /// What those may do who come with a key, and who may publish through the publish socket.
@@ -48,6 +50,17 @@ pub enum Denied {
     /// Its ticket was revoked.
     #[error("its ticket {0} was revoked")]
     Revoked(TicketId),
+    /// Its key was revoked.
+    #[error("its key {0} was revoked")]
+    RevokedKey(Fingerprint),
+    /// It is let in as another than it came in as.
+    #[error("it came in as {before} and would be {now} now: it may come again as that")]
+    Another {
+        /// Who it was.
+        before: String,
+        /// Who it would be.
+        now: String,
+    },
     /// Its ticket is over.
     #[error("its ticket has expired")]
     Expired,
@@ -83,7 +96,7 @@ impl Rules {
     }
 
     /// Who it is that shows `credentials` at `now_s`, in seconds since 1970. A key that is known goes
-    /// before the names in a certificate, and those before a token.
+    /// before the names in a certificate, and those before a token. A key that was revoked lets nobody in, with whatever token.
     ///
     /// # Errors
     /// [`Denied`] says why nobody is let in with them.
@@ -92,6 +105,10 @@ impl Rules {
             return Ok(Principal::anybody(vec![Grant::everywhere(Verbs::of(Verb::ALL))]));
         }
         let certificate = credentials.certificate.as_ref();
+        let key = certificate.map(ClientCertificate::key);
+        if let Some(key) = key.filter(|key| self.revoked_keys.contains(key)) {
+            return Err(Denied::RevokedKey(key));
+        }
         if let Some(principal) = certificate.and_then(|shown| self.admit_certificate(shown, now_s)) {
             return Ok(principal);
         }
@@ -107,22 +124,44 @@ impl Rules {
             return Some(Principal::with_key(name, self.acl.grants_of(&format!("key:{name}"))));
         }
         let names = self.authorities.names_of(shown, now_s)?;
-        let grants = names
-            .iter()
-            .flat_map(|name| self.acl.grants_of(&format!("name:{name}")))
-            .collect();
+        let grants = names.iter().flat_map(|name| self.acl.grants_of(name)).collect();
         Some(Principal::with_names(names, grants))
     }
 
     fn admit_token(&self, token: &Token, now_s: u64) -> Result<Principal, Denied> {
         let claims = token.open(&self.secrets)?;
-        if self.revoked.contains(&claims.id) {
-            return Err(Denied::Revoked(claims.id));
-        }
-        if claims.is_expired(now_s) {
-            return Err(Denied::Expired);
-        }
+        self.check(&claims, now_s)?;
         Ok(Principal::with_ticket(claims.id, claims.holder, claims.grants, claims.expires_s))
+    }
+
+    fn check(&self, claims: &Claims, now_s: u64) -> Result<(), Denied> {
+        match () {
+            () if self.revoked.contains(&claims.id) => Err(Denied::Revoked(claims.id)),
+            () if claims.is_expired(now_s) => Err(Denied::Expired),
+            () => Ok(()),
+        }
+    }
+
+    /// Whether a ticket that was made by hand lets its holder in at `now_s`.
+    ///
+    /// # Errors
+    /// [`Denied`] says why not.
+    pub fn check_issued(&self, ticket: &IssuedTicket, now_s: u64) -> Result<(), Denied> {
+        let is_known = |secret| self.secrets.iter().any(|known| known.id() == secret);
+        match ticket.secret {
+            Some(secret) if !is_known(secret) => Err(TokenError::UnknownSecret.into()),
+            _ => self.check(&ticket.claims, now_s),
+        }
+    }
+
+    /// Takes over from the rules of `before` what was taken away from clients and users, which nothing gives back but a restart;
+    /// a key, to trust it again.
+    pub(super) fn keep_revoked(&mut self, before: &Self) {
+        self.revoked.extend(&before.revoked);
+        let gone = before.keys.keys().chain(&before.revoked_keys);
+        let gone: Vec<_> = gone.filter(|key| !self.keys.contains_key(key)).copied().collect();
+        self.revoked_keys.extend(gone);
+        self.acl.keep_speaking_of_users(&before.acl);
     }
 }
 
@@ -177,7 +216,13 @@ mod tests {
         let good = || token(&secret(1, 1), Some(100));
         let with = |token| Credentials { token, certificate: None };
         let revoked = Rules { revoked: [TicketId([9; 8])].into(), ..rules() };
+        let distrusted = Rules { keys: HashMap::new(), revoked_keys: [shown(5).key()].into(), ..rules() };
         let cases = [
+            (
+                distrusted,
+                Credentials { token: good(), certificate: Some(shown(5)) },
+                Err(Denied::RevokedKey(shown(5).key())),
+            ),
             (rules(), with(good()), Ok("ticket:0909090909090909")),
             (rules(), with(token(&secret(2, 2), None)), Ok("ticket:0909090909090909")),
             (rules(), Credentials::default(), Err(Denied::NothingShown)),
@@ -205,6 +250,18 @@ mod tests {
             let admitted = rules.admit(&credentials, 50).map(|principal| principal.to_string());
             assert_eq!(admitted, expected.map(str::to_owned), "case {index}");
         }
+    }
+
+    /// A key that is gone from the rules of a running server is as one that was revoked, until it is trusted again.
+    #[test]
+    fn what_was_taken_away_stays_so() {
+        let mut later = Rules { keys: HashMap::new(), ..rules() };
+        later.keep_revoked(&rules());
+        let shown = Credentials { token: token(&secret(1, 1), None), certificate: Some(shown(5)) };
+        assert!(matches!(later.admit(&shown, 0), Err(Denied::RevokedKey(_))));
+        let mut again = rules();
+        again.keep_revoked(&later);
+        assert!(again.admit(&shown, 0).is_ok());
     }
 
     #[test]

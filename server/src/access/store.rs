@@ -6,7 +6,7 @@
 //! | `issued` | the tickets that were made by hand, one a line |
 //! | `revoked` | the tickets that are not valid any more, one a line |
 //! | `used` | when each ticket was used last |
-//! | `keys` | the keys of clients, `sha256:… NAME` a line |
+//! | `keys` | the keys of clients, `sha256:… NAME` a line, and those that were revoked, `revoked sha256:…` |
 //! | `ca.pem` | the authorities whose clients are known by the names in their certificates |
 //! | `acl` | what they may do, as [`Acl`](super::Acl) has it |
 //!
@@ -14,61 +14,31 @@
 //! replaced however one likes, Kubernetes' exchange of a link included.
 
 use super::{
-    Access, Rules,
+    Access, AccessStoreError, Rules,
+    folder::Folder,
     issued::{self, IssuedTicket},
-    reload, seconds_now,
+    reload::{self, Look},
+    seconds_now,
+    texts::{self, FILES, KeyLine, Texts},
 };
-use std::{
-    collections::HashMap,
-    fmt::Write as _,
-    fs::{self, DirBuilder, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
-use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token};
-use tensor_relay_transport::{ClientAuthorities, Fingerprint};
+use std::{collections::HashMap, fmt::Write as _, path::Path, sync::Arc, time::Duration};
+use tensor_relay_protocol::{Claims, Grant, Secret, SecretId, TicketId, Token, Verb};
+use tensor_relay_transport::Fingerprint;
 use tokio::sync::watch;
-
-/// The most bytes of a file that are read: a revoked ticket takes 17, a key 80.
-const FILE_MAX_BYTES: u64 = 16 << 20;
 
 /// How many secrets may be valid at a time: the new one, and the one before it.
 const SECRETS_MAX: usize = 2;
 
+/// How many tickets may be listed as made by hand; a line has a few hundred bytes.
+const ISSUED_MAX: usize = 20_000;
+
+/// How many tickets' last uses are kept; of more, those that were used longest ago are forgotten.
+pub(super) const USES_MAX: usize = 10_000;
+
 /// The folder `access` of a state directory.
 #[derive(Debug, Clone)]
 pub struct AccessStore {
-    folder: PathBuf,
-}
-
-/// Why the files cannot be used. Whoever looks after the state directory is to blame.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AccessStoreError {
-    /// The system refused something.
-    #[error("cannot {action} {}: {source}", path.display())]
-    File {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// No ticket can be as it was asked for.
-    #[error("cannot make the ticket: {0}")]
-    Unfit(&'static str),
-    /// A file does not hold what it should.
-    #[error("{}: {why}", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    folder: Folder,
 }
 
 impl AccessStore {
@@ -77,22 +47,13 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when they cannot be written or read.
     pub fn open(state_dir: &Path) -> Result<Self, AccessStoreError> {
-        let store = Self { folder: state_dir.join("access") };
-        let path = store.path("secrets");
-        let failed = |action, source| AccessStoreError::File { action, path: path.clone(), source };
-        match fs::metadata(&path) {
-            Ok(found) if found.mode() & 0o077 != 0 => tracing::warn!(
-                "The secrets in {0} can be read by others, who can make tickets with them: run `chmod 600 {0}`.",
-                path.display()
-            ),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let made = DirBuilder::new().recursive(true).mode(0o700).create(&store.folder);
-                made.map_err(|error| failed("make the folder of", error))?;
-                store.write("secrets", &lines([new_secret(None)].iter().map(Secret::to_line)))?;
-            }
-            Err(error) => return Err(failed("look at", error)),
+        let store = Self { folder: Folder::new(state_dir.join("access")) };
+        if !store.folder.has("secrets")? {
+            store.folder.make()?;
+            let secret = lines([new_secret(None)].iter().map(Secret::to_line));
+            store.folder.write_new("secrets", &secret)?; // Of two servers that start at once, both use the first one's.
         }
+        store.folder.warn_of_others(&[&FILES[..], &["issued", "used"]].concat());
         store.secrets().map(|_| store)
     }
 
@@ -101,37 +62,34 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when a file cannot be read or holds something else.
     pub fn rules(&self) -> Result<Rules, AccessStoreError> {
-        let secrets = self.secrets()?;
-        let revoked = self.revoked()?;
-        let keys = self.read_lines("keys", |line| {
-            let (key, name) = line.split_once(' ')?;
-            Some((key.parse::<Fingerprint>().ok()?, name.trim().to_owned()))
-        })?;
-        let authorities = match self.read("ca.pem")? {
-            Some(pem) => ClientAuthorities::from_pem(&pem).map_err(|why| self.wrong("ca.pem", &why))?,
-            None => ClientAuthorities::default(),
-        };
-        let acl = self.read("acl")?.unwrap_or_default().parse();
-        Ok(Rules {
-            open: false,
-            secrets,
-            revoked: revoked.into_iter().collect(),
-            keys: keys.into_iter().collect(),
-            authorities,
-            acl: acl.map_err(|why| self.wrong("acl", &why))?,
-        })
+        Texts::read(&self.folder)?.rules(&self.folder)
     }
 
     /// What a server follows that these files rule: a task of the current runtime looks at them until the last clone is
-    /// dropped. Where they become unusable, the rules of before stay, and the log says why.
+    /// dropped. Where they become unusable, the rules of before stay, and the log and [`Access::problem`] say why.
     ///
     /// # Errors
     /// [`AccessStoreError`] when they are unusable now.
     pub fn follow(&self) -> Result<Access, AccessStoreError> {
-        let sender = watch::Sender::new(Arc::new(self.rules()?));
+        let texts = Texts::read(&self.folder)?;
+        let sender = watch::Sender::new(Arc::new(texts.rules(&self.folder)?));
         let access = Access::following(sender.subscribe());
-        tokio::spawn(reload::keep_up(self.clone(), sender, Arc::downgrade(&access.uses)));
+        let (uses, problem) = (Arc::downgrade(&access.uses), Arc::clone(&access.problem));
+        let store = self.clone();
+        let look = move |before: &Texts, used: Option<&HashMap<TicketId, u64>>| store.look(before, used);
+        tokio::spawn(reload::keep_up(look, texts, sender, uses, problem));
         Ok(access)
+    }
+
+    /// One look of a running server, which took the files as in `before` last. Notes which tickets were `used`.
+    fn look(&self, before: &Texts, used: Option<&HashMap<TicketId, u64>>) -> Look {
+        let look = || {
+            let texts = Texts::read(&self.folder)?;
+            texts.check_after(before, &self.folder)?;
+            Ok((texts.rules(&self.folder)?, texts))
+        };
+        let noted = used.map_or(Ok(()), |used| self.note_uses(used));
+        Look { rules: look(), revoked: self.revoked().unwrap_or_default(), noted }
     }
 
     /// Seals `claims`, and does not list them: for tickets that are made anew at each start.
@@ -140,7 +98,9 @@ impl AccessStore {
     /// [`AccessStoreError`] when there is no secret.
     pub fn seal(&self, claims: &Claims) -> Result<Token, AccessStoreError> {
         let secrets = self.secrets()?;
-        let secret = secrets.first().ok_or_else(|| self.wrong("secrets", &"it holds no secret"))?;
+        let secret = secrets
+            .first()
+            .ok_or_else(|| self.folder.wrong("secrets", &"it holds no secret"))?;
         Ok(secret.seal(claims))
     }
 
@@ -157,16 +117,29 @@ impl AccessStore {
         if holder.chars().any(char::is_control) {
             return Err(AccessStoreError::Unfit("the name of its holder has control characters"));
         }
+        if grants.iter().any(|grant| grant.verbs.contains(Verb::Publish)) {
+            return Err(AccessStoreError::Unfit(
+                "nobody publishes with a ticket: who may publish through the socket, lines `uid:NUMBER publish TOPICS` of the \
+                 access control list say",
+            ));
+        }
+        if self.issued()?.len() >= ISSUED_MAX {
+            return Err(AccessStoreError::Unfit(
+                "as many are listed as can be: remove the lines of those that are over from access/issued",
+            ));
+        }
         let issued_s = seconds_now();
         let expires_s = valid_for.map(|valid| issued_s.saturating_add(valid.as_secs().max(1)));
         let claims = Claims { id: TicketId(rand::random()), holder: holder.to_owned(), expires_s, grants };
-        let token = self.seal(&claims)?;
+        let secret = self.secrets()?.swap_remove(0);
+        let token = secret.seal(&claims);
         if Token::new(token.as_str()).is_err() || token.read_unproven().is_err() {
             return Err(AccessStoreError::Unfit(
                 "it is for more topics, or a longer name, than a ticket holds: write fewer globs that match more",
             ));
         }
-        self.append("issued", &issued::to_line(&IssuedTicket { claims: claims.clone(), issued_s }))?;
+        let issued = IssuedTicket { claims: claims.clone(), issued_s, secret: Some(secret.id()) };
+        self.folder.append("issued", &issued::to_line(&issued))?;
         Ok((claims, token))
     }
 
@@ -198,7 +171,7 @@ impl AccessStore {
         if self.revoked()?.contains(&id) {
             return Ok(false);
         }
-        self.append("revoked", &id.to_string())?;
+        self.folder.append("revoked", &id.to_string())?;
         Ok(true)
     }
 
@@ -207,32 +180,31 @@ impl AccessStore {
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn trust(&self, key: Fingerprint, name: &str) -> Result<(), AccessStoreError> {
-        self.change_keys(|known| known != key, Some(format!("{key} {name}"))).map(drop)
+        self.change_key(key, format!("{key} {name}"))
     }
 
-    /// Lets nobody in any more with the key that is called `name`, or has that fingerprint. Returns whether there was one.
+    /// Lets nobody in any more with the key that is called `name`, or has that fingerprint, whatever token is beside it.
+    /// Returns whether there was one.
     ///
     /// # Errors
     /// [`AccessStoreError`] when that cannot be written.
     pub fn distrust(&self, name: &str) -> Result<bool, AccessStoreError> {
-        let keys = self.rules()?.keys;
-        let is_meant =
-            |key: &Fingerprint| key.to_string() == name || keys.get(key).is_some_and(|known| known == name);
-        self.change_keys(|known| !is_meant(&known), None)
+        let keys = self.rules()?.keys.into_iter();
+        let mut meant = keys.filter(|(key, known)| key.to_string() == name || known == name);
+        let Some((key, _)) = meant.next() else { return Ok(false) };
+        self.change_key(key, format!("revoked {key}"))?;
+        meant.try_for_each(|(key, _)| self.change_key(key, format!("revoked {key}")))?;
+        Ok(true)
     }
 
-    /// Keeps the lines of `keys` that `keeps` says, and adds one. Returns whether any went.
-    fn change_keys(
-        &self,
-        keeps: impl Fn(Fingerprint) -> bool,
-        added: Option<String>,
-    ) -> Result<bool, AccessStoreError> {
+    /// Replaces what `keys` says of a key by `line`.
+    fn change_key(&self, key: Fingerprint, line: String) -> Result<(), AccessStoreError> {
         self.rules()?; // What is not understood is not rewritten.
-        let text = self.read("keys")?.unwrap_or_default();
-        let key_of = |line: &str| line.trim().split_once(' ').and_then(|(key, _)| key.parse().ok());
-        let (kept, gone): (Vec<_>, Vec<_>) = text.lines().partition(|line| key_of(line).is_none_or(&keeps));
-        self.write("keys", &lines(kept.into_iter().map(str::to_owned).chain(added)))?;
-        Ok(!gone.is_empty())
+        let text = self.folder.read("keys")?.unwrap_or_default();
+        let others = text
+            .lines()
+            .filter(|line| KeyLine::parse(line).is_none_or(|line| line.key() != key));
+        self.folder.write("keys", &lines(others.map(str::to_owned).chain([line])))
     }
 
     /// Begins to seal with a new secret. Tickets of the one before stay valid until the next time, older ones end now.
@@ -243,59 +215,32 @@ impl AccessStore {
         let mut secrets = self.secrets()?;
         secrets.insert(0, new_secret(secrets.first()));
         secrets.truncate(SECRETS_MAX);
-        self.write("secrets", &lines(secrets.iter().map(Secret::to_line)))
+        self.folder.write("secrets", &lines(secrets.iter().map(Secret::to_line)))
     }
 
     /// Writes down when tickets were used, beside what other servers of this folder wrote.
-    pub(super) fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
+    fn note_uses(&self, uses: &HashMap<TicketId, u64>) -> Result<(), AccessStoreError> {
         let mut known = self.used().unwrap_or_default(); // What is broken is replaced: it is news alone.
         for (id, used_s) in uses {
             let known = known.entry(*id).or_default();
             *known = (*known).max(*used_s);
         }
-        self.write("used", &lines(known.iter().map(|(id, used_s)| format!("{id} {used_s}"))))
+        if known.len() > USES_MAX {
+            let mut times: Vec<u64> = known.values().copied().collect();
+            let (_, oldest, _) = times.select_nth_unstable(known.len() - USES_MAX);
+            let oldest = *oldest;
+            known.retain(|_, used_s| *used_s >= oldest);
+        }
+        self.folder
+            .write("used", &lines(known.iter().map(|(id, used_s)| format!("{id} {used_s}"))))
     }
 
-    pub(super) fn revoked(&self) -> Result<Vec<TicketId>, AccessStoreError> {
-        self.read_lines("revoked", |line| line.parse().ok())
+    fn revoked(&self) -> Result<Vec<TicketId>, AccessStoreError> {
+        texts::revoked(&self.folder, &self.folder.read("revoked")?.unwrap_or_default())
     }
 
     fn secrets(&self) -> Result<Vec<Secret>, AccessStoreError> {
-        let secrets = self.read_lines("secrets", |line| Secret::from_line(line).ok())?;
-        match secrets.is_empty() {
-            true => Err(self.wrong(
-                "secrets",
-                &"it is missing or holds no secret; a server makes one at its first start",
-            )),
-            false => Ok(secrets),
-        }
-    }
-
-    fn path(&self, file: &str) -> PathBuf {
-        self.folder.join(file)
-    }
-
-    fn wrong(&self, file: &str, why: &dyn std::fmt::Display) -> AccessStoreError {
-        AccessStoreError::Content { path: self.path(file), why: why.to_string() }
-    }
-
-    fn failed(&self, action: &'static str, file: &str) -> impl Fn(io::Error) -> AccessStoreError {
-        let path = self.path(file);
-        move |source| AccessStoreError::File { action, path: path.clone(), source }
-    }
-
-    /// The text of `file`; `None` where there is none.
-    fn read(&self, file: &str) -> Result<Option<String>, AccessStoreError> {
-        let opened = match fs::File::open(self.path(file)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(self.failed("read", file))?,
-        };
-        let mut text = String::new();
-        let read = opened.take(FILE_MAX_BYTES + 1).read_to_string(&mut text);
-        match read.map_err(self.failed("read", file))? as u64 {
-            0..=FILE_MAX_BYTES => Ok(Some(text)),
-            _ => Err(self.wrong(file, &format!("it has more than {FILE_MAX_BYTES} bytes"))),
-        }
+        texts::secrets(&self.folder, &self.folder.read("secrets")?.unwrap_or_default())
     }
 
     fn read_lines<T>(
@@ -303,36 +248,8 @@ impl AccessStore {
         file: &str,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Vec<T>, AccessStoreError> {
-        let text = self.read(file)?.unwrap_or_default();
-        let lines = text.lines().enumerate().map(|(index, line)| (index, line.trim_matches(' ')));
-        let said = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        // The line itself may be a secret.
-        let parsed = said.map(|(index, line)| {
-            parse(line).ok_or_else(|| self.wrong(file, &format!("line {} is not understood", index + 1)))
-        });
-        parsed.collect()
-    }
-
-    /// Replaces `file` in one step, by one that its owner alone can read.
-    fn write(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
-        let write = || {
-            let mut temporary = tempfile::NamedTempFile::new_in(&self.folder)?; // Private from the start.
-            temporary.write_all(text.as_bytes())?;
-            temporary.as_file().sync_all()?;
-            temporary.persist(self.path(file)).map(drop).map_err(|failed| failed.error)
-        };
-        write().map_err(self.failed("write", file))
-    }
-
-    /// Adds a line with a single write, so that two who do so at once leave two lines.
-    fn append(&self, file: &str, line: &str) -> Result<(), AccessStoreError> {
-        let write = || {
-            let mut opened =
-                OpenOptions::new().append(true).create(true).mode(0o600).open(self.path(file))?;
-            opened.write_all(format!("{line}\n").as_bytes())?;
-            opened.sync_all()
-        };
-        write().map_err(self.failed("write", file))
+        self.folder
+            .parse_lines(file, &self.folder.read(file)?.unwrap_or_default(), parse)
     }
 }
 

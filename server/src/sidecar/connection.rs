@@ -320,6 +320,7 @@ impl Worker {
     async fn push(&self, topic: &Topic, draft: Draft, metadata: Metadata) -> Result<Pushed, Refused> {
         self.context.topics.may_publish(self.peer.uid, topic)?;
         let mut lease = self.context.topics.lease(topic).await?;
+        self.context.topics.may_publish(self.peer.uid, topic)?; // It may have lost that while it waited.
         let context = Arc::clone(&self.context);
         // Off the executor: a large manifest is read, a large memfd is looked at page by page, and a GPU's driver is asked.
         let ready = move || draft.ready(&context.staging, context.device.as_ref());
@@ -341,7 +342,7 @@ impl Worker {
 
     async fn end(&self, topic: &Topic, withdraw: bool) -> Result<(), Refused> {
         self.context.topics.may_publish(self.peer.uid, topic)?;
-        match self.context.topics.end(topic, withdraw).await? {
+        match self.context.topics.end(self.peer.uid, topic, withdraw).await? {
             true => Ok(()),
             false => Err(not_open(topic)),
         }

@@ -2,9 +2,10 @@
 
 use super::{
     channel::{FrameReader, FrameWriter, split},
+    topics::Topics,
     *,
 };
-use crate::{Access, Config, Identity, Keep, Listener, Tuning};
+use crate::{Access, Config, Identity, Keep, Listener, Rules, Tuning};
 use std::{io, os::fd::AsFd, path::PathBuf};
 use tempfile::TempDir;
 use tensor_relay_device::Memfd;
@@ -23,10 +24,14 @@ struct Home {
 
 impl Home {
     fn new(config: Config, options: TopicOptions) -> Self {
+        Self::with(Access::open(), config, options)
+    }
+
+    fn with(access: Access, config: Config, options: TopicOptions) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create(&folder.path().join("state")).unwrap();
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, Tuning::default()).unwrap();
-        let server = Server::start(listener, Access::open(), config);
+        let server = Server::start(listener, access, config);
         let door = PublishSocket::open(&folder.path().join("s"), &[]).unwrap();
         let open = Some(server.publish_from(door, options, None, |_| {}));
         Self { folder, server, open }
@@ -402,6 +407,39 @@ async fn more_than_may_wait_is_refused() {
         }
     }
     assert_eq!((full, wrong), (20, connection::WAITING_MAX));
+}
+
+/// Goal: who may not publish into a topic neither ends nor withdraws it, and who loses that right while its turn is awaited
+/// does nothing either. Method: take the right away, from one that publishes and from one that waits.
+#[tokio::test]
+async fn who_may_not_publish_may_not_end() {
+    let uid = rustix::process::geteuid().as_raw();
+    let rules = |user: u32| {
+        let acl = format!("uid:{user} publish **").parse().unwrap();
+        Arc::new(Rules { acl, ..Rules::default() })
+    };
+    let sender = tokio::sync::watch::Sender::new(rules(uid));
+    let home = Home::with(Access::following(sender.subscribe()), Config::default(), TopicOptions::default());
+    let producer = home.producer().await;
+    publish(&producer, 64).await;
+    sender.send_replace(rules(uid + 1));
+    for withdraw in [false, true] {
+        let refused = producer.end(topic(), withdraw).await.unwrap_err().to_string();
+        assert!(refused.contains("does not let user"), "{refused}");
+    }
+    assert!(home.offers("policy"));
+    sender.send_replace(rules(uid));
+
+    let topics = Topics::new(Arc::clone(home.server.shared()), TopicOptions::default());
+    let lease = topics.lease(&topic()).await.unwrap();
+    let other = topic();
+    let end = topics.end(uid, &other, true);
+    let mut end = std::pin::pin!(end);
+    assert!(tokio::time::timeout(Duration::from_millis(20), &mut end).await.is_err(), "it waits its turn");
+    sender.send_replace(rules(uid + 1));
+    drop(lease);
+    let refused = end.await.unwrap_err();
+    assert_eq!(refused.0, Refusal::Forbidden, "{refused:?}");
 }
 
 /// Goal: a topic that was only named, for a version that was refused, is not open, and takes no place for ever.

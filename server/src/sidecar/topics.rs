@@ -90,10 +90,11 @@ impl Topics {
     /// is retained of it goes, too. Cancel safe.
     ///
     /// # Errors
-    /// When others have it for too long.
-    pub(super) async fn end(&self, topic: &Topic, withdraw: bool) -> Result<bool, Refused> {
+    /// When others have it for too long, or user `uid` has lost its right while it waited.
+    pub(super) async fn end(&self, uid: u32, topic: &Topic, withdraw: bool) -> Result<bool, Refused> {
         let Some(place) = self.places().get(topic).map(Arc::clone) else { return Ok(false) };
         let mut lease = self.turn(topic, place).await?;
+        self.may_publish(uid, topic)?;
         let publisher = lease.take();
         let was_open = publisher.is_some();
         // While nobody else can open it: its name is free only then.

@@ -1,0 +1,184 @@
+//! The folder of the files of access: each is read whole, within bounds, and replaced in one step.
+
+use rustix::fs::OFlags;
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::PathBuf,
+};
+use tensor_relay_transport::Exposure;
+
+/// The most bytes of a file that are read: a revoked ticket takes 17, a key 80.
+const FILE_MAX_BYTES: u64 = 16 << 20;
+
+/// Why the files cannot be used. Whoever looks after the state directory is to blame.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessStoreError {
+    /// The system refused something.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No ticket can be as it was asked for.
+    #[error("cannot make the ticket: {0}")]
+    Unfit(&'static str),
+    /// A file does not hold what it should.
+    #[error("{}: {why}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    pub(super) fn path(&self, file: &str) -> PathBuf {
+        self.0.join(file)
+    }
+
+    pub(super) fn wrong(&self, file: &str, why: &dyn std::fmt::Display) -> AccessStoreError {
+        AccessStoreError::Content { path: self.path(file), why: why.to_string() }
+    }
+
+    fn failed(&self, action: &'static str, file: &str) -> impl Fn(io::Error) -> AccessStoreError {
+        let path = self.path(file);
+        move |source| AccessStoreError::File { action, path: path.clone(), source }
+    }
+
+    pub(super) fn has(&self, file: &str) -> Result<bool, AccessStoreError> {
+        self.path(file).try_exists().map_err(self.failed("look at", file))
+    }
+
+    /// Makes the folder, which its owner alone can enter.
+    pub(super) fn make(&self) -> Result<(), AccessStoreError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(self.failed("make", ""))
+    }
+
+    /// Says which of `files` others can read, and whether they can make or replace files.
+    pub(super) fn warn_of_others(&self, files: &[&str]) {
+        let Ok(folder) = fs::metadata(&self.0) else { return };
+        if folder.mode() & 0o022 != 0 {
+            tracing::warn!(
+                "The folder {0} can be written by others, who can replace its files: run `chmod go-w {0}`.",
+                self.0.display()
+            );
+        }
+        let is_entered_by_others = folder.mode() & 0o011 != 0;
+        for file in files {
+            // What is wrong with a file is an error where it is read.
+            let Ok(found) = fs::metadata(self.path(file)) else { continue };
+            if Exposure::of(&found) == Exposure::Shared && (is_entered_by_others || *file == "secrets") {
+                let what = match *file {
+                    "secrets" => "who can make tickets with it",
+                    _ => "who learn who may come in",
+                };
+                tracing::warn!(
+                    "The file {0} can be read by others, {what}: run `chmod 600 {0}`.",
+                    self.path(file).display()
+                );
+            }
+        }
+    }
+
+    /// The text of `file`; `None` where there is none. Waits for no writer of a FIFO.
+    pub(super) fn read(&self, file: &str) -> Result<Option<String>, AccessStoreError> {
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let opened = match OpenOptions::new().read(true).custom_flags(flags).open(self.path(file)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(self.failed("read", file))?,
+        };
+        let found = opened.metadata().map_err(self.failed("look at", file))?;
+        if !found.is_file() {
+            return Err(self.wrong(file, &"it is not a regular file"));
+        }
+        match Exposure::of(&found) {
+            Exposure::None | Exposure::Shared => {}
+            Exposure::Writable => {
+                let why = format!("everybody can write it: run `chmod 600 {}`", self.path(file).display());
+                return Err(self.wrong(file, &why));
+            }
+            Exposure::Foreign => {
+                let why = format!(
+                    "it belongs to user {}, who is neither root nor who runs this process: run `chown`",
+                    found.uid()
+                );
+                return Err(self.wrong(file, &why));
+            }
+        }
+        let mut text = String::new();
+        let read = opened.take(FILE_MAX_BYTES + 1).read_to_string(&mut text);
+        match read.map_err(self.failed("read", file))? as u64 {
+            0..=FILE_MAX_BYTES => Ok(Some(text)),
+            _ => Err(self.wrong(file, &format!("it has more than {FILE_MAX_BYTES} bytes"))),
+        }
+    }
+
+    /// What each line of `text`, which stands in `file`, says.
+    pub(super) fn parse_lines<T>(
+        &self,
+        file: &str,
+        text: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, AccessStoreError> {
+        let lines = text.lines().enumerate().map(|(index, line)| (index, line.trim_matches(' ')));
+        let said = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        // The line itself may be a secret.
+        let parsed = said.map(|(index, line)| {
+            parse(line).ok_or_else(|| self.wrong(file, &format!("line {} is not understood", index + 1)))
+        });
+        parsed.collect()
+    }
+
+    /// Replaces `file` in one step, by one that its owner alone can read.
+    pub(super) fn write(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
+        let write = || self.temporary(text)?.persist(self.path(file)).map_err(|failed| failed.error);
+        write().map(drop).map_err(self.failed("write", file))
+    }
+
+    /// Makes `file`, unless somebody else has made it meanwhile.
+    pub(super) fn write_new(&self, file: &str, text: &str) -> Result<(), AccessStoreError> {
+        let write = || {
+            self.temporary(text)?
+                .persist_noclobber(self.path(file))
+                .map_err(|failed| failed.error)
+        };
+        match write() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            written => written.map(drop).map_err(self.failed("write", file)),
+        }
+    }
+
+    fn temporary(&self, text: &str) -> io::Result<tempfile::NamedTempFile> {
+        let mut temporary = tempfile::NamedTempFile::new_in(&self.0)?; // Private from the start.
+        temporary.write_all(text.as_bytes())?;
+        temporary.as_file().sync_all()?;
+        Ok(temporary)
+    }
+
+    /// Adds a line with a single write, so that two who do so at once leave two lines.
+    pub(super) fn append(&self, file: &str, line: &str) -> Result<(), AccessStoreError> {
+        let write = || {
+            let mut opened =
+                OpenOptions::new().append(true).create(true).mode(0o600).open(self.path(file))?;
+            opened.write_all(format!("{line}\n").as_bytes())?;
+            opened.sync_all()
+        };
+        write().map_err(self.failed("write", file))
+    }
+}
