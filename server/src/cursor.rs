@@ -56,6 +56,11 @@ impl Cursor {
         }
     }
 
+    /// Whether it is a reader in mode `every`.
+    pub(crate) fn is_every(&self) -> bool {
+        matches!(self, Self::Every(_))
+    }
+
     /// Why the version under way is not to be sent any further, if it is so.
     pub(crate) fn lost_place(&self) -> Option<EndReason> {
         match self {
@@ -110,7 +115,7 @@ impl Cursor {
         }
     }
 
-    fn waits_for_client(&self, topic: &TopicState) -> bool {
+    pub(crate) fn waits_for_client(&self, topic: &TopicState) -> bool {
         matches!(self, Self::Every(every) if topic.first_from(every.next).is_some())
     }
 }

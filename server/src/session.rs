@@ -10,7 +10,7 @@ use crate::{
     inboxes::Inboxes,
     joining::{self, Join, Open},
     lanes::{LANES_EVER, Lanes},
-    shared::{Counted, Shared},
+    shared::{Counted, Gauge, Shared},
     strangers::Stranger,
     subscribers::SubscriberInfo,
     subscription::Subscription,
@@ -244,6 +244,7 @@ async fn greet_and_run(
         inboxes: Inboxes::default(),
         following: HashMap::new(),
         running: JoinSet::new(),
+        unfinished: Gauge::default(),
         watching: HashMap::new(),
         watches: JoinSet::new(),
     };
@@ -270,6 +271,8 @@ struct Session {
     /// The topics of the subscriptions that run.
     following: HashMap<SubscriptionId, Topic>,
     running: JoinSet<Ended>,
+    /// Of these, the ones that a shutdown waits for.
+    unfinished: Gauge,
     /// The watches under way, and the tasks behind them, which end with the session.
     watching: HashMap<WatchId, AbortHandle>,
     watches: JoinSet<()>,
@@ -290,10 +293,17 @@ impl Session {
         receiver: &mut control::Receiver<ClientMessage>,
         mut permit: Permit,
     ) -> Result<Infallible, SessionError> {
-        let mut ending = self.shared.ending.subscribe();
+        let (mut ending, unfinished) = (self.shared.ending.subscribe(), self.unfinished.clone());
+        let mut draining = self.shared.draining.subscribe();
+        // A client for which nothing is under way is told at once, and may go elsewhere while others finish.
+        let mut drained = std::pin::pin!(async {
+            let _ = draining.wait_for(|draining| *draining).await;
+            unfinished.none_left().await;
+        });
         loop {
             tokio::select! {
                 () = async { _ = ending.wait_for(|ending| *ending).await } => return Err(SessionError::ShuttingDown),
+                () = &mut drained => return Err(SessionError::ShuttingDown),
                 message = receiver.next() => match message {
                     // A client that takes a long answer slowly keeps no right meanwhile that it has lost.
                     Ok(ClientMessage::List) => tokio::select! {
@@ -463,7 +473,7 @@ impl Session {
             inbox,
             client: ClientState::new(subscribe.selection, subscribe.manifest, subscribe.partial),
             seat,
-            unfinished: Some(self.shared.unfinished.count()),
+            unfinished: Some([self.shared.unfinished.count(), self.unfinished.count()]),
             preempt: subscribe.preempt && subscribe.mode == Mode::Latest,
         };
         self.running.spawn(async move { (id, subscription.run().await) });

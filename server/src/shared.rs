@@ -89,8 +89,8 @@ impl Shared {
     }
 }
 
-/// How many of something live now.
-#[derive(Debug, Default)]
+/// How many of something live now. Clones count the same.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Gauge(Arc<watch::Sender<u64>>);
 
 /// One of the things that a [`Gauge`] counts, until it is dropped.

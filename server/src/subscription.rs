@@ -53,8 +53,8 @@ pub(crate) struct Subscription {
     pub(crate) preempt: bool,
     /// Where those look who run the server.
     pub(crate) seat: SubscriberEntry,
-    /// Makes a shutdown wait for the subscription; `None` once draining.
-    pub(crate) unfinished: Option<Counted>,
+    /// Makes a shutdown wait for the subscription, and its session; `None` once it begins nothing more.
+    pub(crate) unfinished: Option<[Counted; 2]>,
 }
 
 /// Why a subscription ended.
@@ -127,12 +127,14 @@ impl Subscription {
         }
     }
 
-    /// Waits for the next version to send. While the server drains, only topics that ended still give one: what they
-    /// have left is bounded, and their subscribers should learn that it was all.
+    /// Waits for the next version to send. While the server drains, topics that ended still give one: what they have left
+    /// is bounded, and their subscribers should learn that it was all. Readers in mode `every` get what is retained, which
+    /// the next process does not have. All others find the newest version there.
     async fn next_version(&mut self) -> Result<(Arc<Retained>, u64), Ended> {
         let mut draining = self.shared.draining.subscribe();
         loop {
-            if *draining.borrow_and_update() && self.follower.topic().ended().is_none() {
+            let is_draining = *draining.borrow_and_update() && self.follower.topic().ended().is_none();
+            if is_draining && !(self.cursor.is_every() && self.unfinished.is_some()) {
                 self.unfinished = None;
             } else {
                 self.compare_claims().await?;
@@ -142,6 +144,9 @@ impl Subscription {
                         return Ok((retained, skipped));
                     }
                     Step::End(reason) => return Err(Ended::ByServer(reason)),
+                    Step::Wait if is_draining && !self.cursor.waits_for_client(self.follower.topic()) => {
+                        self.unfinished = None;
+                    }
                     Step::Wait => {}
                 }
             }

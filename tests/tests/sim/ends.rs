@@ -42,6 +42,59 @@ fn a_shutdown_in_mid_transfer() {
     });
 }
 
+/// Goal: a client for which nothing is under way hears of a shutdown at once, not after what others still receive.
+/// Method: shut down while one client is in the middle of a transfer and another one waits for a next version.
+#[test]
+fn an_idle_client_is_told_first() {
+    simulate(2, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher(topic("t")).unwrap();
+        let (busy, idle) = tokio::join!(sim.client(1, client_config()), sim.client(2, client_config()));
+        let (busy, idle) = (busy.unwrap(), idle.unwrap());
+        let mut receiving = busy.subscribe(&topic("t")).await.unwrap();
+        let mut waiting = idle.subscribe(&topic("u")).await.unwrap();
+        idle.list().await.unwrap();
+        publish(&server, &mut publisher, 1, 16 << 20).await;
+        eventually("the transfer runs", || receiving.progress().verified_bytes > 0).await;
+        let told = async {
+            expect_shut_down(waiting.next().await.unwrap_err());
+            let progress = receiving.progress();
+            assert!(progress.verified_bytes < progress.payload_bytes, "{progress:?}");
+        };
+        let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), told);
+        assert!(finished);
+        tensors::check(&receiving.next().await.unwrap());
+    });
+}
+
+/// Goal: a restart loses nothing for readers in mode `every` that are connected: what is retained goes with the process.
+/// Method: publish three versions, and shut down before the reader took any; its window holds one.
+#[test]
+fn a_shutdown_leaves_no_reader_of_every_version_behind() {
+    for seed in 0..10 {
+        simulate(seed, async |sim| {
+            let server = sim.server(server_config());
+            let mut publisher = server.publisher_with(topic("t"), None, keeping(3)).unwrap();
+            let client = sim.client(1, client_config()).await.unwrap();
+            let mut every = client.subscribe_to(Request::every(topic("t")).window(1)).await.unwrap();
+            client.list().await.unwrap();
+            for version in 1..=3 {
+                publish(&server, &mut publisher, version, 300_000).await;
+            }
+            let reading = async {
+                for version in 1..=3 {
+                    let snapshot = every.next().await.unwrap();
+                    assert_eq!(snapshot.id().version, Version(version));
+                    tensors::check(&snapshot);
+                }
+                expect_shut_down(every.next().await.unwrap_err());
+            };
+            let (finished, ()) = tokio::join!(server.shutdown(Duration::from_secs(20)), reading);
+            assert!(finished && sim.elapsed() < Duration::from_secs(10), "{:?}", sim.elapsed());
+        });
+    }
+}
+
 /// Goal: who asks a server that is gone hears that it is, and why; not that its connection lives, nor that its own end closed
 /// it. Method: ask between two connections, and after the last.
 #[test]
