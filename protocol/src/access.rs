@@ -1,6 +1,6 @@
-//! Who may do what: verbs over topics, and the token of a ticket, which carries them (PROTOCOL.md §2).
+//! Access rights: verbs over topics, and the ticket token that carries them (PROTOCOL.md §2).
 //!
-//! Pure: the time is told to it, and secrets are given to it.
+//! Pure: the caller passes in the time and the secrets.
 
 mod grant;
 mod token;

@@ -32,12 +32,12 @@ pub use self::{bitplanes::BitPlanesOn, simd::Path as CodecPath};
 
 use crate::Dtype;
 
-/// What a codec may know of a chunk beyond its bytes.
+/// The context of a chunk that a codec may use: its dtype and its base.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
     /// The dtype of every tensor in the chunk.
     pub dtype: Dtype,
-    /// The same chunk of the base version, for codecs that make deltas.
+    /// The same chunk of the base version, for delta codecs.
     pub base: Option<&'a [u8]>,
 }
 
@@ -49,8 +49,8 @@ pub trait Codec: Send + Sync {
     /// The codec's number on the wire.
     fn id(&self) -> CodecId;
 
-    /// Encodes `raw` into the front of `out` and returns how many bytes that took, or `None` when they do not fit: the
-    /// caller makes `out` as short as an encoding must be to be worth it, and sends the chunk raw otherwise.
+    /// Encodes `raw` into the front of `out` and returns the encoded length, or `None` when it does not fit. The caller
+    /// makes `out` only as long as an encoding may be to be worth it, and sends the chunk raw otherwise.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize>;
 
     /// Decodes `encoded` into `raw`, which it fills to the last byte.
@@ -72,8 +72,8 @@ pub fn codec(id: CodecId) -> &'static dyn Codec {
     }
 }
 
-/// The bytes of the numbers that a chunk of `dtype` is made of: of elements, or of the two halves of complex ones. A byte
-/// where several elements share it.
+/// The size in bytes of the numbers in a chunk of `dtype`: of its elements, or of the halves of complex ones. One where
+/// several elements share a byte.
 fn width(dtype: Dtype) -> usize {
     match dtype {
         Dtype::C32 => 2,
@@ -83,7 +83,7 @@ fn width(dtype: Dtype) -> usize {
     }
 }
 
-/// Names a codec on the wire.
+/// The number of a codec on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CodecId {
@@ -93,9 +93,9 @@ pub enum CodecId {
     Zstd,
     /// The exponents of floats as bit planes.
     BitPlanes,
-    /// Byte planes, each as short as Huffman's code makes it.
+    /// Byte planes, each Huffman-coded.
     Planes,
-    /// Deltas: what changed since a base version.
+    /// Sparse deltas: the elements that changed since a base version.
     Sparse,
 }
 
@@ -114,12 +114,12 @@ impl CodecId {
         }
     }
 
-    /// The codec with this number, if this build knows it.
+    /// The codec with this number; `None` if this build does not know it.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.iter().copied().find(|id| id.code() == code)
     }
 
-    /// Whether it makes deltas, and so needs the same chunk of another version: its base.
+    /// Whether it encodes deltas and so needs the same chunk of a base version.
     pub fn needs_base(self) -> bool {
         match self {
             Self::Sparse => true,
@@ -156,8 +156,8 @@ impl CodecSet {
         Self(Self::bit(CodecId::Raw))
     }
 
-    /// The codecs with these numbers. Numbers this build does not know are passed over: a newer client may offer more
-    /// than an older server can encode.
+    /// The codecs with these numbers. Unknown numbers are ignored: a newer client may offer more than an older server
+    /// can encode.
     pub fn from_codes(codes: &[u32]) -> Self {
         let known = codes.iter().filter_map(|code| CodecId::from_code(u8::try_from(*code).ok()?));
         known.fold(Self::only_raw(), |set, id| Self(set.0 | Self::bit(id)))
@@ -168,7 +168,7 @@ impl CodecSet {
         self.0 & Self::bit(id) != 0
     }
 
-    /// Those that need no base.
+    /// The codecs that need no base.
     #[must_use]
     pub fn without_bases(self) -> Self {
         let needing = CodecId::ALL.iter().filter(|id| id.needs_base());
@@ -185,7 +185,7 @@ impl CodecSet {
     }
 }
 
-/// Bytes that are no encoding of a chunk. The sender is to blame, since TLS rules out the network.
+/// Why bytes could not be decoded. The sender is to blame, since TLS rules out the network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -197,15 +197,15 @@ pub enum DecodeError {
         /// What its decoder said.
         detail: String,
     },
-    /// A valid encoding of another number of bytes.
+    /// A valid encoding of the wrong number of bytes.
     #[error("the encoded bytes decode to {found} bytes where the chunk has {expected}")]
     WrongLength {
         /// The size of the chunk.
         expected: usize,
-        /// The size that came out.
+        /// The decoded size.
         found: usize,
     },
-    /// The chunk is coded against a base of its own length, and the receiver has none.
+    /// The chunk needs a base of its own length, and the receiver has none.
     #[error("the chunk is coded against a base of {expected} bytes, which is not here")]
     NoBase {
         /// The size of the chunk.

@@ -2,7 +2,7 @@
 
 use crate::Misbehaved;
 
-/// The chunks that one subscription may still be sent.
+/// The credit of one subscription: how many more chunks it may be sent.
 ///
 /// The receiver gives credit for memory that it has; the sender spends one per chunk. Because a receiver gives no more
 /// than its connection window can hold unread, a subscription that stalls never blocks another one or the control stream.
@@ -13,10 +13,10 @@ pub struct Credit {
 
 impl Credit {
     /// The most chunks a receiver can allow at once. More would mean gigabytes of unread data per subscription; a peer
-    /// that grants it has lost count.
+    /// that grants it is broken.
     pub const MAX: u32 = 4096;
 
-    /// Begins with the credit of a `Subscribe`.
+    /// Starts with the credit of a `Subscribe`.
     ///
     /// # Errors
     /// [`Misbehaved::CreditOverflow`] beyond [`Credit::MAX`].
@@ -26,7 +26,7 @@ impl Credit {
         Ok(credit)
     }
 
-    /// Takes what a `Credit` message grants.
+    /// Adds the credit of a `Credit` message.
     ///
     /// # Errors
     /// [`Misbehaved::CreditOverflow`] when more than [`Credit::MAX`] would be available.
@@ -40,14 +40,14 @@ impl Credit {
         }
     }
 
-    /// Spends one chunk's worth, if there is any.
+    /// Spends credit for one chunk; false if there is none.
     pub fn spend(&mut self) -> bool {
         let some = self.available > 0;
         self.available -= u32::from(some);
         some
     }
 
-    /// What is left.
+    /// The remaining credit.
     pub fn available(&self) -> u32 {
         self.available
     }

@@ -12,60 +12,60 @@ use std::fmt;
 pub enum Blame {
     /// This end: its configuration, its files, its memory.
     Local,
-    /// The other end: it sent what it must not send, or it is of another version.
+    /// The other end: it broke the protocol, or it is of another version.
     Peer,
-    /// What lies between: a path without UDP, a lost host.
+    /// The path between: no UDP, a lost host.
     Network,
 }
 
-/// Bytes from a peer that are no message.
+/// Bytes from a peer that are not a valid message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
     /// Not protobuf.
     #[error("the peer sent a malformed message: {0}")]
     Malformed(String),
-    /// A message without something it must have.
+    /// A message without a mandatory field.
     #[error("the peer sent a message without its field {0:?}")]
     MissingField(&'static str),
-    /// A field of fixed size that has another.
+    /// A field of fixed size with another size.
     #[error("the peer sent {found} bytes of {field:?} where {expected} are expected")]
     WrongLength {
         /// Which field.
         field: &'static str,
-        /// Its size.
+        /// The expected size.
         expected: usize,
-        /// What came.
+        /// The received size.
         found: usize,
     },
-    /// A value of a later revision where no unknown one can be accepted.
+    /// An unknown value, of a later revision, where none can be accepted.
     #[error(
         "the peer sent {field} = {value}, which this build does not know: the two ends are of different versions"
     )]
     UnknownValue {
         /// Which field.
         field: &'static str,
-        /// What came.
+        /// The received value.
         value: u32,
     },
     /// More bytes than a message may have.
     #[error("the peer sent {bytes} bytes of {what}, and at most {max} are allowed")]
     TooLarge {
-        /// Of what.
+        /// Of which field or message.
         what: &'static str,
-        /// How many came.
+        /// The received size.
         bytes: usize,
-        /// How many may come.
+        /// The limit.
         max: usize,
     },
-    /// A list longer than it may be.
+    /// A list that is too long.
     #[error("the peer listed {found} {what}, and at most {max} are allowed")]
     TooMany {
-        /// Of what.
+        /// Of which list.
         what: &'static str,
-        /// How many came.
+        /// The received length.
         found: usize,
-        /// How many may come.
+        /// The limit.
         max: usize,
     },
     /// A name that breaks a rule.
@@ -77,7 +77,7 @@ pub enum MessageError {
     /// A data stream of an unknown kind.
     #[error("the peer opened a data stream of kind {0}, which this build does not know")]
     UnknownStreamKind(u8),
-    /// A codec that was never offered.
+    /// A codec that was not offered.
     #[error("the peer used codec {0}, which this build does not know and never offered")]
     UnknownCodec(u8),
     /// Reserved bytes with a meaning that this build does not know.
@@ -95,41 +95,41 @@ impl MessageError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misbehaved {
-    /// A message that has no place at this moment.
+    /// A message that is not allowed at this moment.
     #[error("the peer sent {found} where {expected} was expected")]
     OutOfTurn {
-        /// What came.
+        /// The received message.
         found: &'static str,
-        /// What should have come.
+        /// The expected message.
         expected: &'static str,
     },
     /// A message, or a field of one, of a feature that this end did not offer.
     #[error("the peer sent {found}, which needs the feature {feature:?}, which this end did not offer")]
     FeatureNotOffered {
-        /// What came.
+        /// The received message or field.
         found: &'static str,
         /// The feature that it needs.
         feature: &'static str,
     },
-    /// A subscription that was never made.
+    /// A subscription id that does not exist.
     #[error("the peer named subscription {0}, which does not exist")]
     UnknownSubscription(SubscriptionId),
-    /// A subscription id for the second time.
+    /// A subscription id used twice.
     #[error("the peer used subscription id {0} twice")]
     DuplicateSubscription(SubscriptionId),
-    /// A watch that was never made, or has ended.
+    /// A watch id that does not exist, or has ended.
     #[error("the peer named watch {}, which does not exist", .0.0)]
     UnknownWatch(WatchId),
-    /// A watch id for the second time.
+    /// A watch id used twice.
     #[error("the peer used watch id {} twice", .0.0)]
     DuplicateWatch(WatchId),
-    /// A lane number beyond those that a session may use.
+    /// A lane number beyond the session's limit.
     #[error("the peer named lane {0}, which is beyond the numbers of lanes")]
     LaneOutOfRange(LaneId),
     /// More watches than a session may have.
     #[error("the peer asked for more than {0} watches")]
     TooManyWatches(usize),
-    /// A version other than the one that is being sent.
+    /// A version other than the one being sent.
     #[error("the peer spoke of version {version} of epoch {epoch}, which is not being sent")]
     WrongVersion {
         /// The epoch it named.
@@ -168,7 +168,7 @@ pub enum Misbehaved {
         /// Its size in the payload.
         raw: u32,
     },
-    /// A chunk that was already there or is on its way.
+    /// A chunk that was already received or is being received.
     #[error("the peer sent chunk {0} twice")]
     DuplicateChunk(ChunkIndex),
     /// A base that this end does not hold.
@@ -179,7 +179,7 @@ pub enum Misbehaved {
         /// The base it named.
         base: Version,
     },
-    /// A codec of deltas without a base, or a base beside another codec.
+    /// A delta codec without a base, or a base with another codec.
     #[error("the peer sent chunk {chunk} in {codec}, which needs a base if and only if it makes deltas")]
     CodecAndBase {
         /// Which chunk.
@@ -190,33 +190,33 @@ pub enum Misbehaved {
     /// A codec that this end knows and did not offer.
     #[error("the peer used codec {0}, which was not offered to it")]
     CodecNotOffered(&'static str),
-    /// A list that does not end.
+    /// An endless list of topics.
     #[error("the peer listed more than {0} topics")]
     TooManyTopics(usize),
-    /// A second manifest while one is still on its way.
+    /// A second manifest while one is still arriving.
     #[error("the peer sent two manifests for subscription {0} at once")]
     TwoManifests(SubscriptionId),
-    /// More chunks than credit was given for.
+    /// More chunks than were granted.
     #[error("the peer sent more chunks than it had credit for")]
     OverCredit,
     /// More versions in mode `every` than the window allows.
     #[error("the peer announced versions far beyond the window of {0} that are not acknowledged")]
     OverWindow(u32),
-    /// More credit than can be meant.
+    /// More credit than the protocol allows.
     #[error("the peer granted more credit than {0} chunks")]
     CreditOverflow(u32),
-    /// A manifest that does not hash to what was announced.
+    /// A manifest with another digest than was announced.
     #[error("the peer sent a manifest that is not the one it announced")]
     WrongManifest,
-    /// A version announced afresh of which this end named nothing.
+    /// A version marked `afresh` that this end never named.
     #[error("the peer announced version {0} afresh, of which this end named no other content")]
     NothingAfresh(Version),
     /// A version number that does not rise.
     #[error("the peer announced version {found} after version {after} of the same epoch")]
     VersionNotRising {
-        /// What came.
+        /// The received version.
         found: Version,
-        /// What it came after.
+        /// The previous version.
         after: Version,
     },
 }
@@ -226,8 +226,8 @@ macro_rules! close_codes {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $meaning:literal;)*) => {
         /// Why a connection was closed, as a number that the other end understands (PROTOCOL.md §9).
         ///
-        /// Sent as the QUIC application error code. The text beside it is for people and tells nothing that the peer may
-        /// not know.
+        /// Sent as the QUIC application error code. The text beside it is for people and contains nothing that the peer
+        /// must not know.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum CloseCode { $($(#[$doc])* $variant,)* }
@@ -246,7 +246,7 @@ macro_rules! close_codes {
                 match code { $($code => Some(Self::$variant),)* _ => None }
             }
 
-            /// What it means, in a few words.
+            /// The meaning in a few words.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $meaning,)* }
             }
@@ -255,11 +255,11 @@ macro_rules! close_codes {
 }
 
 close_codes! {
-    /// The work is done.
+    /// Normal end.
     Done = 0, "done";
-    /// The sender of this code failed; it is to blame and knows more.
+    /// An internal failure of this code's sender, whose log says more.
     Internal = 1, "the other end failed; its log says why";
-    /// The server is going away on purpose.
+    /// The server is shutting down.
     ShuttingDown = 2, "the server is shutting down";
     /// A message could not be read.
     Malformed = 16, "a message could not be read";
@@ -267,11 +267,11 @@ close_codes! {
     Misbehaved = 17, "a message broke a rule of the protocol";
     /// The two ends share no protocol revision.
     Incompatible = 18, "the two ends share no protocol revision: update the older one";
-    /// What the peer must prove, it did not prove.
+    /// The peer did not prove that it has access.
     Unauthorised = 32, "access was refused";
     /// The peer did not answer in time.
     TimedOut = 33, "a deadline passed";
-    /// A limit of connections or sessions is reached.
+    /// The limit of connections or sessions is reached.
     TooBusy = 34, "the server has as many sessions as it may";
     /// A lane reached another server process than its session's.
     WrongInstance = 35, "this is another server process than the session's";

@@ -1,28 +1,28 @@
-//! How files travel as tensors (FILES.md §13): what is said of them in a manifest, and which names they may have.
+//! Files as tensors (FILES.md §13): their entries in a manifest, and which file names are allowed.
 //!
-//! A snapshot of files is a snapshot like any other. What makes it files again is a few entries of its manifest under
-//! reserved names. They come from a peer, so every name among them is checked before a path is made of it.
+//! A snapshot of files is a snapshot like any other. A few manifest entries under reserved names turn it back into
+//! files. They come from a peer, so every name among them is checked before a path is made of it.
 
 use crate::{Dtype, Epoch, NameError, Shape, Tensor, TensorName, TensorSpec, VersionDigest};
 use std::fmt;
 
-/// Metadata keys and tensor names that begin like this belong to tensor-relay.
+/// The prefix of metadata keys and tensor names that belong to tensor-relay.
 pub const RESERVED_PREFIX: &str = "tensor-relay.";
 
 /// The name of the one tensor that an `.npy` file is.
 pub const NPY_TENSOR: &str = "array";
 
-/// The file for the weights that no index places elsewhere, unless the snapshot names another.
+/// The default file for weights that no index places.
 pub const WEIGHTS_DEFAULT: &str = "model.safetensors";
 
-/// How files of weights end.
+/// The extension of files of weights.
 pub const WEIGHTS_EXTENSION: &str = ".safetensors";
 
-/// How the file ends that says which tensor lies in which file of weights.
+/// The extension of the index, which maps tensors to files of weights.
 pub const INDEX_EXTENSION: &str = ".safetensors.index.json";
 
-/// The key, in the metadata of a version, of how many generations of watched files were seen and never published since
-/// the version before.
+/// The metadata key for the number of generations of watched files that were seen but not published since the previous
+/// version.
 pub const MISSED_GENERATIONS_KEY: &str = "tensor-relay.missed-generations";
 
 const KIND_KEY: &str = "tensor-relay.kind";
@@ -35,7 +35,7 @@ const SIDE_FILE_PREFIX: &str = "tensor-relay.file:";
 pub enum FileKind {
     /// One safetensors file.
     Safetensors,
-    /// A folder of safetensors files with what lies beside them, as Hugging Face has it.
+    /// A folder of safetensors files and their side files, as on Hugging Face.
     Directory,
     /// One NumPy array.
     Npy,
@@ -56,7 +56,7 @@ impl FileKind {
         }
     }
 
-    /// How the names of such files end, with the dot; nothing for folders.
+    /// The file extension, with the dot; empty for folders.
     pub fn extension(self) -> &'static str {
         match self {
             Self::Safetensors => WEIGHTS_EXTENSION,
@@ -73,12 +73,12 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// What files the tensors of a manifest were, and are to be again.
+/// The form of files that a manifest's tensors came from and can be written to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileForm {
-    /// Which kind of files.
+    /// The kind of files.
     pub kind: FileKind,
-    /// In a folder, the file for tensors that no index places elsewhere.
+    /// In a folder, the file for tensors that no index places.
     pub weights: FileName,
 }
 
@@ -88,11 +88,11 @@ impl FileForm {
         Self { kind, weights: FileName(WEIGHTS_DEFAULT.into()) }
     }
 
-    /// Reads what the metadata of a manifest says. Tensors that were no files, or of a kind that this build does not
-    /// know, are written as one safetensors file.
+    /// Reads the form from the metadata of a manifest. Tensors that did not come from files, or are of an unknown kind,
+    /// are written as one safetensors file.
     ///
     /// # Errors
-    /// [`FileNameError`] when it names a file badly.
+    /// [`FileNameError`] when it contains an invalid file name.
     pub fn of(metadata: &[(String, String)]) -> Result<Self, FileNameError> {
         let value = |key| metadata.iter().find(|(found, _)| found == key).map(|(_, value)| value.as_str());
         let kind = FileKind::ALL.into_iter().find(|kind| Some(kind.name()) == value(KIND_KEY));
@@ -105,7 +105,7 @@ impl FileForm {
         }
     }
 
-    /// What the metadata of a manifest has to say for it.
+    /// The metadata entries that describe this form.
     pub fn metadata(&self) -> Vec<(String, String)> {
         let mut metadata = vec![(KIND_KEY.to_owned(), self.kind.name().to_owned())];
         if self.kind == FileKind::Directory && self.weights.as_str() != WEIGHTS_DEFAULT {
@@ -114,10 +114,10 @@ impl FileForm {
         metadata
     }
 
-    /// The file that travels as `tensor`, if it is one and no tensor of the model.
+    /// The name of the file that `tensor` carries; `None` for a tensor of the model.
     ///
     /// # Errors
-    /// [`FileNameError`] when a file has a name that must not be written, or is no row of bytes.
+    /// [`FileNameError`] when the file name is invalid, or the tensor is not a row of bytes.
     pub fn side_file(&self, tensor: &Tensor) -> Result<Option<FileName>, FileNameError> {
         let name = tensor.name.as_str().strip_prefix(SIDE_FILE_PREFIX);
         let Some(name) = name.filter(|_| self.kind == FileKind::Directory) else {
@@ -135,17 +135,17 @@ impl FileForm {
     }
 }
 
-/// The tensor as which a file beside the weights travels.
+/// The tensor that carries a side file.
 ///
 /// # Errors
-/// [`NameError::TooLong`] when its name is too long for that; at most 237 bytes work.
+/// [`NameError::TooLong`] when its name is too long with its prefix; at most 237 bytes work.
 pub fn side_file_spec(name: &FileName, bytes: u64) -> Result<TensorSpec, NameError> {
     let name = TensorName::new(&format!("{SIDE_FILE_PREFIX}{name}"))?;
     let shape = Shape::new(&[bytes]).expect("one dimension cannot overflow");
     Ok(TensorSpec::new(name, Dtype::U8, shape))
 }
 
-/// The epoch for a topic of which the first version is this: the same files begin the same epoch after a restart, and
+/// The epoch of a topic whose first version has this digest: the same files give the same epoch after a restart, and
 /// clients that hold them receive nothing again.
 ///
 /// Good for one content only. If version 2 of the epoch is other content, and the files are what they were first when
@@ -160,37 +160,35 @@ pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED_PREFIX)
 }
 
-/// Whether an array of this name can be an entry of an archive that is written: unpacked, it must not lead out of the
-/// folder that it is unpacked into.
+/// Whether an array of this name may be an entry of a written archive: unpacking it must not escape the folder.
 pub fn is_entry_name(name: &str) -> bool {
     !name.split('/').any(|segment| matches!(segment, "" | "." | ".."))
 }
 
-/// How many generations of watched files came before a version and were never published, as its metadata says: none, if
-/// it says nothing.
+/// The number of unpublished generations of watched files before a version, from its metadata; 0 if it has none.
 pub fn missed_generations(metadata: &[(String, String)]) -> u64 {
     let said = metadata.iter().find(|(key, _)| key == MISSED_GENERATIONS_KEY);
     said.and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
 }
 
-/// What the metadata of a manifest says beyond tensor-relay's own entries: what belongs into a file.
+/// The metadata of a manifest without tensor-relay's own entries: what is written into a file.
 pub fn without_reserved(metadata: &[(String, String)]) -> Vec<(String, String)> {
     metadata.iter().filter(|(key, _)| !is_reserved(key)).cloned().collect()
 }
 
-/// The name of one file in a folder: it cannot lead out of the folder, hide in it, or break a terminal.
+/// The name of one file in a folder: it cannot escape the folder, be hidden, or corrupt a terminal.
 ///
 /// One path segment of 1 to 255 bytes without control characters that does not begin with a dot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileName(Box<str>);
 
-/// A file name that must not be written.
+/// An invalid file name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a file {name:?} is not written: {why}")]
 pub struct FileNameError {
     /// The name.
     pub name: Box<str>,
-    /// Which rule it breaks.
+    /// The rule that it breaks.
     pub why: &'static str,
 }
 
@@ -231,12 +229,12 @@ impl FileName {
         &self.0
     }
 
-    /// Whether it is that of a file of weights.
+    /// Whether it names a file of weights.
     pub fn is_weights(&self) -> bool {
         self.0.ends_with(WEIGHTS_EXTENSION)
     }
 
-    /// Whether it is that of an index of weights.
+    /// Whether it names an index of weights.
     pub fn is_index(&self) -> bool {
         self.0.ends_with(INDEX_EXTENSION)
     }

@@ -1,4 +1,4 @@
-//! Globs: patterns over names, parsed once, matched in a time that no pattern can blow up (PROTOCOL.md §4.4).
+//! Globs: patterns over names, parsed once, matched in linear time (PROTOCOL.md §4.4).
 
 use crate::name::NAME_MAX_BYTES;
 use std::fmt;
@@ -15,7 +15,7 @@ const WILDCARDS: [char; 2] = ['*', '?'];
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Glob {
     text: Box<str>,
-    /// Where the part behind the last wildcard begins.
+    /// The index behind the last wildcard.
     tail: u8,
     automaton: Automaton,
 }
@@ -39,13 +39,12 @@ impl Glob {
         Ok(Self { text: pattern.into(), tail, automaton: Automaton::new(pattern) })
     }
 
-    /// Whether `name` as a whole is one of those that the pattern stands for. Linear in `name`, about 10 ns a character
-    /// until the answer is sure; takes no memory.
+    /// Whether the glob matches the whole of `name`. Linear in `name`, about 10 ns per character; allocates nothing.
     pub fn matches(&self, name: &str) -> bool {
         name.ends_with(&self.text[usize::from(self.tail)..]) && self.automaton.accepts(name)
     }
 
-    /// Whether the pattern stands for itself alone.
+    /// Whether the pattern has no wildcard.
     pub fn is_literal(&self) -> bool {
         !self.text.contains(WILDCARDS)
     }
@@ -56,7 +55,7 @@ impl Glob {
     }
 }
 
-/// Why a text is no glob.
+/// Why a text is not a glob.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GlobError {
@@ -96,10 +95,10 @@ impl std::str::FromStr for Glob {
     }
 }
 
-/// The pattern as a nondeterministic automaton whose states are bits: all ways to match advance at once, so there is
-/// nothing to go back to.
+/// The pattern as a nondeterministic automaton whose states are bits: all matches advance at once, without
+/// backtracking.
 ///
-/// State `n` means that `n` characters of the pattern, stars not counted, are behind. A star lets its state stay.
+/// In state `n`, `n` characters of the pattern, stars not counted, are matched. A star lets its state stay.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Automaton {
     /// The states in which a `**` takes any character and stays.
@@ -110,7 +109,7 @@ struct Automaton {
     one: States,
     /// The states that each character of the pattern leaves, in order of character.
     letters: Box<[(char, States)]>,
-    /// The state that is reached when the whole pattern is behind.
+    /// The final state.
     end: u8,
 }
 
@@ -146,7 +145,7 @@ impl Automaton {
         states.contains(self.end)
     }
 
-    /// The states that `character` leaves for the next, and those in which it may stay.
+    /// The states that `character` advances, and those in which it may stay.
     fn moves(&self, character: char) -> (States, States) {
         let letter = match self.letters.binary_search_by_key(&character, |(letter, _)| *letter) {
             Ok(at) => self.letters[at].1,
@@ -243,7 +242,7 @@ mod tests {
         assert!(!matches(&format!("{}b", "a*".repeat(127)), &"a".repeat(10_000)));
     }
 
-    /// What a glob means, in the words of PROTOCOL.md §4.4, without a thought for time.
+    /// The reference implementation of PROTOCOL.md §4.4, of exponential cost.
     fn reference(pattern: &[char], name: &[char]) -> bool {
         let some_rest = |rest: &[char], runs: fn(&[char]) -> bool| {
             (0..=name.len()).any(|n| runs(&name[..n]) && reference(rest, &name[n..]))

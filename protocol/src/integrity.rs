@@ -24,18 +24,18 @@ impl ChunkHash {
 pub struct ChunkHasher(XxHash3_128);
 
 impl ChunkHasher {
-    /// Begins a chunk.
+    /// Starts a chunk.
     #[expect(clippy::new_without_default, reason = "a hasher is begun on purpose, never filled in")]
     pub fn new() -> Self {
         Self(XxHash3_128::new())
     }
 
-    /// Takes the next bytes of the chunk.
+    /// Hashes the next bytes of the chunk.
     pub fn update(&mut self, raw: &[u8]) {
         self.0.write(raw);
     }
 
-    /// Ends the chunk and compares it with what its header promised.
+    /// Ends the chunk and compares its hash with the one in its header.
     ///
     /// # Errors
     /// [`CorruptChunk`] when the bytes are not those that were hashed by the sender.
@@ -55,7 +55,7 @@ impl fmt::Debug for ChunkHasher {
 }
 
 /// Proof that a chunk's bytes hashed to what its header promised. Only [`ChunkHasher::verify`] makes one, and an
-/// [`Assembly`](crate::Assembly) takes nothing else: bytes that were not checked have no way into a snapshot.
+/// [`Assembly`](crate::Assembly) takes nothing else: unverified bytes cannot enter a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a verified chunk counts only once the assembly was told"]
 pub struct Verified {
@@ -69,21 +69,21 @@ impl Verified {
         self.chunk
     }
 
-    /// What it hashed to.
+    /// Its hash.
     pub fn hash(&self) -> ChunkHash {
         self.hash
     }
 }
 
-/// A chunk whose bytes are not the ones that the sender hashed.
+/// A chunk whose bytes do not have the hash that its sender computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("chunk {chunk} arrived corrupt: its bytes hash to {found}, its header says {expected}")]
 pub struct CorruptChunk {
     /// Which chunk.
     pub chunk: ChunkIndex,
-    /// What the header said.
+    /// The hash in the header.
     pub expected: ChunkHash,
-    /// What the bytes hash to.
+    /// The hash of the bytes.
     pub found: ChunkHash,
 }
 
@@ -98,7 +98,7 @@ impl ManifestDigest {
     }
 }
 
-/// BLAKE3 of a chunk's raw bytes: what a chunk of a peer, who may lie, is checked against.
+/// BLAKE3 of a chunk's raw bytes, against which chunks from untrusted peers are checked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkDigest(pub [u8; 32]);
 
@@ -109,9 +109,9 @@ impl ChunkDigest {
     }
 }
 
-/// BLAKE3 of a manifest digest followed by the hashes of all chunks in order: what a version *is*.
+/// BLAKE3 of a manifest digest followed by the hashes of all chunks in order: the identity of a version's content.
 ///
-/// The sender names it when all chunks are on their way; a receiver commits only when its own chunks give the same.
+/// The sender states it when all chunks are sent; a receiver commits only if its own chunks give the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VersionDigest(pub [u8; 32]);
 

@@ -1,12 +1,12 @@
-//! The meaning of every byte that tensor-relay sends.
+//! The tensor-relay protocol: the meaning of every byte on the wire.
 //!
 //! This crate is pure: it takes bytes, numbers and facts, and gives back bytes, numbers and decisions. It knows no
 //! socket, no thread, no clock and no file, so that every rule of the protocol can be tested without any of them.
 //! `PROTOCOL.md` beside this crate is the same meaning in prose, clause by clause; tests cite its clauses.
 //!
-//! What arrives is parsed at the door: a [`Topic`], a [`Manifest`] or a [`ClientMessage`] that exists is valid, and
-//! nothing further inside checks it again. Hostile bytes give errors that say who is to blame
-//! ([`error`](mod@error)), never a panic, and never an allocation beyond [`Limits`].
+//! Input is parsed once, on arrival: a [`Topic`], a [`Manifest`] or a [`ClientMessage`] that exists is valid, and
+//! nothing further inside checks it again. Hostile bytes give errors that say who is to blame ([`error`](mod@error)),
+//! never a panic, and never an allocation beyond [`Limits`].
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What one end accepts from the other.
+//! Limits: what one end accepts from the other.
 
 /// The bounds that one end puts on what its peer may send. They come from configuration, never from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The manifest: what a snapshot holds and where (PROTOCOL.md §5).
+//! The manifest: the tensors of a snapshot and their places (PROTOCOL.md §5).
 
 mod layout;
 mod wire;
@@ -36,7 +36,7 @@ pub struct Tensor {
     pub dtype: Dtype,
     /// Its dimensions.
     pub shape: Shape,
-    /// Its place in a larger tensor, when several ranks hold that together.
+    /// Its place in a larger tensor that several ranks hold together.
     pub shard: Option<Shard>,
     offset: u64,
     bytes: u64,
@@ -103,7 +103,7 @@ impl Manifest {
         self.by_name.get(name).copied()
     }
 
-    /// What the publisher said of the snapshot beyond its tensors, e.g. the metadata of a safetensors file.
+    /// The publisher's metadata beyond the tensors, e.g. that of a safetensors file.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
     }

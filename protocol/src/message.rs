@@ -1,7 +1,7 @@
-//! Control messages: what the two ends say to each other beside the data (PROTOCOL.md §3).
+//! Control messages: the messages of both ends beside the data (PROTOCOL.md §3).
 //!
-//! [`wire`] holds them as protobuf has them; the typed messages here are what the rest of the code sees. Turning one
-//! into the other is where everything a peer says is checked.
+//! [`wire`] holds the protobuf types; the typed messages here are what the rest of the code uses. The conversion checks
+//! everything that a peer sends.
 
 mod address;
 mod client;
@@ -29,7 +29,7 @@ pub use subscribe::{
 use crate::MessageError;
 use std::fmt;
 
-/// Names one subscription within a session. The client chooses it, and never twice.
+/// Identifies a subscription within a session. Chosen by the client, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubscriptionId(pub u32);
 
@@ -39,25 +39,26 @@ impl fmt::Display for SubscriptionId {
     }
 }
 
-/// Names one watch within a session. The client chooses it, and never twice.
+/// Identifies a watch within a session. Chosen by the client, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchId(pub u32);
 
-/// How many watches a session may have at once.
+/// The most watches of a session at once.
 pub const WATCHES_MAX: usize = 16;
 
-/// What a publisher says of one version beyond its tensors, e.g. `step = 1200`. Sent with every `Announce`, so keys and
-/// values together, with 16 bytes for each entry, stay below 32 KiB; what does not change between versions belongs into the manifest.
+/// The publisher's metadata of one version, e.g. `step = 1200`. Sent with every `Announce`, so keys and values
+/// together, with 16 bytes for each entry, stay below 32 KiB; what does not change between versions belongs into the
+/// manifest.
 pub type Metadata = Vec<(String, String)>;
 
 /// The most bytes of metadata in an `Announce`, so that the message stays within its frame.
 pub(crate) const METADATA_MAX_BYTES: usize = 32 << 10;
 
-/// What one entry counts beyond its text: more than protobuf's tags and lengths take, so that the bound on metadata bounds
-/// the message too.
+/// The overhead counted per entry: more than protobuf's tags and lengths take, so that the bound on metadata bounds the
+/// message too.
 const METADATA_ENTRY_BYTES: usize = 16;
 
-/// Defines a list of reasons once: number and meaning.
+/// Defines an enum of reasons: number and meaning.
 macro_rules! reasons {
     ($(#[$doc:meta])* $Reason:ident: $($(#[$each:meta])* $Variant:ident = $code:literal, $meaning:literal;)*) => {
         $(#[$doc])*
@@ -95,7 +96,7 @@ macro_rules! reasons {
 pub(crate) use reasons;
 
 reasons! {
-    /// Why one end gives up one version of one subscription.
+    /// Why one end gave up a version of a subscription.
     AbortReason:
     /// The bytes did not verify at the receiver.
     Corrupt = 1, "its bytes did not verify";
@@ -105,7 +106,7 @@ reasons! {
     Stalled = 3, "no byte of it moved within the deadline";
     /// The receiver has no memory for it.
     OverBudget = 4, "the receiver has no memory for it";
-    /// The publisher took it back, or it left retention and the time to finish passed.
+    /// The publisher withdrew it, or it left retention and the time to finish passed.
     Withdrawn = 5, "its publisher takes it back";
     /// A newer version is there, and the subscriber asked not to wait for older ones.
     Superseded = 6, "a newer version took its place";

@@ -1,4 +1,4 @@
-//! Names: parsed once at the door, valid for ever after.
+//! Names of topics, tensors and readers, validated once when parsed.
 
 use std::fmt;
 
@@ -69,7 +69,8 @@ const READER_NAME_MAX_BYTES: usize = 64;
 
 /// The name under which a server keeps the place of one reader of a topic, e.g. `indexer-3`.
 ///
-/// 1 to 64 of `A-Z a-z 0-9 . _ -`. Whoever gives it takes the place over, so two readers at once need two names.
+/// 1 to 64 of `A-Z a-z 0-9 . _ -`. A subscription under the same name takes the place over, so concurrent readers need
+/// different names.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReaderName(Box<str>);
 
@@ -96,22 +97,22 @@ impl ReaderName {
     }
 }
 
-/// Why a text is no name.
+/// Why a text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// Nothing was given.
+    /// An empty name.
     #[error("a name must not be empty")]
     Empty,
-    /// More than 255 bytes were given; for a reader, more than 64.
+    /// A name longer than 255 bytes; for a reader, than 64.
     #[error(
         "a name has at most {NAME_MAX_BYTES} bytes, the name of a reader {READER_NAME_MAX_BYTES}; this one has {0}"
     )]
     TooLong(usize),
-    /// Two slashes in a row, or one at an end.
+    /// Two slashes in a row, or a slash at an end.
     #[error("topic {0:?} has an empty segment: write `a/b`, with no slash at either end and none doubled")]
     EmptySegment(Box<str>),
-    /// A segment that means a place in a file system.
+    /// A segment with a meaning in file systems.
     #[error("topic {0:?} has a segment `.` or `..`, which would name a place outside its folder")]
     DotSegment(Box<str>),
     /// A character outside the alphabet of this kind of name.

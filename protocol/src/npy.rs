@@ -1,9 +1,8 @@
-//! The NumPy array format (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>), as far as it is
-//! bytes and rules.
+//! The NumPy array format (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>), without I/O.
 //!
 //! A file is a magic number, a version, the length of a header, the header as text of a Python dictionary, and the
-//! elements. Whoever has the file does the reading and writing; this module says what the header means and which header
-//! an array needs. An `.npz` file is a ZIP archive of such files.
+//! elements. Callers read and write files; this module parses and makes headers. An `.npz` file is a ZIP archive of
+//! such files.
 
 use crate::{Dtype, Shape, ShapeError};
 
@@ -21,7 +20,7 @@ const DATA_ALIGNMENT: usize = 64;
 /// NumPy leaves room for this many digits in the first dimension, so that an array can grow in place.
 const GROWTH_DIGITS: usize = 21;
 
-/// What an array file holds, and where.
+/// The parsed header of an array file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     /// The type of its elements.
@@ -34,41 +33,41 @@ pub struct Header {
     pub data_start: u64,
 }
 
-/// Why a file is no usable array file, or a tensor cannot become one.
+/// Why a file is not a supported array file, or a tensor cannot become one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NpyError {
     /// Another kind of file, or one that was cut off.
     #[error("it does not begin as a NumPy array file does")]
     Magic,
-    /// A version that is not defined yet.
+    /// An unknown format version.
     #[error("it has version {major}.{minor} of the NumPy format, and 1.0 to 3.0 are known")]
     Version {
-        /// The first number.
+        /// The major version.
         major: u8,
-        /// The second one.
+        /// The minor version.
         minor: u8,
     },
-    /// A length that cannot be.
+    /// An impossible header length.
     #[error("it says its header has {header_bytes} bytes, which does not fit a file of {file_bytes} bytes")]
     HeaderLength {
-        /// What the prefix says.
+        /// The length in the prefix.
         header_bytes: u64,
         /// The size of the file.
         file_bytes: u64,
     },
-    /// A header that is no dictionary of the three keys.
+    /// A header that is not a dictionary of the three keys.
     #[error("its header is not valid: {0}")]
     Header(&'static str),
-    /// Elements that tensor-relay does not carry.
+    /// Elements that tensor-relay does not support.
     #[error("its elements have dtype {descr:?}: {why}")]
     Dtype {
         /// NumPy's name of it, cut to a readable length.
         descr: String,
-        /// What is wrong with it, and what to do.
+        /// Why, and what to do.
         why: &'static str,
     },
-    /// A shape that tensor-relay does not carry.
+    /// An unsupported shape.
     #[error("it has no usable shape: {0}")]
     Shape(#[from] ShapeError),
     /// Elements that end before or after the file does.
@@ -76,9 +75,9 @@ pub enum NpyError {
         "its header describes {described_bytes} bytes of elements, but {found_bytes} follow it: was the file cut off, or several arrays written into one?"
     )]
     DataLength {
-        /// What the header adds up to.
+        /// The size by the header.
         described_bytes: u64,
-        /// What is there.
+        /// The actual size.
         found_bytes: u64,
     },
     /// A dtype that NumPy does not have.
@@ -86,10 +85,10 @@ pub enum NpyError {
     Unwritable(Dtype),
 }
 
-/// Reads from the first bytes of a file of `file_bytes` where its header ends, counted from the file's beginning.
+/// The end of the header, from the first bytes of a file of `file_bytes`.
 ///
 /// # Errors
-/// [`NpyError`] when this is no array file, or when no header of the length that it names can be there.
+/// [`NpyError`] when this is not an array file, or the header's length is impossible.
 pub fn header_end(prefix: &[u8], file_bytes: u64) -> Result<usize, NpyError> {
     let start = header_start(prefix)?;
     let length = prefix.get(8..start).ok_or(NpyError::Magic)?;
@@ -113,8 +112,8 @@ fn header_start(prefix: &[u8]) -> Result<usize, NpyError> {
 /// Reads the header of a file of `file_bytes`; `head` is the file up to its [`header_end`].
 ///
 /// # Errors
-/// [`NpyError`] when the header breaks a rule of the format, names elements that tensor-relay does not carry, or
-/// describes more or fewer bytes than the file has.
+/// [`NpyError`] when the header is invalid, names unsupported elements, or describes more or fewer bytes than the file
+/// has.
 pub fn parse_header(head: &[u8], file_bytes: u64) -> Result<Header, NpyError> {
     let text = head.get(header_start(head)?..).ok_or(NpyError::Magic)?;
     let text = std::str::from_utf8(text).map_err(|_| NpyError::Header("it is not text"))?;
@@ -130,7 +129,7 @@ pub fn parse_header(head: &[u8], file_bytes: u64) -> Result<Header, NpyError> {
     Ok(Header { dtype, shape, fortran_order: fortran_order && order_matters, data_start: head.len() as u64 })
 }
 
-/// The beginning of a file that holds a tensor, byte for byte as NumPy writes it; the elements in C order have to follow.
+/// The head of a file that holds a tensor, byte for byte as NumPy writes it; the elements follow in C order.
 ///
 /// # Errors
 /// [`NpyError::Unwritable`] for a dtype that NumPy does not have.
@@ -191,7 +190,7 @@ pub fn to_c_order(from: &[u8], to: &mut [u8], dtype: Dtype, shape: &Shape) {
     }
 }
 
-/// NumPy's dtypes that are the same thing here.
+/// NumPy's dtypes and ours.
 const DTYPES: &[(&str, Dtype)] = &[
     ("|b1", Dtype::Bool),
     ("|i1", Dtype::I8),
@@ -272,7 +271,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The part of Python's literals that headers are written in.
+/// A parser of the Python literals in headers.
 struct Literal<'a> {
     rest: &'a str,
 }
@@ -296,7 +295,8 @@ impl<'a> Literal<'a> {
         Ok(text)
     }
 
-    /// A dtype by name. The list that describes a structured dtype is given back as it is, to be refused by name.
+    /// Parses a dtype's name. The list that describes a structured dtype is returned as it is, to be named in the
+    /// error.
     fn descr(&mut self) -> Result<&'a str, NpyError> {
         match self.rest.trim_start() {
             list if list.starts_with('[') => {

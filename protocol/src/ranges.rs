@@ -22,8 +22,8 @@ impl RangeSet {
         Self::from_iter([range])
     }
 
-    /// Reads ranges that a peer sent: `None` unless they are as [`ranges`](Self::ranges) gives them, ascending,
-    /// non-empty, and with a gap between each and the next.
+    /// Reads ranges from a peer: `None` unless they are as [`ranges`](Self::ranges) returns them, ascending, non-empty,
+    /// and with a gap between each and the next.
     pub fn from_ranges(ranges: impl IntoIterator<Item = Range<u32>>) -> Option<Self> {
         let mut end = None;
         let checked = ranges.into_iter().map(|range| {
@@ -97,14 +97,14 @@ impl RangeSet {
         self.ranges.iter().cloned().flatten()
     }
 
-    /// The numbers of either set. All but linear in the ranges of both.
+    /// The union. Nearly linear in the ranges of both.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.ranges.iter().chain(&other.ranges).cloned().collect()
     }
 
-    /// The numbers that are in `other` too. Logarithmic in the ranges of this set for each range of `other`, so that a small
-    /// question costs little.
+    /// The intersection. Logarithmic in the ranges of this set for each range of `other`, so a small `other` costs
+    /// little.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let common = other.ranges.iter().flat_map(|wanted| {
@@ -115,7 +115,7 @@ impl RangeSet {
         Self { ranges: common.collect() }
     }
 
-    /// The numbers that are not in `other`. Linear in the ranges of both.
+    /// The difference. Linear in the ranges of both.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let mut ranges = Vec::new();

@@ -1,8 +1,7 @@
-//! The safetensors file format (<https://github.com/huggingface/safetensors#format>), as far as it is bytes and rules.
+//! The safetensors file format (<https://github.com/huggingface/safetensors#format>), without I/O.
 //!
-//! A file is eight bytes of header length, a JSON header, and the tensors without gaps. Whoever has the file does the
-//! reading and writing; this module says what the header means and which header a manifest needs. Parsing and checking
-//! of the header itself is done by the `safetensors` crate, the format's own reference.
+//! A file is eight bytes of header length, a JSON header, and the tensors without gaps. Callers read and write files;
+//! this module parses and makes headers, on top of the `safetensors` crate, the reference implementation.
 
 mod index;
 mod order;
@@ -21,13 +20,13 @@ pub const PREFIX_BYTES: usize = 8;
 /// The largest header accepted, the same bound that the reference implementation has.
 pub const HEADER_MAX_BYTES: u64 = 100_000_000;
 
-/// The header key that is no tensor.
+/// The header key that does not name a tensor.
 const METADATA_KEY: &str = "__metadata__";
 
-/// What a safetensors file holds, and where.
+/// The parsed header of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The tensors, in the order of their bytes, and those without any in the order of their names in the file.
+    /// The tensors, in the order of their bytes; empty ones in the order of their names.
     pub tensors: Vec<FileTensor>,
     /// The file's own metadata, in the file's order.
     pub metadata: Vec<(String, String)>,
@@ -36,25 +35,25 @@ pub struct Header {
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileTensor {
-    /// What it is.
+    /// Its name, dtype and shape.
     pub spec: TensorSpec,
     /// Where its bytes lie in the file.
     pub range: Range<u64>,
 }
 
-/// Why a file is no safetensors file, or a manifest cannot become one.
+/// Why a file is not a safetensors file, or a manifest cannot become one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SafetensorsError {
-    /// Too short, or a length that cannot be.
+    /// A file that is too short, or an impossible header length.
     #[error("it says its header has {header_bytes} bytes, which does not fit a file of {file_bytes} bytes")]
     HeaderLength {
-        /// What the prefix says.
+        /// The length in the prefix.
         header_bytes: u64,
         /// The size of the file.
         file_bytes: u64,
     },
-    /// A header that the format does not allow.
+    /// An invalid header.
     #[error("its header is not valid: {0}")]
     Header(#[from] serde_json::Error),
     /// Tensors that end before or after the file does.
@@ -62,15 +61,15 @@ pub enum SafetensorsError {
         "its header describes {described_bytes} bytes of tensors, but {found_bytes} follow it: was the file cut off?"
     )]
     DataLength {
-        /// What the header adds up to.
+        /// The size by the header.
         described_bytes: u64,
-        /// What is there.
+        /// The actual size.
         found_bytes: u64,
     },
-    /// A tensor name that tensor-relay does not carry.
+    /// A tensor name that tensor-relay does not support.
     #[error("it names a tensor badly: {0}")]
     Name(#[from] NameError),
-    /// A shape that tensor-relay does not carry.
+    /// A shape that tensor-relay does not support.
     #[error("tensor {name:?} has no usable shape: {source}")]
     Shape {
         /// Which tensor.
@@ -78,7 +77,7 @@ pub enum SafetensorsError {
         /// What is wrong with it.
         source: ShapeError,
     },
-    /// A dtype that only one side knows.
+    /// A dtype that either side lacks.
     #[error("tensor {name:?} has dtype {dtype}, which tensor-relay and safetensors do not both know")]
     Dtype {
         /// Which tensor.
@@ -99,7 +98,7 @@ pub enum SafetensorsError {
 /// Reads the length of the header from the first bytes of a file of `file_bytes`.
 ///
 /// # Errors
-/// [`SafetensorsError::HeaderLength`] when no header of that length can be there.
+/// [`SafetensorsError::HeaderLength`] when the length is impossible.
 pub fn header_length(prefix: [u8; PREFIX_BYTES], file_bytes: u64) -> Result<usize, SafetensorsError> {
     let header_bytes = u64::from_le_bytes(prefix);
     let room = file_bytes.saturating_sub(PREFIX_BYTES as u64);
@@ -145,7 +144,7 @@ fn file_tensor(name: &str, info: &TensorInfo, data_start: u64) -> Result<FileTen
     Ok(FileTensor { spec: TensorSpec::new(name, dtype, shape), range })
 }
 
-/// The beginning of a file that holds a manifest's tensors, and what has to follow it.
+/// The planned head of a file with a manifest's tensors, and the order of the tensors' bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileLayout {
     /// The prefix and the header, padded to eight bytes.
@@ -154,9 +153,9 @@ pub struct FileLayout {
     pub order: Vec<usize>,
 }
 
-/// Plans a file with `tensors` and `metadata`, both in this order: a copy of a file is then the same, byte by byte, if that
-/// was written as the format's own writer does it. Only where a tensor would not be aligned to its element, they are sorted
-/// as that writer does it: wider elements come first. Tied weights are written once for each name.
+/// Plans a file with `tensors` and `metadata`, both in this order: a copy of a file by the reference writer is then
+/// equal, byte by byte. Only where a tensor would not be aligned to its element, they are sorted as that writer does:
+/// wider elements first. Tied weights are written once for each name.
 ///
 /// # Errors
 /// [`SafetensorsError`] for what the format cannot hold: a dtype it does not know, sub-byte tensors that end within a
@@ -185,7 +184,7 @@ pub fn plan_tensors(
         infos.push((tensor.name.as_str().to_owned(), info));
     }
     let header = OrderedHeader { metadata, infos };
-    // Checks it; what it would write has its metadata in any order.
+    // Validates; its own output has metadata in random order.
     Metadata::new(None, header.infos.clone()).map_err(|e| SafetensorsError::Unwritable(e.to_string()))?;
     Ok(FileLayout { head: head(&header)?, order })
 }
@@ -208,7 +207,7 @@ fn are_aligned(tensors: &[&Tensor]) -> bool {
     })
 }
 
-/// A header as the format's own writer writes it, but for the order of the metadata, which that leaves to chance.
+/// A header as the reference writer writes it, but with ordered metadata.
 struct OrderedHeader {
     metadata: Vec<(String, String)>,
     infos: Vec<(String, TensorInfo)>,
@@ -243,7 +242,7 @@ fn head(header: &OrderedHeader) -> Result<Vec<u8>, SafetensorsError> {
     Ok(head)
 }
 
-/// The pairs of dtypes that are the same thing under two names.
+/// Pairs of equal dtypes.
 const SAME: &[(FileDtype, Dtype)] = &[
     (FileDtype::BOOL, Dtype::Bool),
     (FileDtype::F4, Dtype::F4E2M1),

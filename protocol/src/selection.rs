@@ -1,39 +1,39 @@
-//! Which tensors of a snapshot somebody wants, and which chunks that takes (PROTOCOL.md §5.4).
+//! Selections: which tensors of a snapshot are wanted, and which chunks they need (PROTOCOL.md §5.4).
 
 use crate::{ChunkIndex, Chunking, Glob, Manifest, RangeSet};
 use std::{collections::HashSet, ops::Range, sync::Arc};
 
-/// The tensors of one manifest that a list of globs takes, the chunks that carry them, and where a receiver that wants
-/// no others keeps those chunks.
+/// The tensors of a manifest that match a list of globs, the chunks that carry them, and the layout of those chunks at
+/// a receiver.
 ///
 /// Both ends compute it from the manifest and the globs, so it never travels. A selected chunk goes where the chunks
 /// before it end: they all have sizes of multiples of 256 bytes, so alignment is kept, and a tensor stays in one piece
 /// because all of its chunks are selected. For a selection of everything each place is the one in the payload.
 ///
-/// Costs memory for each run of selected tensors and of selected chunks; nothing more for a selection of everything.
+/// Costs memory for each run of selected tensors and of selected chunks; a single run for a selection of everything.
 #[derive(Debug, Clone)]
 pub struct Selection {
     manifest: Arc<Manifest>,
     tensors: RangeSet,
     chunks: RangeSet,
-    /// For each run of chunks, the bytes of the payload before it that are left out.
+    /// For each run of chunks, the unselected payload bytes before it.
     left_out: Box<[u64]>,
     payload_bytes: u64,
 }
 
 impl Selection {
-    /// Takes every tensor.
+    /// Selects every tensor.
     pub fn all(manifest: Arc<Manifest>) -> Self {
         let tensors = RangeSet::from_range(0..manifest.tensors().len() as u32);
         let chunks = RangeSet::from_range(0..manifest.chunking().count());
         Self::placed(manifest, tensors, chunks)
     }
 
-    /// Takes the tensors whose name matches one of `globs`, and those that share their bytes (tied weights are one
-    /// tensor with several names). No glob at all takes every tensor, as a `Subscribe` without a selection does.
+    /// Selects the tensors whose name matches one of `globs`, and their aliases (tied weights are one tensor with
+    /// several names). No globs select every tensor, as in `Subscribe`.
     ///
     /// Costs one match for every tensor and glob: for a hundred thousand tensors up to a tenth of a second a glob, so
-    /// keep it for as long as the manifest stays.
+    /// keep it while the manifest stays the same.
     pub fn new(manifest: Arc<Manifest>, globs: &[Glob]) -> Self {
         if globs.is_empty() {
             return Self::all(manifest);
@@ -57,13 +57,13 @@ impl Selection {
         Self { manifest, tensors, chunks, left_out: left_out.into(), payload_bytes }
     }
 
-    /// The same chunks in the same places, with only those of the tensors whose index `keep` takes.
+    /// The same chunks and places, with only those tensors whose index `keep` accepts.
     pub fn retain(&self, keep: impl Fn(usize) -> bool) -> Self {
         let kept = self.tensors.iter().filter(|index| keep(*index as usize));
         Self { tensors: kept.map(|index| index..index + 1).collect(), ..self.clone() }
     }
 
-    /// What is selected from.
+    /// The manifest.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
@@ -73,7 +73,7 @@ impl Selection {
         &self.tensors
     }
 
-    /// The chunks that hold a byte of a selected tensor. A small tensor that was not selected may lie among them.
+    /// The chunks that hold a byte of a selected tensor. They may include small tensors that were not selected.
     pub fn chunks(&self) -> &RangeSet {
         &self.chunks
     }
@@ -101,7 +101,7 @@ impl Selection {
         Some(bytes.start - left_out..bytes.end - left_out)
     }
 
-    /// The bytes of the payload before `chunk` that are left out; `None` when `chunk` is.
+    /// The unselected payload bytes before `chunk`; `None` when `chunk` is not selected.
     fn left_out_before(&self, chunk: u32) -> Option<u64> {
         let runs = self.chunks.ranges();
         let at = runs.partition_point(|run| run.end <= chunk);
@@ -115,7 +115,7 @@ fn named(manifest: &Manifest, globs: &[Glob]) -> RangeSet {
     indexes(manifest, |index| matches(manifest.tensors()[index].name.as_str()))
 }
 
-/// Adds the tensors that share bytes with one of `tensors`. Tensors with bytes share all of them or none.
+/// Adds the aliases of `tensors`: those that share their bytes, always all of them or none.
 fn with_aliases(manifest: &Manifest, tensors: RangeSet) -> RangeSet {
     let range = |index: usize| manifest.tensors()[index].range();
     let taken: HashSet<Range<u64>> = tensors
@@ -133,7 +133,7 @@ fn indexes(manifest: &Manifest, mut takes: impl FnMut(usize) -> bool) -> RangeSe
         .collect()
 }
 
-/// The chunks that hold the tensor with this index; `None` when it has no bytes.
+/// The chunks that hold the tensor with this index; `None` for an empty tensor.
 fn chunks_of(manifest: &Manifest, index: usize) -> Option<Range<u32>> {
     let bytes = manifest.tensors()[index].range();
     let last = bytes.end.checked_sub(1).filter(|last| *last >= bytes.start)?;

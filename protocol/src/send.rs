@@ -1,20 +1,20 @@
-//! The sender's side of one version on one subscription: what to send next, and on which lane (PROTOCOL.md §6.3, §6.8).
+//! The sender's plan of one version on one subscription: what to send next, and on which lane (PROTOCOL.md §6.3, §6.8).
 
 use crate::{ChunkIndex, Credit, LaneId, RangeSet};
 use std::{collections::BTreeMap, iter::Peekable};
 
-/// What a [`SendPlan`] wants done now.
+/// What the driver of a [`SendPlan`] is to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendAction {
     /// Send the manifest, ahead of every chunk.
     Manifest,
     /// Send this chunk on this lane; its credit is spent. Report the end with [`SendPlan::handle_ended`].
     Chunk(ChunkIndex, LaneId),
-    /// Say that all chunks were sent.
+    /// Send `Complete`: all chunks were sent.
     Complete,
 }
 
-/// The send state of one version: decides in which order it is sent, what is sent again, and when it is complete.
+/// The send state of one version: decides the order of chunks, what is sent again, and when the version is complete.
 ///
 /// Pure: it waits for nothing and sends nothing. The driver polls it until it returns `None`, does what it says, and
 /// reports what happened. A chunk is begun once, and once more each time that the receiver fetches it after the lane on
@@ -24,9 +24,9 @@ pub struct SendPlan {
     manifest: bool,
     /// Chunks that were never begun, ascending.
     waiting: Peekable<<RangeSet as IntoIterator>::IntoIter>,
-    /// Chunks that were lost with their lanes and fetched: they are begun again at no credit.
+    /// Chunks that were lost with their lanes and fetched: they are sent again without credit.
     fetched: RangeSet,
-    /// The chunks that were begun, by the lane of their last beginning.
+    /// The begun chunks, by the lane of their latest send.
     begun: BTreeMap<LaneId, RangeSet>,
     in_flight: u32,
     complete: bool,
@@ -34,8 +34,8 @@ pub struct SendPlan {
 }
 
 impl SendPlan {
-    /// Plans to send the chunks `wanted`, those that the receiver selected and does not hold; `manifest` tells whether
-    /// it still needs the manifest.
+    /// A plan for the chunks `wanted`, which the receiver selected and does not hold; `manifest` says whether it needs
+    /// the manifest.
     pub fn new(wanted: RangeSet, manifest: bool) -> Self {
         Self {
             manifest,
@@ -48,8 +48,8 @@ impl SendPlan {
         }
     }
 
-    /// The next thing to do, with a chunk on `lane`, the lane that should take the next one; `None` until something
-    /// changes. Without a lane chunks wait. Spends `credit` for a chunk that is begun for the first time.
+    /// The next action, for a chunk on `lane`, the lane that should take the next one; `None` until something changes.
+    /// Without a lane chunks wait. Spends `credit` for a chunk that is begun for the first time.
     pub fn poll(&mut self, credit: &mut Credit, lane: Option<LaneId>) -> Option<SendAction> {
         if self.given_up {
             return None;
@@ -69,15 +69,15 @@ impl SendPlan {
         is_complete.then_some(SendAction::Complete)
     }
 
-    /// Notes that the send of one chunk ended: it was handed to the network whole, or it was lost with its lane, in which
-    /// case the receiver fetches it.
+    /// Records the end of a chunk's send: it was handed to the network whole, or lost with its lane, in which case the
+    /// receiver fetches it.
     pub fn handle_ended(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Takes the receiver's request for `chunks`, any numbers. Those that were last begun on a lane that is retired now
-    /// wait to be begun again; the others are on their way, not begun yet or not wanted, and are passed over. Returns
-    /// whether there was one to begin again.
+    /// Handles the receiver's `Fetch` of `chunks`, any numbers. Those last begun on a retired lane are queued again;
+    /// the others are in flight, not begun yet or not wanted, and are ignored. Returns whether there was one to begin
+    /// again.
     pub fn handle_fetch(&mut self, chunks: &RangeSet, is_retired: impl Fn(LaneId) -> bool) -> bool {
         let mut any = false;
         for (_, begun) in self.begun.iter_mut().filter(|(lane, _)| is_retired(**lane)) {
@@ -92,7 +92,7 @@ impl SendPlan {
         any && !self.given_up
     }
 
-    /// Begins nothing more, whatever happens. What is in flight is the driver's to cut off.
+    /// Stops beginning anything. The driver cancels what is in flight.
     pub fn give_up(&mut self) {
         self.given_up = true;
     }
@@ -107,7 +107,7 @@ impl SendPlan {
         self.complete
     }
 
-    /// The chunk to begin next: one that was fetched, or the next in order if there is credit for it.
+    /// The next chunk: a fetched one, or the next in order if there is credit for it.
     fn next_chunk(&mut self, credit: &mut Credit) -> Option<ChunkIndex> {
         let fetched = self.fetched.iter().next();
         if let Some(chunk) = fetched {
@@ -214,7 +214,7 @@ mod tests {
         assert!(!plan.is_complete());
     }
 
-    /// What can happen to a version under way.
+    /// An event of a running version.
     #[derive(Debug, Clone)]
     enum Step {
         Grant(u32),
@@ -248,7 +248,7 @@ mod tests {
             })
     }
 
-    /// What became of one wanted chunk.
+    /// The expected state of one wanted chunk.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Model {
         Waiting,
@@ -256,7 +256,7 @@ mod tests {
         Begun(u32),
     }
 
-    /// A driver that believes nothing: it checks each action against what may be done.
+    /// A driver that checks each action against what is allowed.
     struct Checked {
         plan: SendPlan,
         credit: Credit,

@@ -1,8 +1,9 @@
-//! What a producer and a server beside it say to each other over a Unix socket (SIDECAR.md §14).
+//! The sidecar protocol: messages between a producer and a server on the same machine, over a Unix socket (SIDECAR.md
+//! §14).
 //!
 //! A training process hands versions to a `tensor-relay serve` on the same machine: the tensors in shared memory, and
-//! these messages about them. They are framed and checked like control messages: `wire` holds them as protobuf has
-//! them, the typed messages here cannot be wrong.
+//! these messages about them. They are framed and checked like control messages: `wire` holds the protobuf types, and
+//! the typed messages here are valid by construction.
 
 mod memory;
 mod producer;
@@ -16,16 +17,16 @@ pub use server::{Progress, Refusal, ServerMessage, Welcome};
 use crate::{MessageError, message::frame};
 use prost::Message;
 
-/// The revisions of this protocol that this build speaks. They are counted apart from those of the network's.
+/// The supported revisions of the sidecar protocol, numbered apart from the network protocol's.
 pub const REVISIONS: std::ops::RangeInclusive<u32> = 1..=1;
 
-/// The most bytes of a text for people: why something was refused, or which way memory took.
+/// The most bytes of text for people, such as the reason of a refusal.
 pub const TEXT_MAX_BYTES: usize = 1_024;
 
-/// The most bytes of a manifest that one message carries. The rest of the frame is for its tags.
+/// The most bytes of a manifest in one message. The rest of the frame is for its tags.
 pub const MANIFEST_PART_MAX_BYTES: usize = 60 << 10;
 
-/// Names one publish, or one request to end a topic, within a connection. The producer chooses it, and never twice.
+/// Identifies a publish, or a request to end a topic, within a connection. Chosen by the producer, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicationId(pub u64);
 
@@ -43,7 +44,7 @@ impl ProducerMessage {
     /// Reads a message from the bytes that follow its length.
     ///
     /// # Errors
-    /// [`MessageError`] when the bytes are no message of a producer, or one that breaks a rule.
+    /// [`MessageError`] when the bytes are not a valid producer message.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         wire::FromProducer::decode(bytes).map_err(MessageError::malformed)?.try_into()
     }
@@ -53,19 +54,19 @@ impl ServerMessage {
     /// Reads a message from the bytes that follow its length.
     ///
     /// # Errors
-    /// [`MessageError`] when the bytes are no message of a server, or one that breaks a rule.
+    /// [`MessageError`] when the bytes are not a valid server message.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         wire::ToProducer::decode(bytes).map_err(MessageError::malformed)?.try_into()
     }
 }
 
-/// `text` cut to what a message may carry, at the end of a character.
+/// `text` truncated, at a character boundary, to what a message may carry.
 pub fn text_that_fits(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
     text
 }
 
-/// A text of a message.
+/// Checks the length of a text.
 fn text(what: &'static str, text: String) -> Result<String, MessageError> {
     match text.len() {
         bytes if bytes > TEXT_MAX_BYTES => Err(MessageError::TooLarge { what, bytes, max: TEXT_MAX_BYTES }),

@@ -1,4 +1,4 @@
-//! One subscription as its client sees it: which version is under way, which of its chunks are here, and what to do next
+//! The client's state machine of one subscription: the current version, the chunks received, and the next action
 //! (PROTOCOL.md §6.5 to §6.8).
 
 mod action;
@@ -39,23 +39,22 @@ use std::{
 
 /// The state machine of one subscription. It outlives connections.
 ///
-/// Pure: it holds no payload, waits for nothing and reads no clock. `handle_*` takes what happened; [`poll`](Self::poll)
-/// gives what to do about it, one [`Action`] at a time, and is to be called until it gives `None`. Announcements,
-/// manifests and chunks may overtake one another; streams of chunks are tokens that the caller holds, so where chunks come
-/// from is the caller's affair.
+/// Pure: it holds no payload, never waits and reads no clock. `handle_*` takes an event; [`poll`](Self::poll) returns
+/// the resulting [`Action`]s, one at a time, and is to be called until it returns `None`. Announcements, manifests and
+/// chunks may overtake one another. Chunk streams are tokens held by the caller, so chunks may come from anywhere.
 #[derive(Debug)]
 pub struct Subscriber {
-    /// What the user wants. What changes with each connection is filled in when it is sent.
+    /// The user's request. Fields that change with each connection are filled in when it is sent.
     request: Subscribe,
-    /// The codecs that were offered to the server.
+    /// The codecs that this client offered.
     codecs: CodecSet,
-    /// The credit of a subscription on this connection when no chunk is under way.
+    /// The credit of the subscription on this connection when no chunk is in flight.
     allowance: u32,
-    /// What is wanted of the manifest that came last; the server sends it again only when another is needed.
+    /// The selection from the latest manifest; the server sends another manifest only when it changes.
     selection: Option<Arc<Selection>>,
     manifests: Manifests,
     phase: Phase,
-    /// The version that this end gave up last on this connection, and stayed subscribed.
+    /// The version that this end last gave up on this connection without unsubscribing.
     given_up: Option<(Epoch, Version)>,
     arrivals: Arrivals,
     history: History,
@@ -64,8 +63,8 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// Begins with what the user wants, `request`, whose `credit` is that of one connection. A version on which nothing moves
-    /// for `stall_timeout` fails.
+    /// Starts with the user's `request`, whose `credit` is that of one connection. A version without progress for
+    /// `stall_timeout` fails.
     pub fn new(request: Subscribe, codecs: CodecSet, stall_timeout: Duration, now: Instant) -> Self {
         Self {
             codecs,
@@ -82,13 +81,12 @@ impl Subscriber {
         }
     }
 
-    /// The next thing to do; `None` until something happens.
+    /// The next action; `None` until something happens.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Asks for the subscription on a new connection. `base` is the version that the client holds a copy of, if any, for
-    /// deltas.
+    /// Subscribes on a new connection. `base` is the version that the client holds as a base for deltas, if any.
     pub fn subscribe(&mut self, base: Option<(Epoch, Version)>) {
         let partial = match &self.phase {
             Phase::Detached(incoming) => {
@@ -99,7 +97,7 @@ impl Subscriber {
             _ => None,
         };
         let have = self.history.have();
-        // What was to be said before is void: the new session knows nothing of this subscription.
+        // Unsent messages of the old session are void: the new one does not know this subscription.
         self.actions.retain(|action| !matches!(action, Action::Send(_)));
         self.send(ClientMessage::Subscribe(Subscribe {
             have,
@@ -110,13 +108,14 @@ impl Subscriber {
             ..self.request.clone()
         }));
         if let Some((epoch, version)) = self.history.acknowledged() {
-            // Told again on each connection, for it may have been lost with the one before.
+            // Repeated on each connection, for it may have been lost with the last one.
             self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
         }
     }
 
-    /// Takes the loss of the connection: what was arriving is missing again, what is verified stays. On the next connection
-    /// the subscription has `allowance` of credit. The memory of the version under way must not be written to any more.
+    /// Handles the loss of the connection: partly received chunks are missing again, verified ones stay. On the next
+    /// connection the subscription has `allowance` of credit. The memory of the current version must not be written to
+    /// any more.
     pub fn handle_detached(&mut self, allowance: u32) {
         self.actions.clear();
         self.allowance = allowance;
@@ -134,8 +133,8 @@ impl Subscriber {
         };
     }
 
-    /// Grants the server credit until it has `allowance` in all, for chunks under way and those to come. It is never taken
-    /// back on a connection.
+    /// Raises the server's credit to `allowance` in all, chunks in flight included. It is never lowered on a
+    /// connection.
     pub fn set_allowance(&mut self, allowance: u32) {
         let chunks = allowance.saturating_sub(self.allowance);
         if chunks > 0 {
@@ -144,10 +143,10 @@ impl Subscriber {
         }
     }
 
-    /// Takes the beginning of a version. `moved_bytes` is how much came for the subscription so far, of whatever.
+    /// Handles an `Announce`. `moved_bytes` is the number of bytes received for the subscription so far.
     ///
     /// # Errors
-    /// [`Misbehaved`] when the version before has not ended, or it is not one that may come now.
+    /// [`Misbehaved`] when the previous version has not ended, or this one may not come now.
     pub fn handle_announce(
         &mut self,
         announce: Announce,
@@ -186,7 +185,7 @@ impl Subscriber {
         }
     }
 
-    /// Goes on with a version of which a part came over another connection.
+    /// Continues a version that was partly received over another connection.
     fn resume(&mut self, incoming: Incoming, announce: Announce) -> Result<(), Misbehaved> {
         if incoming.announce.manifest != announce.manifest {
             return Err(Misbehaved::WrongManifest);
@@ -200,7 +199,7 @@ impl Subscriber {
         self.begin_if_possible();
     }
 
-    /// Asks for memory once both the announcement and its manifest are here.
+    /// Requests memory once both the announcement and its manifest are here.
     fn begin_if_possible(&mut self) {
         let Phase::Announced { announce, complete } = &self.phase else { return };
         let known = self.selection.as_ref();
@@ -224,11 +223,11 @@ impl Subscriber {
         self.phase = Phase::Placing(Box::new(incoming));
     }
 
-    /// Takes the news that there is memory for the version under way; its chunks may be coded against `base`. Receives what
-    /// came before its time.
+    /// Handles the allocation of memory for the current version; its chunks may be encoded against `base`. Receives the
+    /// chunks that came early.
     ///
     /// # Errors
-    /// [`Misbehaved`] when one of the chunks that came early breaks a rule.
+    /// [`Misbehaved`] when one of the early chunks breaks a rule.
     pub fn handle_placed(&mut self, base: Option<Version>) -> Result<(), Misbehaved> {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Placing(mut incoming) => {
@@ -245,10 +244,10 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Takes the news that a manifest begins to arrive.
+    /// Handles the header of a manifest stream.
     ///
     /// # Errors
-    /// [`Misbehaved`] when another one is still arriving.
+    /// [`Misbehaved`] when another manifest is still arriving.
     pub fn handle_manifest_header(&mut self) -> Result<(), Misbehaved> {
         let second = std::mem::replace(&mut self.manifests.arriving, true);
         match second && !self.manifests.pass_stale() {
@@ -257,15 +256,15 @@ impl Subscriber {
         }
     }
 
-    /// Takes the news that a manifest was cut off with the version that it belonged to.
+    /// Handles the loss of a manifest stream, cut off with its version.
     pub fn handle_manifest_lost(&mut self) {
         self.manifests.arriving = false;
     }
 
-    /// Takes a manifest, which may come before its announcement. One that is known already is passed over.
+    /// Handles a manifest, which may come before its announcement. A known one is ignored.
     ///
     /// # Errors
-    /// [`Misbehaved`] when it is not the one that was announced, or comes among the chunks of a version.
+    /// [`Misbehaved`] when it is not the announced one, or comes while chunks are being received.
     pub fn handle_manifest(&mut self, manifest: Manifest) -> Result<(), Misbehaved> {
         self.manifests.arriving = false;
         let expected = match &self.phase {
@@ -291,8 +290,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Takes the header of a chunk that came on `stream` of `lane`. The chunk is received at once, or waits for what it
-    /// overtook, or is one of a version that ended.
+    /// Handles the header of a chunk on `stream` of `lane`. The chunk is received at once, waits for its manifest or
+    /// announcement, or is discarded if its version ended.
     ///
     /// # Errors
     /// [`Misbehaved`] when it breaks a rule of PROTOCOL.md §6.5 or exceeds the credit.
@@ -320,7 +319,7 @@ impl Subscriber {
         }
     }
 
-    /// Receives a chunk of the version under way.
+    /// Starts to receive a chunk of the current version.
     fn begin_chunk(&mut self, EarlyStream { stream, lane, header }: EarlyStream) -> Result<(), Misbehaved> {
         let Phase::Running(incoming) = &mut self.phase else { return Ok(()) };
         if !incoming.is((header.epoch, header.version)) {
@@ -333,7 +332,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Takes a chunk that is verified and in its place. Its credit is given back.
+    /// Handles a verified chunk, whose bytes are in their place. Its credit is granted again.
     pub fn handle_verified(&mut self, stream: StreamToken, verified: Verified) {
         let Some(chunk) = self.arrivals.end(stream) else { return };
         let Phase::Running(incoming) = &mut self.phase else { return };
@@ -344,8 +343,8 @@ impl Subscriber {
         self.settle();
     }
 
-    /// Takes the news that a stream ended early, whether its chunk was being received or not: with its lane, or because the
-    /// server gave the version up. Nothing is written to the chunk's place any more.
+    /// Handles the early end of a stream, whether its chunk was being received or not: its lane was lost, or the server
+    /// gave the version up. Nothing is written to the chunk's place any more.
     pub fn handle_lost(&mut self, stream: StreamToken) {
         let Some(chunk) = self.arrivals.end(stream) else { return };
         if let Phase::Running(incoming) = &mut self.phase {
@@ -354,7 +353,7 @@ impl Subscriber {
         self.fetch_if_due();
     }
 
-    /// Takes the server's word that it begins nothing more on `lane`. What the lane took with it is asked for as soon as
+    /// Handles `Retired`: the server begins nothing more on `lane`. Chunks lost with the lane are fetched as soon as
     /// nothing that came over it is still being received.
     pub fn handle_retired(&mut self, lane: LaneId) {
         let lost = self.arrivals.retire(lane);
@@ -362,7 +361,7 @@ impl Subscriber {
         match &self.phase {
             Phase::Running(_) => self.fetch_if_due(),
             Phase::Announced { .. } | Phase::Placing(_) => {}
-            // What is announced later was begun on other lanes.
+            // Later versions are begun on other lanes.
             Phase::Idle | Phase::Detached(_) => self.arrivals.forget_retired(),
         }
     }
@@ -385,10 +384,10 @@ impl Subscriber {
         }
     }
 
-    /// Takes the server's word that every chunk of a version is on its way.
+    /// Handles `Complete`: every chunk of a version is sent.
     ///
     /// # Errors
-    /// [`Misbehaved`] for a version that is not under way and was not given up here.
+    /// [`Misbehaved`] for a version that is neither current nor given up by this end.
     pub fn handle_complete(
         &mut self,
         version: (Epoch, Version),
@@ -411,7 +410,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Asks for the commit once the version is whole.
+    /// Requests the commit once the version is whole.
     fn settle(&mut self) {
         let Phase::Running(incoming) = &self.phase else { return };
         let action = match incoming.assembly.poll() {
@@ -431,7 +430,8 @@ impl Subscriber {
         self.actions.push_back(action);
     }
 
-    /// Takes the news that the version under way is visible; `kept` says whether the client keeps a copy of it for deltas.
+    /// Handles the commit of the current version, now visible; `kept` says whether the client keeps a copy of it for
+    /// deltas.
     pub fn handle_committed(&mut self, kept: bool) {
         let Phase::Running(incoming) = &self.phase else { return };
         let digest = incoming.assembly.held_digest();
@@ -442,10 +442,10 @@ impl Subscriber {
         self.send(ClientMessage::Committed { subscription, epoch, version, kept });
     }
 
-    /// Takes the news that the server gives a version up.
+    /// Handles the server's `Abort` of a version.
     ///
     /// # Errors
-    /// [`Misbehaved`] for one that is neither under way nor the last one that ended.
+    /// [`Misbehaved`] for one that is neither current nor the last one that ended.
     pub fn handle_abort(&mut self, version: (Epoch, Version), reason: AbortReason) -> Result<(), Misbehaved> {
         if self.history.is_last(version) {
             return Ok(()); // This end's last word on it was on the way.
@@ -459,20 +459,20 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Gives up the version under way because this end cannot take it. The subscription goes on with the next one.
+    /// Gives up the current version, which this end cannot take. The subscription continues with the next one.
     pub fn give_up(&mut self, reason: AbortReason) {
         self.given_up = self.under_way().map(key);
         self.abort(reason, Released::Here);
         self.grant_anew();
     }
 
-    /// Ends the subscription with the version under way, which this end cannot take.
+    /// Ends the subscription, with the current version, which this end cannot take.
     pub fn end(&mut self, reason: AbortReason, keep_place: bool) {
         self.abort(reason, Released::Here);
         self.send(ClientMessage::Unsubscribe { subscription: self.request.subscription, keep_place });
     }
 
-    /// Ends the version under way, which one end gave up. Both ends forget what credit was left.
+    /// Ends the current version, given up by either end. Both ends drop the remaining credit.
     fn abort(&mut self, reason: AbortReason, released: Released) {
         let Some(id) = self.end_version() else { return };
         self.manifests.stale += 2; // The header of a late manifest may come, and its end.
@@ -487,7 +487,7 @@ impl Subscriber {
         self.send(ClientMessage::Credit { subscription, chunks });
     }
 
-    /// Takes the user's word that it is done with a version and all before it.
+    /// Acknowledges that the user has processed a version and all before it.
     pub fn acknowledge(&mut self, epoch: Epoch, version: Version) {
         self.history.handle_acknowledged(epoch, version);
         self.send(ClientMessage::Acknowledge { subscription: self.request.subscription, epoch, version });
@@ -498,7 +498,7 @@ impl Subscriber {
         self.under_way().map(|_| self.stall.look_at())
     }
 
-    /// Looks whether anything moved since the last look, `moved_bytes` in all; fails the version when nothing did.
+    /// Checks for progress since the last check, by `moved_bytes` in all; fails the version when there was none.
     pub fn handle_timeout(&mut self, now: Instant, moved_bytes: u64) {
         if self.under_way().is_some() && self.stall.handle_look(now, moved_bytes) {
             self.actions
@@ -506,7 +506,7 @@ impl Subscriber {
         }
     }
 
-    /// The version under way on this connection.
+    /// The current version on this connection.
     pub fn under_way(&self) -> Option<&VersionId> {
         match &self.phase {
             Phase::Idle | Phase::Detached(_) => None,
@@ -515,22 +515,22 @@ impl Subscriber {
         }
     }
 
-    /// Whether memory was found for the version under way, so that the next version alone can take other memory.
+    /// Whether the current version has memory, so that only the next one can use other memory.
     pub fn is_receiving(&self) -> bool {
         matches!(self.phase, Phase::Placing(_) | Phase::Running(_) | Phase::Detached(_))
     }
 
-    /// Whether what `stream` carries is still wanted.
+    /// Whether the chunk on `stream` is still wanted.
     pub fn is_wanted(&self, stream: StreamToken) -> bool {
         self.arrivals.is_receiving(stream)
     }
 
-    /// What is wanted of the manifest that came last.
+    /// The selection from the latest manifest.
     pub fn selection(&self) -> Option<&Arc<Selection>> {
         self.selection.as_ref()
     }
 
-    /// The size of what is verified of the version under way.
+    /// The size of the current version's verified chunks.
     pub fn held_bytes(&self) -> u64 {
         match &self.phase {
             Phase::Idle | Phase::Announced { .. } => 0,
@@ -540,7 +540,7 @@ impl Subscriber {
         }
     }
 
-    /// The chunks that are verified of a version that waits to be continued on another connection.
+    /// The verified chunks of a version that waits to be continued on another connection.
     pub fn held(&self) -> Option<RangeSet> {
         match &self.phase {
             Phase::Detached(incoming) => Some(incoming.assembly.held()),

@@ -1,4 +1,4 @@
-//! What a tensor is: an element type, a shape, and perhaps its place in a larger whole.
+//! Tensors: element types, shapes, and shards.
 
 mod dtype;
 mod shape;

@@ -3,14 +3,14 @@
 use crate::{NameError, Token, TokenError, Topic};
 use std::{fmt, str::FromStr};
 
-/// Where a server is, how to know that it is the right one, and which topic is meant.
+/// The addresses, public keys, topic and token with which a consumer connects to a server.
 ///
 /// `relay://10.0.0.5:4747/policy?key=sha256:9f86…` in text. Several addresses are separated by commas and tried side by
 /// side; several keys are accepted while a server's key rotates. The key is the SHA-256 of the server's public key
 /// (its SubjectPublicKeyInfo), so that a ticket needs no certificate authority and cannot be answered by anyone else.
 ///
-/// With a `token`, the ticket is what lets its holder in, so it is a secret: `Debug` hides the token, as
-/// [`redacted`](Self::redacted) does; `Display` is the whole ticket, to be handed on.
+/// With a `token`, the ticket gives access, so it is a secret: `Debug` hides the token, as [`redacted`](Self::redacted)
+/// does; `Display` is the whole ticket, to be handed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
     addresses: Vec<String>,
@@ -41,7 +41,7 @@ impl Ticket {
         Ok(Self { addresses, keys, topic, token: None })
     }
 
-    /// Where the server may be reached, as `host:port`; a numeric IPv6 host is in brackets.
+    /// The server's addresses as `host:port`; a numeric IPv6 host is in brackets.
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
@@ -51,12 +51,12 @@ impl Ticket {
         &self.keys
     }
 
-    /// The topic that is meant, if it is one.
+    /// The topic, if the ticket names one.
     pub fn topic(&self) -> Option<&Topic> {
         self.topic.as_ref()
     }
 
-    /// What proves to the server that the holder may come in; none for a server that lets everybody in.
+    /// The token that gives access; `None` for a server without access control.
     pub fn token(&self) -> Option<&Token> {
         self.token.as_ref()
     }
@@ -67,7 +67,7 @@ impl Ticket {
         Self { token: Some(token), ..self }
     }
 
-    /// The ticket as text without its token: for logs, and for whoever must not come in with it.
+    /// The ticket as text without its token: for logs, and for readers who must not get access.
     pub fn redacted(&self) -> String {
         Self { token: None, ..self.clone() }.to_string()
             + self.token.as_ref().map_or("", |_| "&token=(hidden)")
@@ -81,25 +81,23 @@ impl Ticket {
     }
 }
 
-/// Why a text is no ticket. Whoever passed it on is to blame; a ticket is copied whole or not at all.
-///
-/// No error shows a token, wherever in the text it came to stand: parts of the text are shown as [`Token::hide`] leaves them.
+/// Why a text is not a ticket. A ticket is copied whole or not at all; whoever passed it on is to blame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TicketError {
-    /// Something else altogether.
+    /// Not a ticket at all.
     #[error("a ticket begins with `relay://`; copy the whole line that `tensor-relay serve` printed")]
     NotATicket,
-    /// Nothing to connect to.
+    /// No address.
     #[error("the ticket names no address: it should read `relay://host:port/topic?key=sha256:…`")]
     NoAddress,
-    /// Nothing to know the server by.
+    /// No key.
     #[error("the ticket has no key: it should end in `?key=sha256:` and 64 hexadecimal digits")]
     NoKey,
-    /// An address that is none.
+    /// An invalid address.
     #[error("the ticket's address {0:?} is not `host:port`")]
     BadAddress(String),
-    /// A key that is none.
+    /// An invalid key.
     #[error("the ticket's key {0:?} is not `sha256:` and 64 hexadecimal digits: was the ticket cut off?")]
     BadKey(String),
     /// A topic that is none.
@@ -116,7 +114,7 @@ pub enum TicketError {
     /// More than one token.
     #[error("the ticket has two tokens: were two tickets run together?")]
     TwoTokens,
-    /// A part that this build does not understand, and must not pass over.
+    /// An unknown part, which must not be ignored.
     #[error(
         "the ticket has a part called {0:?} that this version does not know: update tensor-relay on this side"
     )]

@@ -1,9 +1,9 @@
-//! The identity of one publish: (topic, epoch, version).
+//! Version identity: (topic, epoch, version).
 
 use crate::Topic;
 use std::fmt;
 
-/// One life of a topic.
+/// The epoch: one life of a topic.
 ///
 /// Random per publisher start, so that a restarted publisher whose versions begin again at 1 is not mistaken for its
 /// predecessor; for topics served from files it is derived from their content or kept beside the server's key, so that
@@ -25,14 +25,14 @@ impl Version {
     }
 }
 
-/// Names one publish for ever, on every machine.
+/// The identity of one publish, for ever and on every machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct VersionId {
-    /// The stream it belongs to.
+    /// The topic.
     pub topic: Topic,
-    /// The life of that stream.
+    /// The topic's epoch.
     pub epoch: Epoch,
-    /// The number within that life.
+    /// The number within the epoch.
     pub version: Version,
 }
 

@@ -1,24 +1,24 @@
-//! What one may do with which topics.
+//! Grants: which verbs a holder may use on which topics.
 
 use crate::{Glob, GlobError, Topic};
 use std::{fmt, str::FromStr};
 
-/// One thing that may be done with a topic.
+/// An operation on a topic that can be granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
-    /// To see that it exists: in lists, and by a glob.
+    /// Seeing that it exists: in lists, and by a glob.
     List,
-    /// To receive its versions.
+    /// Receiving its versions.
     Subscribe,
-    /// To publish versions into it, through a server's publish socket.
+    /// Publishing versions into it, through a server's publish socket.
     Publish,
 }
 
 impl Verb {
-    /// All of them.
+    /// All verbs.
     pub const ALL: [Self; 3] = [Self::List, Self::Subscribe, Self::Publish];
 
-    /// Its name, as people write it.
+    /// The name used in text, e.g. in tickets' arguments and access files.
     pub fn name(self) -> &'static str {
         match self {
             Self::List => "list",
@@ -56,7 +56,7 @@ impl FromStr for Verb {
 pub struct Verbs(u32);
 
 impl Verbs {
-    /// What a consumer needs: to list and to subscribe.
+    /// What a consumer needs: `list` and `subscribe`.
     pub const CONSUME: Self = Self(1 | 2);
 
     /// The set of these verbs.
@@ -64,12 +64,13 @@ impl Verbs {
         Self(verbs.into_iter().fold(0, |bits, verb| bits | verb.bit()))
     }
 
-    /// Whether `verb` is one of them.
+    /// Whether `verb` is in the set.
     pub fn contains(self, verb: Verb) -> bool {
         self.0 & verb.bit() != 0
     }
 
-    /// As a number, one bit for each. Bits of later revisions are dropped: they grant what this build cannot do.
+    /// The set as a number, one bit per verb. Bits of later revisions are dropped: they grant what this build cannot
+    /// do.
     pub(super) fn from_bits(bits: u32) -> Self {
         Self(bits & Self::of(Verb::ALL).0)
     }
@@ -102,12 +103,12 @@ impl FromStr for Verbs {
     }
 }
 
-/// Verbs that are granted over the topics that match a glob. What no grant names is denied.
+/// A grant: verbs allowed on the topics that match a glob. What no grant names is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     /// The topics.
     pub topics: Glob,
-    /// What may be done with them.
+    /// The allowed verbs.
     pub verbs: Verbs,
 }
 
@@ -134,14 +135,14 @@ impl fmt::Display for Grant {
     }
 }
 
-/// Why a text is no grant.
+/// Why a text is not a grant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantError {
-    /// A verb that does not exist.
+    /// An unknown verb.
     #[error("there is no verb {0:?}: it is `list`, `subscribe` or `publish`, several with `,` between them")]
     Verb(String),
-    /// Topics that are no glob.
+    /// The topics are not a valid glob.
     #[error(transparent)]
     Glob(#[from] GlobError),
 }

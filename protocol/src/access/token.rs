@@ -1,4 +1,4 @@
-//! The token of a ticket: what its holder may do, under the server's own seal.
+//! The token of a ticket: its holder's rights, authenticated with a MAC by the server.
 
 use super::{Grant, Verbs};
 use crate::{Glob, message::Field};
@@ -6,17 +6,17 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use prost::Message;
 use std::{fmt, str::FromStr};
 
-/// The first byte of every token: how the rest is to be read.
+/// The format byte: the first byte of every token.
 const FORMAT: u8 = 1;
 
-/// In front of everything that is sealed, so that no seal of ours passes for one of another purpose.
+/// The MAC's domain separator, so that a MAC made for another purpose is never accepted here.
 const CONTEXT: &[u8] = b"tensor-relay ticket 1\0";
 
 const SECRET_ID_BYTES: usize = 4;
 const SEAL_BYTES: usize = 32;
 const CLAIMS_AT: usize = 1 + SECRET_ID_BYTES + SEAL_BYTES;
 
-/// How many grants a token may have.
+/// The most grants in a token.
 const GRANTS_MAX: usize = 64;
 
 /// How long a part of a token is that errors do not show. What is shorter gives 66 bits of a seal of 256 away at most.
@@ -25,12 +25,12 @@ const HIDDEN_MIN: usize = 12;
 /// How long the name of a holder may be.
 const HOLDER_MAX_BYTES: usize = 255;
 
-/// Names a ticket in lists and logs, and where it is revoked. It tells nothing about the token.
+/// Identifies a ticket in lists, logs and revocations. Reveals nothing about the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TicketId(pub [u8; 8]);
 
 impl TicketId {
-    /// An identity that is the same for the same text: for tickets that are made again at each start.
+    /// An id derived from `from`: for tickets that are made again at each start.
     pub fn derived(from: &str) -> Self {
         let mut id = [0; 8];
         id.copy_from_slice(&blake3::hash(from.as_bytes()).as_bytes()[..8]);
@@ -52,13 +52,13 @@ impl FromStr for TicketId {
     }
 }
 
-/// Names a secret of a server, so that several may be valid at a time.
+/// Identifies a server secret; several may be valid at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SecretId(pub u32);
 
-/// What a server seals tokens with. Whoever has it can make tickets; it never leaves the server.
+/// The key with which a server seals tokens. Whoever has it can make tickets; it never leaves the server.
 ///
-/// In text, as in the file that keeps it: the number in 8 and the key in 64 hexadecimal digits.
+/// In text, as in the file that stores it: the number in 8 and the key in 64 hexadecimal digits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     id: SecretId,
@@ -71,22 +71,22 @@ impl Secret {
         Self { id, key }
     }
 
-    /// Which one it is.
+    /// The secret's id.
     pub fn id(&self) -> SecretId {
         self.id
     }
 
-    /// The text to keep, on one line.
+    /// The secret as one line of text, for storage.
     pub fn to_line(&self) -> String {
         let mut line = format!("{:08x} ", self.id.0);
         self.key.iter().for_each(|byte| line.push_str(&format!("{byte:02x}")));
         line
     }
 
-    /// The secret that a kept line holds.
+    /// Parses a line written by [`to_line`](Self::to_line).
     ///
     /// # Errors
-    /// [`SecretError`] when it is none.
+    /// [`SecretError`] when the line is not a secret.
     pub fn from_line(line: &str) -> Result<Self, SecretError> {
         let (id, key) = line.trim().split_once(' ').ok_or(SecretError)?;
         let id: [u8; 4] = from_hex(id).ok_or(SecretError)?;
@@ -112,32 +112,32 @@ impl Secret {
 }
 
 impl fmt::Debug for Secret {
-    /// Shows which one, and never the key.
+    /// Shows the id, never the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({:08x})", self.id.0)
     }
 }
 
-/// A line that holds no secret.
+/// A line that is not a valid secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is not 8 hexadecimal digits, a space, and 64 more")]
 pub struct SecretError;
 
-/// What a token says of its holder.
+/// The contents of a token: ticket id, holder, expiry and grants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
-    /// Which ticket it is.
+    /// The ticket's id.
     pub id: TicketId,
-    /// For whom it was made, as its maker called them. At most 255 bytes.
+    /// The holder's name, as given when the ticket was made. At most 255 bytes.
     pub holder: String,
-    /// Until when it is valid, in seconds since 1970; for ever without.
+    /// The expiry time, in seconds since 1970; `None` never expires.
     pub expires_s: Option<u64>,
-    /// What it allows, at most 64.
+    /// The grants, at most 64.
     pub grants: Vec<Grant>,
 }
 
 impl Claims {
-    /// Whether it is over at `now_s`, in seconds since 1970.
+    /// Whether the ticket has expired at `now_s`, in seconds since 1970.
     pub fn is_expired(&self, now_s: u64) -> bool {
         self.expires_s.is_some_and(|expires_s| now_s >= expires_s)
     }
@@ -172,7 +172,7 @@ impl Claims {
     }
 }
 
-/// What a ticket proves to its server: a text that only the server can read, and only who has its secret can make.
+/// A ticket's proof of access: text that only a holder of the server's secret can make.
 ///
 /// It is a secret itself, so it is never printed by `Debug`; [`as_str`](Self::as_str) is for the ticket and the wire.
 #[derive(Clone, PartialEq, Eq)]
@@ -182,10 +182,10 @@ impl Token {
     /// The most bytes that a token may have as text. One with 64 long globs has more; a usual one has about 120.
     pub const BYTES_MAX: usize = 4 << 10;
 
-    /// The text as a token, of whatever server.
+    /// Parses the text of a token, issued by any server.
     ///
     /// # Errors
-    /// [`TokenError::Malformed`] when it is empty, too long, or has characters that no token has.
+    /// [`TokenError::Malformed`] when it is empty, too long, or has a character outside the alphabet.
     pub fn new(text: &str) -> Result<Self, TokenError> {
         match (1..=Self::BYTES_MAX).contains(&text.len()) && text.bytes().all(is_of_token) {
             true => Ok(Self(text.into())),
@@ -218,7 +218,7 @@ impl Token {
     /// same time however much of the seal is right.
     ///
     /// # Errors
-    /// [`TokenError`] says why it proves nothing; a peer must not be told which.
+    /// [`TokenError`] says why verification failed; a peer must not be told which.
     pub fn open(&self, secrets: &[Secret]) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
         let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
@@ -236,10 +236,10 @@ impl Token {
         read(claims)
     }
 
-    /// What it claims, true or not: for whoever holds it, to see what it should allow. Decides nothing.
+    /// The claims without verification, for display to the holder. Never use them for a decision.
     ///
     /// # Errors
-    /// [`TokenError::Malformed`] when it is no token of this format.
+    /// [`TokenError::Malformed`] when it is not a token of this format.
     pub fn read_unproven(&self) -> Result<Claims, TokenError> {
         let bytes = BASE64.decode(&self.0).map_err(|_| TokenError::Malformed)?;
         let (head, claims) = bytes.split_at_checked(CLAIMS_AT).ok_or(TokenError::Malformed)?;
@@ -277,17 +277,17 @@ impl Field for Token {
     }
 }
 
-/// Why a text proves nothing. For the server's log; a client is told only that access was refused.
+/// Why a token was rejected. For the server's log; a client is told only that access was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// It is no token at all.
+    /// Not a token at all.
     #[error("the token is malformed: was the ticket cut off?")]
     Malformed,
-    /// It was sealed with a secret that is not valid here: another server's, or one that was rotated out.
+    /// Sealed with a secret that is not valid here: another server's, or one that was rotated out.
     #[error("the token was made with another secret: by another server, or before the secret was rotated")]
     UnknownSecret,
-    /// Its seal is wrong.
+    /// The MAC is wrong.
     #[error("the token's seal is wrong: it was changed, or made by somebody who does not have the secret")]
     Forged,
 }
@@ -394,7 +394,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever bit is turned, and wherever it is cut, it proves nothing any more.
+        /// A token with a flipped bit or a missing end is rejected.
         #[test]
         fn a_changed_token_proves_nothing(at in 0_usize..1_000, bit in 0_u8..8, cut in proptest::bool::ANY) {
             let token = secret(1).seal(&claims());
@@ -415,7 +415,7 @@ mod tests {
             }
         }
 
-        /// What the server itself seals is bounded when it is read: no secret makes a token that costs more.
+        /// Decoding is bounded even for what the server itself sealed.
         #[test]
         fn sealed_garbage_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut sealed = vec![FORMAT];

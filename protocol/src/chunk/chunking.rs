@@ -1,4 +1,4 @@
-//! From the tensors of a payload to its numbered chunks (PROTOCOL.md §5.3).
+//! Chunking: cuts the payload of a manifest into numbered chunks (PROTOCOL.md §5.3).
 
 use crate::Dtype;
 use std::{fmt, ops::Range};
@@ -29,7 +29,7 @@ pub struct Chunking {
 struct Start {
     offset: u64,
     dtype: Dtype,
-    /// The first chunk of the tensor that this one is cut from; itself where tensors share it.
+    /// The first chunk of the tensor that this chunk belongs to; itself where tensors share it.
     first: ChunkIndex,
 }
 
@@ -89,7 +89,7 @@ impl Chunking {
         self.starts.get(chunk.0 as usize).map(|s| s.dtype)
     }
 
-    /// The first chunk of the tensor that `chunk` is cut from; itself where small tensors share it.
+    /// The first chunk of the tensor that `chunk` belongs to; itself where small tensors share it.
     pub fn first_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
         self.starts.get(chunk.0 as usize).map(|s| s.first)
     }

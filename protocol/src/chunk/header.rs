@@ -10,7 +10,7 @@ const KIND_MANIFEST: u8 = 1;
 const KIND_CHUNK: u8 = 2;
 const KIND_PROBE: u8 = 3;
 
-/// What a data stream carries, told by its first 64 bytes.
+/// The header of a data stream, which says what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StreamHeader {
@@ -18,50 +18,50 @@ pub enum StreamHeader {
     Manifest(ManifestHeader),
     /// The encoded bytes of one chunk follow.
     Chunk(ChunkHeader),
-    /// Bytes that mean nothing follow: the answer to a `Probe`.
+    /// Probe bytes follow, without meaning: the answer to a `Probe`.
     Probe(ProbeHeader),
 }
 
-/// Announces the encoded bytes of a manifest.
+/// The header of a stream that carries an encoded manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManifestHeader {
     /// The subscription whose `Announce` named the digest.
     pub subscription: SubscriptionId,
-    /// How many bytes follow.
+    /// The number of bytes that follow.
     pub bytes: u32,
-    /// What they must hash to.
+    /// The digest that they must have.
     pub digest: ManifestDigest,
 }
 
-/// Announces the encoded bytes of one chunk.
+/// The header of a stream that carries one encoded chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// The subscription it is sent for.
+    /// The subscription that it belongs to.
     pub subscription: SubscriptionId,
-    /// The life of the topic.
+    /// The topic's epoch.
     pub epoch: Epoch,
-    /// The publish it belongs to.
+    /// The version that it belongs to.
     pub version: Version,
     /// Its number within the version.
     pub chunk: ChunkIndex,
     /// How it is encoded.
     pub codec: CodecId,
-    /// Its size in the payload.
+    /// Its decoded size.
     pub raw_bytes: u32,
-    /// How many encoded bytes follow.
+    /// The number of encoded bytes that follow.
     pub encoded_bytes: u32,
-    /// What the decoded bytes must hash to.
+    /// The hash that the decoded bytes must have.
     pub hash: ChunkHash,
-    /// The version it is coded against, when the codec needs one.
+    /// The base version that it was encoded against, if the codec needs one.
     pub base: Option<Version>,
 }
 
-/// Announces the bytes that a `Probe` asked for.
+/// The header of a stream that carries probe bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeHeader {
-    /// The probe that they answer.
+    /// The probe that it answers.
     pub probe: u32,
-    /// How many bytes follow.
+    /// The number of bytes that follow.
     pub bytes: u32,
 }
 
@@ -222,7 +222,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever decodes, encodes to the same bytes: no two headers share a meaning.
+        /// Whatever decodes encodes to the same bytes: no two headers share a meaning.
         #[test]
         fn decoding_is_the_inverse_of_encoding(bytes in prop::array::uniform32(any::<u8>()), kind in 0u8..4, codec in 0u8..3) {
             let mut header = [0; HEADER_BYTES];

@@ -1,4 +1,4 @@
-//! Exponent bit planes: for floats, at the speed of memory.
+//! Exponent bit planes: a codec for floats at memory speed.
 
 mod block;
 mod decoder;
@@ -14,27 +14,27 @@ use super::{Codec, CodecId, Context, DecodeError, simd::Path};
 use crate::Dtype;
 use std::cell::RefCell;
 
-/// The exponents of floats in a code of two bits and more, by bit masks alone; signs and mantissas as they are
-/// (PROTOCOL.md §8.4).
+/// Encodes the exponents of floats in two bits or more each, with bit masks alone; signs and mantissas are stored as
+/// they are (PROTOCOL.md §8.4).
 ///
 /// Trained weights, gradients, activations and caches use a dozen exponents, three of them for three elements in four.
 /// Two bits name those three; the fourth value says that the symbol is among the few that follow. Comparing, gathering
 /// and scattering by masks is what vector instructions do at 64 symbols a time, so this runs at a share of memcpy where
 /// entropy coders run at a thirtieth.
 ///
-/// bf16 weights become 1.44 to 1.49 times smaller. How fast that goes stands in one table, in `codec/choice.rs`.
+/// bf16 weights become 1.44 to 1.49 times smaller. Speeds are in one table, in `codec/choice.rs`.
 ///
 /// Memory: 50 KiB per thread that has used it.
 #[derive(Debug, Clone, Copy)]
 pub struct BitPlanes;
 
-/// [`BitPlanes`] on one path, whatever the fastest would be: to test that all give the same bytes, and to measure them.
+/// [`BitPlanes`] on a given path instead of the fastest: for tests that all paths agree, and for benchmarks.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct BitPlanesOn(pub Path);
 
 impl BitPlanes {
-    /// Whether elements of `dtype` have an exponent: there is nothing to encode otherwise.
+    /// Whether elements of `dtype` have an exponent; otherwise there is nothing to encode.
     pub(super) fn suits(dtype: Dtype) -> bool {
         Layout::of(dtype).is_some()
     }
@@ -44,7 +44,7 @@ thread_local! {
     static SCRATCH: RefCell<Option<Box<Scratch>>> = const { RefCell::new(None) };
 }
 
-/// The size of the field in front of the blocks: the length of the raw bytes.
+/// The size of the length field in front of the blocks, which holds the raw length.
 const LENGTH_BYTES: usize = 4;
 
 impl Codec for BitPlanes {
@@ -99,7 +99,7 @@ impl Codec for BitPlanesOn {
     }
 }
 
-/// How many of `bytes` are whole words. Chunks never split an element, so what is beyond is nothing, or hostile.
+/// The length of the whole words in `bytes`. Chunks never split an element, so a remainder is empty or hostile.
 fn whole_words(layout: Layout, bytes: usize) -> usize {
     bytes - bytes % layout.word_bytes()
 }

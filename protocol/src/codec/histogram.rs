@@ -1,10 +1,10 @@
-//! How often each byte value occurs, and what an order-0 code could make of that.
+//! Byte histograms, and the entropy that bounds an order-0 code.
 
 /// Counts of byte values.
 pub(super) struct Histogram([u32; 256]);
 
-/// A look at a long string takes this many slices, evenly spread: enough to notice that one of several tensors in a
-/// chunk is unlike the others.
+/// The slices in a sample of a long string, evenly spread: enough to notice that one of several tensors in a chunk is
+/// unlike the others.
 const SLICES: usize = 16;
 
 /// Bytes in a slice. 16 KiB in all predict the entropy of a byte plane within a few hundredths of a bit, in 10 µs.
@@ -30,8 +30,8 @@ impl Histogram {
         histogram
     }
 
-    /// The bits that each counted byte carries, if bytes are independent of each other: 0 to 8. What Huffman's code
-    /// takes lies a little above.
+    /// The bits that each counted byte carries, if bytes are independent of each other: 0 to 8. A Huffman code takes
+    /// slightly more.
     pub(super) fn bits_per_byte(&self) -> f64 {
         let total: f64 = self.0.iter().map(|count| f64::from(*count)).sum();
         let shares = self.0.iter().filter(|count| **count > 0).map(|count| f64::from(*count) / total);

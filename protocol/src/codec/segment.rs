@@ -17,8 +17,8 @@ pub(super) const HEAD_BYTES: usize = 5;
 /// The number of bytes of a frame, between the head and the frame.
 const FRAME_HEAD_BYTES: usize = 4;
 
-/// From this entropy on a segment is stored raw without an attempt to shorten it: 4 % at best are not worth the six-fold
-/// time. An attempt that gains less than one per cent is thrown away for the time that decoding it would take.
+/// The entropy from which a segment is stored raw without an attempt to compress it: 4 % at best are not worth six
+/// times the time. Attempts that gain less than 1 % are discarded to save decoding time.
 const INCOMPRESSIBLE_BITS: f64 = 7.7;
 
 /// Writes segments one after the other into memory of a fixed size.
@@ -45,7 +45,7 @@ impl<'a> SegmentWriter<'a> {
         }
     }
 
-    /// Appends `bytes` as they are, without a head.
+    /// Appends `bytes` unchanged, without a head.
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> Option<()> {
         let end = self.at.checked_add(bytes.len())?;
         self.out.get_mut(self.at..end)?.copy_from_slice(bytes);
@@ -53,7 +53,7 @@ impl<'a> SegmentWriter<'a> {
         Some(())
     }
 
-    /// How many bytes were written.
+    /// The number of bytes written.
     pub(super) fn written(&self) -> usize {
         self.at
     }
@@ -63,7 +63,7 @@ impl<'a> SegmentWriter<'a> {
         self.bytes(plain)
     }
 
-    /// `None`, with nothing written, when that would not be shorter than raw.
+    /// `None`, with nothing written, when it would not be shorter than raw.
     fn push_compressed(&mut self, plain: &[u8]) -> Option<()> {
         if Histogram::sampled(plain).bits_per_byte() > INCOMPRESSIBLE_BITS {
             return None;
@@ -87,7 +87,7 @@ impl<'a> SegmentWriter<'a> {
     }
 }
 
-/// Whether each byte equals the next: a comparison of the string with itself, which the library does by vectors.
+/// Whether all bytes are equal: compares the string with itself shifted by one, which vectorises.
 fn is_constant(plain: &[u8]) -> bool {
     plain.is_empty() || plain[1..] == plain[..plain.len() - 1]
 }
@@ -108,8 +108,8 @@ fn compress(plain: &[u8], out: &mut [u8]) -> Option<usize> {
     })
 }
 
-/// A zstd context that seeks hardly any matches (the lowest level steps over 128 KiB at a time) and compresses literals
-/// all the same, which that level would not by itself. So it is a Huffman coder with a table for each 128 KiB: 1.5 to 2
+/// A zstd context that finds hardly any matches (the lowest level steps over 128 KiB at a time) but compresses
+/// literals, which that level would not do by default. So it is a Huffman coder with a table for each 128 KiB: 1.5 to 2
 /// GB/s in on the exponents of floats, three times as fast as level 1, and smaller, since among mixed-up bytes matches
 /// cost more than they save.
 fn huffman_coder() -> io::Result<Compressor<'static>> {
@@ -118,7 +118,7 @@ fn huffman_coder() -> io::Result<Compressor<'static>> {
     Ok(compressor)
 }
 
-/// One segment of an encoding: its head is checked, its bytes are not unpacked yet.
+/// A segment of an encoding whose head is checked and whose bytes are not yet unpacked.
 pub(super) struct Segment<'a> {
     codec: CodecId,
     form: Form<'a>,
@@ -153,7 +153,7 @@ impl<'a> Segment<'a> {
         Some(Self { codec, form, bytes })
     }
 
-    /// How many bytes it says it has. To be compared with what there may be before memory is taken.
+    /// The claimed unpacked length. Compare it with what is allowed before allocating.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
@@ -190,8 +190,8 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` with `bytes` bytes of this thread's scratch memory, whose content is left over from others. It is kept at
-/// the largest size that was ever asked for, which therefore must not be a peer's word.
+/// Runs `work` with `bytes` bytes of this thread's scratch memory, with arbitrary content. It is kept at the largest
+/// size ever asked for, which therefore must not be a peer's claim.
 pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
     SCRATCH.with_borrow_mut(|scratch| {
         if scratch.len() < bytes {
@@ -201,7 +201,7 @@ pub(super) fn with_scratch<T>(bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -
     })
 }
 
-/// How much scratch memory this thread keeps, for tests of what may not be taken.
+/// The size of this thread's scratch memory, for tests of allocation bounds.
 #[cfg(test)]
 pub(super) fn scratch_bytes() -> usize {
     SCRATCH.with_borrow(Vec::len)

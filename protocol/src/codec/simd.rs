@@ -1,8 +1,8 @@
-//! The paths: the same steps of codecs by different instructions. All `unsafe` of this crate is here.
+//! Instruction paths: the same codec steps with different instructions. All `unsafe` of this crate is here.
 //!
-//! A [`Path`] that exists may be used: it is made by [`Path::all`] and [`Path::fastest`] alone, which ask the processor.
-//! So functions that need certain instructions are called here and nowhere else, and each call is sound by the value that
-//! it is a method of. Below that, only loads and stores need `unsafe`: they go through references to arrays, whose
+//! A [`Path`] that exists may be used: it is made by [`Path::all`] and [`Path::fastest`] alone, which ask the
+//! processor. So functions that need certain instructions are called here alone, and a `Path` value is the proof that
+//! the processor has them. Below that, only loads and stores need `unsafe`: they go through references to arrays, whose
 //! lengths the compiler knows.
 
 #[cfg(target_arch = "x86_64")]
@@ -12,7 +12,7 @@ mod avx512;
 
 use super::bitplanes::layout::{LowBits, Words};
 
-/// The steps in plain Rust, which are with their codecs.
+/// The steps in plain Rust, which lie beside their codecs.
 mod portable {
     pub(super) use super::super::{
         bitplanes::portable::{
@@ -22,11 +22,11 @@ mod portable {
     };
 }
 
-/// Which instructions are used. What comes out is the same, to the byte.
+/// An instruction path that this processor supports. The output is the same on all, to the byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path(Kind);
 
-/// The instructions of a path, for who wants to know and not to call them: anybody may make this value.
+/// The instructions of a path, as plain information: unlike [`Path`], anybody may make this value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Instructions {
     Avx512,
@@ -34,7 +34,7 @@ pub(crate) enum Instructions {
     Portable,
 }
 
-/// Kept apart from [`Path`] so that nobody else makes one.
+/// Kept apart from [`Path`] so that no other module can make one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Portable,
@@ -45,7 +45,7 @@ enum Kind {
 }
 
 impl Path {
-    /// Every path that this processor can take, the fastest first.
+    /// Every path that this processor supports, the fastest first.
     pub fn all() -> impl Iterator<Item = Self> {
         let found = [
             #[cfg(target_arch = "x86_64")]
@@ -62,7 +62,7 @@ impl Path {
         Self::all().next().unwrap_or(Self(Kind::Portable))
     }
 
-    /// A word for people.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self.instructions() {
             Instructions::Portable => "portable",
@@ -71,7 +71,7 @@ impl Path {
         }
     }
 
-    /// What it is made of.
+    /// The instructions that it uses.
     pub(crate) fn instructions(self) -> Instructions {
         match self.0 {
             Kind::Portable => Instructions::Portable,
@@ -97,7 +97,7 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vbmi2")
 }
 
-/// The vectors of a group of both strings.
+/// Both strings as vectors, group by group.
 #[cfg(target_arch = "x86_64")]
 fn vectors<'a, const VECTOR_BYTES: usize>(
     base: &'a [u8],

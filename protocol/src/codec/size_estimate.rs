@@ -1,17 +1,16 @@
-//! A quick look at a chunk: how small would each codec make it?
+//! Size estimates: how small each codec would make a chunk, judged by a sample.
 
 use super::{BitPlanes, CodecId, Context, codec};
 use crate::Dtype;
 use std::cell::RefCell;
 
-/// What a sample of a chunk says of the whole.
+/// How small each codec would make a chunk, estimated from a sample.
 ///
-/// The look encodes a sample with every codec that may be worth it, so it cannot say anything else than what the codecs do.
-/// It costs 30 to 60 microseconds whatever the size of the chunk: an encoding of 4 MiB takes ten times as long, a hash
-/// twice.
+/// The sample is encoded with every candidate codec, so the estimate agrees with the codecs. It costs 30 to 60
+/// microseconds whatever the size of the chunk: an encoding of 4 MiB takes ten times as long, a hash twice.
 ///
-/// The sample is slices spread evenly over the chunk, so it sees each of several tensors that share it. What it does not
-/// see is likeness over distances larger than itself: zstd may do better than it says.
+/// The sample is slices spread evenly over the chunk, so it sees each of several tensors that share it. It misses
+/// repeats over longer distances: zstd may do better than estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SizeEstimate {
     /// For each codec of [`CodecId::ALL`], how many bytes one raw byte becomes; `None` where that gains too little, or the
@@ -19,10 +18,10 @@ pub struct SizeEstimate {
     shares: [Option<f32>; CodecId::ALL.len()],
 }
 
-/// How much of a chunk is looked at. Long enough that the tables in front of each encoding weigh less than 1 %.
+/// The size of a sample. Long enough that the tables in front of each encoding weigh less than 1 %.
 const SAMPLE_BYTES: usize = 32 << 10;
 
-/// In how many slices. Each is a few cache lines long, so that reading it costs little more than its first byte.
+/// The slices of a sample. Each is a few cache lines long, so that reading it costs little more than its first byte.
 const SLICES: usize = 16;
 const SLICE_BYTES: usize = SAMPLE_BYTES / SLICES;
 
@@ -30,12 +29,12 @@ const SLICE_BYTES: usize = SAMPLE_BYTES / SLICES;
 /// bytes saved.
 const GAIN_MIN_PER_CENT: usize = 3;
 
-/// How many bytes an encoding of `raw_bytes` may have to be worth it.
+/// The largest encoding of `raw_bytes` that is worth it.
 pub fn worthwhile_bytes(raw_bytes: usize) -> usize {
     raw_bytes - raw_bytes * GAIN_MIN_PER_CENT / 100
 }
 
-/// Memory for samples, kept per thread: looks are frequent.
+/// Scratch memory of a thread: estimates are frequent.
 #[derive(Debug, Default)]
 struct Scratch {
     raw: Vec<u8>,
@@ -47,11 +46,11 @@ thread_local! {
 }
 
 impl SizeEstimate {
-    /// A look that found nothing worth encoding.
+    /// An estimate that nothing is worth encoding.
     pub const NOTHING: Self = Self { shares: [None; CodecId::ALL.len()] };
 
-    /// Looks at `raw`, a chunk of `dtype`. Codecs that need a base are no matter of looks: what changed little is found by a
-    /// comparison with the base, before anything is chosen.
+    /// Estimates `raw`, a chunk of `dtype`. Delta codecs are left out: comparing the chunk with its base decides about
+    /// them first.
     pub fn at(dtype: Dtype, raw: &[u8]) -> Self {
         SCRATCH.with_borrow_mut(|scratch| scratch.look(dtype, raw))
     }
@@ -72,8 +71,8 @@ impl SizeEstimate {
         }
     }
 
-    /// Whether an encoding of `raw_bytes` that came out at `encoded_bytes`, or did not fit, is far from what was foreseen.
-    /// What was not foreseen cannot be.
+    /// Whether an actual encoding of `raw_bytes`, of `encoded_bytes` or too large to fit, is far from the estimate.
+    /// Without an estimate it cannot be.
     pub fn is_refuted_by(&self, codec: CodecId, raw_bytes: usize, encoded_bytes: Option<usize>) -> bool {
         let found = encoded_bytes.map_or(1.0, |bytes| bytes as f32 / raw_bytes.max(1) as f32);
         self.share(codec).is_some_and(|share| (found - share).abs() > ERROR_MAX)
@@ -89,8 +88,8 @@ impl SizeEstimate {
     }
 }
 
-/// How far, in raw bytes, an encoding may be from what a look said before the look is taken for outdated. Looks at the
-/// chunk itself are within 0.03 on all that was measured.
+/// The error of an estimate, in shares of the raw bytes, beyond which it counts as outdated. Estimates of the chunk
+/// itself were within 0.03 on all measured data.
 const ERROR_MAX: f32 = 0.06;
 
 fn place(codec: CodecId) -> Option<usize> {
@@ -115,8 +114,7 @@ impl Scratch {
     }
 }
 
-/// Whether `id` may be the best for such a chunk. zstd finds less in floats than the codecs that know them, and takes
-/// longer for it.
+/// Whether `id` may be the best codec for `dtype`. On floats zstd gains less than the float codecs, and takes longer.
 fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     match id {
         CodecId::Raw | CodecId::Sparse => false,
@@ -126,7 +124,8 @@ fn is_candidate(id: CodecId, dtype: Dtype) -> bool {
     }
 }
 
-/// Fills `sample` with slices of `bytes`, each at the beginning of an element; with all of them where they are hardly more.
+/// Fills `sample` with slices of `bytes`, each at the beginning of an element, or with all of them where they are
+/// hardly more.
 fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     sample.clear();
     if bytes.len() < 2 * SAMPLE_BYTES {
@@ -136,7 +135,7 @@ fn gather(dtype: Dtype, bytes: &[u8], sample: &mut Vec<u8>) {
     let element_bytes = (dtype.bits() as usize).div_ceil(8);
     let step = bytes.len() / SLICES / element_bytes * element_bytes;
     for (index, part) in bytes.chunks_exact(step).take(SLICES).enumerate() {
-        // Not at one place of each part: rows of a matrix may begin there.
+        // Not at the same place of each part: rows of a matrix may begin there.
         let room = part.len() - SLICE_BYTES;
         let start = room * (index * 7 % SLICES) / SLICES / element_bytes * element_bytes;
         sample.extend_from_slice(&part[start..start + SLICE_BYTES]);
@@ -169,7 +168,7 @@ mod tests {
         values.iter().flat_map(|value| value.to_le_bytes()[2..].to_vec()).collect()
     }
 
-    /// Encodes all of `raw`, and holds what came of it against what was foreseen.
+    /// Encodes all of `raw` and compares the size with the estimate.
     fn assert_foreseen(codec_id: CodecId, dtype: Dtype, raw: &[u8]) {
         let foreseen = SizeEstimate::at(dtype, raw).encoded_bytes(codec_id, raw.len()).unwrap();
         let mut out = vec![0; worthwhile_bytes(raw.len())];
@@ -272,7 +271,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is looked at whole is foreseen to the byte.
+        /// An estimate of a chunk no longer than a sample is exact.
         #[test]
         fn small_chunks_are_foreseen_exactly(
             raw in prop::collection::vec(0u8..6, 0..5_000), dtype in 0..Dtype::ALL.len(),

@@ -1,4 +1,4 @@
-//! Sparse deltas: a chunk as what changed of it since a version that the receiver holds.
+//! Sparse deltas: a chunk as the elements that changed since a version that the receiver holds.
 
 mod changes;
 pub(super) mod differing;
@@ -23,24 +23,24 @@ use std::cell::RefCell;
 ///
 /// Between two versions of bf16 weights under training 0.1 to 5 % of the elements change, most by one unit in the last
 /// place: the delta is 20 to 800 times smaller than the weights. Of f32 weights nearly every element changes, which a
-/// look at a hundredth of the chunk shows: then there is no delta, and the look is all that it cost.
+/// sample of a hundredth of the chunk shows: then there is no delta, and it cost only the sample.
 ///
 /// Both ends keep memory for each worker thread: a decoder no more than the largest chunk has bytes, an encoder a few
 /// times that if everything changed, and a few hundredths of it otherwise.
 #[derive(Debug, Clone, Copy)]
 pub struct Sparse;
 
-/// How many places of a chunk are looked at before it is searched.
+/// The places of a chunk that are sampled before it is searched.
 const SLICES: usize = 16;
 
-/// Bytes at each of them.
+/// The bytes sampled at each place.
 const SLICE_BYTES: usize = 2048;
 
 thread_local! {
     static SEARCH: RefCell<Search> = RefCell::default();
 }
 
-/// What a search for changes writes down.
+/// The results of a search for changes.
 #[derive(Default)]
 struct Search {
     changes: Changes,
@@ -48,8 +48,8 @@ struct Search {
 }
 
 impl Sparse {
-    /// The encoding of a chunk of `dtype` that is the same as its base: three empty segments, and what is no whole element.
-    /// Costs no comparison.
+    /// The encoding of a chunk of `dtype` that equals its base: three empty segments, and the bytes beyond the last
+    /// whole element. Compares nothing.
     pub fn unchanged(dtype: Dtype, raw: &[u8]) -> Vec<u8> {
         let tail = &raw[raw.len() / width(dtype) * width(dtype)..];
         let mut out = vec![0; 3 * HEAD_BYTES + tail.len()];
@@ -61,15 +61,15 @@ impl Sparse {
         out
     }
 
-    /// Turns `base` into the chunk that `encoded` says, where it lies: for a receiver whose base is to become the version
-    /// that came. `done` is shown every byte of the chunk once, in order and in pieces of at most 16 KiB, each while it is
-    /// in the cache: what is to be done with it besides, as hashing and copying, is cheapest there.
+    /// Applies the delta `encoded` to `base` in place: for a receiver whose base becomes the new version. `done` is
+    /// called with every byte of the chunk once, in order and in pieces of at most 16 KiB, each while it is in the
+    /// cache: hashing and copying are cheapest there.
     ///
     /// Costs one pass over the base, and a few nanoseconds for each change.
     ///
     /// # Errors
-    /// [`DecodeError`] when `encoded` is no delta of so many bytes. Then `base` is neither what it was nor what it was to
-    /// become, and of no use any more. Any input is survived.
+    /// [`DecodeError`] when `encoded` is not a delta of this length. Then `base` is partly changed and must be thrown
+    /// away. Any input is survived.
     pub fn apply(
         dtype: Dtype,
         encoded: &[u8],
@@ -90,8 +90,8 @@ impl Codec for Sparse {
         CodecId::Sparse
     }
 
-    /// `None` also without a base of the same length, and when the delta would not be half as long as the chunk: what
-    /// changed that much is better encoded by itself.
+    /// `None` also without a base of the same length, and when the delta would be longer than half of the chunk: such a
+    /// chunk is better encoded by itself.
     fn encode(&self, context: Context<'_>, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         let base = context.base.filter(|base| base.len() == raw.len())?;
         match width(context.dtype) {
@@ -135,13 +135,13 @@ fn encode<const W: usize>(base: &[u8], raw: &[u8], out: &mut [u8]) -> Option<usi
     })
 }
 
-/// About how long the delta will be, by a look at some places.
+/// Estimates the length of the delta from a sample.
 fn outlook<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8]) -> usize {
     let Search { changes, differing } = search;
     changes.clear();
     let stride = raw.len() / SLICES / W * W;
     for (base, raw) in base.chunks_exact(stride).zip(raw.chunks_exact(stride)) {
-        // Without a bound: a change has at most 2 bytes and its value.
+        // Without a bound: a change takes at most 2 bytes and its value.
         changes.find::<W>(differing, &base[..SLICE_BYTES], &raw[..SLICE_BYTES], usize::MAX);
     }
     let entropy = |bytes: &[u8]| bytes.len() as f64 * Histogram::of(bytes).bits_per_byte() / 8.0;
@@ -149,7 +149,8 @@ fn outlook<const W: usize>(search: &mut Search, base: &[u8], raw: &[u8]) -> usiz
     (sample * raw.len() as f64 / (SLICES * SLICE_BYTES) as f64) as usize
 }
 
-/// Makes `raw` of `base`, tile by tile: each is copied just before its changes come, which find it in the cache.
+/// Decodes into `raw`, tile by tile: each is copied from `base` just before its changes are applied, while it is in the
+/// cache.
 fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result<(), DecodeError> {
     with_changes::<W>(encoded, raw.len(), |mut pending, tail| {
         let (elements, rest) = raw.as_chunks_mut::<W>();
@@ -164,7 +165,7 @@ fn decode<const W: usize>(base: &[u8], encoded: &[u8], raw: &mut [u8]) -> Result
     })
 }
 
-/// Makes the chunk of its base where that lies, and shows each tile to `done`.
+/// Applies the changes in place, and passes each tile to `done`.
 fn apply<const W: usize>(
     encoded: &[u8],
     base: &mut [u8],
@@ -186,8 +187,8 @@ const fn tile_elements<const W: usize>() -> usize {
     TILE_BYTES / W
 }
 
-/// Unpacks the changes of a chunk of `raw_bytes`, and gives them to `work` with what is no whole element. It says `None`
-/// where they do not fit the chunk.
+/// Unpacks the changes of a chunk of `raw_bytes` and passes them to `work`, with the bytes beyond the last whole
+/// element. `work` returns `None` where they do not fit the chunk.
 fn with_changes<const W: usize>(
     encoded: &[u8],
     raw_bytes: usize,

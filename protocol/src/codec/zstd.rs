@@ -6,9 +6,9 @@ use zstd::bulk::{Compressor, Decompressor};
 
 /// One zstd frame per chunk, at level 1.
 ///
-/// bf16 weights become 1.28 times smaller; how fast stands in `codec/choice.rs`. Higher levels gain nothing on
-/// floats and cost three times as much; negative levels gain nothing at all. Contexts (about 1 MiB each way) are kept
-/// per worker thread, since making one costs as much as compressing 100 KiB.
+/// bf16 weights become 1.28 times smaller; speeds are in `codec/choice.rs`. Higher levels gain nothing on floats and
+/// cost three times as much; negative levels gain nothing at all. Contexts (about 1 MiB each way) are kept per worker
+/// thread, since making one costs as much as compressing 100 KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct Zstd;
 

@@ -1,4 +1,4 @@
-//! Where each tensor lies in the payload (PROTOCOL.md §5.2).
+//! The layout of tensors in the payload (PROTOCOL.md §5.2).
 
 use super::{Manifest, Tensor, wire};
 use crate::{Chunking, Dtype, Limits, ManifestDigest, Shape, ShapeError, Shard, TensorName, chunk::Extent};
@@ -7,10 +7,10 @@ use std::collections::{HashMap, HashSet};
 /// Every tensor begins at a multiple of this many bytes, so that any framework and any GPU can use it where it lies.
 pub const PAYLOAD_ALIGNMENT: u64 = 256;
 
-/// A tensor that is to be laid out.
+/// A tensor to be laid out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name, unique among its neighbours.
+    /// Its name, unique within the manifest.
     pub name: TensorName,
     /// The type of its elements.
     pub dtype: Dtype,
@@ -39,10 +39,10 @@ pub enum LayoutError {
     /// An alias of something that is not an earlier tensor of the same dtype and size.
     #[error("tensor {0:?} is declared an alias, but not of an earlier tensor of the same dtype and size")]
     BadAlias(TensorName),
-    /// A chunk size outside of what works.
+    /// A chunk size that is not allowed.
     #[error("a chunk size of {chunk_bytes} bytes does not work: take a multiple of 256 up to {max}")]
     BadChunkSize {
-        /// What was asked for.
+        /// The requested size.
         chunk_bytes: u32,
         /// The most that receivers accept.
         max: u32,
@@ -58,11 +58,11 @@ pub enum LayoutError {
     /// More of something than receivers accept.
     #[error("the snapshot has {found} {what}, and receivers accept at most {max}: publish it in parts")]
     TooMuch {
-        /// Of what there is too much.
+        /// Of what.
         what: &'static str,
-        /// How much there is.
+        /// The actual number.
         found: u64,
-        /// How much may be.
+        /// The limit.
         max: u64,
     },
 }

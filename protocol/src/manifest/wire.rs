@@ -8,11 +8,11 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-/// Why bytes that a peer sent are no manifest.
+/// Why bytes from a peer are not a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// Not protobuf, or not the message that was expected.
+    /// Not protobuf, or another message.
     #[error("the manifest is malformed: {0}")]
     Malformed(String),
     /// A tensor name that breaks a rule.
@@ -33,7 +33,7 @@ pub enum ManifestError {
     UnknownDtype {
         /// Which tensor.
         name: TensorName,
-        /// The code it gave.
+        /// The received code.
         code: u32,
     },
     /// Two tensors with one name.
@@ -42,24 +42,24 @@ pub enum ManifestError {
     /// A tensor that is not where the rules of layout put it.
     #[error("tensor {0:?} of the manifest overlaps another, lies outside of the payload or is not aligned")]
     Misplaced(TensorName),
-    /// A payload or chunk size that the tensors do not justify.
+    /// A payload or chunk size that contradicts the tensors.
     #[error("the manifest states {stated} bytes of {what} where {computed} follow from its tensors")]
     WrongSize {
         /// Of what.
         what: &'static str,
-        /// What the manifest states.
+        /// The stated value.
         stated: u64,
-        /// What is right.
+        /// The correct value.
         computed: u64,
     },
     /// More of something than this end accepts.
     #[error("the manifest has {found} {what}, and this end accepts at most {max}")]
     TooMuch {
-        /// Of what there is too much.
+        /// Of what.
         what: &'static str,
-        /// How much there is.
+        /// The actual number.
         found: u64,
-        /// How much may be.
+        /// The limit.
         max: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Where else than over the present connection chunks may come from: addresses of lanes, and peers that hold chunks.
+//! Addresses of further lanes, and of peers that serve chunks.
 
 use super::{
     Field, LaneGrant,
@@ -10,10 +10,10 @@ use crate::MessageError;
 /// The most addresses in one message. Hosts have a few; each is tried for seconds.
 pub const ADDRESSES_MAX: usize = 16;
 
-/// The most sources in one message: a client asks some of them at once, and is told new ones when they fail it.
+/// The most sources in one message: a client asks a few of them at once, and is sent new ones when they fail.
 pub const SOURCES_MAX: usize = 64;
 
-/// What a lane runs over.
+/// The transport of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
@@ -23,25 +23,25 @@ pub enum Transport {
     Tcp,
 }
 
-/// Where lanes of a session may be opened.
+/// An address at which lanes of a session may be opened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneAddress {
-    /// Over what.
+    /// The transport.
     pub transport: Transport,
-    /// `host:port`; `None` is where the control connection leads.
+    /// `host:port`; `None` is the address of the control connection.
     pub address: Option<String>,
 }
 
 /// A peer that serves chunks of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Over what it is reached.
+    /// The transport to reach it.
     pub transport: Transport,
     /// `host:port`.
     pub address: String,
     /// The SHA-256 of its public key.
     pub key: [u8; 32],
-    /// What the client shows it.
+    /// The grant that the client presents to it.
     pub grant: LaneGrant,
 }
 
@@ -53,13 +53,13 @@ impl Transport {
         }
     }
 
-    /// `None` for one that this build does not know.
+    /// `None` for a transport that this build does not know.
     fn from_code(code: u32) -> Option<Self> {
         [Self::Quic, Self::Tcp].into_iter().find(|transport| transport.code() == code)
     }
 }
 
-/// Addresses over transports that this build does not know are checked like others, and passed over.
+/// Addresses with unknown transports are checked like others, then ignored.
 impl Field for Vec<LaneAddress> {
     type Wire = Vec<wire::LaneAddress>;
 
@@ -80,7 +80,7 @@ impl Field for Vec<LaneAddress> {
     }
 }
 
-/// Sources over transports that this build does not know are checked like others, and passed over.
+/// Sources with unknown transports are checked like others, then ignored.
 impl Field for Vec<Source> {
     type Wire = Vec<wire::Source>;
 

@@ -1,4 +1,4 @@
-//! What a client says.
+//! Control messages from a client.
 
 use super::{
     AbortReason, FeatureSet, Field, InstanceId, LaneGrant, LaneId, Subscribe, SubscriptionId, WatchId,
@@ -11,127 +11,127 @@ use crate::{CodecSet, Epoch, Glob, MessageError, RangeSet, Token, Version};
 #[non_exhaustive]
 #[expect(clippy::large_enum_variant, reason = "few are held at a time, and each for moments")]
 pub enum ClientMessage {
-    /// The first message of a session.
+    /// Opens a session.
     Hello(Hello),
-    /// Asks for the versions of a topic.
+    /// Subscribes to the versions of a topic.
     Subscribe(Subscribe),
-    /// Allows so many more chunks to be sent for a subscription.
+    /// Grants more chunks to a subscription.
     Credit {
         /// For which subscription.
         subscription: SubscriptionId,
-        /// How many more.
+        /// How many more chunks.
         chunks: u32,
     },
-    /// Says that a version is whole, verified and visible to the user.
+    /// Reports a version as whole, verified and visible to the user.
     Committed {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
-        /// Which publish.
+        /// The version.
         version: Version,
-        /// Whether the client keeps it as a base, against which chunks of the next version may be coded.
+        /// Whether the client keeps it as a base for deltas of the next version.
         kept: bool,
     },
     /// Gives up a version.
     Abort {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
-        /// Which publish.
+        /// The version.
         version: Version,
-        /// Why.
+        /// The reason.
         reason: AbortReason,
     },
     /// Ends a subscription.
     Unsubscribe {
-        /// Which one.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// Whether a named reader will come back, so that its place in mode `every` is to be kept for a while.
+        /// Whether a named reader will come back, so that its place in mode `every` is kept for a while.
         keep_place: bool,
     },
-    /// Asks for the topics on offer.
+    /// Requests the list of topics.
     List,
-    /// The first message of a lane that joins a session.
+    /// Joins a connection to a session as a further lane.
     Join {
-        /// The session, by its number in `Welcome`.
+        /// The session number from `Welcome`.
         session: u64,
-        /// How both ends will call the lane. Never used before in this session.
+        /// The lane's id. Never used before in this session.
         lane: LaneId,
-        /// What the server granted with it.
+        /// The server's grant for further lanes.
         grant: LaneGrant,
-        /// The server process that the session runs on, by its name in `Welcome`.
+        /// The instance of the session's server process, from `Welcome`.
         instance: InstanceId,
     },
-    /// Says, in mode `every`, that the user is done with this version and all before it.
+    /// Acknowledges, in mode `every`, that the user has processed this version and all before it.
     Acknowledge {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
-        /// Which publish.
+        /// The version.
         version: Version,
     },
-    /// Asks for the names of topics that match, those of now and those that appear later.
+    /// Watches for topics that match a glob, present and future.
     Watch {
-        /// How both ends will call this watch.
+        /// The watch's id.
         watch: WatchId,
-        /// Which topics.
+        /// The glob over topics.
         glob: Glob,
     },
     /// Ends a watch.
     Unwatch(WatchId),
-    /// Asks for chunks of the version under way that were lost with lanes that are retired.
+    /// Requests chunks of the current version that were lost with retired lanes.
     Fetch {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
-        /// Which publish.
+        /// The version.
         version: Version,
-        /// The chunks that the client lacks. Those that were not begun on a retired lane are on their way, and pass.
+        /// The missing chunks. Those not begun on a retired lane are still to come, and are ignored.
         chunks: RangeSet,
     },
-    /// Says that the client has given a lane up: nothing more is to be begun on it.
+    /// Retires a lane that the client gave up: the server begins nothing more on it.
     Retire(LaneId),
-    /// Asks for bytes that mean nothing, to measure the rate of a lane. Needs [`Feature::Probe`](super::Feature::Probe).
+    /// Requests meaningless bytes, to measure the rate of a lane. Needs [`Feature::Probe`](super::Feature::Probe).
     Probe {
-        /// What the data stream with the bytes will name.
+        /// The probe's id, repeated in the header of the data stream.
         probe: u32,
-        /// Over which lane.
+        /// The lane to measure.
         lane: LaneId,
-        /// How many.
+        /// The number of bytes.
         bytes: ProbeBytes,
     },
 }
 
-/// Who the client is and what it can do.
+/// A client's identity and capabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The oldest protocol revision it speaks.
+    /// The oldest protocol revision that it supports.
     pub revision_min: u32,
-    /// The newest protocol revision it speaks.
+    /// The newest protocol revision that it supports.
     pub revision_max: u32,
     /// Its name and version, for logs.
     pub agent: String,
     /// The codecs it can decode.
     pub codecs: CodecSet,
-    /// What proves who it is, if its ticket carried one.
+    /// The token of its ticket, if it has one.
     pub token: Option<Token>,
     /// The features that the server may use towards it.
     pub features: FeatureSet,
 }
 
-/// How many bytes a probe asks for, within what one may: nobody is kept busy by a single message for long.
+/// The size of a probe, bounded so that one message keeps nobody busy for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeBytes(u32);
 
 impl ProbeBytes {
-    /// The most that one probe may ask for: a quarter of a second at 34 Gbit/s.
+    /// The largest probe: a quarter of a second at 34 Gbit/s.
     pub const MAX: u32 = 1 << 30;
 
-    /// `bytes`, unless they are too many.
+    /// `None` beyond [`MAX`](Self::MAX).
     pub fn new(bytes: u32) -> Option<Self> {
         (bytes <= Self::MAX).then_some(Self(bytes))
     }

@@ -1,18 +1,18 @@
-//! Features: parts of the protocol that an end may have or not, and says so in its greeting (PROTOCOL.md §3.11).
+//! Features: optional parts of the protocol, offered in an end's greeting (PROTOCOL.md §3.11).
 
 use super::{ClientMessage, Field, Order, ServerMessage, Start};
 use crate::{MessageError, Misbehaved};
 
-/// Defines every feature once: number and name.
+/// Defines the enum of features: number and name.
 macro_rules! features {
     ($($(#[$doc:meta])* $Feature:ident = $code:literal, $name:literal;)*) => {
-        /// A part of the protocol that is used only towards an end that offered it.
+        /// An optional part of the protocol, used only towards an end that offered it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Feature { $($(#[$doc])* $Feature,)* }
 
         impl Feature {
-            /// Every feature that this build can name.
+            /// Every feature that this build knows.
             pub const ALL: &'static [Self] = &[$(Self::$Feature,)*];
 
             /// The number on the wire.
@@ -37,7 +37,7 @@ features! {
     Parts = 3, "parts";
     /// Chunks from other clients: `Sources` and `Hashes`.
     Peers = 4, "peers";
-    /// A server that goes away names others: `Drain`.
+    /// A departing server names alternatives: `Drain`.
     Drain = 5, "drain";
     /// Tests of a lane's rate: `Probe` and its data streams.
     Probe = 6, "probe";
@@ -48,10 +48,10 @@ features! {
 pub struct FeatureSet(u32);
 
 impl FeatureSet {
-    /// What this build offers: none of them is built yet.
+    /// The features that this build offers: none is implemented yet.
     pub const OFFERED: Self = Self(0);
 
-    /// The features with these numbers. Numbers that this build does not know are passed over.
+    /// The features with these numbers. Unknown numbers are ignored.
     pub fn from_codes(codes: &[u32]) -> Self {
         let known = Feature::ALL.iter().filter(|feature| codes.contains(&feature.code()));
         known.fold(Self::default(), |set, feature| Self(set.0 | Self::bit(*feature)))
@@ -67,10 +67,10 @@ impl FeatureSet {
         Feature::ALL.iter().copied().filter(move |feature| self.contains(*feature))
     }
 
-    /// Checks that the peer may send `found`, which needs `feature`, to an end that offered this set.
+    /// Checks that a peer may send `found`, which needs `feature`, to an end that offered this set.
     ///
     /// # Errors
-    /// [`Misbehaved::FeatureNotOffered`] where it may not.
+    /// [`Misbehaved::FeatureNotOffered`] otherwise.
     pub fn permit(self, found: &'static str, feature: Feature) -> Result<(), Misbehaved> {
         match self.contains(feature) {
             true => Ok(()),
@@ -99,7 +99,7 @@ impl ClientMessage {
     /// Checks that the server `offered` what this message needs.
     ///
     /// # Errors
-    /// [`Misbehaved::FeatureNotOffered`] names the first thing that it did not.
+    /// [`Misbehaved::FeatureNotOffered`] names the first missing feature.
     pub fn check_features(&self, offered: FeatureSet) -> Result<(), Misbehaved> {
         let needed = match self {
             Self::Subscribe(subscribe) => [
@@ -122,7 +122,7 @@ impl ServerMessage {
     /// Checks that the client `offered` what this message needs.
     ///
     /// # Errors
-    /// [`Misbehaved::FeatureNotOffered`] where it did not.
+    /// [`Misbehaved::FeatureNotOffered`] otherwise.
     pub fn check_features(&self, offered: FeatureSet) -> Result<(), Misbehaved> {
         match self {
             Self::Announce(announce) if announce.part.is_some() => {

@@ -1,4 +1,4 @@
-//! How each kind of field is written to protobuf and read from it, once for all messages that have one.
+//! Protobuf conversion of message fields, once per kind of field.
 //!
 //! A message is a list of such fields: [`message_fields`] and [`message_kinds`] make both directions of it.
 
@@ -8,9 +8,9 @@ use crate::{
     VersionDigest, ticket::check_address,
 };
 
-/// A field of a message. Reading is where what a peer says is checked.
+/// A field of a message. Reading it validates the peer's value.
 pub(crate) trait Field: Sized {
-    /// What protobuf has for it.
+    /// Its protobuf type.
     type Wire;
 
     fn into_wire(self) -> Self::Wire;
@@ -19,7 +19,7 @@ pub(crate) trait Field: Sized {
     fn from_wire(field: &'static str, wire: Self::Wire) -> Result<Self, MessageError>;
 }
 
-/// The most ranges of chunks in a message. The client's credit bounds how many holes there can be; beyond this it forgets
+/// The most ranges of chunks in a message. The client's credit bounds the number of holes; beyond this it forgets
 /// chunks instead.
 pub const PARTIAL_RANGES_MAX: usize = 1024;
 
@@ -59,8 +59,9 @@ pub(crate) fn address(text: String) -> Result<String, MessageError> {
     }
 }
 
-/// Makes both directions of a struct whose fields are those of the protobuf message of the same name, or of `$Wire`. The
-/// pattern on the left takes the struct apart and puts it together. What the fields do not check one by one, `$check` does.
+/// Implements both directions for a struct with the fields of the protobuf message of the same name, or of `$Wire`. The
+/// pattern on the left takes the struct apart and puts it together. What the fields do not check one by one, `$check`
+/// does.
 macro_rules! message_fields {
     ($Struct:ident $parts:tt => $Wire:ident { $($field:ident),* $(,)? } $(, $check:path)?) => {
         impl $crate::message::field::Field for $Struct {
@@ -82,8 +83,8 @@ macro_rules! message_fields {
     };
 }
 
-/// Makes both directions of an enum of messages: first the kinds that are structs of their own, then those whose fields
-/// stand in the enum, each as the pattern that takes it apart and the protobuf message with its fields.
+/// Implements both directions for an enum of messages: first the kinds with structs of their own, then those whose
+/// fields stand in the enum, each as its pattern and the protobuf message with its fields.
 macro_rules! message_kinds {
     (
         $Message:ident as $From:ident, $Kind:ident: $($Own:ident)*;
@@ -121,7 +122,7 @@ macro_rules! message_kinds {
 
 pub(crate) use {message_fields, message_kinds};
 
-/// Fields that are on the wire what they are here.
+/// Fields with the same type on the wire.
 macro_rules! plain {
     ($($Type:ty)*) => {$(
         impl Field for $Type {
@@ -138,7 +139,7 @@ macro_rules! plain {
     )*};
 }
 
-/// Numbers with a name of their own.
+/// Newtypes of numbers.
 macro_rules! numbers {
     ($($Type:ident($number:ty))*) => {$(
         impl Field for $Type {
@@ -155,7 +156,7 @@ macro_rules! numbers {
     )*};
 }
 
-/// Fields of a fixed number of bytes.
+/// Byte arrays.
 macro_rules! bytes {
     ($($Type:ident)*) => {$(
         impl Field for $Type {
@@ -172,7 +173,7 @@ macro_rules! bytes {
     )*};
 }
 
-/// Texts that keep the rules of their kind.
+/// Validated names.
 macro_rules! names {
     ($($Type:ident)*) => {$(
         impl Field for $Type {

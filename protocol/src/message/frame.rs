@@ -49,7 +49,7 @@ impl ClientMessage {
     /// Reads a message from the bytes that follow its length.
     ///
     /// # Errors
-    /// [`MessageError`] when the bytes are no message of a client, or one that breaks a rule.
+    /// [`MessageError`] when the bytes are not a valid client message.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         wire::FromClient::decode(bytes).map_err(MessageError::malformed)?.try_into()
     }
@@ -59,7 +59,7 @@ impl ServerMessage {
     /// Reads a message from the bytes that follow its length.
     ///
     /// # Errors
-    /// [`MessageError`] when the bytes are no message of a server, or one that breaks a rule.
+    /// [`MessageError`] when the bytes are not a valid server message.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         wire::FromServer::decode(bytes).map_err(MessageError::malformed)?.try_into()
     }
@@ -312,7 +312,7 @@ mod tests {
         ServerMessage::decode(&wire::FromServer { kind: Some(kind) }.encode_to_vec())
     }
 
-    /// PROTOCOL.md §3.3: who names what it holds says what its content is.
+    /// PROTOCOL.md §3.3: a client that names what it holds adds its digest.
     #[test]
     fn what_is_held_comes_with_a_digest() {
         let subscribe = || wire::Subscribe { topic: "t".into(), mode: 1, ..wire::Subscribe::default() };
@@ -397,7 +397,7 @@ mod tests {
         assert!(from_server(wire::ServerKind::Announce(announce(part(2, 2)))).is_err());
     }
 
-    /// A later build may name transports that this one does not know.
+    /// A later build may name transports that are unknown here.
     #[test]
     fn unknown_transports_are_passed_over() {
         let known = wire::LaneAddress { transport: 2, address: String::new() };
@@ -409,7 +409,7 @@ mod tests {
         assert_eq!(welcome.lane_addresses, [LaneAddress { transport: Transport::Tcp, address: None }]);
     }
 
-    /// The largest message of each kind that can be large fits a frame.
+    /// The largest messages of each kind of variable size fit a frame.
     #[test]
     fn lists_fit_a_frame() {
         let hashes = ServerMessage::Hashes {

@@ -1,11 +1,11 @@
-//! How a session gets further lanes: what the server grants, and what a lane shows when it joins (PROTOCOL.md §3.10).
+//! Further lanes of a session: the server's grant, and how a lane joins (PROTOCOL.md §3.10).
 
 use super::field::{Field, bytes, exactly};
 use crate::MessageError;
 use std::fmt;
 
-/// Names a server process, by 16 random bytes that it made when it started. A load balancer may lead lanes of one session
-/// to several.
+/// Identifies a server process by 16 random bytes made at its start. A load balancer may lead lanes of one session to
+/// several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InstanceId(pub [u8; 16]);
 
@@ -23,7 +23,7 @@ impl fmt::Debug for InstanceId {
     }
 }
 
-/// Names one lane of a session. The client chooses it, and never twice; 0 is the connection that the session began with.
+/// Identifies a lane of a session. Chosen by the client, never reused; 0 is the control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub u32);
 
@@ -35,16 +35,16 @@ impl fmt::Display for LaneId {
 
 /// The secret with which a connection joins a session as a further lane. It is valid as long as the session.
 ///
-/// Equality takes the same time whatever the bytes are, so that nobody finds a grant out by guessing it bit by bit; and
-/// it is never printed, because whoever reads a log must not be able to join.
+/// Comparison takes constant time, so that a grant cannot be guessed byte by byte; and it is never printed, because a
+/// reader of logs must not be able to join.
 #[derive(Clone, Copy)]
 pub struct LaneGrant([u8; Self::BYTES]);
 
 impl LaneGrant {
-    /// How long a grant is.
+    /// The size of a grant.
     pub const BYTES: usize = 32;
 
-    /// A grant of these bytes, which must be random and not be used for another session.
+    /// A grant from random bytes, used for one session alone.
     pub fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
@@ -69,12 +69,12 @@ impl fmt::Debug for LaneGrant {
     }
 }
 
-/// What a server allows a session beyond its first lane.
+/// A server's offer of further lanes to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneOffer {
     /// How many lanes the session may have at once, the first included.
     pub lanes_max: u32,
-    /// What a further lane shows.
+    /// The grant that a further lane presents.
     pub grant: LaneGrant,
 }
 

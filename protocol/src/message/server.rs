@@ -1,4 +1,4 @@
-//! What a server says.
+//! Control messages from a server.
 
 use super::{
     AbortReason, FeatureSet, Field, InstanceId, LaneAddress, LaneId, LaneOffer, Metadata, Source,
@@ -15,37 +15,37 @@ pub const HASHES_MAX: usize = 2000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServerMessage {
-    /// Accepts a client. Only now is it connected.
+    /// Accepts a client and opens its session.
     Welcome(Welcome),
     /// Begins a version on a subscription; its chunks follow at once.
     Announce(Announce),
-    /// Says that every chunk of a version is on its way, and what they must hash to together.
+    /// Reports that every chunk of a version is sent, with the digest of the whole.
     Complete {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
-        /// Which publish.
+        /// The version.
         version: Version,
-        /// What the version is.
+        /// The version's digest.
         digest: VersionDigest,
     },
     /// Gives up a version.
     Abort {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
-        /// Which publish.
+        /// The version.
         version: Version,
-        /// Why.
+        /// The reason.
         reason: AbortReason,
     },
     /// Ends a subscription.
     End {
-        /// Which one.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// Why.
+        /// The reason.
         reason: EndReason,
     },
     /// A part of the answer to `List`; the answer is whole when `more` is false.
@@ -57,17 +57,17 @@ pub enum ServerMessage {
     },
     /// Names topics that match a watch and were not named since they appeared.
     Found {
-        /// Which watch.
+        /// The watch.
         watch: WatchId,
         /// The topics.
         topics: Vec<Topic>,
     },
-    /// Accepts a lane that joins a session.
+    /// Accepts a further lane.
     Joined,
-    /// Says that nothing more is begun on a lane: the answer to the client's `Retire`, or the news that the server lost the
-    /// lane. The client asks for what it lacks with `Fetch`.
+    /// Reports a lane as retired, so that nothing more begins on it: the answer to the client's `Retire`, or because
+    /// the server lost the lane. The client requests what it lacks with `Fetch`.
     Retired(LaneId),
-    /// Asks the client to go elsewhere: the server finishes what runs and begins nothing new. Needs
+    /// Asks the client to move to another server: this one finishes running transfers and begins nothing new. Needs
     /// [`Feature::Drain`](super::Feature::Drain).
     Drain {
         /// Addresses of servers with the same content and one of the ticket's keys, `host:port`.
@@ -75,79 +75,79 @@ pub enum ServerMessage {
     },
     /// Names peers that serve chunks of a subscription. Needs [`Feature::Peers`](super::Feature::Peers).
     Sources {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// All of them: those that were named before and are not here are none any more.
+        /// The complete list: earlier sources that are missing here are no longer valid.
         sources: Vec<Source>,
     },
-    /// Tells what chunks of a version hash to, so that they can be taken from peers. Needs
+    /// Gives the digests of a version's chunks, so that they can be fetched from peers. Needs
     /// [`Feature::Peers`](super::Feature::Peers).
     Hashes {
-        /// Of which subscription.
+        /// The subscription.
         subscription: SubscriptionId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
-        /// Which publish.
+        /// The version.
         version: Version,
         /// The number of the first chunk.
         first: u32,
-        /// Of this chunk and those after it.
+        /// The digests of this chunk and those after it.
         hashes: Vec<ChunkDigest>,
     },
 }
 
-/// What the server grants a client.
+/// A server's acceptance of a client, with the session's parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
-    /// The protocol revision that this session speaks.
+    /// The protocol revision of this session.
     pub revision: u32,
     /// The server's name and version, for logs.
     pub agent: String,
-    /// Names the session, for logs and for further lanes.
+    /// The session's number, for logs and for further lanes.
     pub session: u64,
-    /// How many subscriptions this session may have at once.
+    /// The most subscriptions of this session at once.
     pub subscriptions_max: u32,
-    /// What further lanes it may have; none from a server that knows of one alone.
+    /// The offer of further lanes; `None` from a server without them.
     pub lanes: Option<LaneOffer>,
-    /// Names the server process: a lane that lands at another one is told apart.
+    /// The server process, so that a lane that reaches another one is recognised.
     pub instance: InstanceId,
-    /// Where lanes may be opened; where there is none, as and where the control connection leads.
+    /// The addresses for further lanes; if empty, that of the control connection.
     pub lane_addresses: Vec<LaneAddress>,
     /// The features that the client may use towards the server.
     pub features: FeatureSet,
 }
 
-/// The beginning of a version.
+/// The announcement of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announce {
-    /// On which subscription.
+    /// The subscription.
     pub subscription: SubscriptionId,
-    /// Which publish.
+    /// The version.
     pub id: VersionId,
-    /// What it holds. The manifest itself comes on a stream of its own, unless it is the one this subscription's last
-    /// version had.
+    /// The digest of its manifest. The manifest itself comes on a stream of its own, unless it is that of this
+    /// subscription's last version.
     pub manifest: ManifestDigest,
     /// How many versions this subscription missed since its last one, in mode `latest`.
     pub skipped: u64,
-    /// What the publisher said of this version.
+    /// The publisher's metadata of this version.
     pub metadata: Metadata,
-    /// Whether later versions may be coded against this one, so that a copy of it is worth keeping.
+    /// Whether later versions may be encoded against this one, so that a copy of it is worth keeping.
     pub may_be_base: bool,
-    /// Whether the client holds other content under this epoch and number, as it said in `have` or `partial`: it throws that
-    /// away and receives this version whole.
+    /// Whether the client holds other content under this epoch and number, by its `have` or `partial`: it discards that
+    /// and receives this version whole.
     pub afresh: bool,
-    /// Which part of a version this is, where several writers make one. Needs [`Feature::Parts`](super::Feature::Parts).
+    /// The part of the version, where several writers make one. Needs [`Feature::Parts`](super::Feature::Parts).
     pub part: Option<Part>,
 }
 
 /// One part of a version that several writers make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Which part, from 0.
+    /// The part's number, from 0.
     pub part: u32,
-    /// How many there are.
+    /// The number of parts.
     pub parts: u32,
-    /// Which writer made it.
+    /// The writer of the part.
     pub writer: u64,
 }
 
@@ -163,32 +163,32 @@ reasons! {
     /// In mode `every`: the publisher could not wait for this reader any longer.
     TooSlow = 4, "this reader did not keep up: the publisher's retention was full for as long as it waits, and the \
                   reader was evicted; read faster, or let the publisher keep more versions";
-    /// Nothing was published for as long as the topic lives without.
+    /// Nothing was published within the topic's time to live.
     Expired = 5, "nothing was published for as long as the topic lives without";
-    /// The publisher took the topic back, or its server cannot read it any more.
+    /// The publisher withdrew the topic, or its server cannot read it any more.
     Withdrawn = 6, "the topic was taken back, by its publisher or because the server cannot read it any more; the server's \
                     log says which";
-    /// Another subscription came under the same reader name.
+    /// Another subscription took over this reader name.
     Replaced = 7, "another subscription came under the same reader name";
-    /// The one version that was asked for was received.
+    /// The one requested version was received.
     Done = 8, "the one version that was asked for was received";
-    /// The one version that was asked for is not there.
+    /// The one requested version does not exist.
     NotFound = 9, "the server does not have the version that was asked for";
     /// The client may not subscribe to this topic, whether it exists or not.
     Forbidden = 10, "the ticket, or the client's key, does not allow to subscribe to this topic; whoever runs the server \
                     can say which topics it allows";
 }
 
-/// One topic on offer.
+/// An entry in the list of topics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicEntry {
     /// Its newest version.
     pub id: VersionId,
-    /// How many tensors that has.
+    /// The number of its tensors.
     pub tensors: u64,
-    /// How many bytes that has.
+    /// The size of its payload.
     pub payload_bytes: u64,
-    /// How many subscriptions follow the topic.
+    /// The number of subscriptions to the topic.
     pub subscribers: u64,
 }
 
@@ -285,7 +285,7 @@ impl Field for Metadata {
     }
 }
 
-/// The frame bounds how many there are.
+/// The frame bounds the number.
 impl Field for Vec<TopicEntry> {
     type Wire = Vec<wire::TopicEntry>;
 
@@ -298,7 +298,7 @@ impl Field for Vec<TopicEntry> {
     }
 }
 
-/// The frame bounds how many there are.
+/// The frame bounds the number.
 impl Field for Vec<Topic> {
     type Wire = Vec<String>;
 

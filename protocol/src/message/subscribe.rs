@@ -1,4 +1,4 @@
-//! A request for the versions of a topic, with all that it may ask for.
+//! Subscription requests and their options.
 
 use super::{
     Field, SubscriptionId,
@@ -15,52 +15,52 @@ pub const GLOBS_MAX: usize = 64;
 /// The most bytes of all globs of a selection together, so that the message stays within its frame.
 pub const SELECTION_MAX_BYTES: usize = 8 << 10;
 
-/// The most globs in one order of layers: models have a hundred layers, and some have a few tensors before and behind them.
+/// The most globs in an order by layers: models have a hundred layers, and some have a few tensors before and behind
+/// them.
 pub const LAYERS_MAX: usize = 256;
 
 /// A request for the versions of one topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subscribe {
-    /// How both ends will call this subscription.
+    /// The subscription's id.
     pub subscription: SubscriptionId,
-    /// Which topic. It need not exist yet.
+    /// The topic. It need not exist yet.
     pub topic: Topic,
-    /// Which of its versions.
+    /// Which versions are delivered.
     pub mode: Mode,
     /// How many chunks may be sent before the first `Credit`.
     pub credit: u32,
     /// The newest version the client already holds: only later ones are wanted.
     pub have: Option<Have>,
-    /// Which tensors, by globs over their names; all when there is none.
+    /// The selected tensors, by globs over their names; empty for all.
     pub selection: Vec<Glob>,
-    /// Where to begin, for a client that holds nothing.
+    /// The first version, for a client that holds nothing.
     pub start: Start,
     /// In mode `every`: how many versions may be announced beyond the newest one acknowledged; at least 1.
     pub window: u32,
-    /// In mode `every`: under which name the server keeps the place of this reader when its connection is lost.
+    /// In mode `every`: the name under which the server keeps this reader's place when its connection is lost.
     pub reader: Option<ReaderName>,
-    /// In mode `latest`: whether a version under way is given up when a newer one appears.
+    /// In mode `latest`: whether a running version is given up when a newer one appears.
     pub preempt: bool,
-    /// What the client holds of a version that it has not received whole.
+    /// The part of a version that the client already holds.
     pub partial: Option<Partial>,
-    /// The manifest that the client holds, if any: it need not be sent again.
+    /// The digest of the manifest that the client holds, if any: it need not be sent again.
     pub manifest: Option<ManifestDigest>,
-    /// The version whose chunks the client holds as a base: those of the next version may be coded against them. Beside a
+    /// The version that the client holds as a base: chunks of the next version may be encoded against it. Beside a
     /// `partial`, it is the base of the rest of that part alone.
     pub base: Option<Have>,
-    /// The codec that all chunks are wanted in, where it gains something; otherwise the sender chooses.
+    /// The codec for all chunks, where it gains something; `None` lets the sender choose.
     pub codec: Option<CodecId>,
-    /// Whether one version is wanted and no more. Needs [`Feature::Get`](super::Feature::Get).
+    /// Whether a single version is wanted. Needs [`Feature::Get`](super::Feature::Get).
     pub once: bool,
-    /// Whether manifests alone are wanted, and no chunks. Needs [`Feature::Get`](super::Feature::Get).
+    /// Whether only manifests are wanted, without chunks. Needs [`Feature::Get`](super::Feature::Get).
     pub describe: bool,
-    /// In which order the chunks of a version are wanted. Others than that of the payload need
-    /// [`Feature::Order`](super::Feature::Order).
+    /// The order of a version's chunks. Any but that of the payload needs [`Feature::Order`](super::Feature::Order).
     pub order: Order,
 }
 
 impl Subscribe {
-    /// Asks for the newest versions of `topic`, whole.
+    /// A request for the newest versions of `topic`, with all tensors.
     pub fn latest(subscription: SubscriptionId, topic: Topic, credit: u32) -> Self {
         Self {
             subscription,
@@ -88,9 +88,9 @@ impl Subscribe {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Always the newest; what is stale is skipped and counted.
+    /// Always the newest; stale ones are skipped and counted.
     Latest,
-    /// All of them, in order, without a gap that is not told.
+    /// All of them, in order; gaps are reported.
     Every,
 }
 
@@ -104,37 +104,37 @@ pub enum Start {
     Next,
     /// With the oldest version that is retained.
     Oldest,
-    /// With this version or, where it is not retained any more, with the oldest one after it. Without an epoch, of
-    /// whichever epoch the topic is in.
+    /// With this version or, if it is no longer retained, the oldest one after it. Without an epoch, of the topic's
+    /// current one.
     At(Option<Epoch>, Version),
     /// With this version, or not at all. Needs [`Feature::Get`](super::Feature::Get).
     Exactly(Option<Epoch>, Version),
 }
 
-/// In which order the chunks of a version are sent.
+/// The order in which the chunks of a version are sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Order {
-    /// As they lie in the payload.
+    /// In the order of the payload.
     Layout,
-    /// Those of the first layer first. A layer is the tensors that its glob matches and none before it does; without globs,
-    /// each tensor is one, in the order of the manifest.
+    /// By layer. A layer is the tensors that match its glob and none before it; without globs, each tensor is one, in
+    /// the order of the manifest.
     Layers(Vec<Glob>),
 }
 
-/// A version that a client holds whole, and what its content is.
+/// A version that a client holds whole, with its digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Have {
-    /// The life of the topic.
+    /// The topic's epoch.
     pub epoch: Epoch,
-    /// Which publish.
+    /// The version.
     pub version: Version,
     /// The digest of the selected chunks.
     pub digest: VersionDigest,
 }
 
 impl Have {
-    /// Which version it is.
+    /// Epoch and version.
     pub fn of(&self) -> (Epoch, Version) {
         (self.epoch, self.version)
     }
@@ -143,11 +143,11 @@ impl Have {
 /// The chunks of one version that a client holds, verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partial {
-    /// The life of the topic.
+    /// The topic's epoch.
     pub epoch: Epoch,
-    /// Which publish.
+    /// The version.
     pub version: Version,
-    /// Which of its chunks.
+    /// The chunks.
     pub chunks: RangeSet,
     /// The digest of these chunks.
     pub digest: VersionDigest,
@@ -199,7 +199,7 @@ impl Field for Subscribe {
             partial: Field::from_wire("partial", wire.partial)?,
             manifest: Field::from_wire("manifest", wire.manifest)?,
             base: Field::from_wire("base", wire.base)?,
-            // A later client may know codecs that this build does not, and gets then what this one chooses.
+            // An unknown codec of a later client leaves the choice to this end.
             codec: wire.codec.and_then(|code| CodecId::from_code(u8::try_from(code).ok()?)),
             once: wire.once,
             describe: wire.describe,
@@ -219,7 +219,7 @@ fn globs_into_wire(globs: Vec<Glob>) -> Vec<String> {
     globs.into_iter().map(Field::into_wire).collect()
 }
 
-/// Checks a list of globs, its number and its size.
+/// Checks the number and size of a list of globs.
 fn globs_from_wire(field: &'static str, most: usize, wire: Vec<String>) -> Result<Vec<Glob>, MessageError> {
     let (bytes, max) = (wire.iter().map(String::len).sum(), SELECTION_MAX_BYTES);
     match bytes > max {

@@ -1,5 +1,5 @@
-//! Control messages as protobuf has them. `tensor_relay.proto` says the same for other languages; a test compares the
-//! two field by field.
+//! Control messages as protobuf. `tensor_relay.proto` is the same for other languages; a test compares the two field by
+//! field.
 
 use prost::{Message, Oneof};
 

@@ -1,4 +1,4 @@
-//! The index of a model in several files: which tensor lies in which (`model.safetensors.index.json`).
+//! The index of a model in several files: maps tensors to files (`model.safetensors.index.json`).
 
 use crate::files::{FileName, FileNameError};
 use serde::{Deserialize, Serialize};
@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The largest index accepted, in bytes: room for half a million tensors.
 pub const INDEX_MAX_BYTES: u64 = 64 << 20;
 
-/// Which tensor lies in which file of a folder.
+/// A map of tensors to files of a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightIndex {
     files: BTreeMap<Box<str>, FileName>,
 }
 
-/// Why a text is no index.
+/// Why a text is not an index.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
@@ -23,17 +23,17 @@ pub enum IndexError {
     /// Not JSON, or without a `weight_map` from tensors to files.
     #[error("it is not valid: {0}")]
     Json(#[from] serde_json::Error),
-    /// A file that cannot lie in the same folder.
+    /// A file that is not in the same folder.
     #[error("it places tensor {tensor:?} badly: {source}")]
     File {
         /// The tensor.
         tensor: Box<str>,
-        /// What is wrong with the file's name.
+        /// Why the file's name is invalid.
         source: FileNameError,
     },
 }
 
-/// What is read of the file; all else in it is passed over.
+/// The parts of the file that are read; all others are ignored.
 #[derive(Deserialize)]
 struct Json {
     weight_map: BTreeMap<Box<str>, Box<str>>,
@@ -51,10 +51,10 @@ struct Totals {
 }
 
 impl WeightIndex {
-    /// Reads an index.
+    /// Parses an index.
     ///
     /// # Errors
-    /// [`IndexError`] when it is none, or names a file that is not a file of weights in the same folder.
+    /// [`IndexError`] when it is invalid, or names a file that is not a file of weights in the same folder.
     pub fn parse(bytes: &[u8]) -> Result<Self, IndexError> {
         if bytes.len() as u64 > INDEX_MAX_BYTES {
             return Err(IndexError::TooLarge(bytes.len() as u64));
@@ -79,12 +79,12 @@ impl WeightIndex {
         self.files.get(tensor)
     }
 
-    /// Every file that it names, once.
+    /// Every file named in it, once.
     pub fn files(&self) -> BTreeSet<&FileName> {
         self.files.values().collect()
     }
 
-    /// Every tensor that it names, with its file.
+    /// Every tensor in it, with its file.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &FileName)> {
         self.files.iter().map(|(tensor, file)| (&**tensor, file))
     }

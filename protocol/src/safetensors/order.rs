@@ -1,5 +1,4 @@
-//! The order in which a header names things: what JSON and the reference's own parser throw away, and what makes a copy of
-//! a file the same file.
+//! The order of names in a header, which the reference parser drops and byte-identical copies need.
 
 use super::METADATA_KEY;
 use serde::{
@@ -8,14 +7,14 @@ use serde::{
 };
 use std::{collections::HashMap, fmt};
 
-/// Where each tensor and each key of the metadata stands in a header. Of a name that occurs twice, the last place.
+/// The position of each tensor and each metadata key in a header. For a duplicate name, the last one.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     pub(super) tensors: Keys,
     pub(super) metadata: Keys,
 }
 
-/// The keys of an object, with their places in it.
+/// The keys of an object, with their positions.
 #[derive(Debug, Default)]
 pub(super) struct Keys(HashMap<String, usize>);
 

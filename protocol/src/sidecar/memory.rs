@@ -1,4 +1,4 @@
-//! The kinds of memory that a producer can lend, and what each must say of itself.
+//! The kinds of memory that a producer can lend, and how each is described.
 
 use super::wire;
 use crate::{
@@ -7,55 +7,55 @@ use crate::{
 };
 use std::{fmt, ops::Range};
 
-/// A part of a payload in memory that the producer lends.
+/// A range of a payload in memory that the producer lends.
 ///
-/// The parts of a version are said one by one before it is published: a GPU's may be thousands.
+/// The ranges of a version are sent one by one before it is published: a GPU's may be thousands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lend {
-    /// Which bytes of the payload lie there.
+    /// The range of the payload.
     pub range: Range<u64>,
-    /// Where they lie.
+    /// The memory that holds it.
     pub memory: Memory,
 }
 
-/// Where bytes of a payload lie, so that another process can reach them.
+/// Memory that another process can open, with its handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Memory {
-    /// In a sealed memfd, whose descriptor comes with the message.
+    /// A sealed memfd, whose descriptor comes with the message.
     Memfd {
-        /// Where in it they begin: a multiple of 4096.
+        /// The offset of the bytes: a multiple of 4096.
         offset: u64,
     },
-    /// In a plain allocation of a GPU, which the server opens by CUDA's handle for it.
+    /// A plain GPU allocation, opened by its CUDA IPC handle.
     CudaIpc {
-        /// Which GPU, whatever number either process knows it by.
+        /// The GPU, independent of either process's numbering.
         device: CudaDevice,
-        /// What `cuIpcGetMemHandle` gave.
+        /// The handle from `cuIpcGetMemHandle`.
         handle: Box<IpcHandle>,
-        /// Where in the allocation they begin.
+        /// The offset of the bytes in the allocation.
         offset: u64,
     },
-    /// In a buffer of a GPU that was exported as a descriptor, which comes with the message.
+    /// A GPU buffer exported as a descriptor, which comes with the message.
     CudaFd {
-        /// Which GPU, whatever number either process knows it by.
+        /// The GPU, independent of either process's numbering.
         device: CudaDevice,
-        /// The size of the whole buffer, which importing it asks for.
+        /// The size of the whole buffer, which an import needs.
         buffer_bytes: u64,
-        /// Where in it they begin.
+        /// The offset of the bytes in the buffer.
         offset: u64,
     },
 }
 
-/// A kind of memory, without where it lies: what a server says that it takes.
+/// A kind of memory: a server names those that it accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
     /// Shared memory of the host.
     Memfd,
-    /// An allocation of a GPU, by CUDA's own handle.
+    /// A GPU allocation, by CUDA IPC handle.
     CudaIpc,
-    /// A buffer of a GPU, by descriptor.
+    /// A GPU buffer, by descriptor.
     CudaFd,
 }
 
@@ -68,7 +68,7 @@ pub struct CudaDevice(pub [u8; 16]);
 pub struct IpcHandle(pub [u8; 64]);
 
 impl Memory {
-    /// Which kind it is.
+    /// Its kind.
     pub fn kind(&self) -> MemoryKind {
         match self {
             Self::Memfd { .. } => MemoryKind::Memfd,
@@ -91,7 +91,7 @@ impl MemoryKind {
         }
     }
 
-    /// The word for people and scripts.
+    /// The name in messages and output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memfd => "memfd",
@@ -100,7 +100,7 @@ impl MemoryKind {
         }
     }
 
-    /// Whether a descriptor comes with the message that lends it.
+    /// Whether a descriptor comes with the `Lend` message.
     pub fn has_descriptor(self) -> bool {
         match self {
             Self::Memfd | Self::CudaFd => true,

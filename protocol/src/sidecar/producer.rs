@@ -1,4 +1,4 @@
-//! What a producer says to the server beside it.
+//! Messages from a producer to its server.
 
 use super::{Lend, MANIFEST_PART_MAX_BYTES, PublicationId, text, wire};
 use crate::{
@@ -11,48 +11,48 @@ use bytes::Bytes;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProducerMessage {
-    /// Its first message.
+    /// Opens a connection.
     Hello(Hello),
-    /// A part of the manifest of the version that is published next, in order.
+    /// The next part of the next version's manifest.
     Manifest(Bytes),
-    /// Memory that holds bytes of the version that is published next.
+    /// Lends memory that holds bytes of the next version.
     Lend(Lend),
-    /// Publishes what was said since the last publish.
+    /// Publishes the version described since the last publish.
     Publish(Publish),
-    /// Takes a version back before its turn.
+    /// Withdraws a version.
     Withdraw(PublicationId),
-    /// Says that nothing will follow in a topic, or takes all of it back.
+    /// Ends a topic, or withdraws it entirely.
     End {
-        /// Names this request, among publications.
+        /// The request's id, among publications.
         request: PublicationId,
-        /// Which topic.
+        /// The topic.
         topic: Topic,
-        /// Whether what is retained goes, too.
+        /// Whether retained versions are withdrawn too.
         withdraw: bool,
     },
 }
 
-/// The beginning of a connection.
+/// A producer's identity and supported revisions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The oldest revision that the producer speaks.
+    /// The oldest supported revision.
     pub revision_min: u32,
-    /// The newest revision that the producer speaks.
+    /// The newest supported revision.
     pub revision_max: u32,
     /// Its name and version, for logs.
     pub agent: String,
 }
 
-/// A version, complete.
+/// Publishes a version whose manifest and memory are complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publish {
-    /// What the producer calls it.
+    /// The publication's id.
     pub publication: PublicationId,
-    /// Into which topic it goes.
+    /// The topic.
     pub topic: Topic,
-    /// What the producer says of it.
+    /// The producer's metadata of the version.
     pub metadata: Metadata,
-    /// Why the tensors come by the way that they do, for people.
+    /// Why this kind of memory was used, for people.
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! What a server says to a producer beside it.
+//! Messages from a server to a producer on the same machine.
 
 use super::{MemoryKind, PublicationId, text, wire};
 use crate::{Epoch, MessageError, Version, message::required};
@@ -10,61 +10,61 @@ use std::fmt;
 pub enum ServerMessage {
     /// Accepts a producer.
     Welcome(Welcome),
-    /// A version is published: visible to every subscriber.
+    /// Reports a version as published: visible to every subscriber.
     Published {
-        /// What the producer calls it.
+        /// The publication's id.
         publication: PublicationId,
-        /// The life of the topic.
+        /// The topic's epoch.
         epoch: Epoch,
         /// Its number there.
         version: Version,
     },
-    /// A version was not published, or a topic not ended. Nothing changed by it.
+    /// Reports that a version was not published, or a topic not ended. Nothing was changed.
     Refused {
-        /// What the producer calls it.
+        /// The publication's id.
         publication: PublicationId,
-        /// Why.
+        /// The reason.
         reason: Refusal,
-        /// The same for people.
+        /// The reason as text.
         text: String,
     },
-    /// What became of a version since the last word about it.
+    /// Reports changes in a version's state.
     Progress(Progress),
-    /// A topic has ended, as the producer wished.
+    /// Reports a topic as ended.
     Ended {
-        /// What the producer calls its request.
+        /// The request's id.
         request: PublicationId,
     },
-    /// The connection ends now.
+    /// Ends the connection.
     Close {
-        /// Why, for people.
+        /// The reason, for people.
         text: String,
     },
 }
 
-/// What a server grants a producer.
+/// A server's acceptance of a producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
-    /// The revision that the connection speaks.
+    /// The revision of the connection.
     pub revision: u32,
     /// The server's name and version, for logs.
     pub agent: String,
     /// The chunk size that manifests must have.
     pub chunk_bytes: u32,
-    /// The kinds of memory that it takes; those of later revisions are passed over.
+    /// The kinds of memory that the server accepts; unknown ones are ignored.
     pub memories: Vec<MemoryKind>,
 }
 
-/// What became of a version so far.
+/// The state of a published version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// What the producer calls it.
+    /// The publication's id.
     pub publication: PublicationId,
-    /// How many subscribers committed it.
+    /// The number of subscribers that committed it.
     pub committed: u64,
-    /// Whether it was let go, so that no more can.
+    /// Whether it left retention, so that no more can commit it.
     pub is_over: bool,
-    /// Whether nothing of its memory is used any more. The last word about a version.
+    /// Whether its memory is no longer used. The last message about a version.
     pub is_released: bool,
 }
 
@@ -76,13 +76,13 @@ pub enum Refusal {
     TopicTaken,
     /// There is no room for it.
     NoRoom,
-    /// Its memory is not what was said of it, or can change.
+    /// Its memory does not match its description, or can change.
     UnfitMemory,
     /// The server cannot use memory of this kind.
     UnsupportedMemory,
-    /// Its manifest is none, or another than the memory is for.
+    /// Its manifest is invalid, or does not match the memory.
     BadManifest,
-    /// Its topic expired, is not open, or the server is ending.
+    /// Its topic expired or is not open, or the server is shutting down.
     TopicEnded,
     /// The server's access control list does not allow it.
     Forbidden,

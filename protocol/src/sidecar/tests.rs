@@ -1,4 +1,4 @@
-//! Every message there and back, its golden bytes, and whatever else bytes can say.
+//! Round trips, golden bytes and arbitrary bytes of every message.
 
 use super::*;
 use crate::{Epoch, FRAME_MAX_BYTES, Topic, Version, decode_frame_length};
@@ -122,7 +122,7 @@ proptest! {
         let _ = ServerMessage::decode(&bytes);
     }
 
-    /// One byte changed: refused, or a message that keeps the rules, and goes and comes back as itself.
+    /// One changed byte: an error, or a valid message that round-trips.
     #[test]
     fn a_changed_byte_is_survived(which in 0usize..14, at: prop::sample::Index, value: u8) {
         let mut frame = match which {

@@ -1,4 +1,4 @@
-//! These messages as protobuf has them. `sidecar.proto` says the same for other languages; a test compares the two field by
+//! Sidecar messages as protobuf. `sidecar.proto` is the same for other languages; a test compares the two field by
 //! field.
 
 use crate::message::wire::Entry;

@@ -1,4 +1,4 @@
-//! What a [`Subscriber`] wants done.
+//! The actions of a [`Subscriber`].
 
 #[cfg(doc)]
 use super::Subscriber;
@@ -11,58 +11,58 @@ use std::{ops::Range, sync::Arc, time::Duration};
 pub enum Action {
     /// Send this message.
     Send(ClientMessage),
-    /// Find memory for a version, and then call [`Subscriber::handle_placed`], or one of
-    /// [`give_up`](Subscriber::give_up) and [`end`](Subscriber::end) where there is none.
+    /// Allocate memory for a version, then call [`Subscriber::handle_placed`], or [`give_up`](Subscriber::give_up) or
+    /// [`end`](Subscriber::end) if there is none.
     Place {
         /// The version.
         announce: Announce,
-        /// What is wanted of it.
+        /// The selected tensors.
         selection: Arc<Selection>,
-        /// Whether it goes on in the memory that it has, since a part of it came over an earlier connection.
+        /// Whether it continues in its existing memory, since a part of it came over an earlier connection.
         resumes: bool,
     },
-    /// Receive the chunk of a stream, and then call [`Subscriber::handle_verified`] or
+    /// Receive the chunk of a stream, then call [`Subscriber::handle_verified`] or
     /// [`handle_lost`](Subscriber::handle_lost).
     Receive {
         /// Its stream.
         stream: StreamToken,
         /// Its header.
         header: ChunkHeader,
-        /// Where it belongs in what is selected.
+        /// Its place in the selection's memory.
         range: Range<u64>,
         /// The dtype of its elements.
         dtype: Dtype,
     },
     /// Drop a stream unread.
     Discard(StreamToken),
-    /// Make a version visible, and then call [`Subscriber::handle_committed`], or [`end`](Subscriber::end) where its
-    /// memory cannot be handed over.
+    /// Make a version visible, then call [`Subscriber::handle_committed`], or [`end`](Subscriber::end) if its memory
+    /// cannot be handed over.
     Commit(Commit),
     /// Release the memory of a version, and stop every stream that writes to it.
     Release {
         /// The version.
         id: VersionId,
-        /// Why.
+        /// The reason.
         reason: Released,
     },
-    /// Give the version under way up with [`give_up`](Subscriber::give_up) or [`end`](Subscriber::end): it cannot be had.
+    /// Give up the current version with [`give_up`](Subscriber::give_up) or [`end`](Subscriber::end): it failed.
     Fail(VersionFault),
 }
 
-/// A version of which every selected chunk is here and verified.
+/// A version whose selected chunks are all received and verified.
 #[derive(Debug, Clone)]
 pub struct Commit {
     /// The version.
     pub announce: Announce,
-    /// What was wanted of it.
+    /// The selected tensors.
     pub selection: Arc<Selection>,
-    /// How many chunks it has.
+    /// The number of its chunks.
     pub chunks: u32,
-    /// Over how many more connections it came than one.
+    /// The number of reconnections during its transfer.
     pub resumed: u32,
-    /// What is missing right before it, in mode `every`.
+    /// The versions missing right before it, in mode `every`.
     pub gap: Option<Gap>,
-    /// Whether it is of another epoch than the version before it.
+    /// Whether its epoch differs from the previous version's.
     pub new_epoch: bool,
 }
 
@@ -73,20 +73,20 @@ pub enum Released {
     ByServer(AbortReason),
     /// This end gave it up.
     Here,
-    /// The next connection brings another version.
+    /// The next connection brings another version instead.
     Replaced,
 }
 
-/// Why a version cannot be had.
+/// Why a version failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionFault {
-    /// Its chunks are verified one by one, but together they are not what the server said.
+    /// Its chunks are verified one by one, but the digest of the whole differs from the server's.
     Mismatch {
-        /// What the server said.
+        /// The server's digest.
         expected: VersionDigest,
-        /// What the chunks give.
+        /// The digest of the chunks.
         found: VersionDigest,
     },
-    /// Nothing moved for so long.
+    /// No progress for this long.
     Stalled(Duration),
 }

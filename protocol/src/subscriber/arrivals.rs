@@ -1,13 +1,13 @@
-//! The chunk streams of one subscription that are open, what credit they cost, and which lanes took some with them.
+//! The open chunk streams of one subscription, their credit, and the retired lanes.
 
 use crate::{ChunkHeader, ChunkIndex, LaneId, Misbehaved};
 use std::collections::{BTreeSet, HashMap};
 
-/// Names a chunk's stream, which the caller holds. Never used twice.
+/// Identifies a chunk's stream, which the caller holds. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamToken(pub u64);
 
-/// A stream whose chunk cannot be placed yet, because its version or its manifest has not come.
+/// A stream whose chunk cannot be placed yet: its announcement or manifest has not come.
 #[derive(Debug)]
 pub(super) struct EarlyStream {
     pub(super) stream: StreamToken,
@@ -15,17 +15,16 @@ pub(super) struct EarlyStream {
     pub(super) header: ChunkHeader,
 }
 
-/// The open chunk streams of one subscription. A chunk costs one credit from its header on; the credit is free again when
-/// the chunk is verified, and when it is lost.
+/// The open chunk streams of one subscription. A chunk costs one credit from its header until it is verified or lost.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// Credit bounds how many there are.
+    /// Credit bounds the number.
     early: Vec<EarlyStream>,
-    /// The streams that are being received into their places.
+    /// The streams whose chunks are being received.
     receiving: HashMap<StreamToken, (ChunkIndex, LaneId)>,
     /// How many more chunks the server may begin.
     credit: u32,
-    /// Retired lanes for which no `Fetch` was sent since.
+    /// Retired lanes without a `Fetch` since.
     retired: BTreeSet<LaneId>,
 }
 
@@ -52,7 +51,7 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Keeps a stream until its chunk can be placed. It has cost its credit.
+    /// Holds a stream until its chunk can be placed. Its credit is already spent.
     pub(super) fn hold(&mut self, early: EarlyStream) {
         self.early.push(early);
     }
@@ -61,13 +60,12 @@ impl Arrivals {
         std::mem::take(&mut self.early)
     }
 
-    /// Takes the stream of `chunk`, which is received from now on. It has cost its credit.
+    /// Records that `chunk` is being received from now on. Its credit is already spent.
     pub(super) fn begin(&mut self, stream: StreamToken, chunk: ChunkIndex, lane: LaneId) {
         self.receiving.insert(stream, (chunk, lane));
     }
 
-    /// Takes the end of a stream, whose credit is free again; gives its chunk. `None` for one that is not being received
-    /// any more.
+    /// Ends a stream, frees its credit and returns its chunk. `None` if it is not being received any more.
     pub(super) fn end(&mut self, stream: StreamToken) -> Option<ChunkIndex> {
         let (chunk, _) = self.receiving.remove(&stream)?;
         self.credit += 1;
@@ -79,7 +77,7 @@ impl Arrivals {
         self.receiving.contains_key(&stream)
     }
 
-    /// Takes the retirement of a lane. Gives the streams of it that wait, which nobody will read.
+    /// Retires a lane. Returns its early streams, which nobody will read.
     pub(super) fn retire(&mut self, lane: LaneId) -> Vec<StreamToken> {
         self.retired.insert(lane);
         let lost = self.early.extract_if(.., |early| early.lane == lane);
@@ -88,24 +86,24 @@ impl Arrivals {
         lost
     }
 
-    /// Whether a `Fetch` is due: lanes were retired, and nothing that came over them is still being received.
+    /// Whether a `Fetch` is due: lanes were retired, and nothing from them is still being received.
     pub(super) fn is_fetch_due(&self) -> bool {
         !self.retired.is_empty() && !self.receiving.values().any(|(_, lane)| self.retired.contains(lane))
     }
 
-    /// Takes the news that what the retired lanes took with them was asked for, or is of no interest any more.
+    /// Clears the retired lanes: their chunks were fetched, or are not wanted any more.
     pub(super) fn forget_retired(&mut self) {
         self.retired.clear();
     }
 
-    /// Forgets every stream; gives those that wait. The server has `credit` from now on.
+    /// Clears every stream and returns the early ones. The server's credit is `credit` from now on.
     pub(super) fn reset(&mut self, credit: u32) -> Vec<StreamToken> {
         self.end_version();
         self.credit = credit;
         self.take_early().into_iter().map(|early| early.stream).collect()
     }
 
-    /// Forgets the streams of the version under way.
+    /// Clears the streams of the current version.
     pub(super) fn end_version(&mut self) {
         self.receiving.clear();
         self.retired.clear();

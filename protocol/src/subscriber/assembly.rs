@@ -1,4 +1,4 @@
-//! The receiver's side of one version: what came, what is missing, and when it may become visible (PROTOCOL.md §6.5).
+//! The assembly of one version: what was received, what is missing, and when it may become visible (PROTOCOL.md §6.5).
 
 use crate::{
     ChunkHash, ChunkHeader, ChunkIndex, Manifest, Misbehaved, RangeSet, Selection, Verified, Version,
@@ -6,22 +6,21 @@ use crate::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// What became of a version.
+/// The result of an assembly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every selected chunk is here and verified, and together they are what the sender said: make it visible.
+    /// Every selected chunk is verified, and the digest of the whole is the sender's: make it visible.
     Commit,
-    /// Every selected chunk is here and verified on its own, but together they are not what the sender said.
+    /// Every selected chunk is verified, but the digest of the whole differs from the sender's.
     Mismatch {
-        /// What the sender said.
+        /// The sender's digest.
         expected: VersionDigest,
-        /// What the chunks give.
+        /// The digest of the chunks.
         found: VersionDigest,
     },
 }
 
-/// Assembles what is selected of one version from chunks that come in any order, over one lane or several, one connection
-/// or several.
+/// Assembles the selected part of one version from chunks that come in any order, over any lanes and connections.
 ///
 /// Pure: it holds no payload, only what is known about each chunk. It is the one place that decides that a version is
 /// whole, which is what makes "never a torn tensor" a property of one small type.
@@ -33,12 +32,12 @@ pub struct Assembly {
     missing: u32,
     held_bytes: u64,
     complete: Option<VersionDigest>,
-    /// The version that chunks may be coded against.
+    /// The version that chunks may be encoded against.
     base: Option<Version>,
 }
 
 impl Assembly {
-    /// Begins a version of which `selection` is wanted. Costs 17 bytes per chunk of the manifest.
+    /// Starts a version with `selection`. Costs 17 bytes per chunk of the manifest.
     pub fn new(selection: Arc<Selection>) -> Self {
         let chunks = selection.manifest().chunking().count() as usize;
         let missing = selection.chunks().len();
@@ -53,27 +52,27 @@ impl Assembly {
         }
     }
 
-    /// What the version holds.
+    /// The manifest.
     pub fn manifest(&self) -> &Arc<Manifest> {
         self.selection.manifest()
     }
 
-    /// What of it is wanted, and where that goes.
+    /// The selection and its layout.
     pub fn selection(&self) -> &Arc<Selection> {
         &self.selection
     }
 
-    /// Lets chunks that come from now on be coded against version `base` of the same epoch, which must have the same
-    /// manifest; against none at first, and when the connection is lost.
+    /// Allows chunks from now on to be encoded against version `base` of the same epoch, which must have the same
+    /// manifest. None at first, and after the connection is lost.
     pub fn set_base(&mut self, base: Option<Version>) {
         self.base = base;
     }
 
-    /// Takes the header of a chunk that begins to arrive and says where its bytes belong ([`Selection::place`]).
+    /// Handles the header of a chunk and returns the place of its bytes ([`Selection::place`]).
     ///
     /// # Errors
-    /// [`Misbehaved`] when the manifest has no such chunk, gives it another size, it was not selected, it is coded against
-    /// another version than it may be, or it is verified or arriving already.
+    /// [`Misbehaved`] when the manifest has no such chunk or another size for it, it was not selected, its base is not
+    /// allowed, or it is verified or arriving already.
     pub fn handle_header(&mut self, header: &ChunkHeader) -> Result<Range<u64>, Misbehaved> {
         let chunk = header.chunk;
         let count = self.manifest().chunking().count();
@@ -104,9 +103,9 @@ impl Assembly {
         }
     }
 
-    /// Takes the news that a chunk's bytes are in their place and verified.
+    /// Handles a chunk whose bytes are verified and in their place.
     pub fn handle_verified(&mut self, verified: Verified) {
-        // A chunk is verified only after its header was taken; anything else is not of this version.
+        // Only a chunk with a handled header can be verified; any other is not of this version.
         if self.arriving.remove(verified.chunk().0) {
             self.hashes[verified.chunk().0 as usize] = Some(verified.hash());
             self.missing -= 1;
@@ -114,30 +113,30 @@ impl Assembly {
         }
     }
 
-    /// Takes the news that a chunk's stream ended early: it is missing again, and may come once more.
+    /// Handles the early end of a chunk's stream: it is missing again, and may come once more.
     ///
-    /// Whoever read the stream must have stopped by now: its place may be written again.
+    /// The stream's reader must have stopped by now: the place may be written again.
     pub fn handle_lost(&mut self, chunk: ChunkIndex) {
         self.arriving.remove(chunk.0);
     }
 
-    /// Takes the sender's word that every chunk is on its way.
+    /// Handles `Complete`: every chunk is sent.
     pub fn handle_complete(&mut self, digest: VersionDigest) {
         self.complete = Some(digest);
     }
 
-    /// Takes the news that the connection is lost: what was arriving is missing again, and the sender will have to say
-    /// again what the whole is. What is verified stays.
+    /// Handles the loss of the connection: unfinished chunks are missing again, and the digest must be sent again.
+    /// Verified chunks stay.
     ///
-    /// Whoever reads the lost streams must have stopped by now: their places may be written again.
+    /// The readers of lost streams must have stopped by now: their places may be written again.
     pub fn handle_detached(&mut self) {
         self.arriving = RangeSet::new();
         self.complete = None;
         self.base = None;
     }
 
-    /// Forgets all that is held but the first `ranges` runs of chunks, so that the word of what is held stays small.
-    /// Returns the chunks that are missing again.
+    /// Forgets all held chunks but the first `ranges` runs, so that `partial` stays small. Returns the chunks that are
+    /// missing again.
     pub fn forget_beyond(&mut self, ranges: usize) -> RangeSet {
         let held = self.held();
         let forgotten: RangeSet = held.ranges().iter().skip(ranges).cloned().collect();
@@ -149,7 +148,7 @@ impl Assembly {
         forgotten
     }
 
-    /// What became of the version; `None` while something is missing.
+    /// The result; `None` while something is missing.
     pub fn poll(&self) -> Option<Outcome> {
         let expected = self.complete?;
         if self.missing > 0 {
@@ -179,13 +178,13 @@ impl Assembly {
         self.selection.chunks().len() - self.missing
     }
 
-    /// The chunks that are verified: what a resume need not send again.
+    /// The verified chunks, which a resume need not send again.
     pub fn held(&self) -> RangeSet {
         let held = (0u32..).zip(&self.hashes).filter(|(_, hash)| hash.is_some());
         held.map(|(chunk, _)| chunk..chunk + 1).collect()
     }
 
-    /// What the verified chunks are together: what a resume names beside them, and of a whole version its digest.
+    /// The digest of the verified chunks: sent with them in a resume, and that of the version once it is whole.
     pub fn held_digest(&self) -> VersionDigest {
         VersionDigest::of(self.manifest().digest(), self.hashes.iter().flatten().copied())
     }
@@ -260,7 +259,7 @@ mod tests {
         );
     }
 
-    /// PROTOCOL.md §6.6: the sender's word on the whole is worth nothing once its connection is lost.
+    /// PROTOCOL.md §6.6: the sender's digest is void once its connection is lost.
     #[test]
     fn a_lost_connection_takes_back_what_was_arriving() {
         let mut assembly = all(2);

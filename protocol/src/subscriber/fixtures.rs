@@ -11,7 +11,7 @@ pub(super) const CHUNK_BYTES: u32 = 256;
 pub(super) const SUBSCRIPTION: SubscriptionId = SubscriptionId(1);
 pub(super) const EPOCH: Epoch = Epoch(1);
 
-/// Some moment; what it is decides nothing.
+/// An arbitrary moment.
 #[expect(clippy::disallowed_methods, reason = "an instant cannot be made up")]
 pub(super) fn now() -> Instant {
     Instant::now()
@@ -88,7 +88,7 @@ pub(super) fn verified(chunk: u32) -> Verified {
     hasher.verify(ChunkIndex(chunk), hash(chunk)).unwrap()
 }
 
-/// What the server says of the whole.
+/// The digest that the server sends.
 pub(super) fn digest(selection: &Selection) -> VersionDigest {
     VersionDigest::of(selection.manifest().digest(), selection.chunks().iter().map(hash))
 }

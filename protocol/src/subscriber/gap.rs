@@ -1,19 +1,19 @@
-//! What a reader in mode `every` missed.
+//! Gaps in mode `every`.
 
 use crate::VersionId;
 use std::fmt;
 
-/// Versions that are missing on a subscription in mode `every`, right before the next snapshot.
+/// Versions missing in mode `every`, right before the next snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gap {
-    /// The version that came last, or that the subscription was to begin after; none if the epoch is another.
+    /// The previous version, or the one that the subscription was to begin after; `None` in another epoch.
     pub after: Option<VersionId>,
-    /// The version that comes next.
+    /// The next version.
     pub found: VersionId,
 }
 
 impl Gap {
-    /// How many versions are missing; `None` where nobody can tell, because the publisher began a new epoch.
+    /// The number of missing versions; `None` if unknown, because the publisher began a new epoch.
     pub fn missing(&self) -> Option<u64> {
         let after = self.after.as_ref().filter(|after| after.epoch == self.found.epoch)?;
         Some(self.found.version.0.saturating_sub(after.version.0 + 1))

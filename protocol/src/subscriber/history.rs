@@ -1,37 +1,38 @@
-//! What a subscription has been through: which versions it committed, which its user is done with, what is missing.
+//! The history of a subscription: committed versions, acknowledged versions, gaps.
 //!
-//! It outlives connections, and is what a reader brings along when it subscribes again.
+//! It outlives connections, and provides what a client states when it subscribes again.
 
 use super::Gap;
 use crate::{Epoch, Have, Misbehaved, Mode, Start, Subscribe, Version, VersionDigest, VersionId};
 use std::collections::VecDeque;
 
-/// How many ended epochs of a connection are known. Chunks come late by seconds; epochs take a restart of the publisher each.
+/// The number of ended epochs remembered per connection. Chunks come late by seconds; epochs take a restart of the
+/// publisher each.
 const EPOCHS_MAX: usize = 16;
 
-/// The versions of one subscription, as far as they are past.
+/// The past versions of one subscription.
 #[derive(Debug)]
 pub(super) struct History {
     mode: Mode,
     start: Start,
     window: u32,
-    /// The version that ended last on this connection, however it did.
+    /// The version that last ended on this connection, in whatever way.
     last: Option<(Epoch, Version)>,
-    /// The last version of each epoch before that one, on this connection: chunks of it may still be on their way over a
-    /// slow lane. Of the last [`EPOCHS_MAX`] alone, so that a server cannot make it grow.
+    /// The last version of each earlier epoch on this connection: late chunks of it may come over a slow lane. Bounded
+    /// by [`EPOCHS_MAX`], so that a server cannot make it grow.
     epochs: VecDeque<(Epoch, Version)>,
-    /// The version that was committed last, and what its content is.
+    /// The last committed version and its digest.
     committed: Option<(VersionId, VersionDigest)>,
-    /// The version that the user was done with last, in mode `every`.
+    /// The last acknowledged version, in mode `every`.
     acknowledged: Option<(Epoch, Version)>,
-    /// What was committed and not acknowledged, in mode `every`: the window bounds it.
+    /// Committed but unacknowledged versions, in mode `every`: the window bounds them.
     waiting: VecDeque<(Epoch, Version)>,
-    /// How many of those came over earlier connections. A server that was restarted knows nothing of them.
+    /// How many of those came over earlier connections. A restarted server does not know them.
     carried: usize,
 }
 
 impl History {
-    /// The history of somebody who has nothing yet.
+    /// An empty history.
     pub(super) fn new(request: &Subscribe) -> Self {
         Self {
             mode: request.mode,
@@ -46,13 +47,13 @@ impl History {
         }
     }
 
-    /// The newest version that need not come again, and what its content is.
+    /// The newest version that need not come again, with its digest.
     pub(super) fn have(&self) -> Option<Have> {
         let (id, digest) = self.committed.as_ref()?;
         Some(Have { epoch: id.epoch, version: id.version, digest: *digest })
     }
 
-    /// What the user was done with last: told again on each connection, for it may have been lost with the one before.
+    /// The last acknowledged version: repeated on each connection, for it may have been lost with the last one.
     pub(super) fn acknowledged(&self) -> Option<(Epoch, Version)> {
         self.acknowledged
     }
@@ -62,7 +63,7 @@ impl History {
         self.committed.is_some()
     }
 
-    /// Whether this version, or a later one of its epoch, has ended on this connection.
+    /// Whether this version, or a later one of its epoch, ended on this connection.
     pub(super) fn is_past(&self, (epoch, version): (Epoch, Version)) -> bool {
         let ended = self.last.iter().chain(&self.epochs);
         ended
@@ -70,18 +71,18 @@ impl History {
             .any(|(ended_epoch, last)| *ended_epoch == epoch && version <= *last)
     }
 
-    /// Whether this is the version that ended last on this connection.
+    /// Whether this version was the last to end on this connection.
     pub(super) fn is_last(&self, version: (Epoch, Version)) -> bool {
         self.last == Some(version)
     }
 
-    /// Checks that `id` may be announced now. `part` is the version of which a part came over another connection, and
-    /// `afresh` says that the server has other content than what was named of `id`, in `have` or `partial`.
+    /// Checks that `id` may be announced now. `part` is the version partly received over another connection; `afresh`
+    /// says that the server's content differs from what `have` or `partial` named.
     ///
     /// # Errors
-    /// [`Misbehaved`] when it does not rise, when it was not named and is announced afresh, or when it lies far beyond the
-    /// window. Up to twice the window is let pass, because acknowledgements of a subscription that this one took over from
-    /// may still be heard.
+    /// [`Misbehaved`] when it does not rise, when it was not named and is announced afresh, or when it lies far beyond
+    /// the window. Up to twice the window is let pass, because acknowledgements of a subscription that this one took
+    /// over from may still be heard.
     pub(super) fn check_announced(
         &self,
         id: &VersionId,
@@ -94,7 +95,7 @@ impl History {
             return Err(Misbehaved::NothingAfresh(id.version));
         }
         let rises = |(epoch, last): &(Epoch, Version)| *epoch != id.epoch || *last < id.version;
-        // What a client holds a part of is newer than what it has, though it may be called the same.
+        // A partly received version is newer than `have`, though its number may be the same.
         let have = have.filter(|_| !afresh && !is_part);
         if let Some((_, after)) = self.last.into_iter().chain(have).find(|last| !rises(last)) {
             return Err(Misbehaved::VersionNotRising { found: id.version, after });
@@ -105,7 +106,7 @@ impl History {
         }
     }
 
-    /// Takes the end of a version, however it ended.
+    /// Records the end of a version, in whatever way.
     pub(super) fn handle_ended(&mut self, id: &VersionId) {
         self.epochs.retain(|(epoch, _)| *epoch != id.epoch);
         if let Some(before) = self
@@ -120,7 +121,7 @@ impl History {
         }
     }
 
-    /// Takes the commit of a version with this content.
+    /// Records the commit of a version with this digest.
     pub(super) fn handle_committed(&mut self, id: VersionId, digest: VersionDigest) {
         if self.mode == Mode::Every {
             self.waiting.push_back((id.epoch, id.version));
@@ -128,14 +129,14 @@ impl History {
         self.committed = Some((id, digest));
     }
 
-    /// Whether `id` does not go on from the version that was committed last: it is of another epoch, or has other content
-    /// under the same number.
+    /// Whether `id` does not continue the last committed version: another epoch, or other content under the same
+    /// number.
     pub(super) fn is_new_epoch(&self, id: &VersionId) -> bool {
         let before = self.committed.as_ref();
         before.is_some_and(|(before, _)| before.epoch != id.epoch || before.version == id.version)
     }
 
-    /// Takes the user's word that it is done with a version and all before it.
+    /// Records that the user acknowledged a version and all before it.
     pub(super) fn handle_acknowledged(&mut self, epoch: Epoch, version: Version) {
         self.acknowledged = Some((epoch, version));
         if let Some(at) = self.waiting.iter().position(|of| *of == (epoch, version)) {
@@ -143,16 +144,16 @@ impl History {
         }
     }
 
-    /// The connection is gone. A version that was given up is not held: the next server counts it as skipped, or sends it
-    /// after all. Nor has any version ended on the next one: chunks of the version that was committed last may come before
-    /// the word that it is sent afresh.
+    /// Records the loss of the connection. A version that was given up is not held: the next server counts it as
+    /// skipped, or sends it after all. No version has ended on the next connection yet: chunks of the last committed
+    /// version may precede its `afresh` announcement.
     pub(super) fn handle_detached(&mut self) {
         self.carried = self.waiting.len();
         self.epochs.clear();
         self.last = None;
     }
 
-    /// What is missing right before `id`, in mode `every`.
+    /// The versions missing right before `id`, in mode `every`.
     pub(super) fn gap_before(&self, id: &VersionId) -> Option<Gap> {
         if self.mode != Mode::Every {
             return None;
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!(history.have(), Some(have));
     }
 
-    /// PROTOCOL.md §6.6: only what was named on this connection may be announced again, and only as other content.
+    /// PROTOCOL.md §6.6: only a version named on this connection may be announced again, and only with other content.
     #[test]
     fn what_is_held_comes_again_afresh_alone() {
         let mut history = history(Start::Oldest);

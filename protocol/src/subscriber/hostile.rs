@@ -1,4 +1,4 @@
-//! Servers that break rules, and messages that cross: what a session may not survive, and what it must.
+//! Servers that break rules, which end a session, and messages that cross, which must not.
 
 use super::{
     fixtures::{announce, codecs, digest, header, id, manifest, now, request, topic, verified},
@@ -16,7 +16,7 @@ fn of(version: u64) -> (Epoch, Version) {
     key(&id(version))
 }
 
-/// A subscription that nothing was announced on, in mode `latest`.
+/// A subscription in mode `latest` without an announcement.
 fn idle() -> Subscriber {
     let mut subscriber = Subscriber::new(request(Mode::Latest, CREDIT), codecs(), STALL, now());
     subscriber.subscribe(None);
@@ -24,7 +24,7 @@ fn idle() -> Subscriber {
     subscriber
 }
 
-/// One with version 1 of four chunks under way.
+/// A subscription with version 1 of four chunks running.
 fn running() -> Subscriber {
     let mut subscriber = idle();
     subscriber.handle_announce(announce(1, &manifest(CHUNKS)), now(), 0).unwrap();
@@ -97,7 +97,7 @@ fn manifests_out_of_place() {
     assert!(matches!(subscriber.handle_manifest(other.clone()), Err(Misbehaved::OutOfTurn { .. })));
     assert_eq!(subscriber.handle_manifest(Manifest::clone(&manifest(CHUNKS))), Ok(()), "it is the same");
 
-    // A version was given up, and its manifest was on the way: as often as that can be.
+    // A version is given up while its manifest is on the way: as often as possible.
     let mut subscriber = running();
     subscriber.handle_abort(of(1), AbortReason::Withdrawn).unwrap();
     subscriber.handle_announce(announce(2, &manifest(CHUNKS)), now(), 0).unwrap();
@@ -128,7 +128,7 @@ fn chunks_that_may_not_come() {
     }
     assert_eq!(chunk(&mut subscriber, CREDIT, 9, 0), Err(Misbehaved::OverCredit));
 
-    // The same for chunks that come before their announcement: they cost, and are checked once they can be.
+    // Chunks before their announcement: they cost credit, and are checked later.
     let mut subscriber = idle();
     for number in 0..CREDIT {
         chunk(&mut subscriber, number % 2, number.into(), 0).unwrap();
@@ -147,7 +147,7 @@ fn words_on_versions_that_are_not_under_way() {
     assert!(wrong(running().handle_complete(of(2), digest)));
     assert!(wrong(idle().handle_abort(of(1), AbortReason::Withdrawn)));
     assert!(wrong(running().handle_abort(of(2), AbortReason::Withdrawn)));
-    // What crossed this end's last word is no offence.
+    // Messages that crossed this end's `Abort` are no offence.
     let mut subscriber = running();
     subscriber.give_up(AbortReason::DeviceFailed);
     assert_eq!(subscriber.handle_complete(of(1), digest), Ok(()));
@@ -156,7 +156,7 @@ fn words_on_versions_that_are_not_under_way() {
     assert!(matches!(actions(&mut subscriber).last(), Some(Action::Discard(StreamToken(7)))));
 }
 
-/// The word that a version is complete may overtake its manifest, which travels on a stream of its own.
+/// `Complete` may overtake the manifest, which travels on a stream of its own.
 #[test]
 fn a_version_that_is_complete_before_its_manifest_came() {
     let mut subscriber = idle();
@@ -183,7 +183,7 @@ fn nothing_stalls_where_nothing_is_under_way() {
     }
 }
 
-/// A server is told of a base only where there is one, whatever was committed.
+/// The server is told of a base only where there is one, whatever was committed.
 #[test]
 fn a_base_that_was_lost_is_not_told() {
     for base in [None, Some(of(1))] {
@@ -234,7 +234,7 @@ fn what_was_held_of_another_version_is_released() {
     assert_eq!(*released, id(1));
 }
 
-/// PROTOCOL.md §6.8: nothing is asked for while anything that came over the lane is still being written.
+/// PROTOCOL.md §6.8: no `Fetch` while anything from the lane is still being written.
 #[test]
 fn a_fetch_waits_for_what_is_being_written() {
     let mut subscriber = running();
@@ -253,7 +253,7 @@ fn a_fetch_waits_for_what_is_being_written() {
     assert_eq!(messages(&mut subscriber), [fetch_range(3..4)]);
 }
 
-/// The lane is retired before the manifest is here, with a chunk on it that nobody could place.
+/// The lane is retired before the manifest is here, with an early chunk on it.
 #[test]
 fn a_lane_that_is_retired_before_the_manifest_comes() {
     let mut subscriber = idle();
@@ -360,7 +360,7 @@ fn the_sum_is_said_again_on_each_connection() {
     assert_eq!(commit.announce, again, "what it is committed as was said again, too");
 }
 
-/// A user acknowledges while there is no connection: the next one hears it after the subscription that it is about.
+/// An acknowledgement without a connection is sent on the next one, after its subscription.
 #[test]
 fn nothing_is_said_before_the_subscription() {
     let mut subscriber = Subscriber::new(request(Mode::Every, CREDIT), codecs(), STALL, now());
@@ -431,7 +431,7 @@ fn a_version_with_other_content_comes_afresh() {
     );
 }
 
-/// The same of a part: what is held is thrown away, and the manifest may be another one.
+/// The same for a part: held chunks are discarded, and the manifest may differ.
 #[test]
 fn a_part_of_other_content_is_thrown_away() {
     let mut subscriber = running();
@@ -447,7 +447,7 @@ fn a_part_of_other_content_is_thrown_away() {
     assert_eq!((subscriber.held_bytes(), subscriber.is_receiving()), (0, false), "its manifest is to come");
 }
 
-/// The same while memory is being found, which takes a while in other drivers.
+/// The same while memory is being allocated, which takes a while in other drivers.
 #[test]
 fn a_lane_that_is_retired_while_memory_is_found() {
     let mut subscriber = idle();
@@ -459,7 +459,7 @@ fn a_lane_that_is_retired_while_memory_is_found() {
     assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
 }
 
-/// Lanes are numbered anew in each session: what one of an earlier session left behind holds nothing up.
+/// Lanes are numbered anew in each session: streams of an earlier session hold nothing up.
 #[test]
 fn streams_of_a_lost_connection_are_forgotten() {
     let mut subscriber = running();
@@ -474,7 +474,7 @@ fn streams_of_a_lost_connection_are_forgotten() {
     assert_eq!(messages(&mut subscriber), [fetch_range(0..4)]);
 }
 
-/// What this end gave up on one connection may come again, and be committed, on the next.
+/// A version given up on one connection may be sent and committed on the next.
 #[test]
 fn what_was_given_up_may_come_again() {
     let mut subscriber = running();

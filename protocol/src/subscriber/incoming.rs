@@ -1,29 +1,29 @@
-//! The version that a subscription is about, on its way in.
+//! The incoming version of a subscription.
 
 use super::Assembly;
 use crate::{Announce, Epoch, Version, VersionDigest, VersionId};
 
-/// How far the version is that a subscription is about.
+/// The phase of a subscription's current version.
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// Nothing is announced.
+    /// No version is announced.
     Idle,
     /// A version is announced and its manifest is missing.
     Announced { announce: Announce, complete: Option<VersionDigest> },
-    /// Memory is being found.
+    /// Memory is being allocated.
     Placing(Box<Incoming>),
     /// Chunks are arriving.
     Running(Box<Incoming>),
-    /// The connection is gone; what came of the version waits to be continued.
+    /// The connection is lost; the received part waits to be continued.
     Detached(Box<Incoming>),
 }
 
-/// A version on its way in.
+/// A version being received.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) announce: Announce,
     pub(super) assembly: Assembly,
-    /// Over how many more connections it came than one.
+    /// The number of reconnections during its transfer.
     pub(super) resumed: u32,
 }
 
@@ -37,7 +37,7 @@ impl Incoming {
     }
 }
 
-/// The version without its topic, which a subscription has one of.
+/// Epoch and version, without the topic, of which a subscription has one.
 pub(super) fn key(id: &VersionId) -> (Epoch, Version) {
     (id.epoch, id.version)
 }

@@ -1,4 +1,4 @@
-//! A subscription under any list of operations, beside an obvious model of the server and of memory.
+//! A property test of the subscriber: any list of operations against a model of the server and of memory.
 
 use super::{
     fixtures::{announce, codecs, digest, globs, header, id, manifest, now, request, select, verified},
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 7;
 const CREDIT: u32 = 3;
 
-/// One thing that happens. Numbers choose among what there is, modulo how much that is.
+/// One event. Numbers choose among what exists, modulo how much that is.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Announce,
@@ -50,7 +50,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A chunk's stream, as the network has it.
+/// A chunk's stream in the network.
 #[derive(Debug, Clone, Copy)]
 struct Stream {
     token: StreamToken,
@@ -72,7 +72,7 @@ struct Sending {
     is_complete: bool,
 }
 
-/// The subscriber, and what it must agree with.
+/// The subscriber, and the model that it must agree with.
 struct World {
     subscriber: Subscriber,
     selection: Arc<Selection>,
@@ -92,7 +92,7 @@ struct World {
     /// The chunks that are being written, by the stream that does.
     writing: BTreeMap<StreamToken, u32>,
     held: BTreeSet<u32>,
-    // What was seen.
+    // The observations.
     committed: Option<u64>,
     client_has_manifest: bool,
     fetches: usize,
@@ -127,7 +127,7 @@ impl World {
         world
     }
 
-    /// Does everything that the subscriber wants done, and checks each.
+    /// Executes and checks all actions of the subscriber.
     fn obey(&mut self) {
         while let Some(action) = self.subscriber.poll() {
             match action {
@@ -180,7 +180,7 @@ impl World {
         self.streams.retain(|stream| !stream.seen);
     }
 
-    /// The server hears its client.
+    /// The server handles a client's message.
     fn hear(&mut self, message: ClientMessage) {
         match message {
             ClientMessage::Subscribe(subscribe) => {
@@ -272,7 +272,7 @@ impl World {
     }
 
     fn announce(&mut self) {
-        // What a client holds a part of goes on.
+        // A partly received version continues.
         let version = self.placed.unwrap_or(self.next_version);
         self.next_version = self.next_version.max(version + 1);
         let waiting = self
@@ -366,7 +366,7 @@ impl World {
         self.subscriber.subscribe(None);
     }
 
-    /// Lets everything come that is to come, until the version under way is committed.
+    /// Delivers everything until the current version is committed.
     fn drain(&mut self) {
         if self.sending.is_none() {
             self.step(Step::Announce);

@@ -1,8 +1,8 @@
-//! The deadline of a version that does not move.
+//! The stall deadline of a version.
 
 use std::time::{Duration, Instant};
 
-/// Notices when nothing moved from one look to the next.
+/// Detects that nothing moved between two checks.
 #[derive(Debug)]
 pub(super) struct Stall {
     timeout: Duration,
@@ -15,7 +15,7 @@ impl Stall {
         Self { timeout, look_at: now + timeout, seen: 0 }
     }
 
-    /// Begins anew, with `moved` bytes so far.
+    /// Starts anew, with `moved` bytes so far.
     pub(super) fn begin(&mut self, now: Instant, moved: u64) {
         (self.look_at, self.seen) = (now + self.timeout, moved);
     }
@@ -24,7 +24,7 @@ impl Stall {
         self.look_at
     }
 
-    /// Looks, if it is time; returns whether nothing moved since the last look.
+    /// Checks, if it is time; returns whether nothing moved since the last check.
     pub(super) fn handle_look(&mut self, now: Instant, moved: u64) -> bool {
         if now < self.look_at {
             return false;

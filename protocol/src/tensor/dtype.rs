@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Defines every dtype once: wire code, bits per element, name. Codes are never reused (PROTOCOL.md §4.2).
+/// Defines the enum of dtypes: wire code, bits per element, name. Codes are never reused (PROTOCOL.md §4.2).
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $bits:literal, $name:literal;)*) => {
         /// The type of a tensor's elements: all that safetensors and DLPack can name, sub-byte types included.
@@ -16,12 +16,12 @@ macro_rules! dtypes {
             /// Every dtype, in the order of their wire codes.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The number that stands for this dtype on the wire.
+            /// The wire code.
             pub fn code(self) -> u32 {
                 match self { $(Self::$variant => $code,)* }
             }
 
-            /// The dtype that `code` stands for, if this build knows it.
+            /// The dtype with this wire code, if this build knows it.
             pub fn from_code(code: u32) -> Option<Self> {
                 match code { $($code => Some(Self::$variant),)* _ => None }
             }

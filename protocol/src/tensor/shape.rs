@@ -56,7 +56,7 @@ impl Shape {
     }
 }
 
-/// Where a tensor lies in a larger one that several ranks hold together.
+/// The place of a shard in a larger tensor that several ranks hold together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shard {
     /// The shape of the whole.
@@ -88,7 +88,7 @@ impl Shard {
     }
 }
 
-/// Why dimensions are no shape.
+/// Why dimensions are not a valid shape.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {

@@ -1,17 +1,17 @@
-//! What both directions know of a block.
+//! The block format that encoder and decoder share.
 
 use super::table::LEVELS_MAX;
 
-/// How many words a block has; the last one of a chunk may have fewer. Small enough that a block's bytes stay in the
+/// The words per block; the last block of a chunk may have fewer. Small enough that a block's bytes stay in the
 /// processor's first caches while they are worked on, and that its counts fit two bytes.
 pub(super) const BLOCK_WORDS: usize = 16 << 10;
 
-/// What a block's first byte says.
+/// The form of a block, in its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// The words as they are.
     Raw,
-    /// So many levels; whether the table is that of the last block which brought one.
+    /// Coded in so many levels; `known` if it reuses the last transmitted table.
     Levels { levels: usize, known: bool },
     /// All words have the same symbol.
     Constant,
@@ -21,7 +21,7 @@ const CONSTANT: u8 = 5;
 const KNOWN: u8 = 0x80;
 
 impl Form {
-    /// The byte that stands for it.
+    /// The byte of this form.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Raw => 0,
@@ -30,7 +30,7 @@ impl Form {
         }
     }
 
-    /// What `code` stands for, if anything.
+    /// The form with this byte, if any.
     pub(super) fn from_code(code: u8) -> Option<Self> {
         match (code & KNOWN != 0, code & !KNOWN) {
             (false, 0) => Some(Self::Raw),
@@ -43,7 +43,7 @@ impl Form {
     }
 }
 
-/// How many groups of 64 it takes to hold `symbols`.
+/// The groups of 64 needed for `symbols`.
 pub(super) fn groups(symbols: usize) -> usize {
     symbols.div_ceil(64)
 }
@@ -52,16 +52,16 @@ pub(super) fn groups(symbols: usize) -> usize {
 /// written whole, wherever they begin.
 pub(super) type Symbols = [u8; BLOCK_WORDS + 128];
 
-/// Memory of one thread, kept from block to block and from chunk to chunk.
+/// Scratch memory of one thread, reused from block to block and from chunk to chunk.
 pub(super) struct Scratch {
     /// The symbols of the block.
     pub(super) upper: Symbols,
-    /// The escapes of the levels, turn and turn about.
+    /// The escapes of the levels, used alternately.
     pub(super) escapes: [Symbols; 2],
 }
 
 impl Scratch {
-    /// New memory, of 50 KiB.
+    /// Allocates 50 KiB.
     pub(super) fn new() -> Box<Self> {
         let empty = [0; BLOCK_WORDS + 128];
         Box::new(Self { upper: empty, escapes: [empty; 2] })

@@ -1,4 +1,4 @@
-//! Blocks to words.
+//! The decoder: blocks to words.
 
 use super::{
     super::simd::Path,
@@ -12,7 +12,7 @@ pub(super) struct Decoder<'a> {
     layout: Layout,
     path: Path,
     scratch: &'a mut Scratch,
-    /// The last table that came.
+    /// The last table received.
     known: Option<Table>,
 }
 
@@ -24,7 +24,7 @@ struct Level<'a> {
     escapes: usize,
 }
 
-/// What was found where something else was expected.
+/// What is wrong with an encoding.
 pub(super) type DecodeFault = &'static str;
 
 impl<'a> Decoder<'a> {
@@ -55,7 +55,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// Takes rest and low bits, has `symbols` put the symbols into the scratch, and merges the three.
+    /// Reads the rest and the low bits, decodes the symbols into the scratch with `symbols`, and merges the three.
     fn coded_block(
         &mut self,
         block: &mut [u8],
@@ -73,7 +73,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// The table of a block: the one that it brings, or the one that came before.
+    /// The table of a block: its own, or the last received one.
     fn table(&mut self, levels: usize, known: bool, encoded: &mut &[u8]) -> Result<Table, DecodeFault> {
         if !known {
             self.known = Table::from_bytes(take(encoded, LEVEL_SYMBOLS * levels)?);
@@ -104,7 +104,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Finds the masks of each level, and the symbols that no level named.
+/// Reads the masks of each level, and the symbols that no level names.
 fn read_levels<'a>(
     table: &Table,
     words: usize,
@@ -125,10 +125,10 @@ fn read_levels<'a>(
     take(encoded, left)
 }
 
-/// The next bytes.
+/// Takes `bytes` off the front of `encoded`.
 fn take<'a>(encoded: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], DecodeFault> {
     encoded.split_off(..bytes).ok_or(SHORT)
 }
 
-/// Said where bytes are missing.
+/// The fault where bytes are missing.
 pub(super) const SHORT: DecodeFault = "it ends too early";

@@ -1,4 +1,4 @@
-//! Words to blocks.
+//! The encoder: words to blocks.
 
 use super::{
     super::simd::Path,
@@ -7,8 +7,8 @@ use super::{
     table::{Advice, LEVEL_SYMBOLS, Table, advise},
 };
 
-/// How many blocks share what one look decided. A look costs two microseconds, these blocks a dozen; a look at each would
-/// gain 0.1 % on weights.
+/// The blocks that share one sample's decision. A sample costs two microseconds, these blocks a dozen; one per block
+/// would gain 0.1 % on weights.
 const BLOCKS_PER_LOOK: usize = 8;
 
 /// Encodes the words of one chunk.
@@ -16,7 +16,7 @@ pub(super) struct Encoder<'a> {
     layout: Layout,
     path: Path,
     scratch: &'a mut Scratch,
-    /// The table that the decoder has by now.
+    /// The last table sent.
     known: Option<Table>,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Form, rest, low bits, and the code of the symbols.
+    /// Writes the form, the rest, the low bits, and the symbols with `code`.
     fn coded_block(
         &mut self,
         table: Table,
@@ -97,7 +97,7 @@ impl<'a> Encoder<'a> {
         self.code_symbols(table, words, room)
     }
 
-    /// The number of escapes of each level, the masks of each level, and the symbols that no level named.
+    /// Writes the escape count of each level, the masks of each level, and the symbols that no level names.
     fn code_symbols(&mut self, table: Table, words: usize, room: &mut &mut [u8]) -> Option<()> {
         let levels = table.levels();
         let counts = room.split_off_mut(..2 * levels.len())?;

@@ -1,20 +1,20 @@
-//! Which bits of an element are its symbol, and where the others go.
+//! The word layout: which bits of an element are its symbol, and where the others go.
 
 use crate::Dtype;
 
-/// How the elements of a dtype are taken apart (PROTOCOL.md §8.4, table).
+/// How the elements of a dtype are split into symbol, low bits and rest (PROTOCOL.md §8.4, table).
 ///
 /// Each element, rotated left by one bit so that the sign is at the bottom, is its *symbol*, the topmost bits, which
 /// hold the exponent; below it up to four *low bits* in the same byte; and the bytes below that, the *rest*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) struct Layout {
-    /// What an element is, as far as taking it apart goes.
+    /// The size and signedness of a word.
     pub(in crate::codec) words: Words,
-    /// The bits of the upper byte that are no symbol: 0, 3 or 4.
+    /// The bits of the upper byte that do not belong to the symbol: 0, 3 or 4.
     pub(in crate::codec) low_bits: LowBits,
 }
 
-/// The elements as words. A complex number is two of them.
+/// The words of a dtype. A complex number is two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) enum Words {
     /// Bytes without a sign: the exponent alone.
@@ -29,7 +29,7 @@ pub(in crate::codec) enum Words {
     Signed64,
 }
 
-/// How many bits of the upper byte travel as they are.
+/// The number of bits of the upper byte that are stored uncoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::codec) enum LowBits {
     /// None: the byte is the symbol.
@@ -68,7 +68,7 @@ impl Layout {
         }
     }
 
-    /// What of each word is neither symbol nor low bits.
+    /// The bytes of each word that hold neither symbol nor low bits.
     pub(in crate::codec) fn rest_bytes(self) -> usize {
         self.word_bytes() - 1
     }
@@ -90,7 +90,7 @@ impl Layout {
 }
 
 impl LowBits {
-    /// How many.
+    /// The number of bits.
     pub(in crate::codec) fn count(self) -> u32 {
         match self {
             Self::None => 0,
@@ -99,7 +99,7 @@ impl LowBits {
         }
     }
 
-    /// What they take for 64 words.
+    /// The bytes that they take for 64 words.
     pub(in crate::codec) fn group_bytes(self) -> usize {
         8 * self.count() as usize
     }

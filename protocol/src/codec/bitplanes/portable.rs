@@ -2,8 +2,8 @@
 
 use super::layout::{LowBits, Words};
 
-/// Codes one level: for each group of 64 symbols two masks, and the symbols that this level cannot name, one behind the
-/// other. Returns how many those are.
+/// Encodes one level: two masks for each group of 64 symbols, and the escapes, the symbols that this level cannot name,
+/// end to end. Returns the number of escapes.
 ///
 /// `escapes` has room for 128 more than there are symbols.
 pub(in crate::codec) fn encode_level(
@@ -37,8 +37,8 @@ pub(in crate::codec) fn encode_level(
     count
 }
 
-/// The inverse of [`encode_level`]. Returns how many escapes the masks ask for; whether that many are there is the
-/// caller's to check. `escapes` is at least 128 longer than `plain`.
+/// The inverse of [`encode_level`]. Returns how many escapes the masks ask for; the caller checks that so many exist.
+/// `escapes` is at least 128 longer than `plain`.
 pub(in crate::codec) fn decode_level(
     symbols: [u8; 3],
     masks: &[[u8; 16]],
@@ -67,7 +67,7 @@ pub(in crate::codec) fn decode_level(
     count
 }
 
-/// Takes the low bits out of upper bytes, and leaves the symbols.
+/// Extracts the low bits from upper bytes, and leaves the symbols.
 pub(in crate::codec) fn split_low_bits(bits: LowBits, upper: &mut [[u8; 64]], low: &mut [u8]) {
     match bits {
         LowBits::None => {}
@@ -131,7 +131,7 @@ pub(in crate::codec) fn merge_nibbles(low: &[u8], upper: &mut [[u8; 64]]) {
     }
 }
 
-/// Takes words apart: upper bytes to `upper`, the others to `rest`, the more significant ones first: a plane of bytes, then
+/// Splits words: upper bytes to `upper`, the others to `rest`, the more significant ones first: a plane of bytes, then
 /// one of pairs, then one of fours. The vector paths compile this again, with their own instructions.
 #[inline(always)]
 pub(in crate::codec) fn split_words(words: Words, raw: &[u8], upper: &mut [u8], rest: &mut [u8]) {
@@ -230,7 +230,7 @@ pub(in crate::codec) fn merge_words(words: Words, upper: &[u8], rest: &[u8], raw
     }
 }
 
-/// The two masks of a group as they travel.
+/// The two masks of a group in wire format.
 pub(in crate::codec) fn join_masks(bit0: u64, bit1: u64) -> [u8; 16] {
     (u128::from(bit1) << 64 | u128::from(bit0)).to_le_bytes()
 }

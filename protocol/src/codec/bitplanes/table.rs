@@ -1,4 +1,4 @@
-//! Which symbols get the short codes.
+//! The code table: which symbols get the short codes.
 
 use super::layout::Layout;
 
@@ -8,31 +8,31 @@ pub(super) const LEVELS_MAX: usize = 4;
 /// The symbols that one level can name in two bits; the fourth code is the escape.
 pub(super) const LEVEL_SYMBOLS: usize = 3;
 
-/// The short codes of a block: for each level three symbols, the most frequent first.
+/// The code table of a block: three symbols per level, the most frequent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Table {
     levels: usize,
     symbols: [[u8; LEVEL_SYMBOLS]; LEVELS_MAX],
 }
 
-/// What a sample says is best for a block.
+/// The best form for a block, judged by a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Advice {
-    /// Coding gains nothing worth having.
+    /// Raw: coding gains too little.
     Raw,
-    /// Only this symbol was seen: perhaps there is no other.
+    /// Constant: only this symbol was sampled, perhaps there is no other.
     Constant(Table),
-    /// Code with this table.
+    /// Coded with this table.
     Levels(Table),
 }
 
-/// How many places of a span are sampled, and how many words in a row at each: neighbours share cache lines. 1,024 words
-/// predict the size to 0.5 % on weights.
+/// The sampled places of a span, and the words in a row at each: neighbours share cache lines. 1,024 words predict the
+/// size to 0.5 % on weights.
 const PLACES: usize = 16;
 const IN_A_ROW: usize = 64;
 
 impl Table {
-    /// A table of as many levels as there are symbols for, as a decoder reads it. `None` if there are none or too many.
+    /// Reads a table, as many levels as there are symbols for. `None` if there are none or too many.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (given, odd) = bytes.as_chunks::<LEVEL_SYMBOLS>();
         let mut symbols = [[0; LEVEL_SYMBOLS]; LEVELS_MAX];
@@ -45,27 +45,27 @@ impl Table {
         &self.symbols[..self.levels]
     }
 
-    /// The symbol that is thought the most frequent.
+    /// The presumably most frequent symbol.
     pub(super) fn first(&self) -> u8 {
         self.symbols[0][0]
     }
 }
 
-/// What a level costs a block beyond two bits for each symbol that reaches it: its symbols, its count, and on average
-/// half a group of masks for the last symbols.
+/// The cost of a level beyond two bits for each symbol that reaches it: its symbols, its count, and on average half a
+/// group of masks for the last symbols.
 const LEVEL_BITS: usize = 24 + 16 + 64;
 
-/// Looks at a few places of `raw`, which is cut into blocks of `block_words`, and says how to code it. Costs about two
-/// microseconds, whatever the length.
+/// Samples a few places of `raw`, which is cut into blocks of `block_words`, and chooses how to code them. Costs about
+/// two microseconds, whatever the length.
 pub(super) fn advise(layout: Layout, raw: &[u8], block_words: usize) -> Advice {
     let counts = sample(layout, raw);
     let ranked = rank(&counts);
     let seen: u32 = counts.iter().map(|count| u32::from(*count)).sum();
-    // All is counted in bits for what was seen, so what a level costs a block is scaled down.
+    // Costs are in bits of the sample, so a level's cost per block is scaled down.
     let block_words = block_words.min(raw.len() / layout.word_bytes()).max(1);
     let level_bits = (LEVEL_BITS * seen as usize).div_ceil(block_words) as u32;
     let (levels, bits) = cheapest(&counts, &ranked, seen, level_bits);
-    // Below 1 % of the raw bits, the time is worth more.
+    // A gain below 1 % of the raw bits is not worth the time.
     let worth = seen * layout.word_bytes() as u32 * 8 / 100;
     let table = Table { levels, symbols: ranked };
     if seen > 0 && u32::from(counts[usize::from(table.first())]) == seen {
@@ -95,8 +95,7 @@ fn sample(layout: Layout, raw: &[u8]) -> [u16; 256] {
     counts
 }
 
-/// The symbols by falling count; those never seen, which keep the places behind them, by rising value. All differ, so
-/// that no symbol has two codes.
+/// The symbols by falling count; unseen ones follow by rising value. All differ, so that no symbol has two codes.
 fn rank(counts: &[u16; 256]) -> [[u8; LEVEL_SYMBOLS]; LEVELS_MAX] {
     // Count above, complement of the symbol below: one comparison sorts by both.
     let mut keys = [0u32; 256];
@@ -115,8 +114,8 @@ fn rank(counts: &[u16; 256]) -> [[u8; LEVEL_SYMBOLS]; LEVELS_MAX] {
     symbols
 }
 
-/// How many levels cost the fewest bits, and how many bits that is: two for each symbol that reaches a level, and eight
-/// for each that is left.
+/// The number of levels that costs the fewest bits, and that cost: two bits for each symbol that reaches a level, and
+/// eight for each remaining one.
 fn cheapest(
     counts: &[u16; 256],
     ranked: &[[u8; LEVEL_SYMBOLS]; LEVELS_MAX],

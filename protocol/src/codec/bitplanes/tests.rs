@@ -20,7 +20,7 @@ fn floats() -> Vec<Dtype> {
         .collect()
 }
 
-/// The encoding of `raw`, which all paths agree on, and which none writes beyond. `None` if it does not fit.
+/// The encoding of `raw`, on which all paths must agree and beyond which none writes. `None` if it does not fit.
 fn encode(dtype: Dtype, raw: &[u8], room: usize) -> Option<Vec<u8>> {
     let of_path = |path| {
         let mut out = vec![0xaa; room + 100];
@@ -36,7 +36,7 @@ fn encode(dtype: Dtype, raw: &[u8], room: usize) -> Option<Vec<u8>> {
     portable
 }
 
-/// What `encoded` decodes to, which all paths agree on. `None` for an error.
+/// What `encoded` decodes to, on which all paths must agree. `None` for an error.
 fn decode(dtype: Dtype, encoded: &[u8], bytes: usize) -> Option<Vec<u8>> {
     let of_path = |path| {
         let mut raw = vec![0x55; bytes];
@@ -50,7 +50,7 @@ fn decode(dtype: Dtype, encoded: &[u8], bytes: usize) -> Option<Vec<u8>> {
     portable
 }
 
-/// Numbers that follow each other like dice: xorshift64.
+/// Pseudo-random numbers: xorshift64.
 struct Dice(u64);
 
 impl Dice {
@@ -119,7 +119,7 @@ fn golden_vectors() {
     }
 }
 
-/// Chunks of many blocks: more words than one look covers, then noise, then one exponent, then a part of a group.
+/// Chunks of many blocks: more words than one sample covers, then noise, then one exponent, then a part of a group.
 #[test]
 fn long_chunks_use_every_form() {
     for dtype in floats() {
@@ -138,7 +138,7 @@ fn long_chunks_use_every_form() {
     }
 }
 
-/// Blocks that one look covers have one table, which travels once; none may refer to a table that did not come.
+/// Blocks of one sample share one table, sent once; none may refer to a table that was not sent.
 #[test]
 fn tables_travel_once() {
     let block = weights(Dtype::Bf16, BLOCK_WORDS, 8, 6);
@@ -186,7 +186,7 @@ proptest! {
         prop_assert_eq!(encode(dtype, &raw, encoded.len() - 1), None);
     }
 
-    /// Bytes behind a true length: nothing breaks, and all paths say the same.
+    /// Any bytes behind a valid length: no panic, and all paths agree.
     #[test]
     fn any_bytes_are_survived(
         dtype in 0..floats().len(), form in 0u8..6, bytes in prop::collection::vec(any::<u8>(), 0..600), len in 0usize..400,

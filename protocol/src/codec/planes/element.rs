@@ -1,22 +1,22 @@
-//! Elements cut into their bytes, all first bytes together, all second ones together, and so on.
+//! Elements split into planes: all first bytes together, all second ones together, and so on.
 
 use std::array;
 
 /// An element as an unsigned number of its size.
 pub(super) trait Element {
-    /// The bytes of one, as many as there are planes.
+    /// The size of one element in bytes, which is the number of planes.
     const BYTES: usize;
 
-    /// Cuts whole elements into planes, the lowest byte first, each rotated by `ROTATION` bits to the left before.
+    /// Splits whole elements into planes, the lowest byte first, after rotating each by `ROTATION` bits to the left.
     /// `planes` is as long as `raw`.
     fn split<const ROTATION: u32>(raw: &[u8], planes: &mut [u8]);
 
-    /// The opposite: `planes` are [`BYTES`](Self::BYTES) strings of a byte for each element of `raw`.
+    /// The inverse: `planes` are [`BYTES`](Self::BYTES) strings with one byte per element of `raw`.
     fn merge<const ROTATION: u32>(planes: &[&[u8]], raw: &mut [u8]);
 }
 
-/// The same for every width. All planes are as long as there are elements and so known to be when a loop begins: then
-/// compilers drop the checks of bounds and make vector instructions of it.
+/// One implementation for every width. The lengths of all planes are known before a loop begins, so that compilers drop
+/// bounds checks and vectorise.
 macro_rules! element {
     ($number:ty, $bytes:literal) => {
         impl Element for $number {

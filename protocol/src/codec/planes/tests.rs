@@ -32,7 +32,7 @@ fn the_example_of_the_page() {
     assert_eq!(encoded(Dtype::I16, &raw), integers.concat(), "only floats are rotated");
 }
 
-/// Signs cost the byte of the exponent nothing: of every dtype that has both, and of no other.
+/// Rotation separates sign and exponent: for every dtype that has both, and for no other.
 #[test]
 fn every_float_is_rotated() {
     use Dtype::{Bf16, C32, C64, C128, F16, F32, F64, I16, I32, I64, U16, U32, U64};
@@ -48,7 +48,7 @@ fn every_float_is_rotated() {
     }
 }
 
-/// A byte of little variety costs what its entropy says, whatever lies beside it: here 2 bits of 16, and 8 random ones.
+/// A plane's size depends on its own entropy alone: here 2 bits of 16, and 8 random ones.
 #[test]
 fn each_plane_has_its_own_form() {
     let mut state = 1u32;
@@ -73,7 +73,7 @@ fn what_does_not_become_smaller_is_not_encoded() {
     }
 }
 
-/// Claims of gigabytes, in the heads of segments of a few bytes, are refused before memory is taken.
+/// Forged sizes of gigabytes in short segments are refused before memory is allocated.
 #[test]
 fn a_forged_size_is_refused() {
     let huge = u32::MAX.to_le_bytes();

@@ -1,6 +1,6 @@
-//! 32 symbols at a time; escapes by eights, moved by a shuffle that a table gives for each mask of eight.
+//! The AVX2 path: 32 symbols at a time; escapes by eights, moved by a shuffle from a table.
 //!
-//! The functions do what those in plain Rust say: of [`portable`], and of `sparse/differing.rs`.
+//! Each function does what its namesake does in [`portable`] or `sparse/differing.rs`.
 
 use super::{
     super::{
@@ -72,10 +72,10 @@ pub(super) fn decode_level(
     count
 }
 
-/// Why there always is room for a group, and for the seven more that its last escape may be the first of.
+/// Why there is room for a group and the seven bytes behind its last escape.
 const ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
-/// For each eight of a group, how many escapes come before it. Found for all at once, so that no eight waits for the one
+/// For each eight of a group, the number of escapes before it. Computed at once, so that no eight depends on the one
 /// before.
 fn places(escaped: u64) -> [u8; 8] {
     let twos = escaped - ((escaped >> 1) & 0x5555_5555_5555_5555);
@@ -184,7 +184,7 @@ fn join(lower: __m256i, upper: __m256i) -> u64 {
     half(lower) | half(upper) << 32
 }
 
-/// The uppermost bits of 64 bytes after something was done to them.
+/// The uppermost bits of 64 bytes after `change`.
 #[target_feature(enable = "avx2")]
 fn join_of(halves: [__m256i; 2], change: impl Fn(__m256i) -> __m256i) -> [u8; 8] {
     let [lower, upper] = halves.map(change);
@@ -224,13 +224,13 @@ fn store8(bytes: &mut [u8; 8], vector: __m128i) {
     unsafe { _mm_storel_epi64(bytes.as_mut_ptr().cast(), vector) }
 }
 
-/// A place that a shuffle fills with 0.
+/// The shuffle index that yields 0.
 const NOTHING: u8 = 0x80;
 
-/// For each mask of eight: the shuffle that moves what the mask names together, to the front.
+/// For each mask of eight: the shuffle that gathers the masked bytes at the front.
 static TOGETHER: [[u8; 8]; 256] = shuffles(true);
 
-/// For each mask of eight: the shuffle that moves what is together, at the front, to where the mask says.
+/// For each mask of eight: the shuffle that scatters bytes from the front to the masked places.
 static APART: [[u8; 8]; 256] = shuffles(false);
 
 const fn shuffles(together: bool) -> [[u8; 8]; 256] {

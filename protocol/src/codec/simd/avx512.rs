@@ -1,6 +1,6 @@
-//! 64 symbols at a time: comparisons give masks, and masks compress and expand bytes (VBMI2).
+//! The AVX-512 path: 64 symbols at a time; comparisons give masks, and masks compress and expand bytes (VBMI2).
 //!
-//! The functions do what those in plain Rust say: of [`portable`], and of `sparse/differing.rs`.
+//! Each function does what its namesake does in [`portable`] or `sparse/differing.rs`.
 
 use super::{
     super::{
@@ -57,7 +57,7 @@ pub(super) fn decode_level(
     count
 }
 
-/// Why there always is room for a group.
+/// Why there is room for a group.
 const ROOM: &str = "no more escapes than symbols, and room for 128 more";
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]

@@ -1,4 +1,4 @@
-//! What changed between two strings of elements: where, and by how much.
+//! Changes between two strings of elements: where, and by how much.
 
 use super::{
     super::simd::Path,
@@ -9,7 +9,7 @@ use std::slice;
 /// The changed elements of a string against its base, as the three strings that travel (PROTOCOL.md §8.7).
 #[derive(Default)]
 pub(super) struct Changes {
-    /// For each change the unchanged elements in front of it. 255 is "255, and more follow".
+    /// For each change, the unchanged elements before it. 255 means "255, and more follow".
     pub(super) gaps: Vec<u8>,
     /// For each change its zigzag difference, 1 to 255, or [`REPLACED`].
     pub(super) differences: Vec<u8>,
@@ -19,14 +19,14 @@ pub(super) struct Changes {
     next: usize,
 }
 
-/// The largest gap that fits one byte, and one more.
+/// The first gap that does not fit one byte.
 const GAP_MAX: usize = 255;
 
 /// Stands for a difference that does not fit a byte. No change has a difference of 0.
 const REPLACED: u8 = 0;
 
 impl Changes {
-    /// Forgets all changes, and keeps the memory.
+    /// Removes all changes, and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.gaps.clear();
         self.differences.clear();
@@ -34,13 +34,13 @@ impl Changes {
         self.next = 0;
     }
 
-    /// The bytes of all three strings.
+    /// The total length of the three strings.
     pub(super) fn len(&self) -> usize {
         self.gaps.len() + self.differences.len() + self.values.len()
     }
 
     /// Appends the changes from `base` to `raw`, two strings of whole elements of `W` bytes and of equal length. `None`
-    /// once there are more than `room` bytes of them; then what is noted is of no use.
+    /// once there are more than `room` bytes of them; the result is then incomplete.
     pub(super) fn find<const W: usize>(
         &mut self,
         differing: &mut Differing,
@@ -60,7 +60,7 @@ impl Changes {
         (self.len() <= room).then_some(())
     }
 
-    /// Appends the changes of at most a tile, of whole groups, that begins with the element `first`.
+    /// Appends the changes of one tile of whole groups that begins with the element `first`.
     fn find_in_tile<const W: usize>(
         &mut self,
         first: usize,
@@ -75,7 +75,7 @@ impl Changes {
         }
     }
 
-    /// Notes that `element` changed.
+    /// Appends the change of `element`.
     fn note<const W: usize>(&mut self, element: usize, base: &[u8; W], raw: &[u8; W]) {
         let mut gap = element - self.next;
         self.next = element + 1;
@@ -94,7 +94,7 @@ impl Changes {
     }
 }
 
-/// The end of a string, as a group of any width whose rest does not differ.
+/// The end of a string, padded with zeros to a group.
 fn padded(rest: &[u8]) -> [u8; 8 * GROUP] {
     let mut group = [0; 8 * GROUP];
     group[..rest.len()].copy_from_slice(rest);
@@ -121,10 +121,9 @@ fn unzigzag(zigzag: u8) -> u64 {
     (zigzag >> 1) ^ (zigzag & 1).wrapping_neg()
 }
 
-/// Changes on their way to the elements that they are of, from the first to the last.
+/// A decoder of changes, which are applied to the elements in order.
 ///
-/// They are applied to one tile after the other, so that the caller can do with each what it wants before and after, while
-/// its bytes are in the first cache.
+/// They are applied tile by tile, so that the caller can process each tile while it is in the first-level cache.
 pub(super) struct Pending<'a, const W: usize> {
     gaps: slice::Iter<'a, u8>,
     differences: slice::Iter<'a, u8>,
@@ -134,7 +133,7 @@ pub(super) struct Pending<'a, const W: usize> {
 }
 
 impl<'a, const W: usize> Pending<'a, W> {
-    /// The changes that these three strings say. `None` when they do not fit each other, as far as that is known yet.
+    /// Reads the changes in these three strings. `None` when they contradict each other, as far as that is known yet.
     pub(super) fn new(gaps: &'a [u8], differences: &'a [u8], values: &'a [u8]) -> Option<Self> {
         let (values, cut) = values.as_chunks();
         let (gaps, differences) = (gaps.iter(), differences.iter());
@@ -143,8 +142,8 @@ impl<'a, const W: usize> Pending<'a, W> {
         cut.is_empty().then_some(pending)
     }
 
-    /// Applies to `tile`, whose first element is number `first`, what changes there. Tiles come in order and leave nothing
-    /// out. `None`, with the tile half done, when the strings do not fit each other.
+    /// Applies the changes within `tile`, whose first element is number `first`. Tiles come in order and without gaps.
+    /// `None`, with the tile partly changed, when the strings contradict each other.
     pub(super) fn apply_to(&mut self, first: usize, tile: &mut [[u8; W]]) -> Option<()> {
         while let Some((at, difference)) = self.next
             && let Some(element) = tile.get_mut(at - first)
@@ -158,12 +157,12 @@ impl<'a, const W: usize> Pending<'a, W> {
         Some(())
     }
 
-    /// Whether nothing is left: no change behind the last tile, and no byte that no change took.
+    /// Whether everything was applied: no change behind the last tile, and no byte left over.
     pub(super) fn is_empty(&self) -> bool {
         self.next.is_none() && self.gaps.len() == 0 && self.values.len() == 0
     }
 
-    /// Finds the next change, `from` being the element behind the one before.
+    /// Reads the next change; `from` is the element behind the previous one.
     fn advance(&mut self, from: usize) -> Option<()> {
         self.next = match self.differences.next() {
             Some(difference) => Some((from + take_gap(&mut self.gaps)?, *difference)),

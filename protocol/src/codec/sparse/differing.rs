@@ -1,20 +1,20 @@
-//! Which elements of two strings differ.
+//! Comparison of two strings of elements.
 
 use super::super::simd::Path;
 
-/// What is compared at once: elements, of which each has a bit in a mask.
+/// The elements that are compared at once; each has a bit in a mask.
 pub(in crate::codec) const GROUP: usize = 32;
 
-/// What is compared before what differs is looked at: short enough that both strings are in the nearest caches still.
+/// The bytes that are compared before the differing elements are collected: both strings fit the first-level cache.
 pub(super) const TILE_BYTES: usize = 16 << 10;
 
-/// How many elements of a group are written down without asking whether there are so many.
+/// The elements of a group that are written without a branch.
 const AT_ONCE: usize = 4;
 
-/// Finds the elements of a tile that differ: the groups in which any does, then the elements of those.
+/// Finds the differing elements of a tile: first the groups that have any, then their elements.
 ///
-/// All are written down whether they count or not, since a branch that cannot be foretold costs more than all the rest. It
-/// is 35 KiB, to be kept by the thread that uses it.
+/// Candidates are written unconditionally, since a mispredicted branch costs more than all the rest. Takes 35 KiB; keep
+/// one per thread.
 pub(super) struct Differing {
     masks: [u32; TILE_BYTES / GROUP],
     groups: [u16; TILE_BYTES / GROUP],
@@ -28,8 +28,8 @@ impl Default for Differing {
 }
 
 impl Differing {
-    /// The numbers of the elements of `W` bytes that differ, in order. Both strings are equally long: whole groups, and
-    /// a tile at most.
+    /// The indexes of the differing elements of `W` bytes, in order. Both strings are equally long: whole groups, and a
+    /// tile at most.
     pub(super) fn elements<const W: usize>(&mut self, path: Path, base: &[u8], raw: &[u8]) -> &[u16] {
         debug_assert_eq!(base.len(), raw.len());
         let Self { masks, groups, elements } = self;
@@ -44,7 +44,7 @@ impl Differing {
     }
 }
 
-/// The numbers of the masks that are not empty.
+/// The indexes of the non-empty masks.
 fn note_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
     let mut count = 0;
     for (group, mask) in (0..).zip(masks) {
@@ -54,7 +54,7 @@ fn note_groups<'a>(masks: &[u32], groups: &'a mut [u16]) -> &'a [u16] {
     &groups[..count]
 }
 
-/// Writes down the elements of one group, the first of which is number `first`, and returns how many they are.
+/// Writes the elements of one group, whose first is number `first`, and returns how many there are.
 fn note_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
     let count = mask.count_ones() as usize;
     for four in elements.chunks_exact_mut(AT_ONCE).take(count.div_ceil(AT_ONCE)) {
@@ -66,7 +66,7 @@ fn note_elements(mut mask: u32, first: u16, elements: &mut [u16]) -> usize {
     count
 }
 
-/// Marks for each group of elements of `width` bytes those that differ, the first by the lowest bit.
+/// Computes the mask of each group of elements of `width` bytes: the bits of differing elements, the first one lowest.
 pub(in crate::codec) fn mark_differing(width: usize, base: &[u8], raw: &[u8], masks: &mut [u32]) {
     match width {
         8 => mark::<8, { 8 * GROUP }>(base, raw, masks),

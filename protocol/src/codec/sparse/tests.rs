@@ -16,7 +16,7 @@ fn encoded(dtype: Dtype, base: &[u8], raw: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Decodes into other memory and where the base lies: both come to the same.
+/// Decodes into other memory and in place: both must agree.
 fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeError> {
     let mut raw = vec![0x55; base.len()];
     let outcome = Sparse.decode(context(dtype, base), encoded, &mut raw).map(|()| raw);
@@ -30,7 +30,7 @@ fn decoded(dtype: Dtype, base: &[u8], encoded: &[u8]) -> Result<Vec<u8>, DecodeE
     outcome
 }
 
-/// `len` bytes that look random, and are the same every time.
+/// `len` pseudo-random bytes, the same every time.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -84,14 +84,14 @@ fn without_its_base_a_chunk_is_neither_encoded_nor_decoded() {
     }
 }
 
-/// How many bytes of changes this thread found last.
+/// The bytes of changes that this thread found last.
 fn searched_bytes() -> usize {
     SEARCH.with_borrow(|Search { changes, .. }| {
         changes.gaps.len() + changes.differences.len() + changes.values.len()
     })
 }
 
-/// Weights of f32 under training: nearly every element changes. There is no delta, and the search was never begun.
+/// f32 weights under training: nearly every element changes. There is no delta, and no search.
 #[test]
 fn what_changed_everywhere_is_given_up() {
     let base = noise(4 << 20);
@@ -106,7 +106,7 @@ fn what_changed_everywhere_is_given_up() {
     );
 }
 
-/// Where a sample shows nothing but everything else changed, the search ends when it has found too much.
+/// Where only the sample is unchanged, the search ends when it has found too much.
 #[test]
 fn a_sample_that_misleads_costs_bounded_memory() {
     let base = noise(1 << 20);
@@ -118,7 +118,7 @@ fn a_sample_that_misleads_costs_bounded_memory() {
     assert!(searched_bytes() < (1 << 20) + (1 << 16));
 }
 
-/// Claims of gigabytes, in the heads of segments of a few bytes, are refused before memory is taken.
+/// Forged sizes of gigabytes in short segments are refused before memory is allocated.
 #[test]
 fn a_forged_size_is_refused() {
     let huge = u32::MAX.to_le_bytes();
@@ -243,7 +243,7 @@ fn dense_changes_over_many_tiles() {
     }
 }
 
-/// A base and what became of it: some elements changed a little, some were replaced, in places or everywhere.
+/// A base and a version after it: some elements changed a little, some were replaced, in places or everywhere.
 fn versions() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
     let change = (any::<prop::sample::Index>(), any::<u8>());
     let len = prop_oneof![0usize..3000, 0usize..100_000];
@@ -264,7 +264,7 @@ fn differing<const W: usize>(path: Path, base: &[u8], raw: &[u8]) -> Vec<usize> 
     elements.iter().map(|element| usize::from(*element)).collect()
 }
 
-/// The same by the plainest way there is.
+/// The reference implementation.
 fn differing_plainly(width: usize, base: &[u8], raw: &[u8]) -> Vec<usize> {
     let elements = base.chunks(width).zip(raw.chunks(width)).enumerate();
     elements.filter(|(_, (base, raw))| base != raw).map(|(at, _)| at).collect()
@@ -281,7 +281,7 @@ fn a_tile_that_differs_everywhere_is_found_whole() {
 }
 
 proptest! {
-    /// Whatever differs is found, on every path, at every width, and nothing else.
+    /// Every path finds all differing elements at every width, and nothing else.
     #[test]
     fn all_paths_find_the_same(
         groups in 1usize..=TILE_BYTES / 256,
@@ -309,7 +309,7 @@ proptest! {
         }
     }
 
-    /// A delta meets a base that it was not made for: an error, or other bytes, which their hash will tell.
+    /// A delta on the wrong base: an error, or other bytes, which their hash detects.
     #[test]
     fn a_wrong_base_is_survived((dtype, base, raw) in versions(), other: u8) {
         if let Some(delta) = encoded(dtype, &base, &raw) {
