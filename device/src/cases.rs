@@ -1,8 +1,7 @@
-//! The cases that every copy engine must pass, run here on the host engine and wherever else an engine is.
+//! Conformance tests for copy engines, run here on the host engine and elsewhere on every other one.
 //!
-//! [`engine_cases!`](crate::engine_cases) makes one test of each. A case is given an engine of its own, and
-//! panics where the engine breaks its contract. None has a deadline: an engine that hangs hangs its test, and
-//! the runner of the tests says which.
+//! [`engine_cases!`](crate::engine_cases) makes one test of each. A case gets an engine of its own, and panics where
+//! the engine breaks its contract. None has a deadline: an engine that hangs hangs its test.
 
 use std::{ops::Range, sync::Arc};
 
@@ -31,7 +30,7 @@ macro_rules! engine_cases {
     };
 }
 
-/// Gives the macro `$with` the names of all cases, after what else is to be given to it.
+/// Calls the macro `$with` with its other arguments and the names of all cases.
 #[macro_export]
 macro_rules! for_each_engine_case {
     ($with:path, $($before:tt)*) => {
@@ -56,7 +55,7 @@ macro_rules! for_each_engine_case {
     };
 }
 
-/// Bytes that went in come out, for lengths and offsets that suit no page and no vector register.
+/// Bytes survive a round trip, at lengths and offsets that align with no page or vector register.
 pub async fn round_trips_are_exact<E: CopyEngine>(engine: Arc<E>) {
     for len in [0, 1, 4095, (1 << 20) + 17] {
         let slots = slots(&*engine, 1, len.max(1));
@@ -68,7 +67,7 @@ pub async fn round_trips_are_exact<E: CopyEngine>(engine: Arc<E>) {
     }
 }
 
-/// A copy touches exactly the bytes that it was asked for, at either end.
+/// A copy touches exactly the requested bytes, at either end.
 pub async fn the_rest_of_memory_and_slot_stays<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 300);
     let memory = engine.allocate(300).expect("the engine has memory");
@@ -83,7 +82,8 @@ pub async fn the_rest_of_memory_and_slot_stays<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slot[..], [vec![2; 33], vec![3; 267]].concat());
 }
 
-/// One copy takes bytes from many places of several memories, and brings them to many others, and nothing between.
+/// One copy gathers bytes from many places of several memories and scatters them to many others, and touches nothing
+/// between.
 pub async fn stretches_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 300);
     let memories = [0, 1].map(|_| engine.allocate(300).expect("the engine has memory"));
@@ -113,7 +113,7 @@ pub async fn stretches_are_gathered_and_scattered<E: CopyEngine>(engine: Arc<E>)
     landed(engine.copy_out(vec![], slots.acquire().await)).await;
 }
 
-/// What memory or slot does not have is refused both ways, with the numbers, and the slot comes back.
+/// Copies out of bounds of memory or slot are refused both ways, with the numbers, and the slot returns to its pool.
 pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
@@ -128,7 +128,7 @@ pub async fn copies_out_of_bounds_are_refused<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slots.available(), 1);
 }
 
-/// Where one stretch of several is out of bounds, none is copied.
+/// One segment out of bounds refuses the whole copy.
 pub async fn one_bad_stretch_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 1, 64);
     let memory = engine.allocate(100).expect("the engine has memory");
@@ -143,7 +143,7 @@ pub async fn one_bad_stretch_refuses_the_copy<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(read(&*engine, &memory, &slots, 0, 64).await, [1; 64]);
 }
 
-/// A slot that the engine did not make is refused both ways, and goes home.
+/// A slot of another engine is refused both ways, and returns to its pool.
 pub async fn foreign_slots_are_refused<E: CopyEngine>(engine: Arc<E>) {
     let strange = SlotPool::new(Capacity { slots: 1, slot_bytes: 64 }).expect("there is memory for a slot");
     let memory = engine.allocate(64).expect("the engine has memory");
@@ -164,7 +164,7 @@ pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
     for i in 0..COPIES {
         let mut slot = slots.acquire().await;
         slot.copy_from_slice(&pattern(LEN, i as u8));
-        // Nobody waits for these: the slots that come back are what paces this loop.
+        // Not awaited: the returning slots pace this loop.
         drop(engine.copy_in(slot, vec![CopySegment::new(&memory, (i * LEN) as u64, LEN)]));
     }
     all_home(&slots, 4).await;
@@ -173,7 +173,7 @@ pub async fn many_copies_share_few_slots<E: CopyEngine>(engine: Arc<E>) {
     }
 }
 
-/// A copy that nobody waits for runs to its end, and its slot comes back only then.
+/// A copy whose future is dropped runs to its end, and its slot returns only then.
 pub async fn a_dropped_copy_still_lands<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 4 << 20;
     let slots = slots(&*engine, 1, LEN);
@@ -189,7 +189,7 @@ pub async fn a_dropped_copy_still_lands<E: CopyEngine>(engine: Arc<E>) {
     }
 }
 
-/// Copies that are queued when the engine is dropped end, one way or the other, and every slot comes back.
+/// Copies queued when the engine is dropped end in some way, and every slot returns.
 pub async fn a_dropped_engine_loses_no_slot<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 1 << 20;
     let slots = slots(&*engine, 8, LEN);
@@ -206,7 +206,7 @@ pub async fn a_dropped_engine_loses_no_slot<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slots.available(), 8);
 }
 
-/// A payload crosses from device to device through slots much smaller than it, byte for byte.
+/// A payload crosses from device to device through slots much smaller than it.
 pub async fn source_and_sink_move_a_payload<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = (3 << 20) + 5;
     const CHUNK: usize = 64 << 10;
@@ -272,7 +272,7 @@ pub async fn a_payload_lies_in_many_places<E: CopyEngine>(engine: Arc<E>) {
     assert_eq!(slots.available(), 2);
 }
 
-/// A chunk that no slot can hold goes through one, piece by piece, both ways.
+/// A chunk longer than a slot goes through one slot piece by piece, both ways.
 pub async fn chunks_longer_than_a_slot_pass_through_it<E: CopyEngine>(engine: Arc<E>) {
     const LEN: usize = 10_000;
     let slots = slots(&*engine, 1, 999);
@@ -287,7 +287,7 @@ pub async fn chunks_longer_than_a_slot_pass_through_it<E: CopyEngine>(engine: Ar
     assert_eq!(slots.available(), 1, "what is longer than a slot holds none");
 }
 
-/// Readers who keep what they read cannot use up the slots: there are always some for the next read.
+/// Readers that keep their bytes cannot use up the slots.
 pub async fn slow_readers_leave_slots_for_others<E: CopyEngine>(engine: Arc<E>) {
     let slots = slots(&*engine, 4, 64);
     let memory = engine.allocate(64 * 20).expect("the engine has memory");
@@ -334,7 +334,7 @@ fn slots(engine: &impl CopyEngine, slots: usize, slot_bytes: usize) -> SlotPool 
         .expect("the engine has memory for slots")
 }
 
-/// Bytes that show a shift, a swap and a stale copy: no short period, and different for each seed.
+/// A test pattern that shows shifts, swaps and stale copies: no short period, and different for each seed.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|i| ((i * 31) ^ (i >> 8) ^ (i >> 16)) as u8 ^ seed.wrapping_mul(151))

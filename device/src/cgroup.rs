@@ -1,28 +1,28 @@
-//! The memory limit of the container (cgroup) that this process runs in. Whoever touches more is killed without a word, so it
-//! is looked at before.
+//! The memory limit of this process's container (cgroup). The kernel kills a process that exceeds it without a message,
+//! so it is checked beforehand.
 
 use std::{fs, path::Path};
 
-/// Where cgroups of version 2 and the memory controller of version 1 are mounted on every system that we know.
+/// The mount points of cgroup version 2 and of version 1's memory controller on all known systems.
 const MOUNTS: [(&str, &Files); 2] = [("/sys/fs/cgroup", &V2), ("/sys/fs/cgroup/memory", &V1)];
 
-/// Less than this part of the limit, in what is left, is worth a warning.
+/// A warning is given when less than this fraction of the limit is left.
 const CLOSE: u64 = 16;
 
-/// Version 1 writes a number like this for no limit.
+/// Version 1 reports a number of this size for "no limit".
 const UNLIMITED: u64 = 1 << 62;
 
-/// How a version of cgroups calls what we read.
+/// The file and field names of a cgroup version.
 struct Files {
     /// The controllers in the line of `/proc/self/cgroup`.
     controllers: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// The limit on swap and what is used of it.
+    /// The limit and the use of swap.
     swap: [&'static str; 2],
-    /// Whether both of these count memory too.
+    /// Whether these two include memory.
     swap_has_memory: bool,
-    /// In `memory.stat`: pages of files, which the kernel drops when it needs room.
+    /// In `memory.stat`: file pages, which the kernel reclaims when it needs room.
     file_pages: [&'static str; 2],
 }
 
@@ -44,25 +44,25 @@ const V1: Files = Files {
     file_pages: ["total_inactive_file", "total_active_file"],
 };
 
-/// What a cgroup says of its memory, in bytes.
+/// The memory use and limit of a cgroup, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(crate) limit: u64,
     pub(crate) used: u64,
-    /// What of `used` the kernel can take back: pages of files.
+    /// The part of `used` that the kernel can reclaim: file pages.
     pub(crate) reclaimable: u64,
-    /// What it may still swap out, if the host can.
+    /// The swap space that it may still use, if the host has any.
     pub(crate) swap_free: u64,
 }
 
-/// Whether memory fits.
+/// Whether an allocation fits the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It does.
+    /// It fits.
     Well,
-    /// It does, and little is left.
+    /// It fits, and little is left.
     Closely { left: u64, limit: u64 },
-    /// It cannot, even if the kernel takes back all that it can.
+    /// It cannot fit, even if the kernel reclaims all it can.
     Not { free: u64, limit: u64 },
 }
 
@@ -74,8 +74,8 @@ impl Level {
     }
 }
 
-/// Whether `asked` bytes more fit into a cgroup and all those above it. What is mapped and was never touched does not count
-/// for the kernel, so several that ask at once may all be told that it does.
+/// Whether `asked` more bytes fit into a cgroup and all its parents. The kernel does not count mapped but untouched
+/// memory, so concurrent requests may all succeed.
 pub(crate) fn judge(asked: u64, levels: &[Level], host_swap_free: u64) -> Fit {
     let free = |level: &Level| level.free(host_swap_free);
     let Some(tightest) = levels.iter().min_by_key(|level| free(level)) else { return Fit::Well };
@@ -87,7 +87,7 @@ pub(crate) fn judge(asked: u64, levels: &[Level], host_swap_free: u64) -> Fit {
     }
 }
 
-/// Whether `asked` bytes more fit into this process' cgroup, now. Where nobody limits it, or nothing can be read: they do.
+/// Whether `asked` more bytes fit into this process's cgroup now. True without a limit, or where it cannot be read.
 pub(crate) fn fits(asked: u64) -> Fit {
     let Ok(own) = fs::read_to_string("/proc/self/cgroup") else { return Fit::Well };
     let levels: Vec<Level> = MOUNTS
@@ -100,8 +100,8 @@ pub(crate) fn fits(asked: u64) -> Fit {
     }
 }
 
-/// The cgroup that `own`, of `/proc/self/cgroup`, names and those above it, as far as they have a limit. In a container the
-/// path is often the host's, and only its mount is there.
+/// The limited cgroups from the one that `own`, of `/proc/self/cgroup`, names up to the root. In a container the path
+/// is often the host's, and only its mount exists.
 fn levels(mount: &Path, files: &Files, own: &str) -> Vec<Level> {
     let Some(path) = own.lines().find_map(|line| path_of(line, files.controllers)) else { return vec![] };
     let folder = mount.join(path.trim_start_matches('/'));
@@ -135,7 +135,7 @@ fn level(folder: &Path, files: &Files) -> Option<Level> {
     Some(Level { limit, used, reclaimable, swap_free })
 }
 
-/// What the host has left of swap.
+/// The free swap of the host.
 fn host_swap_free() -> u64 {
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     value_in(&memory, "SwapFree:").map_or(0, |kib| kib << 10)

@@ -1,7 +1,7 @@
 //! The CUDA copy engine: GPU memory through page-locked slots.
 //!
-//! It is built without CUDA and runs where there is none: [`probe()`] finds the driver, or says what is missing. Nothing
-//! else here is reached without a driver that the probe found.
+//! It is built without CUDA and runs on machines without it: [`probe()`] finds the driver, or says what is missing. All
+//! other functions require a probed driver.
 //!
 //! A tensor that kernels may still be writing becomes a buffer that can be served, without a copy and without waiting:
 //!
@@ -29,14 +29,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Three circles, from the inside: `symbols` are the driver's functions, found by name; `driver` makes a `Result` of each;
-//! `gpu` owns a context with its streams and events, on the one thread that uses them. Around them, `thread` takes
-//! commands from its `inbox`, and `copies`, `fences` and `holdings` do what it is told. What decides and calls nobody is
-//! apart, for its tests: `flight` when to ask after copies, `shelf` the books of device memory.
+//! Three layers, from the inside: `symbols` holds the driver's functions, found by name; `driver` makes a `Result` of
+//! each; `gpu` owns a context with its streams and events, on the one thread that uses them. Around them, `thread`
+//! executes commands from its `inbox`, with `copies`, `fences` and `holdings`. Pure decisions are separate, for their
+//! tests: `flight` decides when to poll copies, `memory_cache` accounts for device memory.
 //!
-//! What keeps memory from being freed under a copy is ownership. A copy in flight owns its slot and holds its memory, and
-//! dropping it, in a panic even, keeps both for good; only a copy that the device said has ended lets go of them. Where a
-//! device fails, so that nothing can be told of it any more, what its copies used is kept, and counted.
+//! Ownership prevents memory from being freed under a copy. A copy in flight owns its slot and holds its memory, and
+//! dropping it, even in a panic, leaks both; they are released only when the device reports the end of the copy. After
+//! a device failure, the memory of its unfinished copies is leaked and counted.
 
 mod copies;
 mod devices;

@@ -11,10 +11,10 @@ use crate::{
     source::Source,
 };
 
-/// A device that tensors live on, whatever its kind: a copy engine with its slots.
+/// A device that holds tensors: a copy engine with its slots, whatever its kind.
 ///
-/// Why: who serves or receives tensors need not know what a GPU is. A program makes the device, with one line that names
-/// its kind, and hands it on; everything below works alike on all kinds. A clone is cheap and is the same device.
+/// Why: servers and clients of tensors need not know what a GPU is. A program makes the device, with one line that
+/// names its kind, and passes it on. A clone is cheap and is the same device.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -43,25 +43,26 @@ impl Device {
         self.any.name()
     }
 
-    /// The slots that everything to and from this device passes through.
+    /// The slots for all copies from and to this device.
     pub fn slots(&self) -> &SlotPool {
         self.any.slots()
     }
 
-    /// The engine, where it is of this kind.
+    /// The engine, if it is of this kind.
     pub fn engine<E: CopyEngine>(&self) -> Option<&Arc<E>> {
         let typed = self.any.as_any().downcast_ref::<Typed<E>>()?;
         Some(&typed.engine)
     }
 
-    /// Takes `len` bytes of the device's memory, of unspecified content. May block for milliseconds. Fails when there is
-    /// no room, and says how much there is.
+    /// Allocates `len` bytes of the device's memory, of unspecified content. May block for milliseconds. Fails when
+    /// there is no room, and says how much there is.
     pub fn allocate(&self, len: usize) -> Result<DeviceBuffer, AllocError> {
         let (memory, len_bytes) = self.any.allocate(len)?;
         Ok(DeviceBuffer { device: self.clone(), memory, len_bytes })
     }
 
-    /// Memory that this device's engine gave, or was lent, as a buffer; `None` where the engine is of another kind.
+    /// Memory of this device's engine, allocated by or lent to it, as a buffer; `None` if the engine is of another
+    /// kind.
     pub fn wrap<E: CopyEngine>(&self, memory: Arc<E::Memory>) -> Option<DeviceBuffer> {
         let len_bytes = self.engine::<E>()?.memory_len(&memory);
         Some(DeviceBuffer { device: self.clone(), memory, len_bytes })
@@ -88,7 +89,7 @@ impl Device {
         self.any.sink(len_bytes, self.own(parts)?)
     }
 
-    /// Whether both are one.
+    /// Whether both are the same device.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.any, &other.any)
     }
@@ -114,8 +115,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory on a [`Device`]. Clones share it; it goes back where it came from with the last one, and not before the last
-/// copy to or from it has ended.
+/// Memory on a [`Device`]. Clones share it; it is returned with the last one, after the last copy has ended.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     device: Device,
@@ -124,12 +124,12 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Its bytes.
+    /// Its size.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Where it is.
+    /// Its device.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -148,8 +148,8 @@ impl DeviceBuffer {
         Arc::new(self.device.sink(self.len_bytes, whole).expect("one part is the whole payload"))
     }
 
-    /// The memory as its engine knows it, for what only that kind of device has: addresses, streams, events. `None` for
-    /// any other kind.
+    /// The engine's own memory type, for what only that kind of device has: addresses, streams, events. `None` for any
+    /// other kind.
     pub fn memory<M: Any + Send + Sync>(&self) -> Option<Arc<M>> {
         Arc::clone(&self.memory).downcast().ok()
     }
@@ -164,13 +164,13 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// The memory of some engine. Which one, the device beside it knows.
+/// Memory of an engine whose type the device knows.
 type AnyMemory = Arc<dyn Any + Send + Sync>;
 
-/// Where a part lies in a payload, and its memory.
+/// A range of a payload, and its memory.
 type Place<M = dyn Any + Send + Sync> = (Range<u64>, Arc<M>);
 
-/// What a device can do, whatever its engine.
+/// The operations of a device, whatever its engine.
 trait AnyDevice: Send + Sync {
     fn name(&self) -> &str;
     fn slots(&self) -> &SlotPool;
@@ -181,7 +181,7 @@ trait AnyDevice: Send + Sync {
     fn sink(&self, len_bytes: u64, parts: Vec<Place>) -> Result<EngineSink, PartsError>;
 }
 
-/// A device whose kind is known.
+/// A device of a known engine type.
 struct Typed<E> {
     engine: Arc<E>,
     slots: SlotPool,
@@ -217,7 +217,7 @@ impl<E: CopyEngine> AnyDevice for Typed<E> {
     }
 }
 
-/// Gives each part's memory its kind back.
+/// Downcasts each part's memory.
 fn typed<E: CopyEngine>(parts: Vec<Place>) -> Result<Vec<Place<E::Memory>>, PartsError> {
     let typed = |(range, memory): Place| match memory.downcast() {
         Ok(memory) => Ok((range, memory)),

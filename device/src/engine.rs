@@ -15,24 +15,22 @@ use crate::{
     slot::Slot,
 };
 
-/// Copies bytes between slots and the memory of one kind of device.
+/// A copy engine: copies bytes between slots and the memory of one kind of device.
 ///
-/// The contract, which every engine keeps, and which the module `cases` tests (feature `engine-cases`):
+/// The contract, which every engine keeps, and tested by the module `cases` (feature `engine-cases`):
 ///
-/// - A copy starts when it is asked for, not when its future is first polled, and it runs to its end, whether
-///   or not anybody waits for it.
-/// - Until then it owns its slot and holds its tensor memory: dropping a [`Copying`] early, or the engine
-///   itself, frees nothing under a running copy. Only afterwards does the slot come back.
-/// - An engine that cannot tell whether a copy has ended, because its device failed, reports an error and
-///   keeps slot and memory for good: what leaks is lost once, what is freed under a copy corrupts somebody
-///   else.
+/// - A copy starts when it is requested, not when its future is first polled, and it runs to its end, whether or not
+///   its future is dropped.
+/// - Until then it owns its slot and holds its tensor memory: dropping a [`Copying`] early, or the engine itself, frees
+///   nothing under a running copy. Only afterwards is the slot returned.
+/// - An engine that cannot tell whether a copy has ended, because its device failed, reports an error and leaks slot
+///   and memory: memory freed under a copy would corrupt other data.
 /// - Copies of one engine may end in any order. The bytes of a copy are visible when its future resolves.
-/// - One call is one copy, however many stretches it has: it ends when the last of them has. Bounds of all are
-///   checked before anything starts. A refused copy gives its slot back to the pool at once.
-/// - Asking for a copy never blocks and never waits. No queue is needed that could be full: every copy in
-///   flight owns a slot that this engine made, so there are never more than these.
-/// - A device can hang. An engine whose copies can take for ever has a deadline for them: a copy that is late
-///   reports an error, and gives back its slot and memory when it has ended after all.
+/// - One call is one copy, however many segments it has: it ends when the last of them has. All bounds are checked
+///   before anything starts. A refused copy returns its slot to the pool at once.
+/// - Requesting a copy never blocks. The queue is bounded: every copy in flight owns a slot of this engine.
+/// - A device can hang. An engine whose copies may take for ever has a deadline for them: a late copy reports an error,
+///   and releases its slot and memory if it ends after all.
 pub trait CopyEngine: Send + Sync + 'static {
     /// Memory of this engine's device that holds a tensor or a payload.
     type Memory: Send + Sync + 'static;
@@ -51,32 +49,32 @@ pub trait CopyEngine: Send + Sync + 'static {
     /// The bytes that `memory` holds.
     fn memory_len(&self, memory: &Self::Memory) -> u64;
 
-    /// Copies each stretch to its place in `slot`. What lies between these places stays as it is.
+    /// Copies each segment to its place in `slot`. Bytes between these places are not changed.
     fn copy_out(&self, from: Vec<CopySegment<Self::Memory>>, slot: Slot) -> Copying;
 
-    /// Copies each stretch from its place in `slot`.
+    /// Copies each segment from its place in `slot`.
     ///
-    /// Copies of overlapping ranges of one memory at one time leave either's bytes in the overlap.
+    /// Concurrent copies to overlapping ranges of one memory leave either's bytes in the overlap.
     fn copy_in(&self, slot: Slot, to: Vec<CopySegment<Self::Memory>>) -> Copying;
 }
 
-/// One stretch of device memory, and where its bytes lie in a slot.
+/// A range of device memory, and its place in a slot.
 ///
-/// A chunk of one large tensor has one; a chunk of many small tensors, each in memory of its own, has many.
+/// A chunk of one large tensor has one; a chunk of many small tensors, each in its own memory, has many.
 #[derive(Debug)]
 pub struct CopySegment<M> {
     /// The memory, which the copy keeps until it has ended.
     pub memory: Arc<M>,
-    /// Where in the memory it begins.
+    /// The offset in the memory.
     pub offset: u64,
-    /// Its bytes.
+    /// The length.
     pub len: usize,
-    /// Where in the slot they lie.
+    /// The offset in the slot.
     pub at: usize,
 }
 
 impl<M> CopySegment<M> {
-    /// The stretch of `len` bytes at `offset` of `memory` that lies at the start of a slot.
+    /// The segment of `len` bytes at `offset` of `memory`, at the start of a slot.
     pub fn new(memory: &Arc<M>, offset: u64, len: usize) -> Self {
         Self { memory: Arc::clone(memory), offset, len, at: 0 }
     }
@@ -84,8 +82,7 @@ impl<M> CopySegment<M> {
 
 /// A copy in flight: resolves to its slot when the bytes are in place.
 ///
-/// It is a view of the copy, not the copy: dropping it cancels nothing, and the slot goes to its pool when
-/// the copy has ended.
+/// Dropping it cancels nothing; the slot then returns to its pool when the copy has ended.
 #[derive(Debug)]
 #[must_use = "the bytes are in place only when this resolves"]
 pub struct Copying {
@@ -93,13 +90,13 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Makes a copy's two ends: the engine reports to the first, the caller waits for the second.
+    /// Makes both ends of a copy: the engine reports to the first, the caller awaits the second.
     pub fn pair() -> (Completion, Self) {
         let (completion, end) = oneshot::channel();
         (Completion { end: completion }, Self { end })
     }
 
-    /// A copy that ended before it began. The caller of this drops the slot.
+    /// A copy that was refused. The caller drops the slot.
     pub fn refused(error: CopyError) -> Self {
         let (completion, copying) = Self::pair();
         completion.finish(Err(error));
@@ -124,50 +121,50 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Reports how the copy ended. With `Ok`, the bytes are in place. Where nobody waits any more, the slot
-    /// goes to its pool here.
+    /// Reports how the copy ended. With `Ok`, the bytes are in place. If the waiter is gone, the slot returns to its
+    /// pool here.
     pub fn finish(self, end: Result<Slot, CopyError>) {
-        // A refused send hands the slot back, and dropping that is all there is left to do.
+        // If the waiter is gone, this drops the slot.
         drop(self.end.send(end));
     }
 }
 
-/// Why a copy did not happen.
+/// Why a copy failed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CopyError {
-    /// The caller asked for bytes that the memory or the slot does not have. Nothing was written, and the
-    /// slot is back in its pool.
+    /// The caller's range is out of bounds of the memory or the slot. Nothing was written, and the slot is back in its
+    /// pool.
     #[error(
         "A copy of {len} bytes between offset {offset} of memory of {memory_bytes} bytes and offset {at} of a slot of \
          {slot_bytes} bytes is out of bounds. The chunk lies outside its tensor memory, or the pool's slots are too \
          short for it."
     )]
     OutOfBounds {
-        /// Where the copy was to begin in the memory.
+        /// The offset in the memory.
         offset: u64,
-        /// The bytes to copy.
+        /// The length.
         len: usize,
-        /// Where the copy was to begin in the slot.
+        /// The offset in the slot.
         at: usize,
-        /// The bytes that the memory has.
+        /// The length of the memory.
         memory_bytes: u64,
-        /// The bytes that the slot has.
+        /// The length of the slot.
         slot_bytes: usize,
     },
-    /// The caller gave a slot that this engine did not make, which need not be page-locked: the copy could be
-    /// slow without a word. Nothing was written, and the slot is back in its pool.
+    /// The slot belongs to another engine and need not be page-locked, so that the copy could be slow unnoticed.
+    /// Nothing was written, and the slot is back in its pool.
     #[error(
         "The slot belongs to another engine, or to none. Take it from a pool that this engine's slots() made."
     )]
     ForeignSlot,
-    /// The caller gave memory of another engine: of another device, as a rule. Nothing was written, and the slot is back
-    /// in its pool.
+    /// The memory belongs to another engine, usually of another device. Nothing was written, and the slot is back in
+    /// its pool.
     #[error(
         "The memory belongs to another engine. Copy it with the engine that allocated it, or that it was lent to."
     )]
     ForeignMemory,
-    /// The copy takes so long that the device must be in trouble. Its slot and memory come back if it ends after all.
+    /// The copy is so late that the device must be in trouble. Its slot and memory are released if it ends after all.
     #[error(
         "A copy on {device} did not end within {waited:?}. The device is in trouble, or something keeps its bus busy: look \
          at nvidia-smi, and at the kernel's log for Xid messages."
@@ -178,8 +175,8 @@ pub enum CopyError {
         /// How long the engine waited.
         waited: Duration,
     },
-    /// The copy was to begin when the caller's stream is past its work, and that takes too long. Nothing was written, and
-    /// the slot is back in its pool.
+    /// The caller's stream, which the copy waits for, takes too long. Nothing was written, and the slot is back in its
+    /// pool.
     #[error(
         "A stream on {device} that a copy had to wait for was not past its work within {waited:?}. The kernels on it take \
          that long, or hang: raise the fence timeout, or hand tensors over later."
@@ -190,23 +187,23 @@ pub enum CopyError {
         /// How long the engine waited.
         waited: Duration,
     },
-    /// The driver refused the copy. Another may do better. What the copy was to write is unspecified.
+    /// The driver refused the copy. Another one may succeed. The content of the destination is unspecified.
     #[error("A copy on {device} was refused: {source}")]
     Refused {
         /// The engine.
         device: String,
-        /// What the driver said.
+        /// The driver's error.
         source: CudaError,
     },
-    /// The device failed: it does nothing any more for this process. What the copy was to write is unspecified.
+    /// The device failed, for the rest of this process. The content of the destination is unspecified.
     #[error("{device} has failed, and copies nothing any more: {source}")]
     DeviceFailed {
         /// The engine.
         device: String,
-        /// How it failed.
+        /// The failure.
         source: CudaError,
     },
-    /// The engine ended before the copy did. What the copy was to write is unspecified, in part or in whole.
+    /// The engine ended before the copy did. The content of the destination is unspecified.
     #[error(
         "The copy engine has stopped before the copy ended. Make a new engine, and look for its first error."
     )]
@@ -214,20 +211,19 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    /// Whether every later copy of the same bytes fails as well: the engine or its device is gone, or the caller asked for
-    /// what cannot be. A copy that took too long, or that was refused, may succeed the next time.
+    /// Whether every later copy of the same bytes fails as well: the engine or its device is gone, or the request is
+    /// invalid. A late or refused copy may succeed the next time.
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::TimedOut { .. } | Self::FenceTimedOut { .. } | Self::Refused { .. })
     }
 
-    /// Whether the copy may land later: nobody knows its end, or it has none yet. Its memory is not to be trusted, nor
-    /// given to anybody else, until it is free.
+    /// Whether the copy may still write: its end is unknown. Its memory must not be trusted or reused until it is free.
     pub fn may_land_later(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::DeviceFailed { .. } | Self::EngineStopped)
     }
 }
 
-/// Judges a copy before it starts: all of its stretches, or it touches nothing.
+/// Checks all segments of a copy before it starts.
 pub(crate) fn check_copy<M>(
     engine: Id,
     slot: &Slot,

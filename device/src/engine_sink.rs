@@ -14,21 +14,21 @@ use crate::{
     source::BoxFuture,
 };
 
-/// A sink in the memory of a device: in one piece, or with each tensor where its user wants it. Each range is staged in
-/// a slot, and copied in when it is written.
+/// A sink in device memory: in one piece, or with each tensor in its own memory. Each range is staged in a slot, and
+/// copied to the device when it is written.
 ///
-/// A range longer than a slot is staged in ordinary memory, and goes through one slot piece by piece: slower, and right.
-/// The bytes between parts are padding, and go nowhere.
+/// A range longer than a slot is staged in ordinary memory and copied through one slot piece by piece, which is slower.
+/// The bytes between parts are padding, and are dropped.
 ///
-/// A copy cannot be called back, so it counts as a writer until its engine has ended it, also when the future that waited
-/// for it was dropped: until then [`open`](Sink::open) waits with what overlaps, and [`commit`](Self::commit) fails.
+/// A copy cannot be cancelled, so it counts as a writer until its engine has ended it, even if its future was dropped:
+/// until then [`open`](Sink::open) of an overlapping range waits, and [`commit`](Self::commit) fails.
 pub struct EngineSink {
     id: Id,
     len_bytes: u64,
     /// Copies from a slot to a range of the payload.
     copy_in: Box<dyn Fn(Slot, Range<u64>) -> Copying + Send + Sync>,
     slots: SlotPool,
-    /// For ranges longer than a slot. Its bound is how many of them their writer opens at once.
+    /// For ranges longer than a slot. The number of ranges that their writer opens at once bounds it.
     overlong: HostMemory,
     ledger: Arc<Ledger>,
 }
@@ -41,8 +41,8 @@ impl EngineSink {
         Self::of(engine, Parts::whole(len_bytes, memory), slots)
     }
 
-    /// Receives a payload of `len_bytes` into `parts`: where each lies in the payload, and its memory. Fails unless they
-    /// are sorted, disjoint, inside of the payload, and each as long as its memory. Costs one look at each.
+    /// Receives a payload of `len_bytes` into `parts`: the range of each in the payload, and its memory. Fails unless
+    /// they are sorted, disjoint, within the payload, and each as long as its memory. Linear in the parts.
     pub fn scatter<E: CopyEngine>(
         engine: Arc<E>,
         len_bytes: u64,
@@ -64,8 +64,8 @@ impl EngineSink {
         }
     }
 
-    /// The same as [`write`](Sink::write), and keeps `kept` until its engine has ended the copy, whether or not this is
-    /// waited for; for good where the engine cannot tell.
+    /// Like [`write`](Sink::write), and keeps `kept` until the copy has ended, even if this future is dropped; for ever
+    /// if its end is unknown.
     pub async fn write_keeping(&self, target: Target, kept: impl Any + Send + Sync) -> Result<(), SinkError> {
         let Target { sink, range, lent } = target;
         match lent {
@@ -79,15 +79,15 @@ impl EngineSink {
         }
     }
 
-    /// Ends the writing. It succeeds when no byte is lent and no copy in flight, whether or not all were ever filled: that
-    /// is for the caller to know. Otherwise it fails and changes nothing. After it succeeded, everything fails with
+    /// Ends the writing. It succeeds when no byte is lent and no copy in flight, whether or not all were ever filled,
+    /// which the caller must track. Otherwise it fails and changes nothing. Afterwards, everything fails with
     /// [`SinkError::Committed`].
     pub fn commit(&self) -> Result<(), SinkError> {
         self.ledger.commit(self.len_bytes)
     }
 
-    /// Whether something waits for the device: a range for its slot, or a copy for its end. A target that was lent waits
-    /// for its writer.
+    /// Whether anything waits for the device: a range for a slot, or a copy for its end. A lent target waits for its
+    /// writer instead.
     pub fn waits_for_device(&self) -> bool {
         self.ledger.waits()
     }
@@ -101,7 +101,7 @@ impl EngineSink {
                 entry.lend();
                 Lent::Staged { slot, len, entry }
             }
-            // What no address can hold is refused by the allocation.
+            // A length beyond the address space is refused by the allocation.
             len => {
                 let staging = self.overlong.allocate(len.unwrap_or(usize::MAX))?;
                 entry.lend();
@@ -226,7 +226,7 @@ mod tests {
         (engine, sink)
     }
 
-    /// What comes of `future` now, after which it is given up.
+    /// Polls `future` once and drops it.
     async fn now<F: Future>(future: F) -> Option<F::Output> {
         tokio::select! {
             biased;

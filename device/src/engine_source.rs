@@ -10,13 +10,13 @@ use crate::{
     source::{BoxFuture, Source, SourceError, check_range},
 };
 
-/// A source in the memory of a device: in one piece, or with each tensor where its producer has it. Each read waits
-/// for a slot and is copied into it.
+/// A source in device memory: in one piece, or with each tensor in its own memory. Each read waits for a slot and is
+/// copied into it.
 ///
-/// What a read gives is the slot itself, without a copy on the host, as long as a quarter of the pool is free, and one
-/// slot at least. Below that its bytes are copied to ordinary memory and the slot goes back at once: a reader who holds what it read, because
-/// its network is slow, then costs memory of that reader's bound, and never stops the copies of others. A range longer
-/// than a slot is copied through one slot, piece by piece.
+/// A read returns the slot itself, without a host copy, as long as a quarter of the pool is free, and at least one
+/// slot. Otherwise its bytes are copied to ordinary memory and the slot is returned at once: a reader with a slow
+/// network then costs memory within that reader's bound, and never blocks the copies of others. A range longer than a
+/// slot is copied through one slot, piece by piece.
 ///
 /// The bytes between parts are padding, and zero.
 pub struct EngineSource<E: CopyEngine> {
@@ -32,8 +32,8 @@ impl<E: CopyEngine> EngineSource<E> {
         Self { engine, parts: Parts::whole(len_bytes, memory), slots }
     }
 
-    /// Serves a payload of `len_bytes` from `parts`: where each lies in the payload, and its memory. Fails unless they
-    /// are sorted, disjoint, inside of the payload, and each as long as its memory. Costs one look at each.
+    /// Serves a payload of `len_bytes` from `parts`: the range of each in the payload, and its memory. Fails unless
+    /// they are sorted, disjoint, within the payload, and each as long as its memory. Linear in the parts.
     pub fn gather(
         engine: Arc<E>,
         len_bytes: u64,
@@ -54,7 +54,7 @@ impl<E: CopyEngine> EngineSource<E> {
         }
     }
 
-    /// Copies `range`, which a slot can hold, into one.
+    /// Copies `range`, no longer than a slot, into one.
     async fn copy(&self, range: Range<u64>) -> Result<Slot, SourceError> {
         let mut slot = self.slots.acquire().await;
         let stretches = stretches(&self.parts, &range);
@@ -67,7 +67,7 @@ impl<E: CopyEngine> EngineSource<E> {
         Ok(self.engine.copy_out(stretches, slot).await?)
     }
 
-    /// Gives the bytes of a slot, and the slot as well while there are enough.
+    /// The bytes of a slot: the slot itself while enough are free, otherwise a copy.
     fn hand_out(&self, slot: Slot, len: usize) -> Result<Bytes, SourceError> {
         let Capacity { slots, .. } = self.slots.capacity();
         if self.slots.available() >= (slots / 4).max(1) {
@@ -115,7 +115,7 @@ impl<E: CopyEngine> fmt::Debug for EngineSource<E> {
     }
 }
 
-/// What `range`, which a slot can hold, has of each part, and where in the slot that lies.
+/// The segments of `range`, no longer than a slot, in each part.
 pub(crate) fn stretches<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<CopySegment<M>> {
     let stretch = |(common, part, memory): (Range<u64>, &Range<u64>, &Arc<M>)| CopySegment {
         memory: Arc::clone(memory),
@@ -126,7 +126,7 @@ pub(crate) fn stretches<M>(parts: &Parts<Arc<M>>, range: &Range<u64>) -> Vec<Cop
     parts.common_with(range).map(stretch).collect()
 }
 
-/// Memory for a copy on the host. What no address can hold is refused like what there is no memory for.
+/// Allocates memory for a host copy. A length beyond the address space is refused like missing memory.
 fn reserve(asked_bytes: u64) -> Result<Vec<u8>, SourceError> {
     let mut copy = Vec::new();
     let len = usize::try_from(asked_bytes).unwrap_or(usize::MAX);

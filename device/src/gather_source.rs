@@ -17,14 +17,14 @@ use crate::{
 /// The bytes of one tensor in host memory.
 #[derive(Debug, Clone)]
 pub enum HostBytes {
-    /// They stay as they are: readers share them.
+    /// Constant bytes, shared with readers.
     Stable(Bytes),
-    /// Others may write them: each reader gets a copy.
+    /// Bytes that may change: each reader gets a copy.
     Volatile(VolatileBytes),
 }
 
 impl HostBytes {
-    /// How many.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Stable(bytes) => bytes.len(),
@@ -32,7 +32,7 @@ impl HostBytes {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -78,24 +78,23 @@ impl From<VolatileBytes> for HostBytes {
     }
 }
 
-/// A source whose payload lies in many places of host memory: each tensor where its producer has it.
+/// A source whose payload lies in many places of host memory: each tensor in its producer's memory.
 ///
-/// Why: a producer who lends its tensors saves the copy of all of them. The bytes between the parts are padding,
-/// and zero. A read within one part shares its bytes; one that spans parts or padding is gathered into a fresh
-/// buffer of exactly its length, a chunk's, which is copied where it is awaited. Large tensors start chunks of
-/// their own, so nearly all bytes are shared.
+/// Why: it saves the copy of all tensors. The bytes between the parts are padding, and zero. A read within one part
+/// shares its bytes; one that spans parts or padding is gathered into a fresh buffer of exactly its length, a chunk's,
+/// which is copied where it is awaited. Large tensors start chunks of their own, so nearly all bytes are shared.
 ///
-/// What others may write ([`HostBytes::Volatile`]) is always copied: on an AMD EPYC that took 60 ms for each GiB, in chunks
-/// of 4 MiB.
+/// Bytes that may change ([`HostBytes::Volatile`]) are always copied: on an AMD EPYC that took 60 ms for each GiB, in
+/// chunks of 4 MiB.
 ///
-/// To learn when no reader holds any byte any more, wrap the parts with a [`Loan`].
+/// To learn when all readers are done, wrap the parts with a [`Loan`].
 pub struct GatherSource {
     parts: Parts<HostBytes>,
 }
 
 impl GatherSource {
-    /// Serves a payload of `len_bytes` from `parts`: where each lies in the payload, and its bytes. Fails unless
-    /// they are sorted, disjoint, inside of the payload, and each as long as its bytes. Costs one look at each.
+    /// Serves a payload of `len_bytes` from `parts`: the range of each in the payload, and its bytes. Fails unless they
+    /// are sorted, disjoint, within the payload, and each as long as its bytes. Linear in the parts.
     pub fn new(
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, impl Into<HostBytes>)>,
@@ -112,7 +111,7 @@ impl GatherSource {
         }
     }
 
-    /// The bytes of `range`, where all of them are one part's that readers share.
+    /// The bytes of `range`, if they lie in one part that readers share.
     fn in_one_part(&self, range: &Range<u64>) -> Option<Bytes> {
         match self.parts.common_with(range).next()? {
             (common, part, HostBytes::Stable(bytes)) if common == *range => {
@@ -124,7 +123,7 @@ impl GatherSource {
 
     fn gather(&self, range: &Range<u64>) -> Result<Bytes, SourceError> {
         let asked_bytes = range.end - range.start;
-        // What no address can hold is refused by the reservation.
+        // A length beyond the address space is refused by the reservation.
         let len = usize::try_from(asked_bytes).unwrap_or(usize::MAX);
         let mut gathered = Vec::new();
         let no_memory = |source| SourceError::NoMemory { asked_bytes, source };
@@ -161,7 +160,7 @@ impl fmt::Debug for GatherSource {
     }
 }
 
-/// Where `common`, which lies in `part`, lies in that part's bytes.
+/// The range of `common`, which lies in `part`, within that part's bytes.
 fn within(common: &Range<u64>, part: &Range<u64>) -> Range<usize> {
     // In bounds of a `usize` length, so neither end is cut.
     (common.start - part.start) as usize..(common.end - part.start) as usize

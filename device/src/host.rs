@@ -13,20 +13,18 @@ use crate::{
     slot::Slot,
 };
 
-/// The reference engine: its device is host memory, its copy unit a thread.
+/// The reference copy engine: its device is host memory, its copy unit a thread.
 ///
-/// It exists to be right, so that other engines have something to agree with, and so that everything built on
-/// engines is tested without a GPU: its copies are as asynchronous as those on a GPU stream. Payloads that
-/// stay on the host need no engine: [`HostSource`](crate::HostSource) and [`HostSink`](crate::HostSink) copy
-/// nothing.
+/// It is the reference for other engines, and lets everything built on engines be tested without a GPU: its copies are
+/// as asynchronous as those on a GPU stream. Payloads that stay on the host need no engine:
+/// [`HostSource`](crate::HostSource) and [`HostSink`](crate::HostSink) copy nothing.
 ///
-/// Dropping it returns at once. Copies that were asked for still run to their end, then the thread ends.
+/// Dropping it returns at once. Requested copies still run to their end, then the thread ends.
 pub struct HostEngine {
     id: Id,
     memory: HostMemory,
-    /// What the copy thread has yet to do. Its bound is not in the channel but in what a job is: each owns a
-    /// slot, which `check_copy` found to be of this engine, so there are at most as many jobs as its pools
-    /// have slots. A fixed bound on top could only make a caller wait who already waited for that slot.
+    /// The queue of the copy thread. It is bounded by its jobs: each owns a slot, which `check_copy` found to be of
+    /// this engine.
     ///
     /// `None` where copies are done in place.
     jobs: Option<mpsc::Sender<Job>>,
@@ -41,8 +39,8 @@ impl HostEngine {
         Ok(Self { id: Id::unique(), memory, jobs: Some(jobs) })
     }
 
-    /// An engine without a thread, whose copies have ended when asking for them returns: for simulations, where the
-    /// order of events must follow from a seed.
+    /// An engine without a thread, whose copies have ended when the request returns: for simulations, where the order
+    /// of events must follow from a seed.
     pub fn inline(memory: HostMemory) -> Self {
         Self { id: Id::unique(), memory, jobs: None }
     }
@@ -129,8 +127,7 @@ enum Direction {
     In,
 }
 
-/// A copy that was judged good. Fields are dropped in order: who is told that it ended finds the slot
-/// returned.
+/// A checked copy. Fields are dropped in order: the slot is returned before the waiter is notified.
 struct Job {
     direction: Direction,
     slot: Slot,

@@ -20,12 +20,12 @@ use crate::{
     region::Region,
 };
 
-/// Hands out large regions of host memory within a budget, and reuses the memory of those that were dropped.
+/// An allocator of large regions of host memory within a budget, which reuses dropped ones.
 ///
-/// Why reuse: a consumer receives version after version of the same size, and memory that was touched before
-/// is received into several times faster than fresh memory. What was dropped therefore stays mapped, in a
-/// cache. The cache counts against the budget and makes room, oldest first, whenever a new mapping needs it. With
-/// [`on_demand`](Self::on_demand) there is a cache only while somebody is expected to allocate again, or was until just now.
+/// Why reuse: a consumer receives successive versions of the same size, and receiving into touched memory is several
+/// times faster than into fresh memory. Dropped memory therefore stays mapped, in a cache. The cache counts against the
+/// budget and is evicted, oldest first, when a new mapping needs room. With [`on_demand`](Self::on_demand) there is a
+/// cache only while more allocations are expected, or were until just now.
 ///
 /// A clone is cheap and shares everything. Regions may outlive the last clone; their memory is unmapped then.
 #[derive(Clone)]
@@ -34,23 +34,23 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Allows regions of `budget_bytes` together, counted in whole pages. Takes no memory yet.
+    /// Limits all regions together to `budget_bytes`, counted in whole pages. Allocates nothing yet.
     pub fn new(budget_bytes: u64) -> Self {
         Self::with(budget_bytes, true, Keep::All)
     }
 
-    /// Like `new`, but keeps memory for reuse only while a [`CacheLease`] for it lives, and a little longer. Otherwise what is
-    /// dropped goes back to the system at once.
+    /// Like `new`, but caches memory only while a [`CacheLease`] lives, and a little longer. Otherwise dropped memory
+    /// is unmapped at once.
     pub fn on_demand(budget_bytes: u64) -> Self {
         Self::with(budget_bytes, true, Keep::OnDemand(0))
     }
 
-    /// Like `new`, but keeps no more memory for reuse than is in use: what is dropped at last leaves nothing behind.
+    /// Like `new`, but caches no more memory than is in use: dropping the last region empties the cache.
     pub fn in_proportion(budget_bytes: u64) -> Self {
         Self::with(budget_bytes, true, Keep::InProportion)
     }
 
-    /// Like `new`, for memory of which only a part may ever be used: the kernel provides each page at its first use.
+    /// Like `new`, for memory that may be used only in part: the kernel provides each page at its first use.
     pub(crate) fn lazy(budget_bytes: u64) -> Self {
         Self::with(budget_bytes, false, Keep::All)
     }
@@ -59,7 +59,7 @@ impl HostMemory {
         Self { cache: Arc::new(Cache::new(budget_bytes, prefault, keep)) }
     }
 
-    /// Says that somebody will allocate again and again: memory is kept for it until the result is dropped.
+    /// Announces repeated allocations: memory is cached until the result is dropped.
     pub fn demand(&self) -> CacheLease {
         if let Keep::OnDemand(demands) = &mut self.cache.state().keep {
             *demands += 1;
@@ -67,7 +67,7 @@ impl HostMemory {
         CacheLease(self.clone())
     }
 
-    /// Gives a region of `len` bytes that starts on a page.
+    /// Allocates a region of `len` bytes that starts on a page.
     ///
     /// Its content is unspecified: zeros in fresh memory, the bytes of an earlier tensor in reused memory.
     /// Fill it before you show it. Costs a lock when memory is reused; else a few system calls, and the
@@ -89,13 +89,13 @@ impl HostMemory {
             mapping.begin();
         }
         let mut region = Region::new(Lease { mapping, cache: Arc::downgrade(&self.cache) });
-        // What the mapping has beyond the request lies idle until it is reused.
+        // The rest of a larger reused mapping lies idle.
         drop(region.split_off(len));
         Ok(region)
     }
 
-    /// Counts `len` bytes as in use, though they are elsewhere: memory of another process, which this one keeps alive. What
-    /// is kept for reuse makes room. Takes no memory. Fails when the budget has no room.
+    /// Counts `len` bytes as in use that are not allocated here: memory of another process that this one keeps alive.
+    /// Evicts cached memory if needed. Fails when the budget has no room.
     pub fn charge(&self, len: usize) -> Result<Charge, AllocError> {
         let mapped_len = Mapping::mapped_len(len)
             .ok_or_else(|| AllocError::Os { len, source: io::ErrorKind::OutOfMemory.into() })?;
@@ -104,14 +104,13 @@ impl HostMemory {
         Ok(Charge { bytes: mapped_len as u64, cache: Arc::downgrade(&self.cache) })
     }
 
-    /// Gives what is kept for reuse back to the system: for who expects no region of such a size soon. Takes milliseconds
-    /// for gigabytes.
+    /// Unmaps all cached memory, when no region of such a size is expected soon. Takes milliseconds for gigabytes.
     pub fn release_cached(&self) {
         let released = self.cache.state().shrink_cache(0);
         drop(released); // Outside the lock: unmapping is slow.
     }
 
-    /// What is held now, and what happened so far.
+    /// The current counters.
     pub fn stats(&self) -> HostMemoryStats {
         let state = self.cache.state();
         HostMemoryStats {
@@ -122,7 +121,7 @@ impl HostMemory {
         }
     }
 
-    /// Maps memory for which `take` made room, and gives the room back where the system refuses.
+    /// Maps memory for which `take` made room, and undoes that if the system refuses.
     fn map(&self, len: usize) -> Result<Arc<Populated>, AllocError> {
         let fits = if self.is_populated(len) { self.must_fit_cgroup(len as u64) } else { Ok(()) };
         let size = page_costs::preferred();
@@ -140,13 +139,13 @@ impl HostMemory {
         }
     }
 
-    /// Whether so much memory is populated ahead of its use.
+    /// Whether memory of this length is populated in advance.
     fn is_populated(&self, len: usize) -> bool {
         self.cache.prefault && len >= POPULATED_BYTES_MIN
     }
 
-    /// Refuses what the container's memory limit has no room for: the system would kill this process when it is touched. What
-    /// is kept for reuse makes room.
+    /// Refuses an allocation beyond the container's memory limit: the system would kill this process when it is
+    /// touched. Evicts cached memory if needed.
     fn must_fit_cgroup(&self, asked_bytes: u64) -> Result<(), AllocError> {
         let mut fit = cgroup::fits(asked_bytes);
         if fit != Fit::Well {
@@ -169,7 +168,8 @@ impl HostMemory {
     }
 }
 
-/// From which size on memory is populated ahead of its use: below, threads gain little, and who allocates often pays for them.
+/// The size from which memory is populated in advance: below, threads gain little, and frequent allocations pay for
+/// them.
 const POPULATED_BYTES_MIN: usize = 32 << 20;
 
 impl fmt::Debug for HostMemory {
@@ -182,8 +182,8 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// Somebody who will allocate memory again and again. With the last one, what is kept for reuse goes back to the system, which
-/// takes milliseconds for gigabytes: at once where it is little, and otherwise unless somebody else comes soon.
+/// Announces repeated allocations. With the last lease, cached memory is unmapped, which takes milliseconds for
+/// gigabytes: at once if it is little, otherwise unless another lease comes soon.
 #[derive(Debug)]
 pub struct CacheLease(HostMemory);
 
@@ -203,7 +203,7 @@ impl Drop for CacheLease {
     }
 }
 
-/// Bytes that count as in use, until this is dropped.
+/// Bytes that count as in use until this is dropped.
 pub struct Charge {
     bytes: u64,
     cache: Weak<Cache>,
@@ -229,11 +229,11 @@ pub struct HostMemoryStats {
     /// Bytes under regions that live, and those that are [charged](HostMemory::charge). With `cached_bytes`, never more than
     /// the budget.
     pub in_use_bytes: u64,
-    /// Bytes kept for reuse. They come from `in_use_bytes` when a region is dropped, and is kept.
+    /// Bytes cached for reuse. They move here from `in_use_bytes` when a region is dropped and cached.
     pub cached_bytes: u64,
     /// Regions that needed a new mapping. With `reused`, all regions ever given (empty ones aside).
     pub fresh: u64,
-    /// Regions that lie in memory of an earlier one.
+    /// Regions in reused memory.
     pub reused: u64,
 }
 

@@ -10,18 +10,17 @@ use crate::{
     source::BoxFuture,
 };
 
-/// A sink in host memory, in one piece or with each tensor where its user wants it, which the network fills in place.
+/// A sink in host memory, in one piece or with each tensor in its own memory, which the network fills in place.
 ///
-/// A range within one part is cut out of its memory: no copy, no slot, no waiting. A target that is written or dropped puts
-/// it back. So two writers can never have one byte, and [`commit`](Self::commit) cannot give away bytes that someone still
-/// writes. Costs a lock and a few tree steps per chunk; the tree has at most one piece more for each open target.
+/// A range within one part is cut out of its memory: no copy, no slot, no waiting. Writing or dropping the target puts
+/// it back. So no two writers have the same byte, and [`commit`](Self::commit) cannot return bytes that are still being
+/// written. Costs a lock and a few tree steps per chunk; the tree has at most one more piece for each open target.
 ///
 /// A range that spans parts or padding is staged, in memory of exactly its length, and copied to the parts when it is
-/// written; large tensors start chunks of their own, so that happens to few bytes. What falls between the parts goes
-/// nowhere, and may be lent to several at a time.
+/// written; large tensors start chunks of their own, so that affects few bytes. Padding is dropped, and may be lent to
+/// several at a time.
 ///
-/// The parts are written before anything is known to be whole and verified: their user must not trust them before the
-/// commit.
+/// The parts are written before they are verified: their user must not trust them before the commit.
 pub struct HostSink {
     id: Id,
     home: Arc<Home>,
@@ -36,9 +35,9 @@ impl HostSink {
         Self { id: Id::unique(), home: Arc::new(Home::new(parts)), staging }
     }
 
-    /// Receives a payload of `len_bytes` into `parts`: where each lies in the payload, and its memory. What spans
-    /// parts is staged in `staging`. Fails unless the parts are sorted, disjoint, inside of the payload, and each
-    /// as long as its memory.
+    /// Receives a payload of `len_bytes` into `parts`: the range of each in the payload, and its memory. Ranges that
+    /// span parts are staged in `staging`. Fails unless the parts are sorted, disjoint, within the payload, and each as
+    /// long as its memory.
     pub fn scatter(
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, Region)>,
@@ -48,11 +47,10 @@ impl HostSink {
         Ok(Self { id: Id::unique(), home, staging })
     }
 
-    /// Ends the writing and gives the regions back, in their order, each whole. Empty ones are the default region.
+    /// Ends the writing and returns the regions, in their order, each whole. Empty ones are the default region.
     ///
-    /// It succeeds when no byte of them is lent, whether or not all were ever filled: that is for the caller to
-    /// know. While some are lent it fails and changes nothing. After it succeeded, everything fails with
-    /// [`SinkError::Committed`].
+    /// It succeeds when no byte is lent, whether or not all were ever filled, which the caller must track. While some
+    /// are lent it fails and changes nothing. Afterwards, everything fails with [`SinkError::Committed`].
     pub fn commit(&self) -> Result<Vec<Region>, SinkError> {
         self.home.commit()
     }
@@ -72,10 +70,10 @@ impl HostSink {
         range.is_empty() || first.is_some_and(|(common, ..)| common == *range)
     }
 
-    /// The pieces are lent with the memory, so that nobody else writes them meanwhile.
+    /// The pieces are lent with the staging memory, so that nobody else writes them meanwhile.
     fn stage(&self, range: &Range<u64>) -> Result<Lent, SinkError> {
         let pieces = self.home.lend_common(range)?;
-        // What no address can hold is refused by the allocation.
+        // A length beyond the address space is refused by the allocation.
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let staging = self.staging.allocate(len)?;
         Ok(Lent::Scattered { staging, pieces })
@@ -115,7 +113,7 @@ impl fmt::Debug for HostSink {
     }
 }
 
-/// Copies what belongs into the pieces out of `staging`, which begins at `start` in the payload.
+/// Copies the bytes of the pieces out of `staging`, which begins at `start` in the payload.
 fn scatter(staging: &[u8], start: u64, pieces: Vec<Piece>) {
     for mut piece in pieces {
         // A piece lies inside of the range that was staged, whose length is a `usize`.
@@ -138,7 +136,7 @@ mod tests {
         HostMemory::new(u64::MAX)
     }
 
-    /// Parts at 2..6 and 6..10 of a payload of 12 bytes, and how their owners come back.
+    /// Parts at 2..6 and 6..10 of a payload of 12 bytes, and handles that return their owners.
     fn sink() -> (HostSink, [GiveBack<Vec<u8>>; 2]) {
         let (first, first_back) = Region::lent_by(vec![0; 4]);
         let (second, second_back) = Region::lent_by(vec![0; 4]);
@@ -265,8 +263,8 @@ mod tests {
         assert_eq!(owners[1].wait().await, Some(vec![0; 4]));
     }
 
-    /// Goal: writers on several threads never have one byte together, and a commit beside them waits for the last. Method:
-    /// each byte that a writer has keeps what it wrote.
+    /// Goal: concurrent writers never share a byte, and a concurrent commit waits for the last. Method: each byte of a
+    /// writer keeps what it wrote.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn many_writers_and_a_commit() {
         let parts = (0..16).map(|i| (i * 64 + i..i * 64 + i + 64, Region::from_owner(vec![0; 64])));
@@ -401,7 +399,7 @@ mod tests {
             }
         }
 
-        /// What a target holds is in the parts now.
+        /// The bytes of a written target are in the parts now.
         fn arrive(&mut self, i: usize) {
             let target = &self.lent[i];
             for (offset, byte) in (target.range.start..).zip(target.iter()) {

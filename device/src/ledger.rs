@@ -9,12 +9,12 @@ use tokio::sync::Notify;
 
 use crate::sink::SinkError;
 
-/// The ranges of a sink on a device that are lent, or that a copy may still write to.
+/// The ranges of a device sink that are lent, or that a copy may still write to.
 ///
-/// Why: a copy cannot be called back. A chunk that is given up while it is copied may come again, and the old copy must
-/// not land over the new bytes. So each range has an [`Entry`], which goes with the copy to the engine and ends where the
-/// engine lets go of the copy's slot, whether or not anybody waits for that. Where the engine never does, since it cannot
-/// tell the end of a copy, neither does the entry.
+/// Why: a copy cannot be cancelled. A chunk given up while it is copied may come again, and the old copy must not
+/// overwrite the new bytes. So each range has an [`Entry`], which moves with the copy to the engine and ends when the
+/// engine releases the copy's slot, whether or not anybody waits for it. If the engine never does, since the copy's end
+/// is unknown, neither does the entry.
 #[derive(Default)]
 pub(crate) struct Ledger {
     state: Mutex<State>,
@@ -23,7 +23,7 @@ pub(crate) struct Ledger {
 
 #[derive(Default)]
 struct State {
-    /// By number. Those that are lent or copied have slots, which bound them; the others are chunks that wait for one.
+    /// By number. Lent and copied ones have slots, which bound them; the others are chunks that wait for one.
     entries: BTreeMap<u64, (Range<u64>, Phase)>,
     ever: u64,
     is_committed: bool,
@@ -31,16 +31,16 @@ struct State {
 
 #[derive(PartialEq, Eq)]
 enum Phase {
-    /// There is no slot for it yet.
+    /// It waits for a slot.
     Waiting,
     /// Its writer fills it.
     Lent,
-    /// The engine has it.
+    /// The engine copies it.
     Copying,
 }
 
 impl Ledger {
-    /// Enters `range`, once no copy to it is in flight: the engine ends each. Fails at once where it is lent. Cancel safe.
+    /// Adds `range`, once no copy to it is in flight. Fails at once if it is lent. Cancel safe.
     pub(crate) async fn enter(self: &Arc<Self>, range: &Range<u64>) -> Result<Entry, SinkError> {
         loop {
             let ended = self.ended.notified();
@@ -65,7 +65,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a range waits for its slot, or a copy for its end.
+    /// Whether a range waits for a slot, or a copy for its end.
     pub(crate) fn waits(&self) -> bool {
         self.state().entries.values().any(|(_, phase)| *phase != Phase::Lent)
     }
@@ -76,7 +76,7 @@ impl Ledger {
 }
 
 impl State {
-    /// Enters `range`, and gives its number; `None` while it is copied.
+    /// Adds `range` and returns its number; `None` while it is copied.
     fn enter(&mut self, range: &Range<u64>) -> Result<Option<u64>, SinkError> {
         if self.is_committed {
             return Err(SinkError::Committed);
@@ -104,12 +104,12 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// It has its slot, and is its writer's.
+    /// Marks it as lent: it has its slot.
     pub(crate) fn lend(&mut self) {
         self.set(Phase::Lent);
     }
 
-    /// It is the engine's from now on, and keeps `kept`.
+    /// Marks it as copied by the engine, and keeps `kept` with it.
     pub(crate) fn copy(mut self, kept: impl Any + Send + Sync) -> Arc<Self> {
         self.kept = Some(Box::new(kept));
         self.set(Phase::Copying);

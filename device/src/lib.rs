@@ -1,18 +1,18 @@
-//! The memory that tensors live in, and the ways in and out of it.
+//! Tensor memory: regions, staging slots, copy engines, sources and sinks.
 //!
-//! A byte travels source → [`Slot`] → network → [`Slot`] → sink. This crate owns both ends of that way:
+//! A byte travels source → [`Slot`] → network → [`Slot`] → sink. This crate owns both ends:
 //!
 //! - [`HostMemory`] hands out large [`Region`]s of host memory within a budget, and reuses them;
 //! - [`SlotPool`] hands out [`Slot`]s: staging memory, permission and back-pressure in one value;
 //! - a [`CopyEngine`] moves bytes between slots and the memory of one kind of device ([`HostEngine`] is the
 //!   reference, and what every other engine is tested against; [`cuda`] has that of GPUs);
-//! - a [`Device`] is an engine with its slots, whatever its kind, and a [`DeviceBuffer`] memory on it;
+//! - a [`Device`] is an engine with its slots, whatever its kind, and a [`DeviceBuffer`] is memory on it;
 //! - a [`Source`] gives the bytes of a payload, a [`Sink`] takes them, wherever they lie: in one region, in many
 //!   tensors of the caller's ([`GatherSource`], [`HostSink`]), or on a device;
 //! - a [`Memfd`] is memory for another process, [`Sealed`] memory of another process that cannot change any more;
-//! - a [`Loan`] tells the owner of lent bytes when they are back; a region gives its owner back itself
+//! - a [`Loan`] tells the owner of lent bytes when they are returned; a region returns its owner itself
 //!   ([`Region::lent_by`]);
-//! - [`VolatileBytes`] are memory that another language may write while it is read here.
+//! - [`VolatileBytes`] are memory that foreign code may write while it is read here.
 //!
 //! Ownership carries the rules. A region is exclusive; a copy in flight owns its slot and holds its tensor
 //! memory; dropping a value gives its memory back, and nothing else does. The `unsafe` of the project's

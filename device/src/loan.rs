@@ -8,20 +8,20 @@ use tokio::sync::Notify;
 
 use crate::volatile::VolatileBytes;
 
-/// Lends bytes, so that their owner learns when nobody holds any of them any more.
+/// A loan of bytes, which reports to their owner when nobody holds any of them any more.
 ///
-/// Why: who lends the tensors of a version may write to them again only when the last reader is done, and QUIC
-/// keeps slices until they are acknowledged. The loan is out until it is dropped itself and so is every clone
-/// and slice of all that it lent: drop it when all is lent.
+/// Why: the lender of a version's tensors may write to them again only when the last reader is done, and QUIC keeps
+/// slices until they are acknowledged. The loan ends when it and every clone and slice of all lent bytes are dropped:
+/// drop it when everything is lent.
 ///
-/// No thread and no timer is behind it. Bytes that are leaked stay on loan for ever.
+/// It uses no thread and no timer. Leaked bytes stay on loan for ever.
 #[derive(Debug)]
 pub struct Loan {
     out: Arc<Out>,
 }
 
 impl Loan {
-    /// Begins a loan, and gives what tells of its end.
+    /// Starts a loan, and returns the handle that reports its end.
     pub fn new() -> (Self, Returned) {
         let end = Arc::new(End::default());
         let out = Arc::new(Out { end: Arc::clone(&end) });
@@ -30,36 +30,36 @@ impl Loan {
 
     /// Lends `bytes`, without a copy. Costs one small allocation.
     ///
-    /// What is returned is on loan; other clones of `bytes`, taken before, are not.
+    /// The returned bytes are on loan; clones of `bytes` taken before are not.
     pub fn lend(&self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Lent { bytes, _out: Arc::clone(&self.out) })
     }
 
-    /// The same for bytes that others may write.
+    /// Lends bytes that others may write.
     pub fn lend_volatile(&self, bytes: VolatileBytes) -> VolatileBytes {
         bytes.keep(Arc::clone(&self.out))
     }
 }
 
-/// Tells when a [`Loan`] is over. Clones tell the same.
+/// Reports the end of a [`Loan`]. Clones are equivalent.
 ///
-/// Once it said so, all that readers did with the bytes has happened before: they may be written or freed.
+/// Its report happens after all reads of the bytes: they may then be written or freed.
 #[derive(Debug, Clone)]
 pub struct Returned {
     end: Arc<End>,
 }
 
 impl Returned {
-    /// Whether the loan and all that it lent is gone. Once true, true for ever.
+    /// Whether the loan is over. Once true, true for ever.
     pub fn is_returned(&self) -> bool {
         // Pairs with the release in the drop of `Out`.
         self.end.returned.load(Ordering::Acquire)
     }
 
-    /// Resolves when the loan and all that it lent is gone, at once if that has been. It waits for as long as
-    /// the slowest reader takes: give it a deadline. Cancel safe.
+    /// Resolves when the loan is over, at once if it already is. It waits for the slowest reader: use a deadline.
+    /// Cancel safe.
     pub async fn wait(&self) {
-        // Made before the look: whoever returns in between wakes it.
+        // Created before the check, so that a return in between wakes it.
         let woken = self.end.woken.notified();
         if !self.is_returned() {
             woken.await;
@@ -67,14 +67,14 @@ impl Returned {
     }
 }
 
-/// How a loan tells that it is over.
+/// The end of a loan.
 #[derive(Debug, Default)]
 struct End {
     returned: AtomicBool,
     woken: Notify,
 }
 
-/// Shared by the loan and all that it lent. Dropped by the last of them.
+/// Shared by the loan and all lent bytes. The last drop ends the loan.
 #[derive(Debug)]
 struct Out {
     end: Arc<End>,
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_owner_of_the_bytes_is_gone_when_the_loan_is_over() {
-        /// Looks, as it is dropped, whether the loan is over already.
+        /// Checks, when it is dropped, whether the loan is over already.
         struct Owner(Returned);
         impl AsRef<[u8]> for Owner {
             fn as_ref(&self) -> &[u8] {
@@ -205,7 +205,7 @@ mod tests {
                 prop_assert!(!returned.is_returned());
             }
             drop(loan);
-            // Bytes without a byte may hold nothing, or the loan; those with bytes hold it.
+            // Empty bytes may hold nothing, or the loan; others hold it.
             held.retain(|bytes| !bytes.is_empty());
             while let Some(bytes) = held.pop() {
                 prop_assert!(!returned.is_returned());

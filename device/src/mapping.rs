@@ -2,11 +2,10 @@ use std::{io, ops::Range, os::fd::BorrowedFd, ptr, ptr::NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// One private mapping, given back by `munmap` on drop: zeroed memory from the kernel, or a file that is only read.
+/// A private memory mapping, unmapped on drop: zeroed memory from the kernel, or a read-only file.
 ///
-/// It starts on a page, so it is more than aligned for payloads (256 bytes). It owns addresses, not access: who may
-/// read and write which bytes is the business of [`Region`](crate::Region), through the one owner that a
-/// mapping is given.
+/// It starts on a page, so it is more than aligned for payloads (256 bytes). It owns addresses, not access: reads and
+/// writes are governed by [`Region`](crate::Region), through the one owner that a mapping is given.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -19,8 +18,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// The bytes that a mapping for `len` bytes occupies: whole pages. `None` where no address space could
-    /// hold it.
+    /// The length of the mapping for `len` bytes: whole pages. `None` on overflow.
     pub(crate) fn mapped_len(len: usize) -> Option<usize> {
         len.checked_next_multiple_of(PAGE_BYTES)
             .filter(|&bytes| bytes <= isize::MAX as usize)
@@ -39,9 +37,9 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps `len` bytes of a file of plain pages from `offset` on, a multiple of a page, to be read only. Fails where the
-    /// kernel refuses. Whether so many bytes are there, and stay, is for the caller to know: those that are not kill
-    /// whoever reads them.
+    /// Maps `len` bytes of a file of plain pages from `offset` on, a multiple of a page, to be read only. Fails where
+    /// the kernel refuses. The caller must ensure that so many bytes exist and stay: reading missing ones kills the
+    /// process.
     pub(crate) fn of_file(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let len = Self::mapped_len(len).ok_or(io::ErrorKind::OutOfMemory)?;
         // Private, though nobody writes: before Linux 6.7 a sealed file cannot be mapped as a shared one.
@@ -59,8 +57,8 @@ impl Mapping {
         self.len
     }
 
-    /// Lets the kernel find all of the memory now, on this thread: near it, on a machine of several nodes. Where the
-    /// kernel cannot, the first writer takes the page faults itself.
+    /// Populates all pages now, on this thread: near it, on a machine of several nodes. If the kernel cannot, the first
+    /// writer takes the page faults.
     pub(crate) fn prefault(&self) {
         let pieces = (0..self.len)
             .step_by(PIECE_BYTES)
@@ -72,13 +70,13 @@ impl Mapping {
         }
     }
 
-    /// Lets the kernel find the memory of `range` now. Changes no content, so others may read and write meanwhile. Fails
-    /// outside of this mapping, and where the kernel cannot (before Linux 5.14) or has no memory to give.
+    /// Populates the pages of `range` now. Changes no content, so others may read and write meanwhile. Fails outside of
+    /// this mapping, and if the kernel cannot (before Linux 5.14) or has no memory.
     pub(crate) fn populate(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, Advice::LinuxPopulateWrite)
     }
 
-    /// Says of which pages the memory of `range` is to be, where the kernel has not yet found it.
+    /// Advises the page size for the unpopulated memory of `range`.
     pub(crate) fn prefer(&self, size: PageSize, range: Range<usize>) {
         let advice = match size {
             PageSize::Huge => Advice::LinuxHugepage,
@@ -88,14 +86,14 @@ impl Mapping {
         let _ = self.advise(range, advice);
     }
 
-    /// Leaves this range out of what a fork copies, so that the pages under it stay the parent's own. A child that
-    /// touches it would be killed; one that only executes another program does not.
+    /// Excludes this range from forks, so that its pages stay the parent's own. A child that touches it would be
+    /// killed; one that only executes another program does not.
     pub(crate) fn keep_from_children(&self) {
         // Refused: a fork costs the parent what it costs for all other memory.
         let _ = self.advise(0..self.len, Advice::LinuxDontFork);
     }
 
-    /// Gives the kernel an advice that changes no content, nor who may read and write it.
+    /// Gives the kernel advice that changes neither content nor access.
     fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         if range.is_empty() || range.end > self.len {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -120,14 +118,14 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// A huge page of most systems. Where it is another size, pieces that begin on this one cost a little more.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What one call populates: a millisecond of kernel work or a few, so that a mapping that was let go is not held for long,
-/// and about the length of a chunk, so that several threads stay near the chunks that come first.
+/// The bytes that one call populates: a few milliseconds of kernel work, so that a released mapping is not held for
+/// long, and about the length of a chunk, so that several threads stay near the first chunks.
 pub(crate) const PIECE_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
-/// Of which pages memory is.
+/// The page size of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageSize {
-    /// Huge ones, where they can be had: large tensors touch hundreds of thousands of small ones.
+    /// Huge pages if available: large tensors touch hundreds of thousands of small ones.
     Huge,
     Small,
 }

@@ -8,11 +8,11 @@ use rustix::{
     io::{Errno, pwrite},
 };
 
-/// Memory that is written here once, and then handed to another process: a file of the kernel's without a name.
+/// A memfd: memory that is written once here, sealed, and passed to another process.
 ///
-/// It is written by system calls and not mapped, so that the writer pays one copy and no page faults. Until it is sealed
-/// nobody else should see it; once it is, nobody can change it, its writer neither. No mount has a part in it: the
-/// 64 MiB that containers have at `/dev/shm` do not bound it, the memory of the container does.
+/// It is written by system calls and not mapped, so that the writer pays one copy and no page faults. Pass it on only
+/// after it is sealed; from then on nobody can change it, not even its writer. It uses no mount: it is bounded by the
+/// container's memory, not by the 64 MiB of its `/dev/shm`.
 #[derive(Debug)]
 pub struct Memfd {
     fd: OwnedFd,
@@ -20,18 +20,18 @@ pub struct Memfd {
     written_bytes: u64,
 }
 
-/// A [`Memfd`] that nobody can change any more. Closing it gives the memory back, unless somebody else holds it.
+/// A sealed [`Memfd`], which nobody can change. Closing it frees the memory, unless another process holds it.
 #[derive(Debug)]
 pub struct SealedFd(OwnedFd);
 
-/// What a sealed one must have: its bytes cannot change, and neither can its length, nor can that be taken back.
+/// The required seals: neither bytes, length nor seals can change.
 pub(crate) const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
 impl Memfd {
-    /// Makes one of `len_bytes` zeros. Takes no memory yet: each page comes when it is first written.
+    /// Creates one of `len_bytes` zeros. Allocates nothing yet: each page comes when it is first written.
     pub fn new(len_bytes: u64) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -48,14 +48,14 @@ impl Memfd {
         self.len_bytes
     }
 
-    /// How many bytes were written so far: what was copied to make it.
+    /// The number of bytes copied into it.
     pub fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
 
-    /// Copies `bytes` to where `offset` says. One thread writes as fast as several: the kernel lets one in at a time.
+    /// Copies `bytes` to `offset`. One thread writes as fast as several: the kernel admits one at a time.
     ///
-    /// Fails beyond the end, and where the system has no memory.
+    /// Fails beyond the end, and if the system has no memory.
     pub fn write_at(&mut self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.len_bytes) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "written beyond the end"));
@@ -74,7 +74,7 @@ impl Memfd {
         Ok(())
     }
 
-    /// Sees to it that nobody ever changes it. What was not written stays zero.
+    /// Seals it. Unwritten bytes stay zero.
     pub fn seal(self) -> io::Result<SealedFd> {
         fcntl_add_seals(&self.fd, SEALS)?;
         Ok(SealedFd(self.fd))
@@ -93,7 +93,7 @@ impl AsFd for SealedFd {
     }
 }
 
-/// What it is called where a process' files are listed.
+/// Its name in listings of a process's files.
 const NAME: &str = "tensor-relay";
 
 #[cfg(test)]

@@ -4,25 +4,25 @@ use tokio::sync::oneshot;
 
 use crate::region::Keeper;
 
-/// Gives back the owner that lent its memory to a [`Region`](crate::Region), once nothing of the region is left:
-/// no part, and no [`Bytes`](bytes::Bytes) frozen from one.
+/// Returns the owner that lent its memory to a [`Region`](crate::Region), once nothing of the region is left: no part,
+/// and no [`Bytes`](bytes::Bytes) frozen from one.
 ///
-/// Dropping it tells that the owner is not wanted back: it is dropped with the last part then.
+/// After dropping this, the owner is dropped with the last part.
 pub struct GiveBack<O> {
-    /// `None` once the owner was given.
+    /// `None` once the owner was returned.
     receiver: Option<oneshot::Receiver<O>>,
 }
 
 impl<O> GiveBack<O> {
-    /// Waits until nothing of the region is left, and gives the owner; `None` if it was given before. It waits
-    /// for as long as the slowest holder takes: give it a deadline. Cancel safe.
+    /// Waits until nothing of the region is left, and returns the owner; `None` if it was returned before. It waits for
+    /// the slowest holder: use a deadline. Cancel safe.
     pub async fn wait(&mut self) -> Option<O> {
         let owner = self.receiver.as_mut()?.await.ok();
         self.receiver = None;
         owner
     }
 
-    /// Gives the owner, unless something of the region is left or it was given before.
+    /// Returns the owner, unless something of the region is left or it was returned before.
     pub fn try_take(&mut self) -> Option<O> {
         let owner = self.receiver.as_mut()?.try_recv().ok()?;
         self.receiver = None;
@@ -38,7 +38,7 @@ impl<O> fmt::Debug for GiveBack<O> {
     }
 }
 
-/// The keeper under a region that lies in somebody else's memory.
+/// The keeper of a region in a caller's memory.
 ///
 /// The owner is put into a box of its own, behind a plain pointer, before it is asked for its bytes: they may lie
 /// inside of it (an array), so it must not move, and neither must a `Box` that claims to be the only way to it.
@@ -67,7 +67,7 @@ impl<O: AsMut<[u8]> + Send + 'static> Owned<O> {
         owned
     }
 
-    /// Like `new`, but gives the owner back instead of dropping it.
+    /// Like `new`, but returns the owner instead of dropping it.
     pub(crate) fn lent(owner: O) -> (Self, GiveBack<O>) {
         let (sender, receiver) = oneshot::channel();
         let mut owned = Self::new(owner);
@@ -101,7 +101,7 @@ impl<O> Drop for Owned<O> {
         // left (`Keeper`), so nobody reaches the owner's bytes any more.
         let owner = unsafe { Box::from_raw(self.owner.as_ptr()) };
         if let Some(give_back) = self.give_back.take() {
-            // Not wanted back: dropped here.
+            // Not wanted: dropped here.
             let _ = give_back.send(*owner);
         }
     }
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_owner_that_is_not_wanted_back_is_dropped() {
-        /// Bytes, and a count of those who live.
+        /// Bytes with a count of living owners.
         struct Owner(Vec<u8>, #[expect(dead_code, reason = "counts")] Arc<()>);
         impl AsMut<[u8]> for Owner {
             fn as_mut(&mut self) -> &mut [u8] {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn an_owner_is_asked_once() {
-        /// Gives other bytes each time.
+        /// Returns other bytes each time.
         struct Fickle(Vec<Vec<u8>>);
         impl AsMut<[u8]> for Fickle {
             fn as_mut(&mut self) -> &mut [u8] {

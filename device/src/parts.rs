@@ -1,7 +1,7 @@
 use std::ops::Range;
 
-/// The places in a payload that have memory of their own, sorted and disjoint. What lies between them is padding,
-/// or tensors that nobody asked for.
+/// The ranges of a payload with memory of their own, sorted and disjoint. Between them lie padding and unselected
+/// tensors.
 ///
 /// Finding the parts of a range is a binary search, so that ten thousand tensors cost no more per chunk than ten.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub(crate) struct Parts<T> {
 }
 
 impl<T: AsRef<[u8]>> Parts<T> {
-    /// Judges the parts of a payload of `len_bytes`. Each must be as long as the bytes that it names.
+    /// Checks the parts of a payload of `len_bytes`. Each must be as long as its memory.
     pub(crate) fn new(
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, T)>,
@@ -21,7 +21,7 @@ impl<T: AsRef<[u8]>> Parts<T> {
 }
 
 impl<T> Parts<T> {
-    /// The same for memory whose bytes cannot be looked at, and are counted by `len_of`.
+    /// The same for memory whose length `len_of` returns.
     pub(crate) fn measured(
         len_bytes: u64,
         parts: impl IntoIterator<Item = (Range<u64>, T)>,
@@ -48,18 +48,17 @@ impl<T> Parts<T> {
         self.len_bytes
     }
 
-    /// The bytes that have a place.
+    /// The total length of the parts.
     pub(crate) fn placed_bytes(&self) -> u64 {
         self.ranges().map(|range| range.end - range.start).sum()
     }
 
-    /// Where the parts lie, in order.
+    /// The ranges of the parts, in order.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = &Range<u64>> {
         self.by_start.iter().map(|(range, _)| range)
     }
 
-    /// What each part has in common with `range`, in order, with the part's own range and memory. Nothing that
-    /// is empty.
+    /// The non-empty intersections of `range` with the parts, in order, with each part's range and memory.
     pub(crate) fn common_with(
         &self,
         range: &Range<u64>,
@@ -72,7 +71,7 @@ impl<T> Parts<T> {
         common.filter(|(common, ..)| !common.is_empty())
     }
 
-    /// Takes the memory out, and keeps the places.
+    /// Separates the memory from the ranges.
     pub(crate) fn split(self) -> (Parts<()>, Vec<T>) {
         let (ranges, memory): (Vec<_>, Vec<_>) = self.by_start.into_iter().unzip();
         let by_start = ranges.into_iter().map(|range| (range, ())).collect();
@@ -80,7 +79,7 @@ impl<T> Parts<T> {
     }
 }
 
-/// Why parts are none of a payload. The caller's mistake, each time.
+/// Why parts do not fit a payload. The caller is to blame.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartsError {
@@ -94,7 +93,7 @@ pub enum PartsError {
         start: u64,
         /// One past its last byte.
         end: u64,
-        /// The bytes of the memory that came with it.
+        /// The length of its memory.
         memory_bytes: u64,
     },
     /// A part ends after the payload.
@@ -125,7 +124,7 @@ pub enum PartsError {
         /// One past the last byte of that.
         previous_end: u64,
     },
-    /// A part lies in the memory of another device, or of another kind of it.
+    /// A part lies in memory of another device, or of another kind.
     #[error(
         "The part {start}..{end} of the payload lies in the memory of another device. Make a payload of the memory of \
          one device."
@@ -136,7 +135,7 @@ pub enum PartsError {
         /// One past its last byte.
         end: u64,
     },
-    /// A part lies before the one that came before it.
+    /// A part lies before its predecessor.
     #[error(
         "The part {start}..{end} came after a part that starts at {previous_start}. Give the parts in the order of \
          their places."
@@ -181,8 +180,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Places as payloads have them: some touch, some have gaps between them, some are empty. With the bytes of
-    /// the payload, which may end in padding.
+    /// Typical ranges of payloads: some touch, some have gaps between them, some are empty. With the payload's length,
+    /// which may include padding at the end.
     pub(crate) fn places() -> impl Strategy<Value = (u64, Vec<Range<u64>>)> {
         let gap_and_len = (prop_oneof![Just(0), 0u64..9], prop_oneof![1 => Just(0), 4 => 0u64..20]);
         (vec(gap_and_len, 0..8), 0u64..5).prop_map(|(parts, padding)| {

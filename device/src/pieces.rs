@@ -6,10 +6,10 @@ use std::{
 
 use crate::{parts::Parts, region::Region, sink::SinkError};
 
-/// The memory of a sink in host memory: lends pieces of it, and knows when all are home.
+/// The memory of a sink in host memory, which lends pieces and knows when all are returned.
 ///
-/// A piece is cut out of the memory and put back when it is dropped. So two writers can never have one byte, and
-/// nothing is given away that someone still writes.
+/// A piece is cut out of the memory and put back when it is dropped. So no two writers have the same byte, and nothing
+/// is returned that is still being written.
 pub(crate) struct Home {
     parts: Parts<()>,
     state: Mutex<State>,
@@ -37,7 +37,7 @@ impl Home {
         Ok(Piece { start, region, home: Arc::clone(self) })
     }
 
-    /// Lends what `range` has of each part, all of it or nothing.
+    /// Lends the intersections of `range` with the parts, all or nothing.
     pub(crate) fn lend_common(self: &Arc<Self>, range: &Range<u64>) -> Result<Vec<Piece>, SinkError> {
         let Range { start, end } = *range;
         let common: Vec<_> = self.parts.common_with(range).map(|(common, ..)| common).collect();
@@ -47,7 +47,7 @@ impl Home {
         Ok(regions.into_iter().map(piece).collect())
     }
 
-    /// Ends the lending and gives the memory of each part, unless some of it is lent.
+    /// Ends the lending and returns the memory of each part, unless some of it is lent.
     pub(crate) fn commit(&self) -> Result<Vec<Region>, SinkError> {
         let mut state = self.state();
         let pieces = state.open()?;
@@ -63,7 +63,7 @@ impl Home {
     }
 
     fn take_back(&self, start: u64, region: Region) {
-        // Only an empty piece can still be out when the memory is gone, and that leaves nothing here.
+        // Only an empty piece can be out after the commit, and it changes nothing here.
         self.state().pieces.put_back(start, region);
     }
 
@@ -71,7 +71,7 @@ impl Home {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Home pieces and `lent_bytes` fill the parts, and no two home pieces of one part touch.
+    /// Returned pieces and `lent_bytes` fill the parts, and no two returned pieces of one part touch.
     #[cfg(test)]
     pub(crate) fn check(&self, lent_bytes: u64) {
         let state = self.state();
@@ -84,7 +84,7 @@ impl Home {
     }
 }
 
-/// A part of a sink's memory on loan. Dropping it brings it home.
+/// A lent part of a sink's memory. Dropping it returns it.
 pub(crate) struct Piece {
     start: u64,
     region: Region,
@@ -92,7 +92,7 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Where in the payload it begins.
+    /// Its start in the payload.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
@@ -126,8 +126,7 @@ impl State {
     }
 }
 
-/// The memory that is not lent, by its start in the payload. None is empty, and no two touch that are
-/// neighbours in memory.
+/// The memory that is not lent, by its start in the payload. None is empty, and neighbours in memory are joined.
 #[derive(Default)]
 struct Pieces {
     by_start: BTreeMap<u64, Region>,
@@ -138,13 +137,13 @@ impl Pieces {
         self.by_start.values().map(|region| region.len() as u64).sum()
     }
 
-    /// Whether `range` is here, in one piece.
+    /// Whether `range` is here in one piece.
     fn has(&self, range: &Range<u64>) -> bool {
         let around = self.by_start.range(..=range.start).next_back();
         range.is_empty() || around.is_some_and(|(start, region)| range.end <= start + region.len() as u64)
     }
 
-    /// Takes `range` out, where all of it is here in one piece.
+    /// Takes `range` out, if it is here in one piece.
     fn cut(&mut self, range: &Range<u64>) -> Option<Region> {
         if range.is_empty() {
             return Some(Region::default());
@@ -168,7 +167,7 @@ impl Pieces {
         all_here.then(|| ranges.iter().map(cut).collect())?
     }
 
-    /// Adds a part, and makes it one with the neighbours that it touches in memory too.
+    /// Adds a piece, and joins it with its neighbours in memory.
     fn put_back(&mut self, mut start: u64, mut region: Region) {
         if region.is_empty() {
             return;

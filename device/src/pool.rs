@@ -13,7 +13,7 @@ use crate::{
     slot::Slot,
 };
 
-/// How much a [`SlotPool`] holds.
+/// The capacity of a [`SlotPool`].
 ///
 /// More slots than bandwidth × round-trip time / `slot_bytes` cannot speed a transfer up: QUIC keeps a sent
 /// slot until it is acknowledged, and this many fill the path.
@@ -21,11 +21,11 @@ use crate::{
 pub struct Capacity {
     /// The number of slots.
     pub slots: usize,
-    /// The bytes of each slot: the longest chunk that it can hold.
+    /// The bytes of each slot: the longest chunk that fits.
     pub slot_bytes: usize,
 }
 
-/// A fixed number of equal staging buffers. Waiting for one is the back-pressure of the whole pipeline.
+/// A pool of equal staging buffers. Waiting for one is the back-pressure of the whole pipeline.
 ///
 /// All memory is mapped at the start, and the kernel provides it when a slot is first used. The slot that
 /// came back last goes out first, so that a lightly used pool stays small and warm. A clone is cheap and
@@ -50,31 +50,31 @@ impl SlotPool {
         Self::in_host_memory(capacity, Some(engine))
     }
 
-    /// Waits for a slot. Who waits longest is served first. Dropping the future gives up the place and loses
-    /// nothing. There is no deadline: put one around where the holders of slots are not in your hands.
+    /// Waits for a slot, first come, first served. Dropping the future gives up the place and loses nothing. It has no
+    /// deadline of its own: add one if you do not control the holders of slots.
     pub async fn acquire(&self) -> Slot {
         let permit = self.shared.permits.acquire().await.expect("nobody closes the semaphore");
         permit.forget();
         self.shared.hand_out()
     }
 
-    /// Takes a slot where one is free and nobody waits for it.
+    /// Takes a slot if one is free and nobody waits for it.
     pub fn try_acquire(&self) -> Option<Slot> {
         self.shared.permits.try_acquire().ok()?.forget();
         Some(self.shared.hand_out())
     }
 
-    /// The slots that are free now. With those held, always the capacity.
+    /// The free slots. With those held, always the capacity.
     pub fn available(&self) -> usize {
         self.shared.permits.available_permits()
     }
 
-    /// How many slots there are, free or not, and how long each is.
+    /// The number of slots, free or not, and their length.
     pub fn capacity(&self) -> Capacity {
         self.shared.capacity
     }
 
-    /// Whether both hand out the same slots.
+    /// Whether both share the same slots.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -84,13 +84,13 @@ impl SlotPool {
         self.shared.capacity.slot_bytes
     }
 
-    /// The bytes of memory that a pool needs: more than any memory has where there are no such numbers.
+    /// The bytes of memory that a pool needs, saturating.
     pub(crate) fn memory_len(capacity: Capacity) -> Result<usize, AllocError> {
         let Capacity { slots, slot_bytes } = capacity;
         if slots == 0 || slot_bytes == 0 {
             return Err(AllocError::EmptyPool { slots, slot_bytes });
         }
-        // A product beyond all memory saturates, and the system refuses it.
+        // An overflow saturates, and the system refuses it.
         Ok(stride(slot_bytes).saturating_mul(slots))
     }
 
@@ -127,11 +127,11 @@ impl fmt::Debug for SlotPool {
     }
 }
 
-/// What a pool and its slots share. Slots hold it, so the memory outlives the last `SlotPool` where it must.
+/// The state shared by a pool and its slots. Slots hold it, so the memory may outlive the last `SlotPool`.
 pub(crate) struct Shared {
     /// The memory of free slots: at least one region for each permit that is free or just taken.
     free: Mutex<Vec<Region>>,
-    /// One permit per free slot. It keeps the order of those who wait.
+    /// One permit per free slot. It keeps waiters in order.
     permits: Semaphore,
     capacity: Capacity,
     engine: Option<Id>,
@@ -149,7 +149,7 @@ impl Shared {
         self.permits.add_permits(1);
     }
 
-    /// Gives the slot that a permit, now forgotten, stood for.
+    /// Makes the slot of a permit that is now forgotten.
     fn hand_out(self: &Arc<Self>) -> Slot {
         let region = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Slot::new(region.expect("put_back adds a region before its permit"), Arc::clone(self))
@@ -313,7 +313,7 @@ mod tests {
                 Op::GiveUp(i) if !self.waiting.is_empty() => {
                     self.waiting.remove(i % self.waiting.len());
                 }
-                // The oldest waiter is given a slot and goes away before it looks.
+                // The oldest waiter is given a slot and is dropped before it is polled.
                 Op::GiveUpServed(i) if !self.held.is_empty() => {
                     self.held.swap_remove(i % self.held.len());
                     self.waiting.pop_front();
@@ -322,7 +322,7 @@ mod tests {
             }
         }
 
-        /// A free slot went to the one who waits longest: polling from the youngest, no other is ready.
+        /// A free slot goes to the oldest waiter: polling from the youngest, no other is ready.
         fn serve(&mut self) {
             let free = SLOTS - self.out();
             let served = free.min(self.waiting.len());

@@ -14,7 +14,7 @@ use crate::{
     owner::{GiveBack, Owned},
 };
 
-/// An exclusive handle on a byte range of memory, pooled or a caller's own: what `BytesMut` is to the heap.
+/// An exclusive handle on a byte range of memory, pooled or a caller's: what `BytesMut` is to the heap.
 ///
 /// A region as it was allocated starts on a page, so that tensors in it keep their 256-byte alignment; parts
 /// start where they were cut, and a caller's memory where the caller has it. Splitting and joining move no byte,
@@ -25,12 +25,12 @@ use crate::{
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
-    /// Keeps the memory. `None` only for an empty region.
+    /// Owns the memory. `None` only for an empty region.
     keeper: Option<Arc<dyn Keeper>>,
 }
 
 impl Region {
-    /// Takes over all bytes of `keeper`, for good: they are given back by dropping it.
+    /// Takes over all bytes of `keeper`, which is dropped with the region.
     pub(crate) fn new(keeper: impl Keeper) -> Self {
         Self { start: keeper.start(), len: keeper.len(), keeper: Some(Arc::new(keeper)) }
     }
@@ -78,8 +78,8 @@ impl Region {
         Some(Self { start, len: rest, keeper: self.keeper.clone() })
     }
 
-    /// Undoes a split: one region where `next` begins right where `self` ends, in the same memory. Both come
-    /// back unchanged where they are no such neighbours.
+    /// Undoes a split: one region where `next` begins right where `self` ends, in the same memory. Otherwise both are
+    /// returned unchanged.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
         if !self.is_followed_by(&next) {
             return Err((self, next));

@@ -12,25 +12,25 @@ use rustix::{
 
 use crate::{mapping::Mapping, memfd::SEALS};
 
-/// Memory that another process wrote and sealed, mapped here to be read: no byte of it is copied.
+/// A read-only mapping of memory that another process wrote and sealed, without a copy.
 ///
-/// Why the seals: a mapped file that shrinks kills whoever reads it, and one that changes tears what is being sent. A
-/// memfd with all four of them can do neither, whatever the process does that made it. Holds no descriptor: the mapping
-/// keeps the memory, and gives it back when it is dropped, if nobody else holds it.
+/// Why the seals: a mapped file that shrinks kills its readers, and one that changes corrupts what is being sent. A
+/// memfd with all four seals can do neither, whatever its creator does. It holds no descriptor: the mapping keeps the
+/// memory until it is dropped.
 pub struct Sealed {
-    /// Bytes before the end of its last page that do not belong to it are in the mapping, but not in `len`.
+    /// The mapping includes bytes behind the end on the last page; `len` does not.
     mapping: Mapping,
     len: usize,
 }
 
 impl Sealed {
-    /// Maps all of `fd`, if it has exactly `len_bytes`, and all of them are there and can never change.
+    /// Maps all of `fd`, if it has exactly `len_bytes`, all of them written and immutable.
     ///
-    /// Not a part of it: the whole file stays in memory for as long as the mapping does, and would be counted nowhere.
-    /// Looks at every page's entry for holes; call it off the executor.
+    /// Partial mappings are refused: the whole file would stay in memory, uncounted. Checks every page for holes; call
+    /// it off the executor.
     ///
     /// # Errors
-    /// [`SealedError`] says what its owner did wrong.
+    /// [`SealedError`] says what is wrong with it.
     pub fn map(fd: impl AsFd, len_bytes: u64) -> Result<Self, SealedError> {
         let fd = fd.as_fd();
         let seals = match fcntl_get_seals(fd) {
@@ -58,8 +58,8 @@ impl Sealed {
     }
 }
 
-/// How many bytes were written without a gap from the beginning on. What the file takes is no proof: space can be reserved
-/// beyond its end, for as many pages as are missing before it.
+/// The number of bytes written without a gap from the beginning. The file's allocated size is not a proof: space can be
+/// reserved beyond its end, for as many pages as are missing before it.
 fn written_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, SealedError> {
     let taken_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES);
     match seek(fd, SeekFrom::Hole(0)) {
@@ -89,37 +89,37 @@ impl fmt::Debug for Sealed {
     }
 }
 
-/// Why a descriptor is no memory that can be lent. Who sent it is to blame.
+/// Why a descriptor is not memory that can be lent. Its sender is to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealedError {
-    /// It is a file, a pipe, or memory of another kind.
+    /// A file, a pipe, or memory of another kind.
     #[error("the descriptor is no memfd of plain pages: make one with memfd_create, and allow sealing")]
     NotAMemfd,
-    /// It could still change.
+    /// A memfd that could still change.
     #[error(
         "the memfd is not sealed: its bytes or its length could change while they are sent. Add F_SEAL_WRITE, F_SEAL_SHRINK, \
          F_SEAL_GROW and F_SEAL_SEAL before it is sent"
     )]
     NotSealed,
-    /// It is shorter or longer than it was said to be.
+    /// A memfd of another length than stated.
     #[error(
         "the memfd has {found_bytes} bytes, and was said to have {len_bytes}: lend one that holds the payload and nothing else"
     )]
     WrongLength {
-        /// How many there were said to be.
+        /// The stated length.
         len_bytes: u64,
-        /// How many it has.
+        /// The actual length.
         found_bytes: u64,
     },
-    /// Parts of it were never written: reading them here would take memory that its writer never had.
+    /// Parts of it were never written: reading them here would allocate memory.
     #[error(
         "the memfd has {found_bytes} bytes, of which only the first {written_bytes} were ever written: write all of them"
     )]
     Sparse {
-        /// How many bytes lie before the first that was not.
+        /// The bytes before the first unwritten one.
         written_bytes: u64,
-        /// Its length.
+        /// The length.
         found_bytes: u64,
     },
     /// The system refused.
@@ -133,10 +133,10 @@ impl From<Errno> for SealedError {
     }
 }
 
-/// What file systems of plain memory are called (`TMPFS_MAGIC`).
+/// The file system type of plain memory (`TMPFS_MAGIC`).
 const TMPFS: u64 = 0x0102_1994;
 
-/// The unit in which the system counts what a file takes.
+/// The unit of a file's allocated size.
 const BLOCK_BYTES: u64 = 512;
 
 #[cfg(test)]

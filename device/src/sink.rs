@@ -8,17 +8,16 @@ use crate::{
     slot::Slot, source::BoxFuture,
 };
 
-/// Where the bytes of one payload go to, wherever they shall lie.
+/// The destination of one payload's bytes.
 ///
-/// Each range is opened, filled and written; ranges may be open at the same time. A sink does not know which
-/// ranges were filled: whether the payload is complete is for its caller to keep (in tensor-relay,
-/// `protocol::Assembly`).
+/// Each range is opened, filled and written; ranges may be open at the same time. A sink does not know which ranges
+/// were filled: the caller tracks whether the payload is complete (in tensor-relay, `protocol::Assembly`).
 pub trait Sink: Send + Sync + fmt::Debug {
-    /// The bytes of the whole payload.
+    /// The length of the whole payload.
     fn len_bytes(&self) -> u64;
 
-    /// Lends memory for the bytes of `range`, of unspecified content. May wait for a staging slot, and for a copy to these
-    /// bytes that nobody waits for any more. No byte is lent twice at one time. Cancel safe.
+    /// Lends memory for the bytes of `range`, of unspecified content. May wait for a staging slot, and for an abandoned
+    /// copy to these bytes. No byte is lent twice at one time. Cancel safe.
     fn open(&self, range: Range<u64>) -> BoxFuture<'_, Result<Target, SinkError>>;
 
     /// Takes back a target that was filled; its bytes are in place when this resolves. A target that was not
@@ -26,11 +25,11 @@ pub trait Sink: Send + Sync + fmt::Debug {
     fn write(&self, target: Target) -> BoxFuture<'_, Result<(), SinkError>>;
 }
 
-/// Why a sink took no bytes.
+/// Why a sink failed to take bytes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SinkError {
-    /// The writer asked for a range that the sink does not have.
+    /// The range is out of bounds.
     #[error(
         "The bytes {start}..{end} were to be written to a sink of {len_bytes} bytes. The manifest that the writer \
          follows does not describe this sink."
@@ -40,11 +39,10 @@ pub enum SinkError {
         start: u64,
         /// One past the last byte asked for.
         end: u64,
-        /// The bytes that the sink has.
+        /// The length of the sink.
         len_bytes: u64,
     },
-    /// Some byte of the range is lent to another target. It can be opened when that one is written or
-    /// dropped.
+    /// Some byte of the range is lent to another target. Retry when that one is written or dropped.
     #[error(
         "The bytes {start}..{end} are being written already, in whole or in part. Wait for the other writer of this \
          range."
@@ -60,20 +58,20 @@ pub enum SinkError {
         "{lent_bytes} of {len_bytes} bytes are still lent to writers. Commit when all targets are written or dropped."
     )]
     StillLent {
-        /// The bytes that are lent.
+        /// The lent bytes.
         lent_bytes: u64,
-        /// The bytes that the sink has.
+        /// The length of the sink.
         len_bytes: u64,
     },
-    /// The sink gave its bytes away.
+    /// The sink is already committed.
     #[error(
         "The sink was committed, and its bytes are no longer its own. Make a new sink for a new version."
     )]
     Committed,
-    /// The target was lent by another sink. It went back there, and nothing was written.
+    /// The target belongs to another sink. It was returned there, and nothing was written.
     #[error("The target was opened by another sink. Write it to the sink that opened it.")]
     ForeignTarget,
-    /// There is no memory to stage a range that spans several places, or is longer than a slot.
+    /// No memory to stage a range that spans several places, or is longer than a slot.
     #[error("A chunk could not be staged in host memory before it goes to its place.")]
     NoMemory(#[from] AllocError),
     /// The engine could not copy the bytes to its device.
@@ -81,20 +79,19 @@ pub enum SinkError {
     Copy(#[from] CopyError),
 }
 
-/// Memory that a sink lends for one range: dereferences to exactly the range's bytes, for the network to
-/// fill.
+/// The memory that a sink lends for one range: dereferences to exactly the range's bytes.
 ///
-/// In host memory it is the destination itself, where the range lies in one place. Dropping it gives the range
-/// back unwritten.
+/// In host memory it is the destination itself, if the range lies in one place. Dropping it returns the range
+/// unwritten.
 pub struct Target {
-    /// The sink that lent it, and alone may take it.
+    /// The sink that lent it.
     pub(crate) sink: Id,
     pub(crate) range: Range<u64>,
     pub(crate) lent: Lent,
 }
 
 impl Target {
-    /// The range of the payload that this is the memory of.
+    /// The range of the payload that it holds.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
@@ -132,15 +129,15 @@ impl fmt::Debug for Target {
 pub(crate) enum Lent {
     /// The destination itself, a part of a sink in host memory.
     Piece(Piece),
-    /// A slot, from which the bytes are copied on. `len` bytes of it are the target.
+    /// A slot, from which the bytes are copied to the device. `len` bytes of it are the target.
     Staged { slot: Slot, len: usize, entry: Entry },
-    /// Memory of the range's length, from which the bytes are copied on to the pieces.
+    /// Memory of the range's length, from which the bytes are copied to the pieces.
     Scattered { staging: Region, pieces: Vec<Piece> },
-    /// Memory of the range's length, which no slot has, and from which the bytes are copied on slot by slot.
+    /// Memory of the range's length, longer than a slot, from which the bytes are copied slot by slot.
     Overlong { staging: Region, entry: Entry },
 }
 
-/// Judges a range before anything is lent for it.
+/// Checks a range before memory is lent for it.
 pub(crate) fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SinkError> {
     let Range { start, end } = *range;
     let inside = start <= end && end <= len_bytes;

@@ -10,12 +10,13 @@ use crate::{host_memory::HostMemory, id::Id, ledger::Entry, pool::Shared, region
 
 /// One staging buffer of a [`SlotPool`](crate::SlotPool): memory, permission and back-pressure at once.
 ///
-/// Who holds a slot may write its bytes and may have one chunk in flight. Dropping it gives all three back,
-/// to whoever waited longest. The content is whatever the last holder left.
+/// The holder of a slot may write its bytes and have one chunk in flight. Dropping it gives all three to the oldest
+/// waiter. The content is whatever the last holder left.
 pub struct Slot {
     region: Region,
     pool: Arc<Shared>,
-    /// What of a sink its bytes are copied to. It ends with the copy, since the engine holds the slot until then.
+    /// The entry of the sink's range that its bytes are copied to. It ends with the copy, since the engine holds the
+    /// slot until then.
     entry: Option<Arc<Entry>>,
 }
 
@@ -24,7 +25,7 @@ impl Slot {
         Self { region, pool, entry: None }
     }
 
-    /// Says what of a sink the bytes are to be copied to.
+    /// Attaches the entry of the range that the bytes are copied to.
     pub(crate) fn enter(&mut self, entry: Arc<Entry>) {
         self.entry = Some(entry);
     }
@@ -39,10 +40,10 @@ impl Slot {
         Bytes::from_owner(self).slice(..len)
     }
 
-    /// Keeps the slot's memory for good, since a failed device may still reach it, and gives its place in the pool to
-    /// ordinary memory. So nobody waits for ever for a slot, and who gets one learns that its engine refuses copies.
-    /// What the slot was being copied to is never clear again. Where there is no memory, the place is lost. Says how many
-    /// bytes are kept, and looks at none of them.
+    /// Leaks the slot's memory, since a failed device may still access it, and refills its place in the pool with
+    /// ordinary memory. So nobody waits for ever for a slot, and its next holder learns that the engine refuses copies.
+    /// The copy's destination stays marked. Without memory, the place is lost. Returns the number of leaked bytes, and
+    /// reads none of them.
     pub(crate) fn forfeit(mut self) -> usize {
         let len = self.region.len();
         mem::forget(self.entry.take());
@@ -53,7 +54,7 @@ impl Slot {
         len
     }
 
-    /// The engine that can copy from and to this slot, where one made it.
+    /// The engine that can copy from and to this slot, if one made it.
     pub(crate) fn engine(&self) -> Option<Id> {
         self.pool.engine()
     }

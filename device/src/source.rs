@@ -12,44 +12,43 @@ use bytes::Bytes;
 
 use crate::{engine::CopyError, pool::SlotPool};
 
-/// A boxed future: what makes [`Source`] and [`Sink`](crate::Sink) usable as trait objects. Costs one small
-/// allocation per chunk, which is nothing beside its megabytes.
+/// A boxed future: makes [`Source`] and [`Sink`](crate::Sink) usable as trait objects. Costs one small allocation per
+/// chunk.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Where the bytes of one payload come from, wherever they lie.
+/// The origin of one payload's bytes.
 ///
-/// Reads may run at the same time and end in any order. A source does not change while it is read.
+/// Reads may run concurrently and end in any order. A source does not change while it is read.
 pub trait Source: Send + Sync + fmt::Debug {
-    /// The bytes of the whole payload.
+    /// The length of the whole payload.
     fn len_bytes(&self) -> u64;
 
-    /// Gives the bytes of `range`, without a copy where they lie in host memory. May wait for a staging slot,
-    /// which the bytes then hold until their last clone is dropped: a reader who keeps them keeps others
-    /// waiting.
+    /// Gives the bytes of `range`, without a copy where they lie in host memory. May wait for a staging slot, which the
+    /// bytes then hold until their last clone is dropped: a reader that keeps them blocks others.
     fn read(&self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, SourceError>>;
 
-    /// Whether the bytes of `range` lie in host memory in one piece, so that a read copies nothing. For counting alone.
+    /// Whether `range` lies in host memory in one piece, so that a read copies nothing. For counters alone.
     fn is_in_place(&self, range: &Range<u64>) -> bool {
         let _ = range;
         false
     }
 
-    /// The slots of the device that reads come from, where they come from one. What was read may hold one of them.
+    /// The slots that reads come from, if any. Bytes that were read may hold one of them.
     fn slots(&self) -> Option<&SlotPool> {
         None
     }
 
-    /// Whether a read costs a device a copy, so that what was read is worth keeping for other readers.
+    /// Whether a read costs a device copy, so that its bytes are worth caching for other readers.
     fn is_costly(&self) -> bool {
         self.slots().is_some()
     }
 }
 
-/// Why a source gave no bytes.
+/// Why a source could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// The reader asked for bytes that the source does not have.
+    /// The range is out of bounds.
     #[error(
         "The bytes {start}..{end} were to be read from a source of {len_bytes} bytes. The manifest that the reader \
          follows does not describe this source."
@@ -59,21 +58,21 @@ pub enum SourceError {
         start: u64,
         /// One past the last byte asked for.
         end: u64,
-        /// The bytes that the source has.
+        /// The length of the source.
         len_bytes: u64,
     },
-    /// The bytes asked for lie in several places, or on a device, and there is no memory to bring them together.
+    /// The bytes lie in several places, or on a device, and there is no memory to gather them.
     #[error(
         "There is no memory for a copy of {asked_bytes} bytes, which do not lie in one place. Check the free memory of \
          this host, or make chunks smaller."
     )]
     NoMemory {
-        /// The length asked for.
+        /// The requested length.
         asked_bytes: u64,
-        /// What the allocator said.
+        /// The allocator's error.
         source: TryReserveError,
     },
-    /// The engine could not copy the bytes off its device.
+    /// The engine could not copy the bytes from its device.
     #[error("The source could not be copied off its device. {0}")]
     Copy(#[from] CopyError),
     /// The device gave no bytes for longer than any copy may take.
@@ -82,33 +81,33 @@ pub enum SourceError {
          keep all of its slots: look for its first error, and restart this process if there is no other."
     )]
     TimedOut {
-        /// The length asked for.
+        /// The requested length.
         asked_bytes: u64,
         /// How long the reader waited.
         waited_ms: u64,
     },
-    /// The bytes are in a file that is not any more what it was when it was published.
+    /// The file was changed since it was published.
     #[error(
         "{} changed while it was served. Write new content under another name and rename it into place.",
         path.display()
     )]
     Changed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// The bytes are in a file that the system does not let read.
+    /// The file cannot be read.
     #[error("{} could not be read: {source}.", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl SourceError {
-    /// Whether another try would fail as well: the bytes are not what they were, or never were there, or their device
-    /// failed. What the system refuses now, it may give later.
+    /// Whether a retry would fail as well: the bytes changed or never existed, or their device failed. A refusal by the
+    /// system may pass.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Copy(error) => error.is_final(),
@@ -118,13 +117,13 @@ impl SourceError {
     }
 }
 
-/// A source in host memory. Reading it copies nothing and waits for nobody.
+/// A source in host memory. Reading it neither copies nor waits.
 pub struct HostSource {
     bytes: Bytes,
 }
 
 impl HostSource {
-    /// Serves `bytes`, and shares them with every reader.
+    /// Serves `bytes`, shared with every reader.
     pub fn new(bytes: Bytes) -> Self {
         Self { bytes }
     }
@@ -156,7 +155,7 @@ impl fmt::Debug for HostSource {
     }
 }
 
-/// Judges a range before anything is read for it.
+/// Checks a range before it is read.
 pub(crate) fn check_range(range: &Range<u64>, len_bytes: u64) -> Result<(), SourceError> {
     let Range { start, end } = *range;
     let inside = start <= end && end <= len_bytes;

@@ -12,16 +12,16 @@ use bytes::Bytes;
 
 use crate::region::Region;
 
-/// Shared bytes that others may write while they are read: what [`Bytes`] is for memory that never changes.
+/// Shared bytes that others may write while they are read: what [`Bytes`] is for constant memory.
 ///
-/// Why: behind a reference the compiler takes bytes for constant, so none may ever point to memory that another language
-/// writes. This holds a pointer instead, and gives its bytes out as copies. What is copied while it is written is a
-/// mixture of old and new bytes, and nothing worse: hashing and encoding see one content of the copy.
+/// Why: behind a reference the compiler takes bytes for constant, so none may ever point to memory that another
+/// language writes. This holds a pointer instead, and gives its bytes out as copies. A copy made during a write is a
+/// mixture of old and new bytes, nothing worse: hashing and encoding see one content of the copy.
 #[derive(Clone)]
 pub struct VolatileBytes {
     start: NonNull<u8>,
     len: usize,
-    /// Keeps the memory. `None` only for no bytes.
+    /// Keeps the memory. `None` only for empty bytes.
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -49,8 +49,8 @@ impl VolatileBytes {
         self.len == 0
     }
 
-    /// Where they begin. Bytes of a [`Region`] may be written there for as long as this or a clone lives, unless somebody
-    /// reads or will read them as [`Bytes`] ([`Region::freeze_volatile`]); whether others may be, their owner knows.
+    /// Where they begin. Bytes of a [`Region`] may be written there for as long as this or a clone lives, unless
+    /// somebody reads or will read them as [`Bytes`] ([`Region::freeze_volatile`]); otherwise the owner decides.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
     }
@@ -92,7 +92,7 @@ impl VolatileBytes {
         Ok(())
     }
 
-    /// Writes all of them to `writer`, by way of a buffer that stays in the processor's cache.
+    /// Writes all of them to `writer`, through a buffer that stays in the processor's cache.
     pub fn write_to(&self, writer: &mut impl Write) -> io::Result<()> {
         let mut buffer = vec![0; self.len.min(WRITE_BYTES)];
         for start in (0..self.len).step_by(WRITE_BYTES) {
@@ -105,8 +105,8 @@ impl VolatileBytes {
     }
 }
 
-/// What is copied at once on the way to a writer. Measured with 512 MiB written to shared memory (AMD EPYC, 1 MiB of L2): 104
-/// ms by way of a buffer of this size, 95 ms without one.
+/// The size of that buffer. Measured with 512 MiB written to shared memory (AMD EPYC, 1 MiB of L2): 104 ms with a
+/// buffer of this size, 95 ms without one.
 const WRITE_BYTES: usize = 256 << 10;
 
 // SAFETY: any thread may read the bytes (`new`), and the owner may be dropped on any.
@@ -130,7 +130,7 @@ impl Region {
     }
 }
 
-/// A region that nobody writes through its own methods any more.
+/// A region that is no longer written through its own methods.
 struct Frozen(Arc<Region>);
 
 impl AsRef<[u8]> for Frozen {

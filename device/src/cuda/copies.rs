@@ -17,16 +17,16 @@ use crate::{
     slot::Slot,
 };
 
-/// The copies of an engine: those that wait for a caller's stream, and those in flight.
+/// The copies of an engine: those waiting for a caller's stream, and those in flight.
 pub(super) struct Copies {
     /// In the order in which they came. Each owns a slot, which bounds them.
     waiting: Vec<Waiting>,
     flights: Flights<InFlight>,
-    /// Which directions have rung since the last look.
+    /// Which directions have signalled since the last poll.
     rung: [bool; 2],
-    /// Callers' streams that are to wait for copies. Their threads wait for that to be arranged, which bounds them.
+    /// Callers' streams that are to wait for copies. Their threads block until that is arranged, which bounds them.
     orders: Vec<Order>,
-    /// Whether the driver refused something since the last look, so that the device itself is to be asked.
+    /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
     suspected: bool,
 }
 
@@ -41,19 +41,19 @@ struct Order {
     reply: Reply<Result<(), CudaError>>,
 }
 
-/// A copy that the device may be at work on. Dropping it keeps its slot and memory for good: only `ended` frees them.
+/// A copy that the device may be executing. Dropping it leaks its slot and memory: only `ended` releases them.
 struct InFlight {
     held: ManuallyDrop<CopyResources>,
-    /// Who waits; nobody any more once they were told that the copy is late.
+    /// The waiter's handle; `None` once it was told that the copy is late.
     done: Option<Ticket>,
-    /// Passed when the copy has ended. `None` where the driver refused to make one.
+    /// The event recorded behind the copy. `None` if the driver refused to record one.
     mark: Option<RecordedEvent>,
-    /// What went wrong when the copy was given to the device in part.
+    /// The error, if the copy was submitted only in part.
     error: Option<CudaError>,
     bytes: u64,
 }
 
-/// What a copy needs until it has ended.
+/// The slot and memory that a copy holds until it has ended.
 struct CopyResources {
     slot: Slot,
     stretches: Vec<CopySegment<CudaMemory>>,
@@ -72,7 +72,7 @@ impl Copies {
         }
     }
 
-    /// Begins a copy, now or when the streams that use its memory are past their work.
+    /// Starts a copy, now or once the streams that use its memory have passed their fences.
     pub(super) fn start(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
         match readiness(&job) {
             Some(Ok(())) => self.begin(job, gpu, setting),
@@ -83,23 +83,23 @@ impl Copies {
         }
     }
 
-    /// Reports that a copy cannot begin, and gives its slot back before that is heard.
+    /// Reports that a copy cannot start, after returning its slot.
     pub(super) fn refuse(&self, job: Job, error: &CudaError, setting: &Setting) {
         refuse(job, CopyError::DeviceFailed { device: setting.device(), source: error.clone() });
     }
 
-    /// The device rang for a copy of this direction.
+    /// Records the device's signal for a copy of this direction.
     pub(super) fn rang(&mut self, direction: Direction) {
         self.rung[direction as usize] = true;
     }
 
-    /// The driver refused something, and nothing in flight may be there to tell whether the device failed: the next look
-    /// asks.
+    /// Records that the driver refused a call: without a copy in flight to reveal a failed device, the next poll
+    /// queries it.
     pub(super) fn suspect(&mut self) {
         self.suspected = true;
     }
 
-    /// Begins the copies whose streams are past their work by now, and refuses those that have waited too long.
+    /// Starts the copies whose fences are passed by now, and refuses those that have waited too long.
     pub(super) fn start_waiting(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) {
         if self.waiting.is_empty() {
             return;
@@ -117,11 +117,11 @@ impl Copies {
         }
     }
 
-    /// Ends the copies that have ended, and tells those who wait too long. Fails where the device cannot tell whether a
-    /// copy has ended, or hangs.
+    /// Completes the copies that have ended, and reports late ones to their waiters. Fails if the device cannot tell
+    /// whether a copy has ended, or hangs.
     pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
         if std::mem::take(&mut self.suspected) {
-            // Either direction will do: what spoils a context spoils all of it. What the driver says twice holds.
+            // Either direction will do: an error spoils the whole context. An error that the driver repeats is final.
             gpu.is_idle(Direction::Out).or_else(|_| gpu.is_idle(Direction::Out))?;
         }
         for direction in Direction::BOTH {
@@ -145,8 +145,8 @@ impl Copies {
         }
     }
 
-    /// Gives up all copies: the device failed. Those of which it still says that they ended have ended; the others keep
-    /// their slots and memory for good. No stream can be made to wait for them any more.
+    /// Fails all copies after a device failure. Those that the device still reports as ended are completed; the slots
+    /// and memory of the others are leaked. No stream can be made to wait for them any more.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.refuse(waiting.job, error, setting);
@@ -165,7 +165,7 @@ impl Copies {
         }
     }
 
-    /// Takes note that a stream is to wait for all copies of a memory that were asked for so far.
+    /// Records that a stream is to wait for all copies of a memory requested so far.
     pub(super) fn order_later(
         &mut self,
         memory: Id,
@@ -175,7 +175,7 @@ impl Copies {
         self.orders.push(Order { memory, stream, reply });
     }
 
-    /// Makes the streams wait that were to wait, but for copies that have not begun: that is for later.
+    /// Makes the recorded streams wait, except for copies that have not started: those are left for later.
     pub(super) fn order_streams(&mut self, gpu: &mut Gpu) {
         for order in std::mem::take(&mut self.orders) {
             let touches = |stretches: &[CopySegment<CudaMemory>]| {
@@ -208,7 +208,7 @@ impl Copies {
         [waiting, self.flights.wake_at()].into_iter().flatten().min()
     }
 
-    /// Gives a copy to the device.
+    /// Submits a copy to the device.
     fn begin(&mut self, job: Job, gpu: &mut Gpu, setting: &Setting) {
         let Job { direction, slot, stretches, done } = job;
         let held = ManuallyDrop::new(CopyResources { slot, stretches });
@@ -217,7 +217,7 @@ impl Copies {
             flight.error = Some(error.into());
         }
         if flight.bytes == 0 {
-            // The device has nothing of it. Where it was refused, that may be the first sign of a device that failed.
+            // Nothing was submitted. A refusal may be the first sign of a failed device.
             if flight.error.is_some() {
                 self.suspect();
             }
@@ -226,16 +226,16 @@ impl Copies {
         setting.counters.copies_begun.add(1);
         flight.mark = gpu.mark(direction).ok();
         if let Some(mark) = &flight.mark {
-            // Where no ring comes, the copy is asked after.
+            // Without a signal, the copy is polled.
             let _ = gpu.ring(direction, mark);
         }
         self.flights.begin(direction, flight, Instant::now());
     }
 
-    /// Ends the copies of one direction that have ended; says how many.
+    /// Completes the ended copies of one direction and returns their number.
     fn end_all(&mut self, direction: Direction, gpu: &mut Gpu, setting: &Setting) -> Result<u64, CudaError> {
         let mut ended = 0;
-        // Asked twice where the driver refuses: what it says twice holds.
+        // Queried twice if the driver refuses: a repeated error is final.
         while self.has_ended(direction, gpu).or_else(|_| self.has_ended(direction, gpu))? {
             if let Some((flight, late)) = self.flights.land(direction) {
                 self.end(direction, flight, late, gpu, setting);
@@ -245,8 +245,8 @@ impl Copies {
         Ok(ended)
     }
 
-    /// Whether the oldest copy of one direction has ended. The copies of a stream end in order: one without a mark of its
-    /// own has ended when a later one has, or when the stream is idle.
+    /// Whether the oldest copy of one direction has ended. Copies of a stream end in order: one without an event has
+    /// ended when a later one has, or when the stream is idle.
     fn has_ended(&self, direction: Direction, gpu: &Gpu) -> Result<bool, DriverError> {
         let mut flights = self.flights.lane(direction).peekable();
         if flights.peek().is_none() {
@@ -258,7 +258,7 @@ impl Copies {
         }
     }
 
-    /// Ends a copy that has ended.
+    /// Completes an ended copy.
     fn end(&self, direction: Direction, mut flight: InFlight, late: bool, gpu: &mut Gpu, setting: &Setting) {
         if let Some(mark) = flight.mark.take() {
             gpu.recycle(mark);
@@ -276,7 +276,7 @@ impl Copies {
         flight.ended(setting);
     }
 
-    /// Tells those who wait for a copy that it takes too long. Its slot and memory stay where they are.
+    /// Reports late copies to their waiters. Slots and memory stay held.
     fn tell_late(&mut self, now: Instant, setting: &Setting) {
         for flight in self.flights.newly_late(now) {
             setting.counters.copies_quarantined.add(1);
@@ -290,7 +290,7 @@ impl Copies {
 }
 
 impl InFlight {
-    /// Puts the stretches on the stream, up to the first that the driver refuses.
+    /// Submits the segments to the stream, up to the first one that the driver refuses.
     fn enqueue(&mut self, direction: Direction, gpu: &Gpu) -> Result<(), DriverError> {
         let CopyResources { slot, stretches } = &mut *self.held;
         // The last time that this thread makes a reference to the slot's bytes before the copy has ended.
@@ -304,8 +304,8 @@ impl InFlight {
         Ok(())
     }
 
-    /// Lets go of slot and memory: to be called when the device has nothing of the copy any more. Memory goes first:
-    /// whoever sees the copy ended may be sure that it holds nothing.
+    /// Releases slot and memory, once the device no longer uses them. Memory is released first, so that whoever sees
+    /// the copy ended knows that it holds nothing.
     fn ended(self, setting: &Setting) {
         let CopyResources { slot, stretches } = ManuallyDrop::into_inner(self.held);
         drop(stretches);
@@ -323,8 +323,8 @@ impl InFlight {
     }
 }
 
-/// Keeps what a copy uses for good, since nobody knows whether it runs. Its slot's place in the pool is given to ordinary
-/// memory, so that whoever waits for a slot learns that the device failed.
+/// Leaks the slot and memory of a copy, whose end is unknown. The slot's place in the pool is refilled with ordinary
+/// memory, so that waiters for a slot get one and learn of the failure.
 fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) {
     let counters = &setting.counters;
     counters.copies_kept.add(1);
@@ -340,14 +340,14 @@ fn keep(mut flight: InFlight, late: bool, error: &CudaError, setting: &Setting) 
     }
 }
 
-/// Gives the slot of a copy back that did not begin, and then says why it did not.
+/// Returns the slot of a copy that did not start, then reports the error.
 fn refuse(job: Job, error: CopyError) {
     let Job { slot, stretches, done, .. } = job;
     drop((slot, stretches));
     done.finish(Err(error));
 }
 
-/// Whether all streams that use the memory of a copy are past their work: `None` while one is not.
+/// Whether all fences of a copy's memory are passed: `None` while one is not.
 fn readiness(job: &Job) -> Option<Result<(), CudaError>> {
     job.stretches
         .iter()

@@ -8,24 +8,24 @@ use cudarc::driver::sys::CUdevice_attribute;
 
 use super::{driver::Driver, error::CudaError, gpu, probe::probe, share::DeviceUuid};
 
-/// What the driver says of a device, without a context on it.
+/// The properties of a device that the driver reports without a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Which one: `cuda:0` is 0. Counted among those that this process sees (`CUDA_VISIBLE_DEVICES`).
+    /// The ordinal: `cuda:0` is 0. Counted among the devices visible to this process (`CUDA_VISIBLE_DEVICES`).
     pub ordinal: usize,
     /// Its model: `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Where it is on the PCI bus: `0000:17:00.0`. The same device has the same place in NVML and in sysfs.
+    /// The PCI bus address: `0000:17:00.0`, the same in NVML and in sysfs.
     pub pci_bus_id: String,
-    /// What it is called in every process, whichever devices that sees; `None` where the driver does not tell.
+    /// The UUID, the same in every process; `None` if the driver does not report it.
     pub uuid: Option<DeviceUuid>,
-    /// Its generation: (9, 0) for Hopper.
+    /// The architecture: (9, 0) for Hopper.
     pub compute_capability: (u32, u32),
-    /// Its memory.
+    /// The size of its memory.
     pub total_bytes: u64,
 }
 
-/// All devices that this process sees. Fails where there is no CUDA, and says what is missing.
+/// All devices visible to this process. Fails without CUDA, and says what is missing.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     let driver = probe()?;
     ask_aside("the CUDA driver", move || {
@@ -33,10 +33,10 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     })
 }
 
-/// How much memory of a device is free, and how much there is.
+/// The free and total memory of a device.
 ///
-/// Asks the driver in a context, on a thread of its own: that takes some hundred milliseconds, and as many megabytes of
-/// the device meanwhile, where nothing else in this process uses it. NVML knows the same for less.
+/// Queries the driver in a context, on a thread of its own: that takes some hundred milliseconds, and as many megabytes
+/// of the device meanwhile, unless this process uses it already. NVML reports the same for less.
 pub fn device_memory(ordinal: usize) -> Result<DeviceMemory, CudaError> {
     let driver = probe()?;
     ask_aside(&format!("cuda:{ordinal}"), move || {
@@ -45,16 +45,16 @@ pub fn device_memory(ordinal: usize) -> Result<DeviceMemory, CudaError> {
     })
 }
 
-/// The memory of a device.
+/// The free and total memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that nobody has.
+    /// The free bytes.
     pub free_bytes: u64,
-    /// All of them.
+    /// The total bytes.
     pub total_bytes: u64,
 }
 
-/// Asks the driver something on a thread of its own, so that a driver that never answers holds up nobody.
+/// Runs a driver query on a thread of its own, so that a driver that never answers blocks nobody.
 pub(super) fn ask_aside<T: Send + 'static>(
     whom: &str,
     question: impl FnOnce() -> Result<T, CudaError> + Send + 'static,
@@ -74,7 +74,8 @@ pub(super) fn ask_aside<T: Send + 'static>(
     })
 }
 
-/// Loading the driver, or making a context, takes seconds at most, unless a device is in trouble.
+/// The deadline of such a query. Loading the driver or making a context takes seconds at most, unless a device is in
+/// trouble.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl DeviceInfo {

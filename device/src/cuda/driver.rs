@@ -1,4 +1,4 @@
-//! The second circle: each call as a function that returns a `Result`.
+//! The second layer: each driver call as a function that returns a `Result`.
 
 mod sharing;
 
@@ -20,7 +20,7 @@ use super::{
     version::Version,
 };
 
-/// The CUDA driver of this process: there, new enough, and with a device.
+/// The CUDA driver of this process: loaded, new enough, and with a device.
 #[derive(Clone, Copy)]
 pub struct Driver {
     symbols: &'static Symbols,
@@ -34,17 +34,17 @@ impl Driver {
         self.version
     }
 
-    /// How many devices this process sees: `cuda:0` and on.
+    /// The number of devices visible to this process.
     pub fn devices(&self) -> usize {
         self.devices
     }
 
-    /// The driver with these functions, of which nothing else is known yet: the probe asks.
+    /// A driver with these functions, not yet probed.
     pub(super) fn new(symbols: &'static Symbols) -> Self {
         Self { symbols, version: Version::UNKNOWN, devices: 0 }
     }
 
-    /// Asks for the version and learns it.
+    /// Queries and stores the version.
     pub(super) fn ask_version(&mut self) -> Result<Version, DriverError> {
         let mut version: c_int = 0;
         // SAFETY: the driver writes one number to a local.
@@ -60,7 +60,7 @@ impl Driver {
         self.check("cuInit", code)
     }
 
-    /// Asks for the number of devices and learns it. The driver must be initialised.
+    /// Queries and stores the number of devices. The driver must be initialised.
     pub(super) fn ask_devices(&mut self) -> Result<usize, DriverError> {
         let mut devices: c_int = 0;
         // SAFETY: the driver writes one number to a local.
@@ -90,7 +90,7 @@ impl Driver {
         Ok(text_of(&name))
     }
 
-    /// Where the device is on the PCI bus, as sysfs writes it: `0000:17:00.0`.
+    /// The PCI bus address of the device, as sysfs writes it: `0000:17:00.0`.
     pub(super) fn pci_bus_id(&self, device: CUdevice) -> Result<String, DriverError> {
         let mut id = [0; 32];
         // SAFETY: the driver writes a string and its zero into the array, whose length it is given.
@@ -119,7 +119,7 @@ impl Driver {
         Ok(bytes as u64)
     }
 
-    /// Holds the device's primary context: the one that everything in a process shares that does not insist on its own.
+    /// Retains the device's primary context, which is shared by all of the process that does not make its own.
     pub(super) fn retain(&self, device: CUdevice) -> Result<CUcontext, DriverError> {
         let mut context: CUcontext = ptr::null_mut();
         // SAFETY: the driver writes one handle to a local.
@@ -128,7 +128,7 @@ impl Driver {
         Ok(context)
     }
 
-    /// Lets go of the primary context, once for each `retain`.
+    /// Releases the primary context, once for each `retain`.
     ///
     /// # Safety
     ///
@@ -139,7 +139,7 @@ impl Driver {
         self.check("cuDevicePrimaryCtxRelease_v2", code)
     }
 
-    /// Makes the context the calling thread's.
+    /// Makes the context current on the calling thread.
     ///
     /// # Safety
     ///
@@ -150,8 +150,9 @@ impl Driver {
         self.check("cuCtxSetCurrent", code)
     }
 
-    /// Lets this thread allocate and query while somebody else in the process captures a graph. Without it, such a call
-    /// would be refused, and end their capture. None of this thread's streams is ever captured.
+    /// Relaxes this thread's capture mode, so that it may allocate and query while another thread captures a graph.
+    /// Otherwise such a call would be refused and invalidate the capture. None of this thread's streams is ever
+    /// captured.
     pub(super) fn relax_capture(&self) {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         if let Some(exchange) = self.symbols.cuThreadExchangeStreamCaptureMode {
@@ -170,7 +171,7 @@ impl Driver {
         Ok((free as u64, total as u64))
     }
 
-    /// Takes device memory: at least 256-byte aligned. Its content is whatever the last user left.
+    /// Allocates device memory: at least 256-byte aligned, of arbitrary content.
     pub(super) fn allocate(&self, len: usize) -> Result<u64, DriverError> {
         let mut address: u64 = 0;
         // SAFETY: the driver writes one address to a local.
@@ -179,7 +180,7 @@ impl Driver {
         Ok(address)
     }
 
-    /// Gives back what `allocate` gave. May wait for all that the device does.
+    /// Frees memory of `allocate`. May wait for all work on the device.
     ///
     /// # Safety
     ///
@@ -212,7 +213,7 @@ impl Driver {
         self.check("cuMemHostUnregister", code)
     }
 
-    /// A stream that neither waits for the legacy default stream nor lets that wait.
+    /// Creates a stream that does not synchronise with the legacy default stream.
     pub(super) fn new_stream(&self) -> Result<CUstream, DriverError> {
         let mut stream: CUstream = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -231,7 +232,7 @@ impl Driver {
         self.check("cuStreamDestroy_v2", code)
     }
 
-    /// Whether all that was put on the stream has ended.
+    /// Whether all work on the stream has ended.
     ///
     /// # Safety
     ///
@@ -276,7 +277,7 @@ impl Driver {
         self.check("cuEventDestroy_v2", code)
     }
 
-    /// Puts the event on the stream, behind all that is there now.
+    /// Records the event on the stream, behind all work there.
     ///
     /// # Safety
     ///
@@ -287,7 +288,7 @@ impl Driver {
         self.check("cuEventRecord", code)
     }
 
-    /// Whether all that was on the stream when the event was recorded has ended.
+    /// Whether all work before the event's last record has ended.
     ///
     /// # Safety
     ///
@@ -298,7 +299,7 @@ impl Driver {
         self.check_ready("cuEventQuery", code)
     }
 
-    /// Makes what is put on the stream from now on wait for the event, as it was recorded last.
+    /// Makes later work on the stream wait for the event's last record.
     ///
     /// # Safety
     ///
@@ -309,7 +310,7 @@ impl Driver {
         self.check("cuStreamWaitEvent", code)
     }
 
-    /// Puts a copy from the device on the stream.
+    /// Submits a copy from the device to the stream.
     ///
     /// # Safety
     ///
@@ -327,7 +328,7 @@ impl Driver {
         self.check("cuMemcpyDtoHAsync_v2", code)
     }
 
-    /// Puts a copy to the device on the stream.
+    /// Submits a copy to the device to the stream.
     ///
     /// # Safety
     ///
@@ -344,8 +345,8 @@ impl Driver {
         self.check("cuMemcpyHtoDAsync_v2", code)
     }
 
-    /// Has a thread of the driver's call `function` when all that is on the stream has ended. It is not called where the
-    /// context fails before that.
+    /// Has a driver thread call `function` when all work on the stream has ended. It is not called if the context fails
+    /// before that.
     ///
     /// # Safety
     ///
@@ -388,7 +389,7 @@ impl Driver {
         }
     }
 
-    /// What the driver says of a code.
+    /// The driver's text for a code.
     fn describe(
         &self,
         ask: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
@@ -415,7 +416,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// The driver's codes that mean something to the program, and not only to whoever reads them.
+/// The driver's codes that the program handles.
 const SUCCESS: Code = 0;
 pub(super) const OUT_OF_MEMORY: Code = 2;
 pub(super) const STUB_LIBRARY: Code = 34;
@@ -423,7 +424,7 @@ pub(super) const NO_DEVICE: Code = 100;
 const NOT_READY: Code = 600;
 pub(super) const NOT_REGISTERED: Code = 713;
 
-/// A string that the driver wrote.
+/// Converts a string that the driver wrote.
 fn text_of(written: &[c_char]) -> String {
     let bytes: Vec<u8> = written
         .iter()

@@ -24,15 +24,15 @@ use crate::{
 
 /// The copy engine of one CUDA device.
 ///
-/// It works in the device's primary context, which it shares with whatever else in the process uses the device, PyTorch
-/// among it; and on streams of its own, which no other waits for. Copies in both directions run at once.
+/// It uses the device's primary context, shared with the rest of the process, PyTorch included, and streams of its own,
+/// which no other stream waits for. Copies in both directions run at once.
 ///
 /// Every driver call is made by one thread of its own. Asking for a copy is a message to it, and costs its thread a few
-/// microseconds. Dropping the engine returns at once: the thread ends when all copies have, and everything that the engine
-/// gave out is back.
+/// microseconds. Dropping the engine returns at once: the thread ends when all copies have, and all its memory has been
+/// returned.
 ///
-/// Nobody in the process may reset the device (`cudaDeviceReset`) while the engine lives. Where somebody does, copies
-/// fail, and what they used is kept for good; slots stay memory that may be read.
+/// Nobody in the process may reset the device (`cudaDeviceReset`) while the engine lives. After a reset, copies fail
+/// and their memory is leaked; slots stay readable.
 pub struct CudaEngine {
     id: Id,
     info: DeviceInfo,
@@ -58,50 +58,50 @@ impl CudaEngine {
         &self.inbox
     }
 
-    /// How it behaves.
+    /// Its options.
     pub(super) fn options(&self) -> &CudaOptions {
         &self.options
     }
 
-    /// Which device it is.
+    /// The device's properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// What the engine did so far, and what it holds.
+    /// The engine's counters.
     pub fn stats(&self) -> CudaStats {
         self.counters.read()
     }
 
-    /// Why the device does nothing any more, once it failed: every copy is refused then, for the rest of the process.
+    /// The device failure, if it failed: every copy is refused from then on, for the rest of the process.
     pub fn failure(&self) -> Option<&CudaError> {
         self.counters.failure.get()
     }
 
-    /// Makes a fence of the place where `stream` is now: passed when all has ended that is on it before this returns. The
-    /// calling thread waits for no device.
+    /// Records a fence on `stream`: passed when all work on it at the return of this call has ended. The calling thread
+    /// waits for no device.
     pub fn fence(&self, stream: StreamHandle) -> Result<Fence, CudaError> {
         self.inbox.ask(|reply| Command::Fence(stream, reply))?
     }
 
-    /// The handle of a stream of the engine's own, for those who hand tensors over: they make it wait for their work, as
-    /// DLPack's `stream` asks for, and [`fence_intake`](Self::fence_intake) tells when that is done. So no stream of
-    /// anybody else's waits for anything. It lives as long as the engine, and nothing else may be put on it.
+    /// The intake: a stream of the engine's own, passed to producers of tensors as DLPack's `stream` argument. They
+    /// make it wait for their work, and [`fence_intake`](Self::fence_intake) reports when that is done, so that no
+    /// foreign stream waits for anything. It lives as long as the engine, and nothing else may be submitted to it.
     pub fn intake(&self) -> Result<usize, CudaError> {
         self.inbox.ask(Command::Intake)?
     }
 
-    /// Makes a fence of the place where that stream is now: passed when all is done that it was made to wait for.
+    /// Records a fence on the intake: passed when all work that it was made to wait for has ended.
     pub fn fence_intake(&self) -> Result<Fence, CudaError> {
         self.inbox.ask(Command::FenceIntake)?
     }
 
-    /// Makes memory of the caller's a memory that this engine copies from and to, in place. No copy of it begins before
-    /// `after` is passed. The engine waits for that by asking now and then, so no stream is kept waiting; a copy that
-    /// waits for longer than the option `fence_timeout` fails.
+    /// Lends the caller's memory to this engine, which copies from and to it in place. No copy of it begins before
+    /// `after` is passed. The engine polls for that, so no stream is kept waiting; a copy that waits longer than the
+    /// option `fence_timeout` fails.
     ///
-    /// `owner` keeps the memory: it is dropped when no copy uses it any more and nobody holds the result. That may be on
-    /// the engine's thread: dropping it must not wait for a lock that somebody holds who asks this engine for something.
+    /// `owner` keeps the memory: it is dropped when no copy uses it any more and the result is dropped. That may be on
+    /// the engine's thread: its destructor must not wait for a lock held by a caller of this engine.
     ///
     /// # Safety
     ///
@@ -185,7 +185,7 @@ impl fmt::Debug for CudaEngine {
 
 impl Drop for CudaEngine {
     fn drop(&mut self) {
-        // Where the thread is gone, it has ended already.
+        // Without the thread, the engine has ended already.
         let _ = self.inbox.tell(Command::Close);
     }
 }

@@ -2,45 +2,45 @@ use std::{fmt, time::Duration};
 
 use super::version::Version;
 
-/// Why CUDA cannot be used, or a call of it failed. Says what is missing and what to do.
+/// Why CUDA cannot be used, or a call failed: what is missing and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver library that could be loaded.
+    /// No driver library could be loaded.
     #[error(
         "The CUDA driver's library libcuda.so.1 could not be loaded: {reason}. Install NVIDIA's driver; in a container, \
          start it with access to GPUs (docker run --gpus all)."
     )]
     NoLibrary {
-        /// What the loader said.
+        /// The loader's message.
         reason: String,
     },
-    /// A driver library was loaded that is none, or a very old one.
+    /// The loaded library is not a driver, or a very old one.
     #[error(
         "The CUDA driver's library has no function {symbol}. It is older than CUDA {}, or no driver: look for another \
          libcuda.so in LD_LIBRARY_PATH.",
         Version::OLDEST
     )]
     NoSymbol {
-        /// The first function that is missing.
+        /// The first missing function.
         symbol: &'static str,
     },
-    /// The driver is older than what this was made for.
+    /// The driver is too old.
     #[error(
         "The CUDA driver supports CUDA {found}, and {} is needed. Update NVIDIA's driver.",
         Version::OLDEST
     )]
     DriverTooOld {
-        /// What the driver says of itself.
+        /// The driver's version.
         found: Version,
     },
-    /// The library is the toolkit's stub, which only linkers should see.
+    /// The library is the toolkit's stub, which is for linkers.
     #[error(
         "The CUDA library that was loaded is the toolkit's stub and no driver. Take the toolkit's folder `stubs` out of \
          LD_LIBRARY_PATH."
     )]
     Stub,
-    /// There is a driver, and nothing for it to drive.
+    /// There is a driver, but no device.
     #[error(
         "There is a CUDA driver and no device that this process may use. Look at nvidia-smi and at \
          CUDA_VISIBLE_DEVICES; in a container, start it with access to GPUs (docker run --gpus all)."
@@ -49,30 +49,30 @@ pub enum CudaError {
     /// There are devices, but not this one.
     #[error("There is no device cuda:{ordinal}. This process sees {}.", Devices(*devices))]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested ordinal.
         ordinal: usize,
-        /// How many there are.
+        /// The number of devices.
         devices: usize,
     },
     /// The driver refused a call.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The system gave no thread for the engine.
+    /// The engine's thread could not be started.
     #[error("The system gave no thread for the engine of {device}: {reason}.")]
     NoThread {
-        /// The engine that was to be.
+        /// The engine's device.
         device: String,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
-    /// The engine's thread did not answer in time: the driver holds it in a call. It comes to the question later: a
-    /// stream that was named in it must never be destroyed.
+    /// The engine's thread did not answer in time: a driver call blocks it. It handles the request later, so a stream
+    /// named in it must never be destroyed.
     #[error(
         "The engine of {device} did not answer within {waited:?}: the driver holds its thread in a call. The device hangs, \
          or another program keeps it busy; look at nvidia-smi and at the kernel's log for Xid messages."
     )]
     NoAnswer {
-        /// Which engine.
+        /// The engine's device.
         device: String,
         /// How long the caller waited.
         waited: Duration,
@@ -80,26 +80,26 @@ pub enum CudaError {
     /// The engine has ended.
     #[error("The engine of {device} has stopped. Open it again.")]
     Stopped {
-        /// Which engine.
+        /// The engine's device.
         device: String,
     },
-    /// A copy did not end for so long that nobody may count on it any more.
+    /// A copy is so late that the device counts as hung.
     #[error(
         "A copy on {device} did not end within {waited:?}: the device hangs. Look at the kernel's log for Xid messages, \
          and start this process again."
     )]
     Hangs {
-        /// Which engine.
+        /// The engine's device.
         device: String,
         /// How long the engine waited.
         waited: Duration,
     },
-    /// The caller's stream records a graph, where an event says nothing of when work is done.
+    /// The caller's stream is capturing a graph, where an event does not tell when work is done.
     #[error(
         "The stream is being captured into a graph. Hand tensors over before the capture begins, or after it ends."
     )]
     Capturing,
-    /// The per-thread default stream is another one on each thread, so it cannot be handed to the engine's.
+    /// The per-thread default stream differs on each thread, so it cannot be passed to the engine's.
     #[error(
         "The per-thread default stream cannot be named to another thread. Use a stream of your own, or the legacy \
          default stream."
@@ -107,27 +107,27 @@ pub enum CudaError {
     PerThreadStream,
 }
 
-/// What the driver said when it refused a call.
+/// The driver's error for a refused call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverError {
-    /// The function that was called.
+    /// The called function.
     pub call: &'static str,
-    /// The driver's number for what went wrong.
+    /// The error code.
     pub code: u32,
-    /// The driver's name for it: `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// The code's name: `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
-    /// The driver's sentence about it.
+    /// The driver's description.
     pub text: String,
 }
 
 impl DriverError {
-    /// What was refused, without advice: for whoever knows better what that means there.
+    /// The refusal without advice, for callers that give their own.
     pub(super) fn refusal(&self) -> String {
         let Self { call, code, name, text } = self;
         format!("The CUDA driver refused {call} with {name} ({code}): {text}.")
     }
 
-    /// What a person can do about it, where that is known.
+    /// Advice for the user, if there is any.
     pub fn advice(&self) -> Option<&'static str> {
         Some(match self.code {
             2 => "Release memory of the device, or set smaller budgets.",
@@ -161,7 +161,7 @@ impl fmt::Display for DriverError {
 
 impl std::error::Error for DriverError {}
 
-/// A number of devices, as a person reads it.
+/// Formats a number of devices.
 struct Devices(usize);
 
 impl fmt::Display for Devices {

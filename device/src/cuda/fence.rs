@@ -13,26 +13,26 @@ use super::{
     inbox::{Command, Inbox},
 };
 
-/// A stream of the caller's, on which kernels use the tensors that are handed over, and what keeps it.
+/// A caller's stream on which kernels use the tensors that are handed over, with its keeper.
 ///
-/// Every holder of a clone may use the stream: an engine's thread too, when it comes to a question that nobody waits
-/// for any more ([`CudaError::NoAnswer`]). Nothing here ever waits for a caller's stream with a thread, nor lets it wait for
-/// more than it is asked to.
+/// Every holder of a clone may use the stream, even an engine's thread that handles a request after its caller gave up
+/// ([`CudaError::NoAnswer`]). No thread here ever blocks on a caller's stream, and the stream waits for nothing that
+/// was not requested.
 #[derive(Clone)]
 pub struct StreamHandle {
     raw: usize,
-    /// Dropped by the engine's thread, as a rule: that must not wait for a lock that somebody holds who asks this engine for
-    /// something. `None` for the default stream, which nobody destroys.
+    /// Keeps the stream alive. Usually dropped by the engine's thread, so its destructor must not wait for a lock held
+    /// by a caller of this engine. `None` for the default stream, which is never destroyed.
     _keeper: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl StreamHandle {
-    /// The legacy default stream of the device's primary context: where kernels run that name no stream, PyTorch's
-    /// default among them.
+    /// The legacy default stream of the device's primary context, on which kernels run that name no stream; PyTorch's
+    /// default too.
     pub const LEGACY: Self = Self { raw: 1, _keeper: None };
 
-    /// The stream with this handle: a `CUstream`, which is also what a `cudaStream_t` is, and what PyTorch calls
-    /// `stream.cuda_stream`. Null is the legacy default stream.
+    /// Wraps a stream handle: a `CUstream`, a `cudaStream_t`, or PyTorch's `stream.cuda_stream`. Null is the legacy
+    /// default stream.
     ///
     /// Refuses the per-thread default stream (2), which is another one on the engine's thread.
     ///
@@ -66,9 +66,9 @@ impl fmt::Debug for StreamHandle {
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
-/// A place on a stream: passed when all that was on the stream when it was made has ended.
+/// A position on a stream: passed when all work submitted before it has ended.
 ///
-/// An event behind a safe face. Clones are the same place.
+/// A safe wrapper of an event. Clones are the same position.
 #[derive(Clone)]
 pub struct Fence {
     shared: Arc<Shared>,
@@ -87,20 +87,20 @@ impl Fence {
         seen.unwrap_or_else(|| Err(CudaError::Stopped { device: self.shared.inbox.device().into() }))
     }
 
-    /// Whether the fence is passed, as far as is known: no driver is asked. `None` while it is not.
+    /// Whether the fence is known to be passed, without a driver call. `None` while it is not.
     pub fn verdict(&self) -> Option<Result<(), CudaError>> {
         self.shared.verdict.borrow().clone()
     }
 
-    /// Makes what is put on `stream` from now on wait for this fence. The calling thread waits for no device. Fails when
-    /// the device did.
+    /// Makes later work on `stream` wait for this fence. The calling thread waits for no device. Fails after a device
+    /// failure.
     pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
         if let Some(verdict) = self.verdict() {
             return verdict;
         }
         let id = self.shared.id;
         self.shared.inbox.ask(|reply| Command::WaitFence(id, stream, reply))??;
-        // Where the fence failed meanwhile, the thread had nothing any more that the stream could wait for.
+        // If the fence failed meanwhile, the thread had nothing left for the stream to wait for.
         match self.verdict() {
             Some(Err(error)) => Err(error),
             _ => Ok(()),
@@ -117,10 +117,10 @@ impl fmt::Debug for Fence {
     }
 }
 
-/// How a fence learns whether it is passed: nothing yet, or how it ended.
+/// A fence's state: `None` until it is passed or failed.
 pub(super) type Verdict = watch::Receiver<Option<Result<(), CudaError>>>;
 
-/// The fence proper. The last clone gives its event back.
+/// The state shared by a fence's clones. The last one returns its event.
 struct Shared {
     id: u64,
     verdict: Verdict,
@@ -129,13 +129,13 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Where the thread is gone, so are its events.
+        // Without the thread, its events are gone too.
         let _ = self.inbox.tell(Command::DropFence(self.id));
     }
 }
 
-/// When a fence that nobody rings for is asked after: soon at first, since much of a stream's work is short, then at
-/// intervals that grow with the time it took so far. So asking costs little, and adds little to what is waited for.
+/// The polling schedule of a fence without a signal: soon at first, since much of a stream's work is short, then at
+/// growing intervals. So polling costs little, and adds little delay.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PollSchedule {
     ask_at: Instant,

@@ -9,12 +9,12 @@ use super::{
     thread::Setting,
 };
 
-/// The fences that somebody holds and that are not passed yet. They are asked after at growing intervals: a ring would
-/// have to be put on the caller's stream.
+/// The open fences: held and not yet passed. They are polled at growing intervals, since a callback would have to be
+/// put on the caller's stream.
 #[derive(Default)]
 pub(super) struct Fences {
     next_id: u64,
-    /// One for each fence that its owner has not dropped: they bound this.
+    /// One for each live fence, which bounds it.
     open: BTreeMap<u64, Watched>,
 }
 
@@ -25,7 +25,7 @@ struct Watched {
 }
 
 impl Fences {
-    /// Makes a fence of the place where the stream is now.
+    /// Records a fence on the stream.
     pub(super) fn record(
         &mut self,
         stream: &StreamHandle,
@@ -35,12 +35,12 @@ impl Fences {
         Ok(self.keep(gpu.mark_stream(stream)?, setting))
     }
 
-    /// The same for the stream that those who hand tensors over make wait for their work.
+    /// Records a fence on the intake stream.
     pub(super) fn record_intake(&mut self, gpu: &mut Gpu, setting: &Setting) -> Result<Fence, CudaError> {
         Ok(self.keep(gpu.mark_intake()?, setting))
     }
 
-    /// A fence that is never passed: of a stream whose place could not be recorded.
+    /// A fence that never passes, for a stream on which none could be recorded.
     pub(super) fn lost(&mut self, error: CudaError, setting: &Setting) -> Fence {
         let (_, seen) = watch::channel(Some(Err(error)));
         Fence::new(self.new_id(), seen, setting.inbox.clone())
@@ -59,7 +59,7 @@ impl Fences {
         self.next_id
     }
 
-    /// Makes a stream wait for a fence. One that is not open any more is passed, or failed: its owner can tell.
+    /// Makes a stream wait for a fence. One that is no longer open has passed or failed, as its owner knows.
     pub(super) fn order(&self, id: u64, stream: &StreamHandle, gpu: &Gpu) -> Result<(), CudaError> {
         match self.open.get(&id) {
             Some(watched) => gpu.order(stream, &watched.mark),
@@ -73,7 +73,7 @@ impl Fences {
         }
     }
 
-    /// Asks after those that are due, and tells who holds them. Says whether the driver refused to tell of one.
+    /// Polls the fences that are due, and notifies their holders. Returns whether the driver refused to answer for one.
     pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu) -> bool {
         let mut refused = false;
         let due = self.open.extract_if(.., |_, watched| {
@@ -81,7 +81,7 @@ impl Fences {
                 return false;
             }
             watched.asking.asked(now);
-            // Asked twice where the driver refuses: what it says twice holds.
+            // Queried twice if the driver refuses: a repeated error is final.
             match gpu.has_passed(&watched.mark).or_else(|_| gpu.has_passed(&watched.mark)) {
                 Ok(false) => false,
                 Ok(true) => watched.tell(Ok(())),
@@ -96,7 +96,7 @@ impl Fences {
         refused
     }
 
-    /// Tells all who wait that the device failed.
+    /// Fails all fences after a device failure.
     pub(super) fn fail(&mut self, error: &CudaError) {
         for watched in std::mem::take(&mut self.open).into_values() {
             watched.tell(Err(error.clone()));
@@ -113,7 +113,7 @@ impl Fences {
 }
 
 impl Watched {
-    /// Says how the fence ended, which is the last that is heard of it.
+    /// Reports how the fence ended.
     fn tell(&self, verdict: Result<(), CudaError>) -> bool {
         self.verdict.send_replace(Some(verdict));
         true

@@ -3,12 +3,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Which way a copy goes: each has a stream of its own, so that both directions of the bus are used at once.
+/// The direction of a copy: each has a stream of its own, so that both directions of the bus are used at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// Off the device, into a slot.
+    /// From the device into a slot.
     Out,
-    /// From a slot, to the device.
+    /// From a slot to the device.
     In,
 }
 
@@ -16,23 +16,22 @@ impl Direction {
     pub(super) const BOTH: [Self; 2] = [Self::Out, Self::In];
 }
 
-/// The copies in flight, and when to ask after them: no driver is called here, so that all of this can be tested.
+/// The copies in flight, and when to poll them. Pure: no driver call.
 ///
-/// The copies of one direction are on one stream, so they end in the order in which they began: only the oldest is asked
-/// after. As a rule a ring says when. Behind that, it is asked after by itself, since rings can be lost: a context that
-/// fails rings no more.
+/// Copies of one direction share a stream, so they end in the order in which they began, and only the oldest is polled.
+/// Usually the device signals the end. It is polled besides, since signals can be lost: a failed context sends none.
 #[derive(Debug)]
 pub(super) struct Flights<C> {
     lanes: [VecDeque<Flight<C>>; 2],
     timing: Timing,
 }
 
-/// The deadlines of flights.
+/// The deadlines of copies.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timing {
-    /// After this long, whoever waits is told that the copy failed.
+    /// After this long, the waiter is told that the copy failed.
     pub(super) late_after: Duration,
-    /// After this long, the device hangs.
+    /// After this long, the device counts as hung.
     pub(super) hung_after: Duration,
 }
 
@@ -54,7 +53,7 @@ impl<C> Flights<C> {
         self.lanes.iter().all(VecDeque::is_empty)
     }
 
-    /// Takes note of a copy that was given to the device after all others of its direction.
+    /// Adds a copy submitted after all others of its direction.
     pub(super) fn begin(&mut self, direction: Direction, cargo: C, now: Instant) {
         let flight = Flight { cargo, begun: now, ask_at: now + FIRST_ASK, pause: FIRST_ASK, late: false };
         self.lanes[direction as usize].push_back(flight);
@@ -65,20 +64,20 @@ impl<C> Flights<C> {
         self.lanes[direction as usize].iter().map(|flight| &flight.cargo)
     }
 
-    /// Ends the oldest of one direction; also says whether it had been given up as late.
+    /// Removes the oldest copy of one direction; the flag tells whether it was reported late.
     pub(super) fn land(&mut self, direction: Direction) -> Option<(C, bool)> {
         let flight = self.lanes[direction as usize].pop_front()?;
         Some((flight.cargo, flight.late))
     }
 
-    /// Whether it is time to ask after the oldest without a ring.
+    /// Whether the oldest copy is to be polled without a signal.
     pub(super) fn is_due(&self, direction: Direction, now: Instant) -> bool {
         self.lanes[direction as usize]
             .front()
             .is_some_and(|flight| flight.ask_at <= now)
     }
 
-    /// The oldest was asked after and has not ended: it is asked again later, each time after a longer pause.
+    /// Records that the oldest was polled and has not ended: the next poll comes after a longer pause.
     pub(super) fn still_running(&mut self, direction: Direction, now: Instant) {
         if let Some(flight) = self.lanes[direction as usize].front_mut()
             && flight.ask_at <= now
@@ -88,7 +87,7 @@ impl<C> Flights<C> {
         }
     }
 
-    /// Those that have just become late, once each.
+    /// The copies that have just become late, once each.
     pub(super) fn newly_late(&mut self, now: Instant) -> impl Iterator<Item = &mut C> {
         let late_after = self.timing.late_after;
         let is_new = move |flight: &&mut Flight<C>| !flight.late && flight.begun + late_after <= now;
@@ -98,7 +97,7 @@ impl<C> Flights<C> {
         })
     }
 
-    /// Whether a copy takes so long that the device hangs.
+    /// Whether a copy is so late that the device counts as hung.
     pub(super) fn hangs(&self, now: Instant) -> bool {
         let hung_after = self.timing.hung_after;
         self.lanes
@@ -107,7 +106,7 @@ impl<C> Flights<C> {
             .any(|flight| flight.begun + hung_after <= now)
     }
 
-    /// When something is to be done, if no ring comes before.
+    /// The next time to act without a signal.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let Timing { late_after, hung_after } = self.timing;
         let oldest = self.lanes.iter().filter_map(VecDeque::front);
@@ -119,7 +118,7 @@ impl<C> Flights<C> {
     }
 }
 
-/// When a copy is first asked after without a ring: long after most have ended, and soon enough where none rings.
+/// The first poll without a signal: long after most copies have ended, and soon enough where signals are lost.
 const FIRST_ASK: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -203,8 +202,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, every copy is reported late at its deadline, once, unless it ended before; and whoever
-        /// sleeps until `wake_at` misses nothing.
+        /// Every copy is reported late at its deadline, once, unless it ended before; and sleeping until `wake_at`
+        /// misses nothing.
         #[test]
         fn no_deadline_is_missed(ops in vec(op(), 0..60)) {
             let start = Instant::now();

@@ -1,4 +1,4 @@
-//! The third circle: a device's context, streams and events, owned by the one thread that uses them.
+//! The third layer: a device's context, streams and events, owned by the one thread that uses them.
 
 use std::{ffi::c_void, marker::PhantomData, ptr, sync::Arc, thread, time::Duration};
 
@@ -15,18 +15,18 @@ use super::{
 };
 use crate::engine::CopySegment;
 
-/// The device as an engine's thread has it: its primary context, bound to this thread, and what was made in it.
+/// A device on its engine's thread: the primary context, bound to this thread, and the streams and events made in it.
 ///
-/// Dropping it calls no driver, and frees nothing: that is `close`, at a moment that is known to be safe.
+/// Dropping it makes no driver call and frees nothing: `close` does, when that is known to be safe.
 pub(super) struct Gpu {
     driver: Driver,
     device: CUdevice,
     lanes: [Lane; 2],
-    /// Where copies within the device run, once there was one.
+    /// The stream of copies within the device, made on first use.
     within: Option<CUstream>,
-    /// Where those who hand tensors over let us wait for their work; made when it is first asked for.
+    /// The intake stream, made on first use.
     intake: Option<CUstream>,
-    /// Events that are in no use.
+    /// Unused events.
     events: Vec<CUevent>,
     /// The context is current on the thread that opened it, and on no other.
     _here: PhantomData<*const ()>,
@@ -34,27 +34,27 @@ pub(super) struct Gpu {
 
 /// The streams of one direction.
 struct Lane {
-    /// Where copies run. None of the caller's work is on it, and it waits for none.
+    /// The stream of copies. It is not shared with the caller's work, and waits for none.
     copies: CUstream,
-    /// Where rings run, each behind the event of its copy: a host function on the stream of the copies would keep the
-    /// next copy waiting, for longer than a tenth of a chunk's time.
+    /// The stream of callbacks, each behind the event of its copy: a host function on the stream of the copies would
+    /// delay the next copy by more than a tenth of a chunk's time.
     bells: CUstream,
     bell: Arc<CompletionCallback>,
 }
 
-/// What a ring tells, and whom.
+/// The argument of a callback: what to signal, and to whom.
 struct CompletionCallback {
     direction: Direction,
     inbox: Inbox,
 }
 
-/// An event that was recorded. It goes back by `recycle`; a dropped one is lost, and harmless.
+/// A recorded event. `recycle` returns it; a dropped one is leaked, which is harmless.
 #[derive(Debug)]
 #[must_use = "an event that is not recycled is lost"]
 pub(super) struct RecordedEvent(CUevent);
 
 impl Gpu {
-    /// Binds the calling thread to the device: near it, in its primary context.
+    /// Binds the calling thread to the device: to near processors, and to its primary context.
     pub(super) fn open(driver: Driver, ordinal: usize, inbox: &Inbox) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
         if let Ok(pci_bus_id) = driver.pci_bus_id(device) {
@@ -88,7 +88,7 @@ impl Gpu {
         self.device
     }
 
-    /// Puts one stretch of a copy on its stream.
+    /// Submits one segment of a copy to its stream.
     ///
     /// # Safety
     ///
@@ -117,14 +117,14 @@ impl Gpu {
         }
     }
 
-    /// Marks the end of all that is on the stream of this direction now.
+    /// Records an event behind all work on this direction's stream.
     pub(super) fn mark(&mut self, direction: Direction) -> Result<RecordedEvent, DriverError> {
         let stream = self.lanes[direction as usize].copies;
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
     }
 
-    /// Puts a copy within the device on the stream for those.
+    /// Submits a copy within the device.
     ///
     /// # Safety
     ///
@@ -138,14 +138,14 @@ impl Gpu {
         unsafe { self.driver.copy_within(to, from, len, stream) }
     }
 
-    /// Marks the end of all copies within the device that were asked for so far.
+    /// Records an event behind all copies within the device.
     pub(super) fn mark_within(&mut self) -> Result<RecordedEvent, DriverError> {
         let stream = self.within.unwrap_or(self.lanes[0].copies);
         // SAFETY: the stream lives until `close`.
         unsafe { self.record(stream) }
     }
 
-    /// Whether no copy within the device runs.
+    /// Whether all copies within the device have ended.
     pub(super) fn is_idle_within(&self) -> Result<bool, DriverError> {
         match self.within {
             // SAFETY: the stream lives until `close`.
@@ -154,14 +154,14 @@ impl Gpu {
         }
     }
 
-    /// Marks the place where a caller's stream is now.
+    /// Records an event on a caller's stream.
     pub(super) fn mark_stream(&mut self, stream: &StreamHandle) -> Result<RecordedEvent, CudaError> {
         self.refuse_capturing(stream)?;
         // SAFETY: a living stream: it lives while the handle does, promised who made that (`StreamHandle::from_raw`).
         Ok(unsafe { self.record(stream.raw()) }?)
     }
 
-    /// The stream that those who hand tensors over make wait for their work. It lives until `close`.
+    /// The intake stream. It lives until `close`.
     pub(super) fn intake(&mut self) -> Result<CUstream, DriverError> {
         match self.intake {
             Some(stream) => Ok(stream),
@@ -169,7 +169,7 @@ impl Gpu {
         }
     }
 
-    /// Marks the place where that stream is now.
+    /// Records an event on the intake stream.
     pub(super) fn mark_intake(&mut self) -> Result<RecordedEvent, CudaError> {
         let stream = self.intake()?;
         // SAFETY: the stream lives until `close`. Who made it wait for a stream that is captured has captured it, too.
@@ -180,14 +180,14 @@ impl Gpu {
         Ok(unsafe { self.record(stream) }?)
     }
 
-    /// Makes a caller's stream wait for a mark.
+    /// Makes a caller's stream wait for an event.
     pub(super) fn order(&self, stream: &StreamHandle, mark: &RecordedEvent) -> Result<(), CudaError> {
         self.refuse_capturing(stream)?;
         // SAFETY: a living stream, as above, and a mark's event lives.
         Ok(unsafe { self.driver.wait_for(stream.raw(), mark.0) }?)
     }
 
-    /// Has the inbox told when the mark is passed. That may fail, and a ring may be lost: who waits must ask as well.
+    /// Requests a signal to the inbox when the event is passed. That may fail, and a signal may be lost: poll as well.
     pub(super) fn ring(&self, direction: Direction, mark: &RecordedEvent) -> Result<(), DriverError> {
         let lane = &self.lanes[direction as usize];
         // SAFETY: the stream lives until `close`, and a mark's event lives.
@@ -202,7 +202,7 @@ impl Gpu {
         launched
     }
 
-    /// Whether all that was there when the mark was made has ended.
+    /// Whether all work before the event has ended.
     pub(super) fn has_passed(&self, mark: &RecordedEvent) -> Result<bool, DriverError> {
         // SAFETY: a mark's event lives.
         unsafe { self.driver.has_passed(mark.0) }
@@ -214,13 +214,13 @@ impl Gpu {
         unsafe { self.driver.stream_is_idle(self.lanes[direction as usize].copies) }
     }
 
-    /// Takes an event back. Streams that wait for the mark still do.
+    /// Returns an event for reuse. Streams that wait for it still do.
     pub(super) fn recycle(&mut self, mark: RecordedEvent) {
         self.events.push(mark.0);
     }
 
-    /// Lets go of the device, streams and events first, the context last. To be called when no copy runs and nothing
-    /// that was made in the context is held by anybody. Where the device cannot say that rings are over, it keeps all.
+    /// Releases the device: streams and events first, the context last. Call it when no copy runs and nothing made in
+    /// the context is in use. If the device cannot confirm that all callbacks have ended, everything is leaked.
     pub(super) fn close(self) {
         let [out, into] = &self.lanes;
         if [out, into].into_iter().all(|lane| self.becomes_idle(lane.bells)) {
@@ -230,7 +230,7 @@ impl Gpu {
         }
     }
 
-    /// Waits a moment for the last rings, which come right after their copies.
+    /// Waits briefly for the last callbacks, which come right after their copies.
     fn becomes_idle(&self, stream: CUstream) -> bool {
         (0..LAST_RINGS_MS).any(|_| {
             // SAFETY: the stream lives: it is about to be destroyed.
@@ -267,10 +267,10 @@ impl Gpu {
     }
 }
 
-/// How long the end of an engine waits for the last rings, at most.
+/// How long the shutdown of an engine waits for the last callbacks.
 const LAST_RINGS_MS: u32 = 1000;
 
-/// Holds the device's primary context, and makes it this thread's.
+/// Retains the device's primary context and makes it current on this thread.
 pub(super) fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError> {
     let context = driver.retain(device)?;
     driver.relax_capture();
@@ -283,7 +283,7 @@ pub(super) fn bind(driver: &Driver, device: CUdevice) -> Result<(), DriverError>
     bound
 }
 
-/// Undoes `bind`, and destroys what was made in between. A driver that refuses to destroy something keeps it.
+/// Undoes `bind`, after destroying the streams and events. What the driver refuses to destroy is leaked.
 pub(super) fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], events: &[CUevent]) {
     for &event in events {
         // SAFETY: one of `new_event`, and these are all that is left of it.
@@ -300,7 +300,7 @@ pub(super) fn unbind(driver: &Driver, device: CUdevice, streams: &[CUstream], ev
     let _ = unsafe { driver.release(device) };
 }
 
-/// Called by a thread of the driver's when a copy has ended.
+/// The callback that a driver thread calls when a copy has ended.
 ///
 /// # Safety
 ///
@@ -309,13 +309,13 @@ unsafe extern "C" fn ring(bell: *mut c_void) {
     let bell: *const CompletionCallback = bell.cast_const().cast();
     // SAFETY: the caller's promise.
     let bell = unsafe { Arc::from_raw(bell) };
-    // Where the thread is gone, nobody waits for a ring. This takes no lock for longer than it takes to put a message
-    // into a queue, and cannot panic.
+    // Without the engine's thread, nobody waits for the signal. This locks only to push a message into a queue, and
+    // cannot panic.
     let _ = bell.inbox.tell(Command::Rang(bell.direction));
 }
 
-/// Free and total bytes of a device, by a context that is held for as long as it takes to ask. Costs a few hundred
-/// milliseconds, and as many megabytes of the device meanwhile, where nobody else in this process has one.
+/// Free and total bytes of a device, queried in a temporarily retained context. Costs a few hundred milliseconds, and
+/// as many megabytes of the device meanwhile, unless this process already has a context.
 pub(super) fn measure(driver: &Driver, ordinal: usize) -> Result<(u64, u64), CudaError> {
     let device = driver.device(ordinal)?;
     bind(driver, device)?;

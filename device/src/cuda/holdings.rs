@@ -23,19 +23,19 @@ pub(super) use sharing::Shared;
 
 use crate::{host_memory::AllocError, mapping::Mapping};
 
-/// What an engine gave out, and what came back and is not free yet.
+/// The memory that an engine gave out, and returned memory that is not free yet.
 pub(super) struct Holdings {
     shelf: MemoryCache,
-    /// Other processes' allocations that somebody has memory in.
+    /// Opened allocations of other processes.
     opened: Opened,
-    /// Device memory that somebody holds, or that waits below.
+    /// Device memory that is held, or that waits below.
     blocks: usize,
-    /// Page-locked memory that somebody holds.
+    /// Page-locked memory that is held.
     locked: usize,
-    /// Memory that nobody holds and that a caller's stream may still use. Each was given out once: that bounds it.
+    /// Returned memory that a caller's stream may still use. Each was given out once, which bounds it.
     waiting: Vec<Waiting>,
     last_wait: Duration,
-    /// Whether something may still use memory that nobody holds: then its context must stay.
+    /// Whether leaked memory may still be in use: then its context must stay.
     kept: bool,
 }
 
@@ -58,7 +58,7 @@ impl Holdings {
         }
     }
 
-    /// Gives device memory: reused, or the driver's.
+    /// Allocates device memory: reused, or the driver's.
     pub(super) fn allocate(
         &mut self,
         len: usize,
@@ -81,7 +81,7 @@ impl Holdings {
         Ok(CudaMemory::new(setting.engine, address, len, holding, setting.inbox.clone()))
     }
 
-    /// Gives page-locked host memory.
+    /// Allocates page-locked host memory.
     pub(super) fn lock(
         &mut self,
         len: usize,
@@ -98,12 +98,12 @@ impl Holdings {
         Ok(locked)
     }
 
-    /// Takes memory back that nobody holds, for when it is free.
+    /// Accepts returned memory, to be freed once its fences are passed.
     pub(super) fn take_back(&mut self, holding: ManuallyDrop<MemoryOwner>, fences: Vec<Fence>) {
         self.waiting.push(Waiting { holding, fences, since: Instant::now() });
     }
 
-    /// Unlocks memory that nobody holds. What cannot be unlocked stays mapped: the device may reach it.
+    /// Unlocks returned memory. If that fails it stays mapped: the device may reach it.
     pub(super) fn unlock(
         &mut self,
         mapping: ManuallyDrop<Mapping>,
@@ -121,7 +121,7 @@ impl Holdings {
         }
     }
 
-    /// Gives back what streams are past by now. What they are not past long after the engine is gone is kept for good.
+    /// Frees the memory whose fences are passed by now. Long after the engine is closed, the rest is leaked.
     pub(super) fn look(&mut self, now: Instant, gpu: &Gpu, setting: &Setting, failed: bool, closed: bool) {
         if self.waiting.is_empty() {
             return;
@@ -132,25 +132,25 @@ impl Holdings {
                 _ if failed => self.keep(waiting.holding, setting),
                 Some(Ok(())) => self.free(ManuallyDrop::into_inner(waiting.holding), gpu, setting),
                 None if !given_up => self.waiting.push(waiting),
-                // It cannot be told what still uses it.
+                // Its users are unknown.
                 _ => self.keep(waiting.holding, setting),
             }
         }
         self.count(setting);
     }
 
-    /// When somebody's memory has waited long enough, if the engine is to end.
+    /// The deadline for returned memory once the engine is closing.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         self.waiting.iter().map(|waiting| waiting.since + self.last_wait).min()
     }
 
-    /// Whether everything that was given out has come back.
+    /// Whether everything given out has been returned.
     pub(super) fn are_back(&self) -> bool {
         self.blocks == 0 && self.locked == 0 && self.waiting.is_empty()
     }
 
-    /// Gives all that is kept for reuse back to the driver; says whether its context may go too: not while something may
-    /// still use memory of it.
+    /// Returns cached memory to the driver; the result tells whether the context may be released too: not while leaked
+    /// memory of it may be in use.
     pub(super) fn free_all(mut self, gpu: &Gpu, setting: &Setting) -> bool {
         while let Some(block) = self.shelf.evict() {
             free_block(block, gpu, setting);
@@ -180,7 +180,7 @@ impl Holdings {
         })
     }
 
-    /// Asks the driver for memory; where it has none, again with each block that was kept for reuse given back.
+    /// Asks the driver for memory; if it has none, again after returning each cached block.
     fn ask_driver(&mut self, len_bytes: u64, gpu: &Gpu, setting: &Setting) -> Result<Block, DriverError> {
         loop {
             match gpu.driver().allocate(len_bytes as usize) {
@@ -194,8 +194,7 @@ impl Holdings {
         }
     }
 
-    /// Gives memory back that nobody uses: the engine's own to the shelf, a caller's to its owner; what is shared with
-    /// other processes is unmapped.
+    /// Frees unused memory: the engine's own goes to the cache, a caller's to its owner; shared memory is unmapped.
     fn free(&mut self, holding: MemoryOwner, gpu: &Gpu, setting: &Setting) {
         match holding {
             MemoryOwner::Block(block) => {
@@ -211,7 +210,7 @@ impl Holdings {
         }
     }
 
-    /// Keeps memory for good that something may still use.
+    /// Leaks memory that may still be in use.
     fn keep(&mut self, holding: ManuallyDrop<MemoryOwner>, setting: &Setting) {
         let own_bytes = match &*holding {
             MemoryOwner::Block(block) => Some(block.len_bytes),
@@ -231,7 +230,7 @@ impl Holdings {
     }
 }
 
-/// Unlocks the pages of memory. That they are not locked is as good.
+/// Unlocks the pages of memory. Pages that are not locked are fine too.
 fn unlock(mapping: &Mapping, gpu: &Gpu) -> Result<(), DriverError> {
     // SAFETY: its last owner has sent it, so no slot of it is left, and no copy either: each owns its slot.
     match unsafe { gpu.driver().unlock(mapping.start().as_ptr()) } {
@@ -240,7 +239,7 @@ fn unlock(mapping: &Mapping, gpu: &Gpu) -> Result<(), DriverError> {
     }
 }
 
-/// Gives memory back to the driver.
+/// Returns memory to the driver.
 fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
     // SAFETY: it was on the shelf: its last owner is gone, with it all copies, each of which is an owner, and every stream
     // that was named as using it is past that (`look`).
@@ -250,7 +249,7 @@ fn free_block(block: Block, gpu: &Gpu, setting: &Setting) {
     }
 }
 
-/// Why there is no device memory, with the device's own numbers where it has them.
+/// The error for missing device memory, with the device's numbers if it reports them.
 fn refusal(error: DriverError, asked_bytes: u64, gpu: &Gpu, setting: &Setting) -> AllocError {
     let device = setting.device();
     match gpu.driver().memory() {

@@ -24,11 +24,10 @@ use super::{
 };
 use crate::{engine::CopySegment, host_memory::AllocError, id::Id, mapping::Mapping, slot::Slot};
 
-/// The way to an engine's thread: everything that wants something of the device puts it here.
+/// The command queue of an engine's thread, through which every request to the device goes.
 ///
-/// Nothing is lost in it while the thread lives, and putting something in never waits. Its bound is in what it carries:
-/// a copy owns a slot of the engine, a ring belongs to a copy in flight, a gift comes once for each thing that was given
-/// out, and who asks a question waits for the answer.
+/// Nothing is lost in it while the thread lives, and sending never blocks. Its commands bound it: a copy owns a slot of
+/// the engine, a signal belongs to a copy in flight, memory is returned once, and a caller waits for its answer.
 #[derive(Debug, Clone)]
 pub(super) struct Inbox {
     sender: Sender<Command>,
@@ -46,19 +45,18 @@ impl Inbox {
         &self.device
     }
 
-    /// Tells the thread; gives the command back where there is no thread any more.
+    /// Sends a command; returns it if the thread has ended.
     pub(super) fn tell(&self, command: Command) -> Result<(), Command> {
         self.sender.send(command).map_err(|mpsc::SendError(command)| command)
     }
 
-    /// Asks the thread, and waits for its answer up to a deadline. The thread comes to the question all the same: an
-    /// answer after that is dropped by it, and so is what it carries. A stream in the question is used even then, and kept
-    /// by its handle.
+    /// Sends a request and waits for its answer up to a deadline. The thread handles the request in any case, and drops
+    /// a late answer with what it carries. A stream in the request is used even then, and kept by its handle.
     pub(super) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, CudaError> {
         self.ask_for(self.answer_timeout, question)
     }
 
-    /// The same for what the thread itself waits for: `patience` is longer than that.
+    /// The same with `patience`, for requests on which the thread itself waits.
     pub(super) fn ask_for<T>(
         &self,
         patience: Duration,
@@ -76,51 +74,51 @@ impl Inbox {
     }
 }
 
-/// Where an answer goes.
+/// The sender of an answer.
 pub(super) type Reply<T> = SyncSender<T>;
 
-/// What an engine's thread is told.
+/// A command to an engine's thread.
 ///
-/// What must not be freed without the thread is in a `ManuallyDrop`: a command that nobody handles keeps it for good.
+/// Memory that only the thread may free is in a `ManuallyDrop`: an unhandled command leaks it.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Begin a copy.
+    /// Start a copy.
     Copy(Job),
-    /// The device rings: a copy of this direction has ended, or will have by the time it is asked after.
+    /// Signal from the device: a copy of this direction has ended.
     Rang(Direction),
-    /// Give device memory.
+    /// Allocate device memory.
     Allocate(usize, Reply<Result<Arc<CudaMemory>, AllocError>>),
-    /// Give page-locked host memory.
+    /// Allocate page-locked host memory.
     Lock(usize, Reply<Result<PageLocked, AllocError>>),
-    /// Give memory that another process can have too, and a descriptor of it.
+    /// Allocate device memory that can be shared, with its descriptor.
     Buffer(usize, Reply<Result<(Arc<CudaMemory>, OwnedFd), ShareError>>),
-    /// Give memory that another process has shared.
+    /// Import another process's memory.
     Import(Exported, Reply<Result<Imported, ShareError>>),
-    /// Share memory, once the streams that write it are past that.
+    /// Export memory, once the streams that write it have passed their fences.
     Share(ExportRequest),
-    /// Take back memory that nobody uses any more, once the streams that may still do are past these fences.
+    /// Take back unused memory, to be freed once these fences are passed.
     TakeBack(ManuallyDrop<MemoryOwner>, Vec<Fence>),
-    /// Let a memory go, once these streams are past what is on them by now.
+    /// Release a memory, once these streams have passed their current work.
     GiveUp(Arc<CudaMemory>, Vec<StreamHandle>),
-    /// Take back page-locked memory that nobody uses any more.
+    /// Take back unused page-locked memory.
     Unlock(ManuallyDrop<Mapping>),
-    /// Record where a caller's stream is now.
+    /// Record a fence on a caller's stream.
     Fence(StreamHandle, Reply<Result<Fence, CudaError>>),
-    /// Name the stream that those who hand tensors over make wait for their work.
+    /// Return the intake stream.
     Intake(Reply<Result<usize, CudaError>>),
-    /// Record where that stream is now.
+    /// Record a fence on the intake stream.
     FenceIntake(Reply<Result<Fence, CudaError>>),
-    /// Let a caller's stream wait for a fence.
+    /// Make a caller's stream wait for a fence.
     WaitFence(u64, StreamHandle, Reply<Result<(), CudaError>>),
-    /// Nobody has this fence any more.
+    /// Forget a dropped fence.
     DropFence(u64),
-    /// Let a caller's stream wait for all copies to and from a memory that were asked for before.
+    /// Make a caller's stream wait for all copies of a memory requested before.
     WaitMemory(Id, StreamHandle, Reply<Result<(), CudaError>>),
-    /// The engine was dropped: end when everything that was given out is back.
+    /// The engine was dropped: end when everything given out is returned.
     Close,
 }
 
-/// A copy that was judged good. Until it begins, dropping it returns its slot and reports that the engine has stopped.
+/// A checked copy. Until it begins, dropping it returns its slot and reports that the engine has stopped.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) direction: Direction,
@@ -129,15 +127,15 @@ pub(super) struct Job {
     pub(super) done: Ticket,
 }
 
-/// What somebody's memory consists of.
+/// The owner of memory that was given out.
 pub(super) enum MemoryOwner {
     /// Memory of the engine's own.
     Block(Block),
-    /// Memory that another process has too.
+    /// Memory shared with another process.
     Shared(Shared),
-    /// A caller's memory: whatever keeps it alive.
+    /// A caller's memory, by its keeper.
     Owner(Box<dyn Any + Send + Sync>),
-    /// No byte.
+    /// No memory.
     Nothing,
 }
 

@@ -1,4 +1,4 @@
-//! Which processors are near a device.
+//! NUMA locality: which processors are near a device.
 //!
 //! Why: the kernel gives memory on the node of the thread that touches it first. Copies between a GPU and the far node of
 //! a machine were measured at less than half the rate (XLA, eight H100: 13.5 instead of 33 GiB/s).
@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Keeps the calling thread on the processors near the PCI device, as far as it may use them, so that memory it touches
 /// first is near too. Threads that it starts, the driver's among them, inherit this.
 ///
-/// Changes nothing where the machine does not tell, and where none of those processors may be used: it is only about
+/// Changes nothing if the machine does not report it, or if none of those processors may be used: it only affects
 /// speed.
 pub(super) fn stay_near(pci_bus_id: &str) {
     let path = format!("/sys/bus/pci/devices/{pci_bus_id}/local_cpulist");

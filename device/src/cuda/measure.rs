@@ -1,4 +1,4 @@
-//! What benchmarks ask the driver beside the engine: how fast plain copies are, and how a context is broken.
+//! Measurements for benchmarks: the speed of plain copies, and broken contexts.
 //!
 //! Not for use in service (feature `measure`). Everything here runs on a thread of its own and waits for the device.
 
@@ -23,7 +23,7 @@ use crate::{
     mapping::{Mapping, PageSize},
 };
 
-/// What the pages of a copy's host memory are.
+/// The kind of pages of a copy's host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
     /// Locked: the device reads and writes them by itself.
@@ -45,10 +45,10 @@ pub struct PlainCopies {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
-    /// The driver says no.
+    /// The driver's error.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// There is no host memory for it.
+    /// No host memory.
     #[error(transparent)]
     Memory(#[from] AllocError),
 }
@@ -116,16 +116,16 @@ fn fastest<E>(mut copy: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
 
 const TRIES: usize = 5;
 
-/// How a context is lost.
+/// How to break a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Break {
-    /// Something in the process resets the device: what a library may do that believes to be alone.
+    /// A device reset, as by a library that believes to be alone in the process.
     Reset,
-    /// A kernel of the process runs into a trap: what a bug in somebody's kernel does.
+    /// A trap in a kernel, as by a bug.
     Trap,
 }
 
-/// Breaks the primary context of a device for everybody in this process, for good. For processes that are made for it.
+/// Breaks the primary context of a device for all of this process, for good.
 pub fn break_context(ordinal: usize, how: Break) -> Result<(), CudaError> {
     let broken = on_a_thread(ordinal, After::Hold, move |driver, device| match how {
         Break::Reset => reset(driver, device).map_err(MeasureError::Cuda),
@@ -174,7 +174,7 @@ const TRAP: &std::ffi::CStr = c".version 7.0
 .visible .entry relay_trap() { trap; ret; }
 ";
 
-/// What becomes of the hold on the context that the work was done in.
+/// Whether the context is released after the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
     LetGo,
@@ -182,7 +182,7 @@ enum After {
     Hold,
 }
 
-/// Runs `work` with the device's primary context current, near the device. Waits for it without a deadline.
+/// Runs `work` on a thread of its own with the device's primary context current. Waits for it without a deadline.
 fn on_a_thread<T: Send + 'static>(
     ordinal: usize,
     after: After,

@@ -12,17 +12,18 @@ use super::{
 };
 use crate::id::Id;
 
-/// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent to it by a caller.
+/// Memory of a CUDA device that holds a tensor or a payload: the engine's own, or lent by a caller.
 ///
-/// It goes back where it came from when nobody holds it any more, no copy to or from it runs, and every stream that was
-/// named to [`in_use_until`](Self::in_use_until) is past its work.
+/// It is returned to its owner when it is dropped, no copy uses it any more, and every stream named to
+/// [`in_use_until`](Self::in_use_until) has passed its work.
 pub struct CudaMemory {
     id: Id,
     engine: Id,
     address: u64,
     len: usize,
     holding: MemoryOwner,
-    /// What streams must be past before a copy begins or the memory goes back. Passed ones are dropped at the next look.
+    /// The fences that must be passed before a copy begins or the memory is returned. Passed ones are dropped at the
+    /// next check.
     fences: Mutex<Vec<Fence>>,
     inbox: Inbox,
 }
@@ -33,21 +34,21 @@ impl CudaMemory {
         Arc::new(Self { id, engine, address, len, holding, fences, inbox })
     }
 
-    /// Where it is on the device. Valid for as long as this value lives; for work that outlasts it, see
+    /// Its device address. Valid for as long as this value lives; for work that outlasts it, see
     /// [`in_use_until`](Self::in_use_until).
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its bytes.
+    /// Its size.
     pub fn len_bytes(&self) -> u64 {
         self.len as u64
     }
 
-    /// A part of it, as memory of its own that keeps the whole; `None` where it does not lie in it.
+    /// A part of it, as memory of its own that keeps the whole; `None` if the range is out of bounds.
     ///
-    /// Streams that are named to one of the two from then on are not named to the other, and copies to a part are not
-    /// among those that [`wait_on`](Self::wait_on) of the whole waits for.
+    /// Streams named to one of the two later are unknown to the other, and [`wait_on`](Self::wait_on) of the whole does
+    /// not wait for copies of a part.
     pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Option<Arc<Self>> {
         let len = range.end.checked_sub(range.start)?;
         if range.end > self.len_bytes() {
@@ -60,37 +61,37 @@ impl CudaMemory {
         Some(part)
     }
 
-    /// Makes what is put on `stream` from now on wait for all copies to and from this memory that were asked for before.
+    /// Makes later work on `stream` wait for all copies to and from this memory requested before.
     ///
-    /// Whoever awaited the copies need not: what the host has seen ended is seen by every stream. The calling thread
-    /// waits for no copy, but where one still waits for a fence, for that. Fails when the device did.
+    /// Not needed after awaiting the copies: an end that the host has seen is visible to every stream. The calling
+    /// thread waits for no copy, except for one that still waits for a fence. Fails after a device failure.
     pub fn wait_on(&self, stream: StreamHandle) -> Result<(), CudaError> {
         self.inbox.ask(|reply| Command::WaitMemory(self.id, stream, reply))?
     }
 
-    /// Says that what is on `stream` now uses this memory: no later copy to or from it begins, and it does not go back,
-    /// before the stream is past that. The calling thread waits for no device.
+    /// Records that the current work on `stream` uses this memory: no later copy of it begins, and it is not returned,
+    /// before that work has ended. The calling thread waits for no device.
     pub fn in_use_until(&self, stream: StreamHandle) -> Result<(), CudaError> {
         let fence = self.inbox.ask(|reply| Command::Fence(stream, reply))??;
         self.hold_for(fence);
         Ok(())
     }
 
-    /// Lets the memory go, once each of `streams` is past what is on it by the time that the engine's thread hears of
-    /// this. For destructors: it waits for nobody. Where that cannot be told of a stream, since the device failed or the
-    /// stream is being captured into a graph, the memory is kept for good.
+    /// Releases the memory, once each of `streams` has passed the work on it when the engine's thread handles this. For
+    /// destructors: it never blocks. If that cannot be determined, because the device failed or the stream is capturing
+    /// a graph, the memory is leaked.
     pub fn give_up(self: Arc<Self>, streams: Vec<StreamHandle>) {
         let inbox = self.inbox.clone();
         // Where the thread is gone, nobody reuses the memory.
         let _ = inbox.tell(Command::GiveUp(self, streams));
     }
 
-    /// Adds a fence to those that must be passed first.
+    /// Adds a fence that must be passed first.
     pub(super) fn hold_for(&self, fence: Fence) {
         self.fences().push(fence);
     }
 
-    /// Whether every stream is past its work: `None` while one is not, an error where none can tell any more.
+    /// Whether every fence is passed: `None` while one is not, an error if one failed.
     pub(super) fn is_free(&self) -> Option<Result<(), CudaError>> {
         are_passed(&mut self.fences())
     }
@@ -108,7 +109,7 @@ impl CudaMemory {
     }
 }
 
-/// Drops the fences that are passed, and says whether all are: `None` while one is not.
+/// Drops the passed fences, and tells whether all are: `None` while one is not.
 pub(super) fn are_passed(fences: &mut Vec<Fence>) -> Option<Result<(), CudaError>> {
     let mut failed = None;
     fences.retain(|fence| match fence.verdict() {
@@ -144,7 +145,7 @@ impl Drop for CudaMemory {
             // The caller's memory, which no stream uses any more.
             MemoryOwner::Owner(owner) if is_free => drop(owner),
             holding => {
-                // Without the engine's thread nobody can tell when it is free: it is kept for good.
+                // Without the engine's thread, its users are unknown: it is leaked.
                 let _ = self.inbox.tell(Command::TakeBack(ManuallyDrop::new(holding), fences));
             }
         }

@@ -1,36 +1,36 @@
 use std::collections::VecDeque;
 
-/// The books of an engine's device memory: what is in use, what waits for reuse, and how much there may be.
+/// The accounting and cache of an engine's device memory: what is in use, what is cached for reuse, and the limit.
 ///
-/// Why reuse: version follows version of the same size, and giving memory back to the driver may wait for all that the
-/// device does, the caller's kernels included. So what was given back stays here until its room is needed.
+/// Why reuse: successive versions have the same size, and freeing memory may wait for all work on the device, the
+/// caller's kernels included. So returned memory stays here until its room is needed.
 #[derive(Debug)]
 pub(super) struct MemoryCache {
     limit_bytes: u64,
     in_use_bytes: u64,
     cached_bytes: u64,
-    /// The longest unused first.
+    /// Least recently used first.
     cached: VecDeque<Block>,
 }
 
-/// One allocation of the driver's. It has no owner's rights by itself: dropping it frees nothing.
+/// One allocation of the driver's. Dropping it frees nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) address: u64,
-    /// As it was allocated: at least what was asked for.
+    /// The allocated size: at least the requested one.
     pub(super) len_bytes: u64,
 }
 
-/// What there is for a request.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// Memory of an earlier one.
+    /// A cached block.
     Reused(Block),
-    /// Room for this many bytes, once these blocks are freed. The books have it in use already.
+    /// Room for a new allocation, once these blocks are freed. It is already counted as in use.
     Room { evicted: Vec<Block>, len_bytes: u64 },
 }
 
-/// The limit has no room, whatever is given up.
+/// The limit has no room, even with an empty cache.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoRoom {
     pub(super) in_use_bytes: u64,
@@ -60,7 +60,7 @@ impl MemoryCache {
         Ok(Taken::Room { evicted, len_bytes })
     }
 
-    /// Takes so many bytes into use that are no block, once what this gives up is freed. They end with `give_up`.
+    /// Counts bytes that are not a block as in use, once the returned blocks are freed. `give_up` ends them.
     pub(super) fn make_room(&mut self, len_bytes: u64) -> Result<Vec<Block>, NoRoom> {
         let no_room = NoRoom { in_use_bytes: self.in_use_bytes, limit_bytes: self.limit_bytes };
         let free_bytes = self.limit_bytes - self.in_use_bytes;
@@ -73,19 +73,19 @@ impl MemoryCache {
         Ok(evicted)
     }
 
-    /// Undoes a `Room` that the driver did not fill, or ends what `make_room` took.
+    /// Undoes a `Room` that the driver did not fill, or a `make_room`.
     pub(super) fn give_up(&mut self, len_bytes: u64) {
         self.in_use_bytes -= len_bytes;
     }
 
-    /// Takes back a block that nobody uses.
+    /// Returns an unused block to the cache.
     pub(super) fn put_back(&mut self, block: Block) {
         self.in_use_bytes -= block.len_bytes;
         self.cached_bytes += block.len_bytes;
         self.cached.push_back(block);
     }
 
-    /// Gives up the block that was unused for longest.
+    /// Evicts the least recently used block.
     pub(super) fn evict(&mut self) -> Option<Block> {
         let block = self.cached.pop_front()?;
         self.cached_bytes -= block.len_bytes;
@@ -108,8 +108,8 @@ impl MemoryCache {
     }
 }
 
-/// Rounds up to what the driver takes from the device anyway: so that tensors of nearly one size fit each other's memory,
-/// and so that the limit counts what is really taken. `None` beyond all numbers.
+/// Rounds up to what the driver takes from the device anyway: so that tensors of nearly one size fit each other's
+/// memory, and so that the limit counts what is really taken. `None` on overflow.
 fn whole(len: usize) -> Option<u64> {
     let len = len as u64;
     let unit = if len < LARGE_BYTES { SMALL_UNIT_BYTES } else { LARGE_UNIT_BYTES };

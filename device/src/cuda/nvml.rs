@@ -1,8 +1,8 @@
-//! What NVIDIA's management library (NVML) knows of the GPUs, and the CUDA driver does not: their memory without a
-//! context on them, and who uses it.
+//! NVML queries: the GPUs' memory without a context, and the processes that use them, which the CUDA driver does not
+//! report.
 //!
-//! It is asked when somebody wants to look, and nothing depends on it: in a container it is there only with the driver
-//! capability `utility`. Nothing here panics, whatever library is found under its name.
+//! For diagnostics only: in a container it exists only with the driver capability `utility`. Nothing here panics,
+//! whatever library is found under its name.
 
 use nvml_wrapper::{Device, Nvml, enums::device::UsedGpuMemory, error::NvmlError};
 
@@ -11,16 +11,16 @@ use super::devices::DeviceMemory;
 /// A process that computes on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProcess {
-    /// Its number on the machine. In a container it may mean nothing, or another process.
+    /// Its process id on the machine. In a container it may mean nothing, or another process.
     pub pid: u32,
-    /// How much of the GPU's memory it has taken, where the driver tells.
+    /// The GPU memory that it uses, if the driver reports it.
     pub used_bytes: Option<u64>,
 }
 
-/// What NVML knows of the machine.
+/// NVML's data of the machine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
-    /// Such as `550.163.01`.
+    /// The driver's version, such as `550.163.01`.
     pub(super) driver_version: Option<String>,
     pub(super) boards: Vec<PciGpu>,
 }
@@ -30,12 +30,12 @@ pub(super) struct Facts {
 pub(super) struct PciGpu {
     pub(super) pci: PciAddress,
     pub(super) name: Option<String>,
-    /// Total and free. Not told of a GPU that is divided (MIG): the driver counts its parts, NVML the whole.
+    /// Total and free memory. Not reported for a divided GPU (MIG): the driver counts its parts, NVML the whole.
     pub(super) memory: Option<DeviceMemory>,
     pub(super) processes: Option<Vec<DeviceProcess>>,
 }
 
-/// Where a GPU is on the bus. Driver and NVML count GPUs in different orders, and this is what both know them by.
+/// The PCI bus address of a GPU. Driver and NVML order GPUs differently, so this identifies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PciAddress {
     domain: u32,
@@ -55,7 +55,7 @@ impl PciAddress {
 }
 
 impl Facts {
-    /// Asks NVML. An error says why it cannot be asked, as half a sentence.
+    /// Queries NVML. The error says why that failed, as half a sentence.
     pub(super) fn read() -> Result<Self, String> {
         let nvml = Nvml::init().map_err(|error| absence(&error))?;
         if nvml.lib().nvmlShutdown.is_err() {
@@ -75,7 +75,7 @@ impl Facts {
     }
 }
 
-/// What is known of a GPU; `None` where not even its place is.
+/// The data of a GPU; `None` without a bus address.
 fn board(device: &Device<'_>) -> Option<PciGpu> {
     let pci = device.pci_info().ok()?;
     let is_divided = device.mig_mode().is_ok_and(|mode| mode.current == 1);

@@ -2,12 +2,12 @@ use std::collections::BTreeMap;
 
 use super::{driver::IpcHandle, error::CudaError, gpu::Gpu};
 
-/// The allocations of other processes that are open here, each once, whoever has a part of it.
+/// The opened allocations of other processes, each once, with a count of its users.
 ///
-/// Why: many tensors lie in one allocation, and asking a driver that counts, or refuses to open again, is saved.
+/// Why: many tensors lie in one allocation, and a driver may refuse to open it again.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
-    /// One for each that somebody has memory in: they bound this.
+    /// One for each that is in use, which bounds it.
     open: BTreeMap<IpcHandle, Allocation>,
 }
 
@@ -20,14 +20,14 @@ pub(super) struct Allocation {
 }
 
 impl Opened {
-    /// Opens an allocation for one user more, and says where it is.
+    /// Opens an allocation for one more user, and returns its address.
     pub(super) fn open(&mut self, handle: &IpcHandle, gpu: &Gpu) -> Result<Allocation, CudaError> {
         if let Some(known) = self.open.get_mut(handle) {
             known.users += 1;
             return Ok(*known);
         }
         let start = gpu.driver().open_ipc(handle)?;
-        // What is said of the memory by whom it belongs to is not believed: a copy that leaves it would end the context.
+        // The peer's description is not trusted: a copy out of bounds would break the context.
         match gpu.driver().allocation_of(start) {
             Ok((first, all)) => {
                 let len = all.saturating_sub(start.saturating_sub(first));
@@ -43,8 +43,8 @@ impl Opened {
         }
     }
 
-    /// Closes an allocation for one user, whose memory nobody uses any more; with the last it is closed for good. Says
-    /// whether the driver did so: if not, it stays open, and takes nothing of the device.
+    /// Closes an allocation for one user who no longer uses its memory; the last one closes it for good. Returns
+    /// whether the driver did so: if not, it stays open, which takes no device memory.
     pub(super) fn close(&mut self, handle: &IpcHandle, gpu: &Gpu) -> bool {
         let Some(known) = self.open.get_mut(handle) else { return false };
         known.users -= 1;

@@ -1,13 +1,13 @@
 use std::time::Duration;
 
-/// How a [`CudaEngine`](super::CudaEngine) behaves.
+/// The options of a [`CudaEngine`](super::CudaEngine).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaOptions {
     /// The most device memory that the engine may hold, together with what it keeps for reuse. Default: no bound but
-    /// the device's own. Set it where others need the device too: what one takes, the other lacks.
+    /// the device's own. Set it on a device shared with others.
     pub memory_limit_bytes: Option<u64>,
-    /// How long a copy may take before whoever waits for it is told that it failed. Default 10 s: a slot's worth takes
-    /// milliseconds, even on a slow bus that others use, so what takes this long is stuck.
+    /// How long a copy may take before its waiter is told that it failed. Default 10 s: a slot's copy takes
+    /// milliseconds, even on a busy and slow bus, so a copy this late is stuck.
     ///
     /// The copy's slot and memory stay untouched until the device says that it has ended after all. If it has not after
     /// [`HANG_FACTOR`] times as long, the device hangs, and the engine refuses all further work.
@@ -30,5 +30,5 @@ impl Default for CudaOptions {
     }
 }
 
-/// After how many times [`CudaOptions::copy_timeout`] a copy that did not end means that the device hangs.
+/// The multiple of [`CudaOptions::copy_timeout`] after which a copy means that the device hangs.
 pub const HANG_FACTOR: u32 = 6;

@@ -11,14 +11,14 @@ use crate::{
     region::Keeper,
 };
 
-/// Host memory whose pages stay where they are, so that the device copies from and to them by itself.
+/// Page-locked host memory, which the device accesses directly.
 ///
-/// The memory is a mapping of our own, whose pages the driver locks, and not memory of the driver's: so that it stays
-/// memory whatever becomes of the driver's context. Anybody in the process can reset the device, and would take the
-/// driver's memory away from under those who read a slot.
+/// It is a mapping of our own whose pages the driver locks, not memory of the driver's, so that it outlives the
+/// driver's context. Anybody in the process can reset the device, which would unmap the driver's memory under readers
+/// of a slot.
 #[derive(Debug)]
 pub(super) struct PageLocked {
-    /// `None` once it was sent back.
+    /// `None` once it was returned.
     mapping: Option<Mapping>,
     start: NonNull<u8>,
     len: usize,
@@ -65,7 +65,7 @@ unsafe impl Sync for PageLocked {}
 impl Drop for PageLocked {
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
-        // Without the engine's thread nobody can unlock the pages. They stay, and the memory under them.
+        // Without the engine's thread nobody can unlock the pages: they and the mapping are leaked.
         let _ = self.inbox.tell(Command::Unlock(ManuallyDrop::new(mapping)));
     }
 }

@@ -14,12 +14,11 @@ use super::{
     version::Version,
 };
 
-/// Finds the CUDA driver, once per process: loads its library, looks up every function that is used, asks for its version
-/// and its devices.
+/// Finds the CUDA driver, once per process: loads its library, looks up every function used, and queries its version
+/// and devices.
 ///
-/// Never panics, and needs no CUDA at build time. Where anything is missing, the error says what. Costs nothing where
-/// there is no library, and some tens of milliseconds where there is; then nothing any more. What fails is tried again
-/// the next time.
+/// Never panics, and needs no CUDA at build time. The error says what is missing. Costs nothing without a library, and
+/// some tens of milliseconds with one; later calls are free. Failures are retried at the next call.
 pub fn probe() -> Result<Driver, CudaError> {
     match FOUND.get() {
         Some(driver) => Ok(*driver),
@@ -29,7 +28,7 @@ pub fn probe() -> Result<Driver, CudaError> {
 
 static FOUND: OnceLock<Driver> = OnceLock::new();
 
-/// Looks for the driver, one at a time: who comes later takes what was found.
+/// Searches for the driver, one thread at a time: later ones share the result.
 fn find() -> Result<Driver, CudaError> {
     static LOOKING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +58,7 @@ fn load() -> Result<Driver, CudaError> {
     (devices > 0).then_some(driver).ok_or(CudaError::NoDevice)
 }
 
-/// What it means that a driver refuses the first calls.
+/// Explains why a driver refuses the first calls.
 fn unusable(error: DriverError) -> CudaError {
     match error.code {
         STUB_LIBRARY => CudaError::Stub,
@@ -68,7 +67,7 @@ fn unusable(error: DriverError) -> CudaError {
     }
 }
 
-/// Asks the loader why there is no driver, under the name by which drivers are installed.
+/// The loader's reason why there is no driver.
 fn why_no_library() -> String {
     // SAFETY: as for every attempt before, which found nothing to run; this one is made for its message.
     match unsafe { libloading::Library::new("libcuda.so.1") } {

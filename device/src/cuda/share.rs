@@ -1,8 +1,8 @@
-//! Memory of a device that another process on the same host reads where it is, without a copy through the host.
+//! Sharing device memory with another process on the same host, without a copy through the host.
 //!
 //! A training process *exports* its tensors, and a server beside it *imports* them and serves them as its own
-//! ([`Device::import`](crate::Device::import), then `Borrowed::from_device`). What travels between the two is small: the 64
-//! bytes of a handle, or one file descriptor. There are three ways, and [`export`] says which it took and why:
+//! ([`Device::import`](crate::Device::import), then `Borrowed::from_device`). Only the 64 bytes of a handle or one file
+//! descriptor travel between them. There are three ways, and [`export`] says which it used and why:
 //!
 //! 1. **In place**: the memory itself, by a handle of CUDA IPC ([`CudaEngine::name_memory`]). It costs one call for each
 //!    allocation, and nothing for each byte. CUDA offers it for plain allocations alone (`cudaMalloc`), not for memory pools
@@ -11,10 +11,10 @@
 //! 2. **Copied**: a buffer of the engine's own that can be shared as a file descriptor ([`SharedBuffer`]), filled by a copy
 //!    within the device, at the rate of its memory. It takes as much of the device again, and works between containers
 //!    that share nothing but a Unix socket, since the descriptor is permission enough.
-//! 3. Neither: then both refusals say why, and whoever asked sends the bytes through host memory.
+//! 3. Neither: then both errors say why, and the caller sends the bytes through host memory.
 //!
-//! Failure is normal here, not exceptional: of the importer too, which only finds out when it tries. Have it say so to the
-//! exporter, who then takes the next way.
+//! Failure is normal here, for the importer too, which finds out only when it tries. Have it report to the exporter,
+//! which then uses the next way.
 //!
 //! ```no_run
 //! # fn send(_: tensor_relay_device::cuda::share::IpcMemory) {}
@@ -46,10 +46,10 @@
 //!
 //! # Order
 //!
-//! Nothing orders two processes but what they tell each other. So an export ends when all that writes the memory has: the
-//! fences with which it was lent, and the copies into a buffer. Who imports may read at once. It costs the exporter's
-//! calling thread the rest of its stream's work, up to [`CudaOptions::fence_timeout`]; whoever must not wait awaits
-//! [`Fence::passed`] first. A handle of an event (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
+//! Only messages order two processes. So an export ends when all that writes the memory has: the fences with which it
+//! was lent, and the copies into a buffer. Who imports may read at once. It costs the exporter's calling thread the
+//! rest of its stream's work, up to [`CudaOptions::fence_timeout`]; whoever must not wait awaits [`Fence::passed`]
+//! first. A handle of an event (`cuIpcGetEventHandle`) would let the importer's stream wait instead.
 //!
 //! # Who keeps what
 //!
@@ -76,12 +76,12 @@ mod error;
 pub use buffer::SharedBuffer;
 pub use error::ShareError;
 
-/// A device's name in every process, whichever devices that sees and by which numbers.
+/// The UUID of a device, the same in every process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceUuid([u8; 16]);
 
 impl DeviceUuid {
-    /// The name with these bytes.
+    /// A UUID of these bytes.
     pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
@@ -92,7 +92,7 @@ impl DeviceUuid {
     }
 }
 
-/// As `nvidia-smi -L` has it: `GPU-` and groups of digits.
+/// As in `nvidia-smi -L`: `GPU-` and groups of digits.
 impl fmt::Display for DeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPU")?;
@@ -110,7 +110,7 @@ impl fmt::Debug for DeviceUuid {
     }
 }
 
-/// Memory of a device as another process imports it ([`CudaEngine::import`]).
+/// Device memory to be imported by another process ([`CudaEngine::import`]).
 #[derive(Debug)]
 pub enum Exported {
     /// A part of an allocation of the other process.
@@ -124,11 +124,11 @@ pub enum Exported {
 pub struct IpcMemory {
     /// The device that it is on.
     pub device: DeviceUuid,
-    /// CUDA's handle of the allocation (`CUipcMemHandle`). It means something to other processes alone.
+    /// CUDA's handle of the allocation (`CUipcMemHandle`), valid in other processes only.
     pub handle: [u8; 64],
-    /// Where the part begins.
+    /// The offset of the part.
     pub offset: u64,
-    /// Its bytes.
+    /// The length of the part.
     pub len: u64,
 }
 
@@ -137,49 +137,49 @@ pub struct IpcMemory {
 pub struct FdMemory {
     /// The device that it is on.
     pub device: DeviceUuid,
-    /// What names it. It goes over a Unix socket (`SCM_RIGHTS`), and may be closed after the import.
+    /// The buffer's descriptor. It is sent over a Unix socket (`SCM_RIGHTS`), and may be closed after the import.
     pub fd: OwnedFd,
-    /// The bytes of it that mean something.
+    /// The used length.
     pub len: u64,
 }
 
-/// Memory of another process, as memory of an engine.
+/// Imported memory of another process, as memory of an engine.
 #[derive(Debug)]
 pub struct Imported {
-    /// The memory: for [`Device::wrap`](crate::Device::wrap) and all that engines do, writing too. It goes back when nobody
-    /// holds it and no copy uses it.
+    /// The memory: for [`Device::wrap`](crate::Device::wrap) and everything that engines do, writing included. It is
+    /// returned when it is dropped and no copy uses it.
     pub memory: Arc<CudaMemory>,
-    /// Tells when it has gone back, so that its owner may free or write it. Never, where the device failed under a copy, or
-    /// the driver does not close it.
+    /// Reports when it was returned, so that its owner may free or write it. Never, if the device failed under a copy
+    /// or the driver does not close it.
     pub returned: Returned,
 }
 
-/// How memories came to be shared: what [`export`] gives. Keep it, and the memories, until the importer has let go.
+/// The result of [`export`]. Keep it, and the memories, until the importer has released them.
 #[derive(Debug)]
 pub struct Export {
-    /// For each memory, in their order.
+    /// The location of each memory, in their order.
     pub places: Vec<Place>,
-    /// Where copies lie, if there are any.
+    /// The buffer with the copies, if there are any.
     pub buffer: Option<SharedBuffer>,
 }
 
-/// Where another process finds one memory.
+/// The location of one memory for another process.
 #[derive(Debug)]
 pub enum Place {
-    /// Where it is.
+    /// The memory itself.
     InPlace(IpcMemory),
-    /// In the shared buffer.
+    /// A copy in the shared buffer.
     Copied {
-        /// Where in the buffer: a multiple of 256.
+        /// The offset in the buffer: a multiple of 256.
         offset: u64,
-        /// Its bytes.
+        /// The length.
         len: u64,
         /// Why not in place.
         why: ShareError,
     },
-    /// It has no bytes.
+    /// An empty memory.
     Empty,
-    /// Nowhere: its bytes have to go through host memory.
+    /// Not shareable: its bytes have to go through host memory.
     Nowhere {
         /// Why not in place.
         in_place: ShareError,
@@ -188,8 +188,8 @@ pub enum Place {
     },
 }
 
-/// Shares memories of an engine with another process: each in place where CUDA offers that, the others as copies in one
-/// buffer where there is room for it.
+/// Shares memories of an engine with another process: in place where CUDA allows it, the others as copies in one buffer
+/// if there is room for it.
 ///
 /// Waits for the streams that write the memories, then for the copies, each with its deadline; fails as a whole where a
 /// stream takes too long, or the device or its engine cannot be asked.
@@ -237,8 +237,8 @@ impl Place {
 }
 
 impl CudaEngine {
-    /// Names memories to other processes, in place. Each has an answer of its own, since memories of one program may come
-    /// from several allocators; keep those that are named until the importer has let go.
+    /// Exports memories in place. Each has a result of its own, since memories of one program may come from several
+    /// allocators; keep the exported ones until the importer has released them.
     ///
     /// Waits until the streams that write them are past that ([`CudaEngine::lend`], [`CudaMemory::in_use_until`]), up to
     /// [`CudaOptions::fence_timeout`], and fails as a whole where they are not, or where the engine cannot be asked.
@@ -249,7 +249,7 @@ impl CudaEngine {
     ) -> Result<Vec<Result<IpcMemory, ShareError>>, ShareError> {
         let device = self.uuid()?;
         memories.iter().try_for_each(|memory| self.check_own(memory))?;
-        // Of no bytes the driver knows no allocation.
+        // The driver knows no allocation for an empty memory.
         let some = memories.iter().filter(|memory| memory.len_bytes() > 0).cloned().collect();
         let patience = self.options().answer_timeout + self.options().fence_timeout;
         let named = self
@@ -267,9 +267,8 @@ impl CudaEngine {
         Ok(memories.iter().map(name).collect())
     }
 
-    /// Makes a buffer that another process can have too, of unspecified content. It counts against
-    /// [`CudaOptions::memory_limit_bytes`], in whole pages of 2 MiB as a rule, and costs some milliseconds for a GiB: keep
-    /// it for the next version.
+    /// Allocates a shareable buffer of unspecified content. It counts against [`CudaOptions::memory_limit_bytes`],
+    /// usually in whole pages of 2 MiB, and costs some milliseconds for a GiB: reuse it for the next version.
     pub fn shared_buffer(&self, len: u64) -> Result<SharedBuffer, ShareError> {
         let device = self.uuid()?;
         if len == 0 {
@@ -282,10 +281,10 @@ impl CudaEngine {
         Ok(SharedBuffer { device, memory, fd, engine: self.id(), inbox: self.inbox().clone(), patience })
     }
 
-    /// Takes memory that another process exported, as memory of this engine.
+    /// Imports memory that another process exported, as memory of this engine.
     ///
-    /// What can be checked of what the other process says, is: memory on another device, a handle that opens nothing and a
-    /// length beyond the memory are refused. [`Device::import`](crate::Device::import) is the same without `unsafe`, for
+    /// The peer's description is checked as far as possible: memory on another device, an invalid handle and a length
+    /// beyond the memory are refused. [`Device::import`](crate::Device::import) is the same without `unsafe`, for
     /// memory of a peer that is trusted with this.
     ///
     /// # Safety

@@ -17,35 +17,35 @@ use super::{
     thread::Setting,
 };
 
-/// What other processes are to have of an engine's memory: it waits for the caller's streams, and for copies within the
-/// device. Whoever asked waits for the answer, which bounds all of this.
+/// The pending exports of an engine: they wait for the callers' streams, and for copies within the device. Each caller
+/// waits for its answer, which bounds all of this.
 pub(super) struct Shares {
     waiting: Vec<Waiting>,
     /// In the order in which they were put on the one stream of such copies.
     copying: Vec<InFlight>,
-    /// Whether the driver refused something since the last look, so that the device itself is to be asked.
+    /// Whether the driver refused a call since the last poll, so that the device itself is to be queried.
     suspected: bool,
     fence_timeout: Duration,
     copy_timeout: Duration,
 }
 
-/// What is to be shared, once the streams that write it are past that.
+/// A pending export, waiting for the streams that write the memory.
 #[derive(Debug)]
 pub(super) enum ExportRequest {
-    /// To name memory to other processes as it is.
+    /// Export memory in place.
     Name(Vec<Arc<CudaMemory>>, Reply<Result<Vec<Name>, ShareError>>),
     /// To fill a shared buffer with copies.
     Fill(Fill, Reply<Result<(), ShareError>>),
 }
 
-/// Where one memory is for another process: the handle of its allocation, and its place in that.
+/// One memory's exported location: the handle of its allocation, and the offset in it.
 pub(super) type Name = Result<(IpcHandle, u64), CudaError>;
 
-/// Copies to one memory.
+/// Copies into one memory.
 #[derive(Debug)]
 pub(super) struct Fill {
     pub(super) to: Arc<CudaMemory>,
-    /// What is copied, and to which offset: judged to be in bounds.
+    /// The memories and their offsets, checked to be in bounds.
     pub(super) parts: Vec<(Arc<CudaMemory>, u64)>,
 }
 
@@ -54,14 +54,14 @@ struct Waiting {
     until: Instant,
 }
 
-/// Copies that the device may be at work on. Dropping them keeps their memory for good: only `ended` lets go of it.
+/// Copies that the device may be executing. Dropping them leaks their memory: only `ended` releases it.
 struct InFlight {
     fill: ManuallyDrop<Fill>,
-    /// Who waits; nobody any more once they were told that the copies are late.
+    /// The waiter; `None` once it was told that the copies are late.
     reply: Option<Reply<Result<(), ShareError>>>,
-    /// Passed when the copies have ended. `None` where the driver refused to make one.
+    /// The event recorded behind the copies. `None` if the driver refused to record one.
     mark: Option<RecordedEvent>,
-    /// What went wrong when they were given to the device in part.
+    /// The error, if they were submitted only in part.
     error: Option<CudaError>,
     bytes: u64,
     begun: Instant,
@@ -74,7 +74,7 @@ impl Shares {
         Self { waiting: Vec::new(), copying: Vec::new(), suspected: false, fence_timeout, copy_timeout }
     }
 
-    /// Takes a wish, and fulfils it now or when the streams that use its memory are past their work.
+    /// Accepts a request, and handles it now or when the streams that use its memory have passed their work.
     pub(super) fn start(&mut self, wish: ExportRequest, gpu: &mut Gpu, setting: &Setting) {
         match wish.readiness() {
             Some(Ok(())) => self.begin(wish, gpu, setting),
@@ -83,8 +83,8 @@ impl Shares {
         }
     }
 
-    /// Begins what has become possible, refuses what has waited too long, and ends copies that have ended. Fails where
-    /// the device cannot tell of them, or hangs.
+    /// Starts requests that are ready, refuses those that have waited too long, and completes ended copies. Fails if
+    /// the device cannot tell whether copies ended, or hangs.
     pub(super) fn look(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
         for waiting in std::mem::take(&mut self.waiting) {
             match waiting.wish.readiness() {
@@ -98,7 +98,7 @@ impl Shares {
             }
         }
         if std::mem::take(&mut self.suspected) {
-            // What the driver says twice holds.
+            // A repeated error is final.
             gpu.is_idle(Direction::Out).or_else(|_| gpu.is_idle(Direction::Out))?;
         }
         self.end_copies(now, gpu, setting)?;
@@ -116,8 +116,8 @@ impl Shares {
         }
     }
 
-    /// Gives up everything: the device failed. Copies of which it still says that they ended have ended; the memory of the
-    /// others is kept for good.
+    /// Fails everything after a device failure. Copies that the device still reports as ended are completed; the memory
+    /// of the others is leaked.
     pub(super) fn fail(&mut self, error: &CudaError, gpu: &mut Gpu, setting: &Setting) {
         for waiting in std::mem::take(&mut self.waiting) {
             waiting.wish.refuse(error.clone().into());
@@ -137,7 +137,7 @@ impl Shares {
         self.waiting.is_empty() && self.copying.is_empty()
     }
 
-    /// When something is to be done, whatever comes. The fences that are waited for are asked after by themselves.
+    /// The next time to act in any case. Pending fences are polled elsewhere.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let waiting = self.waiting.iter().map(|waiting| waiting.until).min();
         let copying = self.copying.first().map(|flight| flight.asking.ask_at());
@@ -159,11 +159,11 @@ impl Shares {
         }
     }
 
-    /// Ends the oldest copies for as long as they have ended: those of one stream end in order.
+    /// Completes the ended copies, oldest first: those of one stream end in order.
     fn end_copies(&mut self, now: Instant, gpu: &mut Gpu, setting: &Setting) -> Result<(), CudaError> {
         while let Some(oldest) = self.copying.first_mut().filter(|oldest| oldest.asking.is_due(now)) {
             oldest.asking.asked(now);
-            // Asked twice where the driver refuses: what it says twice holds.
+            // Queried twice if the driver refuses: a repeated error is final.
             if !oldest.has_ended(gpu).or_else(|_| oldest.has_ended(gpu))? {
                 return Ok(());
             }
@@ -172,7 +172,7 @@ impl Shares {
         Ok(())
     }
 
-    /// Tells those who wait for copies that they take too long. Their memory stays held.
+    /// Reports late copies to their waiters. Their memory stays held.
     fn tell_late(&mut self, now: Instant, setting: &Setting) {
         let waited = self.copy_timeout;
         for flight in self.copying.iter_mut().filter(|flight| flight.begun + waited <= now) {
@@ -182,7 +182,7 @@ impl Shares {
 }
 
 impl ExportRequest {
-    /// Whether all streams that use the memory are past their work: `None` while one is not.
+    /// Whether all fences of the memory are passed: `None` while one is not.
     fn readiness(&self) -> Option<Result<(), CudaError>> {
         let memories: Box<dyn Iterator<Item = &Arc<CudaMemory>>> = match self {
             Self::Name(memories, _) => Box::new(memories.iter()),
@@ -192,7 +192,7 @@ impl ExportRequest {
         unready.unwrap_or(Some(Ok(())))
     }
 
-    /// Says that nothing comes of it. Whoever does not wait any more is told nothing.
+    /// Reports an error to the waiter, if there still is one.
     pub(super) fn refuse(self, error: ShareError) {
         match self {
             Self::Name(memories, reply) => {
@@ -208,7 +208,7 @@ impl ExportRequest {
 }
 
 impl InFlight {
-    /// Puts all copies on the stream, up to the first that the driver refuses. `None` where the device has nothing of them.
+    /// Submits all copies to the stream, up to the first one that the driver refuses. `None` if none was submitted.
     fn begin(
         fill: Fill,
         reply: Reply<Result<(), ShareError>>,
@@ -247,7 +247,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// Without a mark of its own, the end of the stream tells.
+    /// Without an event, the end of the stream decides.
     fn has_ended(&self, gpu: &Gpu) -> Result<bool, CudaError> {
         Ok(match &self.mark {
             Some(mark) => gpu.has_passed(mark)?,
@@ -255,7 +255,7 @@ impl InFlight {
         })
     }
 
-    /// Lets go of the memory: to be called when the device has nothing of the copies any more.
+    /// Releases the memory, once the device no longer uses it.
     fn ended(mut self, gpu: &mut Gpu, setting: &Setting) {
         if let Some(mark) = self.mark.take() {
             gpu.recycle(mark);
@@ -272,7 +272,7 @@ impl InFlight {
         }
     }
 
-    /// Tells whoever waits, once.
+    /// Reports to the waiter, once.
     fn tell(&mut self, end: Result<(), ShareError>) {
         if let Some(reply) = self.reply.take() {
             let _ = reply.send(end); // Nobody waits any more.
@@ -280,7 +280,7 @@ impl InFlight {
     }
 }
 
-/// Names memories to other processes, each allocation once: asking for a handle costs a call.
+/// Exports memories in place, each allocation once: a handle costs a driver call.
 fn name_all(memories: &[Arc<CudaMemory>], gpu: &Gpu) -> Vec<Name> {
     let mut last: Option<(u64, u64, Result<IpcHandle, CudaError>)> = None;
     let name = |memory: &Arc<CudaMemory>| -> Name {

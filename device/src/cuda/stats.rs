@@ -5,21 +5,22 @@ use std::sync::{
 
 use super::error::CudaError;
 
-/// What a [`CudaEngine`](super::CudaEngine) did so far, and what it holds now.
+/// The counters of a [`CudaEngine`](super::CudaEngine).
 ///
 /// The counters are read one after the other, so while copies run the sums may be off by what happens in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CudaStats {
-    /// Copies of which a byte was given to the device. Balanced by `copies_ended`, `copies_in_flight` and `copies_kept`.
+    /// Copies submitted to the device, at least in part. Balanced by `copies_ended`, `copies_in_flight` and
+    /// `copies_kept`.
     pub copies_begun: u64,
-    /// Copies that the device said have ended, well or not.
+    /// Copies that the device reported as ended, successful or not.
     pub copies_ended: u64,
-    /// Copies between the two.
+    /// Copies in flight.
     pub copies_in_flight: u64,
-    /// Of those, the ones that took longer than the timeout. Their slots and memory are in quarantine: they come back
-    /// when the device says that the copy has ended.
+    /// Of those, the ones that took longer than the timeout. Their slots and memory are in quarantine: they are
+    /// released when the device reports the end of the copy.
     pub copies_quarantined: u64,
-    /// Copies of which the device, failed, cannot tell whether they ended. Their slots and memory are kept for good.
+    /// Copies whose end a failed device cannot report. Their slots and memory are leaked.
     pub copies_kept: u64,
     /// Bytes that were copied off the device, by copies that ended.
     pub out_bytes: u64,
@@ -29,7 +30,7 @@ pub struct CudaStats {
     pub shared_bytes: u64,
     /// Bytes of copies in quarantine.
     pub quarantined_bytes: u64,
-    /// Bytes of slots and memory that a failed device may still reach, kept for good.
+    /// Leaked bytes of slots and memory that a failed device may still access.
     pub kept_bytes: u64,
     /// Page-locked bytes of slots.
     pub pinned_bytes: u64,
@@ -37,9 +38,9 @@ pub struct CudaStats {
     pub device_bytes: u64,
     /// Device memory kept for reuse.
     pub cached_bytes: u64,
-    /// Rings of the device that told of copies' ends.
+    /// Completion signals from the device.
     pub rings: u64,
-    /// Copies whose end was found by asking, for want of a ring. Few, unless rings are lost.
+    /// Copies whose end was found by polling, without a signal. Few, unless signals are lost.
     pub ends_found_by_asking: u64,
 }
 
@@ -60,7 +61,7 @@ pub(super) struct Counters {
     pub(super) cached_bytes: Counter,
     pub(super) rings: Counter,
     pub(super) ends_found_by_asking: Counter,
-    /// Why the device does nothing any more, once it does not.
+    /// The device failure, if it failed.
     pub(super) failure: OnceLock<CudaError>,
 }
 
@@ -88,7 +89,7 @@ impl Counters {
     }
 }
 
-/// A number that one thread changes and all may read.
+/// A counter that one thread changes and all may read.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 

@@ -8,34 +8,32 @@ use super::{
 
 pub use super::nvml::DeviceProcess;
 
-/// The GPUs of this machine, for people: what CUDA's driver and NVML know.
+/// A survey of this machine's GPUs for diagnostics, from CUDA's driver and NVML.
 #[derive(Debug)]
 pub struct Survey {
-    /// Those that this process may use, or why there is none.
+    /// The GPUs usable by this process, or why there are none.
     pub gpus: Result<Vec<SurveyedGpu>, CudaError>,
-    /// The names of those that NVML knows, whether or not CUDA can use them; or why NVML cannot be asked, as half a
-    /// sentence.
+    /// The names of the GPUs known to NVML, whether or not CUDA can use them; or why NVML failed, as half a sentence.
     pub known_to_nvml: Result<Vec<String>, String>,
 }
 
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SurveyedGpu {
-    /// What the driver says of it.
+    /// The driver's data.
     pub info: DeviceInfo,
     /// The newest CUDA that the driver supports.
     pub cuda_version: Version,
-    /// The driver's own version, such as `550.163.01`, where there is NVML.
+    /// The driver's version, such as `550.163.01`, if there is NVML.
     pub driver_version: Option<String>,
-    /// How much of its memory is free, where anybody tells.
+    /// Its free and total memory, if known.
     pub memory: Option<DeviceMemory>,
-    /// Who computes on it, where there is NVML.
+    /// The processes that use it, if there is NVML.
     pub processes: Option<Vec<DeviceProcess>>,
 }
 
-/// Looks at all GPUs. Takes up to a second, and more where there is no NVML: then the driver is asked for free memory,
-/// which takes a context on each GPU for a moment. Blocks, but gives NVML and the driver up where they do not answer in
-/// time.
+/// Surveys all GPUs. Takes up to a second, and more without NVML: then the driver is asked for free memory, which takes
+/// a context on each GPU for a moment. Blocks, with a deadline for NVML and the driver.
 pub fn survey() -> Survey {
     let facts = facts();
     let gpus = probe().and_then(|driver| {
@@ -48,7 +46,7 @@ pub fn survey() -> Survey {
     Survey { gpus, known_to_nvml }
 }
 
-/// Asks NVML aside, as the driver: it may wait for the kernel for ever as well.
+/// Queries NVML on a thread of its own, as the driver: it may block in the kernel for ever.
 fn facts() -> Result<Facts, String> {
     ask_aside("NVML", || Ok(Facts::read())).unwrap_or_else(|error| {
         Err(match error {
@@ -59,8 +57,7 @@ fn facts() -> Result<Facts, String> {
     })
 }
 
-/// What the driver says of a GPU, with what NVML says of the one in the same place. `measure` is asked for its memory
-/// where NVML does not tell.
+/// Joins the driver's and NVML's data of a GPU. `measure` queries its memory if NVML does not report it.
 fn join(
     info: DeviceInfo,
     cuda_version: Version,

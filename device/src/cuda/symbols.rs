@@ -1,7 +1,7 @@
-//! The first circle: the driver's functions, found once and by name.
+//! The first layer: the driver's functions, found once by name.
 //!
 //! cudarc finds each function when it is first called, and panics where the driver lacks it. Here all are found by the
-//! probe, before anything is called, so that a driver that lacks one is an error that names it. And results are plain
+//! probe, before anything is called, so that a driver that lacks one is an error that names it. Results are plain
 //! numbers: a newer driver's code that cudarc's enum does not know would be undefined behaviour as that enum.
 //!
 //! The signatures are NVIDIA's: each is compared with cudarc's binding of it when this is compiled.
@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
     CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
-/// What the driver says of a call: a `CUresult`, known or not.
+/// A `CUresult`, known or not.
 pub(super) type Code = u32;
 
 macro_rules! symbols {
@@ -25,7 +25,7 @@ macro_rules! symbols {
         optional { $( fn $extra:ident($($extra_argument:ident: $extra_kind:ty),* $(,)?); )* }
         of_codes { $( fn $of_code:ident(code: Code, $text:ident: $text_kind:ty); )* }
     ) => {
-        /// The functions of a driver that was loaded.
+        /// The functions of a loaded driver.
         pub(super) struct Symbols {
             $( pub(super) $name: unsafe extern "C" fn($($kind),*) -> Code, )*
             $( pub(super) $extra: Option<unsafe extern "C" fn($($extra_kind),*) -> Code>, )*
@@ -33,7 +33,7 @@ macro_rules! symbols {
         }
 
         impl Symbols {
-            /// Finds them all in the driver's library, or says which is missing.
+            /// Finds all functions in the driver's library, or returns the name of a missing one.
             ///
             /// # Safety
             ///

@@ -1,7 +1,7 @@
-//! An engine's thread: the only one that calls the driver.
+//! The engine's thread: the only one that calls the driver.
 //!
-//! Why one: a context is bound to threads, some calls wait for others inside of the driver, and no destructor should find
-//! itself calling a driver. So everybody else puts commands into an inbox, and this thread owns what the driver gave.
+//! Why one: a context is bound to threads, some driver calls block others, and destructors must not call a driver. So
+//! everybody else puts commands into an inbox, and this thread owns the driver's objects.
 
 use std::{
     io,
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::id::Id;
 
-/// What an engine has of its thread.
+/// An engine's handle of its thread.
 pub(super) struct Started {
     pub(super) info: DeviceInfo,
     pub(super) inbox: Inbox,
@@ -38,7 +38,7 @@ pub(super) struct Started {
     pub(super) waiters: Waiters,
 }
 
-/// Starts the thread of an engine, and waits until it has the device.
+/// Starts the thread of an engine, and waits until it has opened the device.
 pub(super) fn start(
     driver: Driver,
     ordinal: usize,
@@ -48,7 +48,7 @@ pub(super) fn start(
     let device: Arc<str> = format!("cuda:{ordinal}").into();
     let no_thread =
         |error: io::Error| CudaError::NoThread { device: device.to_string(), reason: error.to_string() };
-    // Longer than everything that the thread itself waits for before it tells who waits.
+    // Longer than every wait of the thread itself.
     let patience = options.fence_timeout + 2 * options.copy_timeout;
     let waiters = Waiters::watch(Arc::clone(&device), patience).map_err(no_thread)?;
     let (sender, commands) = mpsc::channel();
@@ -70,13 +70,13 @@ pub(super) fn start(
         })
     });
     if opened.is_err() {
-        // Should it open after all, nobody will use it.
+        // If it still opens, nobody will use it.
         let _ = inbox.tell(Command::Close);
     }
     opened.map(|info| Started { info, inbox, counters, waiters })
 }
 
-/// What every part of the thread knows.
+/// The settings shared by all parts of the thread.
 pub(super) struct Setting {
     pub(super) engine: Id,
     pub(super) options: CudaOptions,
@@ -101,7 +101,7 @@ fn run(
     let info = DeviceInfo::ask(&driver, ordinal);
     match info.and_then(|info| Ok((Gpu::open(driver, ordinal, &setting.inbox)?, info))) {
         Ok((gpu, info)) => {
-            // Nobody waits for this any more: then `Close` is in the inbox.
+            // If the caller gave up, `Close` is in the inbox.
             let _ = opened.send(Ok(info));
             Worker::new(gpu, setting).run(commands);
         }
@@ -111,10 +111,10 @@ fn run(
     }
 }
 
-/// The thread's state: the device, and what is under way with it.
+/// The thread's state: the device and its pending work.
 ///
-/// Should the thread panic, dropping this frees nothing that the device may still use: copies in flight keep their slots
-/// and memory for good, and nothing here calls the driver when it is dropped.
+/// If the thread panics, dropping this frees nothing that the device may still use: slots and memory of copies in
+/// flight are leaked, and no destructor here calls the driver.
 struct Worker {
     gpu: Gpu,
     setting: Setting,
@@ -122,9 +122,9 @@ struct Worker {
     fences: Fences,
     holdings: Holdings,
     shares: Shares,
-    /// Why the device can do no more, once it cannot: all that comes after is refused with this.
+    /// The device failure: later commands are refused with it.
     failed: Option<CudaError>,
-    /// Since when the engine is gone.
+    /// When the engine was dropped.
     closed: Option<Instant>,
 }
 
@@ -141,14 +141,14 @@ impl Worker {
             if let Some(command) = self.next(commands) {
                 self.handle(command);
             }
-            // What else came meanwhile: all rings and copies of a moment are handled before anything is asked.
+            // All commands of a moment are handled before anything is polled.
             commands.try_iter().take(AT_ONCE).for_each(|command| self.handle(command));
             self.look(Instant::now());
         }
         self.end();
     }
 
-    /// Sleeps until there is a command, or something to look at.
+    /// Waits for a command, or for the next time to poll.
     fn next(&self, commands: &Receiver<Command>) -> Option<Command> {
         match self.wake_at() {
             Some(at) => commands.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
@@ -158,9 +158,9 @@ impl Worker {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        // Once the engine is gone, what only a caller's stream still uses has a deadline. A look at it after that settles
-        // it, so this is in the future. Open fences have one too (`is_done`), and none here: once it is past it would keep
-        // this thread awake for as long as somebody has memory; and they are asked after all the time.
+        // Once the engine is dropped, memory used only by a caller's stream has a deadline, which the next check after
+        // it settles, so this is in the future. Open fences have a deadline too (`is_done`), but not here: once past,
+        // it would keep this thread awake for as long as memory is held; and they are polled all the time.
         let last = self.closed.and_then(|_| self.holdings.wake_at());
         let all = [self.copies.wake_at(), self.fences.wake_at(), self.shares.wake_at(), last];
         all.into_iter().flatten().min()
@@ -178,7 +178,7 @@ impl Worker {
                 copies.rang(direction);
             }
             Command::Allocate(len, reply) => {
-                // What came back before this was asked for makes room for it.
+                // Memory returned before this request makes room for it.
                 holdings.look(Instant::now(), gpu, setting, failed.is_some(), false);
                 let memory = holdings.allocate(len, gpu, setting, failed.as_ref());
                 let _ = reply.send(memory); // Nobody waits any more: it is dropped, and comes back.
@@ -214,7 +214,7 @@ impl Worker {
                         Some(error) => Err(error.clone()),
                         None => fences.record(&stream, gpu, setting),
                     };
-                    // Where nobody can tell how far a stream is, the memory is kept for good.
+                    // If a stream's progress is unknown, the memory is leaked.
                     memory.hold_for(fence.unwrap_or_else(|error| fences.lost(error, setting)));
                 }
             }
@@ -258,7 +258,7 @@ impl Worker {
         }
     }
 
-    /// Does what is due, whether or not anything came.
+    /// Does what is due, whether or not a command came.
     fn look(&mut self, now: Instant) {
         let Self { gpu, setting, copies, fences, holdings, shares, failed, closed } = self;
         if fences.look(now, gpu) {
@@ -268,7 +268,7 @@ impl Worker {
             copies.start_waiting(now, gpu, setting);
             let looked = copies.look(now, gpu, setting);
             if let Err(error) = looked.and_then(|()| shares.look(now, gpu, setting)) {
-                // Only here is it set.
+                // Set here alone.
                 let _ = setting.counters.failure.set(error.clone());
                 *failed = Some(error);
             }
@@ -282,8 +282,7 @@ impl Worker {
         holdings.look(now, gpu, setting, failed.is_some(), closed.is_some());
     }
 
-    /// Whether the engine was dropped and everything that it gave out is back: all of it, or, where the device failed,
-    /// what can be.
+    /// Whether the engine was dropped and everything given out is returned or, after a failure, what can be.
     fn is_done(&self) -> bool {
         let Some(closed) = self.closed else { return false };
         let fenced = !self.fences.is_empty() && closed.elapsed() < last_wait(&self.setting.options);
@@ -291,8 +290,8 @@ impl Worker {
         self.copies.are_over() && self.shares.are_over() && (self.failed.is_some() || all_back)
     }
 
-    /// Lets go of the device. Where it failed, or memory was kept for good, its context is kept too: whoever holds
-    /// memory of it may be anybody.
+    /// Releases the device. If it failed, or memory was leaked, its context is leaked too, since the memory may be in
+    /// use.
     fn end(self) {
         let Self { gpu, setting, holdings, failed, .. } = self;
         if failed.is_none() && holdings.free_all(&gpu, &setting) {
@@ -301,19 +300,19 @@ impl Worker {
     }
 }
 
-/// The most commands that are handled before the thread looks after what is under way.
+/// The most commands handled between two polls.
 const AT_ONCE: usize = 256;
 
-/// How long a memory that nobody holds may wait for a caller's stream once the engine is dropped, before it is kept for
-/// good: the same as for a copy.
+/// How long returned memory may wait for a caller's stream after the engine is dropped, before it is leaked: as long as
+/// a copy.
 pub(super) fn last_wait(options: &CudaOptions) -> Duration {
     options.fence_timeout
 }
 
-/// Waits until the threads of all engines of this process have ended; says whether they have within `timeout`.
+/// Waits until the threads of all engines of this process have ended; returns whether they did within `timeout`.
 ///
-/// For the end of a program: an engine's thread gives the device back after the engine was dropped, and a process that
-/// ends meanwhile makes the driver clean up after it.
+/// For the end of a program: an engine's thread releases the device after the engine is dropped, and a process that
+/// exits before that leaves the cleanup to the driver.
 pub fn all_closed(timeout: Duration) -> bool {
     let until = Instant::now() + timeout;
     let mut open = Open::number();
@@ -327,7 +326,7 @@ pub fn all_closed(timeout: Duration) -> bool {
     }
 }
 
-/// One engine's thread, for as long as it runs.
+/// Counts an engine's thread while it runs.
 struct Open;
 
 static OPEN: Mutex<usize> = Mutex::new(0);

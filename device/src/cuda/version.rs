@@ -1,17 +1,17 @@
 use std::fmt;
 
-/// A version of CUDA.
+/// A CUDA version.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(u32);
 
 impl Version {
-    /// The oldest that is known to have all that is used here: NVIDIA's driver 525, of 2022.
+    /// The oldest supported version: NVIDIA's driver 525, of 2022.
     pub const OLDEST: Self = Self(12_000);
 
     /// Older than all.
     pub(super) const UNKNOWN: Self = Self(0);
 
-    /// As the driver writes it: 13040 for 13.4.
+    /// From the driver's encoding: 13040 for 13.4.
     pub(super) fn of(number: u32) -> Self {
         Self(number)
     }

@@ -1,4 +1,4 @@
-//! Memory that has an address by the driver's virtual memory API: the kind that can be shared as a file descriptor.
+//! Device memory mapped with the driver's virtual memory API, which can be shared as a file descriptor.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -11,9 +11,9 @@ use super::{
     thread::Setting,
 };
 
-/// A mapping of device memory that another process may have too. Dropping it unmaps nothing: that is `end`.
+/// A mapping of device memory that may be shared with another process. Dropping it unmaps nothing: `end` does.
 ///
-/// The memory itself lasts for as long as any process has it mapped, or has a descriptor of it open.
+/// The memory lives as long as any process has it mapped, or has a descriptor of it open.
 #[derive(Debug)]
 pub(super) struct Mapped {
     pub(super) address: u64,
@@ -21,7 +21,7 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    /// Takes new memory of a length that is a multiple of the granularity, and gives a descriptor of it too.
+    /// Allocates memory of a length that is a multiple of the granularity, with a descriptor.
     pub(super) fn create(gpu: &Gpu, len: usize, setting: &Setting) -> Result<(Self, OwnedFd), CudaError> {
         let driver = gpu.driver();
         let physical = driver.create_physical(gpu.device(), len)?;
@@ -34,7 +34,7 @@ impl Mapped {
         made
     }
 
-    /// Maps the first bytes of the memory that a descriptor names: as many as `len`, a multiple of the granularity.
+    /// Maps the first `len` bytes of a descriptor's memory, a multiple of the granularity.
     pub(super) fn import(
         gpu: &Gpu,
         fd: BorrowedFd<'_>,
@@ -71,8 +71,8 @@ impl Mapped {
         }
     }
 
-    /// Takes the mapping away, and its addresses. Says whether the driver took it; if not, it is kept, and the caller counts
-    /// what is this process's.
+    /// Unmaps the memory and frees its addresses. Returns whether the driver did so; if not, it is leaked, and the
+    /// caller counts what is this process's.
     ///
     /// # Safety
     ///
@@ -91,7 +91,7 @@ impl Mapped {
     }
 }
 
-/// Lets go of a handle: mappings keep the memory.
+/// Releases a handle: mappings keep the memory.
 fn let_go(driver: &Driver, physical: Physical, len: usize, setting: &Setting) {
     if driver.release_physical(physical).is_err() {
         setting.counters.kept_bytes.add(len as u64);

@@ -11,10 +11,10 @@ use crate::{
     slot::Slot,
 };
 
-/// Who waits for an engine's copies, and the deadline behind all others: for when the driver holds the engine's thread in
-/// a call, so that the thread can tell nobody anything.
+/// The waiters for an engine's copies, with a last deadline for when a driver call blocks the engine's thread, which
+/// can then notify nobody.
 ///
-/// A thread of its own looks after it. It sleeps for as long as the deadline is, so a copy costs it nothing.
+/// A thread of its own watches it. It sleeps until the deadline, so a copy costs it nothing.
 #[derive(Debug)]
 pub(super) struct Waiters {
     shared: Arc<Shared>,
@@ -32,7 +32,7 @@ struct State {
     next_id: u64,
     /// By age, which is by deadline too. One for each copy, which owns a slot: that bounds it.
     waiting: BTreeMap<u64, Waiter>,
-    /// Whether the watching thread has nothing to wake up for.
+    /// Whether the watching thread has no deadline to wake up for.
     asleep: bool,
     closed: bool,
 }
@@ -43,7 +43,7 @@ struct Waiter {
 }
 
 impl Waiters {
-    /// Starts to watch. Whoever waits for longer than `patience` is told that the copy is late.
+    /// Starts the watching thread. A waiter is told that its copy is late after `patience`.
     pub(super) fn watch(device: Arc<str>, patience: Duration) -> io::Result<Self> {
         let shared = Shared { device, patience, state: Mutex::default(), woken: Condvar::new() };
         let shared = Arc::new(shared);
@@ -54,7 +54,7 @@ impl Waiters {
         Ok(Self { shared })
     }
 
-    /// Adds somebody who waits from now on.
+    /// Registers a waiter.
     pub(super) fn add(&self, done: Completion) -> Ticket {
         let mut state = self.shared.state();
         let id = state.next_id;
@@ -77,7 +77,7 @@ impl Drop for Waiters {
     }
 }
 
-/// The engine's end of somebody's waiting. Dropping it reports that the engine has stopped.
+/// The engine's end of a waiter. Dropping it reports that the engine has stopped.
 #[derive(Debug)]
 pub(super) struct Ticket {
     id: u64,
@@ -85,7 +85,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Tells who waits how the copy ended. Where nobody does any more, the slot goes to its pool.
+    /// Reports the end of the copy to the waiter. If it is gone, the slot returns to its pool.
     pub(super) fn finish(self, end: Result<Slot, CopyError>) {
         match self.shared.take(self.id) {
             Some(waiter) => waiter.done.finish(end),

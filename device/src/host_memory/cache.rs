@@ -7,10 +7,10 @@ use std::{
 use super::{AllocError, linger::Linger, populated::Populated};
 use crate::{mapping::Mapping, region::Keeper};
 
-/// What all clones of a `HostMemory` share: how much is in use, and the mappings that wait for reuse.
+/// The state shared by all clones of a `HostMemory`: the bytes in use, and the cached mappings.
 pub(super) struct Cache {
     pub(super) budget_bytes: u64,
-    /// Whether fresh memory is populated ahead of its use.
+    /// Whether fresh memory is populated in advance.
     pub(super) prefault: bool,
     state: Mutex<State>,
 }
@@ -21,13 +21,13 @@ pub(super) struct State {
     pub(super) cached_bytes: u64,
     pub(super) fresh: u64,
     pub(super) reused: u64,
-    /// Mappings without an owner, the longest unused first. The budget bounds them, at one page or more each.
+    /// Cached mappings, least recently used first. The budget bounds them, at one page or more each.
     cached: Vec<Arc<Populated>>,
     pub(super) keep: Keep,
     pub(super) linger: Linger,
 }
 
-/// How much memory is kept for reuse, within the budget.
+/// How much memory is cached, within the budget.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) enum Keep {
     #[default]
@@ -39,8 +39,7 @@ pub(super) enum Keep {
 
 pub(super) enum Taken {
     Reused(Arc<Populated>),
-    /// The books have `mapped_len` more bytes in use. Drop `evicted` first, outside the lock: unmapping is
-    /// slow.
+    /// Room for a new mapping, already counted as in use. Drop `evicted` first, outside the lock: unmapping is slow.
     Room {
         evicted: Vec<Arc<Populated>>,
         mapped_len: usize,
@@ -67,7 +66,7 @@ impl Cache {
         Ok(Taken::Room { evicted, mapped_len })
     }
 
-    /// Enters `mapped_len` more bytes in use, and gives the mappings that had to make room.
+    /// Counts `mapped_len` more bytes as in use, and returns the evicted mappings.
     pub(super) fn make_room(
         &self,
         state: &mut State,
@@ -105,7 +104,7 @@ impl State {
         Some(mapping)
     }
 
-    /// Gives up the longest unused mappings until at most `keep_bytes` are cached.
+    /// Evicts the least recently used mappings until at most `keep_bytes` are cached.
     pub(super) fn shrink_cache(&mut self, keep_bytes: u64) -> Vec<Arc<Populated>> {
         let mut count = 0;
         while self.cached_bytes > keep_bytes {
@@ -115,7 +114,7 @@ impl State {
         self.cached.drain(..count).collect()
     }
 
-    /// Gives up what is not to be kept.
+    /// Evicts what the policy does not keep.
     pub(super) fn tidy(&mut self) -> Vec<Arc<Populated>> {
         match self.keep {
             Keep::All | Keep::OnDemand(1..) => vec![],

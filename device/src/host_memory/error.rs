@@ -1,34 +1,34 @@
-//! Why there is no memory.
+//! Allocation errors.
 
 use crate::cuda::CudaError;
 use std::io;
 
-/// Why there is no memory.
+/// Why memory could not be allocated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// The budget that the operator set has no room. Evicting the cache would not have helped.
+    /// The operator's budget has no room, even with an empty cache.
     #[error(
         "{asked_bytes} bytes of host memory were asked for while {in_use_bytes} bytes of the budget of \
          {budget_bytes} bytes are in use. Raise the memory budget, or release versions that are still held"
     )]
     OverBudget {
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         asked_bytes: u64,
-        /// What living regions hold.
+        /// The bytes of living regions.
         in_use_bytes: u64,
-        /// The most that may be held.
+        /// The limit.
         budget_bytes: u64,
     },
-    /// The memory limit of the container has no room: the system would kill this process when the memory is used.
+    /// The container's memory limit has no room: the system would kill this process when the memory is used.
     #[error(
         "{asked_bytes} bytes of host memory were asked for, and the memory limit of the container (cgroup) of {limit_bytes} \
          bytes leaves {free_bytes}. Raise that limit, or release versions that are still held"
     )]
     OverCgroup {
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         asked_bytes: u64,
-        /// What the limit leaves.
+        /// The free bytes within the limit.
         free_bytes: u64,
         /// The limit.
         limit_bytes: u64,
@@ -39,12 +39,12 @@ pub enum AllocError {
          address space (ulimit -v) and on the number of mappings (vm.max_map_count)"
     )]
     Os {
-        /// The bytes that were to be mapped.
+        /// The bytes to be mapped.
         len: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The device memory budget that the operator set has no room. Giving up what is kept for reuse would not have helped.
+    /// The operator's device memory budget has no room, even with an empty cache.
     #[error(
         "{asked_bytes} bytes of {device}'s memory were asked for while {in_use_bytes} bytes of the budget of \
          {budget_bytes} bytes are in use. Raise the device memory budget, or release versions that are still held"
@@ -52,11 +52,11 @@ pub enum AllocError {
     OverDeviceBudget {
         /// The device.
         device: String,
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         asked_bytes: u64,
-        /// What is held.
+        /// The bytes in use.
         in_use_bytes: u64,
-        /// The most that may be held.
+        /// The limit.
         budget_bytes: u64,
     },
     /// The device has no room.
@@ -67,11 +67,11 @@ pub enum AllocError {
     DeviceFull {
         /// The device.
         device: String,
-        /// What was asked of the device, in bytes.
+        /// The requested bytes.
         asked_bytes: u64,
-        /// What nobody has.
+        /// The free bytes.
         free_bytes: u64,
-        /// What the device has.
+        /// The total bytes.
         total_bytes: u64,
     },
     /// The driver refused to lock pages for slots.
@@ -82,9 +82,9 @@ pub enum AllocError {
     PageLocking {
         /// The device.
         device: String,
-        /// The bytes that were to be locked.
+        /// The bytes to be locked.
         asked_bytes: u64,
-        /// What the driver said.
+        /// The driver's error.
         source: CudaError,
     },
     /// The device failed, or its engine does not answer.
@@ -92,24 +92,24 @@ pub enum AllocError {
     Device {
         /// The device.
         device: String,
-        /// What it said.
+        /// Its error.
         source: CudaError,
     },
-    /// A pool without room for a byte was asked for: waiting for its slots would never end.
+    /// A pool without capacity was requested: waiting for its slots would never end.
     #[error(
         "A pool of {slots} slots of {slot_bytes} bytes can carry nothing. Configure at least one slot of at least \
          one byte"
     )]
     EmptyPool {
-        /// The slots asked for.
+        /// The requested slots.
         slots: usize,
-        /// The bytes asked for in each.
+        /// The requested bytes of each.
         slot_bytes: usize,
     },
 }
 
 impl AllocError {
-    /// Whether the same might be given a little later: a device that did not answer may have been held up.
+    /// Whether a retry may succeed: a device that did not answer may have been blocked.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Device { source: CudaError::NoAnswer { .. }, .. })
     }

@@ -1,4 +1,4 @@
-//! Memory that is kept a little longer than anybody is known to want it: for who subscribes again.
+//! The linger time of cached memory after the last lease: for programs that subscribe again.
 
 use std::{
     sync::{Arc, Weak},
@@ -12,14 +12,14 @@ use super::{
     populated::Populated,
 };
 
-/// How long: enough for a program that takes version after version, with a subscription for each.
+/// How long: enough for a program that takes successive versions with a subscription for each.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Until when a cache without demand keeps what it has.
+/// The end of the linger time of a cache without leases.
 #[derive(Debug, Default)]
 pub(super) struct Linger {
     until: Option<Instant>,
-    /// Whether a thread waits for that.
+    /// Whether a thread waits for it.
     is_awaited: bool,
 }
 
@@ -29,13 +29,14 @@ impl Linger {
     }
 }
 
-/// Whether nobody has demand any more, and there is so much memory that it is worth a thread.
+/// Whether the last lease is gone, and enough memory is cached to be worth a thread.
 pub(super) fn is_worth_it(state: &State) -> bool {
     let bytes = state.in_use_bytes + state.cached_bytes;
     matches!(state.keep, Keep::OnDemand(0)) && bytes >= POPULATED_BYTES_MIN as u64
 }
 
-/// Begins, or begins anew. One thread waits for each cache that lingers. Without one to be had, gives what goes back at once.
+/// Starts or restarts the linger time. One thread waits for each cache. If none can be started, returns the evicted
+/// mappings at once.
 pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>> {
     state.linger.until = Some(Instant::now() + LINGER);
     if !state.linger.is_awaited {
@@ -50,7 +51,7 @@ pub(super) fn begin(cache: &Arc<Cache>, state: &mut State) -> Vec<Arc<Populated>
     vec![]
 }
 
-/// Waits for the end, which may be put off meanwhile, and gives back what is not to be kept then.
+/// Waits for the end, which may be postponed meanwhile, and evicts the cache.
 fn wait(weak: Weak<Cache>) {
     let mut left = LINGER;
     while !left.is_zero() {
@@ -65,7 +66,7 @@ fn wait(weak: Weak<Cache>) {
 }
 
 impl Linger {
-    /// What is left at `now`. With nothing, it is over.
+    /// The time left at `now`; at zero it is over.
     fn left(&mut self, now: Instant) -> Duration {
         let left = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
         if left.is_zero() {

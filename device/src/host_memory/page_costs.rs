@@ -5,12 +5,12 @@ use std::{
 
 use crate::mapping::PageSize;
 
-/// What it costs the kernel to find memory in pages of either size, as it was measured last.
+/// The measured cost of populating memory in pages of either size.
 ///
-/// Huge pages are found in half the time of small ones, and used faster. But a virtual machine that gives free memory back
-/// to its host ("free page reporting") gives it back in blocks that huge pages are made of: then each takes hundreds of
-/// faults in the host, up to ten times what small pages of the blocks that were kept take. It may also take the kernel long to
-/// move other memory out of the way of huge pages. No file says so; the time that it takes does.
+/// Huge pages are populated in half the time of small ones, and are faster to use. But a virtual machine that returns
+/// free memory to its host ("free page reporting") does so in blocks of the size of huge pages: then each takes
+/// hundreds of faults in the host, up to ten times the cost of small pages in retained blocks. Compaction for huge
+/// pages may also take the kernel long. No file reports this, so it is measured.
 #[derive(Debug, Default)]
 pub(super) struct PageCosts {
     huge: Cost,
@@ -21,19 +21,19 @@ pub(super) struct PageCosts {
 enum Cost {
     #[default]
     Unknown,
-    /// Somebody is about to know.
+    /// A measurement is running.
     Tried,
-    /// Processor time for a MiB.
+    /// Processor time per MiB.
     Known(Duration),
 }
 
-/// How many times dearer huge pages may be: it is seen in their use, and when they are given back.
+/// How many times the cost of small pages huge ones may have, for their advantages in use and in unmapping.
 const HUGE_MAY_COST: u32 = 2;
 
-/// Those of this process: of all its memory, since all of it comes from the same kernel.
+/// The process-wide instance: all memory comes from the same kernel.
 pub(super) static PAGE_COSTS: Mutex<PageCosts> = Mutex::new(PageCosts::new());
 
-/// What is to be taken, as far as this process knows.
+/// The preferred page size of this process.
 pub(super) fn preferred() -> PageSize {
     PAGE_COSTS.lock().unwrap_or_else(PoisonError::into_inner).preferred()
 }
@@ -43,7 +43,7 @@ impl PageCosts {
         Self { huge: Cost::Unknown, small: Cost::Unknown }
     }
 
-    /// What memory is to be of: huge pages, unless they are known to be too dear.
+    /// The preferred page size: huge, unless known to be too expensive.
     pub(super) fn preferred(&self) -> PageSize {
         match (self.huge, self.small) {
             (Cost::Known(huge), Cost::Known(small)) if huge > small * HUGE_MAY_COST => PageSize::Small,
@@ -51,7 +51,7 @@ impl PageCosts {
         }
     }
 
-    /// What to take for a piece of memory whose cost will be [settled](Self::settle): each size once, then what is preferred.
+    /// The page size for a piece whose cost will be [settled](Self::settle): each size once, then the preferred one.
     pub(super) fn choose(&mut self) -> PageSize {
         match (self.huge, self.small) {
             (Cost::Unknown, _) => {
@@ -67,7 +67,7 @@ impl PageCosts {
         }
     }
 
-    /// Takes the processor time that `bytes` took; `None` where the kernel could not find them.
+    /// Records the processor time for `bytes`; `None` if the kernel could not populate them.
     pub(super) fn settle(&mut self, size: PageSize, bytes: usize, time: Option<Duration>) {
         let per_mib = |time: Duration| time.mul_f64((1 << 20) as f64 / bytes as f64);
         let cost = time.map_or(Cost::Unknown, |time| Cost::Known(per_mib(time)));

@@ -10,12 +10,12 @@ use rustix::time::{ClockId, clock_gettime};
 use super::page_costs::{PAGE_COSTS, PageCosts};
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping, PIECE_BYTES, PageSize};
 
-/// A mapping whose memory the kernel finds ahead of whoever writes it first, on threads of their own.
+/// A mapping whose pages are populated ahead of its first writer, on threads of their own.
 ///
-/// Why: to find and clear memory takes about as long as to receive into it, and up to ten times as long where a host has
-/// to find it too. The threads begin at the beginning, where the first chunks go, and take a piece each in turn. They hold the mapping
-/// only while one piece is at work, and stop when it was let go. The contents do not change, so the owner may write
-/// meanwhile. Failure costs speed, nothing else: the first writer takes the page faults itself.
+/// Why: finding and clearing memory takes about as long as receiving into it, and up to ten times as long if a host has
+/// to find it too. The threads start at the beginning, where the first chunks go, and take a piece each in turn. They
+/// hold the mapping only while they work on a piece, and stop when it is released. The contents do not change, so the
+/// owner may write meanwhile. Failure costs only speed: the first writer takes the page faults itself.
 #[derive(Debug)]
 pub(super) struct Populated {
     mapping: Mapping,
@@ -24,27 +24,28 @@ pub(super) struct Populated {
 
 #[derive(Debug)]
 struct Progress {
-    /// Where the next piece begins.
+    /// The start of the next piece.
     next: usize,
-    /// What memory from `next` on is to be of.
+    /// The page size from `next` on.
     size: PageSize,
-    /// Who works at it. More would wait for each other: so many clear memory as fast as it can be written.
+    /// The number of working threads. More would only wait for each other: these clear memory as fast as it can be
+    /// written.
     threads: usize,
-    /// Whether somebody has the memory and will write it.
+    /// Whether the memory is in use and will be written.
     is_wanted: bool,
 }
 
-/// The most threads that work at one mapping, where there are as many processors.
+/// The most threads per mapping, if there are as many processors.
 const THREADS_MAX: usize = 4;
 
 impl Populated {
-    /// Finds no memory yet. `size` is what the mapping is to be of.
+    /// A mapping without populated pages. `size` is its page size.
     pub(super) fn new(mapping: Mapping, size: PageSize) -> Self {
         let progress = Progress { next: 0, size, threads: 0, is_wanted: false };
         Self { mapping, progress: Mutex::new(progress) }
     }
 
-    /// Lets the kernel find what it has not found yet, in the background.
+    /// Populates the missing pages in the background.
     pub(super) fn begin(self: &Arc<Self>) {
         let mut progress = self.progress();
         progress.is_wanted = true;
@@ -53,7 +54,7 @@ impl Populated {
         let threads = left.min(processors).min(THREADS_MAX);
         while progress.threads < threads {
             let weak = Arc::downgrade(self);
-            // No thread to be had: the others do it, or the first writer.
+            // Without a thread, the others do it, or the first writer.
             let spawned = thread::Builder::new().name("relay-prefault".into()).spawn(|| work(weak));
             if spawned.is_err() {
                 return;
@@ -62,12 +63,12 @@ impl Populated {
         }
     }
 
-    /// Stops: nobody will write the memory soon.
+    /// Stops populating: the memory will not be written soon.
     pub(super) fn let_go(&self) {
         self.progress().is_wanted = false;
     }
 
-    /// Populates the next piece. False where there is none: the thread is not counted any more.
+    /// Populates the next piece. False if there is none: the thread is then no longer counted.
     fn advance(&self) -> bool {
         let Some((piece, size)) = self.take_piece() else { return false };
         let before = processor_time();
@@ -82,8 +83,7 @@ impl Populated {
         true
     }
 
-    /// Takes the next piece, and asks for pages of the size that is to be taken now, from there on. Without a piece the thread
-    /// that asked is done.
+    /// Takes the next piece, and advises the preferred page size from there on. `None` ends the calling thread.
     fn take_piece(&self) -> Option<(Range<usize>, PageSize)> {
         let mut progress = self.progress();
         if !progress.is_wanted || progress.next >= self.mapping.len() {
@@ -96,7 +96,7 @@ impl Populated {
             self.mapping.prefer(size, rest.clone());
             progress.size = size;
         }
-        // Pieces end where huge pages do: no two threads work at one of these.
+        // Pieces end at huge page boundaries: no two threads populate one.
         let address = self.mapping.start().addr().get();
         let end = (address + start + PIECE_BYTES) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - address;
         progress.next = end.min(rest.end);
@@ -116,7 +116,7 @@ impl Deref for Populated {
     }
 }
 
-/// Populates piece after piece, until there is no more or the mapping is let go.
+/// Populates piece after piece, until there is none or the mapping is released.
 fn work(populated: Weak<Populated>) {
     while populated.upgrade().is_some_and(|populated| populated.advance()) {}
 }
@@ -125,7 +125,7 @@ fn page_costs() -> MutexGuard<'static, PageCosts> {
     PAGE_COSTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What this thread took of a processor: other than the time that passed, it does not count those who work beside.
+/// The processor time of this thread: unlike elapsed time, it excludes other processes.
 fn processor_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

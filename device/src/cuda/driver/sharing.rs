@@ -1,4 +1,5 @@
-//! The calls by which processes share memory of a device. A driver may lack each of them: then the error names it.
+//! The driver calls for sharing device memory between processes. A driver may lack each of them; then the error names
+//! it.
 
 use std::{
     ffi::c_void,
@@ -19,11 +20,11 @@ use crate::cuda::{error::CudaError, share::DeviceUuid};
 /// A handle of CUDA IPC.
 pub(in crate::cuda) type IpcHandle = [u8; 64];
 
-/// Memory of a device that has no address yet.
+/// Physical device memory without an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cuda) struct Physical(CUmemGenericAllocationHandle);
 
-/// Finds an optional function, or names it in an error.
+/// Finds an optional function, or returns an error that names it.
 macro_rules! function {
     ($driver:ident, $name:ident) => {
         $driver.symbols.$name.ok_or(CudaError::NoSymbol { symbol: stringify!($name) })
@@ -31,7 +32,7 @@ macro_rules! function {
 }
 
 impl Driver {
-    /// What the device is called in every process.
+    /// The UUID of the device.
     pub(in crate::cuda) fn uuid(&self, device: CUdevice) -> Result<DeviceUuid, CudaError> {
         let ask = function!(self, cuDeviceGetUuid_v2)?;
         let mut uuid = CUuuid { bytes: [0; 16] };
@@ -41,7 +42,7 @@ impl Driver {
         Ok(DeviceUuid::new(uuid.bytes.map(|byte| byte as u8)))
     }
 
-    /// Where the allocation begins that an address lies in, and how long it is.
+    /// The start and length of the allocation that contains an address.
     pub(in crate::cuda) fn allocation_of(&self, address: u64) -> Result<(u64, u64), CudaError> {
         let ask = function!(self, cuMemGetAddressRange_v2)?;
         let (mut start, mut len) = (0, 0);
@@ -51,7 +52,7 @@ impl Driver {
         Ok((start, len as u64))
     }
 
-    /// A handle by which other processes open the allocation that begins at an address.
+    /// The IPC handle of the allocation that begins at an address.
     pub(in crate::cuda) fn ipc_handle(&self, start: u64) -> Result<IpcHandle, CudaError> {
         let ask = function!(self, cuIpcGetMemHandle)?;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
@@ -61,7 +62,7 @@ impl Driver {
         Ok(handle.reserved.map(|byte| byte as u8))
     }
 
-    /// Maps another process's allocation, and says where.
+    /// Maps another process's allocation and returns its address.
     pub(in crate::cuda) fn open_ipc(&self, handle: &IpcHandle) -> Result<u64, CudaError> {
         let open = function!(self, cuIpcOpenMemHandle_v2)?;
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
@@ -85,7 +86,7 @@ impl Driver {
         Ok(self.check("cuIpcCloseMemHandle", code)?)
     }
 
-    /// What lengths of physical memory and places of mappings are multiples of.
+    /// The granularity of physical memory and mappings.
     pub(in crate::cuda) fn granularity(&self, device: CUdevice) -> Result<usize, CudaError> {
         let ask = function!(self, cuMemGetAllocationGranularity)?;
         let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
@@ -96,7 +97,7 @@ impl Driver {
         Ok(granularity.max(1))
     }
 
-    /// Takes physical memory that can be shared as a file descriptor.
+    /// Allocates physical memory that can be shared as a file descriptor.
     pub(in crate::cuda) fn create_physical(
         &self,
         device: CUdevice,
@@ -110,7 +111,7 @@ impl Driver {
         Ok(Physical(handle))
     }
 
-    /// Lets go of physical memory. It stays while it is mapped, or while a file descriptor names it.
+    /// Releases physical memory. It stays while it is mapped, or while a file descriptor refers to it.
     pub(in crate::cuda) fn release_physical(&self, physical: Physical) -> Result<(), CudaError> {
         let release = function!(self, cuMemRelease)?;
         // SAFETY: a handle alone is let go of: what is mapped stays.
@@ -118,7 +119,7 @@ impl Driver {
         Ok(self.check("cuMemRelease", code)?)
     }
 
-    /// A file descriptor by which another process gets the same memory.
+    /// Exports physical memory as a file descriptor for another process.
     pub(in crate::cuda) fn export_physical(&self, physical: Physical) -> Result<OwnedFd, CudaError> {
         let export = function!(self, cuMemExportToShareableHandle)?;
         let mut fd: RawFd = -1;
@@ -130,7 +131,7 @@ impl Driver {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The memory that a file descriptor of another process names. The descriptor stays its owner's.
+    /// Imports physical memory from another process's file descriptor. The descriptor stays its owner's.
     pub(in crate::cuda) fn import_physical(&self, fd: BorrowedFd<'_>) -> Result<Physical, CudaError> {
         let import = function!(self, cuMemImportFromShareableHandle)?;
         // A number in a pointer's place: so CUDA's header has it.
@@ -142,7 +143,7 @@ impl Driver {
         Ok(Physical(handle))
     }
 
-    /// Keeps addresses free for a mapping.
+    /// Reserves addresses for a mapping.
     pub(in crate::cuda) fn reserve(&self, len: usize) -> Result<u64, CudaError> {
         let reserve = function!(self, cuMemAddressReserve)?;
         let mut address = 0;
@@ -152,7 +153,7 @@ impl Driver {
         Ok(address)
     }
 
-    /// Gives reserved addresses back.
+    /// Frees reserved addresses.
     ///
     /// # Safety
     ///
@@ -193,7 +194,7 @@ impl Driver {
         Ok(self.check("cuMemUnmap", code)?)
     }
 
-    /// Lets the device read and write what is mapped.
+    /// Gives the device read and write access to a mapping.
     pub(in crate::cuda) fn allow(&self, address: u64, len: usize, device: CUdevice) -> Result<(), CudaError> {
         let set_access = function!(self, cuMemSetAccess)?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -203,7 +204,7 @@ impl Driver {
         Ok(self.check("cuMemSetAccess", code)?)
     }
 
-    /// Puts a copy within the device on the stream.
+    /// Submits a copy within the device to the stream.
     ///
     /// # Safety
     ///

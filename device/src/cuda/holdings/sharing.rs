@@ -1,4 +1,4 @@
-//! Memory that an engine shares with other processes: buffers of its own, and what others have shared.
+//! Memory that an engine shares with other processes: buffers of its own, and imported memory.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -19,10 +19,10 @@ use crate::cuda::{
 };
 use crate::loan::Loan;
 
-/// Memory that is not freed but unmapped.
+/// Memory that is unmapped instead of freed.
 #[derive(Debug)]
 pub(in crate::cuda) enum Shared {
-    /// A buffer of this engine's own, which its budget counts.
+    /// A buffer of this engine, counted in its budget.
     Buffer(Mapped),
     /// Another process's buffer, on loan.
     Imported(Mapped, Loan),
@@ -31,7 +31,7 @@ pub(in crate::cuda) enum Shared {
 }
 
 impl Holdings {
-    /// Gives memory that another process can have too, and a descriptor of it.
+    /// Allocates memory that can be shared, with its descriptor.
     pub(in crate::cuda) fn buffer(
         &mut self,
         len: usize,
@@ -62,7 +62,7 @@ impl Holdings {
         }
     }
 
-    /// Gives memory that another process has shared.
+    /// Imports another process's buffer.
     pub(in crate::cuda) fn import_fd(
         &mut self,
         shared: &FdMemory,
@@ -79,7 +79,7 @@ impl Holdings {
         Ok(Imported { memory, returned })
     }
 
-    /// The same of a part of an allocation. What does not lie in it is refused.
+    /// Imports a part of another process's allocation. A range outside of it is refused.
     pub(in crate::cuda) fn import_ipc(
         &mut self,
         shared: &IpcMemory,
@@ -101,10 +101,10 @@ impl Holdings {
         Ok(Imported { memory, returned })
     }
 
-    /// Takes the place of shared memory away, which nobody in this process uses any more.
+    /// Unmaps shared memory that this process no longer uses.
     ///
-    /// What another process lent has gone back only where the driver took it: its owner must not free what is still open
-    /// here, so it is never told otherwise.
+    /// Memory of another process counts as returned only if the driver unmapped it: its owner must not free what is
+    /// still open here.
     pub(super) fn unmap(&mut self, shared: Shared, gpu: &Gpu, setting: &Setting) {
         match shared {
             Shared::Buffer(mapped) => {
@@ -125,7 +125,7 @@ impl Holdings {
         CudaMemory::new(setting.engine, address, len, MemoryOwner::Shared(shared), setting.inbox.clone())
     }
 
-    /// As for blocks: where the driver has no memory, again with what was kept for reuse given back.
+    /// As for blocks: if the driver has no memory, again after returning cached blocks.
     fn ask_driver_for_buffer(
         &mut self,
         whole: usize,
@@ -145,7 +145,7 @@ impl Holdings {
 }
 
 impl Shared {
-    /// The bytes of the device that are lost where this is kept for good: those of others are not this process's.
+    /// The bytes of this process's device memory that are lost if this is leaked.
     pub(super) fn own_bytes(&self) -> u64 {
         match self {
             Self::Buffer(mapped) => mapped.len as u64,
@@ -154,7 +154,7 @@ impl Shared {
     }
 }
 
-/// A length as the driver maps it. Both ends of a buffer come to the same.
+/// A length rounded up to the driver's granularity, the same at both ends.
 fn whole(len: usize, gpu: &Gpu) -> Result<usize, CudaError> {
     let granularity = gpu.driver().granularity(gpu.device())?;
     // Beyond all numbers the driver is asked for a length that no device has.

@@ -17,7 +17,7 @@ use crate::{
     id::Id,
 };
 
-/// Memory of an engine's own that another process can have too, by a file descriptor: [`CudaEngine::shared_buffer`].
+/// A shareable buffer of an engine's memory, exported by file descriptor: [`CudaEngine::shared_buffer`].
 #[derive(Debug)]
 pub struct SharedBuffer {
     pub(super) device: DeviceUuid,
@@ -25,22 +25,22 @@ pub struct SharedBuffer {
     pub(super) fd: OwnedFd,
     pub(super) engine: Id,
     pub(super) inbox: Inbox,
-    /// How long filling it may take, what it waits for included.
+    /// How long filling it may take, waits included.
     pub(super) patience: Duration,
 }
 
 impl SharedBuffer {
-    /// Its memory, for everything that engines do with memory. As long as this is held anywhere, it stays.
+    /// Its memory, for everything that engines do with memory. The buffer lives as long as this is held.
     pub fn memory(&self) -> &Arc<CudaMemory> {
         &self.memory
     }
 
-    /// What names it to another process. It may be sent any number of times.
+    /// Its descriptor for another process. It may be sent any number of times.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The same with a descriptor of its own, as an importer takes it. Fails where the process has too many open.
+    /// Duplicates the descriptor, for an importer. Fails if the process has too many open.
     pub fn export(&self) -> Result<FdMemory, ShareError> {
         let no_descriptor = |error: io::Error| ShareError::NoDescriptor { text: error.to_string() };
         let fd = self.fd.try_clone().map_err(no_descriptor)?;

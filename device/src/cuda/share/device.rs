@@ -7,25 +7,24 @@ use crate::{
     loan::Returned,
 };
 
-/// What other processes on this machine share with this one, for callers that know no kind of device. All of this blocks for
-/// as long as the device takes: call it off the executor.
+/// Sharing memory with other processes on this machine, whatever the kind of device. All of this blocks for as long as
+/// the device takes: call it off the executor.
 impl Device {
-    /// Whether it has memory that processes can share.
+    /// Whether its memory can be shared with other processes.
     pub fn is_shareable(&self) -> bool {
         self.engine::<CudaEngine>().is_some_and(|engine| engine.info().uuid.is_some())
     }
 
-    /// Names memory where it is, for another process to read: all of it, or none. What writes to it is waited for. Keep the
-    /// buffers until the other process said that it has let go.
+    /// Exports buffers in place for another process to read: all of them, or none. Waits for their writers. Keep the
+    /// buffers until the other process has released them.
     pub fn name_to_others(&self, buffers: &[DeviceBuffer]) -> Result<Vec<IpcMemory>, ShareError> {
         let memories = buffers.iter().map(|buffer| self.own_memory(buffer));
         let memories = memories.collect::<Result<Vec<_>, _>>()?;
         self.sharing()?.name_memory(&memories)?.into_iter().collect()
     }
 
-    /// Copies `parts` into a buffer of `len` bytes that another process can have, each to where its range says. What writes
-    /// to them is waited for, and they may be written again when this returns. Keep the buffer until the other process has
-    /// its descriptor.
+    /// Copies `parts` into a shareable buffer of `len` bytes, each to its range. Waits for their writers; they may be
+    /// written again when this returns. Keep the buffer until the other process has its descriptor.
     pub fn copy_for_others(
         &self,
         len: u64,
@@ -38,8 +37,8 @@ impl Device {
         Ok((buffer.export()?, buffer))
     }
 
-    /// Takes memory that another process shares: each of `places` in it as a buffer, and what tells when all of it has gone
-    /// back.
+    /// Imports another process's memory: each of `places` in it as a buffer, and a handle that reports when all of it
+    /// was returned.
     ///
     /// What the other says of it is checked, but not that it keeps it and leaves it alone
     /// ([`CudaEngine::import`]): take memory of peers alone that this process trusts as it trusts itself on that device.

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::DeviceUuid;
 use crate::cuda::error::CudaError;
 
-/// Why memory is not shared with another process, or not taken from one. As a rule the next way is taken then.
+/// Why memory could not be exported to or imported from another process. Usually the caller tries the next way.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
@@ -15,25 +15,25 @@ pub enum ShareError {
         "The memory belongs to another engine. Share it with the engine that allocated it, or that it was lent to."
     )]
     ForeignMemory,
-    /// The device is of a kind whose memory is its process's alone.
+    /// The device's kind of memory cannot be shared.
     #[error("{device} has no memory that processes share.")]
     NotShareable {
         /// The device.
         device: String,
     },
-    /// The process has too many descriptors open.
+    /// The process has too many open descriptors.
     #[error("There is no descriptor for memory that is to be shared: {text}.")]
     NoDescriptor {
-        /// What the system said.
+        /// The system's message.
         text: String,
     },
-    /// The driver does not say which device it is, so another process could not find the same.
+    /// The driver does not report the device's UUID, so another process could not find it.
     #[error("The driver does not tell what {device} is called in other processes (cuDeviceGetUuid_v2).")]
     UnknownDevice {
         /// The engine.
         device: String,
     },
-    /// The driver names the memory to nobody.
+    /// The driver refuses an IPC handle for the memory.
     #[error(
         "Memory on {device} cannot be named to another process where it is: {source} CUDA names plain allocations alone \
          (cudaMalloc): not memory pools (cudaMallocAsync), and not virtual memory (PyTorch's expandable segments)."
@@ -41,15 +41,15 @@ pub enum ShareError {
     NotExportable {
         /// The engine.
         device: String,
-        /// What the driver said.
+        /// The driver's error.
         source: CudaError,
     },
-    /// The driver gives no memory that can be shared.
+    /// The driver cannot allocate shareable memory.
     #[error("There is no memory on {device} that could be shared as a file descriptor: {source}")]
     NoBuffer {
         /// The engine.
         device: String,
-        /// What the driver said.
+        /// The driver's error.
         source: CudaError,
     },
     /// The engine's budget has no room for a shared buffer.
@@ -60,21 +60,21 @@ pub enum ShareError {
     OverBudget {
         /// The engine.
         device: String,
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         asked_bytes: u64,
-        /// What is held.
+        /// The bytes in use.
         in_use_bytes: u64,
-        /// The most that may be held.
+        /// The limit.
         budget_bytes: u64,
     },
-    /// The caller's part lies outside of the buffer.
+    /// The caller's part is out of bounds of the buffer.
     #[error("{len} bytes at {offset} do not lie in a shared buffer of {bytes} bytes.")]
     OutOfBuffer {
-        /// Where the part was to begin.
+        /// The offset of the part.
         offset: u64,
         /// Its bytes.
         len: u64,
-        /// The buffer's.
+        /// The buffer's length.
         bytes: u64,
     },
     /// The streams that write the memory take too long.
@@ -93,7 +93,7 @@ pub enum ShareError {
     CopyRefused {
         /// The engine.
         device: String,
-        /// What the driver said.
+        /// The driver's error.
         source: CudaError,
     },
     /// A copy into a shared buffer takes too long.
@@ -120,7 +120,7 @@ pub enum ShareError {
         /// The other process's.
         theirs: DeviceUuid,
     },
-    /// The handle of another process's allocation opens nothing here.
+    /// The IPC handle of another process's allocation cannot be opened here.
     #[error(
         "{device} could not open the memory of another process by its handle: {} A handle is good while that process \
          lives and keeps the memory; not in that process itself, nor in containers that do not share a PID namespace with it.",
@@ -129,36 +129,36 @@ pub enum ShareError {
     NotOpened {
         /// The engine.
         device: String,
-        /// What the driver said.
+        /// The driver's error.
         source: CudaError,
     },
-    /// The file descriptor of another process's buffer gives no memory here.
+    /// The file descriptor of another process's buffer cannot be mapped here.
     #[error("{device} could not map the memory of another process by its file descriptor: {source}")]
     NotMapped {
         /// The engine.
         device: String,
-        /// What the driver said.
+        /// The driver's error.
         source: CudaError,
     },
-    /// The other process said that its memory is longer than it is.
+    /// The other process's length exceeds its memory.
     #[error(
         "Another process shared {len} bytes at {offset} of an allocation of {bytes} bytes. It is in error, and nothing of it \
          was taken."
     )]
     OutOfBounds {
-        /// Where the part was said to begin.
+        /// The stated offset.
         offset: u64,
-        /// Its bytes, as was said.
+        /// The stated length.
         len: u64,
-        /// The allocation's.
+        /// The allocation's length.
         bytes: u64,
     },
-    /// The engine cannot be asked, or its device failed.
+    /// The engine does not answer, or its device failed.
     #[error(transparent)]
     Engine(#[from] CudaError),
 }
 
-/// What the driver said, without its usual advice: an invalid context is here one that it cannot see.
+/// The driver's error without its usual advice: an invalid context means here one that it cannot see.
 fn without_advice(error: &CudaError) -> String {
     match error {
         CudaError::Driver(error) => error.refusal(),
