@@ -37,7 +37,11 @@ pub struct Access {
     rules: watch::Receiver<Arc<Rules>>,
     uses: Arc<reload::Uses>,
     problem: Arc<Mutex<Option<String>>>,
+    clock: Clock,
 }
+
+/// Tells the seconds since 1970.
+type Clock = fn() -> u64;
 
 impl Access {
     /// Lets everybody in who can reach the server and knows its key, and allows everything. For tests, and for networks on which everybody
@@ -53,7 +57,13 @@ impl Access {
 
     /// Follows the rules that `rules` holds, whatever they become.
     pub fn following(rules: watch::Receiver<Arc<Rules>>) -> Self {
-        Self { rules, uses: Arc::default(), problem: Arc::default() }
+        Self { rules, uses: Arc::default(), problem: Arc::default(), clock: seconds_now }
+    }
+
+    /// The same by the time of `clock`, in seconds since 1970, in place of the system's: for simulations.
+    #[must_use]
+    pub fn with_clock(self, clock: fn() -> u64) -> Self {
+        Self { clock, ..self }
     }
 
     /// The rules of now.
@@ -74,13 +84,14 @@ impl Access {
     /// Lets a client in, if what it shows is enough.
     pub(crate) fn admit(&self, credentials: Credentials) -> Result<Permit, Denied> {
         let mut rules = self.rules.clone();
-        let now = seconds_now();
+        let now = (self.clock)();
         let principal = rules.borrow_and_update().admit(&credentials, now)?;
         if let Some(ticket) = principal.ticket() {
             self.note_use(ticket, now);
         }
         let holder = Holder(Arc::new(Mutex::new(Arc::new(principal))));
-        Ok(Permit { rules, credentials, holder, look: Instant::now() + CLOCK_LOOK })
+        let look = Instant::now() + CLOCK_LOOK;
+        Ok(Permit { rules, credentials, holder, look, clock: self.clock })
     }
 
     fn note_use(&self, ticket: TicketId, now: u64) {
@@ -102,6 +113,7 @@ pub(crate) struct Permit {
     holder: Holder,
     /// When the clock is looked at next, however often the session is busy with other things before.
     look: Instant,
+    clock: Clock,
 }
 
 impl Permit {
@@ -118,7 +130,7 @@ impl Permit {
         loop {
             let before = self.holder.principal();
             self.rules_or_clock_changed(before.is_temporary()).await;
-            let now = self.rules.borrow_and_update().admit(&self.credentials, seconds_now())?;
+            let now = self.rules.borrow_and_update().admit(&self.credentials, (self.clock)())?;
             if !now.is_same(&before) {
                 return Err(Denied::Another { before: before.to_string(), now: now.to_string() });
             }

@@ -122,15 +122,22 @@ pub fn check(snapshot: &Snapshot) {
 /// # Panics
 /// When anything is not what was published.
 pub fn check_content(snapshot: &Snapshot, version: u64) {
+    assert_eq!(difference(snapshot, version), None);
+}
+
+/// The first thing in `snapshot` that is not as it was published with the content of `version`.
+pub fn difference(snapshot: &Snapshot, version: u64) -> Option<String> {
     let snapshot = on_host(snapshot);
-    assert_eq!(snapshot.metadata(), metadata(version));
+    if snapshot.metadata() != metadata(version) {
+        return Some(format!("the metadata of version {version} is {:?}", snapshot.metadata()));
+    }
     let mut owners = HashMap::new();
-    for (tensor, bytes) in snapshot.tensors() {
+    snapshot.tensors().find_map(|(tensor, bytes)| {
         // Aliases come after the tensor whose bytes they share.
         let name = *owners.entry(tensor.range()).or_insert(tensor.name.as_str());
-        assert_eq!(bytes.len() as u64, tensor.byte_len(), "{name}");
-        assert!(has_content(name, version, &bytes), "{name} is not as published in version {version}");
-    }
+        let is_whole = bytes.len() as u64 == tensor.byte_len() && has_content(name, version, &bytes);
+        (!is_whole).then(|| format!("{name} is not as published in version {version}"))
+    })
 }
 
 /// The snapshot in host memory, wherever it is. Its device must copy in place, as those of [`pair`](crate::pair) do.

@@ -17,6 +17,7 @@ mod every;
 mod faults;
 mod files;
 mod lanes;
+mod lives;
 mod readers;
 mod resume;
 mod snapshots;

@@ -1,0 +1,240 @@
+//! What happens in a life, as a list that a seed makes, and that a failure makes shorter.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// How many clients there are. The last of them proves itself with a key, the others with tickets.
+pub(crate) const CLIENTS: u8 = 3;
+
+/// How many topics there are.
+pub(crate) const TOPICS: usize = 2;
+
+/// What does not change in a life.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setup {
+    /// Whether publishers wait for readers, or evict them.
+    pub(crate) blocks: bool,
+    pub(crate) keep_versions: u32,
+    pub(crate) linger_s: u64,
+    pub(crate) publish_timeout_ms: u64,
+    pub(crate) delay_ms: u64,
+    pub(crate) jitter_ms: u64,
+    pub(crate) loss: f64,
+}
+
+/// How a client subscribes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wish {
+    Latest {
+        preempt: bool,
+    },
+    Every {
+        window: u32,
+    },
+    /// Under a name, so that its place is kept.
+    Named {
+        window: u32,
+    },
+    /// After the version that the client got last.
+    Continue {
+        window: u32,
+    },
+}
+
+/// What a ticket allows. A client keeps its ticket for as long as it suits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TicketTerms {
+    /// For the first topic alone.
+    pub(crate) is_narrow: bool,
+    pub(crate) expires_s: Option<u64>,
+}
+
+/// One thing that happens. What makes no sense when its turn comes does nothing, so every sublist is a life as well.
+#[derive(Debug, Clone)]
+pub(crate) enum Operation {
+    Wait {
+        ms: u64,
+    },
+    Publish {
+        topic: usize,
+        versions: u64,
+        bytes: u64,
+    },
+    /// The publisher takes the topic back; the next publish opens it in a new epoch.
+    Withdraw {
+        topic: usize,
+    },
+    /// The server ends, with or without a word.
+    Stop {
+        silently: bool,
+    },
+    /// With its state, the newest versions are published again under their numbers.
+    Start {
+        with_state: bool,
+    },
+    /// A client connects, in place of what it was before, and subscribes to all topics.
+    Join {
+        client: u8,
+        tcp: bool,
+        lanes: u8,
+        wish: Wish,
+        pause_ms: u64,
+        terms: TicketTerms,
+    },
+    /// A client comes with a ticket, whatever has become of that.
+    JoinAgain {
+        client: u8,
+    },
+    Leave {
+        client: u8,
+    },
+    List {
+        client: u8,
+    },
+    Cut {
+        client: u8,
+    },
+    CutLane {
+        client: u8,
+        lane: u8,
+    },
+    ResetStreams {
+        client: u8,
+    },
+    Mend {
+        client: u8,
+    },
+    Revoke {
+        client: u8,
+    },
+    /// What the list allows the client with the key: the topics whose bits are set.
+    Allow {
+        topics: u8,
+    },
+}
+
+/// The life of this seed.
+pub(crate) fn life(seed: u64) -> (Setup, Vec<Operation>) {
+    let mut dice = ChaCha8Rng::seed_from_u64(!seed);
+    let blocks = dice.random_bool(0.5);
+    let setup = Setup {
+        blocks,
+        keep_versions: dice.random_range(1..=6),
+        linger_s: if blocks { 20 } else { dice.random_range(0..20) },
+        publish_timeout_ms: dice.random_range(100..8_000),
+        delay_ms: dice.random_range(1..30),
+        jitter_ms: dice.random_range(0..10),
+        loss: [0.0, 0.0, 0.01, 0.03][dice.random_range(0..4)],
+    };
+    let mut operations = vec![Operation::Start { with_state: false }];
+    for client in 1..=CLIENTS {
+        operations.push(join(&mut dice, client));
+    }
+    for _ in 0..dice.random_range(10..45) {
+        operations.push(operation(&mut dice));
+        if dice.random_bool(0.07) {
+            operations.extend(outage(&mut dice));
+        }
+    }
+    (setup, operations)
+}
+
+fn operation(dice: &mut ChaCha8Rng) -> Operation {
+    let (client, topic) = (dice.random_range(1..=CLIENTS), dice.random_range(0..TOPICS));
+    match dice.random_range(0..100) {
+        0..35 => Operation::Publish { topic, versions: dice.random_range(1..5), bytes: bytes(dice) },
+        35..48 => Operation::Wait { ms: wait_ms(dice) },
+        48..56 => join(dice, client),
+        56..60 => Operation::JoinAgain { client },
+        60..64 => Operation::Leave { client },
+        64..67 => Operation::List { client },
+        67..72 => Operation::Cut { client },
+        72..76 => Operation::CutLane { client, lane: dice.random_range(0..3) },
+        76..78 => Operation::ResetStreams { client },
+        78..85 => Operation::Mend { client },
+        85..88 => Operation::Revoke { client },
+        88..91 => Operation::Allow { topics: dice.random_range(0..1 << TOPICS) },
+        91..93 => Operation::Withdraw { topic },
+        93..96 => Operation::Stop { silently: dice.random_bool(0.5) },
+        _ => Operation::Start { with_state: dice.random_bool(0.7) },
+    }
+}
+
+/// A way that is cut in the middle of a version, for longer than the idle timeout or for less.
+fn outage(dice: &mut ChaCha8Rng) -> [Operation; 5] {
+    let (client, topic) = (dice.random_range(1..=CLIENTS), dice.random_range(0..TOPICS));
+    [
+        Operation::Publish { topic, versions: 1, bytes: dice.random_range(300_000..1_500_000) },
+        Operation::Wait { ms: dice.random_range(10..500) },
+        Operation::Cut { client },
+        Operation::Wait { ms: dice.random_range(1_000..16_000) },
+        Operation::Mend { client },
+    ]
+}
+
+fn join(dice: &mut ChaCha8Rng, client: u8) -> Operation {
+    let window = dice.random_range(1..5);
+    let wish = match dice.random_range(0..5) {
+        0 => Wish::Latest { preempt: dice.random_bool(0.5) },
+        1 => Wish::Every { window },
+        2 => Wish::Continue { window },
+        _ => Wish::Named { window },
+    };
+    let expires_s = dice.random_bool(0.15).then(|| dice.random_range(1..40));
+    Operation::Join {
+        client,
+        tcp: dice.random_bool(0.4),
+        lanes: [1, 1, 2, 3][dice.random_range(0..4)],
+        wish,
+        pause_ms: [0, 0, 300, 6_000][dice.random_range(0..4)],
+        terms: TicketTerms { is_narrow: dice.random_bool(0.1), expires_s },
+    }
+}
+
+fn bytes(dice: &mut ChaCha8Rng) -> u64 {
+    match dice.random_range(0..4) {
+        0 => dice.random_range(0..2_000),
+        1 | 2 => dice.random_range(2_000..80_000),
+        _ => dice.random_range(80_000..900_000),
+    }
+}
+
+/// Mostly short; some long enough for connections to be given up.
+fn wait_ms(dice: &mut ChaCha8Rng) -> u64 {
+    match dice.random_range(0..8) {
+        0..4 => dice.random_range(0..200),
+        4..7 => dice.random_range(200..4_000),
+        _ => dice.random_range(10_000..30_000),
+    }
+}
+
+/// The operations of `life` without which it would not fail, as far as leaving out one after the other finds them.
+pub(crate) fn shrink<T: Clone>(mut life: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
+    let mut size = life.len() / 2;
+    while size > 0 {
+        let mut at = 0;
+        while at < life.len() {
+            let mut shorter = life.clone();
+            shorter.drain(at..(at + size).min(life.len()));
+            match fails(&shorter) {
+                true => life = shorter,
+                false => at += size,
+            }
+        }
+        size /= 2;
+    }
+    life
+}
+
+#[test]
+fn what_makes_a_life_fail_is_found() {
+    let fails = |life: &[u32]| life.contains(&3) && life.contains(&17);
+    assert_eq!(shrink((0..30).collect(), fails), [3, 17]);
+}
+
+#[test]
+fn a_seed_makes_one_life() {
+    let text = |seed| format!("{:?}", life(seed));
+    assert_eq!(text(1), text(1));
+    assert_ne!(text(1), text(2));
+}

@@ -1,0 +1,396 @@
+//! Lives a life: does its operations to real servers and clients, and writes down what the clients see.
+
+mod member;
+
+use super::{
+    judge::{Answer, History, Id, Published, STARVED_MS, Seen},
+    operation::{CLIENTS, Operation, Setup, TOPICS},
+};
+use member::Member;
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+    sync::{Arc, Mutex, atomic::AtomicBool, atomic::Ordering},
+    time::Duration,
+};
+use tensor_relay_protocol::{Epoch, Topic, Version};
+use tensor_relay_server::{Access, Listener, Publisher, Rules, Server, TopicOptions, WhenFull};
+use tensor_relay_tests::{
+    pair::{Sim, keeping, rules, server_config, topic},
+    simnet::Path,
+    tensors,
+};
+use tensor_relay_transport::Transport;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+/// The chunks of these servers: small, so that most versions have several.
+const CHUNK_BYTES: u32 = 16 << 10;
+
+/// When no more operations are begun, so that there is time for the end.
+const LIFE_MAX: Duration = Duration::from_secs(330);
+
+/// How long a publisher may have to wait for readers, whatever has become of them: until their loss is noticed, and their
+/// place is given up.
+const PUBLISH_MAX: Duration = Duration::from_secs(45);
+
+/// What clients saw, shared by those who write it down.
+#[derive(Clone)]
+struct Log {
+    history: Arc<Mutex<History>>,
+    began: Instant,
+    /// Whether readers take what comes without a pause.
+    hurry: Arc<AtomicBool>,
+}
+
+/// One topic, over all lives of the server.
+struct Line {
+    name: Topic,
+    epoch: u64,
+    /// The newest version and its size, if there is one in this epoch.
+    newest: Option<(u64, u64)>,
+    publisher: Option<Publisher>,
+}
+
+struct Stage<'a> {
+    sim: &'a Sim,
+    setup: Setup,
+    log: Log,
+    rules: watch::Sender<Arc<Rules>>,
+    server: Option<Server>,
+    lines: Vec<Line>,
+    epochs: u64,
+    members: BTreeMap<u8, Member>,
+    principals: member::Principals,
+    cut: BTreeSet<(u8, u8)>,
+}
+
+thread_local! {
+    /// When the life of this thread began, for the clock that tickets expire by.
+    static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// How long the place of a server that ended may be taken: until its connections have drained, for three of their probe
+/// timeouts (RFC 9000 §10.2), which a network that is away makes long.
+const PLACE_FREE_MAX: Duration = Duration::from_secs(60);
+
+/// What the clock of tickets says when a life begins.
+const CLOCK_BEGAN_S: u64 = 1_000_000;
+
+fn seconds() -> u64 {
+    CLOCK_BEGAN_S + BEGAN.get().map_or(0, |began| began.elapsed().as_secs())
+}
+
+/// Lives through `operations`; then everything is mended, and what must come in the end is waited for.
+pub(super) async fn live(sim: &Sim, setup: Setup, operations: &[Operation]) -> History {
+    let mut stage = Stage::new(sim, setup);
+    for operation in operations {
+        if stage.log.began.elapsed() < LIFE_MAX {
+            stage.handle(operation).await;
+        }
+    }
+    stage.end().await;
+    for (_, member) in std::mem::take(&mut stage.members) {
+        member.leave().await;
+    }
+    let mut history = stage.log.history();
+    std::mem::take(&mut *history)
+}
+
+impl<'a> Stage<'a> {
+    fn new(sim: &'a Sim, setup: Setup) -> Self {
+        let delay = Duration::from_millis(setup.delay_ms);
+        let delay = delay..=delay + Duration::from_millis(setup.jitter_ms);
+        sim.net.set_path(Path { delay, loss: setup.loss, ..Path::default() });
+        let began = Instant::now();
+        BEGAN.set(Some(began));
+        let history =
+            History { linger_ms: setup.linger_s * 1_000, last: vec![None; TOPICS], ..History::default() };
+        let log = Log { history: Arc::new(Mutex::new(history)), began, hurry: Arc::default() };
+        let line =
+            |number| Line { name: topic(TOPIC_NAMES[number]), epoch: 0, newest: None, publisher: None };
+        let mut stage = Self {
+            sim,
+            setup,
+            rules: watch::Sender::new(Arc::new(rules())),
+            principals: member::Principals::new(sim),
+            log,
+            server: None,
+            lines: (0..TOPICS).map(line).collect(),
+            epochs: 0,
+            members: BTreeMap::new(),
+            cut: BTreeSet::new(),
+        };
+        stage.allow((1 << TOPICS) - 1);
+        stage
+    }
+
+    async fn handle(&mut self, operation: &Operation) {
+        match *operation {
+            Operation::Wait { ms } => sleep(Duration::from_millis(ms)).await,
+            Operation::Publish { topic, versions, bytes } => {
+                for _ in 0..versions {
+                    self.publish(topic, bytes).await;
+                }
+            }
+            Operation::Withdraw { topic } => self.withdraw(topic),
+            Operation::Stop { silently } => self.stop(silently).await,
+            Operation::Start { with_state } => self.start(with_state).await,
+            Operation::Join { client, tcp, lanes, wish, pause_ms, terms } => {
+                self.principals.issue(&self.log, client, terms);
+                let style = member::Style { tcp, lanes, wish, pause_ms };
+                self.join(client, style).await;
+            }
+            Operation::JoinAgain { client } => {
+                if let Some(style) = self.members.get(&client).map(|member| member.style) {
+                    self.join(client, style).await;
+                }
+            }
+            Operation::Leave { client } => self.leave(client).await,
+            Operation::List { client } => self.list(client).await,
+            Operation::Cut { client } => (0..LANES_MAX).for_each(|lane| self.cut(client, lane)),
+            Operation::CutLane { client, lane } => self.cut(client, lane),
+            Operation::ResetStreams { client } => {
+                self.note_cut(client);
+                for lane in 0..LANES_MAX {
+                    self.sim
+                        .net
+                        .reset_streams(&self.sim.server_host(), &self.sim.net.host(card(client, lane)));
+                }
+            }
+            Operation::Mend { client } => self.mend(client),
+            Operation::Revoke { client } => {
+                let revoked = self.principals.revoke(&self.log, client);
+                self.rules.send_modify(|rules| Arc::make_mut(rules).revoked.extend(revoked));
+            }
+            Operation::Allow { topics } => self.allow(topics),
+        }
+    }
+
+    /// Puts the list in force that allows these topics to the client with the key.
+    fn allow(&mut self, topics: u8) {
+        let (acl, keys) = self.principals.allow(&self.log, topics);
+        self.rules.send_modify(|rules| {
+            let rules = Arc::make_mut(rules);
+            (rules.acl, rules.keys) = (acl, keys);
+        });
+    }
+
+    async fn join(&mut self, client: u8, style: member::Style) {
+        self.leave(client).await;
+        let blocks = self.setup.blocks;
+        let joined = Member::join(self.sim, &self.log, &self.principals, client, style, blocks).await;
+        if let Some(member) = joined {
+            self.members.insert(client, member);
+        }
+    }
+
+    async fn leave(&mut self, client: u8) {
+        if let Some(member) = self.members.remove(&client) {
+            member.leave().await;
+        }
+    }
+
+    async fn list(&self, client: u8) {
+        if let Some(member) = self.members.get(&client) {
+            member.list().await;
+        }
+    }
+
+    fn cut(&mut self, client: u8, lane: u8) {
+        self.note_cut(client);
+        self.cut.insert((client, lane));
+        self.sim
+            .net
+            .partition(&self.sim.server_host(), &self.sim.net.host(card(client, lane)));
+    }
+
+    fn note_cut(&self, client: u8) {
+        if let Some(member) = self.members.get(&client) {
+            member.note_cut();
+        }
+    }
+
+    fn mend(&mut self, client: u8) {
+        for lane in 0..LANES_MAX {
+            self.cut.remove(&(client, lane));
+            self.sim
+                .net
+                .repair(&self.sim.server_host(), &self.sim.net.host(card(client, lane)));
+        }
+    }
+
+    /// Ends the server; silently, nobody hears its last words.
+    async fn stop(&mut self, silently: bool) {
+        let Some(server) = self.server.take() else { return };
+        let now = self.log.now_ms();
+        self.log.history().stops_ms.push(now);
+        let were_cut = self.cut.clone();
+        for client in 1..=CLIENTS {
+            self.note_cut(client);
+            if silently {
+                (0..LANES_MAX).for_each(|lane| self.cut(client, lane));
+            }
+        }
+        self.lines.iter_mut().for_each(|line| line.publisher = None);
+        drop(server);
+        sleep(Duration::from_secs(2)).await;
+        (1..=CLIENTS).for_each(|client| self.mend(client));
+        were_cut.into_iter().for_each(|(client, lane)| self.cut(client, lane));
+    }
+
+    async fn start(&mut self, with_state: bool) {
+        if self.server.is_some() {
+            return;
+        }
+        let config = tensor_relay_server::Config {
+            chunk_bytes: CHUNK_BYTES,
+            reader_linger: Duration::from_secs(self.setup.linger_s),
+            ..server_config()
+        };
+        let access = Access::following(self.rules.subscribe()).with_clock(seconds);
+        self.server = Some(Server::start(self.listener().await, access, config));
+        for number in 0..TOPICS {
+            let line = &mut self.lines[number];
+            line.newest = line.newest.filter(|_| with_state);
+            if let Some((version, bytes)) = line.newest {
+                self.open(number);
+                let publisher = self.lines[number].publisher.as_mut();
+                publisher.expect("it was opened").continue_at(Version(version));
+                self.publish_as(number, version, bytes).await;
+            }
+        }
+    }
+
+    /// The server's place, as soon as it is free.
+    async fn listener(&self) -> Listener {
+        let began = Instant::now();
+        while began.elapsed() < PLACE_FREE_MAX {
+            let host = Arc::new(self.sim.server_host());
+            let (address, identity) = (self.sim.server_address(), self.sim.identity());
+            match Listener::bind_on(host, Transport::Auto, address, &identity, self.sim.tuning.clone()) {
+                Ok(listener) => return listener,
+                Err(_) => sleep(Duration::from_millis(10)).await,
+            }
+        }
+        panic!("a server that ended {PLACE_FREE_MAX:?} ago still has its place");
+    }
+
+    /// Opens a topic, in a new epoch unless its state says otherwise.
+    fn open(&mut self, number: usize) {
+        let when_full = if self.setup.blocks { WhenFull::Block } else { WhenFull::Evict };
+        let publish_timeout = Duration::from_millis(self.setup.publish_timeout_ms);
+        let options = TopicOptions { when_full, publish_timeout, ..keeping(self.setup.keep_versions) };
+        let line = &mut self.lines[number];
+        if line.newest.is_none() {
+            self.epochs += 1;
+            line.epoch = self.epochs;
+        }
+        let server = self.server.as_ref().expect("it is asked only while there is a server");
+        let publisher = server.publisher_with(line.name.clone(), Some(Epoch(line.epoch)), options);
+        line.publisher = Some(publisher.unwrap());
+    }
+
+    /// Publishes the next version; `None` where there is no server, or readers are in the way for too long.
+    async fn publish(&mut self, number: usize, bytes: u64) -> Option<Id> {
+        self.server.as_ref()?;
+        if self.lines[number].publisher.is_none() {
+            self.open(number);
+        }
+        let version = self.lines[number].newest.map_or(1, |(version, _)| version + 1);
+        self.publish_as(number, version, bytes).await
+    }
+
+    async fn publish_as(&mut self, number: usize, version: u64, bytes: u64) -> Option<Id> {
+        let line = &mut self.lines[number];
+        let id = Id { epoch: line.epoch, version };
+        let content = content(id);
+        let specs = vec![tensors::noise("noise", bytes / 2), tensors::steady("steady", bytes / 2)];
+        let staged = tensors::stage(self.server.as_ref()?, specs, content);
+        // Noted before: a reader may have it before the publisher goes on.
+        let (published, log) = (Published { at_ms: self.log.now_ms(), topic: number, id }, self.log.clone());
+        let is_new = !log.history().published.iter().any(|one| (one.topic, one.id) == (number, id));
+        let publishing = line.publisher.as_mut()?.publish(staged, tensors::metadata(content));
+        timeout(PUBLISH_MAX, publishing).await.ok()?.unwrap();
+        line.newest = Some((version, bytes));
+        if is_new {
+            log.history().published.push(published);
+        }
+        Some(id)
+    }
+
+    fn withdraw(&mut self, number: usize) {
+        if let Some(publisher) = self.lines[number].publisher.take() {
+            publisher.withdraw();
+            self.lines[number].newest = None;
+        }
+    }
+
+    /// Mends everything, publishes once more, and waits for those who must get it.
+    async fn end(&mut self) {
+        self.sim.net.set_path(Path::default());
+        (1..=CLIENTS).for_each(|client| self.mend(client));
+        self.log.hurry.store(true, Ordering::Relaxed);
+        self.start(true).await;
+        for number in 0..TOPICS {
+            let id = self.publish(number, 10_000).await;
+            let last = id.map(|id| (self.log.now_ms(), id));
+            self.log.history().last[number] = last;
+        }
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(STARVED_MS) && !self.log.is_over() {
+            sleep(Duration::from_millis(50)).await;
+        }
+        self.log.history().ended_ms = self.log.now_ms();
+    }
+}
+
+impl Log {
+    fn history(&self) -> std::sync::MutexGuard<'_, History> {
+        self.history.lock().unwrap()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn see(&self, reader: usize, seen: Seen) {
+        let at = self.now_ms();
+        self.history().readers[reader].seen.push((at, seen));
+    }
+
+    fn answered(&self, principal: usize, answer: Answer) {
+        let at = self.now_ms();
+        self.history().answers.push((at, principal, answer));
+    }
+
+    /// Whether everybody has got the last version, or was told that nothing comes.
+    fn is_over(&self) -> bool {
+        let history = self.history();
+        history.readers.iter().all(|reader| {
+            reader.seen.iter().any(|(_, seen)| match seen {
+                Seen::Version(got) => history.last[reader.topic].is_some_and(|(_, last)| last == got.id),
+                Seen::Ended(_) => true,
+                Seen::Gap { .. } => false,
+            })
+        })
+    }
+}
+
+const TOPIC_NAMES: [&str; TOPICS] = ["a/t", "b/t"];
+
+/// How many lanes a client has at most.
+const LANES_MAX: u8 = 3;
+
+/// The address of a network card of a client: a lane begins at each.
+fn card(client: u8, card: u8) -> IpAddr {
+    Ipv4Addr::new(10, card, 1, client).into()
+}
+
+/// What the bytes of a version are made from: no two are alike, over all epochs.
+fn content(id: Id) -> u64 {
+    id.epoch * 10_000 + id.version
+}
