@@ -1,11 +1,11 @@
-//! How long to wait before the next attempt: twice as long each time, within bounds, and never in step with others.
+//! Backoff: growing, randomised waits between attempts to connect.
 
 use std::time::Duration;
 
-/// The first wait, in milliseconds: a server that only blinked is found again at once.
+/// The first wait, in milliseconds: after a short outage the server is found again at once.
 const FIRST_MS: u64 = 100;
 
-/// The longest wait, in milliseconds: a server that comes back is noticed within seconds.
+/// The longest wait, in milliseconds: a server that returns is noticed within seconds.
 const LONGEST_MS: u64 = 5_000;
 
 /// The waits between attempts to reach a server.

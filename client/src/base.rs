@@ -1,7 +1,7 @@
-//! The private copy of a version that later ones are coded against: one for each subscription.
+//! The base of a subscription: a private copy of a version, against which later ones are encoded.
 //!
-//! It is never the snapshot that a user got, which its user may write. The memory has a budget of its own, which all
-//! subscriptions of a session share.
+//! It is never the user's snapshot, which the user may write. Its memory has a budget of its own, shared by all
+//! subscriptions of a session.
 
 mod copy;
 
@@ -12,33 +12,33 @@ use tensor_relay_device::{HostMemory, Region};
 use tensor_relay_protocol::{Announce, ChunkIndex, Epoch, ManifestDigest, RangeSet, Selection, Version};
 use tensor_relay_transport::{Workers, ingress};
 
-/// Which version a chunk of a base is of.
+/// The version of a base's chunk.
 pub(crate) type VersionKey = (Epoch, Version);
 
 /// The base of one subscription.
 ///
-/// While a version comes, the base becomes that version chunk by chunk, on the worker that verifies each: a delta is
-/// applied to its chunk where that lies, and the user's copy is made of it, so that memory is passed over once. Meanwhile
-/// the base is neither the one version nor the other: what is verified will not be decoded again, and a version that is
-/// given up ends the base. A worker has its chunk alone. If it fails, or is cut off, the chunk does not come back: nobody
-/// knows how much of the delta was applied, so nothing is coded against it, nor against the rest.
+/// During a transfer, the base becomes the new version chunk by chunk, on the worker that verifies each: a delta is
+/// applied to its chunk in place, and the user's copy is made from it, in one pass over memory. Meanwhile the base is
+/// partly the old and partly the new version; verified chunks are not decoded again, and giving up the version ends the
+/// base. A worker owns its chunk. If it fails or is aborted, the chunk is lost, since the delta may be partly applied,
+/// and the base can no longer be used.
 ///
-/// A copy is made of the second version of a manifest, not of the first: a subscriber of a single version, or one that gets another
-/// manifest each time, pays no memory and no copying for deltas that never come.
+/// A copy is made of the second version with a manifest, not of the first: a subscriber of a single version, or of a
+/// new manifest each time, pays nothing for deltas that never come.
 #[derive(Debug)]
 pub(crate) struct Base {
-    /// Where copies lie; `None` when there are to be none.
+    /// The memory of copies; `None` to keep none.
     memory: Option<HostMemory>,
-    /// Where memory is given back.
+    /// The workers that free memory.
     workers: Workers,
     copy: Option<(ManifestDigest, Arc<Shared>)>,
-    /// The manifest of the version that was committed last.
+    /// The manifest of the last committed version.
     committed: Option<ManifestDigest>,
-    /// The version under way.
+    /// The current version.
     under_way: Option<PendingBase>,
-    /// What the server was told that it may code against, on this connection.
+    /// The base that the server was told of on this connection.
     told: Option<VersionKey>,
-    /// Whether it was logged that there is no memory.
+    /// Whether missing memory was logged.
     complained: bool,
 }
 
@@ -48,7 +48,7 @@ struct PendingBase {
     manifest: ManifestDigest,
     /// Whether the copy becomes this version.
     keep: bool,
-    /// Against what its chunks may be coded.
+    /// The version that its chunks may be encoded against.
     against: Option<VersionKey>,
 }
 
@@ -72,13 +72,13 @@ pub(crate) struct Chunk {
 }
 
 impl Base {
-    /// No base yet; one is kept in `memory`, if there is to be any.
+    /// An empty base, with `memory` if one is to be kept.
     pub(crate) fn new(memory: Option<HostMemory>, workers: Workers) -> Self {
         Self { memory, workers, copy: None, committed: None, under_way: None, told: None, complained: false }
     }
 
-    /// What the server is told on a new connection: the version against which it may code what is not `held` of the version
-    /// that is to be continued, or all of the next one.
+    /// The base to name on a new connection: the version against which the server may encode the chunks that are not
+    /// `held` of a continued version, or all of the next one.
     pub(crate) fn tell(&mut self, held: Option<&RangeSet>) -> Option<VersionKey> {
         let none = RangeSet::new();
         let (_, shared) = self.copy.as_ref()?;
@@ -86,7 +86,7 @@ impl Base {
         self.told
     }
 
-    /// Begins a version of which `selection` is wanted. Returns the version that its chunks may be coded against.
+    /// Starts a version with `selection`. Returns the version that its chunks may be encoded against.
     pub(crate) fn begin(&mut self, announce: &Announce, selection: &Selection) -> Option<Version> {
         let fits = self.copy.as_ref().is_some_and(|(manifest, _)| *manifest == announce.manifest);
         if !fits {
@@ -99,8 +99,7 @@ impl Base {
         self.run(announce)
     }
 
-    /// Continues the version in transfer over another connection. Returns what the rest of its chunks may be coded
-    /// against.
+    /// Continues the current version over another connection. Returns the base of its remaining chunks.
     pub(crate) fn resume(&mut self, announce: &Announce) -> Option<Version> {
         self.run(announce)
     }
@@ -113,7 +112,7 @@ impl Base {
         against.map(|(_, version)| version)
     }
 
-    /// The base data needed to decode `chunk`: nothing, where there is no base and will be none.
+    /// The base data needed to decode `chunk`; `None` without a base.
     pub(crate) fn chunk(&self, chunk: ChunkIndex) -> Option<Chunk> {
         let (_, shared) = self.copy.as_ref()?;
         let under_way = self.under_way.as_ref()?;
@@ -143,7 +142,7 @@ impl Base {
         false
     }
 
-    /// Gives the copy's memory back to the system: no version of this topic will want it soon.
+    /// Frees the copy's memory, because no version of this topic will need it soon.
     fn give_back(&mut self) {
         self.told = None;
         let had_one = self.copy.take().is_some();
@@ -152,13 +151,13 @@ impl Base {
         }
     }
 
-    /// Gives up the version in transfer, and the base with it. A worker that still writes a chunk writes to memory that
-    /// is not read any more.
+    /// Gives up the current version, and the base with it. A worker that still writes a chunk writes to memory that is
+    /// no longer read.
     pub(crate) fn handle_given_up(&mut self) {
         (self.copy, self.under_way, self.told) = (None, None, None);
     }
 
-    /// Memory for a copy of what is selected, within the budget.
+    /// Allocates memory for a copy of the selection, within the budget.
     fn allocate(&mut self, selection: &Selection) -> Option<Arc<Shared>> {
         let memory = self.memory.as_ref()?;
         let bytes = selection.payload_bytes();
@@ -187,9 +186,8 @@ impl Drop for Base {
 }
 
 impl Chunk {
-    /// Takes the chunk's memory out of the copy, for a chunk of the version under way that is coded against a base, or not.
-    /// `None` where neither needs it, or where it was lost with an earlier worker. Until it is [put back](Self::put) the copy
-    /// is not whole.
+    /// Takes the chunk's memory out of the copy, for a delta or a plain chunk of the current version. `None` if it is
+    /// not needed, or was lost with an earlier worker. Until it is [put back](Self::put) the copy is incomplete.
     pub(crate) fn take(&self, is_delta: bool) -> Option<ingress::Base> {
         if !is_delta && !self.keep {
             return None;
@@ -198,7 +196,7 @@ impl Chunk {
         (!is_delta || of == self.against).then_some(ingress::Base { memory, keep: self.keep })
     }
 
-    /// Puts back what was taken. It is of the version under way now, if that is kept.
+    /// Puts the memory back. It is of the current version now, if that is kept.
     pub(crate) fn put(&self, base: ingress::Base) {
         let of = if base.keep { Some(self.becomes) } else { self.against };
         self.shared.copy().put(self.chunk, of, base.memory);

@@ -1,4 +1,4 @@
-//! The user's own memory, by the name of the tensor that belongs there, and how it is lent.
+//! Buffers: the user's own memory, by tensor name, and how it is lent.
 
 mod error;
 mod fit;
@@ -12,11 +12,12 @@ pub(crate) use lending::{Lender, Lent, LentMemory, Writing};
 use std::{collections::BTreeMap, sync::Arc};
 use tensor_relay_protocol::{Dtype, GLOBS_MAX, Glob, SELECTION_MAX_BYTES, Shape, TensorName};
 
-/// Memory of the caller's for tensors, one buffer a tensor: a `Vec<u8>`, or a tensor of another library.
+/// The caller's memory for tensors, one buffer per tensor: a `Vec<u8>`, or a tensor of another library.
 ///
-/// A buffer has exactly the bytes of its tensor; its dtype and shape matter only where they are [expected](Self::expect). Lent to
-/// [`Subscription::next_into`](crate::Subscription::next_into), and given back with its end, whatever that is. Those of
-/// a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for [`next_into_device`](crate::Subscription::next_into_device).
+/// A buffer has exactly the bytes of its tensor; its dtype and shape matter only where they are
+/// [expected](Self::expect). Lent to [`Subscription::next_into`](crate::Subscription::next_into), and returned when it
+/// ends in any way. Those of a device are [`DeviceBuffer`](tensor_relay_device::DeviceBuffer)s, for
+/// [`next_into_device`](crate::Subscription::next_into_device).
 ///
 /// ```
 /// use tensor_relay_client::{Buffers, TensorName};
@@ -59,18 +60,18 @@ impl<B> Buffers<B> {
         Self::default()
     }
 
-    /// Adds a buffer for the tensor called `name`; gives the one back that it had.
+    /// Adds a buffer for the tensor called `name`; returns its previous one.
     pub fn insert(&mut self, name: TensorName, buffer: B) -> Option<B> {
         self.by_name.insert(name, buffer)
     }
 
-    /// Refuses a version in which the tensor called `name` is not of this dtype and shape, before anything is written. For
-    /// memory that is a tensor itself, whose user would take other elements of the same length for its own.
+    /// Refuses a version in which the tensor called `name` is not of this dtype and shape, before anything is written.
+    /// For memory that is a tensor itself, whose elements would otherwise be misread.
     pub fn expect(&mut self, name: TensorName, dtype: Dtype, shape: Shape) {
         Arc::make_mut(&mut self.expected).tensors.insert(name, (dtype, shape));
     }
 
-    /// Says that the buffer of `to` is the tensor called `name` as well, and refuses a version in which these two do not
+    /// Makes the buffer of `to` serve the tensor called `name` too, and refuses a version in which these two do not
     /// share their bytes (tied weights).
     pub fn expect_tied(&mut self, name: TensorName, to: TensorName) {
         Arc::make_mut(&mut self.expected).tied.insert(name, to);
@@ -81,7 +82,7 @@ impl<B> Buffers<B> {
         Arc::make_mut(&mut self.expected).names = names;
     }
 
-    /// The buffers, to be written, and what a version must be for them.
+    /// The buffers, to be written, and the requirements on versions.
     pub(crate) fn by_name_mut(&mut self) -> (&mut BTreeMap<TensorName, B>, &Expected) {
         (&mut self.by_name, &self.expected)
     }
@@ -105,7 +106,7 @@ impl<B> Buffers<B> {
         self.by_name.iter()
     }
 
-    /// How many there are.
+    /// The number of buffers.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
@@ -131,10 +132,10 @@ impl<B> Buffers<B> {
     }
 }
 
-/// How much is copied at once: less than a millisecond's work, so that the executor is not blocked.
+/// The bytes copied at once: less than a millisecond's work, so that the executor is not blocked.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 
-/// Copies between slices of equal length, and yields to other tasks meanwhile.
+/// Copies between slices of equal length, yielding to other tasks.
 pub(crate) async fn copy_slowly(bytes: &[u8], out: &mut [u8]) {
     for (out, bytes) in out.chunks_mut(COPY_BYTES).zip(bytes.chunks(COPY_BYTES)) {
         out.copy_from_slice(bytes);

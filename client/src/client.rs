@@ -1,4 +1,4 @@
-//! A connection to a server.
+//! The client: a session with a server.
 
 use crate::{
     ClientError, Config, Request, StatusReader, Subscription, TopicWatch,
@@ -33,17 +33,17 @@ use tokio::{
 pub struct Client {
     server: Welcome,
     state: Arc<State>,
-    /// Unbounded, because users must be able to unsubscribe from a drop; what is queued is bounded by what users do: a
-    /// command per call, and the session takes them at once.
+    /// Unbounded, because users must be able to unsubscribe in a destructor; users bound it: one command per call,
+    /// handled at once.
     commands: mpsc::UnboundedSender<Command>,
     reconnector: JoinHandle<()>,
     answer_timeout: Duration,
-    /// How long its subscriptions wait.
+    /// The timeouts of its subscriptions.
     patience: Patience,
 }
 
-/// What the versions of a client take of the host's memory. Beside it, a transfer under way takes up to twice the credit:
-/// what QUIC has received, and encoded chunks.
+/// The host memory used by a client's versions. Beside it, a transfer under way takes up to twice the credit: what QUIC
+/// has received, and encoded chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryStats {
     /// Snapshots that are being received, are ready, or are held by their user.
@@ -58,12 +58,12 @@ impl Client {
     /// Connects to the server that `ticket` names, over this machine's network with the default tuning.
     ///
     /// # Errors
-    /// [`ClientError`] says whether nobody answered, the wrong server did, or the right one refused.
+    /// [`ClientError`] tells apart no answer, the wrong server and a refusal.
     pub async fn connect(ticket: &Ticket, config: Config) -> Result<Self, ClientError> {
         Self::connect_with(&Connector::new(Tuning::default()), ticket, config).await
     }
 
-    /// Connects through `connector`. The first connection is tried once; only a lost one is made again.
+    /// Connects through `connector`. The first connection is tried once; only lost ones are retried.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -108,7 +108,7 @@ impl Client {
         Ok(Self { server, state, commands, reconnector, answer_timeout, patience })
     }
 
-    /// What the server said of itself.
+    /// The server's `Welcome`.
     pub fn server(&self) -> &Welcome {
         &self.server
     }
@@ -121,12 +121,11 @@ impl Client {
         self.subscribe_to(Request::latest(topic.clone())).await
     }
 
-    /// Subscribes to what `request` asks for. Its topic need not exist yet.
+    /// Subscribes according to `request`. Its topic need not exist yet.
     ///
     /// # Errors
     /// [`ClientError`] when the session is gone, the selection is too large for a message, or mode `latest` is to begin
-    /// anywhere but at the newest version or the next. What happens to the subscription is told by its
-    /// [`next`](Subscription::next).
+    /// anywhere but at the newest version or the next. Later errors are returned by [`next`](Subscription::next).
     pub async fn subscribe_to(&self, request: Request) -> Result<Subscription, ClientError> {
         request.check()?;
         let (reply, answer) = oneshot::channel();
@@ -135,7 +134,7 @@ impl Client {
         Ok(Subscription::new(request, opened, self.patience))
     }
 
-    /// Watches for topics whose name matches `glob`: those of now, and those that appear later.
+    /// Watches for topics whose name matches `glob`, present and future.
     ///
     /// # Errors
     /// [`ClientError`] when the session is gone or has as many watches as a server takes.
@@ -148,7 +147,7 @@ impl Client {
             .ok_or(ClientError::TooManyWatches { max: WATCHES_MAX })
     }
 
-    /// Asks for the topics that have a version, in order of name.
+    /// Lists the topics that have a version, in order of name.
     ///
     /// # Errors
     /// [`ClientError`] when the session is gone or no answer comes within the control timeout.
@@ -162,7 +161,7 @@ impl Client {
         }
     }
 
-    /// Why there is no connection now, while another one is being made; `None` while there is one.
+    /// Why the connection was lost, while reconnecting; `None` while connected.
     pub fn connection_lost(&self) -> Option<Arc<ClientError>> {
         self.state.lost.borrow().clone()
     }
@@ -173,12 +172,12 @@ impl Client {
         (lane.kind(), lane.reason())
     }
 
-    /// What the first lane of the connection of now has done so far.
+    /// The counters of the control lane of the current connection.
     pub fn lane_stats(&self) -> LaneStats {
         self.state.lane.borrow().stats()
     }
 
-    /// What each lane of the connection of now has done so far, the first one first. Those that ended are not counted.
+    /// The counters of each lane of the current connection, the control lane first. Ended lanes are not included.
     pub fn lanes(&self) -> Vec<LaneStats> {
         self.state.lanes()
     }
@@ -189,39 +188,38 @@ impl Client {
         move || state.lanes()
     }
 
-    /// How much memory copies of versions take now, to which deltas are applied, in all subscriptions: at most
-    /// [`Config::base_bytes`]. What is kept to be reused for the next one counts.
+    /// The memory of bases in all subscriptions: at most [`Config::base_bytes`]. Cached memory counts.
     pub fn base_bytes(&self) -> u64 {
         self.memory().base_bytes
     }
 
-    /// What its versions take of the host's memory now.
+    /// The host memory used by its versions now.
     pub fn memory(&self) -> MemoryStats {
         status::memory(&self.state)
     }
 
-    /// Reads all that can be told of it, whenever it is asked and from any thread, until the client is gone.
+    /// A reader of its status, for any time and thread, until the client is gone.
     pub fn status_reader(&self) -> StatusReader {
         StatusReader::new(&self.state)
     }
 
-    /// How many chunks of all subscriptions are received and written, and how these stages overlap.
+    /// The pipeline stages of the chunks of all subscriptions, and their overlap.
     pub fn stages(&self) -> StageStats {
         self.state.ingress.stages()
     }
 
-    /// How often a lost connection was made again.
+    /// The number of reconnections.
     pub fn reconnects(&self) -> u64 {
         self.state.reconnects.load(Ordering::Relaxed)
     }
 
-    /// Ends the session and waits until the server is told.
+    /// Ends the session and waits until the server is notified.
     pub async fn close(mut self) {
         let _ = self.commands.send(Command::Close);
         let _ = (&mut self.reconnector).await;
     }
 
-    /// Whether the session is over for good: nothing comes of it any more, and another client must be connected.
+    /// Whether the session is over for good: another client must be connected.
     pub fn has_ended(&self) -> bool {
         self.state.ended.borrow().is_some()
     }
@@ -246,7 +244,8 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // The session is not aborted but asked, so that it closes its connection and gives back what it holds in order.
+        // The session is asked to close instead of aborted, so that it closes its connection and returns its memory in
+        // order.
         let _ = self.commands.send(Command::Close);
     }
 }

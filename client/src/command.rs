@@ -16,7 +16,7 @@ pub(crate) enum Command {
         keep_place: bool,
     },
     Acknowledge(SubscriptionId, Epoch, Version),
-    /// Lends buffers for the next version, or takes the offer back.
+    /// Lends buffers for the next version, or withdraws the offer.
     Give(SubscriptionId, Option<Lent>),
     /// Topics to watch; the answer is `None` where there are as many watches as a server takes.
     Watch(Glob, oneshot::Sender<Option<Watching>>),

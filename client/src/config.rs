@@ -1,35 +1,35 @@
-//! What a client allows, each with its reason.
+//! A client's configuration, with a reason for each default.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 use tensor_relay_device::Device;
 use tensor_relay_protocol::{CodecId, CodecSet, Credit, Limits};
 use tensor_relay_transport::{Identity, Transport, Workers};
 
-/// The most lanes that a session may have. Beyond them, a network card or memory is what transfers wait for.
+/// The most lanes of a session. Beyond them, a network card or memory is the bottleneck.
 pub const LANES_MAX: u32 = 16;
 
-/// How many lanes a session has: connections to the server, each with a socket and a thread of its own. A server may allow
-/// fewer.
+/// The number of lanes of a session: connections to the server, each with a socket and a thread of its own. A server
+/// may allow fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lanes {
-    /// One at first; while large versions are under way, twice as many as long as that makes them a tenth faster, and not
-    /// more than half as many as there are processors. With two processors, one.
+    /// Automatic: starts with one; during large versions the number doubles while that makes them at least a tenth
+    /// faster, up to half the number of processors. With two processors, one.
     #[default]
     Auto,
-    /// Sought in the same way, up to so many, from 1 to 16, whatever the number of processors: for where a container sees
-    /// other processors than it may use, or each lane is slow and processors are idle.
+    /// Automatic, up to this many, from 1 to 16, whatever the number of processors: for containers that see other
+    /// processors than they may use, or slow lanes with idle processors.
     UpTo(u32),
-    /// So many, from 1 to 16.
+    /// Exactly this many, from 1 to 16.
     Fixed(u32),
 }
 
 impl Lanes {
-    /// Whether the number is sought, and not given.
+    /// Whether the number is automatic.
     pub(crate) fn is_sought(self) -> bool {
         !matches!(self, Self::Fixed(_))
     }
 
-    /// The most it comes to.
+    /// The maximum.
     pub(crate) fn most(self) -> u32 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
@@ -39,20 +39,20 @@ impl Lanes {
     }
 }
 
-/// The bounds and choices of a client.
+/// The configuration of a client.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The name and version that servers are told. Default `tensor-relay/` and the version of this crate.
+    /// The name and version told to servers. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
-    /// The codecs it lets servers use. Default: all of this build.
+    /// The codecs that servers may use. Default: all of this build.
     pub codecs: CodecSet,
-    /// How much memory snapshots may take: those being received, those delivered and not dropped, and freed memory kept
-    /// for reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
+    /// The most memory of snapshots: those being received, those delivered and not dropped, and freed memory kept for
+    /// reuse. Default: no bound but the machine's. A version that does not fit is an error, not an abort.
     pub memory_bytes: u64,
-    /// How much memory copies of versions may take that deltas are applied to. Default 4 GiB, for all
-    /// subscriptions of a session together: as much as most models have. Each copy takes what its subscription selects, in
-    /// host memory wherever versions land, and costs a copy of each byte that is received. Versions of which there is no
-    /// copy come whole. 0: there are no copies.
+    /// The most memory of bases: copies of versions to which deltas are applied. Default 4 GiB, for all subscriptions
+    /// of a session together, enough for most models. Each copy takes what its subscription selects, in host memory
+    /// wherever versions land, and costs a copy of each byte that is received. Versions of which there is no copy come
+    /// whole. 0: there are no copies.
     pub base_bytes: u64,
     /// Where versions land: on this device, or, by default, in host memory. Snapshots are
     /// [there](crate::Snapshot::is_on_device) then. Its memory bounds them, as `memory_bytes` does on the host.
@@ -61,25 +61,23 @@ pub struct Config {
     /// `credit_chunks` times lanes for each subscription, as long as the chunks of the server (4 MiB by default). With fewer,
     /// subscriptions wait for each other; longer chunks are copied once more on the way.
     pub device: Option<Device>,
-    /// How many lanes the session has. Default: as many as are worth it.
+    /// The number of lanes of a session. Default: automatic.
     pub lanes: Lanes,
-    /// Which transports it may use. Default: whichever works, TCP on short ways and QUIC on long ones.
+    /// The allowed transports. Default: both, TCP on short paths and QUIC on long ones.
     pub transport: Transport,
-    /// The key of this client, where the server knows it: what it may do, the server's access control list says. Default: none, and
-    /// the ticket's token lets it in.
+    /// The client's key, if the server's access control list knows it. Default: none; the ticket's token gives access.
     pub identity: Option<Arc<Identity>>,
-    /// The addresses of this machine that lanes begin at, in turn: one of each network card that is to be used. Default:
-    /// the system chooses, and so one card.
+    /// The local addresses of lanes, in turn: one of each network card to be used. Default: the system chooses, and so
+    /// one card.
     pub lane_addresses: Vec<IpAddr>,
     /// How many chunks of one subscription may be on their way at once for each lane. Default 8: QUIC needs two in flight, the rest
     /// covers what encoding and decoding take, and the time until credit for a finished one reaches the server.
     pub credit_chunks: u32,
     /// How long a subscription waits for a topic that does not exist yet, from when the server was asked. Default 10 s.
     pub topic_timeout: Duration,
-    /// After how long without a byte a version that was begun is given up. Default 30 s.
+    /// The time without a byte after which a running version is given up. Default 30 s.
     pub stall_timeout: Duration,
-    /// How long a lost connection is tried to be made again, before subscriptions end with it. Default 60 s. Zero: not at
-    /// all.
+    /// How long to try to reconnect before subscriptions end with the connection. Default 60 s. Zero: not at all.
     pub reconnect_timeout: Duration,
     /// How many snapshots of one subscription the user may hold, beside the one that is ready and the one on its way.
     /// Default 4. It bounds memory: each holds a version.
@@ -87,9 +85,9 @@ pub struct Config {
     /// How long [`next`](crate::Subscription::next) waits, when the user holds as many as it may, for one to be dropped.
     /// Default 10 s.
     pub hold_timeout: Duration,
-    /// What is accepted of manifests and payloads.
+    /// The limits on manifests and payloads.
     pub limits: Limits,
-    /// Where decoding runs.
+    /// The workers for decoding.
     pub workers: Workers,
 }
 
@@ -117,19 +115,19 @@ impl Default for Config {
     }
 }
 
-/// The longest deadline that is one: longer ones would overflow the clock.
+/// The longest deadline: longer ones would overflow the clock.
 const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
-    /// Whether there is a codec that bases are for.
+    /// Whether a delta codec is enabled.
     pub(crate) fn keeps_bases(&self) -> bool {
         self.codecs.iter().any(CodecId::needs_base)
     }
 
-    /// The same within what works: some credit and not more than servers take, and deadlines that a clock can hold.
+    /// The configuration clamped to valid values: credit within servers' limits, and deadlines that a clock can hold.
     pub(crate) fn within_reason(self) -> Self {
         Self {
-            // Deltas that cannot be applied are not to be sent.
+            // Deltas are not offered if they cannot be applied.
             codecs: if self.base_bytes == 0 { self.codecs.without_bases() } else { self.codecs },
             credit_chunks: self.credit_chunks.clamp(1, Credit::MAX),
             topic_timeout: self.topic_timeout.min(DEADLINE_MAX),

@@ -1,5 +1,5 @@
-//! One connection to the server: its control stream, its lanes, and the tasks that receive what comes over them. It is a
-//! source of events; a session outlives it.
+//! A connection to the server: its control stream, its lanes, and the tasks that receive their data. It is a source of
+//! events; a session outlives it.
 
 mod lane_task;
 mod lanes;
@@ -27,13 +27,13 @@ use tensor_relay_transport::{
 };
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
-/// How long chunks that have all their bytes may take to be decoded when the connection is lost.
+/// How long completely received chunks may take to be decoded after the connection is lost.
 const FINISH: Duration = Duration::from_secs(1);
 
-/// A greeted connection.
+/// A connection whose `Hello` was answered.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// The lane that the control stream is on. The session's connection ends with it.
+    /// The lane of the control stream. The connection ends with it.
     control: Lane,
     sender: control::Sender<ClientMessage>,
     receiver: control::Receiver<ServerMessage>,
@@ -41,41 +41,41 @@ pub(crate) struct Connection {
     tasks: JoinSet<Event>,
 }
 
-/// What happens on a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A control message came.
+    /// A control message was received.
     Message(ServerMessage),
-    /// A data stream was opened on a lane, and its header read.
+    /// A data stream was opened on a lane, and its header was read.
     Opened(LaneId, StreamHeader, DataIn),
-    /// A data stream has no header that this build can read.
+    /// A data stream has an unreadable header.
     Unreadable(HeaderError),
-    /// A manifest came, or why it did not.
+    /// A manifest was received, or failed.
     Manifest(SubscriptionId, Result<Manifest, ReceiveManifestError>),
-    /// A chunk came, or why it did not.
+    /// A chunk was received, or failed.
     Chunk(SubscriptionId, StreamToken, Result<Verified, ReceiveError>),
     /// A lane joined the session.
     Joined,
-    /// A lane ended that asked to join, whether it ever did or not. The server may have begun chunks on it.
+    /// A lane ended that had asked to join, whether it was answered or not. The server may have begun chunks on it.
     Ended(LaneId),
     /// A data stream ended before its header.
     Nothing,
 }
 
-/// Where one chunk goes.
+/// The destination of one chunk.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) range: Range<u64>,
     pub(crate) dtype: Dtype,
-    /// The same chunk of the base, if the chunk is coded against it or becomes part of it.
+    /// The base's chunk, if it is needed for decoding or to be updated.
     pub(crate) base: Option<base::Chunk>,
-    /// Where the chunk is counted.
+    /// The counters for the chunk.
     pub(crate) tally: Arc<Tally>,
     pub(crate) counters: Arc<Counters>,
 }
 
-/// What the server is told when this end closes a connection.
+/// The reason sent to the server when this end closes a connection.
 #[derive(Debug)]
 pub(crate) struct CloseReason {
     pub(crate) code: CloseCode,
@@ -83,20 +83,20 @@ pub(crate) struct CloseReason {
     pub(crate) by_user: bool,
 }
 
-/// Which server to connect to, and how.
+/// The server's addresses and credentials.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) connector: Connector,
     pub(crate) hosts: Vec<String>,
     pub(crate) keys: Vec<Fingerprint>,
-    /// What the ticket proves.
+    /// The ticket's token.
     pub(crate) token: Option<Token>,
-    /// Where the lanes of the present connection are listed.
+    /// The lanes of the current connection.
     pub(crate) roster: Arc<LaneRegistry>,
 }
 
 impl Connection {
-    /// Connects and says hello. Only the welcome counts: before it the client is not let in, whatever QUIC thinks.
+    /// Connects and sends `Hello`. The client is admitted only by the `Welcome`.
     pub(crate) async fn open(target: &Target, config: &Config) -> Result<(Self, Welcome), ClientError> {
         let lane = target.connector.connect(&target.hosts, &target.keys).await?;
         let timeout = target.connector.tuning().control_timeout();
@@ -107,7 +107,7 @@ impl Connection {
         Ok((Self { control: lane, sender, receiver, lanes, tasks: JoinSet::new() }, welcome))
     }
 
-    /// The lane that the control stream is on.
+    /// The lane of the control stream.
     pub(crate) fn control(&self) -> &Lane {
         &self.control
     }
@@ -129,7 +129,7 @@ impl Connection {
         }
     }
 
-    /// Begins to receive a manifest.
+    /// Starts to receive a manifest.
     pub(crate) fn receive_manifest(
         &mut self,
         header: ManifestHeader,
@@ -144,8 +144,8 @@ impl Connection {
         });
     }
 
-    /// Begins to receive a chunk on the thread of its lane. Aborted while bytes are missing, it writes nothing more; with all
-    /// bytes here, a worker may write until it has decoded them.
+    /// Starts to receive a chunk on the thread of its lane. Aborted while bytes are missing, it writes nothing more;
+    /// with all bytes received, a worker may still write until it has decoded them.
     pub(crate) fn receive_chunk(
         &mut self,
         token: StreamToken,
@@ -173,7 +173,8 @@ impl Connection {
         })
     }
 
-    /// Gives a lost connection up, and waits for what has all its bytes. Nothing touches the memory of a version then.
+    /// Gives up a lost connection, and waits for completely received chunks. Nothing touches the memory of a version
+    /// then.
     pub(crate) async fn give_up(mut self, last: CloseReason) -> Vec<Event> {
         self.lanes.close(last.code, &last.text);
         let mut events = vec![];
@@ -187,7 +188,7 @@ impl Connection {
         events
     }
 
-    /// Ends the connection. What this end said last is heard first, where the user ended it.
+    /// Closes the connection. Messages queued before a close by the user are sent first.
     pub(crate) async fn close(self, last: CloseReason) {
         let Self { mut lanes, sender, receiver, .. } = self;
         drop(sender);
@@ -199,7 +200,7 @@ impl Connection {
     }
 }
 
-/// Logs which transport was chosen, and what kept it from a better one.
+/// Logs the chosen transport and the reason.
 fn tell(lane: &Lane) {
     let (peer, transport, why) = (lane.peer(), lane.kind(), lane.reason().text());
     match lane.reason() {
@@ -210,8 +211,8 @@ fn tell(lane: &Lane) {
     }
 }
 
-/// Decodes and verifies what was gathered of a chunk, and puts it into its place and into the base. The base's chunk is taken
-/// only here, with all bytes received, so that one task alone uses it; what is not put back is lost to the base.
+/// Decodes and verifies a received chunk, and stores it in its place and in the base. The base's chunk is taken only
+/// here, with all bytes received, so that only one task uses it; if it is not put back, it is lost to the base.
 async fn settle(
     ingress: &Ingress,
     gathered: Gathered<'_>,
@@ -227,7 +228,7 @@ async fn settle(
     Ok(verified)
 }
 
-/// What became of a task that was aborted. A panic is passed on.
+/// The event of an aborted task. A panic is passed on.
 fn aborted(error: JoinError) -> Event {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),

@@ -1,4 +1,4 @@
-//! Where the bytes of a version land: in memory of the session's own, on a device, or in buffers that the user lent.
+//! The destination of a version's bytes: the session's own memory, a device, or buffers lent by the user.
 
 mod device_sink;
 mod on_device;
@@ -15,34 +15,34 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use tensor_relay_device::{Device, HostMemory, HostSink, PartsError, Region, Sink, SinkError, VolatileBytes};
 use tensor_relay_protocol::{Selection, TensorName, VersionId};
 
-/// Where versions land for which no buffers were lent.
+/// The memory for versions without lent buffers.
 #[derive(Debug)]
 pub(crate) struct Allocators {
-    /// Memory of the host, within the session's budget.
+    /// Host memory, within the session's budget.
     pub(crate) memory: HostMemory,
-    /// The device that versions are to land on, if any.
+    /// The device for versions, if any.
     pub(crate) device: Option<Device>,
 }
 
-/// Receives the bytes of one version, and gives them out when they are whole.
+/// Receives the bytes of one version, and returns them once they are whole.
 #[derive(Debug)]
 pub(crate) enum Destination {
-    /// One piece of memory for all that is selected.
+    /// One region for the whole selection.
     Memory(Arc<HostSink>),
-    /// The user's buffers. What is selected and has none goes nowhere.
+    /// The user's buffers. Selected tensors without one are dropped.
     Buffers {
         sink: Arc<HostSink>,
-        /// Where each part of the sink begins.
+        /// The starts of the sink's parts.
         starts: Vec<u64>,
         writing: Arc<Writing>,
     },
-    /// The memory of a device: one piece, or the user's buffers.
+    /// Device memory: one piece, or the user's buffers.
     Device { sink: Arc<DeviceSink>, payload: Arc<OnDevice> },
 }
 
 impl Destination {
-    /// In the buffers that were lent, if there are some and they fit; in memory of `allocators` otherwise. Who lent buffers that do not
-    /// fit is told when the version is there.
+    /// Uses the lent buffers, if there are any and they fit; otherwise memory of `allocators`. A lender whose buffers
+    /// do not fit is told when the version is received.
     pub(crate) fn new(
         selection: &Selection,
         lent: Option<Lent>,
@@ -71,7 +71,7 @@ impl Destination {
         }
     }
 
-    /// In the buffers that were lent, if they fit. What spans several of them on the host is staged in `memory`.
+    /// Uses the lent buffers, if they fit. Ranges that span several host buffers are staged in `memory`.
     pub(crate) fn in_buffers(selection: &Selection, mut lent: Lent, memory: &HostMemory) -> Option<Self> {
         lent.retain_wanted(selection);
         let fits = lent.expected.fit(selection, lent.asked().into_iter()).ok()?;
@@ -96,7 +96,7 @@ impl Destination {
         Ok(Self::Device { sink: Arc::new(sink), payload })
     }
 
-    /// Where a chunk of `id` may be written from now on.
+    /// The sink for chunks of `id`, which may be written from now on.
     pub(crate) fn sink(&self, id: &VersionId) -> Arc<dyn Sink> {
         if let Some(writing) = self.writing() {
             writing.begin(id);
@@ -108,7 +108,7 @@ impl Destination {
         }
     }
 
-    /// Gives the bytes out. The caller guarantees that they are whole and verified.
+    /// Returns the bytes. The caller guarantees that they are whole and verified.
     pub(crate) fn commit(&self) -> Result<Payload, SinkError> {
         match self {
             Self::Memory(sink) => Ok(Payload::whole(sink.commit()?.pop().unwrap_or_default())),
@@ -124,7 +124,7 @@ impl Destination {
         }
     }
 
-    /// The device that keeps this destination waiting, if one does: for a slot, or for a copy in flight.
+    /// The device that blocks this destination, if one does, by a slot or a copy in flight.
     pub(crate) fn waits_for(&self) -> Option<&Device> {
         match self {
             Self::Device { sink, payload } => sink.is_waited_for().then(|| payload.device()),
@@ -132,7 +132,7 @@ impl Destination {
         }
     }
 
-    /// The device that it is on.
+    /// Its device, if it is on one.
     pub(crate) fn device(&self) -> Option<&Device> {
         match self {
             Self::Device { payload, .. } => Some(payload.device()),
@@ -149,7 +149,7 @@ impl Destination {
     }
 }
 
-/// The memory that is `kept`, by where its tensor lies among what is selected.
+/// The `kept` memory, ordered by the place of its tensor in the selection.
 fn in_order<M>(
     fits: Vec<Fit>,
     tensors: Vec<(TensorName, M)>,
@@ -165,16 +165,16 @@ fn in_order<M>(
 /// The bytes of a version that was received.
 #[derive(Debug, Clone)]
 pub(crate) enum Payload {
-    /// All that was selected, in one piece; and the same memory for bindings that let others write it.
+    /// The whole selection in one piece; and the same memory for bindings that let others write it.
     Whole((Bytes, VolatileBytes)),
-    /// The tensors that had a buffer of the user's, in those buffers.
+    /// Tensors in the user's buffers.
     Scattered(Arc<Scattered>),
-    /// In the memory of a device: all in one piece, or in the user's buffers.
+    /// Device memory: all in one piece, or in the user's buffers.
     Device(Shared),
 }
 
-/// Tensors in the user's buffers, by where they would lie in one piece: tied weights are found under all their names.
-/// The buffers go back when the last clone is dropped.
+/// Tensors in the user's buffers, by their place in the selection: tied weights are found under all their names. The
+/// buffers are returned when the last clone is dropped.
 #[derive(Debug)]
 pub(crate) struct Scattered {
     by_start: BTreeMap<u64, Bytes>,
@@ -182,7 +182,7 @@ pub(crate) struct Scattered {
 }
 
 impl Payload {
-    /// Nothing.
+    /// No bytes.
     pub(crate) const EMPTY: Self = Self::Whole((Bytes::new(), VolatileBytes::EMPTY));
 
     pub(crate) fn whole(region: Region) -> Self {
@@ -197,7 +197,7 @@ impl Payload {
         }
     }
 
-    /// The tensors of `selection` that it has.
+    /// The tensors of `selection` that it contains.
     pub(crate) fn narrow(&self, selection: &Arc<Selection>) -> Arc<Selection> {
         match self {
             Self::Whole(..) => Arc::clone(selection),
@@ -225,7 +225,7 @@ impl Payload {
         }
     }
 
-    /// Where it is, if it is on a device.
+    /// Its device memory, if it is on a device.
     pub(crate) fn on_device(&self) -> Option<&Shared> {
         match self {
             Self::Whole(..) | Self::Scattered(_) => None,
@@ -233,7 +233,7 @@ impl Payload {
         }
     }
 
-    /// Whether it lies in the buffers that `writing` watches.
+    /// Whether it lies in the buffers that `writing` tracks.
     pub(crate) fn is_in(&self, writing: &Arc<Writing>) -> bool {
         let its_own = match self {
             Self::Whole(..) => None,

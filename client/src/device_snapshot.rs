@@ -1,4 +1,4 @@
-//! Snapshots in the memory of a device: their tensors there, and the way back to the host.
+//! Snapshots in device memory: their tensors, and copies to the host.
 
 use crate::{
     Snapshot,
@@ -12,12 +12,12 @@ use tensor_relay_device::{
 };
 use tensor_relay_protocol::{Tensor, VersionId};
 
-/// How many copies of one snapshot to or from a device run at once: while one is on its way, another is put into its
-/// place or its slot. More would only take slots from versions that are arriving.
+/// The concurrent copies of one snapshot to or from a device: enough to overlap transfer and placement. More would only
+/// take slots from arriving versions.
 pub(crate) const COPIES_AT_ONCE: usize = 3;
 
 impl Snapshot {
-    /// Whether its tensors are in the memory of a device: [`device_tensor`](Self::device_tensor) gives them there, and
+    /// Whether its tensors are in device memory: [`device_tensor`](Self::device_tensor) returns them, and
     /// [`to_host`](Self::to_host) a copy in host memory.
     pub fn is_on_device(&self) -> bool {
         self.payload.on_device().is_some()
@@ -106,7 +106,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// What is told when its device does not give its bytes.
+    /// The error when its device fails to return its bytes.
     pub(crate) fn not_copied_out(&self, source: SourceError) -> DeviceError {
         let device = self.device().map_or("the host", Device::name);
         DeviceError::CopyOut { id: self.id.clone(), device: device.into(), source: source.into() }
@@ -120,7 +120,7 @@ pub(crate) fn pieces(range: Range<u64>, piece_bytes: usize) -> impl Iterator<Ite
     starts.map(move |start| start..end.min(start + piece_bytes as u64))
 }
 
-/// A tensor in the memory of a device.
+/// A tensor in device memory.
 ///
 /// It is whole and verified, and every copy to it has ended: it may be read at once, on any stream of the device. While
 /// it lives, its version counts as held and its memory is not used again. A clone of the [`buffer`](Self::buffer) alone
@@ -218,7 +218,7 @@ impl DeviceError {
     }
 }
 
-/// What an error says, with what led to it. Errors often tell their cause in their own sentence; it is not told twice.
+/// An error's text with its causes. Errors often include their cause in their own text; it is not repeated.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |text, cause| match cause.to_string() {

@@ -1,4 +1,4 @@
-//! What can go wrong for a client, by what its user can do about it.
+//! Errors of a client, grouped by what its user can do.
 
 mod session;
 mod subscription;
@@ -23,7 +23,7 @@ pub enum ClientError {
     /// This machine has no memory for a session.
     #[error("there is no memory for a session: {0}")]
     Memory(AllocError),
-    /// The server did not say welcome within the deadline.
+    /// No `Welcome` within the deadline.
     #[error(
         "the server accepted the connection but did not greet within {timeout_ms} ms: it is overloaded or stuck"
     )]
@@ -31,13 +31,13 @@ pub enum ClientError {
         /// How long it was waited for.
         timeout_ms: u128,
     },
-    /// The server did not answer a question within the deadline.
+    /// No answer to a request within the deadline.
     #[error("the server did not answer within {timeout_ms} ms: it is overloaded, stuck or gone")]
     NoAnswer {
         /// How long it was waited for.
         timeout_ms: u128,
     },
-    /// More globs than a message holds.
+    /// More globs than fit in a message.
     #[error(
         "the selection has {globs} globs of {bytes} bytes in all, and at most {GLOBS_MAX} of {SELECTION_MAX_BYTES} bytes \
          are allowed: write fewer that match more"
@@ -48,13 +48,13 @@ pub enum ClientError {
         /// How long they are together.
         bytes: usize,
     },
-    /// Mode `latest` is to begin at a version that it may have to skip.
+    /// Mode `latest` cannot begin at a version that it may have to skip.
     #[error(
         "mode latest begins with the newest version, or with the next one, and skips what is older: to begin with the oldest \
          version, or with one by its number, take mode every"
     )]
     StartNeedsEvery,
-    /// The session has as many watches as a server takes.
+    /// The session has the most watches that a server allows.
     #[error(
         "this client watches {max} globs, as many as a session may: drop a watch, or connect another client"
     )]
@@ -62,7 +62,7 @@ pub enum ClientError {
         /// How many there may be.
         max: usize,
     },
-    /// The server lets nobody in with this ticket.
+    /// The server refuses this ticket.
     #[error("the server at {peer} refused access: {}", why_refused(*with_token))]
     Unauthorised {
         /// Which server.
@@ -70,18 +70,18 @@ pub enum ClientError {
         /// Whether the ticket has a token.
         with_token: bool,
     },
-    /// The server turned this client away.
+    /// The server refused this client.
     #[error("the server refused this client: {0}")]
     Refused(LaneError),
     /// The session ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// The connection was lost, and no other could be made in time.
+    /// The connection was lost, and reconnecting failed in time.
     #[error("the connection was lost ({lost}), and the server was not reached again within {timeout_ms} ms")]
     NotReconnected {
-        /// How it was lost.
+        /// Why it was lost.
         lost: Arc<Self>,
-        /// How long it was tried.
+        /// How long reconnecting was tried.
         timeout_ms: u128,
     },
     /// The session had ended before, for this reason.
@@ -96,7 +96,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// What the server is told when this ends the session.
+    /// The close code sent to the server when this ends the session.
     pub(crate) fn close_code(&self) -> CloseCode {
         match self {
             Self::Message(error) => error.into(),
@@ -106,8 +106,7 @@ impl ClientError {
         }
     }
 
-    /// Whether another attempt may succeed where this one failed: the network or a server that is away is to blame, and
-    /// not what one of the two ends is or did.
+    /// Whether a retry may succeed: the network is to blame or an unavailable server, not the state of either end.
     pub(crate) fn is_worth_a_retry(&self) -> bool {
         match self {
             Self::Connect(error) => !matches!(
@@ -127,7 +126,7 @@ impl ClientError {
         }
     }
 
-    /// Whether the server does not let this client in, or not any more: another ticket may help, and trying again does not.
+    /// Whether the server refuses this client, or does so now: another ticket may help, a retry does not.
     pub fn is_unauthorised(&self) -> bool {
         let closed = |error: &LaneError| {
             matches!(error, LaneError::ClosedByPeer { code: Some(CloseCode::Unauthorised), .. })
@@ -168,7 +167,7 @@ impl ClientError {
     }
 }
 
-/// What the user can do about a refusal. The server does not say why, so that nobody learns from it.
+/// Advice after a refusal. The server does not say why, so that nobody learns from it.
 fn why_refused(with_token: bool) -> &'static str {
     match with_token {
         false => {

@@ -1,4 +1,4 @@
-//! Versions in memory that the user provides: copied when they are whole, or received right into it.
+//! Receiving versions into the user's memory: copied when they are whole, or received in place.
 
 mod on_device;
 
@@ -51,8 +51,8 @@ impl Snapshot {
 }
 
 impl<B> Buffers<B> {
-    /// Refuses a snapshot that the buffers do not fit, whose lengths `len_bytes` gives. Buffers for tensors that share their
-    /// bytes are not refused: a copy can be made to each.
+    /// Refuses a snapshot that does not fit the buffers, whose lengths `len_bytes` returns. Buffers for tensors that
+    /// share their bytes are allowed: each gets a copy.
     ///
     /// # Errors
     /// [`BufferError`] says what does not fit.
@@ -63,7 +63,7 @@ impl<B> Buffers<B> {
 }
 
 impl<B: AsMut<[u8]> + Send> Buffers<B> {
-    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. When it is cancelled, some are copied.
+    /// Copies the tensors of `snapshot` that have a buffer, all of them or none. If it is cancelled, some are copied.
     pub(crate) async fn copy_from(&mut self, snapshot: &Snapshot) -> Result<(), FillCause> {
         let (by_name, expected) = self.by_name_mut();
         let slices = by_name.iter_mut().map(|(name, buffer)| (name.as_str(), buffer.as_mut()));
@@ -118,7 +118,7 @@ impl Subscription {
         if let Some(version) = &taken.version
             && let Err(cause) = buffers.copy_from(version).await
         {
-            // Who does not fit was judged before anything was copied.
+            // Mismatches were detected before anything was copied.
             let torn = matches!(cause, FillCause::Device(_)).then(|| version.id.clone());
             let refused = matches!(cause, FillCause::Buffers(_)).then(|| version.id.clone());
             return Err(FillError { cause, torn, refused, buffers, withheld: vec![] });
@@ -127,15 +127,15 @@ impl Subscription {
         Ok(Filled { facts, gap, copied: true, buffers })
     }
 
-    /// Passes over a version that did not fit ([`FillError::refused`]), and that would wait to be taken otherwise. In mode
-    /// `every` the reader is done with it.
+    /// Skips a version that did not fit ([`FillError::refused`]) and would otherwise wait to be taken. In mode `every`
+    /// this acknowledges it.
     pub fn pass_over(&mut self, refused: &VersionId) {
         if self.queue.discard(refused) {
             self.taken = (self.mode == Mode::Every).then(|| refused.clone());
         }
     }
 
-    /// Lends buffers until the next version is there, in them or elsewhere.
+    /// Lends buffers until the next version is received, in them or elsewhere.
     async fn receive_into<B>(&mut self, lent: Lent, lender: Lender<B>) -> Result<Received<B>, FillError<B>> {
         self.acknowledge();
         let writing = lender.writing();
@@ -165,14 +165,14 @@ impl Subscription {
         }
     }
 
-    /// Hands a version over for good, less its bytes: buffers that hold them come back with that.
+    /// Hands a version over for good, without its bytes, so that the buffers are returned.
     fn keep(&mut self, taken: &mut Taken) -> (Box<Snapshot>, Option<Box<Gap>>) {
         let version = taken.version.take().expect("this alone takes it");
         self.taken = (self.mode == Mode::Every).then(|| version.id.clone());
         (Box::new(Snapshot { payload: Payload::EMPTY, ..*version }), taken.gap.take())
     }
 
-    /// The next version, wherever it lies, and what is missing before it.
+    /// The next version, wherever it lies, and the gap before it.
     async fn next_version(&self) -> Result<Taken, SubscriptionError> {
         let mut gap = None;
         loop {
@@ -199,7 +199,7 @@ enum Received<B> {
     Elsewhere(Taken, Buffers<B>),
 }
 
-/// Buffers that are lent to the session. Dropping this takes them back, unless the session is writing to them.
+/// Buffers lent to the session. Dropping this takes them back, unless the session is writing to them.
 struct LentBuffers {
     id: SubscriptionId,
     commands: mpsc::UnboundedSender<Command>,
@@ -208,7 +208,7 @@ struct LentBuffers {
 impl LentBuffers {
     fn new(subscription: &Subscription, lent: Lent) -> Self {
         let given = Self { id: subscription.handle.id, commands: subscription.handle.commands.clone() };
-        // Where the session is gone, the buffers come back at once, and the queue says why.
+        // If the session is gone, the buffers return at once, and the queue has the reason.
         let _ = given.commands.send(Command::Give(given.id, Some(lent)));
         given
     }
@@ -220,7 +220,7 @@ impl Drop for LentBuffers {
     }
 }
 
-/// A version that was taken from its queue with the gap before it, and goes back there unless the user gets it.
+/// A version taken from its queue with the gap before it; dropped, it is put back.
 struct Taken {
     version: Option<Box<Snapshot>>,
     gap: Option<Box<Gap>>,
@@ -244,7 +244,7 @@ impl Drop for Taken {
 /// A version in the user's own memory, whole and verified.
 #[derive(Debug)]
 pub struct Filled<B> {
-    /// Everything about it but its bytes.
+    /// The version without its bytes.
     facts: Box<Snapshot>,
     gap: Option<Box<Gap>>,
     copied: bool,

@@ -1,4 +1,4 @@
-//! Counts and bounds the snapshots that the user took and has not dropped.
+//! Snapshots held by the user: their number and its bound.
 
 use bytes::Bytes;
 use std::{
@@ -23,7 +23,7 @@ struct State {
 }
 
 impl HoldCounter {
-    /// Which versions the user holds, oldest first.
+    /// The versions that the user holds, oldest first.
     pub(crate) fn versions(&self) -> Vec<VersionId> {
         self.state().versions.values().cloned().collect()
     }
@@ -32,13 +32,12 @@ impl HoldCounter {
         self.state().versions.len()
     }
 
-    /// Waits until the user dropped one since the last wait. Cancel safe.
+    /// Waits until the user has dropped one since the last wait. Cancel safe.
     pub(crate) async fn dropped(&self) {
         self.dropped.notified().await;
     }
 
-    /// Hands a payload to the user, whose memory both arguments name: it counts until the last reference to any of its bytes
-    /// is gone.
+    /// Hands a payload to the user: it counts as held until the last reference to any of its bytes is dropped.
     pub(crate) fn hand_over(
         self: &Arc<Self>,
         id: VersionId,
@@ -49,7 +48,7 @@ impl HoldCounter {
         (Bytes::from_owner(HeldBytes { payload, _held: held }), volatile)
     }
 
-    /// Counts one more, until what this gives is dropped.
+    /// Counts one more, until the result is dropped.
     pub(crate) fn hold(self: &Arc<Self>, id: VersionId) -> HeldVersion {
         let mut state = self.state();
         let number = state.ever;
@@ -63,8 +62,7 @@ impl HoldCounter {
     }
 }
 
-/// Bytes that the user holds. Fields are dropped in order: when it no longer counts as held, its memory is free
-/// already.
+/// Bytes held by the user. Fields are dropped in order: the memory is free before it no longer counts as held.
 struct HeldBytes {
     payload: Bytes,
     _held: Arc<HeldVersion>,

@@ -16,8 +16,8 @@
 //! # }
 //! ```
 //!
-//! A snapshot exists only whole: every chunk verified, and all together what the server said they are. Its memory is
-//! reused for a later version once the last reference to it is gone.
+//! A snapshot exists only whole: every chunk verified, and all together with the server's digest. Its memory is reused
+//! for a later version once the last reference to it is gone.
 
 //!
 //! With a [device](Config::device), versions land in its memory, whatever kind it is:

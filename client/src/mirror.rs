@@ -1,4 +1,4 @@
-//! A folder that follows topics: each version as the files that it was.
+//! A mirror: a folder that follows topics and holds each version as files.
 
 mod contents;
 mod folder;
@@ -38,8 +38,8 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// A mirror in `dir`, which is made when it is first needed. `keep` versions of each topic stay, at least one;
-    /// `None` keeps one under the topic's own name.
+    /// A mirror in `dir`, which is created when needed. `keep` versions of each topic stay, at least one; `None` keeps
+    /// one under the topic's own name.
     pub fn new(dir: impl Into<PathBuf>, keep: Option<u32>) -> Self {
         Self { dir: dir.into(), keep: keep.map(|keep| keep.max(1)) }
     }
@@ -68,7 +68,7 @@ impl Mirror {
         Ok(path)
     }
 
-    /// Where a topic is: below the folder, whatever its name.
+    /// The path of a topic: below the folder, whatever its name.
     fn topic_path(&self, id: &VersionId) -> Result<PathBuf, SaveError> {
         let hidden = temporary::NAME.0.trim_end_matches('.');
         match id.topic.as_str().split('/').any(|segment| segment.starts_with(hidden)) {
@@ -77,7 +77,7 @@ impl Mirror {
         }
     }
 
-    /// A place below the folder, if no link on the way leads out of it.
+    /// A path below the folder, unless a link on the way leads out of it.
     fn without_links(&self, topic: &str) -> Result<PathBuf, SaveError> {
         let mut path = self.dir.clone();
         let (parents, name) = topic.rsplit_once('/').unwrap_or(("", topic));
@@ -101,7 +101,7 @@ fn write(path: &Path, contents: &Contents) -> Result<(), SaveError> {
     }
 }
 
-/// Adds to the last name of `path`, which may have dots of its own.
+/// Appends an extension to `path`, whose name may contain dots.
 fn with_extension(path: &Path, extension: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(extension);

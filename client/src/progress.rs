@@ -1,8 +1,8 @@
-//! How far a version is, for progress bars.
+//! The progress of the current version, for progress bars.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How far the version that is being received has come.
+/// The progress of the version being received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// The version's number; 0 before the first.
@@ -15,14 +15,14 @@ pub struct Progress {
     pub wire_bytes: u64,
 }
 
-/// Where a transfer writes its progress, and anybody reads it. Counters only: readers may see them a moment apart.
+/// The counters of a transfer's progress, read from any thread, not as one snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     version: AtomicU64,
     payload_bytes: AtomicU64,
     verified_bytes: AtomicU64,
     wire_bytes: AtomicU64,
-    /// Everything that came for the subscription, ever: what tells a slow transfer from a stalled one.
+    /// All bytes ever received for the subscription: tells a slow transfer from a stalled one.
     moved_bytes: AtomicU64,
 }
 

@@ -1,5 +1,5 @@
-//! One subscription of a session: does what its [`Subscriber`] decides. It has the memory, the tasks that write to it, and
-//! the user's end.
+//! A reception: executes the decisions of one subscription's [`Subscriber`]. It owns the memory, the tasks that write
+//! to it, and the user's queue.
 
 use crate::{
     Receipt, Request, Snapshot, SubscriptionError,
@@ -27,7 +27,7 @@ use tensor_relay_transport::{
 };
 use tokio::{task::AbortHandle, time::Instant};
 
-/// From which size on a version takes long enough for its rate to be measured.
+/// The size from which a version takes long enough to measure its rate.
 const BULKY_BYTES: u64 = 64 << 20;
 
 /// The state of one subscription. It outlives connections.
@@ -39,18 +39,18 @@ pub(crate) struct Reception {
     pub(crate) holding: Arc<HoldCounter>,
     topic: Topic,
     keep_place: bool,
-    /// Buffers of the user's that the next version to begin goes into.
+    /// The user's buffers for the next version to begin.
     lent: Option<Lent>,
-    /// The copy that versions may be coded against.
+    /// The base for deltas.
     base: Base,
-    /// Keeps the memory of snapshots that were dropped for the next ones.
+    /// Keeps the memory of dropped snapshots cached for the next ones.
     #[expect(dead_code, reason = "it is only dropped")]
     demand: CacheLease,
-    /// When the version under way was announced first.
+    /// When the current version was first announced.
     began: Instant,
-    /// Where the version under way lands.
+    /// The destination of the current version.
     destination: Option<Destination>,
-    /// What came of it in which codec.
+    /// Its counters by codec.
     tally: Arc<Tally>,
     /// The chunk streams that are not being received.
     streams: HashMap<StreamToken, DataIn>,
@@ -61,7 +61,7 @@ pub(crate) struct Reception {
     is_over: bool,
 }
 
-/// What a reception needs of its session.
+/// The session's state that a reception needs.
 pub(crate) struct Context<'a> {
     pub(crate) connection: &'a mut Connection,
     pub(crate) allocators: &'a Allocators,
@@ -70,7 +70,7 @@ pub(crate) struct Context<'a> {
     pub(crate) outbox: &'a mut VecDeque<ClientMessage>,
 }
 
-/// A task that ends when this is dropped.
+/// Aborts a task when it is dropped.
 #[derive(Debug)]
 struct AbortOnDrop(AbortHandle);
 
@@ -81,7 +81,7 @@ impl Drop for AbortOnDrop {
 }
 
 impl Drop for Reception {
-    /// However a subscription ends, its user hears of it: usually with a better reason, which came before.
+    /// The user is told of the end in any case, usually with a better reason queued before.
     fn drop(&mut self) {
         let closed = Arc::new(tensor_relay_transport::LaneError::ClosedHere.into());
         self.end(SubscriptionError::disconnected(&self.topic, &closed));
@@ -124,26 +124,26 @@ impl Reception {
         self.is_over
     }
 
-    /// The size of chunks that the present manifest leads to.
+    /// The chunk size of the current manifest.
     pub(crate) fn chunk_bytes(&self) -> Option<u32> {
         self.machine.selection().map(|selection| selection.manifest().chunk_bytes())
     }
 
-    /// Whether a version is under way that is large enough to find out how many lanes are worth it.
+    /// Whether the current version is large enough to measure the best number of lanes.
     pub(crate) fn is_bulky(&self) -> bool {
         let bytes = self.machine.selection().map_or(0, |selection| selection.payload_bytes());
         self.machine.is_receiving() && bytes >= BULKY_BYTES
     }
 
-    /// Asks for the subscription on a connection that was just made.
+    /// Subscribes on a new connection.
     pub(crate) fn subscribe(&mut self) {
         self.queue.set_asked(Some(Instant::now()));
         let base = self.base.tell(self.machine.held().as_ref());
         self.machine.subscribe(base);
     }
 
-    /// Takes buffers that the user lends for the next version, or the word that it wants the last ones back. They go back
-    /// where the next version that it will get is here or on its way already.
+    /// Takes the user's buffers for the next version, or withdraws them. They are returned if the next version is here
+    /// or on its way already.
     pub(crate) fn handle_given(&mut self, lent: Option<Lent>) {
         let is_next = !self.machine.is_receiving() && self.queue.is_empty();
         self.lent = lent.filter(|_| is_next);
@@ -167,7 +167,7 @@ impl Reception {
         Ok(())
     }
 
-    /// Handles a chunk's stream, whose header was read.
+    /// Handles a chunk's stream after its header.
     pub(crate) fn handle_chunk(
         &mut self,
         header: ChunkHeader,
@@ -179,13 +179,13 @@ impl Reception {
         self.machine.handle_chunk(header, token, lane)
     }
 
-    /// Handles a chunk that is verified and in its place.
+    /// Handles a verified chunk in its place.
     pub(crate) fn handle_verified(&mut self, token: StreamToken, verified: Verified) {
         self.machine.handle_verified(token, verified);
         self.counters.set_verified(self.machine.held_bytes());
     }
 
-    /// Handles a stream whose bytes are not its chunk, or cannot be placed.
+    /// Handles a stream whose chunk is invalid or cannot be placed.
     pub(crate) fn handle_failed(&mut self, token: StreamToken, error: ReceiveError) {
         if self.machine.is_wanted(token) {
             let device = self.destination.as_ref().and_then(Destination::device);
@@ -198,8 +198,8 @@ impl Reception {
         self.machine.handle_timeout(now.into_std(), self.counters.moved_bytes());
     }
 
-    /// The connection is gone and nothing writes to the memory any more: forgets what belonged to the connection, keeps
-    /// what is verified. The next one begins with `allowance` of credit.
+    /// Handles the loss of the connection, when nothing writes to the memory any more: keeps verified chunks, and drops
+    /// the connection's state. The next one begins with `allowance` of credit.
     pub(crate) fn handle_detached(&mut self, allowance: u32) {
         self.queue.set_asked(None);
         self.machine.handle_detached(allowance);
@@ -209,7 +209,7 @@ impl Reception {
         self.counters.set_verified(self.machine.held_bytes());
     }
 
-    /// Tells the user that nothing more will come.
+    /// Ends the user's queue.
     pub(crate) fn end(&self, error: SubscriptionError) {
         self.queue.end(error);
     }
@@ -240,8 +240,7 @@ impl Reception {
         Ok(())
     }
 
-    /// Finds a place for what is selected: the buffers that were lent, or memory. Gives the version that chunks may be coded
-    /// against.
+    /// Allocates the destination of a selection: the lent buffers, or memory. Returns the base of its chunks.
     fn place(
         &mut self,
         announce: &Announce,
@@ -285,7 +284,7 @@ impl Reception {
         self.tasks.push(AbortOnDrop(task));
     }
 
-    /// Gives the version to the user, with what it took to receive it over a session that `control` leads.
+    /// Delivers the version to the user, with a receipt for the session of `control`.
     fn commit(&mut self, commit: Commit, control: &Lane) {
         let Some(destination) = &self.destination else { return };
         let payload = match destination.commit() {
@@ -294,7 +293,7 @@ impl Reception {
         };
         self.destination = None;
         self.tasks.clear();
-        // Told now and not when it was announced: it may be announced again after a lost connection, or be given up.
+        // Reported now instead of at the announcement, which may be repeated after a lost connection, or given up.
         if let Some(gap) = commit.gap {
             self.queue.put_gap(gap);
         }
@@ -342,14 +341,14 @@ impl Reception {
         match fault {
             VersionFault::Mismatch { expected, found } => TransferError::Mismatch { expected, found },
             VersionFault::Stalled(timeout) => {
-                // Blames the device where the version waits for one, and the sender otherwise.
+                // Blames the device if the version waits for one, otherwise the sender.
                 let device: Option<&Device> = self.destination.as_ref().and_then(Destination::waits_for);
                 TransferError::stalled(timeout.as_millis(), device)
             }
         }
     }
 
-    /// Gives the version under way up, and the subscription with it where later ones are lost as well. Both ends are told.
+    /// Gives up the current version, and the subscription too if later versions would fail as well. Both ends are told.
     fn fail(&mut self, error: &TransferError) {
         let Some(id) = self.machine.under_way().cloned() else { return };
         let (reason, told) = (error.abort_reason(), error.for_user(&id));

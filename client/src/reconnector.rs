@@ -1,4 +1,4 @@
-//! Keeps a session alive: when its connection is lost, makes another one and lets the session go on.
+//! The reconnector: makes a new connection for the session when one is lost.
 
 use crate::{
     ClientError,
@@ -22,32 +22,32 @@ use tokio::{
 /// The state that a reconnector shows to the client's handles.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The connection of now, or the last one.
+    /// The current connection, or the last one.
     pub(crate) lane: watch::Sender<Lane>,
     /// The further lanes of that connection.
     pub(crate) roster: Arc<LaneRegistry>,
     /// The ingress of all chunks.
     pub(crate) ingress: Ingress,
-    /// Where snapshots on the host lie.
+    /// The memory of host snapshots.
     pub(crate) memory: HostMemory,
-    /// Where the bases of all subscriptions lie, if there are to be any.
+    /// The memory of all bases, if any are kept.
     pub(crate) bases: Option<HostMemory>,
-    /// How often a connection was made again.
+    /// The number of reconnections.
     pub(crate) reconnects: AtomicU64,
-    /// Why there is no connection now, while another one is being made.
+    /// Why the connection was lost, while reconnecting.
     pub(crate) lost: watch::Sender<Option<Arc<ClientError>>>,
-    /// Why there will be none any more.
+    /// Why the session ended for good.
     pub(crate) ended: watch::Sender<Option<Arc<ClientError>>>,
 }
 
 impl State {
-    /// What each lane of now has done so far, the first one first.
+    /// The counters of each current lane, the control lane first.
     pub(crate) fn lanes(&self) -> Vec<LaneStats> {
         self.roster.lanes().iter().map(|lane| lane.stats()).collect()
     }
 }
 
-/// Keeps a session connected: makes a connection anew whenever one is lost.
+/// Keeps a session connected: replaces each lost connection.
 #[derive(Debug)]
 pub(crate) struct Reconnector {
     pub(crate) target: Target,
@@ -57,7 +57,7 @@ pub(crate) struct Reconnector {
 }
 
 impl Reconnector {
-    /// Runs the session on `connection`, and on those that follow it, until the user closes it or no connection can be made.
+    /// Runs the session on `connection` and its successors, until the user closes it or reconnecting fails.
     #[tracing::instrument(name = "session", skip_all, fields(peer = %connection.control().peer()))]
     pub(crate) async fn run(mut self, mut connection: Connection) {
         let error = loop {
@@ -68,7 +68,7 @@ impl Reconnector {
             }
             match self.session.is_waited_for() {
                 true => tracing::warn!(error = %lost, "The connection was lost; making another one."),
-                // As at the end of a program that has all it wanted, when its server is faster.
+                // A program may end just when its server closes first.
                 false => {
                     tracing::debug!(error = %lost, "The connection was lost while nobody waits; making another one.")
                 }
@@ -89,7 +89,7 @@ impl Reconnector {
         self.end(error, None).await;
     }
 
-    /// Tries, with growing waits, until a connection is made, the time is over, or trying is no use.
+    /// Tries with backoff until it is connected, the time is over, or a retry is useless.
     async fn reconnect(&mut self, lost: Arc<ClientError>) -> Result<Connection, SessionError> {
         let config = self.session.config().clone();
         let timeout_ms = config.reconnect_timeout.as_millis();
@@ -123,12 +123,12 @@ impl Reconnector {
         }
     }
 
-    /// Tells every subscription, the server and the user.
+    /// Ends every subscription, the connection and the client's handles.
     async fn end(self, error: SessionError, connection: Option<Connection>) {
         let last_word = error.last_word();
         let told = Arc::new(ClientError::from(error));
         tracing::debug!(error = %told, "The session ended.");
-        // Before the session drops what it was asked: whoever asked looks here for the reason.
+        // Before dropping pending requests: their callers look here for the reason.
         self.state.ended.send_replace(Some(Arc::clone(&told)));
         self.session.end(&told);
         drop(self.session);

@@ -1,4 +1,4 @@
-//! What a subscription asks for.
+//! Subscription requests.
 
 use crate::ClientError;
 use tensor_relay_protocol::{
@@ -26,7 +26,7 @@ pub struct Request {
     pub(crate) codec: Option<CodecId>,
 }
 
-/// How many versions are received ahead of a user in mode `every`, the one that it works on included.
+/// The default window: versions received ahead of a user in mode `every`, the one being processed included.
 const WINDOW: u32 = 3;
 
 impl Request {
@@ -38,12 +38,12 @@ impl Request {
     /// Every version in order, from the oldest that is retained. What is missing is told
     /// ([`SubscriptionError::Gap`](crate::SubscriptionError::Gap)).
     ///
-    /// Asking for the next snapshot says that the user is done with the one before: until then the server retains it.
+    /// Asking for the next snapshot acknowledges the one before: until then the server retains it.
     pub fn every(topic: Topic) -> Self {
         Self::new(topic, Mode::Every, Start::Oldest)
     }
 
-    /// The message that asks for it.
+    /// The `Subscribe` message.
     pub(crate) fn message(&self, subscription: SubscriptionId, credit: u32) -> Subscribe {
         let Self { topic, mode, start, selection, window, reader, preempt, codec, .. } = self.clone();
         Subscribe {
@@ -59,7 +59,7 @@ impl Request {
     }
 
     fn new(topic: Topic, mode: Mode, start: Start) -> Self {
-        // Nobody else's: a reader that nobody named is still found again after a lost connection.
+        // A unique name, so that an unnamed reader is found again after a lost connection.
         let name = format!("{:032x}", rand::random::<u128>());
         let reader = ReaderName::new(&name).expect("hexadecimal digits make a name");
         Self {
@@ -113,7 +113,7 @@ impl Request {
         Self { codec: Some(codec), ..self }
     }
 
-    /// Refuses a selection that no server would take, and a start that cannot be kept.
+    /// Refuses a selection or start that no server would accept.
     pub(crate) fn check(&self) -> Result<(), ClientError> {
         if self.mode == Mode::Latest && !matches!(self.start, Start::Newest | Start::Next) {
             return Err(ClientError::StartNeedsEvery);
@@ -126,12 +126,12 @@ impl Request {
         }
     }
 
-    /// Which topic.
+    /// The topic.
     pub fn topic(&self) -> &Topic {
         &self.topic
     }
 
-    /// Which of its versions.
+    /// The mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }

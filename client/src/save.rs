@@ -14,7 +14,7 @@ use tensor_relay_protocol::{Tensor, Topic, VersionId, files::FileForm, safetenso
 /// The mode of what is saved: as readable as any file that this user makes.
 pub(crate) const READABLE: u32 = 0o666;
 
-/// Why a snapshot was not saved. No half-written file is left under the name asked for, nor under any other.
+/// Why a snapshot was not saved. No half-written file is left behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
@@ -34,7 +34,8 @@ pub enum SaveError {
         /// What does not fit.
         source: Box<SafetensorsError>,
     },
-    /// It cannot become again the files that it was. The publisher is to blame, or a selection that took a part only.
+    /// The snapshot cannot be written as the files that it came from. The publisher is to blame, or a partial
+    /// selection.
     #[error("cannot save {id} as the files that it was: {source}")]
     Files {
         /// Which version.
@@ -52,13 +53,13 @@ pub enum SaveError {
         /// Where its tensors are.
         device: Box<str>,
     },
-    /// Something is in the way that no mirror wrote, so no mirror deletes it.
+    /// Something that no mirror wrote is in the way, so it is not deleted.
     #[error("{} was not written by tensor-relay and is not replaced: move it away, or write to another folder", path.display())]
     NotOurs {
         /// What is in the way.
         path: PathBuf,
     },
-    /// A topic that would be mistaken for a temporary file.
+    /// A topic that looks like a temporary file.
     #[error("topic {topic} is not saved: names that begin with `.tensor-relay` are those of temporary files")]
     Topic {
         /// Which topic.

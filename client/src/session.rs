@@ -1,7 +1,8 @@
-//! The driver of a client's session: takes what the server, the network and the user say, and hands it to the subscription
-//! that it is about, which decides.
+//! The driver of a client's session: dispatches events of server, network and user to the subscriptions, and executes
+//! their decisions.
 //!
-//! A session outlives its connections: [`reconnector`](crate::reconnector) gives it one [`Connection`] after another.
+//! A session outlives its connections: the [`reconnector`](crate::reconnector) gives it one [`Connection`] after
+//! another.
 
 mod commands;
 mod slots;
@@ -33,7 +34,7 @@ use tokio::{
     time::Instant,
 };
 
-/// The size that chunks are taken to have until a manifest says otherwise: what servers use by default.
+/// The assumed chunk size before the first manifest: the default of servers.
 const CHUNK_BYTES_USUAL: u32 = 4 << 20;
 
 /// The most topics kept of one answer to `List`. A server that offers more is broken or hostile.

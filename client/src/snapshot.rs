@@ -1,4 +1,4 @@
-//! What a subscriber gets: the tensors of one version, whole and verified.
+//! Snapshots: the tensors of one version, whole and verified.
 
 use crate::destination::Payload;
 use bytes::Bytes;
@@ -24,7 +24,7 @@ pub struct Snapshot {
     pub(crate) receipt: Receipt,
 }
 
-/// What it took to receive a version.
+/// Statistics of receiving a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Receipt {
     /// From the announcement to the commit.

@@ -23,9 +23,9 @@ pub(crate) struct SnapshotQueue {
 #[derive(Debug, Default)]
 struct State {
     announced: bool,
-    /// Since when the connected server knows of the subscription; none while there is no connection.
+    /// When the connected server was sent the subscription; `None` without a connection.
     asked: Option<Instant>,
-    /// The version that the server announced and gave up, where the user has none and no other was announced since.
+    /// The announced version that the server gave up, if the user has none and no other was announced since.
     given_up: Option<(VersionId, AbortReason)>,
     ready: VecDeque<Item>,
     ended: Option<SubscriptionError>,
@@ -39,22 +39,22 @@ enum Item {
     Failure(SubscriptionError),
 }
 
-/// What a subscription finds.
+/// The result of taking from the queue.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// A snapshot.
     Snapshot(Box<Snapshot>),
     /// Versions are missing before the next snapshot.
     Gap(Box<Gap>),
-    /// A version was given up, and others will come.
+    /// A version was given up; others will come.
     Failure(SubscriptionError),
-    /// A snapshot is there, but the user may not have it yet.
+    /// A snapshot is queued, but the user holds too many.
     NotYet,
-    /// The end, after everything that was delivered before it was taken.
+    /// The end, after everything delivered before it.
     Ended(SubscriptionError),
-    /// Nothing yet, of a topic that is known to exist.
+    /// Nothing yet, from an existing topic.
     Nothing,
-    /// Nothing yet, and whether the topic exists is not known. It was asked for then, if there is a connection.
+    /// Nothing yet, and the topic may not exist. `asked` is when the server was asked, if connected.
     Unknown { asked: Option<Instant> },
 }
 
@@ -102,7 +102,7 @@ impl SnapshotQueue {
         self.state().given_up.clone()
     }
 
-    /// Records since when the server knows of the subscription, or that there is no server now.
+    /// Records when the server was sent the subscription, or that there is no connection.
     pub(crate) fn set_asked(&self, asked: Option<Instant>) {
         let mut state = self.state();
         (state.asked, state.given_up) = (asked, None);
@@ -125,8 +125,8 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Gives back a snapshot that was taken and could not be used, with the gap before it. A newer one that came meanwhile
-    /// replaces it, where the mode has it so.
+    /// Puts back an unusable snapshot, with the gap before it. In mode `latest` a newer one that came meanwhile
+    /// replaces it.
     pub(crate) fn put_back(&self, snapshot: Box<Snapshot>, gap: Option<Box<Gap>>) {
         let mut state = self.state();
         match (self.mode, state.snapshot_mut()) {
@@ -142,7 +142,7 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Drops a snapshot that must not be taken. Returns whether it was here.
+    /// Drops a snapshot that must not be taken. Returns whether it was queued.
     pub(crate) fn discard(&self, id: &VersionId) -> bool {
         let mut state = self.state();
         let is_it = |item: &Item| matches!(item, Item::Snapshot(snapshot) if snapshot.id == *id);
@@ -155,7 +155,7 @@ impl SnapshotQueue {
         self.state().ready.is_empty()
     }
 
-    /// Whether what the user takes next is a snapshot.
+    /// Whether the next item is a snapshot.
     pub(crate) fn has_snapshot(&self) -> bool {
         matches!(self.state().ready.front(), Some(Item::Snapshot(_)))
     }
@@ -176,13 +176,13 @@ impl SnapshotQueue {
         self.changed.notify_one();
     }
 
-    /// Queues the end; the first reason counts.
+    /// Queues the end; only the first reason is kept.
     pub(crate) fn end(&self, error: SubscriptionError) {
         self.state().ended.get_or_insert(error);
         self.changed.notify_one();
     }
 
-    /// Takes what is there; a snapshot only if `may_take_snapshot`.
+    /// Takes the next item; a snapshot only if `may_take_snapshot`.
     pub(crate) fn take(&self, may_take_snapshot: bool) -> Found {
         let mut state = self.state();
         if !may_take_snapshot && matches!(state.ready.front(), Some(Item::Snapshot(_))) {

@@ -1,28 +1,28 @@
-//! A client as it is at one moment, for those who run it.
+//! Client status, for operators.
 
 use crate::{MemoryStats, reconnector::State};
 use std::sync::{Arc, Weak, atomic::Ordering};
 use tensor_relay_device::HostMemory;
 use tensor_relay_transport::{KindReason, LaneKind, LaneStats};
 
-/// Reads the status of a client for as long as there is one. It keeps nothing alive, so it may be held anywhere.
+/// Reads the status of a client while it exists. It keeps nothing alive, so it may be held anywhere.
 #[derive(Debug, Clone)]
 pub struct StatusReader(Weak<State>);
 
-/// What a client's connection is like, and what its versions take.
+/// The connection state and memory use of a client.
 #[derive(Debug, Clone)]
 pub struct ClientStatus {
-    /// What the session runs over.
+    /// The transport of the session.
     pub transport: LaneKind,
-    /// Why over that.
+    /// Why it was chosen.
     pub transport_reason: KindReason,
-    /// What each lane of the connection of now, or of the last one, did.
+    /// The counters of each lane of the current or last connection.
     pub lanes: Vec<LaneStats>,
-    /// Why there is no connection now, while another one is being made.
+    /// Why the connection was lost, while reconnecting.
     pub lost: Option<String>,
-    /// How often a lost connection was made again.
+    /// The number of reconnections.
     pub reconnects: u64,
-    /// What its versions take of the host's memory.
+    /// The host memory used by its versions.
     pub memory: MemoryStats,
 }
 
@@ -50,7 +50,7 @@ impl StatusReader {
     }
 }
 
-/// What the versions of a client take of the host's memory now.
+/// The host memory used by a client's versions now.
 pub(crate) fn memory(state: &State) -> MemoryStats {
     let snapshots = state.memory.stats();
     let bases = state.bases.as_ref().map(HostMemory::stats);

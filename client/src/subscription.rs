@@ -1,4 +1,4 @@
-//! The user's end of a subscription.
+//! Subscriptions: the user's handle.
 
 use crate::{
     Progress, Request, Snapshot, SubscriptionError,
@@ -23,16 +23,16 @@ pub struct Subscription {
     pub(crate) counters: Arc<Counters>,
     pub(crate) patience: Patience,
     pub(crate) holding: Arc<HoldCounter>,
-    /// In mode `every`, the version that the user works on.
+    /// In mode `every`, the version that the user is processing.
     pub(crate) taken: Option<VersionId>,
-    /// Since when a snapshot is held back because the user holds too many. Calls that are cancelled leave it as it is.
+    /// Since when a snapshot is held back because the user holds too many, across cancelled calls.
     pub(crate) held_back_since: Option<Instant>,
 }
 
-/// How long an answer is waited for at least, before the question is asked again.
+/// The least time to wait for an answer before asking again.
 const ANSWER_MIN: Duration = Duration::from_secs(1);
 
-/// How long a subscription waits, and for what.
+/// The timeouts of a subscription.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     pub(crate) topic_timeout: Duration,
@@ -41,7 +41,7 @@ pub(crate) struct Patience {
 }
 
 impl Subscription {
-    /// The user's end of what `request` opened.
+    /// The handle of a subscription opened for `request`.
     pub(crate) fn new(request: Request, opened: Opened, patience: Patience) -> Self {
         let Opened { handle, queue, counters, holding } = opened;
         Self {
@@ -57,15 +57,15 @@ impl Subscription {
         }
     }
 
-    /// Which topic.
+    /// The topic.
     pub fn topic(&self) -> &Topic {
         &self.topic
     }
 
     /// Waits for the next snapshot: whole, verified, and newer than the one before. Cancel safe.
     ///
-    /// In mode `every`, asking says that the user is done with the snapshot before: the server need not retain it for
-    /// this reader any longer.
+    /// In mode `every`, asking acknowledges the previous snapshot: the server need not retain it for this reader any
+    /// longer.
     ///
     /// Waits without bound for a topic that exists to have a new version; put a timeout around it where that matters. The
     /// first version is waited for as long as [`Config::topic_timeout`](crate::Config::topic_timeout), also where the
@@ -93,7 +93,7 @@ impl Subscription {
                     }
                 }
                 Found::Ended(error) | Found::Failure(error) => return Err(error),
-                // Without a connection nobody can say that a topic does not exist.
+                // Without a connection it is unknown whether the topic exists.
                 Found::Nothing | Found::Unknown { asked: None } => self.queue.changed().await,
                 Found::Unknown { asked: Some(asked) } => self.wait_for_topic(asked).await,
             }
@@ -131,7 +131,7 @@ impl Subscription {
                     Some(newest) => newest,
                     None => return, // It is asked again.
                 },
-                // A version, or a connection that is lost with the question.
+                // A version, or a connection lost with the question.
                 () = self.queue.changed() => return,
             };
             match self.why_none_comes(newest) {
@@ -157,8 +157,8 @@ impl Subscription {
         Some(entry.map(|entry| entry.id))
     }
 
-    /// Why nothing comes of a topic whose newest version is this, now that it was waited for: it does not exist, or has
-    /// nothing but what the server gave up.
+    /// The error for a topic with this newest version after the timeout: it does not exist, or has only versions that
+    /// the server gave up.
     fn why_none_comes(&self, newest: Option<VersionId>) -> Option<SubscriptionError> {
         let timeout_ms = self.patience.topic_timeout.as_millis();
         match (self.queue.given_up(), newest) {
@@ -177,7 +177,7 @@ impl Subscription {
             Payload::Device(shared) if shared.payload().writing().is_none() => {
                 shared.keep(self.holding.hold(id));
             }
-            // What lies in the user's own buffers bounds itself.
+            // The user's own buffers bound themselves.
             Payload::Scattered(_) | Payload::Device(_) => {}
         }
         self.taken = (self.mode == Mode::Every).then(|| snapshot.id.clone());

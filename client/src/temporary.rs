@@ -1,7 +1,7 @@
-//! Temporary files and folders: their names, and the lock that says that a process still writes them.
+//! Temporary files and folders: their names, and the lock held by their writer.
 //!
-//! Whoever makes one locks it, and whoever deletes what killed processes left locks it first. Between making and locking
-//! the latter may be faster: then another one is made.
+//! A creator locks its file, and a sweep locks before it deletes. If the sweep wins the race between creation and lock,
+//! another file is created.
 
 use std::{
     fs::{self, File},
@@ -12,14 +12,13 @@ use std::{
 };
 use tempfile::Builder;
 
-/// How their names begin and end.
+/// The prefix and suffix of their names.
 pub(crate) const NAME: (&str, &str) = (".tensor-relay.", ".part");
 
 /// How often creation is retried when others delete the file before it is locked.
 const TRIES: usize = 16;
 
-/// How the names begin that processes on this kernel give, since it was booted: with what tells it from others. Where it
-/// has no name, as all do.
+/// The prefix of names given by processes since this boot of this kernel. Without a boot id, the common one.
 static PREFIX: LazyLock<String> = LazyLock::new(|| {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let boot: String = boot.chars().take_while(char::is_ascii_hexdigit).collect();
@@ -29,25 +28,25 @@ static PREFIX: LazyLock<String> = LazyLock::new(|| {
     }
 });
 
-/// Makes temporary names.
+/// A builder of temporary names.
 pub(crate) fn builder() -> Builder<'static, 'static> {
     let mut builder = Builder::new();
     builder.prefix(prefix()).suffix(NAME.1);
     builder
 }
 
-/// How temporary names begin here.
+/// The prefix of temporary names here.
 pub(crate) fn prefix() -> &'static str {
     &PREFIX
 }
 
-/// Whether a process of this kernel gave this name. Only of such is it known that a lock would be seen: network file
-/// systems may keep locks to each host.
+/// Whether a process of this kernel gave this name. Only then is a lock known to be visible: network file systems may
+/// keep locks local to each host.
 pub(crate) fn is_of_this_kernel(name: &str) -> bool {
     prefix() != NAME.0 && name.starts_with(prefix())
 }
 
-/// Repeats `make`, which creates and locks, while it returns none because the file was deleted in between.
+/// Repeats `make`, which creates and locks, while it returns `None` because the file was deleted in between.
 pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T> {
     for _ in 0..TRIES {
         if let Some(made) = make()? {
@@ -57,8 +56,8 @@ pub(crate) fn claim<T>(make: impl Fn() -> io::Result<Option<T>>) -> io::Result<T
     Err(io::Error::other("others delete temporary files here as soon as they are made"))
 }
 
-/// Locks `file`, which was just made at `path`, until it is closed. Returns whether it is still there. A file system
-/// without locks is none of its concerns.
+/// Locks `file`, just created at `path`, until it is closed. Returns whether it still exists. On a file system without
+/// locks this does nothing.
 pub(crate) fn lock(path: &Path, file: &File) -> io::Result<bool> {
     if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
         return Ok(false); // By somebody who deletes it.

@@ -1,14 +1,14 @@
-//! Watches: the names of topics that match a glob, those of now and those that appear.
+//! Watches: the names of topics that match a glob, present and future.
 
 use crate::command::{Command, Watching};
 use std::collections::{BTreeMap, HashSet};
 use tensor_relay_protocol::{ClientMessage, Glob, Misbehaved, Topic, WATCHES_MAX, WatchId};
 use tokio::sync::{mpsc, oneshot};
 
-/// The most topics that one watch remembers. A server that names more is broken or hostile.
+/// The most topics remembered per watch. A server that names more is broken or hostile.
 const TOPICS_MAX: usize = 1 << 20;
 
-/// Delivers the names of topics as they are found, each once; one that came back is named again to a client whose
+/// Delivers the names of topics as they appear, each once; a topic that returns is named again to a client whose
 /// subscription was told of its end. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct TopicWatch(Watching);
@@ -35,9 +35,9 @@ pub(crate) struct Watches {
 #[derive(Debug)]
 struct Watch {
     glob: Glob,
-    /// What the user was told. The queue is bounded by it: each name is in it at most once.
+    /// The names delivered to the user. They bound the queue: each name is in it at most once.
     known: HashSet<Topic>,
-    /// Those of them that were named again. One that is gone then may be there again already.
+    /// Delivered names that the server repeated: such a topic may have returned when its end is reported.
     again: HashSet<Topic>,
     user: mpsc::UnboundedSender<Topic>,
 }
@@ -48,7 +48,7 @@ impl Watches {
         self.by_id.is_empty()
     }
 
-    /// Begins a watch, and says what to tell the server; `None` where there are as many as a server takes.
+    /// Starts a watch, and returns its message to the server; `None` at the limit of watches.
     pub(crate) fn begin(
         &mut self,
         glob: Glob,
@@ -66,23 +66,23 @@ impl Watches {
             self.ever,
             Watch { glob: glob.clone(), known: HashSet::new(), again: HashSet::new(), user },
         );
-        // A user who went away meanwhile drops the handle, which ends the watch.
+        // If the user is gone, dropping the handle ends the watch.
         let _ = reply.send(Some(Watching { id: watch, found, commands: commands.clone() }));
         Some(ClientMessage::Watch { watch, glob })
     }
 
-    /// Ends a watch, and says what to tell the server.
+    /// Ends a watch, and returns its message to the server.
     pub(crate) fn end(&mut self, watch: WatchId) -> Option<ClientMessage> {
         self.by_id.remove(&watch.0).map(|_| ClientMessage::Unwatch(watch))
     }
 
-    /// What to tell a server that knows nothing yet.
+    /// The messages that set up all watches at a new server.
     pub(crate) fn messages(&self) -> impl Iterator<Item = ClientMessage> {
         let watches = self.by_id.iter();
         watches.map(|(id, watch)| ClientMessage::Watch { watch: WatchId(*id), glob: watch.glob.clone() })
     }
 
-    /// Takes names of topics, of which some may be known: servers name all of them again after a lost connection.
+    /// Handles found names, of which some may be known: servers repeat all of them after a lost connection.
     pub(crate) fn handle_found(&mut self, watch: WatchId, topics: Vec<Topic>) -> Result<(), Misbehaved> {
         if watch.0 == 0 || watch.0 > self.ever {
             return Err(Misbehaved::UnknownWatch(watch));
@@ -104,7 +104,7 @@ impl Watches {
         Ok(())
     }
 
-    /// Records that a topic ended: it is named again when it comes back.
+    /// Records that a topic ended: it is named again when it returns.
     pub(crate) fn handle_gone(&mut self, topic: &Topic) {
         for watch in self.by_id.values_mut().filter(|watch| watch.known.contains(topic)) {
             match watch.again.remove(topic) {

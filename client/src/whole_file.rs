@@ -1,4 +1,4 @@
-//! Files that are replaced whole or not at all.
+//! Atomic replacement of files.
 
 use crate::{mirror::sweep, temporary};
 use std::{
@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-/// The folder that a file is in.
+/// The folder of a file.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent()
         .filter(|p| !p.as_os_str().is_empty())
@@ -48,7 +48,7 @@ pub fn replace_file(
 /// It is a check without a lock: a device that is put there between it and the rename is replaced.
 ///
 /// # Errors
-/// What is there, of the kind [`io::ErrorKind::InvalidInput`]; or what the system says.
+/// An error of kind [`io::ErrorKind::InvalidInput`] that names what is there; or the system's error.
 pub fn must_be_replaceable(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -63,7 +63,7 @@ pub fn must_be_replaceable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What `path` is, if it is no regular file.
+/// The kind of `path`, if it is not a regular file.
 fn special_kind(path: &Path, found: &Metadata) -> io::Result<Option<&'static str>> {
     if !found.is_symlink() {
         return Ok(kind_of(found));

@@ -1,14 +1,13 @@
-//! The certificate that a client may show: its key, and the names that an authority vouches for.
+//! Client certificates: the client's key, and the names certified by an authority.
 
 use crate::Fingerprint;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime, pem::PemObject};
 use std::{fmt, sync::Arc, time::Duration};
 
-/// How many certificates may lead from a client's to its authority. Looking for a path through more costs a stranger little
-/// and us much.
+/// The most intermediate certificates. Searching a longer path costs a stranger little and us much.
 const INTERMEDIATES_MAX: usize = 4;
 
-/// What a client showed, whose key it proved to hold. Nothing else in it is checked yet.
+/// The certificate chain of a client that proved to hold its key. Nothing else in it is verified yet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
     key: Fingerprint,
@@ -17,7 +16,7 @@ pub struct ClientCertificate {
 }
 
 impl ClientCertificate {
-    /// What a chain of certificates shows, its holder's own first; `None` where that is none.
+    /// Reads a chain, the client's own certificate first; `None` if it is invalid.
     pub fn new(chain: &[CertificateDer<'_>]) -> Option<Self> {
         let certificate = webpki::EndEntityCert::try_from(chain.first()?).ok()?;
         let key = Fingerprint::of(&certificate.subject_public_key_info());
@@ -36,23 +35,24 @@ impl fmt::Debug for ClientCertificate {
     }
 }
 
-/// The authorities whose clients are known by the names in their certificates. Two are equal where their certificates are.
+/// The certificate authorities for clients that are identified by the names in their certificates. Equality compares
+/// the certificates.
 #[derive(Clone, Default)]
 pub struct ClientAuthorities {
     certificates: Vec<CertificateDer<'static>>,
     anchors: Vec<TrustAnchor<'static>>,
 }
 
-/// Why a text names no authorities.
+/// Why a text is not a list of authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it holds no certificates of authorities in PEM: {0}")]
 pub struct AuthoritiesError(String);
 
 impl ClientAuthorities {
-    /// Reads certificates in PEM, one behind the other.
+    /// Reads a list of certificates in PEM.
     ///
     /// # Errors
-    /// [`AuthoritiesError`] when there is none, or one of them is not understood.
+    /// [`AuthoritiesError`] when it is empty, or one of them is invalid.
     pub fn from_pem(pem: &str) -> Result<Self, AuthoritiesError> {
         let wrong = |error: &dyn fmt::Display| AuthoritiesError(error.to_string());
         let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
@@ -66,8 +66,9 @@ impl ClientAuthorities {
         Ok(Self { anchors: anchors.map_err(|error| wrong(&error))?, certificates })
     }
 
-    /// The names of a client, as `dns:NAME` and `uri:URI`, whose certificate one of these has issued, for client authentication and valid
-    /// at `now_s`, in seconds since 1970. `None` for any other client. Revocation lists are not looked at.
+    /// The DNS names and URIs of a client whose certificate was issued by one of these authorities for client
+    /// authentication and is valid at `now_s`, in seconds since 1970. `None` for any other client. Revocation lists are
+    /// not looked at.
     pub fn names_of(&self, shown: &ClientCertificate, now_s: u64) -> Option<Vec<String>> {
         let (certificate, others) = shown.chain.split_first()?;
         if self.anchors.is_empty() || others.len() > INTERMEDIATES_MAX {

@@ -1,4 +1,4 @@
-//! The client's way in.
+//! The connector: opens a client's lanes.
 
 mod race;
 mod tcp;
@@ -19,111 +19,111 @@ use tokio::task::JoinSet;
 /// The most addresses tried for one ticket: names may resolve to many.
 const ADDRESSES_MAX: usize = 16;
 
-/// Opens lanes.
+/// Opens lanes to servers.
 #[derive(Debug, Clone)]
 pub struct Connector {
     network: Arc<dyn Network>,
     tuning: Tuning,
-    /// The addresses of this machine that lanes begin at, in turn; any if there is none.
+    /// The local addresses for lanes, in turn; empty for any.
     local: Arc<[IpAddr]>,
     transport: Transport,
-    /// The key by which a server may know this client.
+    /// The client's key, for servers that identify clients by it.
     identity: Option<Arc<Identity>>,
-    /// Whether TCP was all that reached the server last time.
+    /// Whether only TCP reached the server last time.
     only_tcp: Arc<AtomicBool>,
 }
 
-/// Why there is no lane.
+/// Why a lane could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// No address could be found for the names in the ticket.
+    /// A name in the ticket could not be resolved.
     #[error(
         "cannot find an address for {hosts}: {detail}; check the name, or have the server advertise an address"
     )]
     Resolve {
         /// The names.
         hosts: String,
-        /// What the resolver said.
+        /// The resolver's error.
         detail: String,
     },
-    /// Nothing answered.
+    /// No answer over UDP.
     #[error(
         "no answer from {addresses} over UDP within {timeout_ms} ms: is the server running there, is its UDP port \
          published, and does a firewall between drop UDP?"
     )]
     Unreachable {
-        /// What was tried.
+        /// The addresses tried.
         addresses: String,
-        /// For how long.
+        /// The time waited.
         timeout_ms: u128,
     },
-    /// Nothing answered, over neither transport.
+    /// No answer over UDP or TCP.
     #[error(
         "no answer from {addresses}: nothing over UDP within {timeout_ms} ms, and over TCP: {tcp}; is the server running there, \
          is its port published for UDP and TCP, and does a firewall between drop them?"
     )]
     NoAnswer {
-        /// What was tried.
+        /// The addresses tried.
         addresses: String,
-        /// For how long.
+        /// The time waited.
         timeout_ms: u128,
-        /// What became of TCP.
+        /// The failure over TCP.
         tcp: String,
     },
-    /// No TCP connection could be made.
+    /// TCP connections failed.
     #[error(
         "cannot connect to {addresses} over TCP: {detail}; is the server running there, does it listen on TCP, is its TCP port \
          published, and does a firewall between drop it?"
     )]
     NoTcp {
-        /// What was tried.
+        /// The addresses tried.
         addresses: String,
-        /// What the system said.
+        /// The system's error.
         detail: String,
     },
-    /// Another server than the one that the ticket names.
+    /// The server's key is not one of the ticket's.
     #[error(
         "the server at {address} has key {found}, the ticket expects {expected}: the ticket is from another server or \
          an earlier key of this one, or somebody sits in between; get a fresh ticket from the server itself"
     )]
     WrongKey {
-        /// Who answered.
+        /// The server's address.
         address: SocketAddr,
-        /// The key it has.
+        /// Its key.
         found: Fingerprint,
         /// The keys of the ticket.
         expected: String,
     },
-    /// A server that lets nobody in at present.
+    /// The server accepts no connections at present.
     #[error(
         "the server at {address} refuses new connections: it has as many sessions as it may, or it is shutting down"
     )]
     Refused {
-        /// Who answered.
+        /// The server's address.
         address: SocketAddr,
     },
-    /// A server that does not speak this protocol.
+    /// The server does not speak this protocol.
     #[error(
         "the server at {address} does not speak {}: it is another program, or another major version",
         alpn()
     )]
     Incompatible {
-        /// Who answered.
+        /// The server's address.
         address: SocketAddr,
     },
     /// The connection failed after an answer.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// A lane cannot begin at an address that was asked for.
+    /// A local address for lanes cannot be used.
     #[error(
         "cannot open a UDP socket at {address}, one of the lane addresses (`--lane-address`): {source}; name addresses that \
          this machine has"
     )]
     LaneAddress {
-        /// Which address.
+        /// The address.
         address: IpAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// No thread could be started here.
@@ -131,32 +131,32 @@ pub enum ConnectError {
         "cannot start a thread for lane {lane}: {source}; use fewer lanes, or allow this process more threads"
     )]
     Thread {
-        /// Which lane.
+        /// The lane's number.
         lane: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nothing answered a further lane, though the server answers the first one.
+    /// A further lane had no answer, though the first lane works.
     #[error(
         "lane {lane} had no answer from {peer} within {timeout_ms} ms, though the session's first lane has: can {local} reach \
          that address over {kind}, and does a firewall between drop it?"
     )]
     FurtherUnreachable {
-        /// Which lane.
+        /// The lane's number.
         lane: usize,
-        /// What it was to be.
+        /// Its kind.
         kind: LaneKind,
-        /// The address of this machine that it begins at.
+        /// Its local address.
         local: IpAddr,
         /// The server.
         peer: SocketAddr,
-        /// For how long it was tried.
+        /// The time waited.
         timeout_ms: u128,
     },
-    /// No socket could be opened here.
+    /// A local socket could not be opened.
     #[error("cannot open a UDP socket: {0}")]
     Socket(#[from] io::Error),
-    /// TLS cannot be set up here.
+    /// TLS could not be set up.
     #[error("cannot set up TLS: {0}")]
     Tls(String),
 }
@@ -177,7 +177,7 @@ impl Connector {
         Self::over(Arc::new(SystemNetwork), tuning)
     }
 
-    /// Connects over `network`.
+    /// Connects over the given network.
     pub fn over(network: Arc<dyn Network>, tuning: Tuning) -> Self {
         Self {
             network,
@@ -189,37 +189,36 @@ impl Connector {
         }
     }
 
-    /// The same, whose lanes begin at these `addresses` of this machine, in turn: one for each network card that a session
-    /// is to use.
+    /// Uses these local `addresses` for lanes, in turn: one for each network card of a session.
     pub fn at(self, addresses: &[IpAddr]) -> Self {
         Self { local: addresses.into(), ..self }
     }
 
-    /// The same, whose lanes are of what `transport` allows.
+    /// Restricts lanes to what `transport` allows.
     pub fn with_transport(self, transport: Transport) -> Self {
         Self { transport, ..self }
     }
 
-    /// The same, which proves to servers that it holds the key of `identity`.
+    /// Authenticates to servers with the key of `identity`.
     pub fn with_identity(self, identity: Arc<Identity>) -> Self {
         Self { identity: Some(identity), ..self }
     }
 
-    /// What its lanes may be.
+    /// The allowed kinds of lanes.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// How its lanes use the network.
+    /// The tuning of its lanes.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
     }
 
     /// Opens a lane to the first of `hosts` (`host:port`) that answers with one of `keys`.
     ///
-    /// Addresses are tried in order, a quarter of a second apart, and side by side from then on; the rest is given up
-    /// once one answers. Where the [`Transport`] allows both, TCP has a few milliseconds to show that the way is short; on a
-    /// longer one QUIC is taken, and TCP where QUIC does not answer within a quarter of a second.
+    /// Addresses are tried in order, a quarter of a second apart, and side by side from then on; the others are dropped
+    /// once one answers. If the [`Transport`] allows both, TCP is taken if it connects within a few milliseconds, on a
+    /// short path; otherwise QUIC, and TCP if QUIC does not answer within a quarter of a second.
     ///
     /// # Errors
     /// [`ConnectError`], within the connect timeout for finding addresses and as long again for an answer. When several
@@ -284,7 +283,7 @@ impl Connector {
         }
     }
 
-    /// What silence means, beside what TCP said where both were tried. Any other failure speaks for itself.
+    /// The error for silence, combined with TCP's error if both were tried. Any other error is kept.
     fn unreachable(&self, addresses: String, error: ConnectError) -> ConnectError {
         let timeout_ms = self.tuning.connect_timeout().as_millis();
         match (error, self.transport) {
@@ -369,7 +368,7 @@ impl Connector {
     }
 }
 
-/// Where lane `number` towards `peer` begins: at one of the `local` addresses of the peer's family, in turn, or anywhere.
+/// The local address of lane `number` towards `peer`: one of `local` of the peer's family, in turn, or any.
 fn local_address(local: &[IpAddr], peer: SocketAddr, number: usize) -> io::Result<IpAddr> {
     let fitting: Vec<IpAddr> = local.iter().copied().filter(|ip| ip.is_ipv4() == peer.is_ipv4()).collect();
     match (fitting.is_empty(), local.is_empty(), peer) {

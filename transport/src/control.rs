@@ -1,4 +1,4 @@
-//! The control stream: messages in order, each with its length in front.
+//! The control stream: length-prefixed messages in order.
 
 use crate::{
     Lane, LaneError,
@@ -14,14 +14,15 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// How many messages wait to be written. Whoever has more to say waits: a session says little beside its chunks, and a
-/// peer that reads nothing for the write deadline is closed.
+/// The most messages waiting to be written. Further senders wait: a session sends little beside its chunks, and a peer
+/// that reads nothing for the write deadline is closed.
 const QUEUE_MAX: usize = 64;
 
-/// How long the good-bye of a peer may take that stopped its control stream: a round trip or two where it is lost at first.
+/// How long to wait for the close of a peer that stopped its control stream: a round trip or two if it is lost at
+/// first.
 const GOOD_BYE: Duration = Duration::from_secs(1);
 
-/// How long a lane that is about to be closed waits until what was queued is written.
+/// How long closing a lane waits for queued messages to be written.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// A message that can travel on a control stream.
@@ -32,7 +33,7 @@ pub trait Message: Sized + Send + 'static {
     /// Reads the message from the bytes behind its length.
     ///
     /// # Errors
-    /// [`MessageError`] when the bytes are no such message.
+    /// [`MessageError`] when the bytes are not a valid message.
     fn from_body(body: &[u8]) -> Result<Self, MessageError>;
 }
 
@@ -68,7 +69,7 @@ pub async fn open(
     Ok(start(lane, streams, write_timeout))
 }
 
-/// Waits for the control stream of a server's lane. The caller puts a deadline around it.
+/// Waits for the control stream of a server's lane. The caller adds a deadline.
 ///
 /// # Errors
 /// [`LaneError`] when the lane ended.
@@ -101,12 +102,12 @@ fn start<Out: Message, In: Message>(
 #[derive(Debug)]
 enum Queued {
     Frame(Vec<u8>),
-    /// Told once all that was queued before is written.
+    /// Signals when everything queued before is written.
     Mark(oneshot::Sender<()>),
 }
 
-/// The sending direction. Cheap to clone: every task of a session can speak, and a task that is cancelled while it does
-/// leaves no half message behind.
+/// The sending half of the control stream. Cheap to clone: every task of a session can send, and a task cancelled while
+/// sending leaves no half message behind.
 #[derive(Debug)]
 pub struct Sender<Out> {
     queue: mpsc::Sender<Queued>,
@@ -132,7 +133,7 @@ impl<Out: Message> Sender<Out> {
         }
     }
 
-    /// Waits until what was queued is on its way, so that a [`close`](Lane::close) after it does not overtake it: half a
+    /// Waits until queued messages are sent, so that a following [`close`](Lane::close) does not overtake them: half a
     /// second for the queue, and half a second for [what is in flight](Lane::settle).
     pub async fn settle(&self) {
         let (written, is_written) = oneshot::channel();
@@ -153,8 +154,8 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until every sender is gone or the lane ends, and then until the peer has it all. What cannot be written within the deadline ends the lane: a
-    /// peer that does not read its control stream cannot be served.
+    /// Writes until every sender is dropped or the lane ends, and then waits until the peer has received everything. A
+    /// write that exceeds the deadline ends the lane: a peer that does not read its control stream cannot be served.
     async fn run(mut self) {
         while let Some(queued) = self.waiting.recv().await {
             let frame = match queued {
@@ -167,8 +168,8 @@ impl Writer {
             match tokio::time::timeout(self.write_timeout, self.stream.write(frame)).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    // A peer that ends stops its streams right before it says good-bye, and that may be lost at first. On
-                    // a lane that lives on, nobody could ever speak to it again.
+                    // A peer that closes stops its streams right before its close, which may be lost at first. If the
+                    // lane lives on, nobody can send to the peer any more.
                     if tokio::time::timeout(GOOD_BYE, self.lane.closed()).await.is_err() {
                         self.lane.close_unheard(CloseCode::Misbehaved, "the control stream was stopped");
                     }
@@ -184,7 +185,7 @@ impl Writer {
     }
 }
 
-/// The receiving direction. Dropping it ends the control stream.
+/// The receiving half of the control stream. Dropping it ends the stream.
 #[derive(Debug)]
 pub struct Receiver<In> {
     stream: ControlIn,
@@ -193,22 +194,22 @@ pub struct Receiver<In> {
     writer: AbortOnDrop,
 }
 
-/// Why no message came.
+/// Why no message was received.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     /// The lane ended, or the other end finished its control stream.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// Bytes that are no message.
+    /// Bytes that are not a valid message.
     #[error(transparent)]
     Message(#[from] MessageError),
 }
 
 impl<In: Message> Receiver<In> {
-    /// Waits for the next message. Cancel safe: what was read stays.
+    /// Waits for the next message. Cancel safe: partly read messages are kept.
     ///
     /// # Errors
-    /// [`ControlError`] when the lane ended or what came is no message; nothing more can be read then.
+    /// [`ControlError`] when the lane ended or the message is invalid; nothing more can be read then.
     pub async fn next(&mut self) -> Result<In, ControlError> {
         loop {
             if let Some(message) = self.take_frame()? {
@@ -221,8 +222,8 @@ impl<In: Message> Receiver<In> {
         }
     }
 
-    /// Waits until the other end has everything that was queued, once every sender is gone; at most for the deadline of a
-    /// write. A lane that is closed without it may take its last messages with it.
+    /// Waits, once every sender is dropped, until the peer has received everything queued; at most for the write
+    /// deadline. Closing a lane without this may lose its last messages.
     pub async fn flush(mut self) {
         let _ = (&mut self.writer.0).await;
     }
@@ -240,7 +241,7 @@ impl<In: Message> Receiver<In> {
     }
 }
 
-/// Ends a task with the value that owns it.
+/// Aborts a task when it is dropped.
 #[derive(Debug)]
 struct AbortOnDrop(JoinHandle<()>);
 

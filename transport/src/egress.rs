@@ -1,8 +1,8 @@
-//! The way out: source → hash and encode → data stream.
+//! Egress: source → hash and encode → data stream.
 //!
-//! [`Payload`] is a version as the sender holds it; the [`Encoder`] turns its chunks into bytes for the wire, once for
-//! however many subscribers; [`send_chunk`] and [`send_manifest`] put them on a lane. Stages overlap because callers
-//! run several chunks at once, bounded by credit: while one waits for the wire, the next is read and encoded.
+//! [`Payload`] is a version at its sender; the [`Encoder`] turns its chunks into bytes for the wire, once for however
+//! many subscribers; [`send_chunk`] and [`send_manifest`] put them on a lane. Stages overlap because callers run
+//! several chunks at once, bounded by credit: while one waits for the wire, the next is read and encoded.
 
 mod choosing;
 mod chunk_cache;
@@ -20,10 +20,10 @@ pub use read::{READ_TIMEOUT, read};
 use crate::{Lane, LaneError};
 use tensor_relay_protocol::{ChunkHeader, Manifest, ManifestHeader, StreamHeader, SubscriptionId};
 
-/// Manifests go before chunks: a receiver can place nothing without.
+/// Manifests precede chunks, which a receiver cannot place without them.
 const MANIFEST_PRIORITY: i32 = 100;
 
-/// All chunks have one priority; the lane then sends the stream first that was opened first, so chunks arrive in order.
+/// All chunks have one priority; the lane then sends the stream opened first, so chunks arrive in order.
 const CHUNK_PRIORITY: i32 = 0;
 
 /// Sends `manifest` for `subscription` on a stream of its own. `progress` is called with the bytes of each piece.

@@ -1,4 +1,4 @@
-//! The server's key: made at first start, kept, and known to clients by its fingerprint.
+//! The server's identity: a key pair made at first start, stored, and known to clients by its fingerprint.
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use rustix::{fs::OFlags, process::geteuid};
@@ -15,7 +15,7 @@ use std::{
     str::FromStr,
 };
 
-/// The most bytes of a key file that are read; a key has a few hundred.
+/// The most bytes read from a key file; a key has a few hundred.
 const KEY_MAX_BYTES: u64 = 64 << 10;
 
 /// The file in the state directory that holds the private key, PEM, readable by its owner alone.
@@ -44,7 +44,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// A text that is no fingerprint.
+/// A text that is not a fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is not `sha256:` and 64 hexadecimal digits")]
 pub struct FingerprintError;
@@ -74,27 +74,27 @@ impl fmt::Debug for Fingerprint {
 
 /// A server's private key and a certificate made from it.
 ///
-/// Only the key is kept: the certificate says nothing but the key's name and is made anew at each start, so nothing
-/// expires. The key is ECDSA P-256, which every TLS library verifies.
+/// Only the key is stored: the certificate contains nothing else and is made anew at each start, so nothing expires.
+/// The key is ECDSA P-256, which every TLS library verifies.
 pub struct Identity {
-    /// Its own first.
+    /// The certificate chain, its own first.
     certificates: Vec<CertificateDer<'static>>,
     key: PrivatePkcs8KeyDer<'static>,
     fingerprint: Fingerprint,
 }
 
-/// Why there is no identity. This machine is to blame.
+/// Why an identity could not be loaded or made. This machine is to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
     /// The state directory or the key file cannot be used.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The key file is not a key.
@@ -102,25 +102,25 @@ pub enum IdentityError {
     Key {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         source: rcgen::Error,
     },
-    /// The certificate file holds none.
+    /// The certificate file contains no certificate.
     #[error("{} holds no certificate in PEM: {source}", path.display())]
     Certificate {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         source: pem::Error,
     },
-    /// Others could have put another key there, and may do so again.
+    /// Other users could have replaced the key, and may do so again.
     #[error("the key {} {why}: others may replace it; {fix}, or name another place", path.display())]
     Unsafe {
         /// The file.
         path: PathBuf,
-        /// What lets them.
+        /// Which permission lets them.
         why: String,
-        /// What ends that.
+        /// How to fix it.
         fix: String,
     },
     /// No key could be made.
@@ -137,7 +137,7 @@ impl Identity {
         Ok(Self::from_key(&KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)?)
     }
 
-    /// The identity kept in `state_dir`, made at the first call: the same key, so the same tickets, after a restart.
+    /// The identity stored in `state_dir`, made at the first call: the same key, so the same tickets, after a restart.
     ///
     /// What is made is private, whatever the umask. A key that others than its owner can read, or that the group can write (as
     /// volumes and secrets are mounted in Kubernetes), is used with a warning in the log; so is a directory that others can
@@ -157,9 +157,9 @@ impl Identity {
         Ok(identity)
     }
 
-    /// The identity whose private key is in the file at `key`, in PEM: for a client that servers know by its key. With a
-    /// `certificate`, a file of the certificate of that key and those that lead to its authority, for a client that they know by
-    /// the names in it.
+    /// The identity of a client that servers know by its key, from the PEM private key in the file `key`. With a
+    /// `certificate`, a file of the certificate of that key and those that lead to its authority, for a client that
+    /// they know by the names in it.
     ///
     /// # Errors
     /// [`IdentityError`] when either cannot be read, or others can write the key.
@@ -175,8 +175,8 @@ impl Identity {
         }
     }
 
-    /// Where an identity is kept when nobody says where: where the XDG specification puts state. `None` where there is no
-    /// home directory, as in some containers.
+    /// The default directory for identities, by the XDG specification. `None` without a home directory, as in some
+    /// containers.
     pub fn default_dir() -> Option<PathBuf> {
         let from_env = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         from_env("XDG_STATE_HOME")
@@ -184,7 +184,7 @@ impl Identity {
             .or_else(|| from_env("HOME").map(|home| home.join(".local/state/tensor-relay")))
     }
 
-    /// What clients know this identity by.
+    /// The fingerprint by which clients know this identity.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
@@ -197,7 +197,7 @@ impl Identity {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
     }
 
-    /// A key for other purposes than TLS, the same after a restart; `purpose` tells them apart.
+    /// Derives a key for a purpose other than TLS, the same after a restart.
     pub(crate) fn derived_key(&self, purpose: &str) -> aws_lc_rs::hmac::Key {
         use aws_lc_rs::hmac;
         let root = hmac::Key::new(hmac::HMAC_SHA256, self.key.secret_pkcs8_der());
@@ -250,10 +250,10 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Reads a key file, after a look at who else can read or write it.
+/// Reads a key file, after checking who else can read or write it.
 fn read_key(path: &Path) -> Result<String, IdentityError> {
     let failed = |source| IdentityError::File { action: "read", path: path.into(), source };
-    // A FIFO is not waited for.
+    // Does not block on a FIFO.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
@@ -288,11 +288,11 @@ fn read_key(path: &Path) -> Result<String, IdentityError> {
 pub enum Exposure {
     /// Nothing.
     None,
-    /// Others can read it, or its group write it. A volume of Kubernetes with `fsGroup` lets its group, at each mount.
+    /// Others can read it, or its group can write it. A Kubernetes volume with `fsGroup` has this at each mount.
     Shared,
     /// Everybody can write it.
     Writable,
-    /// It belongs to somebody else.
+    /// It belongs to another user.
     Foreign,
 }
 
@@ -312,7 +312,7 @@ fn exposure(mode: u32, owner: u32, user: u32) -> Exposure {
     }
 }
 
-/// Says so when others can make files in the directory, or replace them.
+/// Warns when others can create or replace files in the directory.
 fn warn_of_shared_directory(state_dir: &Path) {
     let Ok(found) = fs::metadata(state_dir) else { return };
     let mode = found.mode() & 0o777;
@@ -325,8 +325,8 @@ fn warn_of_shared_directory(state_dir: &Path) {
     }
 }
 
-/// Writes a file that only its owner can read and that did not exist: whole under a temporary name first, then put into
-/// place, so that nobody ever reads half a key.
+/// Writes a new file that only its owner can read: under a temporary name first, then renamed, so that nobody ever
+/// reads half a key.
 fn write_new_private(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?; // Private from the start.

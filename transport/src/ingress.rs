@@ -1,4 +1,4 @@
-//! The way in: data stream → verify and decode → sink.
+//! Ingress: data stream → verify and decode → sink.
 //!
 //! A raw chunk is read from the stream straight into its place and hashed on the way, while its bytes are in the cache:
 //! over QUIC one copy from packet to tensor when the sink is host memory, over TCP none beside decrypting. An encoded one is
@@ -22,35 +22,35 @@ use tensor_relay_protocol::{
     ManifestDigest, ManifestError, ManifestHeader, Sparse, Verified, codec,
 };
 
-/// Why a chunk did not arrive.
+/// Why a chunk was not received.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiveError {
     /// The lane or the stream ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// More or fewer bytes than the header promised.
+    /// More or fewer bytes than the header says.
     #[error("the stream of chunk {chunk} carried {found} bytes where its header promised {expected}")]
     WrongLength {
-        /// Which chunk.
+        /// The chunk.
         chunk: u32,
-        /// What the header promised.
+        /// The expected number.
         expected: usize,
-        /// What came, or the first count beyond the promise.
+        /// The received number, or the first count beyond the expected one.
         found: usize,
     },
-    /// The bytes are not those that the sender hashed.
+    /// The hash does not match.
     #[error(transparent)]
     Corrupt(#[from] CorruptChunk),
-    /// The bytes are no encoding.
+    /// The encoding is invalid.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// The place for them cannot be written.
+    /// The sink cannot be written.
     #[error(transparent)]
     Sink(#[from] SinkError),
 }
 
-/// A chunk of which every byte is here. It needs its lane no more.
+/// A completely received chunk, which no longer needs its lane.
 #[derive(Debug)]
 pub struct Gathered<'a> {
     header: ChunkHeader,
@@ -58,25 +58,25 @@ pub struct Gathered<'a> {
     receiving: AtStage<'a>,
 }
 
-/// The bytes of a chunk, and the place that waits for them.
+/// The received bytes, and their destination.
 #[derive(Debug)]
 enum Bytes {
     Raw(Verified, Target),
     Encoded(Slot, Target),
 }
 
-/// A receiver's own copy of the chunk that a delta is coded against, of the chunk's length.
+/// The receiver's copy of a delta's base chunk, of the chunk's length.
 #[derive(Debug)]
 pub struct Base {
-    /// The copy. Which version it is of is for the caller to know.
+    /// The copy. The caller knows its version.
     pub memory: Region,
-    /// Whether it becomes the chunk that is received. A delta is applied to it where it lies then, before anybody knows
-    /// whether it is the right one: a copy that comes back is that chunk, verified, and one that was torn never does.
+    /// Whether it becomes the received chunk. The delta is then applied in place, before the result is verified: a
+    /// returned copy is the verified chunk, and a failed one is never returned.
     pub keep: bool,
 }
 
 impl Base {
-    /// Becomes a chunk that was received raw and verified, if it is to.
+    /// Overwrites the base with a raw, verified chunk, if it is to become it.
     fn overwrite(&mut self, raw: &[u8]) {
         if self.keep && self.memory.len() == raw.len() {
             copy(raw, &mut self.memory, |_| ());
@@ -84,7 +84,7 @@ impl Base {
     }
 }
 
-/// Takes chunks from data streams to a sink.
+/// Receives chunks from data streams into a sink.
 #[derive(Debug, Clone)]
 pub struct Ingress {
     slots: SlotPool,
@@ -100,19 +100,19 @@ impl Ingress {
         Self { slots, workers, stages: Arc::default(), tally: Arc::default() }
     }
 
-    /// The same way in, for chunks that are counted in `tally`, each when it is decoded and verified.
+    /// Counts chunks in `tally`, each when it is decoded and verified.
     pub fn counting(self, tally: &Arc<Tally>) -> Self {
         Self { tally: Arc::clone(tally), ..self }
     }
 
-    /// How many chunks of this and all of its clones are at each stage. A pipeline that works receives one chunk while it
-    /// writes another.
+    /// The counters of pipeline stages, for all clones. A working pipeline receives one chunk while it writes another.
     pub fn stages(&self) -> StageStats {
         self.stages.stats()
     }
 
-    /// Gathers the bytes of the chunk that `header` announced, which go to `range` of `sink`. `progress` is called with the
-    /// encoded bytes of each piece that came. Cancel safe: when this is dropped, the range can be received again at once.
+    /// Receives the encoded bytes of the chunk with `header`, destined for `range` of `sink`. `progress` is called with
+    /// the encoded bytes of each piece that came. Cancel safe: when this is dropped, the range can be received again at
+    /// once.
     ///
     /// # Errors
     /// [`ReceiveError`]. The bytes in `range` are then unspecified, and the range can be received again.
@@ -137,14 +137,15 @@ impl Ingress {
         Ok(Gathered { header: *header, bytes, receiving })
     }
 
-    /// Decodes and verifies what was gathered of a chunk of `dtype`, and puts it into its place in `sink`. Wait for the end:
-    /// a worker or a copy goes on when this is dropped, and the range is [busy](SinkError::Busy) until it has ended.
+    /// Decodes and verifies what was gathered of a chunk of `dtype`, and puts it into its place in `sink`. Await it to
+    /// the end: a worker or a copy continues when this is dropped, and the range is [busy](SinkError::Busy) until it
+    /// has ended.
     ///
     /// A chunk whose header names a base is decoded against `base`, which is lost when this fails or is dropped. The caller
     /// has checked that it is the right one; a wrong one gives other bytes, which do not verify.
     ///
     /// # Errors
-    /// [`ReceiveError`], but for lost lanes: nothing more is to come.
+    /// [`ReceiveError`], except for lost lanes: nothing more is received.
     pub async fn settle_chunk(
         &self,
         gathered: Gathered<'_>,
@@ -167,7 +168,7 @@ impl Ingress {
         Ok((verified, base))
     }
 
-    /// Lets `base` become a chunk that was verified on the way.
+    /// Overwrites `base` with a verified chunk.
     async fn overwrite(&self, target: Target, base: Option<Base>) -> (Target, Option<Base>) {
         let Some(mut base) = base else { return (target, None) };
         let bytes = target.len();
@@ -199,8 +200,8 @@ impl Ingress {
     }
 }
 
-/// Decodes a chunk into its place, lets the base become it, if it is to, and verifies it. After a failure the base is of no
-/// use.
+/// Decodes a chunk into its place, updates the base if it is kept, and verifies the chunk. After a failure the base is
+/// unusable.
 fn decode_verified(
     header: &ChunkHeader,
     dtype: Dtype,
@@ -215,8 +216,7 @@ fn decode_verified(
     Ok(hasher.verify(header.chunk, header.hash)?)
 }
 
-/// Turns the base into the chunk, and copies it from there to its place, hashing on the way: one pass, in which each piece
-/// is read from memory once and written to it once.
+/// Applies a delta to the base in place, and copies the result to its place while hashing: one pass over memory.
 fn apply(
     dtype: Dtype,
     encoded: &[u8],
@@ -235,7 +235,7 @@ fn apply(
     Ok(hasher)
 }
 
-/// Decodes a chunk into its place, hashes it, and lets the base become it, if it is to.
+/// Decodes a chunk into its place, hashes it, and updates the base if it is kept.
 fn decode(
     header: &ChunkHeader,
     dtype: Dtype,
@@ -258,7 +258,7 @@ fn count(tally: &Tally, header: &ChunkHeader, took: Duration) {
     tally.count(header.codec, header.raw_bytes.into(), header.encoded_bytes.into(), took);
 }
 
-/// Copies between equal lengths, and shows each piece to `seen` while it is in the first cache.
+/// Copies between equal lengths, and passes each piece to `seen` while it is in the first cache.
 fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
     for (to, from) in to.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)) {
         to.copy_from_slice(from);
@@ -266,7 +266,7 @@ fn copy(from: &[u8], to: &mut [u8], mut seen: impl FnMut(&[u8])) {
     }
 }
 
-/// Reads the bytes of a chunk into `memory` from `stream`, which must end right after them.
+/// Reads exactly one chunk into `memory` from `stream`, which must end right after it.
 async fn read_exactly(
     stream: DataIn,
     header: &ChunkHeader,
@@ -293,36 +293,36 @@ fn wrong_length(header: &ChunkHeader, found: usize) -> ReceiveError {
     ReceiveError::WrongLength { chunk: header.chunk.0, expected: header.encoded_bytes as usize, found }
 }
 
-/// Why a manifest did not arrive.
+/// Why a manifest was not received.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiveManifestError {
     /// The lane or the stream ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// The bytes are no manifest.
+    /// The bytes are not a valid manifest.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     /// The bytes are a manifest, but not the announced one.
     #[error("the manifest that came is {found}, its header says {expected}")]
     WrongDigest {
-        /// What the header says.
+        /// The digest in the header.
         expected: ManifestDigest,
-        /// What came.
+        /// The digest of the bytes.
         found: ManifestDigest,
     },
-    /// More or fewer bytes than the header promised.
+    /// More or fewer bytes than the header says.
     #[error("the stream of a manifest carried {found} bytes where its header promised {expected}")]
     WrongLength {
-        /// What the header promised.
+        /// The expected number.
         expected: usize,
-        /// What came.
+        /// The received number.
         found: usize,
     },
 }
 
-/// Receives the manifest that `header` announced. Memory grows with what arrives, never with what is promised.
-/// `progress` is called with the bytes of each piece that came.
+/// Receives the manifest with `header`. Memory grows with what arrives, never with what is announced. `progress` is
+/// called with the bytes of each received piece.
 ///
 /// # Errors
 /// [`ReceiveManifestError`].

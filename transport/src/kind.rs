@@ -1,8 +1,8 @@
-//! The kinds of connection, and which of them may be used.
+//! The kinds of lanes, and the setting that restricts them.
 
 use std::{fmt, str::FromStr};
 
-/// The kinds of connection that a lane can be.
+/// The kinds of lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LaneKind {
     /// QUIC over UDP.
@@ -11,10 +11,10 @@ pub enum LaneKind {
     Tcp,
 }
 
-/// Which kinds of connection one end uses.
+/// The setting of allowed kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Transport {
-    /// Whichever works, and of those the better one.
+    /// The better one that works.
     #[default]
     Auto,
     /// QUIC alone.
@@ -23,20 +23,20 @@ pub enum Transport {
     Tcp,
 }
 
-/// Why a connection is of its kind.
+/// Why a lane is of its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KindReason {
     /// No other kind was allowed.
     Forced,
-    /// QUIC answered.
+    /// QUIC was tried first and answered.
     Answered,
-    /// TCP answered, and QUIC had not, though it was asked before.
+    /// TCP answered before QUIC did, though QUIC was tried first.
     UdpSilent,
-    /// TCP connected within milliseconds: on such ways it carries more, at less cost.
+    /// TCP connected within milliseconds: on short paths it carries more, at less cost.
     ShortWay,
 }
 
-/// A transport has one of three names.
+/// An unknown name of a transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the transport is auto, quic or tcp")]
 pub struct UnknownTransport;
@@ -61,7 +61,7 @@ impl fmt::Display for LaneKind {
 }
 
 impl Transport {
-    /// All of them.
+    /// All settings.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Quic, Self::Tcp];
 
     /// The name that users write.
@@ -73,7 +73,7 @@ impl Transport {
         }
     }
 
-    /// The kinds that it allows, the one that is tried first before the other.
+    /// The allowed kinds, in the order of attempts.
     pub fn kinds(self) -> &'static [LaneKind] {
         match self {
             Self::Auto => &[LaneKind::Quic, LaneKind::Tcp],
@@ -98,7 +98,7 @@ impl FromStr for Transport {
 }
 
 impl KindReason {
-    /// Why, in one phrase for logs and reports.
+    /// The reason as a phrase for logs and reports.
     pub fn text(self) -> &'static str {
         match self {
             Self::Forced => "no other transport is allowed",

@@ -1,4 +1,4 @@
-//! Lanes: the small interface over one connection that the rest of the code sees, whatever kind of connection it is.
+//! Lanes: one interface over connections of every kind.
 
 mod byte_stream;
 mod error;
@@ -19,7 +19,7 @@ pub(crate) use byte_stream::{Connection as ByteStreamConnection, Role, Secured, 
 pub use error::{HeaderError, LaneError};
 pub(crate) use quic::{Connection as QuicConnection, lane_error};
 
-/// How long a closed lane waits at most until the peer knows.
+/// How long closing a lane waits at most for the peer to be notified.
 const CLOSE_FLUSH: Duration = Duration::from_millis(500);
 
 /// One connection of a session: a control stream and one-way data streams.
@@ -28,29 +28,29 @@ const CLOSE_FLUSH: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub struct Lane {
     connection: Connection,
-    /// Its place among the lanes of a client's session; 0 is the first.
+    /// Its number in a client's session; 0 is the control connection.
     number: usize,
     reason: KindReason,
-    /// What the client showed, where this end is the server.
+    /// The client's certificate, at a server.
     client: Option<ClientCertificate>,
-    /// The thread that makes its packets, if that is one for lanes alone.
+    /// The thread that runs it, if lanes have threads of their own.
     thread: Option<Arc<ThreadSlot>>,
 }
 
-/// What a lane is made of. Each kind has the same methods; its file says how it keeps their promises.
+/// The connection under a lane. Each kind implements the same methods; its file documents the differences.
 #[derive(Debug, Clone)]
 enum Connection {
     Quic(QuicConnection),
     Tcp(ByteStreamConnection),
 }
 
-/// What a lane has done so far.
+/// The counters of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneStats {
     /// The UDP payload in use: the result of MTU discovery. 0 over TCP.
     pub udp_payload_bytes: u16,
-    /// The round trip time. Over TCP that of the last heartbeat, which waits behind what was sent before it; 0 until
-    /// there was one.
+    /// The round trip time. Over TCP that of the last heartbeat, which queues behind earlier data; 0 before the first
+    /// one.
     pub rtt: Duration,
     /// Bytes of UDP payload sent, retransmissions and control included. Over TCP the bytes given to TLS.
     pub sent_bytes: u64,
@@ -60,8 +60,8 @@ pub struct LaneStats {
     pub sent_packets: u64,
     /// Packets sent and lost; each was sent again as another packet. 0 over TCP.
     pub lost_packets: u64,
-    /// Frames of data and pings sent, repetitions included: what the other end has to acknowledge. 0 over TCP, where only
-    /// the system is told of acknowledgements.
+    /// Frames of data and pings sent, repetitions included: what the other end has to acknowledge. 0 over TCP, where
+    /// the kernel handles acknowledgements.
     pub eliciting_frames: u64,
 }
 
@@ -78,27 +78,27 @@ impl Lane {
         Self { connection, number: 0, reason: KindReason::Forced, client: None, thread: None }
     }
 
-    /// The same lane, from a client that showed this certificate.
+    /// Adds the client's certificate.
     pub(crate) fn with_client(self, client: Option<ClientCertificate>) -> Self {
         Self { client, ..self }
     }
 
-    /// The certificate that the client showed, whose key it proved to hold; none at a client.
+    /// The client's certificate, whose key it proved to hold; `None` at a client.
     pub fn client_certificate(&self) -> Option<&ClientCertificate> {
         self.client.as_ref()
     }
 
-    /// The same lane as a further one, which runs on `thread`.
+    /// Makes it a further lane, which runs on `thread`.
     pub(crate) fn further(self, number: usize, thread: Option<Arc<LaneThread>>) -> Self {
         Self { number, thread: thread.map(ThreadSlot::new).map(Arc::new), ..self }
     }
 
-    /// The same lane, with why it is of its kind.
+    /// Adds the reason of its kind.
     pub(crate) fn because(self, reason: KindReason) -> Self {
         Self { reason, ..self }
     }
 
-    /// What kind of connection it is.
+    /// The kind of its connection.
     pub fn kind(&self) -> LaneKind {
         match &self.connection {
             Connection::Quic(_) => LaneKind::Quic,
@@ -106,19 +106,19 @@ impl Lane {
         }
     }
 
-    /// Why it is of that kind, at the end that chose. At the other end it is as if it had been forced.
+    /// The reason of its kind, at the end that chose. At the other end it is `Forced`.
     pub fn reason(&self) -> KindReason {
         self.reason
     }
 
-    /// Its place among the lanes of a client's session. 0 is the first, which control messages travel on.
+    /// Its number in a client's session. 0 is the first, which carries control messages.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// The same lane on the least used of `threads`, if there are any and its network has threads. Nothing on it is
-    /// interrupted; clones that were made before run what they run where they were. The readiness of a TCP socket is still told
-    /// by the runtime that accepted it.
+    /// Moves the lane to the least used of `threads`, if there are any and its network has threads. Nothing on it is
+    /// interrupted; earlier clones keep running where they were. The readiness of a TCP socket is still reported by the
+    /// runtime that accepted it.
     pub fn spread(mut self, threads: &LaneThreads) -> Self {
         let moving = match &self.connection {
             Connection::Quic(connection) => connection.take_moving(),
@@ -130,8 +130,7 @@ impl Lane {
         self
     }
 
-    /// Runs `work` to its end where the lane's packets are made: on its thread, if it has one, and else right here. Dropped
-    /// early, it cuts the work off.
+    /// Runs `work` on the lane's thread, if it has one, otherwise in place. Dropping the future aborts the work.
     ///
     /// # Errors
     /// [`LaneError::ClosedHere`] when the thread ended first.
@@ -149,7 +148,7 @@ impl Lane {
         })
     }
 
-    /// Spawns `work` in `tasks` where the lane's packets are made: on its thread, if it has one.
+    /// Spawns `work` in `tasks` on the lane's thread, if it has one.
     pub fn spawn_in<T: Send + 'static>(
         &self,
         tasks: &mut JoinSet<T>,
@@ -161,7 +160,7 @@ impl Lane {
         }
     }
 
-    /// Where the other end is.
+    /// The address of the other end.
     pub fn peer(&self) -> SocketAddr {
         match &self.connection {
             Connection::Quic(connection) => connection.peer(),
@@ -210,7 +209,7 @@ impl Lane {
         Ok(DataIn { stream, lane: self.clone() })
     }
 
-    /// Ends the lane and everything on it, and tells the other end why.
+    /// Closes the lane and everything on it, with a reason for the other end.
     pub fn close(&self, code: CloseCode, text: &str) {
         match &self.connection {
             Connection::Quic(connection) => connection.close(code, text),
@@ -218,8 +217,8 @@ impl Lane {
         }
     }
 
-    /// Ends the lane because the other end does not hear its control stream, as `detail` says: everything on it then ends
-    /// with [`LaneError::Unheard`].
+    /// Closes the lane because the other end stopped reading its control stream, as `detail` says: everything on it
+    /// then ends with [`LaneError::Unheard`].
     pub(crate) fn close_unheard(&self, code: CloseCode, detail: &'static str) {
         match &self.connection {
             Connection::Quic(connection) => connection.close_unheard(code, detail),
@@ -227,9 +226,9 @@ impl Lane {
         }
     }
 
-    /// Waits about as long as the acknowledgements of what is in flight need, and no longer than half a second. Closing
-    /// while QUIC's congestion window is full would tell the other end nothing. Streams must be ended or dropped before.
-    /// Over TCP there is nothing to wait for: what is closed lingers until it is read.
+    /// Waits for the acknowledgements of what is in flight, at most half a second. Closing while QUIC's congestion
+    /// window is full would not reach the other end. Streams must be ended or dropped before. Over TCP there is nothing
+    /// to wait for: a close is sent after everything else.
     pub async fn settle(&self) {
         match &self.connection {
             Connection::Quic(connection) => connection.settle(CLOSE_FLUSH).await,
@@ -237,10 +236,10 @@ impl Lane {
         }
     }
 
-    /// Waits until the other end knows of a [`close`](Self::close), for half a second at most: it answers with a close of
-    /// its own after one round trip. Where that is lost, waits for three probe timeouts (RFC 9000 §10.2), in which whatever
-    /// the other end still sends is answered by the close again. Over TCP the other end ends the connection. A process that
-    /// ends without it leaves its peers to their idle timeout.
+    /// Waits until the other end has answered a [`close`](Self::close), for half a second at most. QUIC answers after
+    /// one round trip with a close of its own; if that is lost, this waits for three probe timeouts (RFC 9000 §10.2),
+    /// during which further packets are answered by the close again. Over TCP the other end ends the connection. A
+    /// process that exits without this leaves its peers to their idle timeout.
     pub async fn flush_close(&self) {
         let told = async {
             match &self.connection {
@@ -267,9 +266,9 @@ impl Lane {
         }
     }
 
-    /// Lets the other end have `bytes` of payload on their way that this end has not read: what credit was given for. A
-    /// reserve for control messages and manifests is added. Over TCP the largest number that was ever allowed stays: what is
-    /// on its way cannot be called back.
+    /// Allows the other end to send `bytes` of payload that this end has not read: the bytes for which credit was
+    /// granted. A reserve for control messages and manifests is added. Over TCP the limit never falls: what is in
+    /// flight cannot be called back.
     pub fn allow_unread(&self, bytes: u64) {
         match &self.connection {
             Connection::Quic(connection) => connection.allow_unread(bytes),
@@ -277,7 +276,7 @@ impl Lane {
         }
     }
 
-    /// What the lane has done so far.
+    /// The counters of the lane.
     pub fn stats(&self) -> LaneStats {
         match &self.connection {
             Connection::Quic(connection) => connection.stats(),
@@ -286,7 +285,7 @@ impl Lane {
     }
 }
 
-/// A task on another thread that ends with who waits for it.
+/// Aborts a task on another thread when its waiter is dropped.
 struct CutOff<T>(JoinHandle<T>);
 
 impl<T> Drop for CutOff<T> {
@@ -295,14 +294,14 @@ impl<T> Drop for CutOff<T> {
     }
 }
 
-/// The sending half of a control stream, before anything is known of the messages. Dropped, it ends the stream.
+/// The sending half of a control stream, as raw bytes. Dropping it ends the stream.
 #[derive(Debug)]
 pub(crate) enum ControlOut {
     Quic(quic::ControlOut),
     Tcp(byte_stream::ControlOut),
 }
 
-/// The receiving half of a control stream.
+/// The receiving half of a control stream, as raw bytes.
 #[derive(Debug)]
 pub(crate) enum ControlIn {
     Quic(quic::ControlIn),
@@ -345,7 +344,7 @@ impl ControlIn {
     }
 }
 
-/// The sending end of a data stream. Dropped before it was finished, it tells the receiver that the stream was given up.
+/// The sending end of a data stream. Dropped before it is finished, it resets the stream.
 #[derive(Debug)]
 pub struct DataOut(Out);
 
@@ -361,8 +360,8 @@ impl DataOut {
         self.write(Bytes::copy_from_slice(&header.encode()), &|_| ()).await
     }
 
-    /// Sends `bytes` without copying them: over QUIC they are held until the receiver acknowledged them, over TCP until they
-    /// are encrypted. Waits while windows are full, which is where a slow receiver is felt. `progress` is called with the
+    /// Sends `bytes` without copying them: over QUIC they are held until the receiver acknowledged them, over TCP until
+    /// they are encrypted. Waits while windows are full, because the receiver is slow. `progress` is called with the
     /// size of each piece that was taken.
     pub(crate) async fn write(
         &mut self,
@@ -375,7 +374,7 @@ impl DataOut {
         }
     }
 
-    /// Ends the stream: what was written will arrive whole, if the lane lives that long.
+    /// Ends the stream: what was written arrives whole, if the lane lives that long.
     pub(crate) fn finish(self) -> Result<(), LaneError> {
         match self.0 {
             Out::Quic(mut out) => out.finish(),
@@ -406,7 +405,7 @@ impl DataIn {
     /// Reads the header, which is the first thing on every stream.
     ///
     /// # Errors
-    /// [`HeaderError`] when the stream ends before it or it is none.
+    /// [`HeaderError`] when the stream ends before it or it is invalid.
     pub async fn read_header(&mut self) -> Result<StreamHeader, HeaderError> {
         let mut header = [0; HEADER_BYTES];
         match &mut self.stream {
@@ -416,8 +415,8 @@ impl DataIn {
         Ok(StreamHeader::decode(&header)?)
     }
 
-    /// Fills `buffer` with what is left of the stream, until that ends or more came than has room. Over TCP the lane decrypts
-    /// into the buffer; dropped early, this takes it back at once.
+    /// Fills `buffer` with the rest of the stream, until it ends or exceeds the buffer. Over TCP the lane decrypts into
+    /// the buffer; dropping the future takes it back at once.
     pub(crate) async fn fill(self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         match self.stream {
             In::Quic(mut stream) => {
@@ -428,7 +427,7 @@ impl DataIn {
         }
     }
 
-    /// Waits for bytes and gives all that came, in order, to `take`; returns false at the end of the stream.
+    /// Waits for bytes and passes all that arrived, in order, to `take`; returns false at the end of the stream.
     pub(crate) async fn read_pieces(&mut self, take: impl FnMut(&[u8])) -> Result<bool, LaneError> {
         match &mut self.stream {
             In::Quic(stream) => stream.read_pieces(take).await,

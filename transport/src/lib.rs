@@ -1,12 +1,12 @@
-//! The network, shared by both ends: connections that carry tensors, over QUIC or over TCP with TLS.
+//! The transport: lanes that carry tensors over QUIC or over TCP with TLS.
 //!
-//! This room owns quinn, rustls and tokio's network. What leaves it is small: a [`Listener`] accepts and a
+//! This crate owns quinn, rustls and tokio's network. Its interface is small: a [`Listener`] accepts and a
 //! [`Connector`] opens [`Lane`]s; a lane has one [control stream](control) and any number of one-way data streams; the
-//! [`egress`] puts manifests and chunks into data streams, the [`ingress`] takes them out. Servers and
-//! clients are written against these and never name QUIC: what is under a lane is a [`LaneKind`].
+//! [`egress`] puts manifests and chunks into data streams, the [`ingress`] takes them out. Servers and clients are
+//! written against these and never name QUIC: what is under a lane is a [`LaneKind`].
 //!
-//! Nothing here waits for ever: connecting, greeting and writing control messages have deadlines of their own, and what
-//! moves payload is watched by the session that owns it, which knows whether anything moves at all.
+//! Nothing here waits for ever: connecting, greeting and writing control messages have deadlines of their own; payload
+//! transfers are watched by the session that owns them.
 
 #![forbid(unsafe_code)]
 

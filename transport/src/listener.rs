@@ -1,4 +1,4 @@
-//! The server's door.
+//! The listener: accepts a server's lanes.
 
 mod quic;
 mod retry;
@@ -18,36 +18,36 @@ pub struct Listener {
     tcp: Option<TcpAcceptor>,
 }
 
-/// Why a port cannot be listened on. This machine is to blame.
+/// Why a port cannot be bound. This machine is to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Somebody else has the port.
+    /// Another process has the port.
     #[error("UDP port {} of {} is in use by another process: stop that, or choose another port", address.port(), address.ip())]
     InUse {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// Somebody else has the TCP port.
+    /// Another process has the TCP port.
     #[error("TCP port {} of {} is in use by another process: stop that, or choose another port", address.port(), address.ip())]
     TcpInUse {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// Anything else the system says.
+    /// Another error of the system.
     #[error("cannot listen on {address}: {source}")]
     Io {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The identity does not work with TLS.
+    /// TLS refuses the identity.
     #[error("cannot use the server's key for TLS: {0}")]
     Tls(String),
 }
 
-/// How many ports are tried until both protocols have the same one, where the system chooses.
+/// The most attempts to get a port that is free for both protocols, if the system chooses.
 const BIND_ATTEMPTS: u32 = 16;
 
 impl Listener {
@@ -125,12 +125,12 @@ impl Listener {
         Ok(Self { local, tuning, quic, tcp })
     }
 
-    /// Where it listens.
+    /// The local address.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Which lanes it accepts.
+    /// The accepted kinds of lanes.
     pub fn transport(&self) -> Transport {
         match (&self.quic, &self.tcp) {
             (Some(_), None) => Transport::Quic,
@@ -139,12 +139,12 @@ impl Listener {
         }
     }
 
-    /// How its lanes use the network.
+    /// The tuning of its lanes.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
     }
 
-    /// Waits for a client to knock; `None` once the listener was closed. Cancel safe.
+    /// Waits for a client's connection attempt; `None` once the listener was closed. Cancel safe.
     pub async fn accept(&self) -> Option<Arrival> {
         let quic = async {
             match &self.quic {
@@ -165,7 +165,7 @@ impl Listener {
         }
     }
 
-    /// Closes every lane and takes no more.
+    /// Closes every lane and the listener.
     pub fn close(&self, code: CloseCode) {
         if let Some(quic) = &self.quic {
             quic.close(code);
@@ -192,7 +192,7 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// A client that knocked and is not let in yet.
+/// A connection attempt that is not accepted yet.
 pub struct Arrival(PendingHandshake);
 
 enum PendingHandshake {
@@ -201,7 +201,7 @@ enum PendingHandshake {
 }
 
 impl Arrival {
-    /// Where the client says it is.
+    /// The client's claimed address.
     pub fn peer(&self) -> SocketAddr {
         match &self.0 {
             PendingHandshake::Quic(arrival) => arrival.peer(),
@@ -209,7 +209,7 @@ impl Arrival {
         }
     }
 
-    /// What kind of lane it would be.
+    /// The kind of its lane.
     pub fn kind(&self) -> LaneKind {
         match &self.0 {
             PendingHandshake::Quic(_) => LaneKind::Quic,
@@ -217,10 +217,10 @@ impl Arrival {
         }
     }
 
-    /// Does the handshake. The caller puts a deadline around it.
+    /// Performs the handshake. The caller adds a deadline.
     ///
     /// # Errors
-    /// [`LaneError`] when the handshake fails, as corrupted or hostile first packets make it do; others go on.
+    /// [`LaneError`] when this handshake fails, as by corrupted or hostile first packets; others are not affected.
     pub async fn accept(self) -> Result<Lane, LaneError> {
         match self.0 {
             PendingHandshake::Quic(arrival) => arrival.accept().await,
@@ -228,7 +228,7 @@ impl Arrival {
         }
     }
 
-    /// Turns the client away; it learns so at once. Over TCP that is the end of the connection.
+    /// Refuses the client at once. Over TCP the connection is closed.
     pub fn refuse(self) {
         if let PendingHandshake::Quic(arrival) = self.0 {
             arrival.refuse();

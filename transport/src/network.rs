@@ -1,4 +1,4 @@
-//! Where UDP sockets and byte streams come from.
+//! The network interface: creates UDP sockets and byte streams.
 
 mod batch;
 mod batching;
@@ -21,9 +21,9 @@ pub use streams::{ByteStream, Opening, StreamListener, StreamTuning};
 
 /// The network that lanes run over: the machine's own, or a simulated one whose time, loss and order come from a seed.
 ///
-/// It is the one place where quinn's types show, since a simulation has to implement quinn's own socket.
+/// It is the one place that exposes quinn's types, since a simulation has to implement quinn's socket.
 pub trait Network: Debug + Send + Sync + 'static {
-    /// A socket bound to `address`; port 0 lets the network choose.
+    /// Binds a socket to `address`; port 0 lets the network choose.
     fn bind(&self, address: SocketAddr, tuning: &Tuning) -> io::Result<Arc<dyn quinn::AsyncUdpSocket>>;
 
     /// Opens a byte stream from `local` to `peer`. A network without byte streams refuses.
@@ -36,24 +36,24 @@ pub trait Network: Debug + Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// What spawns tasks and tells the time.
+    /// The runtime, which spawns tasks and has the clock.
     fn runtime(&self) -> Arc<dyn quinn::Runtime>;
 
     /// The largest UDP payload that the first hop towards `peer` carries, if it is known.
     fn path_payload(&self, peer: SocketAddr) -> Option<u16>;
 
-    /// Whether lanes may have threads of their own. A simulation has one thread, which its clock belongs to.
+    /// Whether lanes may have threads of their own. A simulation has a single thread with its clock.
     fn has_threads(&self) -> bool {
         false
     }
 
-    /// What quinn draws its random numbers from; `None` for the system's randomness.
+    /// The seed of quinn's random numbers; `None` for the system's randomness.
     fn rng_seed(&self) -> Option<[u8; 32]> {
         None
     }
 }
 
-/// The network of this machine: its UDP sockets, and its TCP connections where lanes are to be that.
+/// The network of this machine: UDP sockets and TCP connections.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemNetwork;
 

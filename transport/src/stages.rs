@@ -1,26 +1,26 @@
-//! What runs beside what: overlap, counted.
+//! Pipeline stages: counts of chunks in progress, to test for overlap.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is done to a chunk, one after the other: on its way out, and on its way in.
+/// The stages of a chunk, on its way out and on its way in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Its bytes are got from the source.
+    /// Reading from the source.
     Read,
-    /// It is hashed or encoded.
+    /// Hashing or encoding.
     Encode,
-    /// It is given to the network.
+    /// Sending.
     Send,
-    /// It is received into the memory of its sink.
+    /// Receiving into the sink's memory.
     Receive,
-    /// It is written: copied to a device, where its sink is on one. In host memory that takes no time.
+    /// Writing: copying to a device, if the sink is on one. In host memory that takes no time.
     Write,
 }
 
-/// How many chunks are at each stage, and what was under way when another began.
+/// Counts the chunks at each stage, and the overlaps of stages.
 ///
-/// Why: that stages overlap is the point of the pipeline, and a clock can only make it likely. Whether a read was begun
-/// while another chunk was being sent is a fact, and a test can ask for it.
+/// Why: overlap is the point of the pipeline, and a clock can only make it likely. Whether a read began during another
+/// chunk's send is a fact that a test can check.
 #[derive(Debug, Default)]
 pub struct Stages {
     under_way: [AtomicU64; Stage::COUNT],
@@ -36,7 +36,7 @@ pub struct AtStage<'a> {
     stage: Stage,
 }
 
-/// What [`Stages`] counted.
+/// A snapshot of [`Stages`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StageStats {
     under_way: [u64; Stage::COUNT],
@@ -49,7 +49,7 @@ impl Stage {
 }
 
 impl Stages {
-    /// A chunk begins `stage`.
+    /// Records that a chunk begins `stage`.
     pub fn begin(&self, stage: Stage) -> AtStage<'_> {
         let this = stage as usize;
         for (other, beside) in self.beside[this].iter().enumerate() {
@@ -62,7 +62,7 @@ impl Stages {
         AtStage { stages: self, stage }
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn stats(&self) -> StageStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StageStats {
@@ -80,18 +80,17 @@ impl Drop for AtStage<'_> {
 }
 
 impl StageStats {
-    /// How many chunks are at `stage` now.
+    /// The number of chunks at `stage` now.
     pub fn under_way(&self, stage: Stage) -> u64 {
         self.under_way[stage as usize]
     }
 
-    /// How many chunks began `stage`. Those that ended it are this less [`under_way`](Self::under_way).
+    /// The number of chunks that began `stage`. Those that ended it are this less [`under_way`](Self::under_way).
     pub fn begun(&self, stage: Stage) -> u64 {
         self.begun[stage as usize]
     }
 
-    /// How many chunks began `stage` while at least one other chunk was at `other`. Never more than began `stage`; with
-    /// those that began it while none was, all of them.
+    /// The number of chunks that began `stage` while at least one other chunk was at `other`.
     pub fn begun_beside(&self, stage: Stage, other: Stage) -> u64 {
         self.beside[stage as usize][other as usize]
     }

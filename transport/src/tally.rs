@@ -1,4 +1,4 @@
-//! What each codec did to the chunks that passed, counted.
+//! Chunk counters by codec.
 
 use std::{
     ops::Add,
@@ -7,8 +7,7 @@ use std::{
 };
 use tensor_relay_protocol::CodecId;
 
-/// Counts chunks by the codec in which they travelled. Costs four additions a chunk, and is read while it is written: what
-/// is read of one chunk may be there in part.
+/// Counts chunks by codec. Costs four additions a chunk, and is read without a lock: a chunk may be counted in part.
 #[derive(Debug, Default)]
 pub struct Tally([Counters; CodecId::ALL.len()]);
 
@@ -20,21 +19,21 @@ struct Counters {
     worked_ns: AtomicU64,
 }
 
-/// What was counted for one codec.
+/// The counters of one codec.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CodecCount {
-    /// Chunks that travelled in it.
+    /// The number of chunks.
     pub chunks: u64,
-    /// What they are in the payload.
+    /// Their decoded size.
     pub raw_bytes: u64,
-    /// What they were on the wire, without headers.
+    /// Their encoded size, without headers.
     pub wire_bytes: u64,
-    /// How long workers took for them: to encode, looks and vain attempts included, or to decode. What is encoded once for
-    /// many is counted once.
+    /// The workers' time: for encoding, estimates and vain attempts included, or for decoding. A shared encoding is
+    /// counted once.
     pub worked: Duration,
 }
 
-/// What was counted, codec by codec.
+/// A snapshot of the counters, by codec.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CodecStats([CodecCount; CodecId::ALL.len()]);
 
@@ -52,7 +51,7 @@ impl Tally {
         counters.worked_ns.fetch_add(worked_ns, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn stats(&self) -> CodecStats {
         CodecStats(self.0.each_ref().map(|counters| CodecCount {
             chunks: counters.chunks.load(Ordering::Relaxed),
@@ -64,13 +63,13 @@ impl Tally {
 }
 
 impl CodecStats {
-    /// Every codec that was used, with what was counted for it.
+    /// The used codecs and their counters.
     pub fn iter(&self) -> impl Iterator<Item = (CodecId, CodecCount)> + '_ {
         let all = CodecId::ALL.iter().copied().zip(self.0);
         all.filter(|(_, count)| count.chunks > 0)
     }
 
-    /// What was counted for `codec`.
+    /// The counters of `codec`.
     pub fn of(&self, codec: CodecId) -> CodecCount {
         self.iter()
             .find(|(id, _)| *id == codec)
@@ -78,20 +77,20 @@ impl CodecStats {
             .unwrap_or_default()
     }
 
-    /// What was counted for codecs of deltas together: what travelled against a version that was there.
+    /// The sum over delta codecs.
     pub fn deltas(&self) -> CodecCount {
         let deltas = self.iter().filter(|(codec, _)| codec.needs_base());
         deltas.fold(CodecCount::default(), |sum, (_, count)| sum + count)
     }
 
-    /// What was counted for all codecs together.
+    /// The sum over all codecs.
     pub fn total(&self) -> CodecCount {
         self.0.into_iter().fold(CodecCount::default(), Add::add)
     }
 }
 
 impl CodecCount {
-    /// How many raw bytes there were for each byte on the wire; 1 where nothing was sent.
+    /// Raw bytes per byte on the wire; 1 if nothing was sent.
     pub fn ratio(&self) -> f64 {
         match self.wire_bytes {
             0 => 1.0,

@@ -1,4 +1,4 @@
-//! TLS 1.3, with servers known by their key.
+//! TLS 1.3 configuration, with servers authenticated by a pinned key.
 
 use crate::{Fingerprint, Identity, identity};
 use rustls::{
@@ -13,7 +13,7 @@ use rustls::{
 use std::sync::{Arc, OnceLock};
 use tensor_relay_protocol::ALPN;
 
-/// The name that clients put into the handshake.
+/// The server name (SNI) that clients send.
 pub(crate) const SERVER_NAME: &str = identity::SERVER_NAME;
 
 /// The server's half of the handshake. No early data: a replayed request must not be able to begin a transfer.
@@ -24,15 +24,15 @@ pub(crate) fn server_config(identity: &Identity) -> Result<rustls::ServerConfig,
         .with_single_cert(identity.certificates(), identity.key())?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_early_data_size = 0;
-    // No session is resumed: every connection proves anew who is there.
+    // Sessions are never resumed: every connection authenticates anew.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.ignore_client_order = true;
     Ok(config)
 }
 
-/// The client's half of the handshake. `presented` receives the key of a server that was refused, for the error. With an
-/// `identity` of its own, the client proves that it holds its key.
+/// The client's half of the handshake. `presented` receives the key of a server that was refused, for the error. With
+/// an `identity`, the client authenticates with its key.
 pub(crate) fn client_config(
     keys: &[Fingerprint],
     identity: Option<&Identity>,
@@ -55,7 +55,7 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-/// The server's half over a byte stream. The keys are given away, because the records are our own.
+/// The server's half over a byte stream. Secrets are extracted, because the records are our own.
 pub(crate) fn stream_server_config(identity: &Identity) -> Result<rustls::ServerConfig, rustls::Error> {
     let mut config = server_config(identity)?;
     config.enable_secret_extraction = true;
@@ -73,8 +73,8 @@ pub(crate) fn stream_client_config(
     Ok(config)
 }
 
-/// Whether the other end agreed to speak this protocol. QUIC insists on it by itself; over a byte stream a peer that names
-/// no protocol at all gets through the handshake.
+/// Whether ALPN chose this protocol. QUIC insists on it by itself; over a byte stream a peer that names no protocol at
+/// all gets through the handshake.
 pub(crate) fn is_ours(connection: &rustls::CommonState) -> bool {
     connection.alpn_protocol() == Some(ALPN)
 }
@@ -91,8 +91,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Lets a client show a key of its own, whichever, and do without. The handshake's signature proves that it holds the
-/// private key; what that permits is decided where it says hello.
+/// Accepts any client certificate, or none. The handshake's signature proves that the client holds the private key;
+/// access is decided at its `Hello`.
 #[derive(Debug)]
 struct AnyKey(WebPkiSupportedAlgorithms);
 

@@ -1,4 +1,4 @@
-//! The knobs of QUIC, each with what it buys and what it costs.
+//! Tuning parameters of lanes, with their benefits and costs.
 
 use crate::window::SendWindow;
 use quinn::{
@@ -17,7 +17,7 @@ const UDP_PAYLOAD_MIN: u16 = 1_200;
 /// The discovery bound where the path's MTU is unknown: an Ethernet of 1500 over IPv6.
 const UDP_PAYLOAD_ETHERNET: u16 = 1_452;
 
-/// How a lane uses the network. The defaults are those measured best on ordinary Ethernet.
+/// The tuning of lanes. The defaults were measured best on ordinary Ethernet.
 #[derive(Debug, Clone)]
 pub struct Tuning {
     /// The most bytes sent and not yet acknowledged on one lane of a short path. Default 4 MiB.
@@ -26,8 +26,8 @@ pub struct Tuning {
     /// [`socket_buffer_bytes`](Self::socket_buffer_bytes): with windows of 64 MiB over a buffer of 4 MiB the buffer
     /// overflows and 10 to 30 % of the rate is lost to retransmission.
     pub window_bytes: u32,
-    /// The same of a long path, whose window grows with its round trip time: to 2.5 MB for each millisecond. Default
-    /// 64 MiB. It costs no copy: what is sent is held where it comes from.
+    /// The same for a long path, whose window grows with its round trip time: 2.5 MB for each millisecond. Default 64
+    /// MiB. It costs no copy: sent bytes are held in their source's memory.
     ///
     /// What the subscriber gives credit for bounds it too, eight chunks of 4 MiB a lane by default: 2.7 Gbit/s at 100 ms.
     /// Long and fast paths want more chunks in flight, or more lanes.
@@ -37,24 +37,24 @@ pub struct Tuning {
     pub socket_buffer_bytes: u32,
     /// A bound on the UDP payload, below what the path would carry. Default none.
     pub udp_payload_max: Option<u16>,
-    /// Which congestion controller. Default BBR: with 1 % loss it moves 1.6 GB/s where CUBIC moves 0.67; on a clean link
+    /// The congestion controller. Default BBR: with 1 % loss it moves 1.6 GB/s where CUBIC moves 0.67; on a clean link
     /// the two are equal.
     pub congestion: Congestion,
-    /// After how long without a packet a peer is dead. Default 10 s.
+    /// The time without a packet after which a peer counts as dead. Default 10 s.
     pub idle_timeout_ms: u32,
-    /// How often a quiet lane is kept alive. Default 3 s: three chances within the idle timeout.
+    /// The keep-alive interval of an idle lane. Default 3 s: three chances within the idle timeout.
     pub keep_alive_ms: u32,
-    /// How long finding a server and shaking hands may take. Default 10 s.
+    /// The deadline for resolving a server's name, and for the handshake. Default 10 s.
     pub connect_timeout_ms: u32,
-    /// How long a peer that connected may take until its `Hello` or `Welcome`, how long a control message may take to be
-    /// written, and how long a question may wait for its answer. Default 10 s.
+    /// The deadline for a peer's `Hello` or `Welcome`, for writing a control message, and for the answer to a question.
+    /// Default 10 s.
     pub control_timeout_ms: u32,
 }
 
 /// A congestion controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Congestion {
-    /// Follows the measured bottleneck rate. Survives random loss.
+    /// Follows the measured bottleneck rate. Tolerates random loss.
     Bbr,
     /// Follows loss, as Linux TCP does.
     Cubic,
@@ -67,7 +67,8 @@ pub(crate) const WINDOW_RESERVE_BYTES: u32 = 1 << 20;
 /// for its last bytes; what all streams hold together is bounded by credit.
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
-/// What a server lets a client send unread in all. Clients send control messages of at most 64 KiB and nothing else.
+/// The most unread bytes that a client may send to a server in all. Clients send only control messages, of at most 64
+/// KiB.
 pub(crate) const SERVER_WINDOW_BYTES: u32 = 256 << 10;
 
 /// The data streams a server may have open towards a client at once. Credit bounds chunks far below this; it bounds what
@@ -91,7 +92,7 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    /// How long connecting may take.
+    /// The connect deadline.
     pub fn connect_timeout(&self) -> Duration {
         Duration::from_millis(self.connect_timeout_ms.into())
     }
@@ -101,7 +102,7 @@ impl Tuning {
         SendWindow::new(self.window_bytes, self.window_max_bytes)
     }
 
-    /// How long one step of the control stream may take.
+    /// The deadline of one step of the control stream.
     pub fn control_timeout(&self) -> Duration {
         Duration::from_millis(self.control_timeout_ms.into())
     }
@@ -122,8 +123,8 @@ impl Tuning {
         config
     }
 
-    /// The settings of a server's end of a lane. quinn's defaults suit a peer among peers: unlimited unread data and 200
-    /// streams; a server towards a stranger sets each.
+    /// The settings of a server's end of a lane. quinn's defaults suit trusted peers: unlimited unread data and 200
+    /// streams; a server of strangers bounds both.
     pub(crate) fn server(&self, path_payload: Option<u16>) -> TransportConfig {
         let mut config = self.both(path_payload);
         config.max_concurrent_bidi_streams(VarInt::from_u32(1)); // The control stream.
@@ -158,8 +159,8 @@ impl Tuning {
         config
     }
 
-    /// How far MTU discovery goes: to what the first hop carries, which it knows for certain. Beyond that it would only
-    /// find out what the kernel could have said.
+    /// The bound of MTU discovery: the first hop's MTU. Beyond that it could only find out what the kernel already
+    /// knows.
     fn payload_bound(&self, path_payload: Option<u16>) -> u16 {
         path_payload
             .unwrap_or(UDP_PAYLOAD_ETHERNET)

@@ -1,4 +1,4 @@
-//! How much a lane may have sent that is not acknowledged yet.
+//! The send window: how many unacknowledged bytes a lane may have.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,9 +10,9 @@ const RATE: u64 = 2_500;
 
 /// A window that follows bandwidth × delay.
 ///
-/// Too small, it leaves a long path idle; too large, it lets a burst overflow the receiver's socket buffer. What
-/// the path carries is the congestion controller's to find out; the window only has to be no obstacle. So it is what
-/// [`RATE`] fills in the least round trip of the path, within bounds: a queue makes others longer.
+/// Too small, it leaves a long path idle; too large, it lets a burst overflow the receiver's socket buffer. The
+/// congestion controller finds the path's rate; the window only must not limit it. So it is what [`RATE`] fills in the
+/// minimal round trip of the path, within bounds: queues lengthen the others.
 #[derive(Debug)]
 pub(crate) struct SendWindow {
     least_bytes: u64,
@@ -21,13 +21,13 @@ pub(crate) struct SendWindow {
 }
 
 impl SendWindow {
-    /// A window of `least_bytes`, which the lane begins with, to `most_bytes`.
+    /// A window from `least_bytes`, its initial size, to `most_bytes`.
     pub(crate) fn new(least_bytes: u32, most_bytes: u32) -> Self {
         let (least_bytes, most_bytes) = (least_bytes.into(), most_bytes.max(least_bytes).into());
         Self { least_bytes, most_bytes, now_bytes: AtomicU64::new(least_bytes) }
     }
 
-    /// Takes the least round trip time of the path, and returns the window in bytes when that changes it.
+    /// Updates the window with the path's minimal round trip time, and returns it in bytes if it changed.
     pub(crate) fn handle_round_trip(&self, least: Duration) -> Option<u64> {
         let bytes = self.bytes(u64::try_from(least.as_micros()).unwrap_or(u64::MAX));
         (self.now_bytes.swap(bytes, Ordering::Relaxed) != bytes).then_some(bytes)

@@ -1,4 +1,4 @@
-//! Where work that burns CPU is done.
+//! Workers: threads for CPU-bound work.
 
 use std::sync::OnceLock;
 use tokio::sync::Semaphore;
@@ -7,16 +7,16 @@ use tokio::sync::Semaphore;
 /// 4 MiB takes zstd three milliseconds, in which a lane at line rate receives ten thousand packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Workers {
-    /// On the blocking threads of the tokio runtime, as many at once as there are processors. Who comes later waits; who
-    /// gives up waiting costs nothing.
+    /// On the blocking threads of the tokio runtime, at most one per processor at once. Further work queues; cancelled
+    /// work in the queue costs nothing.
     #[default]
     Threads,
     /// In place. For simulations, where the order of events must follow from the seed alone.
     Inline,
 }
 
-/// The most bytes that are worked through in place. Hashing them takes 4 microseconds, decoding them 10 to 40; another thread
-/// takes 20 to wake.
+/// The most bytes processed in place. Hashing them takes 4 microseconds, decoding them 10 to 40; another thread takes
+/// 20 to wake.
 const IN_PLACE_BYTES: usize = 64 << 10;
 
 impl Workers {
@@ -32,7 +32,7 @@ impl Workers {
         }
     }
 
-    /// Begins `work` that nobody waits for, as giving memory back to the system, which takes milliseconds for gigabytes.
+    /// Starts `work` without a waiter, such as unmapping memory, which takes milliseconds for gigabytes.
     pub fn begin(self, work: impl FnOnce() + Send + 'static) {
         match self {
             Self::Inline => work(),

@@ -1,13 +1,13 @@
-//! A copy of a version in pieces, each of which knows which version it is of. Pure.
+//! A copy of a version in pieces, each labelled with its version. Pure.
 
 use super::VersionKey;
 use std::collections::BTreeMap;
 use tensor_relay_protocol::{ChunkIndex, RangeSet};
 
-/// The memory of every chunk, `M`, and which version each is of.
+/// The memory of every chunk, `M`, with its version.
 #[derive(Debug)]
 pub(crate) struct Copy<M> {
-    /// A chunk that is lent has no piece. One that is never put back has none for ever, and the copy is never whole again.
+    /// `None` while a chunk is lent. If it is never put back, the copy is never whole again.
     pieces: BTreeMap<u32, Option<Piece<M>>>,
 }
 
@@ -33,25 +33,25 @@ impl<M> FromIterator<(u32, M)> for Copy<M> {
 }
 
 impl<M> Copy<M> {
-    /// Lends the memory of `chunk`, and says of which version it is. `None` when it is lent, or there is no such chunk.
+    /// Lends the memory of `chunk`, with its version. `None` when it is lent, or there is no such chunk.
     pub(crate) fn take(&mut self, chunk: ChunkIndex) -> Option<(Option<VersionKey>, M)> {
         let piece = self.pieces.get_mut(&chunk.0)?.take()?;
         Some((piece.of, piece.memory))
     }
 
-    /// Takes lent memory back, which is of version `of` now.
+    /// Takes back lent memory, now of version `of`.
     pub(crate) fn put(&mut self, chunk: ChunkIndex, of: Option<VersionKey>, memory: M) {
         if let Some(piece @ None) = self.pieces.get_mut(&chunk.0) {
             *piece = Some(Piece { of, memory });
         }
     }
 
-    /// The version that every chunk is of.
+    /// The common version of all chunks, if there is one.
     pub(crate) fn whole(&self) -> Option<VersionKey> {
         self.rest_of(&RangeSet::new())
     }
 
-    /// The version that every chunk is of which is not `held`, if there is one.
+    /// The common version of the chunks that are not `held`, if there is one.
     pub(crate) fn rest_of(&self, held: &RangeSet) -> Option<VersionKey> {
         let mut rest = self.pieces.iter().filter(|(chunk, _)| !held.contains(**chunk));
         let of = |piece: &Option<Piece<M>>| piece.as_ref().and_then(|piece| piece.of);

@@ -1,6 +1,6 @@
-//! What can go wrong with buffers that wait for a version.
+//! Errors of the user's buffers.
 
-/// What can go wrong with buffers that wait for a version.
+/// Why a version cannot be received into the user's buffers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BufferError {
@@ -32,7 +32,7 @@ pub enum BufferError {
         /// The bytes of the buffer.
         given_bytes: u64,
     },
-    /// The tensor is of another dtype or shape than was [expected](crate::Buffers::expect).
+    /// The tensor's dtype or shape is not the [expected](crate::Buffers::expect) one.
     #[error(
         "tensor {name} is {found}, and its buffer is for {expected}: give a buffer of that dtype and shape"
     )]
@@ -52,7 +52,7 @@ pub enum BufferError {
         /// The buffers without a selected tensor.
         unexpected: Box<[Box<str>]>,
     },
-    /// The version has no tensor that there is a buffer for.
+    /// The version has none of the buffers' tensors.
     #[error(
         "the version has none of the tensors that there are buffers for: it has {}, and the buffers are for {}; correct the names",
         some_of(tensors),
@@ -64,7 +64,7 @@ pub enum BufferError {
         /// The buffers' names.
         buffers: Box<[Box<str>]>,
     },
-    /// Two tensors have one buffer, and are two in the version.
+    /// Two tensors share one buffer, but are separate in the version.
     #[error(
         "tensors {name} and {to} have one buffer, and do not share their bytes in the version: give each its own"
     )]
@@ -90,8 +90,7 @@ pub enum BufferError {
         /// The other's.
         other: Box<str>,
     },
-    /// A version before this one was being copied to a buffer when it was given up, and nobody knows whether that has
-    /// ended.
+    /// A copy of an earlier, given up version to this buffer may still be running.
     #[error("the device has not ended its copies to the buffer for tensor {name}: give another one")]
     Withheld {
         /// The buffer's name.
@@ -119,10 +118,10 @@ fn other_names(missing: &[Box<str>], unexpected: &[Box<str>]) -> String {
     missing.into_iter().chain(unexpected).collect::<Vec<_>>().join("; ")
 }
 
-/// How many names a message lists.
+/// The most names in a message.
 const NAMES_TOLD: usize = 10;
 
-/// The names, for a message.
+/// The names for a message.
 fn some_of(names: &[Box<str>]) -> String {
     let told = names
         .iter()

@@ -1,4 +1,4 @@
-//! Which tensor each buffer is for, and whether the two fit.
+//! Matching buffers with tensors.
 
 use super::BufferError;
 use std::{
@@ -7,16 +7,16 @@ use std::{
 };
 use tensor_relay_protocol::{Dtype, Selection, Shape, TensorName};
 
-/// What a version must be, beyond the length of each tensor that has a buffer.
+/// The requirements on a version, beyond the length of each tensor with a buffer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(super) tensors: BTreeMap<TensorName, (Dtype, Shape)>,
-    /// Names without a buffer of their own, and whose buffer is theirs.
+    /// Names without a buffer of their own, with the name whose buffer they share.
     pub(super) tied: BTreeMap<TensorName, TensorName>,
     pub(super) names: NameMatch,
 }
 
-/// Which buffers and tensors must have each other's names.
+/// How strictly the names of buffers and tensors must match.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NameMatch {
     /// Every buffer must have its tensor. Tensors without a buffer are not received.
@@ -24,17 +24,17 @@ pub enum NameMatch {
     Buffers,
     /// Every buffer must have its tensor, and every selected tensor its buffer, or that of a tensor that shares its bytes.
     Exact,
-    /// Neither: what both have is received, and other buffers stay as they are. Of the buffers that
-    /// [expect](crate::Buffers::expect) a dtype and shape, one at the least must have its tensor.
+    /// Neither: common names are received, and other buffers stay unchanged. Of the buffers that
+    /// [expect](crate::Buffers::expect) a dtype and shape, at least one must have its tensor.
     Common,
 }
 
-/// One buffer and the tensor that it fits.
+/// A buffer and its tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// The tensor's index in the manifest.
     pub(crate) tensor: usize,
-    /// Where it lies among what is selected.
+    /// Its range in the selection's memory.
     pub(crate) range: Range<u64>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn fit<'a>(
 }
 
 impl Expected {
-    /// Whether the tensor called `name` is to be received into its buffer. Where it must be there, the buffer is judged.
+    /// Whether the tensor called `name` is to be received into its buffer. A missing mandatory tensor is checked later.
     pub(crate) fn wants(&self, selection: &Selection, name: &str) -> bool {
         self.names != NameMatch::Common || place(selection, name).is_some()
     }
@@ -92,7 +92,7 @@ impl Expected {
         Ok(fits)
     }
 
-    /// Refuses a version that has nothing in common with the buffers, whose names are those of something else then.
+    /// Refuses a version without any of the buffers' names, which probably belong to something else.
     fn check_common(&self, selection: &Selection) -> Result<(), BufferError> {
         let manifest = selection.manifest();
         // A selection of nothing may be the names of the buffers.
@@ -115,7 +115,7 @@ impl Expected {
         }
         let tied = self.tied.keys().map(TensorName::as_str);
         let named: BTreeSet<&str> = asked.iter().map(|(name, _)| *name).chain(tied).collect();
-        // A buffer serves all names that its tensor has.
+        // A buffer serves all names of its tensor.
         let start = |name: &str| {
             place(selection, name)
                 .filter(|range| !range.is_empty())
@@ -135,7 +135,7 @@ impl Expected {
         }
     }
 
-    /// Refuses a version that has tensors of another dtype or shape.
+    /// Refuses a version with another dtype or shape than expected.
     fn check_tensors(&self, selection: &Selection) -> Result<(), BufferError> {
         for (name, (dtype, shape)) in &self.tensors {
             // A buffer for a tensor that is not there is refused with the buffer.
@@ -151,7 +151,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Refuses a version in which names are two tensors that have one buffer.
+    /// Refuses a version in which two names with one buffer are separate tensors.
     fn check_tied(&self, selection: &Selection) -> Result<(), BufferError> {
         for (name, to) in &self.tied {
             if !self.wants(selection, name.as_str()) || !self.wants(selection, to.as_str()) {
@@ -166,7 +166,7 @@ impl Expected {
     }
 }
 
-/// Where the tensor called `name` lies among what is selected, if it is.
+/// The range of the tensor called `name` in the selection's memory, if it is selected.
 fn place(selection: &Selection, name: &str) -> Option<Range<u64>> {
     selection.tensor_range(selection.manifest().tensor_index(name)?)
 }

@@ -1,4 +1,4 @@
-//! Buffers on loan, and their way back.
+//! Lending buffers to the session, and getting them back.
 
 use super::{Buffers, Expected};
 use crate::destination::LentBuffer;
@@ -15,7 +15,7 @@ use tokio::{
 };
 
 impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
-    /// Lends every buffer to the session, with the handle by which they come back.
+    /// Lends every buffer to the session; the second value returns them.
     pub(crate) fn lend(self) -> (Lent, Lender<B>) {
         let writing = Arc::new(Writing::default());
         let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
@@ -31,7 +31,7 @@ impl<B: AsMut<[u8]> + Send + 'static> Buffers<B> {
 }
 
 impl Buffers<DeviceBuffer> {
-    /// The same for buffers on a device.
+    /// Lends buffers on a device.
     pub(crate) fn lend_on_device(self) -> (Lent, Lender<DeviceBuffer>) {
         let writing = Arc::new(Writing::default());
         let (mut tensors, mut owners) = (Vec::with_capacity(self.len()), Vec::with_capacity(self.len()));
@@ -46,7 +46,7 @@ impl Buffers<DeviceBuffer> {
     }
 }
 
-/// Buffers on loan. They go back to their owner when this, and all that was made of it, is dropped.
+/// Lent buffers. They return to their owner when this, and everything made of it, is dropped.
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) memory: LentMemory,
@@ -54,7 +54,7 @@ pub(crate) struct Lent {
     pub(crate) writing: Arc<Writing>,
 }
 
-/// The buffers, by the name of the tensor that belongs there.
+/// The buffers, by tensor name.
 #[derive(Debug)]
 pub(crate) enum LentMemory {
     /// In host memory.
@@ -64,7 +64,7 @@ pub(crate) enum LentMemory {
 }
 
 impl Lent {
-    /// Gives those back at once that nothing is to be received into.
+    /// Returns those buffers at once that nothing is received into.
     pub(crate) fn retain_wanted(&mut self, selection: &Selection) {
         let wants = |name: &TensorName| self.expected.wants(selection, name.as_str());
         match &mut self.memory {
@@ -73,7 +73,7 @@ impl Lent {
         }
     }
 
-    /// The name and the length of each.
+    /// The name and length of each buffer.
     pub(crate) fn asked(&self) -> Vec<(&str, u64)> {
         match &self.memory {
             LentMemory::Host(tensors) => tensors
@@ -90,7 +90,7 @@ impl Lent {
     }
 }
 
-/// The way back of buffers on loan.
+/// Receives lent buffers back.
 #[derive(Debug)]
 pub(crate) struct Lender<B> {
     owners: Vec<(TensorName, ReturnPath<B>)>,
@@ -98,12 +98,12 @@ pub(crate) struct Lender<B> {
     writing: Arc<Writing>,
 }
 
-/// The way back of one buffer.
+/// Receives one buffer back.
 #[derive(Debug)]
 enum ReturnPath<B> {
-    /// Always, when nobody reaches its bytes any more.
+    /// Always returned, when its bytes are no longer referenced.
     Host(GiveBack<B>),
-    /// When no copy to it is in flight; never where nobody knows that.
+    /// Returned when no copy to it is in flight; never if that is unknown.
     Device(oneshot::Receiver<B>),
 }
 
@@ -120,19 +120,19 @@ impl<B> ReturnPath<B> {
     async fn wait(&mut self, deadline: Instant) -> Option<B> {
         match self {
             Self::Host(owner) => owner.wait().await,
-            // Its lender went without giving it back, and said so once already.
+            // Its lender reported that it will not return.
             Self::Device(back) if back.is_terminated() => None,
             Self::Device(back) => timeout_at(deadline, back).await.ok()?.ok(),
         }
     }
 }
 
-/// How long a device may take to end its copies to buffers that were lent, before they are not given back. Engines have
-/// shorter deadlines of their own.
+/// How long a device may take to end its copies to lent buffers, before these are withheld. Engines have shorter
+/// deadlines of their own.
 const COPIES_END: Duration = Duration::from_secs(30);
 
 impl<B> Lender<B> {
-    /// Waits until nothing of the buffers is lent any more, and gives them; and the names of those that do not come back.
+    /// Waits until all buffers are returned; also returns the names of those that are withheld.
     pub(crate) async fn back(mut self) -> (Buffers<B>, Vec<TensorName>) {
         let deadline = Instant::now() + COPIES_END;
         let (mut by_name, mut withheld) = (BTreeMap::new(), vec![]);
@@ -154,17 +154,17 @@ impl<B> Lender<B> {
     }
 }
 
-/// Which version's bytes were written to lent buffers first. Whoever takes them for more than torn must know more.
+/// The first version that was written to lent buffers. Without other knowledge they count as torn.
 #[derive(Debug, Default)]
 pub(crate) struct Writing(Mutex<Option<VersionId>>);
 
 impl Writing {
-    /// Bytes of `id` may be in the buffers from now on.
+    /// Records that bytes of `id` may be in the buffers from now on.
     pub(crate) fn begin(&self, id: &VersionId) {
         self.state().get_or_insert_with(|| id.clone());
     }
 
-    /// What tore the buffers, if anything did and nothing whole has come over it.
+    /// The version that tore the buffers, unless a whole one replaced it.
     pub(crate) fn torn(&self) -> Option<VersionId> {
         self.state().clone()
     }

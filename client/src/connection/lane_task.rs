@@ -1,4 +1,4 @@
-//! The task of one lane, and the slots that keep as many lanes as are wanted.
+//! The task of one lane, and the slots that keep the wanted number of lanes.
 
 use super::{Event, Target, first_message, greeted};
 use crate::{ClientError, backoff::Backoff};
@@ -20,10 +20,10 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// How long a lane must have lived so that the next one in its slot is tried at once, as if it were the first.
+/// The lifetime after which a lost lane is replaced at once, without backoff.
 const LIVED: Duration = Duration::from_secs(10);
 
-/// What the task of a lane tells its connection.
+/// An event from a lane's task.
 #[derive(Debug)]
 pub(super) enum LaneEvent {
     Joined(LaneId, Lane),
@@ -70,7 +70,7 @@ impl LaneTask {
     }
 }
 
-/// Reads the header of a data stream, which is due within `deadline`. What becomes of the lane is told elsewhere.
+/// Reads the header of a data stream within `deadline`. The end of the lane is reported elsewhere.
 async fn read_header(lane: LaneId, mut stream: DataIn, deadline: Duration) -> Event {
     match timeout(deadline, stream.read_header()).await {
         Ok(Ok(header)) => Event::Opened(lane, header, stream),
@@ -79,28 +79,28 @@ async fn read_header(lane: LaneId, mut stream: DataIn, deadline: Duration) -> Ev
     }
 }
 
-/// Keeps one lane beyond the control stream's, as long as it is wanted.
+/// Keeps one further lane connected while it is wanted.
 #[derive(Debug)]
 pub(super) struct LaneSlot {
-    /// Counts slots from 1. It decides which of this machine's addresses the lane begins at.
+    /// The slot's number, from 1. It selects the local address of the lane.
     pub(super) number: usize,
     pub(super) target: Target,
     pub(super) peer: SocketAddr,
-    /// What its lanes are: of the kind that reached the server.
+    /// The kind of its lanes: the one that reached the server.
     pub(super) kind: LaneKind,
     pub(super) session: u64,
     pub(super) grant: LaneGrant,
     pub(super) instance: InstanceId,
-    /// The number of the next lane of the session, whichever slot it is in.
+    /// The id of the session's next lane.
     pub(super) next_lane: Arc<AtomicU32>,
     pub(super) header_timeout: Duration,
-    /// How many slots are to have a lane, the control stream's included.
+    /// The wanted number of lanes, the control stream's included.
     pub(super) wanted: watch::Receiver<u32>,
     pub(super) tell: mpsc::Sender<LaneEvent>,
 }
 
 impl LaneSlot {
-    /// Joins a lane, again and again with growing waits, until trying is no use.
+    /// Joins a lane, again and again with backoff, until a retry is useless.
     pub(super) async fn keep(mut self) {
         let mut backoff = Backoff::new();
         let mut has_warned = false;
@@ -125,14 +125,14 @@ impl LaneSlot {
         }
     }
 
-    /// Waits until the slot is to have a lane; gives false when it never will.
+    /// Waits until the slot is to have a lane; false when it never will.
     async fn is_wanted(&mut self) -> bool {
         let number = self.number;
         self.wanted.wait_for(|slots| *slots as usize > number).await.is_ok()
     }
 
-    /// Joins a lane and runs it to its end. Whatever became of it, its connection hears of the end once it asked to join:
-    /// the server may have begun chunks on it though its answer never came.
+    /// Joins a lane and runs it to its end. The connection is told of the end once the lane asked to join: the server
+    /// may have begun chunks on it even if its answer never came.
     ///
     /// # Errors
     /// [`ClientError`] when it cannot join, or its server broke a rule.
@@ -160,7 +160,7 @@ impl LaneSlot {
         }
     }
 
-    /// Runs a lane that joined until it ends, is not wanted any more, or its server speaks on it.
+    /// Runs a joined lane until it ends, is no longer wanted, or receives a control message.
     async fn run(
         &mut self,
         id: LaneId,

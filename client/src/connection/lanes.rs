@@ -1,4 +1,4 @@
-//! The lanes of a connection: one task for each, how many there are to be, and which of them ended.
+//! The lanes of a connection: their tasks, their wanted number, and their retirement.
 
 use super::{
     Event, Target,
@@ -22,13 +22,13 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// How many events of lanes wait for the session. It takes them at once; a lane that is ahead waits.
+/// The most lane events waiting for the session. It handles them at once; a lane that is ahead waits.
 const EVENTS_MAX: usize = 64;
 
-/// How often the rate is sampled while the number of lanes is sought. Shorter than the versions that it is about.
+/// The interval of rate samples for the automatic number of lanes. Shorter than the versions that matter.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The lanes of a client's present connection, for statistics.
+/// The lanes of a client's current connection, for statistics.
 #[derive(Debug, Default)]
 pub(crate) struct LaneRegistry(Mutex<BTreeMap<LaneId, Lane>>);
 
@@ -37,7 +37,7 @@ pub(crate) struct LaneRegistry(Mutex<BTreeMap<LaneId, Lane>>);
 pub(crate) struct Lanes {
     roster: Arc<LaneRegistry>,
     live: BTreeMap<LaneId, Lane>,
-    /// The lanes whose retirement the server was asked for.
+    /// The lanes that the server was asked to retire.
     retiring: RangeSet,
     /// The lanes that the server has retired.
     retired: RangeSet,
@@ -63,8 +63,8 @@ impl LaneRegistry {
 }
 
 impl Lanes {
-    /// Begins with `control`, the lane that the session was greeted on, and joins as many others to where that leads as
-    /// `config` wants and `welcome` allows.
+    /// Starts with `control`, the lane of the control stream, and joins further lanes to its peer, as many as `config`
+    /// wants and `welcome` allows.
     pub(super) fn begin(target: &Target, config: &Config, welcome: &Welcome, control: &Lane) -> Self {
         let (tell, events) = mpsc::channel(EVENTS_MAX);
         let (bulky, verified_bytes) = (watch::Sender::new(None), Arc::<AtomicU64>::default());
@@ -99,7 +99,7 @@ impl Lanes {
                     let (roster, verified_bytes) = (Arc::clone(&target.roster), Arc::clone(&verified_bytes));
                     tasks.spawn(seek(plan, roster, verified_bytes, bulky.subscribe(), wanted))
                 }
-                // The number stays, and with it who could change it.
+                // The number is fixed.
                 LanesWanted::Fixed(_) => tasks.spawn(async move { wanted.closed().await }),
             };
         }
@@ -146,21 +146,21 @@ impl Lanes {
         self.live.len() as u32
     }
 
-    /// Lets the server have `bytes` of payload on their way that this end has not read, over whichever lane.
+    /// Allows the server `bytes` of unread payload in flight, over any lane.
     pub(crate) fn allow_unread(&self, bytes: u64) {
         self.live.values().for_each(|lane| lane.allow_unread(bytes));
     }
 
-    /// What to say to the server of a lane that ended here, if it does not know.
+    /// The message to the server about a lane that ended here, unless it knows already.
     pub(crate) fn retire(&mut self, lane: LaneId) -> Option<ClientMessage> {
         let is_news = lane != LaneId(0) && !self.is_retired(lane) && self.retiring.insert(lane.0);
         is_news.then_some(ClientMessage::Retire(lane))
     }
 
-    /// Takes the server's word that it begins nothing more on a lane, which is closed.
+    /// Handles `Retired`: the server begins nothing more on the lane, which is closed.
     ///
     /// # Errors
-    /// [`Misbehaved`] for a lane that never was, the control stream's, and one that was retired before.
+    /// [`Misbehaved`] for an unknown lane, the control stream's, and one that was retired before.
     pub(crate) fn handle_retired(&mut self, lane: LaneId) -> Result<(), Misbehaved> {
         let was_used = (1..self.next_lane.load(Ordering::Acquire)).contains(&lane.0);
         if !was_used || !self.retired.insert(lane.0) {
@@ -172,12 +172,12 @@ impl Lanes {
         Ok(())
     }
 
-    /// Whether the server has retired a lane, so that what still comes of it counts no more.
+    /// Whether the server has retired a lane, so that its further data is ignored.
     pub(crate) fn is_retired(&self, lane: LaneId) -> bool {
         self.retired.contains(lane.0)
     }
 
-    /// Notes whether a large version is under way, where the number of lanes is being sought.
+    /// Records whether a large version is being received, if the number of lanes is automatic.
     pub(crate) fn note_bulky(&mut self, is_bulky: impl FnOnce() -> bool) {
         if self.bulky.receiver_count() == 0 {
             return;
@@ -189,14 +189,14 @@ impl Lanes {
         }
     }
 
-    /// Lets no lane join any more, and ends those that did.
+    /// Stops joining lanes, and closes the joined ones.
     pub(super) fn close(&mut self, code: CloseCode, text: &str) {
         self.tasks.abort_all();
         self.roster.get().retain(|id, _| *id == LaneId(0)); // Its statistics are looked at after the end.
         self.live.values().for_each(|lane| lane.close(code, text));
     }
 
-    /// Waits until the server knows of lanes that were closed.
+    /// Waits until the server is notified of closed lanes.
     pub(super) async fn flush_close(&self) {
         for lane in self.live.values() {
             lane.flush_close().await;
@@ -209,7 +209,7 @@ impl Lanes {
     }
 }
 
-/// Seeks the number of lanes that is worth its processors, and tells the slots.
+/// Determines the best number of lanes, and tells the slots.
 async fn seek(
     mut plan: Plan,
     roster: Arc<LaneRegistry>,

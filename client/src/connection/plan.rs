@@ -1,18 +1,18 @@
-//! How many lanes are worth it.
+//! The automatic number of lanes.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How much faster twice as many lanes must be, or they are given back: less may be chance, and each costs a thread.
+/// The speed-up that doubling the lanes must bring, or it is undone: less may be chance, and each lane costs a thread.
 const WORTH: f64 = 1.1;
 
-/// How long a number of lanes is measured, in time in which a large version is under way.
+/// How long a number of lanes is measured, in time with a large version.
 const MEASURE: Duration = Duration::from_secs(1);
 
-/// How long the lanes of a new number take to get up to speed, which is not measured.
+/// The unmeasured time for new lanes to get up to speed.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// How long lanes are waited for that do not join, before those that there are must do.
+/// How long to wait for lanes to join, before the existing ones must do.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Seeks the number of lanes for one link: begins with one, doubles it as long as that makes transfers at least a tenth
@@ -39,12 +39,12 @@ struct BestRate {
     bytes_per_s: f64,
 }
 
-/// What is seen at one moment.
+/// A measurement at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// Which stretch of time with a large version under way it is in, if any.
+    /// The number of the period with a large version, if it is in one.
     pub(crate) stretch: Option<u64>,
-    /// How many lanes there are.
+    /// The number of lanes.
     pub(crate) lanes: u32,
     /// The bytes of chunks that they brought so far, decoded: how chunks are encoded may change at any time.
     pub(crate) verified_bytes: u64,
@@ -66,17 +66,17 @@ impl Plan {
         }
     }
 
-    /// How many lanes it wants.
+    /// The wanted number of lanes.
     pub(crate) fn lanes(&self) -> u32 {
         self.trying
     }
 
-    /// Whether the number stays.
+    /// Whether the number is final.
     pub(crate) fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// Takes a sample; returns whether it decided something.
+    /// Takes a sample; returns whether the wanted number was decided.
     pub(crate) fn handle_sample(&mut self, now: Instant, sample: Sample) -> bool {
         let before = self.before.replace((now, sample));
         let Some((then, earlier)) = before.filter(|_| !self.settled) else {
@@ -111,7 +111,7 @@ impl Plan {
         true
     }
 
-    /// Stays with the best number so far.
+    /// Settles on the best number so far.
     fn settle(&mut self) -> bool {
         self.trying = self.best.map_or(1, |best| best.lanes);
         self.settled = true;

@@ -1,4 +1,4 @@
-//! The way into device memory.
+//! The sink for device memory, with a deadline for copies.
 
 use super::OnDevice;
 use std::{ops::Range, sync::Arc, time::Duration};
@@ -19,12 +19,12 @@ pub(crate) struct DeviceSink {
 }
 
 impl DeviceSink {
-    /// A sink for `payload`, which is `len_bytes` long with all that goes nowhere.
+    /// A sink for `payload`, of `len_bytes` including dropped ranges.
     pub(super) fn new(payload: Arc<OnDevice>, len_bytes: u64) -> Result<Self, PartsError> {
         Ok(Self { inner: payload.sink(len_bytes)?, payload })
     }
 
-    /// Whether it keeps a chunk waiting: for a slot, or for a copy in flight.
+    /// Whether a chunk waits for it, by a slot or a copy in flight.
     pub(super) fn is_waited_for(&self) -> bool {
         self.inner.waits_for_device()
     }

@@ -1,4 +1,4 @@
-//! The bytes of a version in the memory of a device.
+//! A version's bytes in device memory.
 
 use crate::{buffers::Writing, holding::HeldVersion};
 use std::{
@@ -9,20 +9,20 @@ use std::{
 use tensor_relay_device::{AllocError, Device, DeviceBuffer, EngineSink, HostMemory, PartsError, Source};
 use tokio::sync::oneshot;
 
-/// A payload on one device: in one piece of memory, or with some tensors in buffers of the user's.
+/// A payload on one device: in one piece of memory, or with tensors in the user's buffers.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
     device: Device,
-    /// The pieces, by where in the payload they begin.
+    /// The pieces, by their start in the payload.
     pieces: BTreeMap<u64, Arc<LentBuffer>>,
-    /// The watch over buffers of the user's.
+    /// Tracks writes to the user's buffers.
     writing: Option<Arc<Writing>>,
-    /// What copies on the host are made in.
+    /// The memory for host copies.
     memory: HostMemory,
 }
 
 impl OnDevice {
-    /// One new piece for all of `len_bytes`.
+    /// Allocates one piece of `len_bytes`.
     pub(crate) fn allocate(device: &Device, len_bytes: u64, memory: &HostMemory) -> Result<Self, AllocError> {
         // What no address can hold is refused by the device.
         let buffer = device.allocate(usize::try_from(len_bytes).unwrap_or(usize::MAX))?;
@@ -30,7 +30,7 @@ impl OnDevice {
         Ok(Self { device: device.clone(), pieces, writing: None, memory: memory.clone() })
     }
 
-    /// Buffers that the user lent, with their places. `None` where there is none, or they lie on several devices.
+    /// The user's lent buffers, with their ranges. `None` if there are none, or they lie on several devices.
     pub(crate) fn lent(
         parts: Vec<(Range<u64>, Arc<LentBuffer>)>,
         writing: Arc<Writing>,
@@ -61,7 +61,7 @@ impl OnDevice {
         self.pieces.values().map(|piece| piece.buffer.len_bytes()).sum()
     }
 
-    /// The memory that has the bytes at `range` of the payload, and where in it they lie. Empty ones are anywhere.
+    /// The memory that holds `range` of the payload, and the range in it. Empty ranges are anywhere.
     pub(crate) fn find(&self, range: Range<u64>) -> Option<(&DeviceBuffer, Range<u64>)> {
         if range.is_empty() {
             return self.pieces.values().next().map(|piece| (&piece.buffer, 0..0));
@@ -71,7 +71,7 @@ impl OnDevice {
         (inside.end <= piece.buffer.len_bytes()).then_some((&piece.buffer, inside))
     }
 
-    /// The pieces that have bytes at `range` of the payload.
+    /// The pieces that overlap `range` of the payload.
     pub(super) fn touched(&self, range: &Range<u64>) -> Vec<Arc<LentBuffer>> {
         let before = self.pieces.range(..range.end).rev();
         let touched = before.take_while(|(start, piece)| *start + piece.buffer.len_bytes() > range.start);
@@ -96,8 +96,8 @@ impl OnDevice {
     }
 }
 
-/// Device memory that bytes land in. One that a user lent goes back there with the last reference, of which copies to it
-/// have one each.
+/// Device memory that bytes are received into. A lent buffer returns to its user with the last reference; each copy to
+/// it holds one.
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
     buffer: DeviceBuffer,
@@ -109,7 +109,7 @@ impl LentBuffer {
         Self { buffer, home: Mutex::new(home) }
     }
 
-    /// Memory of the user's, and the way back to it.
+    /// Wraps memory of the user's, with the channel that returns it.
     pub(crate) fn lent(buffer: DeviceBuffer) -> (Arc<Self>, oneshot::Receiver<DeviceBuffer>) {
         let (home, back) = oneshot::channel();
         (Arc::new(Self::new(buffer, Some(home))), back)
@@ -119,8 +119,8 @@ impl LentBuffer {
         &self.buffer
     }
 
-    /// Nobody knows whether a copy to it has ended, so it does not go back, and its user hears so at once. Its engine keeps
-    /// the memory for as long as that copy may write to it.
+    /// Withholds the buffer, because a copy to it may still be running; its user is told at once. Its engine keeps the
+    /// memory for as long as that copy may write.
     pub(super) fn withhold(&self) {
         drop(self.take_home());
     }
@@ -138,7 +138,7 @@ impl Drop for LentBuffer {
     }
 }
 
-/// A payload on a device as snapshots and tensors share it: it counts as held until the last one is dropped.
+/// A payload on a device, shared by snapshots and tensors: it counts as held until the last one is dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
     payload: Arc<OnDevice>,
@@ -154,7 +154,7 @@ impl Shared {
         &self.payload
     }
 
-    /// Lets `held` last as long as this and its clones.
+    /// Keeps `held` as long as this and its clones.
     pub(crate) fn keep(&mut self, held: HeldVersion) {
         self.held = Some(Arc::new(held));
     }

@@ -1,11 +1,11 @@
-//! Why a session cannot go on.
+//! Errors that end a connection or session.
 
 use super::{ClientError, is_worth_a_retry};
 use crate::connection::CloseReason;
 use tensor_relay_protocol::{CloseCode, MessageError, Misbehaved};
 use tensor_relay_transport::{LaneError, control::ControlError, ingress::ReceiveManifestError};
 
-/// Why a session cannot go on, inside.
+/// Why a session cannot continue, internally.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error(transparent)]
@@ -17,7 +17,7 @@ pub(crate) enum SessionError {
 }
 
 impl SessionError {
-    /// Whether another connection may do better.
+    /// Whether another connection may succeed.
     pub(crate) fn is_worth_a_retry(&self) -> bool {
         match self {
             Self::Client(error) => error.is_worth_a_retry(),
@@ -26,7 +26,7 @@ impl SessionError {
         }
     }
 
-    /// What the server is told.
+    /// The close reason sent to the server.
     pub(crate) fn last_word(&self) -> CloseReason {
         let by_user = matches!(self, Self::ClosedHere);
         CloseReason { code: self.close_code(), text: self.to_string(), by_user }

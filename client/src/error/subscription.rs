@@ -1,10 +1,10 @@
-//! Why a subscription delivers nothing.
+//! Errors of a subscription.
 
 use super::ClientError;
 use std::sync::Arc;
 use tensor_relay_protocol::{AbortReason, EndReason, Gap, Topic, Version, VersionId};
 
-/// Why a subscription delivers nothing now, or nothing more. Clones are cheap: every later call says the same.
+/// Why a subscription delivers nothing now, or nothing more. Clones are cheap: every later call returns the same.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscriptionError {

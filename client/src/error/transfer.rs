@@ -1,4 +1,4 @@
-//! Why one version is given up: what the server is told, and what the user.
+//! Errors that give up one version: their reason for the server, and their error for the user.
 
 use super::SubscriptionError;
 use crate::device_snapshot::chain;
@@ -6,7 +6,7 @@ use tensor_relay_device::{AllocError, CopyError, Device, PartsError, SinkError};
 use tensor_relay_protocol::{AbortReason, VersionDigest, VersionId};
 use tensor_relay_transport::ingress::ReceiveError;
 
-/// Why one version is given up, inside.
+/// Why one version is given up, internally.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
     #[error(transparent)]
@@ -41,7 +41,7 @@ impl From<SinkError> for TransferError {
 }
 
 impl TransferError {
-    /// Why `device` gave no memory: it has no room, or it is in trouble.
+    /// The error for missing device memory: no room, or a device in trouble.
     pub(crate) fn device_memory(device: &Device, source: AllocError) -> Self {
         let device: Box<str> = device.name().into();
         match source {
@@ -50,7 +50,7 @@ impl TransferError {
         }
     }
 
-    /// Why a chunk did not arrive that was on its way to `device`, if to any.
+    /// The error for a chunk that failed, on its way to `device` if to any.
     pub(crate) fn chunk(error: ReceiveError, device: Option<&Device>) -> Self {
         match (error, device) {
             (ReceiveError::Sink(source @ (SinkError::Copy(_) | SinkError::Busy { .. })), Some(device)) => {
@@ -60,7 +60,7 @@ impl TransferError {
         }
     }
 
-    /// Nothing moved for so long, while it was waited for `device`, if for any.
+    /// The error for a stall, while waiting for `device` if for any.
     pub(crate) fn stalled(timeout_ms: u128, device: Option<&Device>) -> Self {
         match device.map(|device| device.name().into()) {
             Some(device) => Self::DeviceStalled { device, timeout_ms },
@@ -75,14 +75,14 @@ impl TransferError {
                 SinkError::Copy(error) => error.is_final() || is_our_mistake(error),
                 _ => false, // What an earlier copy may still write to is busy. The next version has other memory.
             },
-            // Its thread is held up, and may be free for the next version.
+            // A blocked device thread may be free for the next version.
             Self::DeviceRefused { source, .. } => !source.may_pass(),
             Self::DeviceStalled { .. } => false,
             _ => true,
         }
     }
 
-    /// What the server is told.
+    /// The reason sent to the server.
     pub(crate) fn abort_reason(&self) -> AbortReason {
         match self {
             _ if self.is_want_of_memory() => AbortReason::OverBudget,
@@ -94,7 +94,7 @@ impl TransferError {
         }
     }
 
-    /// What the user is told.
+    /// The error for the user.
     pub(crate) fn for_user(&self, id: &VersionId) -> SubscriptionError {
         let (id, detail) = (id.clone(), self.to_string());
         match self {
@@ -122,7 +122,7 @@ impl TransferError {
     }
 }
 
-/// Whether a copy was refused that should not have been asked for: the next one would be refused as well.
+/// Whether a copy was refused as invalid: the next one would be refused as well.
 fn is_our_mistake(error: &CopyError) -> bool {
     matches!(error, CopyError::OutOfBounds { .. } | CopyError::ForeignSlot | CopyError::ForeignMemory)
 }

@@ -1,4 +1,4 @@
-//! Versions in device memory that the user provides.
+//! Receiving versions into the user's device memory.
 
 use super::{FillCause, FillError, Filled, Received};
 use crate::{
@@ -93,7 +93,7 @@ impl Snapshot {
         }
     }
 
-    /// Finds the tensor for each buffer. They must be on one device.
+    /// Matches buffers with tensors. The buffers must be on one device.
     fn judge(&self, buffers: &Buffers<DeviceBuffer>) -> Result<Vec<Fit>, BufferError> {
         let asked = buffers.iter().map(|(name, buffer)| (name.as_str(), buffer.len_bytes()));
         let fits = buffers.expected().fit(&self.selection, asked)?;
@@ -126,8 +126,7 @@ impl Snapshot {
         copied.map_err(|source| DeviceError::copy_in(&self.id, device, source))
     }
 
-    /// The bytes of a piece of a tensor, in ordinary memory: who waits for a slot of one device should not keep one of
-    /// another.
+    /// Reads a piece of a tensor into ordinary memory, so that a wait for one device's slot never holds another's.
     async fn read_piece(&self, piece: &Piece, from: Option<&dyn Source>) -> Result<Bytes, DeviceError> {
         let range = piece.range.clone();
         match from {
@@ -144,7 +143,7 @@ impl Snapshot {
     }
 }
 
-/// A part of a tensor that one slot can hold.
+/// A part of a tensor that fits one slot.
 #[derive(Debug)]
 struct Piece {
     /// The tensor's index in the manifest.

@@ -1,4 +1,4 @@
-//! The files that a snapshot becomes: which, and what is in each.
+//! The files of a snapshot, and their contents.
 
 use crate::{SaveError, Snapshot};
 use bytes::Bytes;
@@ -16,11 +16,11 @@ use tensor_relay_protocol::{
 };
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
-/// Why a snapshot cannot become files again.
+/// Why a snapshot cannot be written as files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilesError {
-    /// A name that could lead elsewhere.
+    /// A file name that could escape the folder.
     #[error(transparent)]
     Name(#[from] FileNameError),
     /// An index that cannot be read.
@@ -50,12 +50,12 @@ pub enum FilesError {
         /// Why.
         source: NpyError,
     },
-    /// An array whose name could lead out of the folder into which somebody unpacks the archive.
+    /// An array whose name could escape the folder where the archive is unpacked.
     #[error("an archive entry {0:?} is not written: unpacked, it could lead elsewhere")]
     EntryName(TensorName),
 }
 
-/// What a snapshot becomes.
+/// The files of a snapshot.
 #[derive(Debug)]
 pub(super) enum Contents {
     File(Body),
@@ -81,7 +81,7 @@ pub(crate) struct Entry {
 }
 
 impl Contents {
-    /// Decides what `snapshot` becomes, from what its manifest says that it was.
+    /// The files of `snapshot`, by the form in its manifest.
     pub(super) fn of(snapshot: &Snapshot) -> Result<(FileKind, Self), SaveError> {
         let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
         let form = FileForm::of(snapshot.manifest().metadata()).map_err(|e| refuse(e.into()))?;
@@ -162,8 +162,7 @@ fn array_head(tensor: &Tensor) -> Result<Vec<u8>, FilesError> {
     head.map_err(|source| FilesError::Npy { name: tensor.name.clone(), source })
 }
 
-/// Weights as the index says that came with them, and the files beside. Where tensors are missing (a selection), what is
-/// there is written, and the index says so.
+/// The weights by their index, and the side files. Tensors missing from a selection are left out of the index too.
 fn folder(snapshot: &Snapshot, form: &FileForm) -> Result<Vec<(FileName, Body)>, SaveError> {
     let refuse = |source| SaveError::Files { id: snapshot.id.clone(), source };
     let (model, mut side_files) = sort(snapshot, form).map_err(|source| refuse(source.into()))?;

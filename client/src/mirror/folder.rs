@@ -1,4 +1,4 @@
-//! Folders that are written by a mirror: replaced in one step, and deleted with nothing but what the mirror wrote.
+//! Folders written by a mirror: replaced in one step, and deleted only with what the mirror wrote.
 
 use super::contents::Body;
 use crate::{SaveError, mirror::sweep, temporary, whole_file::folder_of};
@@ -33,7 +33,7 @@ pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<
     sweep(folder_of(path));
     let predecessor = predecessor(path)?;
     let (temporary, _writing) = write_temporary(folder_of(path), files).map_err(io_error)?;
-    // From here on it goes by its list: what is under this name may soon be the predecessor.
+    // From here on its list decides: this name may soon be the predecessor's.
     let temporary = temporary.keep();
     let replaced = match predecessor {
         true => exchange(&temporary, path).map(Some),
@@ -51,7 +51,7 @@ pub(super) fn replace_folder(path: &Path, files: &[(FileName, Body)]) -> Result<
         .map_err(io_error)
 }
 
-/// Whether there is a folder at `path` that may be replaced. An empty one counts as none: a rename replaces it.
+/// Whether a folder at `path` may be replaced. An empty one counts as none: a rename replaces it.
 fn predecessor(path: &Path) -> Result<bool, SaveError> {
     let io_error = |source| SaveError::Io { path: path.into(), source };
     match fs::symlink_metadata(path) {
@@ -65,7 +65,7 @@ fn predecessor(path: &Path) -> Result<bool, SaveError> {
     }
 }
 
-/// Something in a folder that its list does not have.
+/// An entry of a folder that is not in its list.
 pub(super) fn foreign_entry(folder: &Path) -> io::Result<Option<PathBuf>> {
     let listed = read_list(folder)?;
     for entry in fs::read_dir(folder)? {
@@ -80,8 +80,7 @@ pub(super) fn foreign_entry(folder: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The names in a folder's list, none where there is no list. It is a file like any other: names that no mirror writes
-/// are passed over.
+/// The names in a folder's list; none without a list. Names that no mirror writes are ignored.
 fn read_list(folder: &Path) -> io::Result<BTreeSet<String>> {
     use io::Read;
     let list = match File::open(folder.join(LIST_NAME)) {
@@ -98,8 +97,8 @@ fn read_list(folder: &Path) -> io::Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Writes a folder with its list first, so that what a killed process leaves can be told from anything else. The list
-/// stays locked while the second value lives.
+/// Writes a folder with its list first, so that leftovers of a killed process are recognised. The list stays locked
+/// while the second value lives.
 fn write_temporary(parent: &Path, files: &[(FileName, Body)]) -> io::Result<(tempfile::TempDir, File)> {
     let (temporary, mut list) = temporary::claim(|| {
         let permissions = fs::Permissions::from_mode(0o777);
@@ -126,7 +125,7 @@ fn write_temporary(parent: &Path, files: &[(FileName, Body)]) -> io::Result<(tem
     Ok((temporary, list))
 }
 
-/// Puts `new` in the place of `path` and gives back where the old folder is now.
+/// Exchanges `new` with `path` and returns the old folder's path.
 fn exchange(new: &Path, path: &Path) -> io::Result<PathBuf> {
     match renameat_with(CWD, new, CWD, path, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(new.into()),
@@ -136,7 +135,7 @@ fn exchange(new: &Path, path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The same with a moment in between in which the name is missing.
+/// The same with two renames, between which the name is missing.
 fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
     let mut aside = OsString::from(new.as_os_str());
     aside.push(".old");
@@ -152,16 +151,16 @@ fn exchange_by_renames(new: &Path, path: &Path) -> io::Result<PathBuf> {
     Ok(aside.into())
 }
 
-/// Deletes a folder of a mirror under a temporary name. The version is saved already, or has failed: what cannot be
-/// deleted is said and left.
+/// Deletes a mirror's folder under a temporary name. Failures are only logged: the version is saved already, or has
+/// failed.
 fn delete_or_warn(folder: &Path) {
     if let Err(error) = delete(folder) {
         tracing::warn!(path = %folder.display(), %error, "A replaced version was not deleted.");
     }
 }
 
-/// Deletes what the list of `folder` names, then the list, then the folder if nothing else is in it. Others may do the
-/// same meanwhile.
+/// Deletes the files in the list of `folder`, then the list, then the folder if it is empty. Other processes may do the
+/// same concurrently.
 pub(super) fn delete(folder: &Path) -> io::Result<()> {
     for name in read_list(folder)?.iter().map(String::as_str).chain([LIST_NAME]) {
         or_gone(fs::remove_file(folder.join(name)))?;
@@ -176,7 +175,7 @@ fn or_gone(deleted: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Where a folder's list is. It is locked while the folder is written.
+/// The path of a folder's list, which is locked while the folder is written.
 pub(super) fn list_of(folder: &Path) -> PathBuf {
     folder.join(LIST_NAME)
 }

@@ -1,4 +1,4 @@
-//! What processes that were killed in the middle of a save left behind.
+//! Leftovers of processes that were killed during a save.
 
 use super::folder;
 use crate::temporary;
@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-/// How old something must be of which no lock tells whether somebody writes it.
+/// The age from which an unlockable leftover is deleted.
 const AGE: Duration = Duration::from_secs(3_600);
 
-/// Deletes temporary files in `folder` that nobody writes any more. Nothing else has such a name, and folders go only with
-/// what their list names. A courtesy: what fails is left for the next time.
+/// Deletes temporary files in `folder` that are no longer being written. Nothing else has such a name, and folders are
+/// deleted by their list. Best effort: failures are left for the next time.
 pub(crate) fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -34,7 +34,7 @@ fn delete_if_left(name: &str, entry: &DirEntry) -> io::Result<()> {
             let file = to_lock(&path)?;
             if is_left(name, &file, &metadata) { fs::remove_file(&path) } else { Ok(()) }
         }
-        // Nothing locks a link, and it takes no space.
+        // Links cannot be locked, and take no space.
         kind if kind.is_symlink() && is_old(&metadata) => fs::remove_file(&path),
         _ => Ok(()),
     }
@@ -60,8 +60,8 @@ fn to_lock(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-/// Whether nobody writes any more what `lock` belongs to: its lock is free where a lock would be seen, or else it is old.
-/// It stays locked, so that nobody begins to.
+/// Whether the writer of what `lock` belongs to is gone: the lock is free on a file system with locks, or it is old. It
+/// stays locked, so that nobody starts to write.
 fn is_left(name: &str, lock: &File, metadata: &Metadata) -> bool {
     match lock.try_lock() {
         Ok(()) => temporary::is_of_this_kernel(name) || is_old(metadata),

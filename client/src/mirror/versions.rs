@@ -1,4 +1,4 @@
-//! Versions of one topic side by side: their names, the link to the last one, and which of them go.
+//! Versions of one topic side by side: their names, the `latest` link, and pruning.
 
 use super::{folder, with_extension};
 use crate::{SaveError, temporary};
@@ -15,7 +15,7 @@ use tensor_relay_protocol::{
     files::{FileKind, FileName},
 };
 
-/// The link to the version saved last, without the ending.
+/// The link to the last saved version, without the extension.
 const LATEST: &str = "latest";
 
 const KINDS: [FileKind; 4] = [FileKind::Safetensors, FileKind::Directory, FileKind::Npy, FileKind::Npz];
@@ -39,7 +39,7 @@ struct Found {
 }
 
 impl Kept<'_> {
-    /// Where it is. Names are sorted as versions are.
+    /// Its path. Names sort like versions.
     pub(super) fn path(&self) -> PathBuf {
         self.folder.join(self.name())
     }
@@ -48,7 +48,7 @@ impl Kept<'_> {
         format!("{:020}-{}{}", self.id.version.0, self.id.epoch, self.kind.extension())
     }
 
-    /// Lets the link lead here, in one step.
+    /// Points the link here, in one step.
     pub(super) fn link_latest(&self) -> Result<(), SaveError> {
         let link = with_extension(&self.folder.join(LATEST), self.kind.extension());
         if fs::symlink_metadata(&link).is_ok_and(|found| !found.is_symlink()) {
@@ -60,8 +60,8 @@ impl Kept<'_> {
         synced.map_err(|source| SaveError::Io { path: link, source })
     }
 
-    /// Deletes all but the newest `keep` versions, and links that lead to one that was deleted. The version is saved
-    /// already: what cannot be deleted is said and left.
+    /// Deletes all but the newest `keep` versions, and links to deleted ones. Failures are only logged: the version is
+    /// saved already.
     pub(super) fn prune(&self, keep: u32) {
         for found in self.superseded(keep) {
             if let Err(error) = found.delete() {
@@ -73,8 +73,8 @@ impl Kept<'_> {
         }
     }
 
-    /// The versions that are too many. Within the epoch of this one a higher number is newer; what is of another epoch
-    /// is older than that, and by the time at which it was written.
+    /// The versions to delete. Within this epoch a higher number is newer; versions of other epochs are older, by
+    /// modification time.
     fn superseded(&self, keep: u32) -> Vec<Found> {
         let entries = fs::read_dir(self.folder).into_iter().flatten().flatten();
         let mut found: Vec<Found> = entries.filter_map(|entry| Found::of(&entry)).collect();

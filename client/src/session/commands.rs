@@ -1,4 +1,4 @@
-//! The user's commands.
+//! Handling of the user's commands.
 
 use super::Session;
 use crate::{
@@ -12,8 +12,8 @@ use tensor_relay_protocol::{ClientMessage, Subscriber, SubscriptionId};
 use tokio::{sync::oneshot, time::Instant};
 
 impl Session {
-    /// Takes a command, with a connection or without: what there is to say waits in the outbox. Gives the subscription that
-    /// has something to do.
+    /// Handles a command, with or without a connection: messages are queued in the outbox. Returns the subscription
+    /// that has pending actions.
     pub(super) fn handle_command(&mut self, command: Command) -> Option<SubscriptionId> {
         match command {
             Command::Subscribe(request, reply) => return Some(self.subscribe(*request, reply)),
@@ -41,7 +41,7 @@ impl Session {
         None
     }
 
-    /// Says which readers will not come back; the session ends when that is on its way.
+    /// Unsubscribes readers that will not come back; the session ends when that is sent.
     fn close(&mut self) {
         let leaving = self.receptions.iter().filter(|(_, reception)| !reception.keeps_place());
         self.outbox.extend(
@@ -72,7 +72,7 @@ impl Session {
             reception.subscribe();
         }
         self.receptions.insert(id, reception);
-        // A user who went away meanwhile drops the handle, which unsubscribes.
+        // If the user is gone, dropping the handle unsubscribes.
         let _ = reply.send(opened);
         id
     }

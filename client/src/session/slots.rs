@@ -1,15 +1,15 @@
-//! How many slots there are for encoded chunks.
+//! The number of slots for encoded chunks.
 
 use tensor_relay_protocol::Credit;
 
-/// The most encoded chunks that are planned to be decoded at once: each reserves address space for the largest chunk.
+/// The planned maximum of concurrent decodes: each reserves address space for the largest chunk.
 const DECODING_MAX: usize = 16;
 
-/// How many chunks are gathered while as many as can be are decoded, so that no processor waits for bytes.
+/// The additional chunks received while others are decoded, so that no processor waits for bytes.
 const SLOTS_SPARE: usize = 4;
 
-/// How many encoded chunks are gathered and decoded at once: as many as there is credit for, but not many more than
-/// processors that decode, however many lanes there are. Whoever finds no slot waits in what the lanes may have unread.
+/// The number of slots: as many as there is credit for, but not many more than decoding processors, however many lanes
+/// there are. A chunk without a slot waits within the lanes' unread limit.
 pub(super) fn count(credit: u32, lanes: u32, processors: usize) -> usize {
     let wanted = credit.saturating_mul(lanes).clamp(1, Credit::MAX) as usize;
     wanted.min((credit as usize).max(processors.min(DECODING_MAX) + SLOTS_SPARE))

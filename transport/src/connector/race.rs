@@ -1,4 +1,4 @@
-//! The race of addresses, and at each of them of QUIC and TCP, for the first connection of a session.
+//! The race between addresses, and between QUIC and TCP at each, for a session's first connection.
 
 use std::{net::SocketAddr, pin::pin, sync::atomic::Ordering, time::Duration};
 use tokio::{
@@ -9,21 +9,21 @@ use tokio::{
 use super::{ConnectError, Connector};
 use crate::{Fingerprint, KindReason, Lane, LaneError, LaneKind, Transport};
 
-/// How long one address is tried alone before the next joins in, and QUIC before TCP on a long way (RFC 8305 recommends
+/// The head start of each address before the next is tried, and of QUIC before TCP on a long path (RFC 8305 recommends
 /// 250 ms).
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// A way on which TCP connects within this is short. There TCP carries more than QUIC at less cost, since a system makes
-/// its packets in large pieces; a longer way wants windows beyond what systems give to TCP by default, and QUIC's
-/// recovery of losses. The system answers a SYN by itself, so this is the round trip time, however busy the server is.
+/// A path is short if TCP connects within this time. There TCP carries more than QUIC at less cost, thanks to
+/// segmentation offload; on a longer path it would need larger windows than systems allow by default, and QUIC's loss
+/// recovery. The kernel answers a SYN, so this is the round trip time, however busy the server is.
 const SHORT_WAY: Duration = Duration::from_millis(5);
 
 impl Connector {
-    /// Opens a lane to the first of `addresses` that answers. The next one joins in when a head start is over, or an attempt
-    /// has failed.
+    /// Opens a lane to the first of `addresses` that answers. The next one starts after a head start, or when an
+    /// attempt has failed.
     ///
     /// # Errors
-    /// The most telling failure, once all attempts have failed or the `timeout` is over.
+    /// The most informative error, once all attempts have failed or the `timeout` is over.
     pub(super) async fn race(
         &self,
         addresses: &[SocketAddr],
@@ -77,9 +77,9 @@ impl Connector {
         }
     }
 
-    /// Connects over TCP where the way is short, and otherwise over QUIC, unless that does not answer: then over TCP a head
-    /// start later, or at once where TCP was all that reached this server last time. QUIC is not asked while TCP may still
-    /// turn out to be better, since a handshake that nobody wants costs a server as much as another one.
+    /// Connects over TCP on a short path, otherwise over QUIC; if that does not answer, over TCP after a head start, or
+    /// at once if only TCP reached this server last time. QUIC starts only after TCP's time for short paths, since an
+    /// unused handshake costs a server as much as another one.
     async fn duel(
         &self,
         address: SocketAddr,
@@ -148,7 +148,7 @@ impl Connector {
     }
 }
 
-/// Of two failures the one that helps more: an answer says more than silence, a wrong key more than any.
+/// The more informative of two errors: an answer before silence, a wrong key before all.
 fn more_telling(first: Option<ConnectError>, second: ConnectError) -> ConnectError {
     let rank = |error: &ConnectError| match error {
         ConnectError::WrongKey { .. } => 3,

@@ -1,4 +1,4 @@
-//! Lanes over TCP: a connection, a handshake, and what their failures mean.
+//! Opening lanes over TCP: connection, handshake, and errors.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Connector {
-    /// Connects without a word about who is there.
+    /// Opens a TCP connection, without a handshake.
     pub(super) async fn open_stream(
         &self,
         address: SocketAddr,
@@ -30,7 +30,7 @@ impl Connector {
         })
     }
 
-    /// Finds out whether who is at the other end has one of `keys`, and begins a lane.
+    /// Performs the handshake, checks the server's key against `keys`, and makes a lane.
     pub(super) async fn shake_hands(
         &self,
         stream: Box<dyn ByteStream>,
@@ -57,7 +57,7 @@ impl Connector {
     }
 }
 
-/// What a handshake that failed means. A server that lets nobody in at present ends the connection before its first word.
+/// The error for a failed handshake. A server that accepts no connections closes it before the handshake.
 fn refusal(address: SocketAddr, error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match (tls, error.kind()) {

@@ -1,4 +1,4 @@
-//! Size estimates of chunks, remembered for their neighbours: the basis of each free choice of a codec.
+//! The choice of codecs from cached size estimates.
 
 use super::Payload;
 use crate::Workers;
@@ -17,22 +17,22 @@ use tensor_relay_protocol::{
     ChunkIndex, CodecId, CodecSet, Effort, ManifestDigest, SMALL_BYTES, SizeEstimate,
 };
 
-/// How a subscriber is to get a chunk.
+/// A subscriber's request for a codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodecRequest {
-    /// In whichever of `offered` makes it smallest.
+    /// The codec of `offered` that is fastest over a link of this class.
     Auto {
-        /// What the subscriber can decode.
+        /// The codecs that the subscriber can decode.
         offered: CodecSet,
         /// What it may cost.
         effort: Effort,
     },
-    /// In this codec, where it gains something.
+    /// This codec, if it gains something.
     Fixed(CodecId),
 }
 
 impl CodecRequest {
-    /// Whether the subscriber may get it in `codec`.
+    /// Whether the subscriber accepts `codec`.
     pub fn takes(self, codec: CodecId) -> bool {
         match self {
             Self::Auto { offered, .. } => offered.contains(codec),
@@ -47,23 +47,26 @@ impl From<CodecId> for CodecRequest {
     }
 }
 
-/// Chooses codecs.
+/// Chooses codecs, from size estimates that it caches.
 ///
-/// A look takes as long as sending a hundredth of a chunk, so it is not taken at every one: the chunks of one tensor are
-/// alike, and so are those of its next versions. What one look said holds for the next [`LOOK_AGAIN`] of them, or until a
-/// chunk turns out otherwise. What was said of one chunk stays, as long as it is kept, so that all who get it choose alike.
+/// An estimate takes as long as sending a hundredth of a chunk, so not every chunk is estimated: the chunks of a
+/// tensor, and those of its next versions, are alike. An estimate serves the next [`LOOK_AGAIN`] of them, or until a
+/// chunk's actual size differs. The estimate used for a chunk is kept with it, so that all subscribers get the same
+/// codec.
 pub(super) struct Chooser {
     workers: Workers,
     chunks: Cache<(u64, ChunkIndex), SizeEstimate>,
     tensors: Cache<Subject, Arc<Remembered>>,
-    /// Tensors of which a chunk was compared with a base in vain, and how many chunks of them were not compared since.
+    /// Tensors whose last comparison with a base found too many changes, and how many of their chunks were not compared
+    /// since.
     changing: Cache<Subject, Arc<AtomicU32>>,
-    /// Payloads, each with a base that could not be read for it.
+    /// Payloads with a base that could not be read.
     unreadable: Cache<(u64, u64), ()>,
     looks: AtomicU64,
 }
 
-/// What is alike: the chunks of one tensor in all versions of one manifest; or one chunk that small tensors share.
+/// A group of similar chunks: those of one tensor in all versions of one manifest, or one chunk that small tensors
+/// share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Subject {
     manifest: ManifestDigest,
@@ -76,13 +79,13 @@ struct Remembered {
     used: AtomicU32,
 }
 
-/// For how many chunks a look is good. A look at random bytes costs then less than 0.3 % of sending them.
+/// The number of chunks that an estimate serves. Estimating random bytes then costs less than 0.3 % of sending them.
 const LOOK_AGAIN: u32 = 16;
 
-/// How many chunks and tensors are remembered: those of about 250 GB, in less than 10 MB. What is forgotten costs a look.
+/// The most cached chunks and tensors: those of about 250 GB, in less than 10 MB. An evicted one is estimated again.
 const REMEMBERED_MAX: usize = 1 << 16;
 
-/// How many bases that cannot be read are remembered. There are a few for each topic; what is forgotten costs one more try.
+/// The most cached unreadable bases. There are a few for each topic; an evicted one costs another attempt.
 const UNREADABLE_MAX: usize = 1 << 10;
 
 impl Chooser {
@@ -97,7 +100,7 @@ impl Chooser {
         }
     }
 
-    /// How many looks were taken.
+    /// The number of estimates made.
     pub(super) fn looks(&self) -> u64 {
         self.looks.load(Ordering::Relaxed)
     }
@@ -125,8 +128,8 @@ impl Chooser {
         })
     }
 
-    /// Looks at `raw`, the bytes of `chunk`, on a worker. All who ask at the same time wait for one look; the time that it
-    /// took is told to the one who waited for it alone.
+    /// Estimates `raw`, the bytes of `chunk`, on a worker. Concurrent callers share one estimate; only the one that ran
+    /// it is told its time.
     pub(super) async fn look(
         &self,
         payload: &Payload,
@@ -158,7 +161,7 @@ impl Chooser {
         passed_over.is_none_or(|count| count.fetch_add(1, Ordering::Relaxed) >= LOOK_AGAIN)
     }
 
-    /// Takes what a comparison of `chunk` with its base found.
+    /// Records the result of comparing `chunk` with its base.
     pub(super) fn handle_compared(&self, payload: &Payload, chunk: ChunkIndex, is_delta: bool) {
         let subject = subject(payload, chunk);
         match is_delta {
@@ -167,20 +170,20 @@ impl Chooser {
         }
     }
 
-    /// Whether `base` could not be read when `payload` was to be compared with it.
+    /// Whether `base` could not be read for `payload` before.
     pub(super) fn is_unreadable(&self, payload: &Payload, base: &Payload) -> bool {
         self.unreadable.get(&(payload.key(), base.key())).is_some()
     }
 
-    /// Takes the news that it cannot be read; returns whether that is new.
+    /// Records that `base` cannot be read; returns whether that is new.
     pub(super) fn handle_unreadable(&self, payload: &Payload, base: &Payload) -> bool {
         let is_new = !self.is_unreadable(payload, base);
         self.unreadable.insert((payload.key(), base.key()), ());
         is_new
     }
 
-    /// Takes what became of a chunk: `encoded_bytes` of `raw_bytes`, or nothing worth sending. What was remembered of its
-    /// tensor is forgotten where it led far from that.
+    /// Records the result of an encoding: `encoded_bytes` of `raw_bytes`, or nothing worth sending. An estimate that
+    /// was far off is dropped from the cache.
     pub(super) fn handle_encoded(
         &self,
         payload: &Payload,

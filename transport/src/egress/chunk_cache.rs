@@ -1,30 +1,31 @@
-//! What was read of a device and is kept for whoever asks next.
+//! The cache of chunks read from a device.
 
 use std::collections::BTreeMap;
 use tensor_relay_protocol::ChunkIndex;
 
-/// A chunk of a payload, among all of the process.
+/// The process-wide identity of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) payload: u64,
     pub(super) chunk: ChunkIndex,
 }
 
-/// The chunks of one device that are being read, and of those that were read the newest, within a bound. Pure.
+/// The chunks of one device: those being read, and the most recently requested ones that were read, within a bound.
+/// Pure.
 ///
-/// Chunks that are being read count against the bound as well, and push others out, but stay themselves: who asks for one
-/// meanwhile waits for it, however small the bound is. There are as many of them as sends under way.
+/// Chunks being read count against the bound and evict others, but are never evicted: concurrent requests wait for
+/// them, however small the bound is. Their number is that of running sends.
 #[derive(Debug)]
 pub(super) struct ChunkCache<T> {
     limit_bytes: u64,
     bytes: u64,
     next_turn: u64,
     by_place: BTreeMap<Place, Kept<T>>,
-    /// Those that were read, by when they were asked for: the oldest goes first.
+    /// Read chunks by the order of their requests: the oldest is evicted first.
     read: BTreeMap<CacheOrder, Place>,
 }
 
-/// When a chunk was first asked for. Names it while it is on the shelf.
+/// The order in which chunks were first requested. Identifies a cached chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CacheOrder(u64);
 
@@ -40,12 +41,12 @@ impl<T> ChunkCache<T> {
         Self { limit_bytes, bytes: 0, next_turn: 0, by_place: BTreeMap::new(), read: BTreeMap::new() }
     }
 
-    /// What is kept or being read of this chunk.
+    /// The cached or running read of this chunk.
     pub(super) fn get(&self, place: Place) -> Option<&T> {
         Some(&self.by_place.get(&place)?.value)
     }
 
-    /// Puts a chunk on the shelf that begins to be read, and is not there yet. `bytes` is what it takes from others.
+    /// Adds a chunk whose read begins. `bytes` counts against the bound.
     pub(super) fn begin(&mut self, place: Place, bytes: u64, value: T) -> CacheOrder {
         let turn = CacheOrder(self.next_turn);
         self.next_turn += 1;
@@ -56,7 +57,7 @@ impl<T> ChunkCache<T> {
         turn
     }
 
-    /// A chunk was read, and may go from now on. Nothing, where it was forgotten meanwhile.
+    /// Records that a chunk was read, so that it may be evicted. No effect if it was removed meanwhile.
     pub(super) fn handle_read(&mut self, place: Place, turn: CacheOrder) {
         if self.has(place, turn) {
             self.read.insert(turn, place);
@@ -64,14 +65,14 @@ impl<T> ChunkCache<T> {
         }
     }
 
-    /// A chunk could not be read: who asks later begins anew.
+    /// Removes a chunk that could not be read: later requests read again.
     pub(super) fn handle_failed(&mut self, place: Place, turn: CacheOrder) {
         if self.has(place, turn) {
             self.remove(place);
         }
     }
 
-    /// Nobody will ask for this payload again.
+    /// Removes the chunks of a payload that is no longer used.
     pub(super) fn forget(&mut self, payload: u64) {
         let all = |chunk| Place { payload, chunk };
         let of_payload = self.by_place.range(all(ChunkIndex(0))..=all(ChunkIndex(u32::MAX)));
@@ -83,7 +84,7 @@ impl<T> ChunkCache<T> {
         self.by_place.is_empty()
     }
 
-    /// What all that is on it takes.
+    /// The total size.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -1,4 +1,4 @@
-//! Chunks become wire bytes here, once for all subscribers.
+//! The encoder: encodes chunks once for all subscribers.
 
 mod deltas;
 mod scratch;
@@ -31,14 +31,14 @@ use tensor_relay_protocol::{
 /// One chunk, ready for the wire. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Encoded {
-    /// How it is encoded; `raw` when the codec asked for gained too little.
+    /// Its codec; `raw` if the requested one gained too little.
     pub codec: CodecId,
-    /// What its raw bytes hash to.
+    /// The hash of its raw bytes.
     pub hash: ChunkHash,
-    /// The bytes that travel.
+    /// The encoded bytes.
     pub bytes: Bytes,
-    /// How long workers took to look at it and to encode it, for this answer: nothing where that was kept. An encoding that
-    /// gained too little is counted here as well.
+    /// The workers' time for the estimate and the encoding in this call; zero if it was cached. Vain attempts count
+    /// too.
     pub spent: Duration,
 }
 
@@ -46,8 +46,8 @@ pub struct Encoded {
 /// the result stays in a cache of bounded size. What was evicted is read and encoded again. The cache forgets a payload that
 /// is dropped.
 ///
-/// Raw chunks are the source's own bytes and cost nothing to read again, but where the source is on a device: those are
-/// read once as well, and kept within a bound of their own.
+/// Raw chunks are slices of the source and free to read again, unless the source is on a device: those are cached
+/// within a bound of their own.
 pub struct Encoder {
     cache: Arc<Encodings>,
     reads: Arc<Reads>,
@@ -57,39 +57,38 @@ pub struct Encoder {
     counters: Counters,
 }
 
-/// What an encoder has done, once for all who get it. `requested - encoded` were answered from the cache or needed no
-/// encoding. How many bytes were sent in which codec, and what that took, is in [`CodecStats`](crate::CodecStats).
+/// The counters of an encoder. `requested - encoded` were answered from the cache or needed no encoding. How many bytes
+/// were sent in which codec, and what that took, is in [`CodecStats`](crate::CodecStats).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
-    /// Bytes that were read of sources on this host, each time that a chunk was: memory, and files.
+    /// Bytes read from sources on this host, memory and files, each time a chunk was read.
     pub host_read_bytes: u64,
-    /// Of those, bytes that had to be copied first: of files, and of chunks that do not lie in one piece, because they hold
-    /// several tensors, or padding, of a version whose tensors stay where their producer has them.
+    /// Of those, bytes that had to be copied first: from files, and of chunks that do not lie in one piece, because
+    /// they span tensors or padding of a borrowed version.
     pub host_copied_bytes: u64,
-    /// Chunks asked for in a codec other than `raw`.
+    /// Chunks requested in a codec other than `raw`.
     pub requested: u64,
-    /// Chunks that a codec ran on.
+    /// Chunks that were encoded.
     pub encoded: u64,
-    /// Of those, chunks that gained too little and travel raw.
+    /// Of those, chunks that gained too little and are sent raw.
     pub incompressible: u64,
-    /// Chunks that were compared with the same ones of a base, by their hashes or byte by byte. `compared - deltas` changed
-    /// too much.
+    /// Chunks compared with those of a base, by hash or byte by byte. `compared - deltas` changed too much.
     pub compared: u64,
     /// Of those, chunks that became a delta.
     pub deltas: u64,
-    /// Looks that were taken at chunks to choose a codec. Most chunks need none: one is good for its neighbours too.
+    /// Size estimates made. Most chunks need none: an estimate serves its neighbours too.
     pub looks: u64,
-    /// Chunks of sources on devices that were asked for. `source_asked - source_reads` were answered by a read for
-    /// somebody else, which was under way or kept.
+    /// Chunks requested from device sources. `source_asked - source_reads` were answered by a running or cached read.
     pub source_asked: u64,
-    /// Chunks that were read of devices. `source_reads - source_rereads` is how many different ones: each is read once,
+    /// Chunks read from devices. `source_reads - source_rereads` is the number of different ones: each is read once,
     /// however many subscribe.
     pub source_reads: u64,
-    /// Of those, chunks that had been read before, and were not kept any more when a later subscriber asked.
+    /// Of those, chunks that were read before and evicted since.
     pub source_rereads: u64,
-    /// What encodings take now that are kept for further subscribers, with memory for the next ones. It goes with its version.
+    /// The size of cached encodings now, including memory reserved for the next ones. They are dropped with their
+    /// version.
     pub encoded_bytes: u64,
-    /// What is kept of devices now, and what is being read. Each chunk counts at least as much as a slot.
+    /// The size of device chunks cached or being read now. Each counts at least as much as a slot.
     pub source_kept_bytes: u64,
 }
 
@@ -105,8 +104,8 @@ struct Counters {
 }
 
 impl Encoder {
-    /// An encoder that keeps at most `cache_bytes` of encodings, and of the raw chunks of each device at most
-    /// `device_cache_bytes`; without a number, as much as half of the device's slots hold.
+    /// An encoder that caches at most `cache_bytes` of encodings, and at most `device_cache_bytes` of raw chunks per
+    /// device; `None` for half of the device's slots.
     pub fn new(cache_bytes: u64, device_cache_bytes: Option<u64>, workers: Workers) -> Self {
         let cache = Arc::new(Encodings::new(cache_bytes));
         let stages = Arc::new(Stages::default());
@@ -115,18 +114,18 @@ impl Encoder {
         Self { cache, reads, chooser, workers, stages, counters: Counters::default() }
     }
 
-    /// Where all that pass chunks on count what they do.
+    /// The counters of pipeline stages.
     pub fn stages(&self) -> &Stages {
         &self.stages
     }
 
-    /// The bytes of `chunk` for the wire, encoded as `wanted` where that gains something.
+    /// The bytes of `chunk` for the wire, encoded as `wanted` if that gains something.
     ///
     /// Several subscribers that ask at the same time wait for one encoding, and for one read of a device. Raw chunks in
     /// host memory cost nothing beyond a hash, which is computed once, and are not cached.
     ///
     /// # Errors
-    /// [`SourceError`] when the payload cannot be read: the same for all who waited for that read.
+    /// [`SourceError`] when the payload cannot be read: the same error for all callers that shared the read.
     pub async fn encode(
         &self,
         payload: &Payload,
@@ -136,7 +135,7 @@ impl Encoder {
         self.encode_whole(payload, chunk, wanted.into(), None).await
     }
 
-    /// Does that; `raw` saves a read.
+    /// Implements `encode`; `raw` saves a read.
     async fn encode_whole(
         &self,
         payload: &Payload,
@@ -165,7 +164,7 @@ impl Encoder {
         Ok(Encoded { spent: encoded.spent + looked, ..encoded })
     }
 
-    /// What is known of `chunk`, its raw bytes where that took them, and the time that a look took.
+    /// The estimate of `chunk`, its raw bytes if they were read for it, and the time it took.
     async fn look(
         &self,
         payload: &Payload,
@@ -183,7 +182,7 @@ impl Encoder {
         Ok((Some(raw), look, looked))
     }
 
-    /// The bytes of `chunk` in `codec`, which is not raw, or raw where that gains too little. `raw` saves a read.
+    /// The bytes of `chunk` in `codec`, which is not raw, or raw if that gains too little. `raw` saves a read.
     async fn encode_as(
         &self,
         codec: CodecId,
@@ -196,7 +195,7 @@ impl Encoder {
         if let Some(Some(encoded)) = self.cache.get(&key) {
             return Ok(encoded);
         }
-        // A device is waited for outside of the cache, where all who wait hear of its failure at once, not in turns.
+        // A device is awaited outside of the cache, so that all waiters see its failure at once instead of in turns.
         if raw.is_none() && payload.source().is_costly() {
             raw = Some(self.raw(payload, chunk).await?);
         }
@@ -238,7 +237,7 @@ impl Encoder {
         Ok(payload.digest_of(chunks).expect("every chunk was hashed, now or before"))
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn stats(&self) -> EncoderStats {
         let Counters { host_read_bytes, host_copied_bytes, .. } = &self.counters;
         let Counters { requested, encoded, incompressible, compared, deltas, .. } = &self.counters;
@@ -288,7 +287,7 @@ impl Encoder {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
     }
 
-    /// Encodes the bytes of `raw`, `None` where that gains too little; and says how long that took.
+    /// Encodes `raw`; `None` if that gains too little. Also returns the time taken.
     async fn run_codec(
         &self,
         payload: &Payload,

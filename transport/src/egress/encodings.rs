@@ -1,4 +1,4 @@
-//! Encodings that are kept for whoever asks next.
+//! The cache of encodings.
 
 use super::Encoded;
 use bytes::Bytes;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use tensor_relay_device::{HostMemory, SourceError};
 use tensor_relay_protocol::{ChunkIndex, CodecId};
 
-/// The encodings of chunks, within a bound, for as long as their payloads live. `None` for what gained too little: it travels
-/// raw, and its bytes are not kept here.
+/// The cached encodings of chunks, within a bound, dropped with their payloads. `None` marks a chunk that gained too
+/// little and is sent raw.
 ///
-/// Long ones lie in memory of their own from the system, which goes back there: allocators keep what was freed, and encodings
-/// come and go by the gigabyte.
+/// Long ones are mapped directly from the system and unmapped when dropped: allocators retain freed memory, and
+/// encodings come and go by the gigabyte.
 pub(super) struct Encodings {
     cache: Cache<Key, Option<Encoded>, ByBytes>,
     memory: HostMemory,
 }
 
-/// From which length on encodings have memory of their own: where pages and system calls cost little beside it.
+/// The length from which encodings are mapped directly: pages and system calls cost little beside it.
 const LONG_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,11 +25,11 @@ pub(super) struct Key {
     pub(super) payload: u64,
     pub(super) chunk: ChunkIndex,
     pub(super) codec: CodecId,
-    /// The payload that it is coded against, if any.
+    /// The payload of the base, if it is a delta.
     pub(super) base: Option<u64>,
 }
 
-/// What an entry takes beside its bytes.
+/// The overhead of an entry.
 const ENTRY_BYTES: u64 = 128;
 
 #[derive(Debug, Clone)]
@@ -42,14 +42,14 @@ impl Weighter<Key, Option<Encoded>> for ByBytes {
 }
 
 impl Encodings {
-    /// Keeps `limit_bytes` at most.
+    /// A cache of at most `limit_bytes`.
     pub(super) fn new(limit_bytes: u64) -> Self {
         // The number of entries is only a hint for the first allocation; the weight is the bound.
         let cache = Cache::with_weighter(64, limit_bytes, ByBytes);
         Self { cache, memory: HostMemory::in_proportion(u64::MAX) }
     }
 
-    /// The bytes of an encoding, where they can be kept.
+    /// Copies an encoding into memory for the cache.
     pub(super) fn copy(&self, bytes: &[u8]) -> Bytes {
         if bytes.len() >= LONG_BYTES
             && let Ok(mut region) = self.memory.allocate(bytes.len())
@@ -68,7 +68,7 @@ impl Encodings {
         self.cache.insert(key, encoded);
     }
 
-    /// What is kept, or what `encode` gives: those who ask meanwhile wait for it.
+    /// The cached encoding, or the result of `encode`, which concurrent callers share.
     pub(super) async fn get_or_encode(
         &self,
         key: &Key,
@@ -77,12 +77,12 @@ impl Encodings {
         self.cache.get_or_insert_async(key, encode).await
     }
 
-    /// Drops what is kept of a payload that is gone, or was coded against it.
+    /// Drops the encodings of a payload that is gone, and the deltas against it.
     pub(super) fn forget(&self, payload: u64) {
         self.cache.retain(|key, _| key.payload != payload && key.base != Some(payload));
     }
 
-    /// What all of them take, with memory for the next ones.
+    /// The total size, including memory reserved for the next ones.
     pub(super) fn bytes(&self) -> u64 {
         self.cache.weight() + self.memory.stats().cached_bytes
     }

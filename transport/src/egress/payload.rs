@@ -1,4 +1,4 @@
-//! A version as its sender holds it.
+//! The payload: a version at its sender.
 
 use super::{encodings::Encodings, reads::Reads};
 use std::sync::{
@@ -8,20 +8,20 @@ use std::sync::{
 use tensor_relay_device::Source;
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, Manifest, RangeSet, VersionDigest};
 
-/// The manifest of a version, where its bytes come from, and what is known of their hashes.
+/// A version's manifest, its source, and its known chunk hashes.
 #[derive(Debug)]
 pub struct Payload {
     key: u64,
     manifest: Arc<Manifest>,
     source: Arc<dyn Source>,
     chunks: Box<[Known]>,
-    /// Where chunks that were read are kept for others, for as long as this lives.
+    /// The cache of reads that holds its chunks, to be cleared when this is dropped.
     kept_in: OnceLock<Weak<Reads>>,
-    /// Likewise, where what they were encoded to is kept.
+    /// The cache of encodings, likewise.
     encoded_in: OnceLock<Weak<Encodings>>,
 }
 
-/// What is known of one chunk.
+/// The known facts about one chunk.
 #[derive(Debug, Default)]
 struct Known {
     hash: OnceLock<ChunkHash>,
@@ -38,7 +38,7 @@ impl Payload {
         Self { key, manifest, source, chunks, kept_in: OnceLock::new(), encoded_in: OnceLock::new() }
     }
 
-    /// A payload whose chunks were hashed while they were copied to where `source` reads them, one hash per chunk.
+    /// A payload whose chunks were already hashed, one hash per chunk.
     pub fn with_hashes(manifest: Arc<Manifest>, source: Arc<dyn Source>, hashes: &[ChunkHash]) -> Self {
         let payload = Self::new(manifest, source);
         for (known, hash) in payload.chunks.iter().zip(hashes) {
@@ -47,25 +47,25 @@ impl Payload {
         payload
     }
 
-    /// What the version holds.
+    /// The manifest.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
 
-    /// What the version is, once every chunk was hashed.
+    /// The version's digest, once every chunk is hashed.
     pub fn digest(&self) -> Option<VersionDigest> {
         self.digest_of(&RangeSet::from_range(0..self.manifest.chunking().count()))
     }
 
-    /// What the part of the version is that consists of `chunks`, once each of them was hashed.
+    /// The digest of `chunks`, once each of them is hashed.
     pub fn digest_of(&self, chunks: &RangeSet) -> Option<VersionDigest> {
         let hash = |chunk: u32| self.chunks.get(chunk as usize)?.hash.get().copied();
         let hashes: Option<Vec<ChunkHash>> = chunks.iter().map(hash).collect();
         Some(VersionDigest::of(self.manifest.digest(), hashes?))
     }
 
-    /// Those of `chunks` that stand between [`digest_of`](Self::digest_of) and its answer. A chunk that a receiver
-    /// holds from an earlier connection is not sent again, so sending alone may never hash it.
+    /// Those of `chunks` that are not hashed yet and that [`digest_of`](Self::digest_of) needs. Chunks that a receiver
+    /// holds from an earlier connection are not sent again, so sending alone may never hash them.
     pub fn unhashed(&self, chunks: &RangeSet) -> Vec<ChunkIndex> {
         let unknown = |chunk: &ChunkIndex| {
             self.chunks
@@ -75,12 +75,12 @@ impl Payload {
         chunks.iter().map(ChunkIndex).filter(unknown).collect()
     }
 
-    /// Names this payload among all of the process, for caches.
+    /// The process-wide key of this payload in caches.
     pub(super) fn key(&self) -> u64 {
         self.key
     }
 
-    /// Where its bytes come from.
+    /// The source of its bytes.
     pub fn source(&self) -> &Arc<dyn Source> {
         &self.source
     }
@@ -98,17 +98,17 @@ impl Payload {
         let _ = self.chunks[chunk.0 as usize].hash.set(hash);
     }
 
-    /// Notes that a chunk is read; returns whether it was before.
+    /// Records that a chunk is read; returns whether it was read before.
     pub(super) fn note_read(&self, chunk: ChunkIndex) -> bool {
         self.chunks[chunk.0 as usize].was_read.swap(true, Ordering::Relaxed)
     }
 
-    /// Lets `reads` forget its chunks when it is dropped. A payload is read by one server.
+    /// Makes `reads` drop its chunks when this is dropped. A payload is read by one server.
     pub(super) fn is_kept_in(&self, reads: &Arc<Reads>) {
         self.kept_in.get_or_init(|| Arc::downgrade(reads));
     }
 
-    /// Lets `encodings` forget its chunks when it is dropped. A payload is encoded by one server.
+    /// Makes `encodings` drop its chunks when this is dropped. A payload is encoded by one server.
     pub(super) fn is_encoded_in(&self, encodings: &Arc<Encodings>) {
         self.encoded_in.get_or_init(|| Arc::downgrade(encodings));
     }

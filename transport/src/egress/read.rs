@@ -1,20 +1,20 @@
-//! One read of a source, within a deadline.
+//! Reading a source within a deadline.
 
 use bytes::Bytes;
 use std::{ops::Range, time::Duration};
 use tensor_relay_device::{CopyError, Source, SourceError};
 
-/// How long a read of a device may take, the wait for a slot and a second try included. Longer than each deadline of a
-/// copy engine is by default, and than two copies that are late: its errors know more. Shorter than all of them together,
-/// and than what a subscriber is given before it counts as stalled, who is not to blame.
+/// The deadline of a device read, including the wait for a slot and a retry. Longer than each default deadline of a
+/// copy engine, and than two late copies, whose errors are more precise. Shorter than all of them together, and than
+/// the stall deadline of a subscriber, who is not to blame.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Reads `range` of `source`, once more where a device refused the copy or was late, and gives up after
+/// Reads `range` of `source`, with a retry if a device refused the copy or was late, and gives up after
 /// [`READ_TIMEOUT`].
 ///
-/// Why once more: a version that cannot be read is lost to its subscriber, and where it is the last one, no other comes.
-/// But not where the stream of its producer was late: a second wait for it would outlast [`READ_TIMEOUT`], which blames the
-/// device, and whoever operates this would not hear of the stream.
+/// Why a retry: a version that cannot be read is lost to its subscriber, and the last version has no successor. There
+/// is none if the producer's stream was late: a second wait would exceed [`READ_TIMEOUT`], which blames the device, and
+/// hide the actual cause.
 ///
 /// Who waits for a slot waits for copies alone, and those have deadlines: a source on a device keeps a quarter of its slots
 /// from its readers. So this deadline passes where a device hangs, where its engine never saw the ends of so many copies
@@ -22,7 +22,7 @@ pub const READ_TIMEOUT: Duration = Duration::from_secs(25);
 /// copy. A copy that was begun may go on after that, and after an engine said that it is late.
 ///
 /// # Errors
-/// What the source says, and [`SourceError::TimedOut`].
+/// The source's error, or [`SourceError::TimedOut`].
 pub async fn read(source: &dyn Source, range: Range<u64>) -> Result<Bytes, SourceError> {
     let asked_bytes = range.end.saturating_sub(range.start);
     let waited_ms = READ_TIMEOUT.as_millis() as u64;

@@ -1,4 +1,4 @@
-//! Chunks of device sources are read here, once for all subscribers.
+//! Shared reads of device sources: each chunk once for all subscribers.
 
 use super::{
     Encoded, Payload,
@@ -21,16 +21,17 @@ use tensor_relay_device::{Capacity, CopyError, SlotPool, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, ChunkIndex, CodecId};
 use tokio::sync::watch;
 
-/// A chunk that was read and hashed, or why it was not.
+/// A chunk that was read and hashed, or the error.
 type Outcome = Result<Encoded, Arc<SourceError>>;
 
-/// What of a chunk is kept: its outcome, once there is one.
+/// A cached outcome, once there is one.
 type Answer = watch::Receiver<Option<Outcome>>;
 
-/// Reads chunks of sources on devices: each once, for all who ask while it is read or kept, failures included.
+/// Reads chunks of device sources, each once for all concurrent callers and as long as it is cached; errors are shared
+/// too.
 ///
-/// **How much is kept**, for each device: as many bytes as was said, or else as half of its slots hold. Oldest goes first.
-/// A chunk counts as much as the slot that it may hold. What is kept is gone with its payload.
+/// **How much is cached**, for each device: the configured bytes, or half of its slots. Least recently requested first
+/// out. A chunk counts as much as the slot that it may hold, and is dropped with its payload.
 ///
 /// **Why nobody waits for ever.** What is kept holds slots, and so does what slow readers have not passed on. But a source
 /// on a device hands slots out only while a quarter of them, and one at least, is free; else it hands out a copy. So that
@@ -38,9 +39,9 @@ type Answer = watch::Receiver<Option<Outcome>>;
 /// whatever is kept here and however slow readers are. With half of the slots kept and at least a quarter left for what
 /// one subscriber has in flight, one subscriber pays no copy on the host.
 ///
-/// A read runs in a task of its own: it does not end with the subscription that asked first, so that others need not
-/// begin it again; and it holds its source to its end. A copy may go on after that where a read is given up, because its
-/// device hangs: a source that was lent sees to that itself.
+/// A read runs in a task of its own: it outlives the subscription that requested it first, so that others need not
+/// start again; and it holds its source to its end. A copy may go on after a read is given up, because its device
+/// hangs: a lent source handles that itself.
 #[derive(Debug)]
 pub(super) struct Reads {
     limit_bytes: Option<u64>,
@@ -50,14 +51,14 @@ pub(super) struct Reads {
     devices: Mutex<Vec<OfDevice>>,
 }
 
-/// What is kept of one device, which its slots name.
+/// The cache of one device, identified by its slots.
 #[derive(Debug)]
 struct OfDevice {
     slots: SlotPool,
     shelf: ChunkCache<Answer>,
 }
 
-/// What was read of devices.
+/// Counters of device reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ReadStats {
     pub(super) asked: u64,
@@ -73,7 +74,7 @@ struct Counters {
     repeated: AtomicU64,
 }
 
-/// One read under way. Fields are dropped in order: nobody hears of its end before it lets its source go.
+/// A running read. Fields are dropped in order: the source is released before waiters are notified.
 struct Reading {
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -81,8 +82,8 @@ struct Reading {
     entry: Entry,
 }
 
-/// The place of a read on its shelf, and all who wait for it. Dropped without an outcome, because the read panicked or its
-/// runtime ends, it tells them that the read failed: nobody waits for ever, and who asks later begins anew.
+/// The cache entry of a running read, and its waiters. Dropped without an outcome, because the read panicked or its
+/// runtime ends, it reports failure to the waiters, and later callers read again.
 struct Entry {
     reads: Arc<Reads>,
     place: Place,
@@ -93,12 +94,13 @@ struct Entry {
 }
 
 impl Reads {
-    /// Keeps at most `limit_bytes` for each device; without, as much as half of its slots hold.
+    /// Caches at most `limit_bytes` for each device; `None` for half of its slots.
     pub(super) fn new(limit_bytes: Option<u64>, workers: Workers, stages: Arc<Stages>) -> Self {
         Self { limit_bytes, workers, stages, counters: Counters::default(), devices: Mutex::default() }
     }
 
-    /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: a read goes on without who asked.
+    /// The raw bytes of `chunk`, whose source has `slots`, and their hash. Cancel safe: a read goes on without its
+    /// caller.
     pub(super) async fn get(
         self: &Arc<Self>,
         payload: &Payload,
@@ -117,7 +119,7 @@ impl Reads {
         outcome
     }
 
-    /// Drops what is kept of a payload that is gone.
+    /// Drops the cached chunks of a payload that is gone.
     pub(super) fn forget(&self, payload: u64) {
         let mut devices = self.devices();
         devices.iter_mut().for_each(|device| device.shelf.forget(payload));
@@ -162,8 +164,8 @@ impl Reads {
     async fn run(reading: Reading) {
         let Reading { entry, source, range, hash } = reading;
         let outcome = entry.reads.read(&*source, range, hash).await.map_err(Arc::new);
-        // The read has ended, and whoever waits for that may hear it first. Its copy has as well, or is late: then a loan
-        // goes on, whoever drops the source.
+        // Released before waiters are notified of the end. The copy has ended too, or is late: then a loan continues,
+        // whoever drops the source.
         drop(source);
         entry.end(outcome);
     }
@@ -189,7 +191,7 @@ impl Reads {
         Ok(Encoded { codec: CodecId::Raw, hash, bytes, spent: Duration::ZERO })
     }
 
-    /// The shelf of the device with these slots.
+    /// The cache of the device with these slots.
     fn shelf<'a>(&self, devices: &'a mut Vec<OfDevice>, slots: &SlotPool) -> &'a mut ChunkCache<Answer> {
         let known = devices.iter().position(|device| device.slots.is(slots));
         let index = known.unwrap_or_else(|| {
@@ -234,7 +236,7 @@ impl Drop for Entry {
     }
 }
 
-/// What those hear who waited for a read that ended without an outcome.
+/// The error for waiters of a read without an outcome.
 fn without_outcome() -> Arc<SourceError> {
     Arc::new(SourceError::Copy(CopyError::EngineStopped))
 }

@@ -1,9 +1,9 @@
 //! Lanes over a byte stream: TLS 1.3 over TCP, cut into [segments](segment). The [handshake] is rustls', the
 //! [records] are our own.
 //!
-//! One task, the [driver], serves each connection; it alone reads and writes. What is sent comes to it through short channels, a whole
-//! segment at a time, so that whoever is cancelled while it sends leaves no half segment behind. What comes is taken at
-//! once, whatever becomes of it here, so that a data stream that nobody reads stops neither the next one nor control.
+//! One task, the [driver], serves each connection; it alone reads and writes. Senders pass whole segments to it through
+//! short channels, so that a cancelled sender leaves no half segment behind. Received bytes are taken at once, so that
+//! an unread data stream blocks neither the next one nor control messages.
 
 mod batch;
 mod buffers;
@@ -42,19 +42,19 @@ pub(crate) use handshake::Secured;
 pub(crate) use receiving::{ControlIn, DataIn};
 pub(crate) use sending::{ControlOut, DataOut};
 
-/// Which end of the connection this is. Data goes from the server to the client, and never the other way.
+/// The end of the connection. Data flows from the server to the client only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Client,
     Server,
 }
 
-/// How long a connection waits for what.
+/// The timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
-    /// After how long without a byte the other end is dead.
+    /// The time without a byte after which the other end counts as dead.
     idle_timeout: Duration,
-    /// How often each end sends a ping.
+    /// The interval of pings.
     keep_alive: Duration,
 }
 
@@ -76,9 +76,9 @@ struct Handle {
     shared: Arc<Shared>,
     /// Moves the driver to another thread, once.
     moving: Mutex<Option<TaskMover>>,
-    /// The halves of the control stream, until somebody takes them.
+    /// The halves of the control stream, until they are taken.
     control: Mutex<Option<(mpsc::Sender<sending::Control>, receiving::ControlPipe)>>,
-    /// The data streams that have begun and nobody has accepted. Bounded by what may be unread: each has a first segment.
+    /// Data streams that are not accepted yet. Bounded by the unread limit: each has a first segment.
     arrived: AsyncMutex<mpsc::UnboundedReceiver<Incoming>>,
 }
 
@@ -87,7 +87,7 @@ struct Handle {
 struct Shared {
     peer: SocketAddr,
     end: watch::Sender<Option<End>>,
-    /// Whether the driver has let the connection go.
+    /// Whether the driver has released the connection.
     is_gone: watch::Sender<bool>,
     outbox: Outbox,
     unread: Unread,
@@ -97,7 +97,7 @@ struct Shared {
     began: Instant,
 }
 
-/// Why a connection ends, and what the other end is told of it.
+/// Why a connection ends, and the message to the other end.
 #[derive(Debug, Clone)]
 struct End {
     error: LaneError,
@@ -106,16 +106,16 @@ struct End {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Farewell {
-    /// Nothing: it knows, or cannot hear.
+    /// None: the other end knows, or cannot be reached.
     None,
     Close(CloseCode, String),
-    /// What it sent was no TLS.
+    /// A TLS alert, for bytes that are not TLS.
     Alert(AlertDescription),
 }
 
 impl Connection {
-    /// Starts a connection over what was `secured`. `closing` ends it from outside; it is held for as long as the
-    /// connection is.
+    /// Starts a connection over a `secured` stream. `closing` ends it from outside, and is held for as long as the
+    /// connection lives.
     pub(crate) fn start(
         secured: Secured<impl AsyncRead + AsyncWrite + Send + 'static>,
         role: Role,
@@ -236,7 +236,7 @@ impl Drop for Handle {
 }
 
 impl Shared {
-    /// Ends the connection; the first reason counts.
+    /// Ends the connection; only the first reason is kept.
     fn end(&self, end: End) {
         self.end.send_if_modified(|known| {
             let is_first = known.is_none();

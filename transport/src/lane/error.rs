@@ -1,4 +1,4 @@
-//! Why lanes end.
+//! Errors that end lanes.
 
 use std::net::SocketAddr;
 use tensor_relay_protocol::{CloseCode, MessageError};
@@ -12,13 +12,13 @@ pub enum LaneError {
         "the other end ({peer}) has not answered for the idle timeout: it died, or the network between is down"
     )]
     TimedOut {
-        /// Where the other end is, or was.
+        /// The other end's address.
         peer: SocketAddr,
     },
-    /// The other end closed the lane and said why.
+    /// The other end closed the lane with a reason.
     #[error("the other end ({peer}) closed the connection: {}", reason_text(*code, text))]
     ClosedByPeer {
-        /// Where the other end is.
+        /// The other end's address.
         peer: SocketAddr,
         /// Its reason, if this build knows it.
         code: Option<CloseCode>,
@@ -28,41 +28,41 @@ pub enum LaneError {
     /// The other end no longer knows the connection: it was restarted.
     #[error("the other end ({peer}) was restarted and does not know this connection any more")]
     Reset {
-        /// Where the other end is.
+        /// The other end's address.
         peer: SocketAddr,
     },
-    /// A TCP connection ended and nobody had closed the lane.
+    /// A TCP connection was cut without a close.
     #[error(
         "the connection to {peer} was cut: {detail}; the program at the other end was killed, or something between ended the \
          connection"
     )]
     Cut {
-        /// Where the other end is, or was.
+        /// The other end's address.
         peer: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         detail: String,
     },
     /// This end closed the lane.
     #[error("this end closed the connection")]
     ClosedHere,
-    /// This end closed the lane because the other one did not hear its control stream: it hangs, breaks the rules, or was
-    /// ended with its good-bye lost on the way.
+    /// This end closed the lane because the other one stopped reading its control stream: it hangs, breaks the rules,
+    /// or closed the lane and its close was lost.
     #[error("the other end ({peer}) does not hear what it is told: {detail}")]
     Unheard {
-        /// Where the other end is, or was.
+        /// The other end's address.
         peer: SocketAddr,
-        /// What became of the control stream.
+        /// What happened to the control stream.
         detail: &'static str,
     },
     /// The connection itself failed: QUIC or TLS refused what came, or the other end broke the rules of the connection.
     #[error("the connection to {peer} failed: {detail}")]
     Protocol {
-        /// Where the other end is.
+        /// The other end's address.
         peer: SocketAddr,
-        /// What went wrong.
+        /// The error.
         detail: String,
     },
-    /// The other end gave up one data stream. The lane lives.
+    /// The other end reset or stopped one data stream. The lane lives.
     #[error("the other end gave up a data stream")]
     StreamGivenUp,
 }
@@ -77,7 +77,7 @@ fn reason_text(code: Option<CloseCode>, text: &str) -> String {
 }
 
 impl LaneError {
-    /// The other end's good-bye. Its text is shown to people, so nothing in it can be a control sequence.
+    /// The error for the other end's close. Control sequences are removed from its text, which is shown to people.
     pub(crate) fn closed_by(peer: SocketAddr, code: u64, text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text).escape_debug().to_string();
         Self::ClosedByPeer { peer, code: CloseCode::from_code(code), text }
@@ -91,7 +91,7 @@ pub enum HeaderError {
     /// The lane or the stream ended.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// The bytes are no header.
+    /// The header is invalid.
     #[error(transparent)]
     Message(#[from] MessageError),
 }

@@ -1,4 +1,4 @@
-//! Lanes over QUIC: streams, priorities and flow control are QUIC's own.
+//! Lanes over QUIC, with QUIC's own streams, priorities and flow control.
 
 use bytes::Bytes;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
@@ -12,29 +12,27 @@ use tensor_relay_protocol::CloseCode;
 use super::{LaneError, LaneStats};
 use crate::{network::moving::TaskMover, tuning::WINDOW_RESERVE_BYTES, window::SendWindow};
 
-/// How much of a `Bytes` is handed to QUIC at once. Whatever is written counts against the send window until all of it
-/// is acknowledged, so pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle at every end.
+/// The most bytes passed to QUIC at once. Written bytes count against the send window until all are acknowledged, so
+/// pieces beyond a quarter of the window (4 MiB by default) would leave the lane idle at every end.
 const SLICE_MAX_BYTES: usize = 1 << 20;
 
-/// How many received pieces are taken out of QUIC at once. A piece is what one packet carried, so 64 of them are one
+/// The most received pieces taken out of QUIC at once. A piece is the payload of one packet, so 64 of them are one
 /// batch of the kernel's.
 const PIECES_MAX: usize = 64;
 
-/// How many bytes of the control stream are taken at once; a frame is at most 64 KiB and usually below 100 bytes.
+/// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
 /// Control messages come before every chunk that waits to be sent.
 const CONTROL_PRIORITY: i32 = 1_000;
 
-/// How many round trips what is in flight gets before a lane is closed: one for it, the others for
-/// what is lost on the way.
+/// The round trips granted to what is in flight before a lane is closed: one, and the others for retransmissions.
 const SETTLE_ROUND_TRIPS: u32 = 6;
 
-/// What it gets at least: packets leave on another thread, and where processors are short that waits for one much longer than
-/// for the path.
+/// The least time granted: packets leave on another thread, which may wait for a processor longer than for the path.
 const SETTLE_MIN: Duration = Duration::from_millis(20);
 
-/// How often a closed lane looks for the peer's answer, which quinn tells of by a counter alone.
+/// How often a closed lane polls for the peer's answer, which quinn reports in a counter alone.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
 /// One QUIC connection. Cheap to clone.
@@ -46,9 +44,9 @@ struct Shared {
     connection: quinn::Connection,
     endpoint: quinn::Endpoint,
     window: SendWindow,
-    /// How it is known that the other end does not hear its control stream, once this end closed the lane for it.
+    /// Set when this end closed the lane because the other end stopped reading its control stream: how it noticed.
     unheard: OnceLock<&'static str>,
-    /// How its task can be moved to another thread. It moves once.
+    /// Moves its task to another thread, once.
     moving: Mutex<Option<TaskMover>>,
 }
 
@@ -167,7 +165,7 @@ impl Connection {
         }
     }
 
-    /// What a stream that ended without the lane means.
+    /// The error for a stream that ended without the lane.
     fn stream_error(&self) -> LaneError {
         self.ended().unwrap_or(LaneError::StreamGivenUp)
     }
@@ -187,7 +185,7 @@ impl Connection {
     }
 }
 
-/// quinn's reasons in this project's words.
+/// Converts quinn's errors.
 pub(crate) fn lane_error(peer: SocketAddr, error: ConnectionError) -> LaneError {
     match error {
         ConnectionError::TimedOut => LaneError::TimedOut { peer },

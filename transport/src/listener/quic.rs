@@ -1,4 +1,4 @@
-//! QUIC's part of the door: a UDP socket.
+//! The QUIC half of a listener: a UDP socket.
 
 use std::{
     io,
@@ -20,19 +20,19 @@ use crate::{
     window::SendWindow,
 };
 
-/// The most handshakes that wait to be accepted. Each costs up to 64 KiB (see below) before anything is known of the
-/// client, so all together stay below 64 MiB.
+/// The most handshakes waiting to be accepted. Each costs up to 64 KiB (see below) from an unknown client, so all
+/// together stay below 64 MiB.
 const INCOMING_MAX: usize = 1_024;
 
-/// What one handshake may send before it is accepted.
+/// The most bytes that a client may send before it is accepted.
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
 
-/// Where a listener's QUIC connections come in.
+/// Accepts a listener's QUIC connections.
 pub(super) struct QuicAcceptor {
     endpoint: quinn::Endpoint,
     crypto: Arc<QuicServerConfig>,
     network: Arc<dyn Network>,
-    /// Where its lanes run at first, if they can move.
+    /// The runtime that its lanes start on, if they can move.
     moving: Option<Arc<MovingRuntime>>,
     tuning: Tuning,
     retry: Mutex<RetryPolicy>,
@@ -93,7 +93,7 @@ impl QuicAcceptor {
         }
     }
 
-    /// Whether a client that arrives now has to prove its address first.
+    /// Whether an arriving client has to prove its address first.
     fn must_retry(&self) -> bool {
         let now = self.network.runtime().now();
         let mut policy = self.retry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,17 +146,16 @@ impl QuicArrival {
     }
 }
 
-/// Lets a server that was restarted, or is another process with the same identity, tell clients of its predecessor that
-/// their connections are gone (RFC 9000 §10.3): what it needs for it follows from the identity. Clients then connect
-/// again at once, instead of after their idle timeout.
+/// Enables stateless resets after a restart, or by another process with the same identity (RFC 9000 §10.3): their key
+/// is derived from the identity. Clients then reconnect at once, instead of after their idle timeout.
 fn remembering(mut config: EndpointConfig, identity: &Identity) -> EndpointConfig {
     config.reset_key(Arc::new(identity.derived_key("stateless reset")));
     config.cid_generator(|| Box::new(RandomIds));
     config
 }
 
-/// Connection ids of random bytes. Those of quinn's own default are signed with a key of the process: what came to its
-/// predecessor it would drop without a word.
+/// Random connection ids. quinn's default ids are signed with a key of the process: packets for a predecessor would be
+/// dropped silently.
 struct RandomIds;
 
 impl RandomIds {

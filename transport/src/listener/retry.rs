@@ -1,22 +1,22 @@
-//! When clients have to prove their address before the handshake. Pure.
+//! The retry policy: when clients have to prove their address before the handshake. Pure.
 
 use std::time::Instant;
 
-/// The most open lanes before clients have to prove their address: forged addresses do not fill the server.
+/// The most open lanes without address validation: forged addresses must not fill the server.
 const OPEN_MAX: usize = 256;
 
-/// How many clients a second may do the handshake without having proven their address.
+/// The most handshakes per second from unvalidated addresses.
 ///
 /// A handshake costs the server a signature and a key exchange, half a millisecond of a processor or less, so forged ones
 /// take 6 % of one at the most. A thousand workers that connect at once cost 872 of them one round trip more.
 const RATE_PER_SECOND: f64 = 128.0;
 
-/// Which clients are answered with Retry (RFC 9000 §8.1.2) and not with a handshake: those whose address is not proven, while
-/// many lanes are open or many such clients arrive.
+/// Decides which clients are answered with Retry (RFC 9000 §8.1.2) instead of a handshake: those with an unvalidated
+/// address, while many lanes are open or many such clients arrive.
 ///
-/// Addresses can be forged, so they are counted together. What they cost has to be bounded by their arrival alone: a
-/// handshake that is made to fail at once leaves no open connection behind. Each arrival adds one to a level that falls by
-/// the rate, whatever becomes of it; so all of a flood get Retry, for as long as it lasts and up to a second after it.
+/// Addresses can be forged, so they are counted together, and by arrival alone: a handshake made to fail at once leaves
+/// no open connection behind. Each arrival adds one to a level that falls at the rate; so during a flood and up to a
+/// second after it, all of it gets Retry.
 #[derive(Debug, Default)]
 pub(super) struct RetryPolicy {
     level: f64,
@@ -24,8 +24,8 @@ pub(super) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Counts a client that arrives at `now` without a proof of its address, while `open` lanes are. Returns whether it has
-    /// to bring one.
+    /// Counts an arrival at `now` from an unvalidated address, with `open` lanes. Returns whether it has to prove its
+    /// address.
     pub(super) fn handle_unproven(&mut self, now: Instant, open: usize) -> bool {
         let since = self
             .updated

@@ -1,4 +1,4 @@
-//! TCP beside UDP, at the same address and port number.
+//! The TCP half of a listener, on the same address and port number.
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 use tensor_relay_protocol::CloseCode;
@@ -10,17 +10,17 @@ use crate::{
     tls,
 };
 
-/// How long nothing is accepted after the system refused to: mostly because this process has too many files open.
+/// The pause after the system refused to accept, mostly because this process has too many open files.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
-/// Where a listener's TCP connections come in.
+/// Accepts a listener's TCP connections.
 pub(super) struct TcpAcceptor {
     listener: Box<dyn StreamListener>,
     config: Arc<rustls::ServerConfig>,
     settings: Settings,
     /// Whether its lanes may move to threads of their own.
     moves: bool,
-    /// Closes all its lanes; each holds a receiver for as long as it is there.
+    /// Closes all its lanes; each holds a receiver while it lives.
     closing: watch::Sender<Option<CloseCode>>,
 }
 

@@ -1,4 +1,4 @@
-//! What is held back for one destination, until it is worth a system call.
+//! A batch of datagrams for one destination, collected for one system call.
 
 use quinn::udp::{EcnCodepoint, Transmit};
 use std::{
@@ -9,10 +9,10 @@ use std::{
 /// The most bytes one system call may send, whatever the number of segments: the largest UDP payload over IPv4.
 pub(super) const BATCH_MAX_BYTES: usize = 65_507;
 
-/// What quinn sends at once at most (its `MAX_TRANSMIT_SEGMENTS`).
+/// The most segments that quinn sends at once (its `MAX_TRANSMIT_SEGMENTS`).
 pub(super) const QUINN_SEGMENTS: usize = 10;
 
-/// How many segments are sent at once.
+/// The bounds on segments sent at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     /// By quinn, when it has more to send. A transmit of fewer is the end of a burst, or a small message that nothing
@@ -22,27 +22,27 @@ pub(super) struct Bounds {
     pub(super) kernel: usize,
 }
 
-/// Datagrams for one destination that QUIC has sent and that the kernel has not got yet.
+/// Datagrams for one destination that quinn has sent and the kernel has not received yet.
 ///
 /// A system call costs as much as encrypting a dozen packets of 1,472 bytes. quinn hands ten at a time to its socket,
 /// and the kernel takes 44. So transmits of ten full segments are collected, in the hope of more. That hope grows
 /// with success: the first batch of a burst goes out after one transmit, the next after two, then four. Whatever is shorter
 /// than that closes the batch and goes out at once, and costs what it costs without a batch.
 ///
-/// It decides; `send` does. A `send` that fails with `WouldBlock` has taken nothing.
+/// It decides; `send` executes. A `send` that fails with `WouldBlock` has taken nothing.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     kind: Option<Kind>,
     /// Datagrams of `kind`, all full but perhaps the last. Those before `sent` are gone.
     bytes: Vec<u8>,
     sent: usize,
-    /// How many full batches left in a row.
+    /// The number of consecutive full batches.
     streak: u32,
-    /// Rises with whatever is taken or sent, so that a look can tell whether anything happened since the last.
+    /// Incremented whenever anything is taken or sent, so that a check sees whether anything happened since the last.
     changes: u64,
 }
 
-/// What all datagrams of a system call have in common.
+/// The common properties of the datagrams in a system call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Kind {
     destination: SocketAddr,
@@ -72,7 +72,7 @@ impl Batch {
         }
     }
 
-    /// Sends what is held, because nothing more came.
+    /// Sends the held datagrams, because no more came.
     ///
     /// # Errors
     /// `WouldBlock`: the rest is still held.
@@ -94,13 +94,13 @@ impl Batch {
         self.bytes.is_empty()
     }
 
-    /// While something is held: a number that is the same as before when nothing was taken or sent since.
+    /// While datagrams are held: a number that changes when anything is taken or sent.
     pub(super) fn look(&self) -> Option<u64> {
         (!self.is_empty()).then_some(self.changes)
     }
 
-    /// Whether `transmit` may go into one system call with what is held: alike, or one last datagram that is shorter; and
-    /// behind whole segments alone, because the kernel cuts by length.
+    /// Whether `transmit` may share a system call with the held datagrams: alike, or one last shorter datagram; and
+    /// behind whole segments only, because the kernel cuts by length.
     fn continues(&self, transmit: &Transmit<'_>) -> bool {
         let (Some(held), new) = (self.kind, Kind::of(transmit)) else { return false };
         let is_open = self.bytes.len().is_multiple_of(held.segment);

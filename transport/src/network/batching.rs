@@ -24,8 +24,8 @@ use tokio::{
     task::yield_now,
 };
 
-/// How many peers have a line. One costs some hundred bytes, and memory for its batch while it is busy: a call or two, or
-/// ten jumbo datagrams. Peers beyond these take the place of one that is quiet.
+/// The most peers with a line. A line costs some hundred bytes, and memory for its batch while it is busy. Further
+/// peers replace a quiet one.
 const LINES_MAX: usize = 4_096;
 
 /// A UDP socket over another one, with a batch for each peer.
@@ -36,8 +36,8 @@ const LINES_MAX: usize = 4_096;
 pub struct Batching {
     socket: Arc<dyn AsyncUdpSocket>,
     lines: RwLock<HashMap<SocketAddr, Arc<Line>>>,
-    /// How many segments quinn is to send at once. It asks without saying for whom, so this is what suits the largest that
-    /// were seen.
+    /// The number of segments that quinn is asked to send at once: suited to the largest seen, since quinn asks without
+    /// naming the peer.
     burst: AtomicUsize,
 }
 
@@ -128,7 +128,7 @@ impl fmt::Debug for Batching {
     }
 }
 
-/// The way to one peer.
+/// The batch of one peer, and its flush task.
 struct Line {
     socket: Arc<dyn AsyncUdpSocket>,
     outbox: Mutex<Outbox>,
@@ -141,7 +141,7 @@ struct Outbox {
     flush: Option<Flush>,
 }
 
-/// The task that sends what a line holds once nothing follows. It ends when this is dropped.
+/// The task that flushes a line once nothing follows. Aborted when this is dropped.
 struct Flush {
     /// Where it runs: where the peer's connection does, because it is that one's turns that it waits for. A connection may
     /// move to another thread.
@@ -160,7 +160,7 @@ impl Line {
         match Handle::try_current() {
             Ok(runtime) if !outbox.batch.is_empty() => outbox.flush_on(&runtime, self),
             Ok(_) => {}
-            // Nobody would send it later. What the socket refuses now goes with whatever is sent next.
+            // Nobody would send it later. What the socket refuses now goes with the next send.
             Err(_) => drop(outbox.batch.flush(bounds, |t| self.socket.try_send(t))),
         }
         taken
@@ -176,7 +176,7 @@ impl Line {
         self.outbox.try_lock().is_ok_and(|outbox| outbox.batch.is_empty())
     }
 
-    /// See [`Batch::look`]. `None` too when another task looks after this line.
+    /// See [`Batch::look`]. `None` too when another task flushes this line.
     fn look(&self, held: &Arc<Notify>) -> Option<u64> {
         let outbox = self.outbox();
         outbox.batch.look().filter(|_| outbox.is_flushed_by(held))

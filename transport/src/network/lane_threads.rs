@@ -1,4 +1,4 @@
-//! Threads for lanes: a thread with a runtime of its own, several of them, and connections that move there.
+//! Threads for lanes, each with a runtime of its own, and the placement of lanes on them.
 
 use crate::network::moving::TaskMover;
 use std::{
@@ -14,10 +14,10 @@ use tokio::{
     sync::oneshot,
 };
 
-/// A thread that runs nothing but lanes. It ends, and everything on it, when this is dropped.
+/// A thread that runs only lanes. It ends, with everything on it, when this is dropped.
 pub struct LaneThread {
     handle: Handle,
-    /// The lanes that run on it.
+    /// The number of lanes on it.
     lanes: AtomicUsize,
     /// Dropped with this, which is what the thread waits for.
     _stop: oneshot::Sender<()>,
@@ -39,13 +39,13 @@ impl LaneThread {
         Ok(Self { handle, lanes: AtomicUsize::new(0), _stop: stop })
     }
 
-    /// Where its tasks are spawned.
+    /// The runtime for its tasks.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 }
 
-/// One lane's place on a thread, which counts there until this is dropped. All clones of the lane share one.
+/// A lane's place on a thread, counted until it is dropped. All clones of the lane share one.
 #[derive(Debug)]
 pub(crate) struct ThreadSlot(Arc<LaneThread>);
 
@@ -55,7 +55,7 @@ impl ThreadSlot {
         Self(thread)
     }
 
-    /// Where the lane's tasks are spawned.
+    /// The runtime for the lane's tasks.
     pub(crate) fn handle(&self) -> &Handle {
         self.0.handle()
     }
@@ -91,7 +91,7 @@ impl LaneThreads {
         Self { max, threads: Mutex::default() }
     }
 
-    /// A place on the thread with the fewest lanes, or on a new one while all have some and there may be more.
+    /// A place on the thread with the fewest lanes, or on a new one while all have some and more are allowed.
     pub(crate) fn least_used(&self) -> Option<ThreadSlot> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let lanes: Vec<usize> = threads.iter().map(|thread| thread.lanes.load(Ordering::Relaxed)).collect();
@@ -115,18 +115,18 @@ impl LaneThreads {
     }
 }
 
-/// Where the next lane goes.
+/// The placement of the next lane.
 #[derive(Debug, PartialEq, Eq)]
 enum Placement {
-    /// To the thread with this index.
+    /// On the thread with this index.
     At(usize),
-    /// To one that is to be started.
+    /// On a new thread.
     New,
-    /// There may be no threads.
+    /// On none: no threads are allowed.
     Nowhere,
 }
 
-/// Where the next lane goes, when there are threads with so many `lanes`, and may be `max`.
+/// The placement of the next lane, given the `lanes` of each thread and at most `max` threads.
 fn seat(lanes: &[usize], max: usize) -> Placement {
     let least = lanes.iter().copied().enumerate().min_by_key(|(_, lanes)| *lanes);
     match least {
@@ -137,7 +137,7 @@ fn seat(lanes: &[usize], max: usize) -> Placement {
     }
 }
 
-/// Moves the connection whose task `moving` can move to the least used of `threads`; returns its place there.
+/// Moves the connection of `moving` to the least used of `threads`; returns its place there.
 pub(crate) fn settle(moving: &TaskMover, threads: &LaneThreads) -> Option<ThreadSlot> {
     let seated = threads.least_used()?;
     moving.to(seated.handle().clone());

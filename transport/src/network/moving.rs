@@ -81,7 +81,7 @@ impl TaskMover {
         moving
     }
 
-    /// Lets the task go on at `there`. It moves once: what is said after that has no effect.
+    /// Moves the task to the runtime `there`. It moves once: later calls have no effect.
     pub(crate) fn to(&self, there: Handle) {
         let waker = {
             let mut order = lock(&self.0);
@@ -93,7 +93,7 @@ impl TaskMover {
         }
     }
 
-    /// Where the task is to go, if it was told; else `waker` is woken when it is.
+    /// The runtime to move to, if there is one; otherwise `waker` is woken on the move.
     fn poll(&self, waker: &Waker) -> Option<Handle> {
         let mut order = lock(&self.0);
         if order.to.is_none() && !order.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
@@ -109,7 +109,7 @@ impl fmt::Debug for TaskMover {
     }
 }
 
-/// A task that moves when it is told: it ends here, and goes on there. Staying costs an uncontended lock for each poll.
+/// A task that can be moved: it ends here, and continues there. Otherwise it costs an uncontended lock for each poll.
 ///
 /// Nothing is missed on the way: a task that was spawned is polled at least once, looks at everything it waits for, and
 /// is woken from then on where it is.
@@ -133,7 +133,7 @@ impl Future for MovingTask {
     }
 }
 
-/// A timer that goes with its task: one that stayed behind would wake the thread that was left for every packet.
+/// A timer that moves with its task: otherwise it would wake the old thread for every packet.
 struct MovingTimer {
     sleep: Pin<Box<Sleep>>,
     at: Instant,

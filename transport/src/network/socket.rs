@@ -1,4 +1,4 @@
-//! The UDP socket of this machine, as quinn wants it.
+//! The UDP socket of this machine, for quinn.
 
 use quinn::{
     AsyncUdpSocket, UdpPoller,

@@ -1,4 +1,4 @@
-//! Byte streams of a network: TCP connections on this machine's own, whatever a simulation makes of them on its own.
+//! Byte streams: TCP connections, or simulated ones.
 
 use rustix::net::sockopt;
 use std::{
@@ -16,16 +16,16 @@ use tokio::{
 
 /// Both directions of one connection, in order and whole as long as it lives. Nothing is encrypted yet.
 pub trait ByteStream: AsyncRead + AsyncWrite + Debug + Send + Unpin + 'static {
-    /// Is told what a lane found out about it and wants of it, where that makes a difference.
+    /// Tunes the stream with what a lane has found out.
     fn tune(&self, _tuning: StreamTuning) {}
 }
 
-/// What a lane wants of its byte stream.
+/// A lane's measurements and settings for its byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamTuning {
-    /// How long the other end took to answer the handshake: a round trip, and what it had to do.
+    /// The time that the other end took to answer the handshake: a round trip and its work.
     pub answer_time: Duration,
-    /// After how long without an acknowledgement of what was sent the other end is dead.
+    /// The time without an acknowledgement after which the other end counts as dead.
     pub idle_timeout: Duration,
 }
 
@@ -54,12 +54,12 @@ impl ByteStream for TcpStream {
 /// A byte stream that is being opened. The caller sets the deadline.
 pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
 
-/// Where byte streams come in.
+/// Accepts byte streams.
 pub trait StreamListener: Debug + Send + Sync + 'static {
-    /// Takes the next one, with where it is from.
+    /// Accepts the next one, with its peer's address.
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn ByteStream>, SocketAddr)>>;
 
-    /// Where it listens.
+    /// The local address.
     fn local_address(&self) -> io::Result<SocketAddr>;
 }
 

@@ -1,4 +1,4 @@
-//! Chunks as deltas against a version that a receiver holds, once for all that hold it.
+//! Delta encoding against a version that receivers hold, once for all of them.
 
 use super::{Encoded, Encoder, scratch};
 use crate::{
@@ -13,16 +13,16 @@ use std::{
 use tensor_relay_device::SourceError;
 use tensor_relay_protocol::{ChunkIndex, CodecId, Context, SMALL_BYTES, Sparse};
 
-/// The codec of deltas. It says by itself when a chunk changed too much: a delta is half as long as its chunk at most.
+/// The delta codec. It rejects a chunk that changed too much: a delta is at most half as long as its chunk.
 const CODEC: CodecId = CodecId::Sparse;
 
 impl Encoder {
     /// The bytes of `chunk` for the wire, for a receiver that holds `base`, a version with the same manifest: a delta,
-    /// where little changed since, and what [`encode`](Self::encode) gives otherwise. The answer's
-    /// [`codec`](Encoded::codec) says which ([`needs_base`](CodecId::needs_base)).
+    /// if little changed, otherwise the result of [`encode`](Self::encode). The answer's [`codec`](Encoded::codec) says
+    /// which ([`needs_base`](CodecId::needs_base)).
     ///
-    /// All receivers with the same base wait for one comparison. It costs a read of the base, which is slices of memory or,
-    /// on a device, a copy that is shared as those of other reads are. A base that cannot be read is no error.
+    /// Receivers with the same base share one comparison. It costs a read of the base: slices of memory or, on a
+    /// device, a copy shared with other reads. An unreadable base is not an error.
     ///
     /// # Errors
     /// As [`encode`](Self::encode): never for the base.
@@ -42,7 +42,7 @@ impl Encoder {
             Some(Some(delta)) => Ok(delta),
             Some(None) => self.encode(payload, chunk, wanted).await,
             None => {
-                // Outside of the cache, where all who wait for a device hear of its failure at once, not in turns.
+                // Outside of the cache, so that all waiters see a device's failure at once instead of in turns.
                 let raw = self.raw(payload, chunk).await?;
                 let (delta, compared) = self.delta(key, payload, base, &raw).await?;
                 let encoded = match delta {
@@ -54,8 +54,8 @@ impl Encoder {
         }
     }
 
-    /// The delta of the chunk whose bytes are `raw` against `base`, `None` when too much changed, or that is not found
-    /// out; and how long finding out took. What is the same by its hash is neither read again nor compared.
+    /// The delta of the chunk `raw` against `base`, `None` if too much changed or it is not known; and the time taken.
+    /// A chunk with an equal hash is neither read nor compared.
     async fn delta(
         &self,
         key: Key,
@@ -90,7 +90,7 @@ impl Encoder {
         Ok((delta, spent))
     }
 
-    /// What the chunk was in `base`. A base that cannot be read is not tried again for this payload.
+    /// The bytes of the chunk in `base`. An unreadable base is not tried again for this payload.
     async fn before(&self, payload: &Payload, base: &Payload, chunk: ChunkIndex) -> Option<Bytes> {
         if self.chooser.is_unreadable(payload, base) {
             return None;
@@ -106,7 +106,7 @@ impl Encoder {
         }
     }
 
-    /// The delta of a chunk that is what it was.
+    /// The delta of an unchanged chunk.
     fn unchanged(&self, payload: &Payload, chunk: ChunkIndex, raw: &Encoded) -> Encoded {
         let (_, dtype) = payload.manifest().chunk(chunk);
         let bytes = Bytes::from(Sparse::unchanged(dtype, &raw.bytes));
@@ -143,8 +143,8 @@ impl Encoder {
     }
 }
 
-/// Whether `chunk` is to be compared with a base at all. When the choice is free, small ones travel raw, as they do without
-/// a base.
+/// Whether `chunk` is worth comparing with a base. When the choice is free, small ones travel raw, as they do without a
+/// base.
 fn is_worth_comparing(payload: &Payload, chunk: ChunkIndex, wanted: CodecRequest) -> bool {
     let (range, _) = payload.manifest().chunk(chunk);
     match wanted {

@@ -1,16 +1,16 @@
-//! Where codecs write, before it is known how much that is.
+//! Output buffers for codecs.
 
 use bytes::Bytes;
 use std::cell::RefCell;
 use tensor_relay_protocol::{CodecId, Context, codec};
 
 thread_local! {
-    /// As large as the largest chunk that the thread has encoded, for as long as the thread lives. Fresh memory for each
-    /// chunk would be cleared, and handed over by the kernel page by page: as much work as encoding it.
+    /// As large as the largest chunk that the thread has encoded, kept for the thread's life. Fresh memory for each
+    /// chunk would be cleared and mapped page by page: as much work as encoding it.
     static OUT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The encoding of `raw`, in memory of its own length, which `keep` copies it to; `None` where it does not fit `room_bytes`.
+/// Encodes `raw` and copies the encoding with `keep`; `None` if it does not fit `room_bytes`.
 pub(super) fn encode(
     id: CodecId,
     context: Context<'_>,

@@ -1,4 +1,4 @@
-//! Segments on their way out: encrypted one behind the other, and written at once.
+//! Outgoing segments: encrypted one after another, and written at once.
 
 use rustls::AlertDescription;
 use std::io;
@@ -10,18 +10,18 @@ use super::{
     sending::SPAN_BYTES_MAX,
 };
 
-/// How many of the longest segments are written at once: a megabyte. A quarter of it costs a tenth of the speed, since each
-/// write ends with a packet that is not full.
+/// The number of maximal segments written at once: a megabyte. A quarter of it costs a tenth of the speed, since each
+/// write ends with a partial packet.
 const SEGMENTS: usize = 16;
 
-/// Up to how many bytes a segment is one record with its header. A longer one is encrypted straight out of its memory.
+/// The longest segment that is one record with its header. A longer one is encrypted straight from its memory.
 const JOINED_BYTES_MAX: usize = 1 << 10;
 
-/// The most room that a segment takes: a record for its header, and its bytes.
+/// The most space for a segment: a record for its header, and its bytes.
 const SEGMENT_ROOM: usize =
     Sealer::sealed_bytes_max(SEGMENT_HEADER_BYTES) + Sealer::sealed_bytes_max(SEGMENT_BYTES_MAX);
 
-/// The most room that what is [added](Batch::add) at once takes.
+/// The most space for one [`add`](Batch::add).
 const SPAN_ROOM: usize = SPAN_BYTES_MAX / SEGMENT_BYTES_MAX * SEGMENT_ROOM;
 
 /// The sending direction of a connection.
@@ -37,17 +37,17 @@ impl<W: AsyncWrite + Unpin> Batch<W> {
         Self { write, sealer, bytes: vec![0; SEGMENTS * SEGMENT_ROOM].into(), filled: 0 }
     }
 
-    /// Whether anything fits that can be added.
+    /// Whether there is space for any segment.
     pub(super) fn has_room(&self) -> bool {
         self.bytes.len() - self.filled >= SPAN_ROOM
     }
 
-    /// Whether it is so short that whatever comes next should be written with it.
+    /// Whether it is so short that the next segment should be written with it.
     pub(super) fn is_short(&self) -> bool {
         self.filled < SEGMENT_BYTES_MAX
     }
 
-    /// Encrypts a segment, for which there is [room](Self::has_room). One with up to [`SPAN_BYTES_MAX`] of data becomes
+    /// Encrypts a segment; there must be [space](Self::has_room). One with up to [`SPAN_BYTES_MAX`] of data becomes
     /// several.
     pub(super) fn add(&mut self, mut segment: Segment) -> io::Result<()> {
         while let Some(front) = segment.split_front() {

@@ -1,4 +1,4 @@
-//! The memory of segments on their way to whoever reads them, used again and again.
+//! A pool of buffers for received segments.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -7,17 +7,17 @@ use std::{
 
 use super::segment::SEGMENT_BYTES_MAX;
 
-/// How long a kept buffer is: a segment and a byte.
+/// The length of a pooled buffer: a segment and a byte.
 const BUFFER_BYTES: usize = SEGMENT_BYTES_MAX + 1;
 
-/// How many buffers are kept while nobody needs them: a megabyte, as much as waits where a reader keeps up.
+/// The most unused buffers: a megabyte, the usual backlog of a reader that keeps up.
 const SPARE_MAX: usize = 16;
 
 /// The buffers of one connection. Fresh memory would have to be zeroed, which costs a tenth of decrypting into it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
-/// Memory that goes back to its pool when it is dropped. What is in it at first is unspecified.
+/// A buffer that returns to its pool when it is dropped. Its initial content is unspecified.
 #[derive(Debug)]
 pub(super) struct Buffer {
     bytes: Box<[u8]>,

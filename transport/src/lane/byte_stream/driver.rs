@@ -1,4 +1,4 @@
-//! The task that reads and writes a byte stream.
+//! The driver: the task that reads and writes a byte stream.
 
 use bytes::Bytes;
 use rustls::AlertDescription;
@@ -24,16 +24,16 @@ use super::{
     stream::StreamIn,
 };
 
-/// How long a closed connection waits at most for the other end to read why.
+/// How long a closed connection waits at most for the other end to read the reason.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// How long what the other end said last is read where nothing can be written to it any more.
+/// How long to read the other end's last bytes after writing has failed.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// How much is read at once of what nobody wants.
+/// The size of reads whose bytes are discarded.
 const DRAIN_BYTES: usize = 16 << 10;
 
-/// What the driver of one connection is started with.
+/// The initial state of a connection's driver.
 pub(super) struct Driver {
     pub(super) shared: Arc<Shared>,
     pub(super) role: Role,
@@ -45,7 +45,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Serves what was `secured` until the connection ends, and then until the other end knows why.
+    /// Serves a `secured` stream until the connection ends, and then until the other end has read the reason.
     pub(super) async fn run(self, secured: Secured<impl AsyncRead + AsyncWrite>) {
         let Self { shared, role, settings, queues, control, begun, mut closing } = self;
         let (read, write) = tokio::io::split(secured.stream);
@@ -71,7 +71,7 @@ impl Driver {
                 end = &mut reading => shared.end(end),
                 Err(error) = &mut writing => {
                     is_written = true;
-                    // The other end may have said why before it stopped to read.
+                    // The other end may have sent a reason before it stopped reading.
                     let last_words = timeout(LAST_WORDS, &mut reading).await;
                     shared.end(last_words.unwrap_or_else(|_| shared.failed(error)));
                 }
@@ -81,7 +81,7 @@ impl Driver {
                 }
             }
         }
-        // Readers end with the streams, and ask why.
+        // Readers end with the streams, and query the reason.
         let read = reader.into_read_half();
         if shared.wait_for_end().await.farewell != Farewell::None {
             let lingering = async {
@@ -104,25 +104,25 @@ async fn closed_from_outside(closing: &mut Option<watch::Receiver<Option<CloseCo
     }
 }
 
-/// Reads until the other end has ended the stream. Dropped with bytes in it that nobody read, a TCP connection is reset, and
-/// what was sent last can be lost with it.
+/// Reads until the other end has ended the stream. A TCP connection dropped with unread bytes is reset, which can lose
+/// what was sent last.
 async fn drain(mut read: impl AsyncRead + Unpin) {
     let mut unwanted = vec![0; DRAIN_BYTES];
     while let Ok(1..) = read.read(&mut unwanted).await {}
 }
 
-/// The driver's way in.
+/// The receiving half of the driver.
 struct Reader<S> {
     inbox: Inbox<ReadHalf<S>>,
     shared: Arc<Shared>,
     role: Role,
     settings: Settings,
-    /// Until the other end has ended its control stream.
+    /// `None` once the other end has ended its control stream.
     control: Option<ControlPipe>,
     begun: mpsc::UnboundedSender<Incoming>,
-    /// How many data streams have begun.
+    /// The number of data streams begun.
     streams: u64,
-    /// The data stream that has begun and has not ended.
+    /// The current data stream.
     current: Option<StreamIn>,
 }
 
@@ -196,12 +196,12 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    /// Waits while the pipe is full: its reader is behind.
+    /// Waits while the pipe is full, because its reader is behind.
     async fn handle_control(&mut self, bytes: &Bytes, last: bool) -> Result<(), End> {
         let Some(pipe) = &mut self.control else {
             return Err(self.misbehaved(&"it went on with its control stream, which it had ended"));
         };
-        // The error is that nobody reads any more.
+        // An error means that nobody reads any more.
         let Ok(_) = timeout(self.settings.idle_timeout, pipe.write_all(bytes)).await else {
             let peer = self.shared.peer;
             let detail = "this end did not read its control stream for the idle timeout".to_owned();
@@ -232,7 +232,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         Ok(())
     }
 
-    /// Keeps a segment for the reader of the current stream, which this begins where there is none.
+    /// Queues a segment for the reader of the current stream, which begins here if there is none.
     async fn keep(&mut self, bytes: &Bytes) -> Result<(), End> {
         let unread = &self.shared.unread;
         let counted = unread.count(bytes, self.settings.idle_timeout).await;
@@ -245,7 +245,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         Ok(())
     }
 
-    /// A segment was decrypted right to where it belongs.
+    /// Handles a segment that was decrypted into the reader's buffer.
     fn handle_filled(&mut self, wire_bytes: u64, last: bool) {
         self.shared.received_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
         if last {
@@ -253,7 +253,7 @@ impl<S: AsyncRead + AsyncWrite> Reader<S> {
         }
     }
 
-    /// The current data stream is whole.
+    /// Finishes the current data stream.
     fn finish(&mut self) {
         if let Some(stream) = self.current.take() {
             stream.finish();
@@ -266,21 +266,21 @@ impl<S> Reader<S> {
         self.shared.refuse(CloseCode::Misbehaved, why)
     }
 
-    /// Ends everything that waits for what is read.
+    /// Ends all streams that wait for received bytes.
     fn into_read_half(self) -> ReadHalf<S> {
         self.inbox.into_read()
     }
 }
 
 impl Shared {
-    /// The other end broke a rule, and is told which.
+    /// The error for a broken rule, which the other end is told.
     fn refuse(&self, code: CloseCode, why: &dyn std::fmt::Display) -> End {
         let detail = why.to_string();
         let error = LaneError::Protocol { peer: self.peer, detail: detail.clone() };
         End { error, farewell: Farewell::Close(code, detail) }
     }
 
-    /// The stream ended or failed, so nobody can be told.
+    /// The error for an ended or failed stream, of which nobody can be told.
     fn failed(&self, error: io::Error) -> End {
         let peer = self.peer;
         let error = match error.kind() {
@@ -304,18 +304,18 @@ impl Shared {
     }
 }
 
-/// The driver's way out.
+/// The sending half of the driver.
 struct Writer<W> {
     batch: Batch<W>,
     shared: Arc<Shared>,
     queues: Queues,
-    /// Whether the control stream has not ended.
+    /// Whether the control stream is still open.
     has_control: bool,
 }
 
 impl<W: AsyncWrite + Unpin> Writer<W> {
-    /// Writes until the connection ends, and then why, where the other end is to be told. Batches are written whole: a
-    /// close waits for the end of the one before it.
+    /// Writes until the connection ends, and then the reason, if the other end is to be told. Batches are written
+    /// whole: a close waits for the end of the one before it.
     async fn run(mut self, keep_alive: Duration) -> io::Result<()> {
         let mut end = self.shared.end.subscribe();
         let mut pings = interval(keep_alive);
@@ -332,7 +332,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             self.add(segment)?;
             self.add_queued()?;
             if self.batch.is_short() {
-                // Once all tasks that can run have, one write has what all of them say, and wakes the other end once.
+                // After all runnable tasks have run, one write carries their segments, and wakes the other end once.
                 yield_now().await;
                 self.add_queued()?;
             }
@@ -343,7 +343,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         }
     }
 
-    /// Adds what waits to be written already.
+    /// Adds segments that are already queued.
     fn add_queued(&mut self) -> io::Result<()> {
         while self.batch.has_room()
             && let Some(segment) = self.next_queued()
@@ -353,7 +353,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         Ok(())
     }
 
-    /// What waits to be written already.
+    /// The next segment that is already queued.
     fn next_queued(&mut self) -> Option<Segment> {
         let answer = self.shared.outbox.take_answer();
         answer
@@ -382,7 +382,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         self.batch.add(segment)
     }
 
-    /// Writes what is queued for the control stream, and why the connection ends. Data is left out: nobody waits for it.
+    /// Writes the queued control messages and the reason of the end. Queued data is dropped.
     async fn say_farewell(mut self) -> io::Result<()> {
         match self.shared.wait_for_end().await.farewell {
             Farewell::None => return Ok(()),

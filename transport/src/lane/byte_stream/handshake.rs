@@ -1,4 +1,4 @@
-//! The handshake, which rustls does, up to where records of [our own](super::records) follow.
+//! The TLS handshake with rustls, before [our own records](super::records).
 
 use rustls::{
     ClientConfig, ServerConfig,
@@ -25,14 +25,14 @@ const KEPT_BYTES_MAX: usize = 128 << 10;
 /// The longest record: 2^14 bytes, and what encryption may add.
 const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
 
-/// A stream on which both ends know each other, and the keys of its records.
+/// A stream after its handshake, with the keys of its records.
 pub(crate) struct Secured<S> {
     pub(super) stream: S,
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
     is_ours: bool,
     peer_certificate: Option<ClientCertificate>,
-    /// How long the other end took to answer all that the handshake asked.
+    /// The other end's time to answer the handshake, in all.
     answer_time: Duration,
 }
 
@@ -51,12 +51,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
         Self::over(stream, UnbufferedServerConnection::new(config).map_err(tls_error)?).await
     }
 
-    /// Whether the other end agreed to speak this protocol.
+    /// Whether the other end agreed on this protocol by ALPN.
     pub(crate) fn is_ours(&self) -> bool {
         self.is_ours
     }
 
-    /// What the other end showed, and proved to hold the key of.
+    /// The other end's certificate, whose key it proved to hold.
     pub(crate) fn peer_certificate(&self) -> Option<ClientCertificate> {
         self.peer_certificate.clone()
     }
@@ -80,14 +80,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secured<S> {
 }
 
 impl Secured<Box<dyn ByteStream>> {
-    /// Tells the stream what the handshake has shown, and what a lane with these `settings` wants of it.
+    /// Tunes the stream by what the handshake has shown, and for a lane with these `settings`.
     pub(crate) fn tune(&self, settings: Settings) {
         let idle_timeout = settings.idle_timeout;
         self.stream.tune(StreamTuning { answer_time: self.answer_time, idle_timeout });
     }
 }
 
-/// Takes the next step, and writes what there is to say, which stays in `out`: also why the handshake failed, heard or not.
+/// Takes the next step, and writes the output in `out`, including an alert when the handshake failed.
 async fn go_on(
     stream: &mut (impl AsyncWrite + Unpin),
     end: &mut impl End,
@@ -106,7 +106,7 @@ async fn go_on(
     step.map_err(tls_error)
 }
 
-/// Reads one record and no more: what comes after the last one of the handshake is not for rustls.
+/// Reads one record and no more: records after the handshake are not for rustls.
 async fn read_record(stream: &mut (impl AsyncRead + Unpin), incoming: &mut Vec<u8>) -> io::Result<()> {
     let mut header = [0; 5];
     stream.read_exact(&mut header).await?;
@@ -125,16 +125,16 @@ fn tls_error(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// What a handshake needs next, once what it has to say is written.
+/// The next step of a handshake, once its output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Another record.
+    /// Read another record.
     Read,
-    /// Nothing: it is over.
+    /// Finish: it is complete.
     Finish,
 }
 
-/// Goes on with what came, as far as that leads, and appends to `out` what is to be written.
+/// Processes the received bytes as far as possible, and appends the output to `out`.
 fn step(end: &mut impl End, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Step, rustls::Error> {
     loop {
         let UnbufferedStatus { discard, state } = end.process(incoming);

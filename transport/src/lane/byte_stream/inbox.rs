@@ -1,4 +1,4 @@
-//! What comes from a byte stream: records, decrypted, and the segments that they make.
+//! Incoming bytes: decrypts records and assembles segments.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 use tokio::{
@@ -12,19 +12,19 @@ use super::{
     stream::Stream,
 };
 
-/// How much is read at once, at most. A quarter of it costs a tenth of the speed, and four times as much gain nothing.
+/// The size of a read. A quarter of it costs a tenth of the speed, and four times as much gain nothing.
 const INBOX_BYTES: usize = 256 << 10;
 
 /// Why there is no next segment.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// The stream ended without TLS having ended, or failed, or is silent.
+    /// The stream failed, timed out, or ended without a TLS close.
     Io(io::Error),
-    /// The other end has ended TLS, as it may, and has not closed the lane before.
+    /// The other end closed TLS without closing the lane, which is allowed.
     Ended,
-    /// What came is no record, or was changed on its way.
+    /// A record is invalid, or was changed on its way.
     Record(RecordError),
-    /// What came is no segment.
+    /// A segment is invalid.
     Segment(SegmentError),
 }
 
@@ -34,9 +34,9 @@ pub(super) struct Inbox<R> {
     opener: Opener,
     assembler: Assembler,
     bytes: Box<[u8]>,
-    /// Where in `bytes` what was read lies and is still encrypted.
+    /// The range of `bytes` with encrypted input.
     wire: Range<usize>,
-    /// Where in `bytes` what was decrypted lies and belongs to no segment yet.
+    /// The range of `bytes` with decrypted input that belongs to no segment yet.
     plain: Range<usize>,
 }
 
@@ -46,8 +46,8 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         Self { read, opener, assembler: Assembler::default(), bytes, wire: 0..0, plain: 0..0 }
     }
 
-    /// The next segment. One that goes on with the `current` data stream is decrypted to where its reader wants it, if it
-    /// has said so. Waits for no byte longer than `idle_timeout`. Cancel safe.
+    /// The next segment. One that continues the `current` data stream is decrypted into its reader's buffer, if it has
+    /// lent one. Waits for no byte longer than `idle_timeout`. Cancel safe.
     pub(super) async fn next(
         &mut self,
         current: Option<&Arc<Stream>>,
@@ -61,7 +61,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         }
     }
 
-    /// The next segment, as far as it has come.
+    /// The next segment, if it is complete.
     fn take_segment(&mut self, current: Option<&Arc<Stream>>) -> Result<Option<Arrived>, ReadError> {
         loop {
             while !self.plain.is_empty() {
@@ -84,8 +84,8 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         }
     }
 
-    /// Decrypts the next record if it is here: to where it belongs, if all of it belongs to one segment, or else where it
-    /// lies. Gives how many bytes lie where they belong.
+    /// Decrypts the next record if it is complete: into its destination, if all of it belongs to one segment, otherwise
+    /// in place. Returns the bytes written to the destination.
     fn open_record(&mut self) -> Result<Option<Opened<usize>>, ReadError> {
         let wire = &mut self.bytes[self.wire.clone()];
         let whole = record_bytes(wire).map_err(ReadError::Record)?;
@@ -110,7 +110,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         opened.map(Some).map_err(ReadError::Record)
     }
 
-    /// Reads what there is, once the rest of a record has moved to the front.
+    /// Reads available bytes, after moving a partial record to the front.
     async fn read_more(&mut self, idle_timeout: Duration) -> io::Result<()> {
         self.bytes.copy_within(self.wire.clone(), 0);
         self.wire = 0..self.wire.len();

@@ -1,4 +1,4 @@
-//! The way in of a byte stream: what came and was not read yet, and the streams that it is read from.
+//! The receiving half of a byte stream: the unread limit, and the streams.
 
 use bytes::{Buf, Bytes, BytesMut};
 use std::{
@@ -23,14 +23,14 @@ use crate::{
     tuning::{SERVER_WINDOW_BYTES, WINDOW_RESERVE_BYTES},
 };
 
-/// What a segment counts beside its bytes: what keeping it takes, so that empty ones are not free.
+/// The cost of a segment beside its bytes, so that empty ones are not free.
 const SEGMENT_COST_BYTES: u64 = 256;
 
-/// How much of the control stream is taken at once; a frame is at most 64 KiB and usually below 100 bytes.
+/// The size of reads from the control stream; a frame is at most 64 KiB and usually below 100 bytes.
 const CONTROL_READ_BYTES: usize = 4 << 10;
 
-/// The control stream between the driver and its reader. Its bound is that of QUIC's: a connection whose control stream
-/// is full is not read.
+/// The pipe from the driver to the reader of the control stream. It has the same bound as QUIC's: a connection whose
+/// control stream is full is not read.
 pub(super) type ControlPipe = DuplexStream;
 
 /// The two ends of a control pipe.
@@ -38,12 +38,12 @@ pub(super) fn control_pipe() -> (ControlPipe, ControlPipe) {
     tokio::io::duplex(SERVER_WINDOW_BYTES as usize)
 }
 
-/// How much of what came waits to be read, and how much may.
+/// The number of received unread bytes, and its limit.
 #[derive(Debug)]
 pub(super) struct Unread {
     bytes: AtomicU64,
     max_bytes: AtomicU64,
-    /// Told when there may be more room.
+    /// Signals that there may be more room.
     has_room: Notify,
 }
 
@@ -54,7 +54,7 @@ impl Default for Unread {
     }
 }
 
-/// More came than may wait, and nobody made room in time.
+/// The limit was exceeded, and nobody made room in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it sent more than it had credit for: {unread} bytes wait to be read, and {max} may")]
 pub(super) struct TooMuchUnread {
@@ -63,15 +63,15 @@ pub(super) struct TooMuchUnread {
 }
 
 impl Unread {
-    /// Lets `bytes` wait, and a reserve. What was allowed once stays allowed.
+    /// Raises the limit to `bytes` and a reserve. It never falls.
     pub(super) fn allow(&self, bytes: u64) {
         let bytes = bytes.saturating_add(WINDOW_RESERVE_BYTES.into());
         self.max_bytes.fetch_max(bytes, Ordering::Relaxed);
         self.has_room.notify_one();
     }
 
-    /// Counts a segment with these `bytes`. Where there is no room for it, waits for some: credit may be given faster than what is allowed
-    /// follows, as when a manifest came whose chunks are larger than usual.
+    /// Counts a segment with these `bytes`, and waits for room if there is none: credit may be granted faster than the
+    /// limit follows, as when a manifest came whose chunks are larger than usual.
     pub(super) async fn count(&self, bytes: &Bytes, patience: Duration) -> Result<(), TooMuchUnread> {
         let cost = cost(bytes);
         let counted = async {
@@ -85,7 +85,7 @@ impl Unread {
         })
     }
 
-    /// Only the driver counts, so nothing is added between the look and the addition.
+    /// Only the driver counts, so nothing is added between check and addition.
     fn try_count(&self, cost: u64) -> bool {
         let fits = self.bytes.load(Ordering::Relaxed) + cost <= self.max_bytes.load(Ordering::Relaxed);
         if fits {
@@ -112,7 +112,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Begins the next of `streams` and shows it to whoever accepts it.
+    /// Begins the next of `streams` and queues it for `accept`.
     pub(super) fn begin(begun: &mpsc::UnboundedSender<Self>, streams: &mut u64) -> StreamIn {
         let stream = StreamIn::default();
         // Fails only when nobody has the lane any more.
@@ -127,7 +127,7 @@ impl Incoming {
 pub(crate) struct DataIn {
     incoming: Incoming,
     connection: Connection,
-    /// What was taken and not read.
+    /// Bytes taken from the stream and not read yet.
     rest: Bytes,
 }
 
@@ -154,7 +154,7 @@ impl DataIn {
         Ok(more)
     }
 
-    /// Copies what came already into `buffer`, and leaves the rest to the driver.
+    /// Copies the bytes received so far into `buffer`, and leaves the rest to the driver.
     pub(crate) async fn fill(mut self, mut buffer: ReceiveBuffer) -> Result<ReceiveBuffer, LaneError> {
         buffer.put(&std::mem::take(&mut self.rest));
         let (unread, stream) = (&self.connection.shared().unread, &self.incoming.stream);

@@ -1,10 +1,10 @@
 //! TLS 1.3 records (RFC 8446 §5) with the keys that rustls agreed on: bytes in, bytes out.
 //!
-//! rustls 0.23 copies each record two or three times and allocates for it. Here a chunk is encrypted straight out of its
-//! memory, and decrypted straight into that of its reader. On the wire nothing differs: the other end may be rustls.
+//! rustls 0.23 copies each record two or three times and allocates for it. Here a chunk is encrypted straight from its
+//! memory, and decrypted straight into its reader's. The wire format is the same: the other end may be rustls.
 //!
-//! Of what comes after a handshake, key updates and alerts are understood. Session tickets are refused, since no server
-//! of this protocol sends one, and so is everything else.
+//! After the handshake, only key updates and alerts are accepted. Session tickets and everything else are refused,
+//! since no server of this protocol sends them.
 
 use aws_lc_rs::{
     aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey},
@@ -19,21 +19,21 @@ use std::sync::{
 /// The most bytes of content in one record.
 pub(crate) const CONTENT_BYTES_MAX: usize = 16 << 10;
 
-/// How many records are encrypted with one key. AES-GCM stays safe for 2^24.5 records (RFC 8446 §5.5), which is 380 GiB;
-/// ChaCha20 would not need it, and a new key costs nothing.
+/// The number of records per key. AES-GCM is safe for 2^24.5 records (RFC 8446 §5.5), which is 380 GiB; ChaCha20 has no
+/// such limit, and a new key costs nothing.
 pub(crate) const RECORDS_PER_KEY_MAX: u64 = 1 << 24;
 
 pub(super) const HEADER_BYTES: usize = 5;
 
 const TAG_BYTES: usize = 16;
 
-/// What a record adds to its content: the header, the type of the content, and the tag.
+/// The overhead of a record: header, content type and tag.
 const ADDED_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
 
 /// The most bytes behind the header of a record.
 const BODY_BYTES_MAX: usize = CONTENT_BYTES_MAX + 256;
 
-/// How many records in a row may carry nothing, as in rustls: more are only sent to keep this end busy.
+/// The most consecutive records without data, as in rustls: more are only sent to keep this end busy.
 const FRUITLESS_MAX: u32 = 32;
 
 /// The version in the header of every record.
@@ -46,7 +46,7 @@ const DATA: u8 = 23;
 /// A key update without its last byte, which says whether the other end is to update its key too.
 const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
 
-/// Where the keys come from once the first are used up.
+/// The source of keys after the first ones are used up.
 pub(crate) trait NextSecrets: Send {
     fn next_sealing(&mut self) -> Result<ConnectionTrafficSecrets, rustls::Error>;
 
@@ -63,7 +63,7 @@ impl<Data: Send> NextSecrets for KernelConnection<Data> {
     }
 }
 
-/// Why there can be no more records.
+/// Why a connection can carry no more records.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error(
@@ -89,7 +89,7 @@ pub(crate) enum RecordError {
 }
 
 impl RecordError {
-    /// What the other end is told, where it does not know.
+    /// The alert for the other end, if it does not know.
     pub(crate) fn alert(&self) -> Option<AlertDescription> {
         match self {
             Self::Header { .. } | Self::Content(_) | Self::Message(_) | Self::Fruitless => {
@@ -114,10 +114,11 @@ pub(crate) fn records(
     Ok((sealer, Opener { key: Key::new(secrets.rx)?, shared, fruitless: 0 }))
 }
 
-/// What the directions share.
+/// The state shared by both directions.
 struct Shared {
     next: Mutex<Box<dyn NextSecrets>>,
-    /// Whether the other end asked for a key update. It comes before the next record; several are answered by one.
+    /// Whether the other end requested a key update. It is sent before the next record; several requests are answered
+    /// by one.
     must_update: AtomicBool,
 }
 
@@ -129,13 +130,13 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// How long the records of so many bytes are at most, with a key update before each.
+    /// The most bytes of output for `bytes`, with a key update before each record.
     pub(crate) const fn sealed_bytes_max(bytes: usize) -> usize {
         bytes + bytes.div_ceil(CONTENT_BYTES_MAX) * (2 * ADDED_BYTES + KEY_UPDATE.len() + 1)
     }
 
     /// Encrypts `data` into the front of `out`, which has room for [`sealed_bytes_max`](Self::sealed_bytes_max), and
-    /// returns how many bytes that were.
+    /// returns the length.
     pub(crate) fn seal(&mut self, data: &[u8], out: &mut [u8]) -> Result<usize, RecordError> {
         let mut filled = 0;
         for content in data.chunks(CONTENT_BYTES_MAX) {
@@ -156,7 +157,7 @@ impl Sealer {
         Ok(filled + self.key.seal(ALERT, &[level, alert.into()], &mut out[filled..])?)
     }
 
-    /// Updates the key when it is used up or the other end asks for it. The update itself is its last record.
+    /// Updates the key when it is used up or the other end requests it. The update itself is the old key's last record.
     fn keep_key_fresh(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
         let is_asked = self.shared.must_update.swap(false, Ordering::Relaxed);
         if !is_asked && self.key.sequence + 1 < self.records_per_key {
@@ -173,23 +174,23 @@ impl Sealer {
 pub(crate) struct Opener {
     key: Key,
     shared: Arc<Shared>,
-    /// How many records in a row had no data.
+    /// The number of consecutive records without data.
     fruitless: u32,
 }
 
-/// What was in a record.
+/// The content of a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opened<T> {
     /// Data, verified; never empty.
     Data(T),
-    /// Nothing for its reader.
+    /// No data.
     Nothing,
-    /// The other end says no more.
+    /// The other end has closed TLS.
     Closed,
 }
 
 impl<T> Opened<T> {
-    /// The same with what `change` makes of the data.
+    /// Maps the data.
     pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Opened<U> {
         match self {
             Self::Data(data) => Opened::Data(change(data)),
@@ -199,7 +200,7 @@ impl<T> Opened<T> {
     }
 }
 
-/// How long the record is that `wire` begins with, or `None` where that is not known yet.
+/// The length of the record at the start of `wire`, or `None` if it is not known yet.
 pub(crate) fn record_bytes(wire: &[u8]) -> Result<Option<usize>, RecordError> {
     let Some(&[kind, major, minor, high, low]) = wire.first_chunk() else { return Ok(None) };
     let (version, body) = (u16::from_be_bytes([major, minor]), usize::from(u16::from_be_bytes([high, low])));
@@ -210,13 +211,13 @@ pub(crate) fn record_bytes(wire: &[u8]) -> Result<Option<usize>, RecordError> {
     }
 }
 
-/// How much room a record of `record_bytes` needs where it is decrypted: for its content, its type and its padding.
+/// The space needed to decrypt a record of `record_bytes`: for its content, its type and its padding.
 pub(crate) fn opened_bytes(record_bytes: usize) -> usize {
     record_bytes - HEADER_BYTES - TAG_BYTES
 }
 
 impl Opener {
-    /// Decrypts a whole `record`, whose length [`record_bytes`] has said, where it lies.
+    /// Decrypts a whole `record`, of the length given by [`record_bytes`], in place.
     pub(crate) fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<Opened<&'a [u8]>, RecordError> {
         let (header, body) = record.split_at_mut(HEADER_BYTES);
         let (nonce, aad) = (self.key.nonce(), Aad::from(&*header));
@@ -225,7 +226,7 @@ impl Opener {
         self.take(opened)
     }
 
-    /// Decrypts a whole `record` into `out`, as long as [`opened_bytes`] says. Where this fails, nothing in `out` may be
+    /// Decrypts a whole `record` into `out`, of the length given by [`opened_bytes`]. On failure, `out` must not be
     /// used.
     pub(crate) fn open_into<'a>(
         &mut self,
@@ -240,7 +241,7 @@ impl Opener {
         self.take(out)
     }
 
-    /// Understands what was decrypted and verified: content, its type, and zeros.
+    /// Parses a decrypted and verified record: content, its type, and zeros.
     fn take<'a>(&mut self, opened: &'a [u8]) -> Result<Opened<&'a [u8]>, RecordError> {
         if opened.len() > CONTENT_BYTES_MAX + 1 {
             return Err(RecordError::Length(opened.len()));
@@ -271,7 +272,8 @@ impl Opener {
         Ok(Opened::Nothing)
     }
 
-    /// Nothing may follow a key update in its record, since what follows has another key. Nobody cuts its five bytes.
+    /// Nothing may follow a key update in its record, since what follows has another key, and its five bytes are never
+    /// split.
     fn handle_message(&mut self, message: &[u8]) -> Result<(), RecordError> {
         match message.strip_prefix(&KEY_UPDATE) {
             Some(&[asked @ (0 | 1)]) => {

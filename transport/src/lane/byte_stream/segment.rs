@@ -1,4 +1,4 @@
-//! Segments: what a byte stream is cut into (PROTOCOL.md §10.7).
+//! Segments: the frames of a byte stream (PROTOCOL.md §10.7).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -9,7 +9,7 @@ use super::{
     stream::Stream,
 };
 
-/// The most bytes behind the header of one segment: four records of TLS. A chunk of 4 MiB has 64 segments, so headers cost
+/// The most bytes in one segment, header excluded: four TLS records. A chunk of 4 MiB has 64 segments, so headers cost
 /// nothing, and a control message waits for one batch of data at the most.
 pub(crate) const SEGMENT_BYTES_MAX: usize = 64 << 10;
 
@@ -28,23 +28,23 @@ const LAST: u8 = 2;
 /// One segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Segment {
-    /// Bytes of the control stream, and whether none follow.
+    /// Bytes of the control stream; `last` ends it.
     Control { bytes: Bytes, last: bool },
-    /// Bytes of the current data stream, and whether it begins or ends with them.
+    /// Bytes of the current data stream; `first` begins and `last` ends it.
     Data { bytes: Bytes, first: bool, last: bool },
-    /// The current data stream ends here and is not whole.
+    /// Resets the current data stream, which is incomplete.
     Reset,
-    /// The receiver wants no more of the data stream with this number.
+    /// Asks the sender to stop the data stream with this number.
     Stop { stream: u64 },
-    /// The last segment: the sender has closed the lane.
+    /// Closes the lane. The last segment.
     Close { code: u32, text: Bytes },
-    /// To be answered with the same number.
+    /// A ping, to be answered with the same number.
     Ping { number: u64 },
-    /// The answer.
+    /// The answer to a ping.
     Pong { number: u64 },
 }
 
-/// A header of a segment. Everything in it was checked, so what follows it can be read.
+/// A validated segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Header {
     kind: Kind,
@@ -85,7 +85,7 @@ impl Kind {
     }
 }
 
-/// Bytes that are no segment. The other end is to blame.
+/// Why bytes are not a segment. The other end is to blame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SegmentError {
     #[error("it sent a segment of kind {0}, which this revision does not have")]
@@ -117,13 +117,13 @@ impl Header {
 }
 
 impl Segment {
-    /// A close, whose text is cut off where it is too long.
+    /// A close, whose text is truncated if it is too long.
     pub(crate) fn close(code: u32, text: &str) -> Self {
         let end = text.floor_char_boundary(CLOSE_TEXT_BYTES_MAX);
         Self::Close { code, text: Bytes::copy_from_slice(&text.as_bytes()[..end]) }
     }
 
-    /// Cuts off the first segment of data that is longer than one can be.
+    /// Splits off a segment of maximal length if the data is longer than that.
     pub(crate) fn split_front(&mut self) -> Option<Self> {
         let Self::Data { bytes, first, .. } = self else { return None };
         if bytes.len() <= SEGMENT_BYTES_MAX {
@@ -133,7 +133,7 @@ impl Segment {
         Some(Self::Data { bytes: front, first: std::mem::take(first), last: false })
     }
 
-    /// The header, and the bytes that follow it: not copied where they are many.
+    /// The header and the bytes, without a copy if they are many.
     pub(crate) fn encode(self) -> ([u8; SEGMENT_HEADER_BYTES], Bytes) {
         let flag = |flag, set| if set { flag } else { 0 };
         let number = |number: u64| Bytes::copy_from_slice(&number.to_le_bytes());
@@ -156,7 +156,7 @@ impl Segment {
         ([kind as u8, flags, 0, 0, a, b, c, d], bytes)
     }
 
-    /// How long it is on the wire.
+    /// Its length on the wire.
     pub(crate) fn wire_bytes(&self) -> u64 {
         let bytes = match self {
             Self::Control { bytes, .. } | Self::Data { bytes, .. } => bytes.len(),
@@ -181,12 +181,12 @@ impl Segment {
     }
 }
 
-/// Puts segments together. Memory is taken for one at a time, however long the stream is said to be.
+/// Assembles segments. Allocates memory for one at a time, whatever length the stream claims.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     header: [u8; SEGMENT_HEADER_BYTES],
     header_filled: usize,
-    /// The segment whose header is whole.
+    /// The segment whose header is complete.
     body: Option<Body>,
     pool: Pool,
 }
@@ -198,19 +198,19 @@ struct Body {
     filled: usize,
 }
 
-/// Where the bytes of a segment belong.
+/// The destination of a segment's bytes.
 #[derive(Debug)]
 enum Memory {
     Own(Buffer),
-    /// What the reader of a data stream has lent. What it takes back meanwhile is thrown away.
+    /// The buffer lent by the reader of a data stream. If it is taken back meanwhile, the bytes are dropped.
     Stream(Arc<Stream>),
 }
 
-/// What came.
+/// A received segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Arrived {
     Segment(Segment),
-    /// A segment that goes on with the current data stream, and ends it or not. Its reader has its bytes.
+    /// A segment of the current data stream whose bytes are in its reader's buffer.
     Filled {
         wire_bytes: u64,
         last: bool,
@@ -218,7 +218,7 @@ pub(crate) enum Arrived {
 }
 
 impl Assembler {
-    /// Takes as much of `bytes` as belongs to the next segment, and gives that away once it is whole.
+    /// Takes as much of `bytes` as belongs to the next segment, and returns that once it is complete.
     pub(super) fn take(
         &mut self,
         bytes: &mut &[u8],
@@ -250,18 +250,18 @@ impl Assembler {
         Ok(self.whole())
     }
 
-    /// Where the bytes behind a header belong.
+    /// The destination for the bytes behind a header.
     fn memory(&self, header: Header, current: Option<&Arc<Stream>>) -> Memory {
         let goes_on = header.kind == Kind::Data && header.flags & FIRST == 0;
         match current.filter(|stream| goes_on && stream.has_room(header.bytes)) {
             Some(stream) => Memory::Stream(Arc::clone(stream)),
-            // A byte more: what is decrypted has its type behind it.
+            // One byte more: the content type follows decrypted data.
             None => Memory::Own(self.pool.take(header.bytes + 1)),
         }
     }
 
-    /// Calls `fill` with room for exactly so many bytes, if what is left of the current segment is as long, but for one byte.
-    /// It says how many of them count.
+    /// Calls `fill` with exactly `bytes` of space, if the rest of the current segment has that length but for one byte.
+    /// It returns the number of valid bytes.
     pub(super) fn fill(&mut self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let Some(Body { header, memory, filled }) = &mut self.body else { return };
         if bytes > header.bytes - *filled + 1 {
@@ -281,7 +281,7 @@ impl Assembler {
         }
     }
 
-    /// Gives away the current segment once it is whole.
+    /// Returns the current segment once it is complete.
     pub(super) fn whole(&mut self) -> Option<Arrived> {
         let Body { header, memory, .. } = self.body.take_if(|body| body.filled == body.header.bytes)?;
         self.header_filled = 0;

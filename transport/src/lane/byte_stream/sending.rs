@@ -1,4 +1,4 @@
-//! The way out of a byte stream: queues in front of the driver, and the streams that fill them.
+//! The sending half of a byte stream: the driver's queues, and the streams that fill them.
 
 use bytes::Bytes;
 use std::sync::{
@@ -12,49 +12,48 @@ use super::{
     segment::{SEGMENT_BYTES_MAX, Segment},
 };
 
-/// How much data the driver is given at once, to cut into segments: a quarter of what it writes at once, so that whoever
-/// sends is not woken for each.
+/// The most data in one queue entry: a quarter of what the driver writes at once, so that senders are not woken for
+/// each segment.
 pub(super) const SPAN_BYTES_MAX: usize = 4 * SEGMENT_BYTES_MAX;
 
-/// The spans of data that wait for the driver: two megabytes at the most, enough for it to find the next one whenever it
-/// looks.
+/// The most queued spans of data: two megabytes, enough to keep the driver busy.
 const DATA_QUEUE_MAX: usize = 8;
 
-/// Up to how many bytes what is written is copied behind what was held back: a small chunk behind its header, so that both
-/// are one segment, and its receiver is woken once.
+/// The longest write that is copied behind held bytes: a small chunk joins its header, so that both are one segment,
+/// and its receiver is woken once.
 const JOINED_BYTES_MAX: usize = 8 << 10;
 
-/// The parts of control messages that wait for the driver. More wait in front of them, in `control`.
+/// The most queued parts of control messages. More wait in front of them, in `control`.
 pub(super) const CONTROL_QUEUE_MAX: usize = 4;
 
-/// What the control stream sends: at most [`SEGMENT_BYTES_MAX`] at once.
+/// A part of the control stream, of at most [`SEGMENT_BYTES_MAX`].
 pub(super) type Control = Bytes;
 
-/// What is to be sent beside the queues, and what became of what was queued.
+/// Segments to be sent beside the queues, and the progress of queued ones.
 #[derive(Debug)]
 pub(super) struct Outbox {
     data: mpsc::Sender<Segment>,
-    /// The place in line of data streams, which go one after another; fair. It holds how many have begun.
+    /// The lock that serialises data streams; fair. It holds the number of begun streams.
     turn: Arc<AsyncMutex<u64>>,
-    /// How many data streams have begun; the other end can know no others.
+    /// The number of begun data streams; the other end can know no others.
     begun: AtomicU64,
-    /// How many data streams the other end has seen begin when it stopped one: all but the last are over.
+    /// The number of streams that the other end had seen begin when it stopped one: all but the last are over.
     stopped: AtomicU64,
     answers: Mutex<Answers>,
     has_answers: Notify,
-    /// Whether the end of the control stream was given to the system.
+    /// Whether the end of the control stream was written.
     control_written: watch::Sender<bool>,
 }
 
-/// What the other end is owed. One of each is enough: of two stops the later stream counts, since the earlier is over; of
-/// two pongs the later says as much.
+/// Pending answers to the other end. One of each is enough: of two stops the later stream counts, since the earlier is
+/// over; a later pong replaces an earlier one.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answers {
     pong: Option<u64>,
     stop: Option<u64>,
 }
 
-/// The other ends of the queues, for the driver.
+/// The driver's ends of the queues.
 #[derive(Debug)]
 pub(super) struct Queues {
     pub(super) control: mpsc::Receiver<Control>,
@@ -89,7 +88,7 @@ impl Outbox {
         self.has_answers.notify_one();
     }
 
-    /// Waits for the next segment that the other end is owed. Cancel safe.
+    /// Waits for the next pending answer. Cancel safe.
     pub(super) async fn next_answer(&self) -> Segment {
         loop {
             match self.take_answer() {
@@ -105,7 +104,7 @@ impl Outbox {
         stop.or_else(|| answers.pong.take().map(|number| Segment::Pong { number }))
     }
 
-    /// The other end wants no more of `stream`. False when no such stream has begun.
+    /// Handles the other end's stop of `stream`. False when no such stream has begun.
     pub(super) fn handle_stop(&self, stream: u64) -> bool {
         let is_known = stream < self.begun.load(Ordering::Acquire);
         if is_known {
@@ -114,7 +113,7 @@ impl Outbox {
         is_known
     }
 
-    /// The end of the control stream was given to the system.
+    /// Records that the end of the control stream was written.
     pub(super) fn handle_control_written(&self) {
         self.control_written
             .send_if_modified(|written| !std::mem::replace(written, true));
@@ -154,14 +153,14 @@ impl ControlOut {
     }
 }
 
-/// The sending end of a data stream. It holds the turn of all of them, from when it is opened until it is finished or dropped.
+/// The sending end of a data stream. It holds the lock of all of them until it is finished or dropped.
 #[derive(Debug)]
 pub(crate) struct DataOut {
     connection: Connection,
     turn: OwnedMutexGuard<u64>,
-    /// A place in the queue for its last segment or its reset, neither of which can wait for one.
+    /// A reserved place in the queue for its last segment or its reset, which cannot wait for one.
     end: Option<mpsc::OwnedPermit<Segment>>,
-    /// The last bytes that were written. They wait until it is known whether more follow.
+    /// The last written bytes, held until it is known whether more follow.
     held: Option<Bytes>,
     /// Its number, once its first segment is queued.
     number: Option<u64>,
@@ -204,7 +203,7 @@ impl DataOut {
         Ok(())
     }
 
-    /// Queues what was held back, because more follows. Cancel safe.
+    /// Queues the held bytes, because more follows. Cancel safe.
     async fn queue_held(&mut self) -> Result<(), LaneError> {
         if self.held.is_none() {
             return Ok(());

@@ -1,7 +1,7 @@
-//! A data stream on its way in, as the driver and its reader share it.
+//! An incoming data stream, shared by the driver and its reader.
 //!
-//! The reader of a chunk lends the driver the memory that it wants filled. What comes then is decrypted right there: no task
-//! is woken for it, and nothing is copied. What came before waits in pieces.
+//! The reader of a chunk lends the driver the memory to be filled. Later bytes are decrypted right into it: no task is
+//! woken for them, and nothing is copied. Earlier bytes are queued in pieces.
 
 use bytes::Bytes;
 use std::{
@@ -16,18 +16,18 @@ use crate::receive_buffer::ReceiveBuffer;
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     state: Mutex<State>,
-    /// Told when there is something for the reader.
+    /// Signals the reader.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What came and was not read. Bounded by what may be [unread](super::receiving::Unread).
+    /// Unread pieces. Bounded by the limit of [`Unread`](super::receiving::Unread).
     pieces: VecDeque<Bytes>,
-    /// What the reader lent. There are no pieces then.
+    /// The buffer lent by the reader. There are no pieces then.
     buffer: Option<ReceiveBuffer>,
     end: Option<StreamEnd>,
-    /// Whether nobody reads it any more.
+    /// Whether the reader is gone.
     is_unwanted: bool,
 }
 
@@ -35,12 +35,12 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamEnd {
     Whole,
-    /// It was reset, or the lane ended.
+    /// Reset, or the lane ended.
     Cut,
 }
 
 impl Stream {
-    /// Waits for a piece, or for the end behind the last one. Cancel safe.
+    /// Waits for a piece, or for the end after the last one. Cancel safe.
     pub(super) async fn next(&self) -> Result<Bytes, StreamEnd> {
         loop {
             match self.take_piece() {
@@ -56,7 +56,7 @@ impl Stream {
         piece.or_else(|| state.end.map(Err))
     }
 
-    /// Lends `buffer` to the driver, or gives it back with a piece that belongs there first.
+    /// Lends `buffer` to the driver, or returns it with a piece that belongs there first.
     pub(super) fn lend(&self, buffer: ReceiveBuffer) -> Option<(ReceiveBuffer, Bytes)> {
         let mut state = self.state();
         match state.pieces.pop_front() {
@@ -68,8 +68,8 @@ impl Stream {
         }
     }
 
-    /// Waits until the stream has ended, or has filled what was lent and goes on; takes that back, with the end. Dropped early,
-    /// it leaves the buffer to [`discard`](Self::discard).
+    /// Waits until the stream has ended, or has filled the lent buffer and goes on; takes it back, with the end.
+    /// Dropped early, it leaves the buffer to [`discard`](Self::discard).
     pub(super) async fn filled(&self) -> (Option<ReceiveBuffer>, Option<StreamEnd>) {
         loop {
             {
@@ -83,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// Takes nothing more, and drops what was lent. Returns whether more may come, and what was not read.
+    /// Stops receiving, and drops the lent buffer. Returns whether more may come, and the unread pieces.
     pub(super) fn discard(&self) -> (bool, VecDeque<Bytes>) {
         let mut state = self.state();
         state.is_unwanted = true;
@@ -91,13 +91,13 @@ impl Stream {
         (state.end.is_none(), std::mem::take(&mut state.pieces))
     }
 
-    /// Whether the reader has lent room for so many bytes.
+    /// Whether the reader has lent room for `bytes`.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         let mut state = self.state();
         state.buffer.as_mut().is_some_and(|buffer| buffer.room().len() >= bytes)
     }
 
-    /// Calls `fill` with room for exactly so many bytes, unless nobody lends so much. It says how many of them count.
+    /// Calls `fill` with exactly `bytes` of lent room, unless less is lent. It returns the number of valid bytes.
     pub(super) fn fill(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
         let mut state = self.state();
         if let Some(buffer) = &mut state.buffer
@@ -108,12 +108,12 @@ impl Stream {
         }
     }
 
-    /// Copies `bytes` to what the reader has lent; gives false where it has lent nothing.
+    /// Copies `bytes` into the lent buffer; false if there is none.
     pub(super) fn put(&self, bytes: &[u8]) -> bool {
         self.put_locked(&mut self.state(), bytes)
     }
 
-    /// Keeps a piece for the reader; gives false where that is not needed.
+    /// Queues a piece for the reader; false if the reader is gone.
     pub(super) fn push(&self, bytes: &Bytes) -> bool {
         let mut state = self.state();
         if state.is_unwanted || self.put_locked(&mut state, bytes) {
@@ -143,12 +143,12 @@ impl Stream {
     }
 }
 
-/// The driver's hold of a data stream. Dropped before the stream is whole, it cuts it.
+/// The driver's handle of a data stream. Dropped before the stream is complete, it cuts it.
 #[derive(Debug, Default)]
 pub(super) struct StreamIn(pub(super) Arc<Stream>);
 
 impl StreamIn {
-    /// The stream has ended, and all of it came.
+    /// Marks the stream as complete.
     pub(super) fn finish(self) {
         self.0.end(StreamEnd::Whole);
     }
