@@ -62,8 +62,10 @@ pub(crate) enum End {
     Unauthorised,
     /// It did not keep up.
     TooSlow,
-    /// Whatever the reader can do nothing about: the network, a topic withdrawn, a reader replaced.
-    Other(String),
+    /// Its topic was withdrawn or never came, or the server was not reached for long: the reader knows as much.
+    Told,
+    /// Of anything else.
+    Failed(String),
 }
 
 /// A snapshot as its user got it.
@@ -284,8 +286,13 @@ impl Breaches {
                     });
                 }
                 Seen::Ended(end) => {
-                    self.check(*end != End::TooSlow || !reader.has_place, Promise::NobodyCutOff, || {
-                        format!("reader {number} was evicted by a publisher that waits")
+                    let is_good = match end {
+                        End::Failed(_) => false,
+                        End::TooSlow => !reader.has_place,
+                        _ => true,
+                    };
+                    self.check(is_good, Promise::NobodyCutOff, || {
+                        format!("reader {number} ended at {at} ms: {end:?}")
                     });
                 }
             }

@@ -134,7 +134,7 @@ fn nobody_starved() {
     stuck.last = vec![None];
     broken(&stuck, &[Promise::NobodyStarved]);
     // Whoever was told so waits for nothing.
-    let told = [versions(1..=2), vec![Seen::Ended(End::Other("withdrawn".into()))]].concat();
+    let told = [versions(1..=2), vec![Seen::Ended(End::Told)]].concat();
     broken(&history(Mode::Every, told), &[]);
 }
 
@@ -170,6 +170,8 @@ fn nobody_cut_off() {
     let mut refused = good();
     refused.answers = vec![(1, 0, Answer::Refused), (1, 1, Answer::Refused)];
     broken(&refused, &[Promise::NobodyCutOff]);
+    let failed = [versions(1..=2), vec![Seen::Ended(End::Failed("it stalled".into()))]].concat();
+    broken(&history(Mode::Every, failed), &[Promise::NobodyCutOff]);
     let evicted = [versions(1..=2), vec![Seen::Ended(End::TooSlow)]].concat();
     let mut evicted = history(Mode::Every, evicted);
     broken(&evicted, &[]);

@@ -16,8 +16,8 @@ use std::{
     time::Duration,
 };
 use tensor_relay_client::{
-    Client, Config, EndReason, Lanes, ReaderName, Request, Snapshot, Start, Subscription, SubscriptionError,
-    Ticket, Version,
+    Client, ClientError, Config, EndReason, Lanes, ReaderName, Request, Snapshot, Start, Subscription,
+    SubscriptionError, Ticket, Version,
 };
 use tensor_relay_protocol::{Claims, Epoch, Glob, Grant, TicketId, Verbs, VersionId};
 use tensor_relay_server::{Acl, Fingerprint, Identity};
@@ -226,7 +226,14 @@ fn end_of(error: &SubscriptionError) -> End {
         SubscriptionError::Ended { reason: EndReason::Forbidden, .. } => End::Unauthorised,
         SubscriptionError::Ended { reason: EndReason::TooSlow, .. } => End::TooSlow,
         SubscriptionError::Disconnected { source, .. } if source.is_unauthorised() => End::Unauthorised,
-        other => End::Other(other.to_string()),
+        SubscriptionError::Ended { reason: EndReason::Withdrawn, .. }
+        | SubscriptionError::NotFound { .. } => End::Told,
+        SubscriptionError::Disconnected { source, .. }
+            if matches!(**source, ClientError::NotReconnected { .. }) =>
+        {
+            End::Told
+        }
+        other => End::Failed(other.to_string()),
     }
 }
 
