@@ -1,8 +1,8 @@
-//! Who may come in, and what each may do. What is not granted is denied.
+//! Access control: who may connect, and what each may do. What is not granted is denied.
 //!
-//! A client proves who it is with the token of its ticket, or with the key of its own that this server knows. Out of
-//! either comes one [`Principal`] with its grants, by [`Rules`] that are pure. They may be replaced while sessions run:
-//! each session asks [`Permit::changed`], and ends, or ends subscriptions, when it has lost a right.
+//! A client authenticates with the token of its ticket, or with a key that this server knows. Either yields one
+//! [`Principal`] with its grants, by [`Rules`] that are pure. They may be replaced while sessions run: each session
+//! asks [`Permit::changed`], and ends, or ends subscriptions, when it has lost a right.
 
 mod acl;
 mod folder;
@@ -66,7 +66,7 @@ impl Access {
         Self { clock, ..self }
     }
 
-    /// The rules of now.
+    /// The current rules.
     pub fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.borrow())
     }
@@ -81,7 +81,7 @@ impl Access {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets a client in, if what it shows is enough.
+    /// Admits a client, if its credentials suffice.
     pub(crate) fn admit(&self, credentials: Credentials) -> Result<Permit, Denied> {
         let mut rules = self.rules.clone();
         let now = (self.clock)();
@@ -105,7 +105,7 @@ impl Access {
     }
 }
 
-/// A session's right to be here.
+/// A session's permission to run.
 #[derive(Debug)]
 pub(crate) struct Permit {
     rules: watch::Receiver<Arc<Rules>>,
@@ -117,12 +117,12 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Whose it is, for whoever must ask what they may do.
+    /// The holder, for current rights.
     pub(crate) fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// Waits until the holder's rights are others than before. Cancel safe.
+    /// Waits until the holder's rights change. Cancel safe.
     ///
     /// # Errors
     /// [`Denied`] when there are none left, or it would be let in as another.
@@ -157,7 +157,7 @@ impl Permit {
     }
 }
 
-/// Who a session belongs to, as of now. Cheap to clone.
+/// The current principal of a session. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Holder(Arc<Mutex<Arc<Principal>>>);
 

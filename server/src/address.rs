@@ -1,11 +1,11 @@
-//! The address that tickets name.
+//! The advertised address in tickets.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     str::FromStr,
 };
 
-/// An address that tickets are to name: a host, and a port if it is not the one listened on.
+/// An advertised address: a host, and a port if it is not the one listened on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advertised {
     host: String,
@@ -46,7 +46,7 @@ impl FromStr for Advertised {
 }
 
 impl Advertised {
-    /// The address as tickets have it; `port` is the one listened on.
+    /// The address as `host:port`; `port` is the one listened on.
     pub fn with_port(&self, port: u16) -> String {
         format!("{}:{}", self.host, self.port.unwrap_or(port))
     }

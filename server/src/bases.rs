@@ -1,4 +1,4 @@
-//! Versions that stay readable because subscribers hold copies of them, so that later ones can be sent to these as deltas.
+//! Bases: versions kept readable because subscribers hold copies of them, so that later ones can be sent as deltas.
 //!
 //! Retained versions can be read anyway. A version that left retention is kept within one budget for all topics while a
 //! subscription holds it as its base, or did so when its connection was lost, since its client may reconnect within
@@ -19,7 +19,7 @@ use std::sync::{
 };
 use tensor_relay_protocol::ManifestDigest;
 
-/// How much is kept as bases, in addition to what is retained.
+/// The versions kept as bases, beyond retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BaseStats {
     /// Versions that left retention and are kept.
@@ -36,20 +36,20 @@ pub(crate) struct Bases {
     topics_ever: AtomicU64,
 }
 
-/// Versions that are released. They may be gigabytes, so they are dropped outside of the lock.
+/// Released versions. They may be gigabytes, so they are dropped outside of the lock.
 #[must_use = "it is to be dropped outside of locks"]
 #[derive(Debug)]
 pub(crate) struct ReleasedVersions(#[expect(dead_code, reason = "it is only dropped")] Vec<Arc<Retained>>);
 
-/// What may become of one version as a base.
+/// Whether and how long a version may serve as a base.
 #[derive(Debug)]
 pub(crate) struct Terms {
-    /// Whether later versions may be coded against it.
+    /// Whether later versions may be encoded against it.
     pub(crate) may_be: bool,
     /// Whether it may be kept after it left retention: its producer does not wait for its memory, and it was not
     /// withdrawn.
     may_stay: AtomicBool,
-    /// How many versions of its topic may stay so.
+    /// The most such versions of its topic.
     most: u32,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Hold {
     bases: Arc<Bases>,
     key: Key,
     retained: Weak<Retained>,
-    /// Whether its client may come back for it.
+    /// Whether its client may reconnect and need it.
     lingers: bool,
 }
 
@@ -70,7 +70,7 @@ impl Bases {
         Self { budget_bytes, shelf: Mutex::new(BaseCache::new(budget_bytes)), topics_ever: AtomicU64::new(0) }
     }
 
-    /// A number for another topic.
+    /// A number for a new topic.
     pub(crate) fn number_topic(&self) -> u64 {
         self.topics_ever.fetch_add(1, Ordering::Relaxed)
     }
@@ -100,37 +100,37 @@ impl Bases {
         Hold { bases: Arc::clone(self), key, retained: Arc::downgrade(retained), lingers: false }
     }
 
-    /// Records that a client whose connection was lost is back and holds its version.
+    /// Records that a client reconnected and holds its version.
     pub(crate) fn come_back(&self, topic: u64, (epoch, version): VersionKey) {
         self.shelf().come_back(Key { topic, epoch, version });
     }
 
-    /// A version that left retention, if it is here.
+    /// A kept version that left retention.
     pub(crate) fn find(&self, topic: u64, (epoch, version): VersionKey) -> Option<Arc<Retained>> {
         self.shelf().get(Key { topic, epoch, version }).cloned()
     }
 
-    /// Whether a version that left retention is here.
+    /// Whether a version that left retention is kept.
     fn is_kept(&self, key: Key) -> bool {
         self.shelf().get(key).is_some()
     }
 
-    /// Takes a version that leaves retention, if somebody holds it. Returns what leaves for it.
+    /// Handles a version that leaves retention: it is kept if it is in use. Returns what is evicted for it.
     pub(crate) fn handle_left(&self, topic: u64, retained: &Arc<Retained>) -> ReleasedVersions {
         ReleasedVersions(leave(&mut self.shelf(), Key::new(topic, &retained.id), retained))
     }
 
-    /// Lets all versions of a topic go: nothing will be coded against them.
+    /// Releases all versions of a topic: nothing will be encoded against them.
     pub(crate) fn forget(&self, topic: u64) -> ReleasedVersions {
         ReleasedVersions(self.shelf().forget(topic))
     }
 
-    /// Whether anybody holds a version of this topic, or may come back for one.
+    /// Whether a version of this topic is in use, or may be needed by a reconnecting client.
     pub(crate) fn has_any(&self, topic: u64) -> bool {
         self.shelf().has_any(topic)
     }
 
-    /// Takes back a version that left retention, if it is here.
+    /// Withdraws a version that left retention, if it is kept.
     pub(crate) fn take_back(&self, topic: u64, (epoch, version): VersionKey) -> ReleasedVersions {
         let taken = self.shelf().evict(Key { topic, epoch, version });
         taken.iter().for_each(|retained| retained.base.withdraw());
@@ -144,13 +144,13 @@ impl Bases {
         ReleasedVersions(self.shelf().tidy(topic, is_useful))
     }
 
-    /// Lets everything go, for a version that has no room otherwise. Returns whether there was anything.
+    /// Releases everything, for a version that has no room otherwise. Returns whether there was anything.
     pub(crate) fn give_way(&self) -> bool {
         let left = self.shelf().clear();
         !left.is_empty()
     }
 
-    /// What is kept now, beside what is retained.
+    /// The kept versions, beyond retention.
     pub(crate) fn stats(&self) -> BaseStats {
         let (versions, bytes) = self.shelf().kept();
         BaseStats { versions, bytes }
@@ -161,7 +161,7 @@ impl Bases {
     }
 }
 
-/// Puts a version that is not retained any more onto the shelf, if it may stay. Returns what leaves the shelf for it.
+/// Keeps a version that is no longer retained, if it may stay. Returns what is evicted for it.
 fn leave(shelf: &mut BaseCache<Arc<Retained>>, key: Key, retained: &Arc<Retained>) -> Vec<Arc<Retained>> {
     let Terms { may_stay, most, .. } = &retained.base;
     let item = may_stay.load(Ordering::Relaxed).then(|| Arc::clone(retained));
@@ -176,12 +176,12 @@ impl Terms {
 }
 
 impl Hold {
-    /// Which version.
+    /// Its epoch and number.
     fn of(&self) -> VersionKey {
         (self.key.epoch, self.key.version)
     }
 
-    /// The client holds the version whole: it may come back for it.
+    /// Marks the version as held whole by the client, which may reconnect and need it.
     fn linger(mut self) -> Self {
         self.lingers = true;
         self

@@ -1,4 +1,4 @@
-//! Borrowed versions: tensors that stay where they are and are read when they are sent.
+//! Borrowed versions: tensors that stay in their producer's memory and are read when they are sent.
 
 use crate::{StageError, Staging};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use tensor_relay_device::{Returned, Source};
 use tensor_relay_protocol::{ChunkHash, Manifest, Metadata, TensorSpec, VersionDigest};
 use tensor_relay_transport::egress::Payload;
 
-/// A version that is read from its source whenever a subscriber wants it.
+/// A borrowed version, read from its source whenever a subscriber needs it.
 ///
 /// Costs no memory for the payload and no pass of copying, but each subscriber's transfer reads the source anew. The
 /// source must not change while the version is on offer or being sent. Where chunks are hashed at their first read, a
@@ -56,12 +56,12 @@ impl Borrowed {
         Ok(Self { payload: Payload::with_hashes(Arc::new(manifest), source, &hashes), returned: None })
     }
 
-    /// What is borrowed.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         self.payload.manifest()
     }
 
-    /// What the version is, once every chunk was hashed.
+    /// The version's digest, once every chunk is hashed.
     pub fn digest(&self) -> Option<VersionDigest> {
         self.payload.digest()
     }

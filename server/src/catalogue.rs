@@ -1,6 +1,6 @@
-//! What is on offer: the topics of a server by name.
+//! The catalogue: the topics of a server by name.
 //!
-//! Synchronous and small. What a topic is, is in [`topic`].
+//! Synchronous and small. A topic's state is in [`topic`].
 
 use crate::{
     bases::Bases,
@@ -28,7 +28,7 @@ pub(crate) struct Catalogue {
     appeared: broadcast::Sender<Topic>,
     linger: Duration,
     bases: Arc<Bases>,
-    /// Versions that topics had published which are gone.
+    /// Versions published by topics that are gone.
     published_before: AtomicU64,
 }
 
@@ -44,7 +44,7 @@ impl Catalogue {
         }
     }
 
-    /// Registers a publisher of the topic called `name`; `None` when it has one already.
+    /// Registers a publisher of the topic called `name`; `None` if it already has one.
     pub(crate) fn open(&self, name: &Topic) -> Option<Arc<TopicState>> {
         let mut topics = self.topics(); // Held until it is open, so that nobody takes it off the list meanwhile.
         let topic = self.entry(&mut topics, name);
@@ -60,7 +60,7 @@ impl Catalogue {
         Follower { catalogue: Arc::clone(self), topic, changes }
     }
 
-    /// What versions are kept that left retention.
+    /// The bases of all topics.
     pub(crate) fn bases(&self) -> &Bases {
         &self.bases
     }
@@ -75,7 +75,7 @@ impl Catalogue {
         self.appeared.subscribe()
     }
 
-    /// Ends `topic` for good and removes it. Its name is free at once; its followers are told why.
+    /// Ends `topic` for good and removes it. Its name is free at once; its followers get the reason.
     pub(crate) fn remove(&self, topic: &Arc<TopicState>, reason: EndReason) {
         let mut topics = self.topics();
         topic.end(reason);
@@ -85,7 +85,7 @@ impl Catalogue {
         }
     }
 
-    /// Forgets `topic` if nobody needs it.
+    /// Removes `topic` if it is no longer needed.
     pub(crate) fn tidy(&self, topic: &Arc<TopicState>) {
         let mut topics = self.topics();
         let listed = topics.get(topic.name()).is_some_and(|known| Arc::ptr_eq(known, topic));
@@ -108,7 +108,7 @@ impl Catalogue {
         })
     }
 
-    /// What was sent of every topic that has a version.
+    /// The counters of every topic that has a version.
     pub(crate) fn sent(&self) -> Vec<(Topic, CodecStats)> {
         self.collect(|topic, _| (topic.name().clone(), topic.tally().stats()))
     }
@@ -118,7 +118,7 @@ impl Catalogue {
         self.collect(describe)
     }
 
-    /// How many versions were ever published.
+    /// The number of versions ever published.
     pub(crate) fn published(&self) -> u64 {
         let topics = self.topics();
         let here: u64 = topics.values().map(|topic| topic.published_count()).sum();
@@ -166,7 +166,7 @@ impl Follower {
         let _ = self.changes.changed().await;
     }
 
-    /// Marks the present state as seen.
+    /// Marks the current state as seen.
     pub(crate) fn look(&mut self) -> &TopicState {
         self.changes.mark_unchanged();
         &self.topic

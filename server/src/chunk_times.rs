@@ -1,19 +1,18 @@
-//! How long chunks take from being begun to being taken by the network.
+//! A histogram of the times from starting a chunk until the network accepts it.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// The upper bounds of the buckets, in microseconds: each four times the one before, from what a small chunk takes on one
-/// machine to what a slow subscriber may take at all.
+/// The upper bounds of the buckets, in microseconds, each four times the one before.
 const BOUNDS_US: [u64; 10] =
     [100, 400, 1_600, 6_400, 25_600, 102_400, 409_600, 1_638_400, 6_553_600, 26_214_400];
 
 /// A histogram that any thread may add to. One chunk costs two additions.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkTimes {
-    /// One for each bound, and one for what is beyond the last.
+    /// One per bound, and one beyond the last.
     buckets: [AtomicU64; BOUNDS_US.len() + 1],
     sum_ns: AtomicU64,
 }
@@ -37,7 +36,7 @@ impl ChunkTimes {
         self.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
     }
 
-    /// What was added so far.
+    /// The counts so far.
     pub(crate) fn stats(&self) -> ChunkTimeStats {
         let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! What a client says that it holds, compared with what this server has under the same epoch and number (PROTOCOL.md
-//! §6.6): two servers may have published different bytes under one name.
+//! Claims: a client's statements of what it holds, compared with this server's content under the same epoch and number
+//! (PROTOCOL.md §6.6): two servers may have published different bytes under one name.
 
 use crate::{
     bases::VersionKey,
@@ -17,7 +17,7 @@ pub(crate) struct Claims {
     have: Option<Claim>,
 }
 
-/// How a version was named.
+/// The field in which a version was named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Named {
     Base,
@@ -31,14 +31,14 @@ pub(crate) struct Claim {
     pub(crate) named: Named,
     pub(crate) version: VersionKey,
     pub(crate) digest: VersionDigest,
-    /// Which chunks the digest is of; `None` is those that are selected.
+    /// The chunks of the digest; `None` for the selected ones.
     pub(crate) chunks: Option<RangeSet>,
     state: State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Not compared yet: the version is not here.
+    /// Not compared yet: the version is not published.
     Waiting,
     Same,
     Other,
@@ -67,8 +67,8 @@ impl Claims {
         }
     }
 
-    /// A claim that can be compared now, and with what. A version that is published after the `Subscribe` is compared once it
-    /// is there; a base that was not kept is none.
+    /// A claim that can be compared now, with its version. A version published after the `Subscribe` is compared once
+    /// it is there; a base that was not kept is ignored.
     pub(crate) fn next(
         &self,
         topic: &TopicState,
@@ -96,8 +96,8 @@ impl Claims {
         }
     }
 
-    /// Whether the client must be told to throw away what it holds of `version`. Of a version of which it holds a part, that
-    /// part decides: it is newer than what the client committed.
+    /// Whether the client must discard what it holds of `version`. If it holds a part, that part decides: it is newer
+    /// than what the client committed.
     pub(crate) fn is_afresh(&self, version: VersionKey) -> bool {
         let named = self.partial.iter().chain(&self.have).find(|claim| claim.version == version);
         named.is_some_and(|claim| claim.state == State::Other)

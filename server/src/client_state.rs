@@ -1,15 +1,15 @@
-//! What the client of one subscription selects of each version, and what it holds already.
+//! The state of a subscription's client: its selection, and what it holds.
 
 use crate::topic::Retained;
 use std::sync::Arc;
 use tensor_relay_protocol::{Glob, ManifestDigest, Partial, RangeSet, Selection};
 use tensor_relay_transport::Workers;
 
-/// What a client selects of each version, and what it holds already.
+/// A client's selection, and what it holds.
 #[derive(Debug)]
 pub(crate) struct ClientState {
     globs: Vec<Glob>,
-    /// The selection from the manifest that came last: manifests rarely change.
+    /// The selection from the latest manifest: manifests rarely change.
     selection: Option<(ManifestDigest, Arc<Selection>)>,
     /// The manifest that the client holds.
     manifest: Option<ManifestDigest>,
@@ -21,7 +21,7 @@ impl ClientState {
         Self { globs, selection: None, manifest, partial }
     }
 
-    /// What the client selects of `retained`. Many globs held against many tensors take a while, so a worker does it.
+    /// The client's selection of `retained`. Matching many globs with many tensors takes a while, so a worker does it.
     pub(crate) async fn selection(&mut self, retained: &Retained, workers: Workers) -> Arc<Selection> {
         let manifest = retained.payload.manifest();
         match &self.selection {
@@ -39,7 +39,7 @@ impl ClientState {
         }
     }
 
-    /// The chunks of `retained` that the client holds. It is asked once: whatever is begun next ends what was begun.
+    /// The chunks of `retained` that the client holds. Taken once: the next transfer invalidates them.
     pub(crate) fn take_held(&mut self, retained: &Retained) -> RangeSet {
         let partial = self.partial.take().filter(|partial| is_of(partial, retained));
         partial.map_or_else(RangeSet::new, |partial| partial.chunks)
@@ -50,7 +50,7 @@ impl ClientState {
         self.partial.as_ref().is_some_and(|partial| !is_of(partial, retained))
     }
 
-    /// Forgets the part that the client holds: it is of other content.
+    /// Forgets the part that the client holds: its content differs.
     pub(crate) fn forget_partial(&mut self) {
         self.partial = None;
     }
@@ -63,7 +63,7 @@ impl ClientState {
         self.manifest = Some(retained.payload.manifest().digest());
     }
 
-    /// The manifest of a version that was given up may have been cut off with it.
+    /// The manifest of a given up version may have been cut off with it.
     pub(crate) fn handle_given_up(&mut self) {
         self.manifest = None;
     }

@@ -1,22 +1,22 @@
-//! What a server allows, each with its reason.
+//! A server's configuration, with a reason for each default.
 
 use std::time::Duration;
 use tensor_relay_protocol::{CodecChoice, Limits};
 use tensor_relay_transport::Workers;
 
-/// The bounds and choices of a server.
+/// The configuration of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The name and version that clients are told. Default `tensor-relay/` and the version of this crate.
+    /// The name and version told to clients. Default `tensor-relay/` and the version of this crate.
     pub agent: String,
-    /// How many sessions may be open at once. Default 1,024; one more is told so when it says hello.
+    /// The most open sessions. Default 1,024; one more is refused at its `Hello`.
     pub sessions_max: usize,
     /// How many lanes one session may have, the first included. Default 16: more than one client has cores and network
     /// cards for. With 1 there are no further lanes.
     pub lanes_max: u32,
-    /// How many threads the further lanes of all sessions are spread over. The first lane of each stays on the runtime that
-    /// runs the server. Default: as many as there are processors beside that one's, and one at least; 8 at most, which
-    /// fill 100 Gbit/s. They are started when they are needed.
+    /// The threads for the further lanes of all sessions. The first lane of each stays on the runtime that runs the
+    /// server. Default: as many as there are processors beside that one's, and one at least; 8 at most, which fill 100
+    /// Gbit/s. They are started when they are needed.
     pub lane_threads: usize,
     /// How many subscriptions one session may have. Default 1,024. Each costs a task and what its credit allows in flight.
     pub subscriptions_max: u32,
@@ -30,27 +30,27 @@ pub struct Config {
     /// is. A topic may say otherwise for its own ([`TopicOptions::codec`](crate::TopicOptions::codec)), and a subscriber
     /// for what it gets.
     pub codec: CodecChoice,
-    /// How much memory encodings may take that are kept for further subscribers. Default 256 MiB.
+    /// The memory for cached encodings. Default 256 MiB.
     pub encoded_cache_bytes: u64,
     /// How much of what was read of each device is kept for further subscribers, so that each chunk is read once however
     /// many subscribe. A chunk counts at least as much as a slot. Default: as much as half of the device's slots hold.
     /// Subscribers who are further apart than that read again. With a larger number, what slots cannot hold is copied to
     /// ordinary memory, which costs a single subscriber as well a copy of nearly every byte.
     pub device_cache_bytes: Option<u64>,
-    /// How much memory staged versions may take, retained and in transfer. Default: no bound but the machine's.
+    /// The memory of staged versions, retained and in transfer. Default: no bound but the machine's.
     pub staged_bytes: u64,
     /// How much memory versions may take that left retention and are kept to code later ones against, over all topics
     /// ([`TopicOptions::bases`](crate::TopicOptions::bases)). It counts beside retention and within `staged_bytes`. Default
     /// 4 GiB. What has no room is let go, those that nobody holds first, and subscribers get whole versions. 0: none are kept.
     pub base_bytes: u64,
-    /// After how long without a byte taken a subscriber in mid-transfer is evicted. Default 30 s.
+    /// The time without progress after which a subscriber in mid-transfer is evicted. Default 30 s.
     pub stall_timeout: Duration,
     /// How long the place of a named reader in mode `every` is kept when its connection is lost, so that it misses nothing.
     /// Default 30 s: longer than a client takes to notice and to come back.
     pub reader_linger: Duration,
-    /// What is accepted of payloads; here it bounds what is published, so that no receiver has to refuse it.
+    /// The limits on published payloads, so that no receiver has to refuse them.
     pub limits: Limits,
-    /// Where hashing and encoding run.
+    /// The workers for hashing and encoding.
     pub workers: Workers,
 }
 
@@ -78,11 +78,11 @@ impl Default for Config {
     }
 }
 
-/// The longest deadline that is one: longer ones would overflow the clock.
+/// The longest deadline: longer ones would overflow the clock.
 pub(crate) const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3_600);
 
 impl Config {
-    /// The same within what works: at least one chunk at a time, and a deadline that a clock can hold.
+    /// The configuration clamped to valid values.
     pub(crate) fn within_reason(self) -> Self {
         Self {
             chunks_in_flight: self.chunks_in_flight.max(1),

@@ -1,4 +1,4 @@
-//! Which version a subscription is sent next, by its mode.
+//! Cursors: which version a subscription is sent next, by its mode.
 
 use crate::{
     places::PlaceName,
@@ -8,23 +8,23 @@ use crate::{
 use std::sync::Arc;
 use tensor_relay_protocol::{EndReason, Epoch, Mode, Start, Subscribe, Version};
 
-/// What to do now.
+/// The next step of a subscription.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Send this version. `skipped` counts those that the client will not have seen before it.
+    /// Send this version. `skipped` counts those that the client misses before it.
     Send {
         /// Which one.
         retained: Arc<Retained>,
         /// How many were missed.
         skipped: u64,
     },
-    /// Wait until the topic changes or a message of the client comes.
+    /// Wait until the topic changes or the client sends a message.
     Wait,
     /// The subscription is over.
     End(EndReason),
 }
 
-/// Where one subscription is in its topic.
+/// A subscription's position in its topic.
 #[derive(Debug)]
 pub(crate) enum Cursor {
     /// Always the newest.
@@ -34,7 +34,7 @@ pub(crate) enum Cursor {
 }
 
 impl Cursor {
-    /// Begins as `subscribe` asks for. The names of readers are each `owner`'s own.
+    /// Starts as `subscribe` requests. Reader names are scoped by `owner`.
     pub(crate) fn new(topic: &Arc<TopicState>, subscribe: &Subscribe, owner: &str) -> Self {
         match subscribe.mode {
             Mode::Every => Self::Every(Every::new(Arc::clone(topic), subscribe, owner)),
@@ -42,9 +42,9 @@ impl Cursor {
         }
     }
 
-    /// What to send next.
+    /// The next step.
     pub(crate) fn next(&mut self, topic: &TopicState) -> Step {
-        // Looked at first: what is published before a topic ends is seen.
+        // Read first, so that versions published before the end are seen.
         let ended = topic.ended();
         let step = match self {
             Self::Latest(latest) => latest.next(topic),
@@ -108,7 +108,7 @@ impl Cursor {
         }
     }
 
-    /// Gives up the place of a named reader, which will not come back.
+    /// Gives up the place of a named reader that will not come back.
     pub(crate) fn give_place_up(&mut self) {
         if let Self::Every(every) = self {
             every.reader.give_place_up();
@@ -123,15 +123,15 @@ impl Cursor {
 /// A subscription in mode `latest`.
 #[derive(Debug)]
 pub(crate) struct Latest {
-    /// Versions before this place are not wanted.
+    /// Versions before this one are not wanted.
     from: Seq,
-    /// The version of which the client holds a part: it is finished first, while it is retained.
+    /// The version of which the client holds a part: it is completed first, while it is retained.
     partial: Option<(Epoch, Version)>,
-    /// The version to begin with, while nothing was begun.
+    /// The first version to send, until one was begun.
     awaited: Option<(Epoch, Version)>,
     /// The newest version that the client has, or that was last begun for it.
     last: Option<(Epoch, Version)>,
-    /// The versions since its last commit that were begun for it and given up: it never saw them.
+    /// Versions begun and given up since its last commit: it never saw them.
     missed: u64,
 }
 
@@ -143,7 +143,7 @@ impl Latest {
                 // It has begun already; what is news is told by what it has.
                 _ => topic.place_of(None, Start::Oldest),
             },
-            // Who wants nothing but the newest does not want to finish an older one.
+            // A subscription that preempts does not complete an older version.
             partial: subscribe
                 .partial
                 .as_ref()
@@ -169,13 +169,13 @@ impl Latest {
         }
     }
 
-    /// Whether a newer version than the one that was begun last is there.
+    /// Whether there is a newer version than the last one begun.
     fn is_news(&self, retained: &Retained) -> bool {
         let (epoch, version) = (retained.id.epoch, retained.id.version);
         self.last.is_none_or(|(last_epoch, last)| last_epoch != epoch || last < version)
     }
 
-    /// How many versions the client will not have seen when it commits `retained` next.
+    /// The number of versions that the client misses if it commits `retained` next.
     fn skipped_before(&self, retained: &Retained) -> u64 {
         let between = match self.last {
             Some((epoch, last)) if epoch == retained.id.epoch => {
@@ -203,19 +203,19 @@ pub(crate) struct Every {
     reader: Reader,
     /// The first version that was not sent.
     next: Seq,
-    /// The version to begin with, while nothing was begun.
+    /// The first version to send, until one was begun.
     awaited: Option<(Epoch, Version)>,
-    /// How many versions may be sent beyond the newest one acknowledged.
+    /// The window: how many versions may be sent beyond the newest acknowledged one.
     window: usize,
-    /// The version that was sent last.
+    /// The last version sent.
     sent: Seq,
-    /// Those that the client will not get: nobody will acknowledge them, so they do not count against the window.
+    /// Given up versions: nobody will acknowledge them, so they do not count against the window.
     given_up: Vec<Seq>,
-    /// The newest version that the client had when it came. A server that was restarted may publish it again.
+    /// The newest version that the client had at first. A restarted server may publish it again.
     have: Option<(Epoch, Version)>,
-    /// Whether that one was compared with the one of the same name here. Until then it is not passed over.
+    /// Whether that one was compared with ours of the same number. Until then it is not skipped.
     is_compared: bool,
-    /// The newest version that its user is done with, published here or before a restart.
+    /// The newest acknowledged version, published here or before a restart.
     acknowledged: Option<(Epoch, Version)>,
 }
 
@@ -269,7 +269,7 @@ impl Every {
         unacknowledged
     }
 
-    /// Skips versions that the client holds already; those that its user is done with count as acknowledged.
+    /// Skips versions that the client holds already; acknowledged ones count as such.
     fn pass_over_what_it_has(&mut self, topic: &TopicState) {
         while let Some((seq, retained)) = topic.first_from(self.next)
             && is_up_to(&retained, self.have)
@@ -313,15 +313,15 @@ fn before(version: Option<(Epoch, Version)>) -> Option<(Epoch, Version)> {
     version.map(|(epoch, version)| (epoch, Version(version.0.saturating_sub(1))))
 }
 
-/// The version that a subscription begins with though it may not be published yet: of the epoch that it names, or of the
-/// one that the topic is in.
+/// The first version of a subscription, perhaps not published yet: of the epoch that it names, or of the topic's
+/// current one.
 fn awaited(topic: &TopicState, subscribe: &Subscribe) -> Option<(Epoch, Version)> {
     let Start::At(epoch, version) = subscribe.start else { return None };
     let epoch = epoch.or_else(|| Some(topic.newest()?.1.id.epoch))?;
     subscribe.have.is_none().then_some((epoch, version))
 }
 
-/// Whether `retained` comes before the version to begin with.
+/// Whether `retained` precedes the first version to send.
 fn is_before(retained: &Retained, awaited: Option<(Epoch, Version)>) -> bool {
     awaited.is_some_and(|(epoch, version)| epoch == retained.id.epoch && retained.id.version < version)
 }

@@ -1,4 +1,4 @@
-//! Versions on a device: tensors that are copied out of it, lent where they are, or put there.
+//! Versions on a device: copied from it, lent in place, or copied to it.
 
 use crate::{Borrowed, LendError, Publishable, StageError, Staged, Staging, lend::parts};
 use bytes::Bytes;
@@ -14,24 +14,24 @@ use tensor_relay_transport::{
 };
 use tokio::task::JoinSet;
 
-/// How many chunks are copied at once: one on the device's copy engine, one that a worker copies and hashes, and one to
-/// spare for each of them.
+/// The concurrent chunk copies: one on the device's copy engine, one that a worker copies and hashes, and a spare for
+/// each.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
-/// Why a version cannot be copied off a device, or to it.
+/// Why a version cannot be copied from or to a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The tensors cannot form a version as they were given.
+    /// The tensors cannot form a version.
     #[error(transparent)]
     Tensors(#[from] LendError),
     /// There is no memory for them.
     #[error(transparent)]
     Memory(#[from] AllocError),
-    /// They could not be copied off their device.
+    /// They could not be copied from their device.
     #[error(transparent)]
     Read(#[from] SourceError),
-    /// They could not be copied to where they were to go.
+    /// They could not be copied to their destination.
     #[error(transparent)]
     Write(#[from] SinkError),
     /// The device accepted no bytes for longer than any copy may take.
@@ -124,7 +124,7 @@ impl Borrowed {
     }
 }
 
-/// The same source, and a handle that resolves when nobody reads it any more.
+/// A lent source, and a handle that resolves when it is no longer read.
 pub(crate) fn lent(source: Arc<dyn Source>) -> (Arc<dyn Source>, Returned) {
     let (loan, returned) = Loan::new();
     (Arc::new(LentSource { source, loan: Arc::new(loan) }), returned)
@@ -161,8 +161,7 @@ fn check_device(name: &str, device: &Device, first: &Device) -> Result<(), LendE
     }
 }
 
-/// Runs `copy` for every chunk, a few at a time, and returns the results in order. Dropping the future cancels what was
-/// begun.
+/// Runs `copy` for every chunk, a few at a time, and returns the results in order. Dropping the future cancels all.
 async fn each_chunk<T: Send + 'static, F>(
     manifest: &Manifest,
     copy: impl Fn(Range<u64>) -> F,
@@ -188,7 +187,7 @@ where
     }
 }
 
-/// Copies a chunk off a device to its place, and hashes it.
+/// Copies a chunk from a device to its place, and hashes it.
 async fn copy_out(
     source: Arc<dyn Source>,
     range: Range<u64>,
@@ -239,7 +238,7 @@ struct LentSource {
     loan: Arc<Loan>,
 }
 
-/// A read of a source on loan, and whether a copy for it may go on when it is dropped.
+/// A read of a lent source, and whether its copy may outlive it.
 struct LentRead<'a> {
     loan: &'a Arc<Loan>,
     may_go_on: bool,

@@ -1,4 +1,4 @@
-//! What went wrong, counted by where and why.
+//! Failure counters by place and reason.
 
 use std::{
     collections::BTreeMap,
@@ -6,20 +6,20 @@ use std::{
 };
 use tensor_relay_protocol::{AbortReason, EndReason};
 
-/// Where something failed.
+/// The place of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailedAt {
     /// A connection, before its client was greeted.
     Connection,
-    /// A session that did not end because its client wanted it.
+    /// A session that ended against its client's will.
     Session,
     /// A subscription that the server ended before its topic did.
     Subscription,
-    /// A version under way that was given up.
+    /// A transfer that was given up.
     Transfer,
 }
 
-/// How often something failed for one reason.
+/// A failure counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailureCount {
     /// Where.
@@ -30,7 +30,8 @@ pub struct FailureCount {
     pub count: u64,
 }
 
-/// The counts. Failures are rare, and reasons are words of this program: so one lock and a map do, and both stay small.
+/// The counters. Failures are rare, and reasons are constants of this program: so one lock and a map do, and both stay
+/// small.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<BTreeMap<(FailedAt, &'static str), u64>>);
 
@@ -53,7 +54,7 @@ impl Failures {
         *counts.entry((at, reason)).or_default() += 1;
     }
 
-    /// Counts a subscription that ended, unless it ended as subscriptions do.
+    /// Counts the end of a subscription, unless it is a regular one.
     pub(crate) fn note_end(&self, reason: EndReason) {
         let word = match reason {
             EndReason::Evicted => "evicted",

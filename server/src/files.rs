@@ -1,4 +1,4 @@
-//! Files as versions: safetensors files, folders of them, NumPy arrays; read into staged memory, or from where they are.
+//! Files as versions: safetensors files, folders of them, NumPy arrays; staged, or borrowed in place.
 
 mod directory;
 mod error;
@@ -56,14 +56,14 @@ pub struct TensorFiles {
     left_out: Vec<LeftOut>,
 }
 
-/// How much of a file is read before it is written on.
+/// The size of reads while files are copied.
 const POURED_BYTES: u64 = 4 << 20;
 
 /// Why files could not be copied into shared memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealFileError {
-    /// Something is wrong with them.
+    /// The files are at fault.
     #[error(transparent)]
     File(#[from] FileError),
     /// The system has no memory for them.
@@ -79,25 +79,25 @@ struct Piece {
     place: Place,
 }
 
-/// Where in its file a tensor is.
+/// A tensor's place in its file.
 #[derive(Debug)]
 enum Place {
-    /// As it travels, from this position on.
+    /// In transfer order, from this position on.
     At(u64),
-    /// The same in Fortran order.
+    /// In Fortran order, from this position on.
     Turned(u64),
     /// In an archive.
     Entry {
         /// The number of the entry.
         entry: usize,
-        /// What is before the elements.
+        /// The length of the header before the elements.
         head_bytes: u64,
         /// Whether the elements are in Fortran order.
         turned: bool,
         /// The position of the elements in the file, unless they are compressed.
         bytes_at: Option<u64>,
     },
-    /// In no file: made up here.
+    /// In memory, without a file.
     Memory(Bytes),
 }
 
@@ -138,22 +138,22 @@ impl TensorFiles {
         Ok(contents.into_files(path))
     }
 
-    /// What was opened.
+    /// The opened path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which kind of files they are.
+    /// The kind of files.
     pub fn kind(&self) -> FileKind {
         self.form.kind
     }
 
-    /// The tensors, files beside the weights included.
+    /// The tensors, including those of side files.
     pub fn specs(&self) -> &[TensorSpec] {
         &self.specs
     }
 
-    /// What the manifest will say beyond the tensors: the files' own metadata, and which kind of files they are.
+    /// The metadata for the manifest: the files' own, and the kind of files.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
     }
@@ -169,7 +169,7 @@ impl TensorFiles {
         self.files.iter().filter_map(name).collect()
     }
 
-    /// What its files were when they were opened.
+    /// The files' stamps when they were opened.
     fn stamps(&self) -> watch::Stamps {
         self.files
             .iter()
@@ -177,7 +177,7 @@ impl TensorFiles {
             .collect()
     }
 
-    /// What is not served of what lies there. Whoever serves it should hear of it.
+    /// The entries that are not served; report them to the operator.
     pub fn left_out(&self) -> &[LeftOut] {
         &self.left_out
     }
@@ -232,7 +232,7 @@ impl TensorFiles {
         Ok(sealed)
     }
 
-    /// Writes one tensor: in pieces where it lies in its file as it travels, else in one.
+    /// Writes one tensor: in pieces if it lies in its file in transfer order, otherwise at once.
     fn pour(
         &self,
         index: usize,
@@ -256,7 +256,7 @@ impl TensorFiles {
         Ok(())
     }
 
-    /// The archive that the tensors are in, if that is what they are in.
+    /// The archive of the tensors, if they are in one.
     fn archive(&self) -> Result<Option<Archive<'_>>, FileError> {
         let archived = self.form.kind == FileKind::Npz;
         self.files.first().filter(|_| archived).map(Archive::open).transpose()
@@ -282,7 +282,7 @@ impl TensorFiles {
         }
     }
 
-    /// Where one tensor can be read as it travels.
+    /// The place where a tensor can be read in transfer order.
     fn lend(&self, index: usize) -> Result<Origin, FileError> {
         let Piece { file, place } = &self.pieces[index];
         let path = || self.files[*file].path.clone();
@@ -312,7 +312,7 @@ impl TensorFiles {
         Ok((Arc::new(FileSource::new(payload, manifest, &hashes)), hashes))
     }
 
-    /// Compares the entries of an archive with their checksums, which only a pass over the whole of each can do.
+    /// Verifies the checksums of an archive's entries, with a pass over each.
     fn verify_archive(&self) -> Result<(), FileError> {
         let Some(mut archive) = self.archive()? else { return Ok(()) };
         for piece in &self.pieces {
@@ -328,7 +328,7 @@ impl TensorFiles {
     }
 }
 
-/// Reads elements in Fortran order and turns them into `out`.
+/// Reads elements in Fortran order and reorders them into `out`.
 fn turned(
     spec: &TensorSpec,
     out: &mut [u8],
@@ -345,7 +345,7 @@ fn total_bytes(specs: &[TensorSpec]) -> u64 {
     specs.iter().map(|spec| spec.shape.byte_len(spec.dtype).unwrap_or(0)).sum()
 }
 
-/// What was found, while it is put together.
+/// The parsed files, while they are put together.
 #[derive(Debug)]
 struct Contents {
     form: FileForm,

@@ -1,4 +1,4 @@
-//! Lanes that join a session: how they find it, and the task that serves each until it is retired.
+//! Further lanes: how they join a session, and the task that serves each until it is retired.
 
 use crate::{
     lanes::{JoinRefused, Lanes, LiveLane, Silence},
@@ -58,7 +58,7 @@ impl Drop for Open {
 }
 
 impl Joinable {
-    /// The lanes of `session`, for a client that shows its grant.
+    /// The lanes of `session`, for a client with its grant.
     fn find(&self, session: u64, grant: &LaneGrant) -> Option<Arc<Lanes>> {
         let sessions = self.sessions();
         let (expected, lanes) = sessions.get(&session)?;
@@ -70,20 +70,20 @@ impl Joinable {
     }
 }
 
-/// What a client says first on a lane that joins.
+/// A client's `Join` message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Join {
     pub(crate) session: u64,
     pub(crate) lane: LaneId,
     pub(crate) grant: LaneGrant,
-    /// The server process that the session is of.
+    /// The instance of the session's server process.
     pub(crate) instance: InstanceId,
 }
 
 /// Why a lane ended, for the log and the client.
 #[derive(Debug, thiserror::Error)]
 enum LaneEnd {
-    /// The same for a session that does not exist and for a grant that is not its own: nobody learns which.
+    /// No such session, or a wrong grant: the client is not told which.
     #[error("it showed no grant for a session of this server")]
     NoSuchSession,
     #[error(
@@ -133,7 +133,7 @@ impl LaneEnd {
         }
     }
 
-    /// What the client is told: which rule it broke, and nothing else.
+    /// The text sent to the client: the rule it broke, and nothing else.
     fn close_text(&self) -> String {
         match self {
             Self::NumberInUse | Self::Spoke | Self::Control(ControlError::Message(_)) => self.to_string(),
@@ -142,7 +142,7 @@ impl LaneEnd {
     }
 }
 
-/// Lets `lane` join the session that `join` names, and serves it until one of the two ends.
+/// Joins `lane` to the session named in `join`, and serves it until either ends.
 pub(crate) async fn serve(
     lane: Lane,
     stranger: Stranger,

@@ -1,4 +1,4 @@
-//! The lanes of one session, and which of them takes the next chunk.
+//! The lanes of one session, and the choice of the next chunk's lane.
 //!
 //! All lanes are alike: each has a number that its client chose, and carries chunks until it is retired. Number 0 is the
 //! connection that the session began with. Control messages and manifests travel on that one whether it carries chunks or
@@ -15,7 +15,7 @@ use tensor_relay_protocol::{LaneId, RangeSet, ServerMessage};
 use tensor_relay_transport::{Lane, LaneError, LaneStats, control};
 use tokio::sync::watch;
 
-/// The connection that a session began with.
+/// The connection of the control stream.
 const CONTROL: LaneId = LaneId(0);
 
 /// How many lanes a session may have had: lane numbers are below. One lane that is lost every 5 s, the longest wait of a
@@ -31,22 +31,22 @@ pub(crate) struct Lanes {
     sender: control::Sender<ServerMessage>,
     /// Notified when a lane joins.
     joined: watch::Sender<()>,
-    /// How many chunks were given to lanes.
+    /// The number of chunks assigned to lanes.
     chunks: AtomicU64,
 }
 
-/// A lane that takes chunks, until it is retired.
+/// A lane that carries chunks, until it is retired.
 #[derive(Debug)]
 pub(crate) struct LiveLane {
     pub(crate) lane: Lane,
-    /// Bytes of chunks that were begun on this lane and are not written whole.
+    /// Bytes of chunks that were begun on this lane and are not completely written.
     bytes: AtomicU64,
-    /// Which chunk of the session it was given last, counted from 1.
+    /// The session-wide number of its last chunk, from 1.
     last_chunk: AtomicU64,
     retired: watch::Sender<bool>,
 }
 
-/// A chunk on a lane, which counts there until this is dropped.
+/// A chunk on a lane, counted there until this is dropped.
 #[derive(Debug)]
 pub(crate) struct LaneLoad {
     lane: Arc<LiveLane>,
@@ -60,14 +60,14 @@ pub(crate) enum JoinRefused {
     Full,
     /// The session is over.
     Over,
-    /// A lane of the session has the number, or the number is none.
+    /// The number is in use or invalid.
     NumberInUse,
-    /// The client has retired the number already.
+    /// The client has retired the number.
     Retired,
 }
 
 impl Lanes {
-    /// The lanes of the session that began with `control`, to whose client `sender` speaks.
+    /// The lanes of a session with the connection `control`, whose messages go through `sender`.
     pub(crate) fn new(control: Lane, sender: control::Sender<ServerMessage>) -> Self {
         let mut set = LaneSet::default();
         set.live.insert(CONTROL, LiveLane::new(control.clone()));
@@ -90,7 +90,7 @@ impl Lanes {
         self.set().may_join(id, max)
     }
 
-    /// Lets `lane` take chunks as `id`.
+    /// Adds `lane` as `id`.
     pub(crate) fn join(&self, id: LaneId, lane: Lane, max: usize) -> Result<Arc<LiveLane>, JoinRefused> {
         let live = LiveLane::new(lane);
         self.set().join(id, Arc::clone(&live), max)?;
@@ -98,8 +98,8 @@ impl Lanes {
         Ok(live)
     }
 
-    /// Ends the use of a lane, cuts off what is being sent on it, and tells the client. Does nothing the second time, so
-    /// that the client hears of each number once.
+    /// Retires a lane, cancels what is being sent on it, and tells the client. Idempotent, so that the client is told
+    /// once of each number.
     pub(crate) async fn retire(&self, id: LaneId) -> Result<(), LaneError> {
         let retirement = self.set().retire(id);
         let Some(Retirement { lane }) = retirement else { return Ok(()) };
@@ -110,7 +110,7 @@ impl Lanes {
         self.sender.send(ServerMessage::Retired(id)).await
     }
 
-    /// Ends the use of every lane with the session, and lets none join any more.
+    /// Retires every lane with the session, and admits none any more.
     pub(crate) fn close(&self) {
         let live = self.set().close();
         for lane in live {
@@ -118,7 +118,7 @@ impl Lanes {
         }
     }
 
-    /// How many lanes take chunks.
+    /// The number of lanes that carry chunks.
     pub(crate) fn len(&self) -> usize {
         self.set().live.len()
     }
@@ -136,7 +136,7 @@ impl Lanes {
         least_loaded(set.live.iter().map(|(id, lane)| (*id, lane.load())))
     }
 
-    /// Counts a chunk of `bytes` on a lane; `None` when that was retired meanwhile.
+    /// Counts a chunk of `bytes` on a lane; `None` if that was retired meanwhile.
     pub(crate) fn load(&self, id: LaneId, bytes: u64) -> Option<LaneLoad> {
         let set = self.set();
         let lane = set.live.get(&id)?;
@@ -156,7 +156,7 @@ impl Lanes {
     }
 }
 
-/// How busy a lane is: bytes being written first, then the last chunk that it was given.
+/// The load of a lane: bytes being written first, then its last chunk.
 type Busyness = (u64, u64);
 
 /// Which lane is the least busy; the lowest number of equals.
@@ -164,7 +164,7 @@ fn least_loaded(loads: impl Iterator<Item = (LaneId, Busyness)>) -> Option<LaneI
     loads.min_by_key(|(_, load)| *load).map(|(id, _)| id)
 }
 
-/// The numbers of a session's lanes: those that live, and those that never will again. Pure.
+/// The numbers of a session's lanes, active and retired. Pure.
 #[derive(Debug)]
 struct LaneSet<L> {
     live: BTreeMap<LaneId, L>,
@@ -172,7 +172,7 @@ struct LaneSet<L> {
     over: bool,
 }
 
-/// A number that was retired just now, with the lane that had it, if one had joined.
+/// A number just retired, with its lane, if one had joined.
 #[derive(Debug, PartialEq, Eq)]
 struct Retirement<L> {
     lane: Option<L>,
@@ -203,7 +203,7 @@ impl<L> LaneSet<L> {
         Ok(())
     }
 
-    /// Retires a number, also one that no lane has joined with yet; `None` if it was retired before or cannot be one.
+    /// Retires a number, even without a lane; `None` if it was retired before or is invalid.
     fn retire(&mut self, id: LaneId) -> Option<Retirement<L>> {
         let is_news = !self.over && id.0 < LANES_EVER && self.retired.insert(id.0);
         is_news.then(|| Retirement { lane: self.live.remove(&id) })
@@ -253,7 +253,7 @@ impl Drop for LaneLoad {
     }
 }
 
-/// Notices that a lane is silent: what it sent before the look before is still unanswered, without a single byte.
+/// Detects a silent lane: what it sent before the previous check is still unanswered, without a single byte.
 ///
 /// What was sent just before a look may be answered right after it, so one look says nothing. A lane whose client does not
 /// read is not silent: what was sent is acknowledged, and no more is sent. Acknowledgements themselves get no answer.
@@ -261,7 +261,7 @@ impl Drop for LaneLoad {
 pub(crate) struct Silence {
     eliciting_frames: u64,
     received_bytes: u64,
-    /// Whether something was sent before the last look, after which nothing was heard.
+    /// Whether something was sent before the last check, after which nothing was received.
     unanswered: bool,
 }
 
@@ -271,7 +271,7 @@ impl Silence {
         Self { eliciting_frames, received_bytes, unanswered: false }
     }
 
-    /// Looks at what the lane has done since the last look; returns whether it is silent.
+    /// Checks the lane's counters since the last check; returns whether it is silent.
     pub(crate) fn look(&mut self, stats: &LaneStats) -> bool {
         let heard = stats.received_bytes > self.received_bytes;
         let asked = stats.eliciting_frames > self.eliciting_frames;

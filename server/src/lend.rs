@@ -6,14 +6,14 @@ use tensor_relay_device::{GatherSource, HostBytes, Loan, PartsError};
 use tensor_relay_protocol::{Manifest, Metadata, TensorSpec};
 use tensor_relay_transport::egress::Payload;
 
-/// Why tensors cannot be lent as they were given.
+/// Why tensors cannot be lent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LendError {
     /// They cannot be laid out together.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// A tensor's bytes are more or fewer than its dtype and shape say.
+    /// A tensor's memory does not have the size of its dtype and shape.
     #[error(
         "tensor {name} takes {expected_bytes} bytes by its dtype and shape, and memory of {given_bytes} bytes came for it"
     )]
@@ -22,7 +22,7 @@ pub enum LendError {
         name: Box<str>,
         /// What its dtype and shape say.
         expected_bytes: u64,
-        /// What came.
+        /// The size of its memory.
         given_bytes: u64,
     },
     /// An alias came with bytes of its own, which would never be read.
@@ -81,7 +81,7 @@ impl Borrowed {
     }
 }
 
-/// Where the memory of each tensor belongs, in the order of their places.
+/// The memory of each tensor with its range, in payload order.
 pub(crate) fn parts<M>(
     manifest: &Manifest,
     aliases: &[bool],

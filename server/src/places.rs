@@ -7,15 +7,15 @@ use std::{collections::HashMap, time::Duration};
 use tensor_relay_protocol::ReaderName;
 use tokio::time::Instant;
 
-/// How many places of one topic may wait for their readers. Beyond it the one that waits longest is given up, so that
-/// names cost a bounded amount of memory.
+/// The most places of one topic that may wait for their readers. Beyond it the oldest is given up, so that names cost
+/// bounded memory.
 const LOST_MAX: usize = 1024;
 
 /// Identifies one holder of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
 
-/// The name of a reader. It is its owner's own: nobody takes over the place of another principal's reader.
+/// The name of a reader, scoped by its principal: nobody takes over the place of another principal's reader.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PlaceName {
     /// The principal that the reader belongs to.
@@ -23,7 +23,7 @@ pub(crate) struct PlaceName {
     pub(crate) name: ReaderName,
 }
 
-/// Who reads a topic under which name.
+/// The named readers of a topic.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     by_name: HashMap<PlaceName, Place>,
@@ -34,12 +34,12 @@ pub(crate) struct Places {
 struct Place {
     reader: ReaderId,
     holder: Holder,
-    /// Since when nobody holds it.
+    /// When its holder was lost.
     lost: Option<Instant>,
 }
 
 impl Places {
-    /// Gives the place called `name` to a new holder. Whoever holds it loses it.
+    /// Gives the place called `name` to a new holder, in place of its current one.
     pub(crate) fn claim(
         &mut self,
         name: &PlaceName,
@@ -61,12 +61,12 @@ impl Places {
         self.by_name.get(name).map(|place| place.reader)
     }
 
-    /// Whether nobody has taken the place over.
+    /// Whether the holder still has the place.
     pub(crate) fn is_held_by(&self, name: &PlaceName, holder: Holder) -> bool {
         self.by_name.get(name).is_some_and(|place| place.holder == holder)
     }
 
-    /// Lets the place wait for its reader from `now` on; gives back the reader that loses its place for it, if any.
+    /// Keeps the place waiting for its reader from `now` on; returns the reader that loses its place for it, if any.
     pub(crate) fn lose(&mut self, name: &PlaceName, holder: Holder, now: Instant) -> Option<ReaderId> {
         let place = self.by_name.get_mut(name).filter(|place| place.holder == holder)?;
         place.lost = Some(now);
@@ -79,7 +79,7 @@ impl Places {
         self.by_name.remove(&name).map(|place| place.reader)
     }
 
-    /// Gives the place up, if it is still this holder's.
+    /// Gives the place up, if the holder still has it.
     pub(crate) fn give_up(&mut self, name: &PlaceName, holder: Holder) -> Option<ReaderId> {
         let reader = self.by_name.get(name).filter(|place| place.holder == holder)?.reader;
         self.by_name.remove(name);
@@ -98,7 +98,7 @@ impl Places {
         expired.map(|(_, place)| place.reader).collect()
     }
 
-    /// When the next place will have waited for `linger`.
+    /// When the next waiting place expires.
     pub(crate) fn next_expiry(&self, linger: Duration) -> Option<Instant> {
         self.by_name
             .values()

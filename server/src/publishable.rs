@@ -1,4 +1,4 @@
-//! What a publisher takes: a version that is laid out and can be sent, wherever its bytes are.
+//! Publishable versions: laid out and ready to be sent, wherever their bytes are.
 
 use crate::{Borrowed, Staged};
 use tensor_relay_device::Returned;
@@ -9,17 +9,17 @@ use tensor_relay_transport::egress::Payload;
 #[derive(Debug)]
 pub struct Publishable {
     pub(crate) payload: Payload,
-    /// A version whose producer waits for its memory.
+    /// Reports that the producer's memory is no longer used.
     pub(crate) returned: Option<Returned>,
 }
 
 impl Publishable {
-    /// What it holds.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         self.payload.manifest()
     }
 
-    /// What the version is, if every chunk was hashed already.
+    /// The version's digest, if every chunk is hashed.
     pub fn digest(&self) -> Option<VersionDigest> {
         self.payload.digest()
     }

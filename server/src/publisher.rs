@@ -23,7 +23,7 @@ const STAGED_RELEASE: Duration = Duration::from_secs(600);
 /// The same for a borrowed version, whose producer waits to write again.
 const BORROWED_RELEASE: Duration = Duration::from_secs(10);
 
-/// Puts versions into one topic. There is one at a time per topic and server.
+/// Publishes versions into one topic. There is one at a time per topic and server.
 ///
 /// When it is dropped, what is retained stays on offer, and another publisher may follow, in a new epoch.
 /// [`end`](Self::end) says that nothing will follow; [`withdraw`](Self::withdraw) takes everything back.
@@ -37,7 +37,7 @@ pub struct Publisher {
     next: Version,
     /// Whether it was logged why its versions are sent whole.
     told: bool,
-    /// Keeps the memory of versions that are gone for its next ones.
+    /// Keeps the memory of released versions cached for its next ones.
     demand: Option<CacheLease>,
 }
 
@@ -72,7 +72,7 @@ pub enum PublishError {
     Expired {
         /// Which topic.
         topic: Topic,
-        /// After how long without a publish it expires.
+        /// The time to live without a publish.
         expire_after_ms: u128,
     },
 }
@@ -101,12 +101,12 @@ impl Publisher {
         self
     }
 
-    /// Which topic.
+    /// The topic.
     pub fn topic(&self) -> &Topic {
         self.topic.name()
     }
 
-    /// In which epoch it publishes.
+    /// The epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -116,13 +116,13 @@ impl Publisher {
         self.topic.ended().is_some()
     }
 
-    /// What the next version will be called.
+    /// The id of the next version.
     pub fn next_id(&self) -> VersionId {
         VersionId { topic: self.topic.name().clone(), epoch: self.epoch, version: self.next }
     }
 
-    /// Lets the next version have this number, where it is higher than it would be: for content that was published under
-    /// a number before a restart.
+    /// Sets the number of the next version, if it is higher than it would be: for content that was published under a
+    /// number before a restart.
     pub fn continue_at(&mut self, version: Version) {
         self.next = self.next.max(version);
     }
@@ -246,18 +246,18 @@ impl Publisher {
         self.topic.end(EndReason::TopicEnded);
     }
 
-    /// Takes the topic back: subscriptions end, what is retained is let go, and the name is free.
+    /// Withdraws the topic: subscriptions end, retained versions are released, and the name is free.
     pub fn withdraw(self) {
         self.catalogue.remove(&self.topic, EndReason::Withdrawn);
     }
 
-    /// Takes the topic back as [`withdraw`](Self::withdraw) does, and keeps its name for as long as this lives: whoever
-    /// subscribes later is told at once, and does not wait for the topic to appear. Nothing is published after this.
+    /// Withdraws the topic like [`withdraw`](Self::withdraw), but keeps its name while this lives: later subscribers
+    /// are told at once instead of waiting for the topic. Nothing is published after this.
     pub fn withdraw_for_good(&self) {
         self.topic.end(EndReason::Withdrawn);
     }
 
-    /// Whether a version could not be read any more, because its files changed or its device failed, and none is left.
+    /// Whether a version could no longer be read, because its files changed or its device failed, and none is left.
     pub fn is_lost(&self) -> bool {
         self.topic.is_lost()
     }
@@ -278,7 +278,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Ends a topic when nothing was published for `after`, unless another publisher came, who brings its own options.
+/// Ends a topic when nothing was published for `after`, unless another publisher came with its own options.
 async fn expire(topic: Weak<TopicState>, publisher: u64, catalogue: Weak<Catalogue>, after: Duration) {
     let opened = Instant::now();
     loop {
@@ -297,7 +297,7 @@ async fn expire(topic: Weak<TopicState>, publisher: u64, catalogue: Weak<Catalog
     }
 }
 
-/// What becomes of one published version. Holds none of its memory.
+/// The state of a published version. Holds none of its memory.
 #[derive(Debug, Clone)]
 pub struct Publication {
     id: VersionId,
@@ -308,7 +308,7 @@ pub struct Publication {
 }
 
 impl Publication {
-    /// Which version.
+    /// The version.
     pub fn id(&self) -> &VersionId {
         &self.id
     }
@@ -318,7 +318,7 @@ impl Publication {
         *self.committed.borrow()
     }
 
-    /// The same as it changes. Ends when the version was let go and can reach no more of them.
+    /// A watch of that number. Ends when the version was released and can reach no more subscribers.
     pub(crate) fn commits(&self) -> watch::Receiver<u64> {
         self.committed.clone()
     }
@@ -330,8 +330,8 @@ impl Publication {
         matches!(tokio::time::timeout(timeout, reached).await, Ok(Ok(_)))
     }
 
-    /// Takes the version back before its turn. Those who are at it may finish within
-    /// [`TopicOptions::release_timeout`]; readers in mode `every` who did not begin it are told of a gap.
+    /// Withdraws the version. Transfers in progress may finish within [`TopicOptions::release_timeout`]; readers in
+    /// mode `every` who did not begin it are told of a gap.
     pub fn withdraw(&self) {
         if let Some(topic) = self.topic.upgrade() {
             topic.withdraw(self.seq, (self.id.epoch, self.id.version));

@@ -1,4 +1,4 @@
-//! What a topic keeps: which versions are retained, and how far each reader is that must not miss one.
+//! Retention: which versions a topic keeps, and the position of each reader in mode `every`.
 //!
 //! Pure: no clock, no lock, no waiting. [`topic`](crate::topic) puts a lock around it and does the waiting.
 
@@ -19,7 +19,7 @@ impl Default for Keep {
     }
 }
 
-/// Counts the publishes of a topic, through all its epochs.
+/// The sequence number of a publish, through all epochs of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Seq(u64);
 
@@ -29,7 +29,7 @@ impl Seq {
     }
 }
 
-/// Names a reader of one topic.
+/// Identifies a reader of one topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ReaderId(u64);
 
@@ -37,7 +37,7 @@ pub(crate) struct ReaderId(u64);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full(pub(crate) Vec<ReaderId>);
 
-/// The retained versions of a topic, and the places of its readers in mode `every`.
+/// The retained versions of a topic, and the positions of its readers in mode `every`.
 #[derive(Debug)]
 pub(crate) struct Retention<T> {
     keep: Keep,
@@ -69,12 +69,12 @@ impl<T> Default for Retention<T> {
 }
 
 impl<T> Retention<T> {
-    /// Changes how much is kept, from the next publish on.
+    /// Changes the limits, from the next publish on.
     pub(crate) fn set_keep(&mut self, keep: Keep) {
         self.keep = keep;
     }
 
-    /// Adds a version and gives back those that leave for it, oldest first.
+    /// Adds a version and returns those that leave for it, oldest first.
     ///
     /// # Errors
     /// [`Full`] while a version that would have to leave is not acknowledged by all readers. Nothing changes then.
@@ -126,12 +126,12 @@ impl<T> Retention<T> {
         self.versions.iter().map(|(seq, kept)| (*seq, &kept.item))
     }
 
-    /// Where the oldest retained version is, or the next one will be.
+    /// The position of the oldest retained version, or of the next one.
     pub(crate) fn oldest(&self) -> Seq {
         self.versions.first_key_value().map_or(self.next, |(seq, _)| *seq)
     }
 
-    /// Where the next version will be.
+    /// The position of the next version.
     pub(crate) fn next(&self) -> Seq {
         self.next
     }
@@ -144,7 +144,7 @@ impl<T> Retention<T> {
         reader
     }
 
-    /// Removes a reader: because it left, or because it was evicted.
+    /// Removes a reader that left or was evicted.
     pub(crate) fn leave(&mut self, reader: ReaderId) -> bool {
         self.readers.remove(&reader).is_some()
     }
@@ -166,7 +166,7 @@ impl<T> Retention<T> {
         }
     }
 
-    /// How many retained versions from a reader's place up to `seq` it has not acknowledged, without those in `given_up`.
+    /// The number of retained versions up to `seq` that a reader has not acknowledged, without those in `given_up`.
     pub(crate) fn unacknowledged(&self, reader: ReaderId, seq: Seq, given_up: &[Seq]) -> usize {
         let place = self.place(reader).filter(|place| *place < seq);
         place.map_or(0, |place| {

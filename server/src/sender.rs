@@ -24,16 +24,16 @@ use tokio::{
     time::Instant,
 };
 
-/// What every send of one version to one subscription needs.
+/// The context of all sends of one version to one subscription.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) subscription: SubscriptionId,
     pub(crate) retained: Arc<Retained>,
     pub(crate) selection: Arc<Selection>,
     pub(crate) codec: CodecChoice,
-    /// What the subscriber can decode.
+    /// The codecs that the subscriber can decode.
     pub(crate) codecs: CodecSet,
-    /// The client's base, if chunks may be coded against it.
+    /// The client's base, if chunks may be encoded against it.
     pub(crate) base: Option<DeltaBase>,
     pub(crate) effort: EffortMeter,
     /// Where what is sent of the topic is counted.
@@ -41,7 +41,7 @@ pub(crate) struct Outgoing {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) sender: control::Sender<ServerMessage>,
     pub(crate) shared: Arc<Shared>,
-    /// Where those look who run the server.
+    /// The subscription's status counters.
     pub(crate) watched: Arc<Watched>,
     pub(crate) progress: Progress,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Sender {
     running: JoinSet<Sent>,
 }
 
-/// A send that ended. An error says that the version cannot be read.
+/// The result of a send. An error means that the version cannot be read.
 pub(crate) type Sent = Result<SentKind, Arc<SourceError>>;
 
 /// What kind of send ended, whatever its result.
@@ -77,7 +77,7 @@ impl Sender {
         self.running.len()
     }
 
-    /// Begins what a plan wants sent.
+    /// Starts the send of an action.
     pub(crate) fn begin(&mut self, action: SendAction) {
         let outgoing = Arc::clone(&self.outgoing);
         match action {
@@ -109,8 +109,8 @@ fn resume_panic(error: JoinError) -> Sent {
 }
 
 impl Outgoing {
-    /// Sends the manifest. A lane that is lost meanwhile ends the session, and one who stops the stream has it or gives the
-    /// version up.
+    /// Sends the manifest. A lane lost meanwhile ends the session; a client that stops the stream has the manifest or
+    /// gives the version up.
     async fn send_manifest(self: Arc<Self>) -> Sent {
         let manifest = self.retained.payload.manifest();
         let note = |bytes| self.progress.note(bytes);

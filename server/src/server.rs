@@ -1,4 +1,4 @@
-//! The server: accepts clients, keeps the catalogue, ends in order.
+//! The server: accepts clients, holds the catalogue, shuts down in order.
 
 use crate::{
     Access, Config, Publisher, Staging, StatusReader, TopicOptions, TopicTaken, TrafficStats,
@@ -34,7 +34,7 @@ pub struct Server {
     accepting: JoinHandle<()>,
 }
 
-/// What a server has done and is doing.
+/// The counters of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerStats {
     /// Sessions that are open.
@@ -85,7 +85,7 @@ impl Server {
         Self { shared, staging, listener, accepting }
     }
 
-    /// Where it listens.
+    /// The local address.
     pub fn local_address(&self) -> SocketAddr {
         self.listener.local_address()
     }
@@ -113,27 +113,27 @@ impl Server {
         Ok(publisher.staging_again_and_again(self.staging.memory.demand()))
     }
 
-    /// The state that its sessions share, for publishers that do not own the server.
+    /// The state shared by its sessions, for publishers that do not own the server.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Where versions for this server are staged.
+    /// The staging of versions for this server.
     pub fn staging(&self) -> Staging {
         self.staging.clone()
     }
 
-    /// What it has done and is doing.
+    /// The current counters.
     pub fn stats(&self) -> ServerStats {
         stats(&self.shared, &self.staging.memory)
     }
 
-    /// Reads all that can be told of it, whenever it is asked and from any thread, until the server is gone.
+    /// A reader of its status, for any time and thread, until the server is gone.
     pub fn status_reader(&self) -> StatusReader {
         StatusReader::new(&self.shared, self.staging.memory.clone(), self.local_address())
     }
 
-    /// What was sent of each topic that has a version, codec by codec.
+    /// The sent chunks of each topic that has a version, by codec.
     pub fn sent(&self) -> Vec<(Topic, CodecStats)> {
         self.sent_reader()()
     }
@@ -165,7 +165,7 @@ impl Drop for Server {
     }
 }
 
-/// What the server has done and is doing whose versions are staged in `memory`.
+/// The counters of a server that stages versions in `memory`.
 pub(crate) fn stats(shared: &Shared, memory: &HostMemory) -> ServerStats {
     let (counters, staged) = (&shared.counters, memory.stats());
     ServerStats {
@@ -214,8 +214,8 @@ async fn accept(listener: Arc<Listener>, shared: Arc<Shared>) {
     }
 }
 
-/// Does the handshake, bounded in time, and serves the session to its end. A client that fails costs nobody else; one that
-/// does not say who it is makes room for others.
+/// Performs the handshake, with a deadline, and serves the session to its end. A failed client affects nobody else; an
+/// unauthenticated one makes room for others.
 async fn let_in(
     arrival: Arrival,
     stranger: Stranger,

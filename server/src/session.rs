@@ -1,4 +1,4 @@
-//! One client: greeted, then served until it leaves.
+//! A session: one client, from its greeting to its end.
 
 use crate::{
     access::{Credentials, Denied, Holder, Permit},
@@ -55,7 +55,7 @@ enum SessionError {
 }
 
 impl SessionError {
-    /// What the client is told. Its own end is no news to it.
+    /// The close code for the client, unless the client ended it.
     fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::Control(ControlError::Message(error)) => Some(error.into()),
@@ -132,7 +132,7 @@ pub(crate) async fn serve(lane: Lane, stranger: Stranger, control_timeout: Durat
     drop((counted, sender, receiver));
 }
 
-/// A client that has said hello, may come in, and has one of the places that there are for sessions.
+/// An authenticated client that was admitted to a session.
 struct AdmittedClient {
     hello: Hello,
     revision: u32,
@@ -162,7 +162,7 @@ impl AdmittedClient {
     }
 }
 
-/// What a session goes on with.
+/// The state of a greeted session.
 struct Greeted {
     codecs: CodecSet,
     revision: u32,
@@ -260,7 +260,7 @@ fn common_revision(hello: &Hello) -> Result<u32, SessionError> {
     }
 }
 
-/// A greeted client's subscriptions.
+/// The subscriptions of a greeted client.
 struct Session {
     lanes: Arc<Lanes>,
     sender: control::Sender<ServerMessage>,
@@ -367,15 +367,14 @@ impl Session {
         tokio::time::timeout(SUBSCRIPTIONS_END, over).await.unwrap_or(Ok(()))
     }
 
-    /// Lets subscriptions hear what the client said last, a commit perhaps, before they end with it. They end by
-    /// themselves once nobody can speak to them.
+    /// Delivers the client's last messages, perhaps a commit, to its subscriptions before they end.
     async fn let_subscriptions_end(&mut self) {
         self.inboxes.close_all();
         let ended = async { while self.running.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(SUBSCRIPTIONS_END, ended).await;
     }
 
-    /// Does what the client asks: all of its commands come through here, but `List`, which `run` may break off.
+    /// Handles a message of the client.
     async fn handle_message(&mut self, message: ClientMessage) -> Result<(), SessionError> {
         message.check_features(FeatureSet::OFFERED)?;
         match message {

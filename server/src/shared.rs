@@ -1,4 +1,4 @@
-//! What all sessions of a server share, and the counts of what lives now.
+//! The state shared by all sessions of a server, and its gauges.
 
 use crate::{
     Access, Config, catalogue::Catalogue, chunk_times::ChunkTimes, effort_trial::EffortTrials,
@@ -10,13 +10,13 @@ use tensor_relay_protocol::InstanceId;
 use tensor_relay_transport::{LaneThreads, Tally, egress::Encoder};
 use tokio::sync::watch;
 
-/// What all sessions of a server share.
+/// The state shared by all sessions of a server.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    /// Who may come in.
+    /// Access control.
     pub(crate) access: Access,
-    /// Names this process to its clients.
+    /// The id of this process.
     pub(crate) instance: InstanceId,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) encoder: Encoder,
@@ -24,34 +24,34 @@ pub(crate) struct Shared {
     pub(crate) effort_trials: EffortTrials,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
-    /// The subscriptions that are open, for those who look.
+    /// The open subscriptions, for status.
     pub(crate) subscribers: Arc<Subscribers>,
     pub(crate) chunk_times: ChunkTimes,
     pub(crate) failures: Failures,
-    /// What was sent, of all topics.
+    /// The chunks sent, of all topics.
     pub(crate) tally: Tally,
     /// Sessions that are open.
     pub(crate) sessions: Gauge,
-    /// Versions that are being sent, each to one subscription.
+    /// Transfers of a version to one subscription.
     pub(crate) transfers: Gauge,
-    /// Subscriptions that a shutdown waits for: all, until they have heard of it and have nothing to finish.
+    /// Subscriptions that a shutdown waits for: all, until they noticed it and have nothing to finish.
     pub(crate) unfinished: Gauge,
-    /// The connections that have not said who they are.
+    /// The unauthenticated connections.
     pub(crate) strangers: Strangers,
     /// Which refusals the log was told of.
     pub(crate) refusals: Refusals,
     /// The connections that joined a session as lanes.
     pub(crate) joined_lanes: Gauge,
-    /// Where joining lanes find their sessions.
+    /// The registry of sessions for joining lanes.
     pub(crate) joinable: Joinable,
     pub(crate) lane_threads: LaneThreads,
-    /// Whether no new version is to be begun.
+    /// Whether no new version may be begun.
     pub(crate) draining: watch::Sender<bool>,
     /// Whether sessions are to end.
     pub(crate) ending: watch::Sender<bool>,
 }
 
-/// What a server counts.
+/// The counters of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Versions that a subscriber committed.
@@ -93,7 +93,7 @@ impl Shared {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gauge(Arc<watch::Sender<u64>>);
 
-/// One of the things that a [`Gauge`] counts, until it is dropped.
+/// One unit of a [`Gauge`], until it is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted until this is dropped"]
 pub(crate) struct Counted(Arc<watch::Sender<u64>>);
@@ -108,7 +108,7 @@ impl Gauge {
         Counted(Arc::clone(&self.0))
     }
 
-    /// Counts one more, or returns `None` where there are `max` already.
+    /// Adds one, or returns `None` at `max`.
     pub(crate) fn count_below(&self, max: u64) -> Option<Counted> {
         let has_room = self.0.send_if_modified(|count| {
             let has_room = *count < max;

@@ -71,20 +71,20 @@ const WARNING: Duration = Duration::from_secs(1);
 /// How long accepting pauses when the system has no descriptors left.
 const REST: Duration = Duration::from_millis(200);
 
-/// A version that a producer beside this server published.
+/// A version published by a producer on the same machine.
 #[derive(Debug, Clone)]
 pub struct Published {
-    /// Which version.
+    /// The version.
     pub id: VersionId,
-    /// How many tensors it has.
+    /// The number of tensors.
     pub tensors: usize,
-    /// How many bytes they are, with the padding between them.
+    /// The size of the payload.
     pub payload_bytes: u64,
-    /// By which kind of memory it came.
+    /// The kind of memory.
     pub path: MemoryKind,
-    /// Why by that one, as its producer says.
+    /// The producer's reason for it.
     pub reason: String,
-    /// Who published it, for people.
+    /// The producer's process, for people.
     pub peer: String,
 }
 
@@ -96,7 +96,7 @@ pub struct Open {
 }
 
 impl Open {
-    /// Where the socket is.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -109,8 +109,8 @@ impl Drop for Open {
 }
 
 impl Server {
-    /// Lets producers beside this server publish through `door`: their topics have `options`, and `report` hears of each
-    /// version, on the runtime's thread.
+    /// Accepts local producers through `door`: their topics have `options`, and `report` is called for each version, on
+    /// the runtime's thread.
     ///
     /// What they publish in host memory counts within [`Config::staged_bytes`](crate::Config::staged_bytes). With a `device`
     /// that processes can share, its memory is served from where their tensors lie, or from a copy on it.
@@ -132,7 +132,7 @@ impl Server {
 }
 
 async fn accept(door: PublishSocket, context: Arc<PublishContext>) {
-    // Apart: who is turned away takes nobody's place.
+    // Separate, so that rejected producers take nobody's place.
     let (mut producers, mut turned_away) = (JoinSet::new(), JoinSet::new());
     let mut quotas = Quotas::default();
     let mut warned: Option<Instant> = None;
@@ -177,7 +177,7 @@ fn admit(stream: &UnixStream, door: &PublishSocket, quotas: &mut Quotas) -> Resu
         .peer_cred()
         .map_err(|error| format!("the system does not say who it is: {error}"))?;
     let uid = peer.uid();
-    // In another container, without a view of its processes, it has no number.
+    // In another container without a shared PID namespace, it has no number.
     let name = match peer.pid().filter(|pid| *pid > 0) {
         Some(pid) => format!("process {pid} of user {uid}"),
         None => format!("a process of user {uid}"),
@@ -209,7 +209,7 @@ async fn turn_away(stream: UnixStream, text: String) {
         .say(&encode_server(ServerMessage::Close { text: text_that_fits(text) }), None)
         .await;
     if said.is_ok() {
-        // What it says meanwhile is heard first: closed over unread bytes, a socket forgets what it was told.
+        // Unread bytes are read first: a socket closed over them loses its last message.
         let _ = reader.next().await;
     }
 }

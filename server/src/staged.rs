@@ -7,18 +7,18 @@ use tensor_relay_device::{AllocError, HostMemory, HostSource, Region};
 use tensor_relay_protocol::{ChunkHash, LayoutError, Limits, Manifest, Metadata, TensorSpec, VersionDigest};
 use tensor_relay_transport::{Workers, egress::Payload};
 
-/// Where and how a server stages: its memory, its chunk size, its limits, and where it hashes. Cheap to clone.
+/// The staging of a server: its memory, chunk size, limits and workers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Staging {
     pub(crate) memory: HostMemory,
-    /// What of that memory is kept to code versions against, and let go where a new version needs it.
+    /// The bases in that memory, evicted when a new version needs room.
     pub(crate) bases: Arc<Bases>,
     pub(crate) chunk_bytes: u32,
     pub(crate) limits: Limits,
     pub(crate) workers: Workers,
 }
 
-/// A version that nobody else can write: what a server sends while the producer's own tensors change.
+/// A staged version, in memory of its own: it is sent while the producer's tensors change.
 ///
 /// Costs the payload's size in memory, which is reused between versions, and one pass of copying and one of hashing.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Staged {
     pub(crate) workers: Workers,
 }
 
-/// Why tensors cannot be staged. `E` is what filling them can fail with.
+/// Why tensors cannot be staged. `E` is the error of filling.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError<E: std::error::Error + 'static = Infallible> {
@@ -49,14 +49,13 @@ pub enum StageError<E: std::error::Error + 'static = Infallible> {
     Source {
         /// What the layout takes.
         payload_bytes: u64,
-        /// What the source has.
+        /// The length of the source.
         source_bytes: u64,
     },
 }
 
 impl Staging {
-    /// Gives the memory of versions that are gone back to the system, instead of keeping it for the next: for who puts
-    /// versions onto a device, and has no use for it here.
+    /// Frees the memory of released versions instead of caching it: for producers that move versions onto a device.
     pub fn release_cached(&self) {
         self.memory.release_cached();
     }
@@ -139,12 +138,12 @@ impl Staged {
         Self { payload, digest, workers: staging.workers }
     }
 
-    /// What is staged.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         self.payload.manifest()
     }
 
-    /// What the version is: equal for equal tensors, whoever staged them and when.
+    /// The version's digest: equal for equal tensors, whoever staged them and when.
     pub fn digest(&self) -> VersionDigest {
         self.digest
     }

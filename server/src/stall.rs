@@ -24,7 +24,7 @@ pub(crate) struct StallWatch {
 pub(crate) struct Progress(Arc<AtomicU64>);
 
 impl Progress {
-    /// Notes that something moved: bytes, or one step of anything else.
+    /// Records progress: bytes, or one step of anything else.
     pub(crate) fn note(&self, steps: u64) {
         self.0.fetch_add(steps, Ordering::Relaxed);
     }

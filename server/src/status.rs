@@ -1,7 +1,6 @@
-//! A server as it is at one moment, for those who run it.
+//! Server status, for operators.
 //!
-//! Everything here is read when somebody asks, from counters that are moved anyway: a server that nobody looks at pays
-//! nothing for it.
+//! Everything here is read on demand, from counters that are kept anyway: it costs nothing otherwise.
 
 use crate::{
     ChunkTimeStats, FailureCount, ServerStats, TrafficStats, server, shared::Shared, topic::TopicState,
@@ -18,7 +17,7 @@ use tensor_relay_transport::{CodecStats, LaneKind, LaneStats};
 /// How many subscriptions and lanes are described one by one: more than a person reads, and few enough for a page.
 const DESCRIBED: usize = 256;
 
-/// Reads the status of a server for as long as there is one. It keeps nothing alive, so it may be held anywhere.
+/// Reads the status of a server while it exists. It keeps nothing alive, so it may be held anywhere.
 #[derive(Debug, Clone)]
 pub struct StatusReader {
     shared: Weak<Shared>,
@@ -27,14 +26,14 @@ pub struct StatusReader {
     began: Instant,
 }
 
-/// What a server is doing, and for whom.
+/// The status of a server.
 #[derive(Debug, Clone)]
 pub struct ServerStatus {
-    /// Where it listens.
+    /// The local address.
     pub listen: SocketAddr,
-    /// How long it has been there.
+    /// The time since its start.
     pub uptime: Duration,
-    /// Whether it ends, and begins nothing any more.
+    /// Whether it is shutting down, and begins nothing any more.
     pub is_draining: bool,
     /// Its counters.
     pub stats: ServerStats,
@@ -50,13 +49,13 @@ pub struct ServerStatus {
     pub lanes_count: usize,
     /// The first 256 of them.
     pub lanes: Vec<LaneStatus>,
-    /// What the lanes of each kind carried, those that are gone included, and how many there are now.
+    /// The traffic of the lanes of each kind, ended ones included, and their current number.
     pub traffic: Vec<(LaneKind, u64, TrafficStats)>,
     /// Versions that were published since it began.
     pub published: u64,
-    /// What went wrong.
+    /// The failure counters.
     pub failures: Vec<FailureCount>,
-    /// How long chunks took from being begun until the network had them.
+    /// The times from starting chunks until the network accepted them.
     pub chunk_times: ChunkTimeStats,
 }
 
@@ -65,9 +64,9 @@ pub struct ServerStatus {
 pub struct TopicStatus {
     /// Its newest version.
     pub newest: VersionId,
-    /// How many tensors that has.
+    /// The number of its tensors.
     pub tensors: u64,
-    /// How large that is.
+    /// The size of its payload.
     pub payload_bytes: u64,
     /// How long ago it was published.
     pub age: Duration,
@@ -75,7 +74,7 @@ pub struct TopicStatus {
     pub retained: u64,
     /// How many were published through this server.
     pub published: u64,
-    /// How many follow it.
+    /// The number of its subscriptions.
     pub subscribers: u64,
     /// What was sent of it, codec by codec.
     pub sent: CodecStats,
@@ -84,68 +83,68 @@ pub struct TopicStatus {
 /// One subscription.
 #[derive(Debug, Clone)]
 pub struct SubscriberStatus {
-    /// Of which topic.
+    /// Its topic.
     pub topic: Topic,
-    /// Where its client is.
+    /// The client's address.
     pub peer: SocketAddr,
-    /// What its session runs over.
+    /// The transport of its session.
     pub transport: LaneKind,
-    /// Whether it gets every version, and not the newest ones.
+    /// Whether its mode is `every`.
     pub is_every: bool,
-    /// How long it has been there.
+    /// The time since it began.
     pub since: Duration,
     /// The newest version that it has.
     pub held: Option<Version>,
-    /// How many versions it is behind the newest one.
+    /// The number of versions that it is behind the newest.
     pub lag_versions: u64,
-    /// For how long there has been a version that it does not have, as far as the last 64 publishes tell.
+    /// The age of the oldest version that it lacks, within the last 64 publishes.
     pub lag: Duration,
-    /// What it is being sent.
+    /// The current transfer.
     pub under_way: Option<TransferStatus>,
     /// How many versions it committed.
     pub committed: u64,
-    /// How many versions it did not get because newer ones were there.
+    /// The number of versions skipped for newer ones.
     pub skipped: u64,
     /// Payload bytes that were sent to it.
     pub sent_payload_bytes: u64,
-    /// The same as encoded.
+    /// Bytes sent to it, as encoded.
     pub sent_wire_bytes: u64,
 }
 
-/// A version on its way to one subscription.
+/// A transfer of a version to one subscription.
 #[derive(Debug, Clone)]
 pub struct TransferStatus {
     /// Which one.
     pub version: VersionId,
-    /// How large it is. Who selects some of its tensors gets less.
+    /// Its payload. A selection gets less.
     pub payload_bytes: u64,
     /// How much of it was sent.
     pub sent_bytes: u64,
-    /// How long ago it was begun.
+    /// The time since it began.
     pub since: Duration,
-    /// What it waits for at this moment.
+    /// Its current bottleneck.
     pub limit: Limit,
 }
 
-/// What holds a transfer up: where most of its chunks are.
+/// The bottleneck of a transfer: where most of its chunks are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// They are being read of their source, or encoded: the processor, or a disk.
+    /// Reading from the source, or encoding: the processor, or a disk.
     Encoding,
-    /// They are being written: the line, its window, or a receiver that does not read.
+    /// Writing: the network, its window, or a receiver that does not read.
     Network,
-    /// None is under way: the receiver has granted no credit, or verifies the end.
+    /// None in progress: the receiver has granted no credit, or is verifying.
     Receiver,
 }
 
 /// One lane.
 #[derive(Debug, Clone)]
 pub struct LaneStatus {
-    /// Where it leads.
+    /// The address of the other end.
     pub peer: SocketAddr,
-    /// What it is.
+    /// Its kind.
     pub transport: LaneKind,
-    /// What it did.
+    /// Its counters.
     pub stats: LaneStats,
 }
 
@@ -188,7 +187,7 @@ impl StatusReader {
         })
     }
 
-    /// Whether every one of `topics` can be subscribed to: it has a version. False when the server is gone.
+    /// Whether each of `topics` has a version. False when the server is gone.
     pub fn offers(&self, topics: &[Topic]) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
         let names = shared.catalogue.names();

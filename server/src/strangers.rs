@@ -1,4 +1,4 @@
-//! Connections that have not said who they are. They are bounded, and none of them keeps others out.
+//! Unauthenticated connections. They are bounded, and none of them locks others out.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,8 +7,8 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// How many there may be. Each costs up to 128 KiB of an unfinished handshake and a task, so all together stay below 150 MiB;
-/// a client that is let in is one for some milliseconds.
+/// The most of them. Each costs up to 128 KiB of an unfinished handshake and a task, so all together stay below 150
+/// MiB; a legitimate client takes milliseconds.
 const MAX: usize = 1_024;
 
 /// The connections of a server that are not let in yet, by network. Cheap to clone.
@@ -35,7 +35,7 @@ pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// One connection's place among them, until this is dropped.
+/// The place of one connection, until this is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted until this is dropped"]
 pub struct Stranger {
@@ -43,7 +43,7 @@ pub struct Stranger {
     number: u64,
 }
 
-/// Tells a connection that its place went to another.
+/// Signals a connection that it was evicted.
 #[derive(Debug)]
 pub struct Eviction(oneshot::Receiver<()>);
 
@@ -82,7 +82,7 @@ impl Strangers {
 }
 
 impl Waiting {
-    /// Takes a place from the network that has most of them: the oldest of it, or of several that have as many.
+    /// Evicts the oldest connection of the address with the most; of several such addresses, the oldest of all.
     fn evict(&mut self) {
         let most = self.by_network.values().copied().max().unwrap_or_default();
         let fills = |address: &IpAddr| self.by_network.get(address) == Some(&most);

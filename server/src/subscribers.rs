@@ -1,4 +1,4 @@
-//! The subscriptions of a server, as somebody sees them who looks at it: who gets what, how far, and what it waits for.
+//! The status of a server's subscriptions: topic, progress and bottleneck of each.
 
 use crate::{
     status::{Limit, SubscriberStatus, TransferStatus},
@@ -17,14 +17,14 @@ use tensor_relay_protocol::{Epoch, Mode, Version, VersionId};
 use tensor_relay_transport::LaneKind;
 use tokio::time::Instant;
 
-/// All subscriptions that are open. As many as there are, so bounded by what sessions may have.
+/// All open subscriptions. The limits of sessions bound them.
 #[derive(Debug, Default)]
 pub(crate) struct Subscribers {
     open: Mutex<BTreeMap<u64, Arc<Watched>>>,
     ever: AtomicU64,
 }
 
-/// One subscription that is watched, until this is dropped.
+/// The entry of one subscription, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct SubscriberEntry {
     subscribers: Arc<Subscribers>,
@@ -32,18 +32,18 @@ pub(crate) struct SubscriberEntry {
     watched: Arc<Watched>,
 }
 
-/// Who subscribes to what.
+/// The client and topic of a subscription.
 #[derive(Debug)]
 pub(crate) struct SubscriberInfo {
     pub(crate) topic: Arc<TopicState>,
     pub(crate) peer: SocketAddr,
     pub(crate) kind: LaneKind,
     pub(crate) mode: Mode,
-    /// The version that it had when it came.
+    /// The version that it had at first.
     pub(crate) have: Option<(Epoch, Version)>,
 }
 
-/// What is noted of one subscription. Its sends add to counters; the rest changes once for a version.
+/// The status of one subscription. Its sends add to counters; the rest changes once per version.
 #[derive(Debug)]
 pub(crate) struct Watched {
     who: SubscriberInfo,
@@ -53,7 +53,7 @@ pub(crate) struct Watched {
     skipped: AtomicU64,
     sent_payload_bytes: AtomicU64,
     sent_wire_bytes: AtomicU64,
-    /// How many of its chunks are being read and encoded, and how many are being written.
+    /// The numbers of its chunks being read and encoded, and being written.
     encoding: AtomicU32,
     writing: AtomicU32,
 }
@@ -73,13 +73,13 @@ struct Begun {
     sent_before: u64,
 }
 
-/// A chunk at one step, until this is dropped.
+/// A chunk at one stage, until this is dropped.
 #[derive(Debug)]
 #[must_use = "the step is over when this is dropped"]
 pub(crate) struct AtStep<'a>(&'a AtomicU32);
 
 impl Subscribers {
-    /// Watches a subscription from now on.
+    /// Adds a subscription.
     pub(crate) fn enter(self: &Arc<Self>, who: SubscriberInfo) -> SubscriberEntry {
         let number = self.ever.fetch_add(1, Ordering::Relaxed);
         let watched = Arc::new(Watched::new(who));
@@ -87,7 +87,7 @@ impl Subscribers {
         SubscriberEntry { subscribers: Arc::clone(self), number, watched }
     }
 
-    /// How many there are, and what the `most` that came first are like.
+    /// The number of subscriptions, and the status of the `most` oldest ones.
     pub(crate) fn status(&self, most: usize) -> (usize, Vec<SubscriberStatus>) {
         let (count, first): (usize, Vec<Arc<Watched>>) = {
             let open = self.open();
@@ -102,7 +102,7 @@ impl Subscribers {
 }
 
 impl SubscriberEntry {
-    /// The same for its sends, which may end after it.
+    /// A reference for its sends, which may end after it.
     pub(crate) fn watched(&self) -> Arc<Watched> {
         Arc::clone(&self.watched)
     }
@@ -138,7 +138,7 @@ impl Watched {
         }
     }
 
-    /// A version is begun.
+    /// Records the start of a version.
     pub(crate) fn begin(&self, retained: &Retained, skipped: u64) {
         self.skipped.fetch_add(skipped, Ordering::Relaxed);
         self.place().under_way = Some(Begun {
@@ -149,28 +149,28 @@ impl Watched {
         });
     }
 
-    /// The subscriber has the version.
+    /// Records the commit of the version.
     pub(crate) fn handle_committed(&self, retained: &Retained) {
         self.committed.fetch_add(1, Ordering::Relaxed);
         *self.place() = Place { done: Some((retained.id.epoch, retained.id.version)), under_way: None };
     }
 
-    /// The version was given up.
+    /// Records that the version was given up.
     pub(crate) fn handle_given_up(&self) {
         self.place().under_way = None;
     }
 
-    /// A chunk is begun to be read and encoded.
+    /// Records that a chunk is being read and encoded.
     pub(crate) fn encode(&self) -> AtStep<'_> {
         AtStep::new(&self.encoding)
     }
 
-    /// A chunk is begun to be written.
+    /// Records that a chunk is being written.
     pub(crate) fn write(&self) -> AtStep<'_> {
         AtStep::new(&self.writing)
     }
 
-    /// A chunk was written.
+    /// Records that a chunk was written.
     pub(crate) fn note_sent(&self, payload_bytes: u64, wire_bytes: u64) {
         self.sent_payload_bytes.fetch_add(payload_bytes, Ordering::Relaxed);
         self.sent_wire_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
@@ -193,7 +193,7 @@ impl Watched {
             (None, None) => Default::default(), // It wants no version that is there.
             _ => self.who.topic.lag(done),
         };
-        // A version that was there before it came is not late for longer than it has been here.
+        // A version published before it came is not late for longer than it has been here.
         let since = lag.since.map(|since| since.elapsed().min(self.began.elapsed()));
         SubscriberStatus {
             topic: self.who.topic.name().clone(),
@@ -212,7 +212,7 @@ impl Watched {
         }
     }
 
-    /// What holds the version under way up at this moment: where most of its chunks are.
+    /// The current bottleneck: where most of its chunks are.
     fn limit(&self) -> Limit {
         let (encoding, writing) =
             (self.encoding.load(Ordering::Relaxed), self.writing.load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! One subscription: sends one version after the other, as its cursor says, until it ends.
+//! A subscription: sends versions one after the other, in the order of its cursor, until it ends.
 
 use crate::{
     bases::ClientBase,
@@ -34,7 +34,7 @@ use tokio::time::Instant;
 pub(crate) struct Subscription {
     pub(crate) id: SubscriptionId,
     pub(crate) codecs: CodecSet,
-    /// The codec that the client wants, if it said so.
+    /// The codec that the client requested, if any.
     pub(crate) codec: Option<CodecId>,
     pub(crate) effort: EffortMeter,
     pub(crate) credit: Credit,
@@ -45,13 +45,13 @@ pub(crate) struct Subscription {
     pub(crate) inbox: Inbox,
     pub(crate) cursor: Cursor,
     pub(crate) client: ClientState,
-    /// What the client said that it holds, until a version is begun.
+    /// The client's claims of what it holds, until a version is begun.
     pub(crate) claims: Claims,
-    /// What the client holds a copy of.
+    /// The client's base.
     pub(crate) base: ClientBase,
-    /// Whether a version under way is given up for a newer one.
+    /// Whether a running version is given up for a newer one.
     pub(crate) preempt: bool,
-    /// Where those look who run the server.
+    /// Its entry in the server's status.
     pub(crate) seat: SubscriberEntry,
     /// Makes a shutdown wait for the subscription, and its session; `None` once it begins nothing more.
     pub(crate) unfinished: Option<[Counted; 2]>,
@@ -62,7 +62,7 @@ pub(crate) struct Subscription {
 enum Ended {
     /// The client is gone. It may come back for its place.
     Gone,
-    /// The client wanted it.
+    /// The client ended it.
     ByClient,
     /// For a reason that the client is told.
     ByServer(EndReason),
@@ -82,7 +82,7 @@ impl From<Misbehaved> for Ended {
     }
 }
 
-/// How a version under way goes on after an event.
+/// How a transfer continues after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Continue,
@@ -161,7 +161,7 @@ impl Subscription {
         }
     }
 
-    /// Compares what the client says that it holds with what is here now, and takes back what is other content.
+    /// Compares the client's claims with this server's content, and drops those that differ.
     async fn compare_claims(&mut self) -> Result<(), Ended> {
         let (topic, shared) = (Arc::clone(self.follower.topic()), Arc::clone(&self.shared));
         while let Some((claim, retained)) = self.claims.next(&topic, || self.base.retained()) {
@@ -228,7 +228,7 @@ impl Subscription {
         }
     }
 
-    /// Announces a version, and plans what is to be sent of it.
+    /// Announces a version, and plans its transfer.
     async fn begin_version(
         &mut self,
         retained: &Arc<Retained>,
@@ -249,7 +249,7 @@ impl Subscription {
         Ok((Transfer::new(&retained.id, plan), sender))
     }
 
-    /// Begins what may be sent now. Each lane is kept as busy as one alone.
+    /// Starts the sends that are possible now. Each lane is kept as busy as a single one.
     fn begin_sends(&mut self, transfer: &mut Transfer, sender: &mut Sender) {
         let sends_max = self.shared.config.chunks_in_flight * self.lanes.len().max(1);
         while sender.len() < sends_max
@@ -283,7 +283,7 @@ impl Subscription {
         }
     }
 
-    /// Looks at a change of the topic while a version is under way.
+    /// Handles a change of the topic during a transfer.
     fn handle_change(&mut self, retained: &Retained) -> Result<Next, Ended> {
         let newest = self.follower.look().newest();
         if let Some(reason) = self.cursor.lost_place() {
@@ -341,7 +341,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Whether chunks may travel as deltas: the client can decode them, and nobody wants another codec.
+    /// Whether chunks may be sent as deltas: the client can decode them, and no other codec is requested.
     fn takes_deltas(&self) -> bool {
         let is_wanted = match self.codec() {
             CodecChoice::Auto => true,
@@ -377,8 +377,7 @@ impl Subscription {
         }
     }
 
-    /// How chunks are encoded: as the client wants, else the topic, else the server. What the client cannot decode
-    /// travels raw.
+    /// The codec choice: the client's, else the topic's, else the server's. What the client cannot decode is sent raw.
     fn codec(&self) -> CodecChoice {
         let by_client = self.codec.map(CodecChoice::Fixed);
         let choice = by_client.or_else(|| self.follower.topic().codec());

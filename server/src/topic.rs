@@ -1,7 +1,7 @@
-//! One topic of a server: what is retained of it, who publishes it, who reads it.
+//! The state of a topic: its retained versions, publisher and readers.
 //!
-//! A lock around [`Retention`] and [`Places`], and a signal that something changed. Whoever has to wait looks, waits for
-//! the signal, and looks again.
+//! A lock around [`Retention`] and [`Places`], with change signals. Waiters check, wait for the signal, and check
+//! again.
 
 mod options;
 mod reader;
@@ -36,7 +36,7 @@ pub(crate) struct Retained {
     pub(crate) release_timeout: Duration,
     /// When transfers that are still in progress are aborted.
     pub(crate) cut_at: watch::Sender<Option<Instant>>,
-    /// Whether, and for how long, later versions may be coded against it.
+    /// Whether, and for how long, later versions may be encoded against it.
     pub(crate) base: bases::Terms,
 }
 
@@ -70,17 +70,17 @@ pub(crate) struct TopicState {
     name: Topic,
     /// How long the place of a named reader is kept when its connection is lost.
     linger: Duration,
-    /// Where versions stay that left retention, and what this topic is called there.
+    /// The bases of all topics, and this topic's number there.
     bases: Arc<Bases>,
     number: u64,
-    /// Whether its versions are worth keeping as bases.
+    /// The trial of deltas.
     worth: Arc<Mutex<DeltaTrial>>,
     state: Mutex<State>,
-    /// What was sent of it, to all subscribers.
+    /// The chunks sent, to all subscribers.
     tally: Arc<Tally>,
-    /// For subscriptions: what they may have to send changed.
+    /// Signals subscriptions that there may be something to send.
     changed: watch::Sender<()>,
-    /// For the publisher: there may be room for another version.
+    /// Signals the publisher that there may be room for another version.
     room: watch::Sender<()>,
 }
 
@@ -89,11 +89,11 @@ struct State {
     retention: Retention<Arc<Retained>>,
     places: Places,
     has_publisher: bool,
-    /// How its chunks are encoded, if its publisher said so.
+    /// The publisher's codec choice, if any.
     codec: Option<CodecChoice>,
     publishers_ever: u64,
     ended: Option<EndReason>,
-    /// Whether a version could not be read any more since the last publish.
+    /// Whether a version became unreadable since the last publish.
     lost: bool,
     followers: u64,
     /// When the last follower left, if there is none.
@@ -102,7 +102,7 @@ struct State {
     is_looked_after: bool,
     published: Option<Instant>,
     times: PublishTimes,
-    /// What was published last, whether or not it is still retained.
+    /// The last published version, whether or not it is retained.
     last: Option<(Epoch, Version)>,
 }
 
@@ -114,12 +114,12 @@ pub(crate) struct Pushed {
     pub(crate) is_first: bool,
 }
 
-/// What `publish` has to wait for.
+/// Why `publish` has to wait.
 #[derive(Debug)]
 pub(crate) struct PublishBlockers {
     pub(crate) retained: Retained,
     pub(crate) readers: Vec<ReaderId>,
-    /// When a reader's place will be given up by itself.
+    /// When a waiting place expires.
     pub(crate) look_at: Option<Instant>,
 }
 
@@ -142,22 +142,22 @@ impl TopicState {
         &self.name
     }
 
-    /// Where what is sent of it is counted.
+    /// The counters of what is sent.
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.tally
     }
 
-    /// What its versions have in common.
+    /// The trial of deltas.
     pub(crate) fn worth(&self) -> &Arc<Mutex<DeltaTrial>> {
         &self.worth
     }
 
-    /// Whether the next version is worth keeping as a base. Asked once for each.
+    /// Whether the next version is worth keeping as a base. Call once for each.
     pub(crate) fn is_next_worth_it(&self) -> bool {
         self.worth.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
-    /// How its chunks are encoded, if its publisher said so.
+    /// The publisher's codec choice, if any.
     pub(crate) fn codec(&self) -> Option<CodecChoice> {
         self.state().codec
     }
@@ -166,7 +166,7 @@ impl TopicState {
         self.state().codec = codec;
     }
 
-    /// Signals, from now on, every change of what there is to send.
+    /// Signals every later change of what there is to send.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -188,17 +188,17 @@ impl TopicState {
         free
     }
 
-    /// How many publishers there were, the one of now included.
+    /// The number of publishers so far, the current one included.
     pub(crate) fn publishers_ever(&self) -> u64 {
         self.state().publishers_ever
     }
 
-    /// Lets another publisher follow. What is retained stays.
+    /// Removes the publisher, so that another may follow. Retained versions stay.
     pub(crate) fn close(&self) {
         self.state().has_publisher = false;
     }
 
-    /// Adds a version, unless readers stand in the way.
+    /// Adds a version, unless readers block it.
     pub(crate) fn push(&self, retained: Retained, keep: Keep) -> Result<Pushed, Box<PublishBlockers>> {
         let now = Instant::now();
         let mut guard = self.state();
@@ -280,13 +280,13 @@ impl TopicState {
         }
     }
 
-    /// Whether a version could not be read any more, and none is left.
+    /// Whether a version became unreadable, and none is left.
     pub(crate) fn is_lost(&self) -> bool {
         let state = self.state();
         state.lost && state.retention.newest().is_none()
     }
 
-    /// Says that nothing will follow. A topic that was withdrawn or expired gives its versions up as well.
+    /// Ends the topic. A withdrawn or expired one releases its versions as well.
     pub(crate) fn end(&self, reason: EndReason) {
         let gone = {
             let mut state = self.state();
@@ -325,12 +325,12 @@ impl TopicState {
         Some(hold)
     }
 
-    /// Whether nothing will follow, and why.
+    /// The reason of its end, if it has ended.
     pub(crate) fn ended(&self) -> Option<EndReason> {
         self.state().ended
     }
 
-    /// When something was published last.
+    /// The time of the last publish.
     pub(crate) fn published(&self) -> Option<Instant> {
         self.state().published
     }
@@ -365,7 +365,7 @@ impl TopicState {
         Some((seq, Arc::clone(retained)))
     }
 
-    /// Where a subscription begins that has `have`, or nothing.
+    /// The first position of a subscription that has `have`, or nothing.
     pub(crate) fn place_of(&self, have: Option<(Epoch, Version)>, start: Start) -> Seq {
         place_of(&self.state().retention, have, start)
     }
@@ -386,7 +386,7 @@ impl TopicState {
         begins
     }
 
-    /// Lets the bases go if nobody will come back for one; says when to look again where somebody may.
+    /// Releases the bases if nobody will come back for one; otherwise returns when to check again.
     fn forget_forsaken(&self) -> Option<Instant> {
         let mut state = self.state();
         let look_at = state.left.map(|left| left + self.linger);
@@ -426,7 +426,7 @@ impl State {
         }
     }
 
-    /// Whether all who followed have been gone for so long that nobody will come back for a base.
+    /// Whether all followers have been gone for so long that nobody will come back for a base.
     fn is_forsaken(&self, now: Instant, linger: Duration) -> bool {
         self.left.is_some_and(|left| now.duration_since(left) > linger)
     }

@@ -1,4 +1,4 @@
-//! The access control list: what principals may do that bring no grants with them.
+//! The access control list: the rights of principals without grants of their own.
 
 use std::str::FromStr;
 use tensor_relay_protocol::{Glob, Grant, GrantError, Topic, Verb, Verbs};
@@ -23,7 +23,7 @@ struct Line {
     grant: Grant,
 }
 
-/// What the list says, and which line says so.
+/// The result of a lookup, with the line that decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The line with this number allows it: that line, as it stands.
@@ -34,7 +34,7 @@ pub enum Decision {
     Denied,
 }
 
-/// Why a text is no access control list.
+/// Why a text is not an access control list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct AclError {
@@ -56,7 +56,7 @@ impl Acl {
         }
     }
 
-    /// Everything that `principal` may do.
+    /// All rights of `principal`.
     pub(super) fn grants_of(&self, principal: &str) -> Vec<Grant> {
         let lines = self.lines.iter().filter(|line| line.principal.matches(principal));
         lines.map(|line| line.grant.clone()).collect()

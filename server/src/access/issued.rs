@@ -3,10 +3,10 @@
 
 use tensor_relay_protocol::{Claims, Glob, Grant, SecretId};
 
-/// A ticket that was made by hand.
+/// A ticket that an operator issued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssuedTicket {
-    /// What it says.
+    /// Its claims.
     pub claims: Claims,
     /// When it was made, in seconds since 1970.
     pub issued_s: u64,

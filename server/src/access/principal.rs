@@ -1,9 +1,9 @@
-//! Whoever is on the other end, once it has proved that.
+//! Principals: authenticated clients.
 
 use std::fmt;
 use tensor_relay_protocol::{Grant, TicketId, Topic, Verb};
 
-/// Who a client is, and what it may do.
+/// An authenticated client, with its rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
     identity: Identity,
@@ -11,10 +11,10 @@ pub struct Principal {
     expires_s: Option<u64>,
 }
 
-/// How it proved who it is.
+/// How it was authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Identity {
-    /// Not at all: the server lets everybody in.
+    /// Not at all: the server admits everybody.
     Anybody,
     /// By a ticket of this server.
     Ticket(TicketId, String),
@@ -72,7 +72,7 @@ impl Principal {
         self.expires_s.is_some() || matches!(self.identity, Identity::Names(_))
     }
 
-    /// For whom its ticket was made.
+    /// The holder named in its ticket.
     pub fn holder(&self) -> Option<&str> {
         match &self.identity {
             Identity::Ticket(_, holder) => Some(holder),

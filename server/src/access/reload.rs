@@ -1,4 +1,4 @@
-//! Keeps the rules of a running server what their files say.
+//! Reloads the rules of a running server from their files.
 
 use super::{AccessStoreError, Rules, texts::Texts};
 use std::{

@@ -1,4 +1,4 @@
-//! The rules by which a server lets clients in. Pure: the time is told to them.
+//! The rules of admission. Pure: the time is an argument.
 
 use super::{Acl, IssuedTicket, Principal};
 use std::collections::{HashMap, HashSet};
@@ -7,14 +7,14 @@ use tensor_relay_protocol::{
 };
 use tensor_relay_transport::{ClientAuthorities, ClientCertificate, Fingerprint};
 
-/// Who may come in. The default lets nobody in.
+/// The rules of admission. The default admits nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Whether everybody may come in and do everything, whatever else is here.
+    /// Whether everybody is admitted with all rights, whatever else is here.
     pub open: bool,
     /// The secrets whose tickets are valid. The first seals new ones.
     pub secrets: Vec<Secret>,
-    /// The tickets that are not valid any more.
+    /// The revoked tickets.
     pub revoked: HashSet<TicketId>,
     /// The keys of clients, and what each is called in the access control list.
     pub keys: HashMap<Fingerprint, String>,
@@ -26,12 +26,12 @@ pub struct Rules {
     pub acl: Acl,
 }
 
-/// What a client shows.
+/// A client's credentials.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
     /// The token of its ticket.
     pub token: Option<Token>,
-    /// The certificate that it showed, whose key it holds: TLS proved that.
+    /// Its certificate, whose key it holds: TLS proved that.
     pub certificate: Option<ClientCertificate>,
 }
 
@@ -39,12 +39,12 @@ pub struct Credentials {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denied {
-    /// It shows nothing.
+    /// It has no credentials.
     #[error(
         "it shows neither a token nor a key of its own: its ticket is of a server with --open, or of an older one"
     )]
     NothingShown,
-    /// Its token proves nothing.
+    /// Its token is invalid.
     #[error(transparent)]
     Token(#[from] TokenError),
     /// Its ticket was revoked.
@@ -64,7 +64,7 @@ pub enum Denied {
     /// Its ticket is over.
     #[error("its ticket has expired")]
     Expired,
-    /// Neither its key nor an authority of its certificate is known here.
+    /// Its key is unknown, and no trusted authority issued its certificate.
     #[error(
         "its key {0} is not among those that are trusted, and no trusted authority vouches for its certificate now"
     )]
@@ -72,7 +72,7 @@ pub enum Denied {
 }
 
 impl Rules {
-    /// Rules that let everybody in.
+    /// Rules that admit everybody.
     pub fn open() -> Self {
         Self { open: true, ..Self::default() }
     }
@@ -95,8 +95,8 @@ impl Rules {
         ticket.with_token(secret.seal(&claims))
     }
 
-    /// Who it is that shows `credentials` at `now_s`, in seconds since 1970. A key that is known goes
-    /// before the names in a certificate, and those before a token. A key that was revoked lets nobody in, with whatever token.
+    /// Authenticates `credentials` at `now_s`, in seconds since 1970. A known key precedes the names in a certificate,
+    /// and those precede a token.
     ///
     /// # Errors
     /// [`Denied`] says why nobody is let in with them.

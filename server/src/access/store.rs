@@ -1,4 +1,4 @@
-//! The files that say who may come in, in the folder `access` of a server's state directory.
+//! The access files, in the folder `access` of a server's state directory.
 //!
 //! | file | what it holds |
 //! |---|---|

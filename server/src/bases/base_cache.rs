@@ -1,9 +1,9 @@
-//! Which versions are kept that left retention: those that are held, as far as there is room. Pure.
+//! The cache of versions that left retention and are in use, within a budget. Pure.
 
 use std::collections::HashMap;
 use tensor_relay_protocol::{Epoch, Version, VersionId};
 
-/// Names a version among those of all topics.
+/// Identifies a version among those of all topics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) topic: u64,
@@ -17,23 +17,23 @@ impl Key {
     }
 }
 
-/// The versions that somebody holds, and those that somebody who was lost held.
+/// The cached versions, and the counts of their users, connected or lost.
 #[derive(Debug)]
 pub(super) struct BaseCache<T> {
     budget_bytes: u64,
     bytes: u64,
     entries: HashMap<Key, Entry<T>>,
-    /// How many were ever kept: gives each its age.
+    /// Counts the versions ever kept, to give each an age.
     kept_ever: u64,
 }
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// By how many subscriptions. One that nobody holds stays only while it is kept or retained.
+    /// The number of subscriptions that hold it.
     held: u32,
-    /// By how many that were lost it was held: each may come back for it.
+    /// The number of lost subscriptions that held it and may come back.
     awaited: u32,
-    /// Whether retention keeps it, so that this need not.
+    /// Whether retention keeps it.
     is_retained: bool,
     kept: Option<Kept<T>>,
 }
@@ -46,33 +46,33 @@ struct Kept<T> {
 }
 
 impl<T> Default for BaseCache<T> {
-    /// A shelf for nothing.
+    /// A cache without a budget.
     fn default() -> Self {
         Self::new(0)
     }
 }
 
 impl<T> BaseCache<T> {
-    /// A shelf for `budget_bytes` of items at most.
+    /// A cache of at most `budget_bytes`.
     pub(super) fn new(budget_bytes: u64) -> Self {
         Self { budget_bytes, bytes: 0, entries: HashMap::new(), kept_ever: 0 }
     }
 
-    /// Counts one more who holds `key`.
+    /// Adds a user of `key`.
     pub(super) fn hold(&mut self, key: Key, is_retained: bool) {
         let nobody = Entry { held: 0, awaited: 0, is_retained, kept: None };
         self.entries.entry(key).or_insert(nobody).held += 1;
     }
 
-    /// Counts one less who may come back for `key`: one did.
+    /// Records that a lost user of `key` came back.
     pub(super) fn come_back(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.awaited = entry.awaited.saturating_sub(1);
         }
     }
 
-    /// Counts one less who holds `key`, and gives it back if it leaves with that: nobody else holds it and nobody may come
-    /// back for it, who `lingers`.
+    /// Removes a user of `key`, which may come back if it `lingers`; returns the item if it is evicted with its last
+    /// user.
     pub(super) fn release(&mut self, key: Key, lingers: bool) -> Option<T> {
         let entry = self.entries.get_mut(&key)?;
         entry.held = entry.held.saturating_sub(1);
@@ -83,9 +83,9 @@ impl<T> BaseCache<T> {
         self.unkeep(entry.kept)
     }
 
-    /// Takes the news that `key` is not retained any more. Its `item` of `bytes`, if it may stay, is kept where somebody
-    /// holds it and there is room: for `most` items of its topic, and for all within the budget. Returns what leaves, the
-    /// item itself perhaps.
+    /// Records that `key` is no longer retained. Its `item` of `bytes`, if it may stay, is kept if it is in use and
+    /// there is room: for `most` items of its topic, and for all within the budget. Returns what is evicted, perhaps
+    /// the item itself.
     pub(super) fn leave(&mut self, key: Key, item: Option<T>, bytes: u64, most: u32) -> Vec<T> {
         let Some(entry) = self.entries.get_mut(&key) else { return item.into_iter().collect() };
         entry.is_retained = false;
@@ -100,17 +100,17 @@ impl<T> BaseCache<T> {
         self.make_room(key.topic, most)
     }
 
-    /// What is kept of `key`.
+    /// The item of `key`.
     pub(super) fn get(&self, key: Key) -> Option<&T> {
         Some(&self.entries.get(&key)?.kept.as_ref()?.item)
     }
 
-    /// Whether anybody holds an item of `topic`, or may come back for one.
+    /// Whether an item of `topic` has users, or lost users that may come back.
     pub(super) fn has_any(&self, topic: u64) -> bool {
         self.entries.keys().any(|key| key.topic == topic)
     }
 
-    /// Lets all items of `topic` go.
+    /// Releases all items of `topic`.
     pub(super) fn forget(&mut self, topic: u64) -> Vec<T> {
         let keys: Vec<Key> = self.kept_keys(Some(topic)).collect();
         let left = keys.into_iter().filter_map(|key| self.evict(key)).collect();
@@ -121,7 +121,7 @@ impl<T> BaseCache<T> {
         left
     }
 
-    /// Lets the items of `topic` go that nobody holds and that are of no use any more.
+    /// Releases the items of `topic` that are unused and not useful.
     pub(super) fn tidy(&mut self, topic: u64, is_useful: impl Fn(&T) -> bool) -> Vec<T> {
         let is_useless = |entry: &Entry<T>| {
             entry.held == 0 && entry.kept.as_ref().is_some_and(|kept| !is_useful(&kept.item))
@@ -134,13 +134,13 @@ impl<T> BaseCache<T> {
         useless.into_iter().filter_map(|key| self.evict(key)).collect()
     }
 
-    /// Lets every item go.
+    /// Releases every item.
     pub(super) fn clear(&mut self) -> Vec<T> {
         let keys: Vec<Key> = self.kept_keys(None).collect();
         keys.into_iter().filter_map(|key| self.evict(key)).collect()
     }
 
-    /// How many items are kept, and their bytes.
+    /// The number of items, and their bytes.
     pub(super) fn kept(&self) -> (u64, u64) {
         (self.kept_keys(None).count() as u64, self.bytes)
     }
@@ -156,7 +156,7 @@ impl<T> BaseCache<T> {
         left
     }
 
-    /// Lets one item go: one that nobody holds, before any that somebody does; the oldest of these.
+    /// Evicts one item: an unused one before a used one, and of these the oldest.
     fn evict_one_of(&mut self, topic: Option<u64>) -> Option<T> {
         let rank = |key: &Key| {
             let entry = self.entries.get(key)?;
@@ -166,7 +166,7 @@ impl<T> BaseCache<T> {
         self.evict(next)
     }
 
-    /// Lets one item go, if it is kept.
+    /// Evicts one item, if it is kept.
     pub(super) fn evict(&mut self, key: Key) -> Option<T> {
         let entry = self.entries.get_mut(&key)?;
         let kept = entry.kept.take();

@@ -1,23 +1,23 @@
-//! What the client of one subscription holds, and so what it may be sent deltas against.
+//! The base of a client: the version that it holds, against which deltas may be sent.
 
 use super::{Bases, DeltaTrial, Hold, Key};
 use crate::topic::{Retained, TopicState};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tensor_relay_protocol::{Epoch, Version};
 
-/// Names a version of a topic.
+/// Identifies a version of a topic.
 pub(crate) type VersionKey = (Epoch, Version);
 
 /// The base of one subscription (PROTOCOL.md §6.9).
 #[derive(Debug, Default)]
 pub(crate) struct ClientBase {
-    /// The version that the client holds whole, or what it lacks of the version that it continues.
+    /// The version that the client holds whole, or the base of the version that it continues.
     base: Option<Hold>,
-    /// The version under way: its client will hold it next.
+    /// The current version, which the client will hold next.
     coming: Option<Hold>,
 }
 
-/// The version that chunks may be coded against. It may be gone at any time.
+/// A version that chunks may be encoded against. It may be released at any time.
 #[derive(Debug, Clone)]
 pub(crate) struct DeltaBase {
     pub(crate) version: Version,
@@ -39,13 +39,13 @@ impl DeltaBase {
         }
     }
 
-    /// Takes the news that a chunk of `bytes` was compared with it, and whether it travels as a delta.
+    /// Records that a chunk of `bytes` was compared with it, and whether it is sent as a delta.
     pub(crate) fn note(&self, bytes: u64, is_delta: bool) {
         self.worth.lock().unwrap_or_else(PoisonError::into_inner).note(bytes, is_delta);
     }
 
-    /// The version, as long as it may be read for this: while it is retained, or kept. Who is still at one that left, for
-    /// itself, must not be joined: its producer may wait for the memory. What this gives is held for one comparison.
+    /// The version, while it is retained or kept. A version in use elsewhere after that must not be used: its producer
+    /// may wait for the memory. Hold the result for one comparison only.
     pub(crate) fn upgrade(&self) -> Option<Arc<Retained>> {
         let retained = self.retained.upgrade()?;
         let may_be_read = !retained.has_left() || self.bases.is_kept(self.key);
@@ -54,17 +54,17 @@ impl DeltaBase {
 }
 
 impl ClientBase {
-    /// The base that a client brings from an earlier connection, if that is still here.
+    /// The base that a client brings from an earlier connection, if it is still kept.
     pub(crate) fn new(topic: &TopicState, base: Option<VersionKey>) -> Self {
         Self { base: base.and_then(|of| topic.hold_base(of)).map(Hold::linger), coming: None }
     }
 
-    /// The version that the client holds, if it is still here.
+    /// The version that the client holds, if it is still kept.
     pub(crate) fn retained(&self) -> Option<Arc<Retained>> {
         self.base.as_ref()?.retained.upgrade()
     }
 
-    /// Takes the beginning of a version, and says what its chunks may be coded against.
+    /// Starts a version, and returns the base of its chunks.
     pub(crate) fn begin(&mut self, topic: &TopicState, retained: &Arc<Retained>) -> Option<DeltaBase> {
         self.coming = retained.base.may_be.then(|| topic.hold(retained));
         let base = self.base.as_ref()?;
@@ -76,7 +76,7 @@ impl ClientBase {
         is_like_it.then(|| DeltaBase::new(base, topic.worth()))
     }
 
-    /// Takes the client's word that it has the version under way, and whether it keeps a copy.
+    /// Handles the client's `Committed` of the current version, and whether it keeps a copy.
     pub(crate) fn handle_committed(&mut self, kept: bool) {
         let coming = self.coming.take();
         self.let_go();
@@ -86,7 +86,7 @@ impl ClientBase {
         }
     }
 
-    /// Lets everything go: the client holds nothing, or needs it no more.
+    /// Releases everything: the client holds nothing, or no longer needs it.
     pub(crate) fn let_go(&mut self) {
         self.coming = None;
         self.base.take().into_iter().for_each(Hold::let_go);

@@ -1,30 +1,31 @@
-//! Whether the versions of a topic have so much in common that it pays to keep them. Pure.
+//! The trial of deltas: whether keeping the versions of a topic pays. Pure.
 
-/// For how many versions nothing is kept, at first, once it was in vain.
+/// The number of versions without a base after the first failed trial.
 const FIRST_REST: u32 = 8;
 
-/// The most. One try in 256 versions costs nothing, and a topic that begins to change little is found out some day.
+/// The maximum. One trial in 256 versions costs nothing, and a topic that begins to change little is noticed
+/// eventually.
 const REST_MAX: u32 = 256;
 
-/// The part of what was compared that has to travel as deltas: one in so many bytes.
+/// The least share of compared bytes that must be sent as deltas: one in so many.
 const LEAST_SHARE: u64 = 16;
 
-/// How many versions in a row may have been compared in vain.
+/// The number of failed comparisons in a row that end a trial.
 const VAIN_MAX: u32 = 2;
 
-/// What comparing versions came to, from one publish to the next.
+/// The results of comparing versions, from one publish to the next.
 ///
-/// Where it is in vain, it costs a read of the base for each chunk, and memory at both ends. So there is a rest then,
-/// and another try after it, which one version in vain ends; each rest is twice as long.
+/// A failed trial costs a read of the base for each chunk, and memory at both ends. So a pause follows, then another
+/// trial, which one failed version ends; each pause is twice as long.
 #[derive(Debug)]
 pub(crate) struct DeltaTrial {
     tried_bytes: u64,
     delta_bytes: u64,
-    /// How many versions in a row were compared in vain.
+    /// The number of failed comparisons in a row.
     vain: u32,
-    /// How many versions more nothing is kept for.
+    /// The remaining versions of the pause.
     resting: u32,
-    /// How long the next rest is.
+    /// The length of the next pause.
     rest: u32,
 }
 
@@ -35,13 +36,13 @@ impl Default for DeltaTrial {
 }
 
 impl DeltaTrial {
-    /// Takes the news that a chunk of `bytes` was compared, and whether it travels as a delta.
+    /// Records that a chunk of `bytes` was compared, and whether it is sent as a delta.
     pub(crate) fn note(&mut self, bytes: u64, is_delta: bool) {
         self.tried_bytes = self.tried_bytes.saturating_add(bytes);
         self.delta_bytes = self.delta_bytes.saturating_add(if is_delta { bytes } else { 0 });
     }
 
-    /// Whether the next version may be a base. Asked once for each.
+    /// Whether the next version may be a base. Call once for each.
     pub(crate) fn next(&mut self) -> bool {
         let tried = std::mem::take(&mut self.tried_bytes);
         let deltas = std::mem::take(&mut self.delta_bytes);

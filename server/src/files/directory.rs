@@ -1,4 +1,4 @@
-//! Folders as Hugging Face has them: weights in one or several files, and what is needed beside them.
+//! Folders in the layout of Hugging Face: weights in one or several files, and their side files.
 
 use super::{
     Contents, FileError, FolderRules, LeftOut, LeftOutReason, Place,
@@ -21,7 +21,7 @@ use tensor_relay_protocol::{
 /// How much travels beside the weights. A tokenizer has up to 20 MiB; what is far larger is no companion of a model.
 const SIDE_FILES_MAX_BYTES: u64 = 64 << 20;
 
-/// Reads the headers of all weights of a folder, and sees what else is in it.
+/// Reads the headers of all weights of a folder, and lists the rest.
 pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileError> {
     let folder = Folder::open(path, rules)?;
     let listing = Listing::of(&folder)?;
@@ -41,7 +41,7 @@ pub(super) fn read(path: &Path, rules: FolderRules) -> Result<Contents, FileErro
     Ok(contents)
 }
 
-/// What lies directly in a folder, by what it is for. Sorted by name.
+/// The files directly in a folder, by purpose. Sorted by name.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     pub(super) weights: Vec<FileName>,
@@ -77,7 +77,7 @@ impl Listing {
             .filter(|name| side_file_spec(name, 0).is_ok())
             .ok_or(LeftOutReason::Name)?;
         let list = match () {
-            // One that is out of reach is an error when it is opened: without its weights, it is another model.
+            // An unreachable one is an error when it is opened: without its weights, it is another model.
             () if parsed.is_weights() => &mut self.weights,
             () if parsed.is_index() => &mut self.indexes,
             () if is_other_format(parsed.as_ref()) => return Err(LeftOutReason::OtherFormat),
@@ -114,13 +114,13 @@ pub(super) fn read_index(
         }
     };
     let file = folder.open_file(name)?;
-    // One byte more than is read, so that the parser sees that it is too large.
+    // One byte beyond the limit, so that the parser notices.
     let bytes = file.read_head(INDEX_MAX_BYTES + 1)?;
     let index = WeightIndex::parse(&bytes).map_err(|source| FileError::Index { path: file.path, source })?;
     Ok(Some((name.clone(), index)))
 }
 
-/// The files of weights that are the model: those that the index names, or `model.safetensors`, or all.
+/// The weights of the model: those named by the index, or `model.safetensors`, or all.
 fn choose_weights(
     path: &Path,
     found: Vec<FileName>,
@@ -148,7 +148,7 @@ fn choose_weights(
     Ok(wanted.into_iter().cloned().collect())
 }
 
-/// Opens every file of weights and adds its tensors. What all files say in their metadata, the snapshot says.
+/// Opens every file of weights and adds its tensors. Metadata common to all files becomes the snapshot's.
 fn read_weights(folder: &Folder, weights: &[FileName], contents: &mut Contents) -> Result<(), FileError> {
     let mut shared: Option<Vec<(String, String)>> = None;
     let mut all = BTreeSet::new();
@@ -171,7 +171,7 @@ fn read_weights(folder: &Folder, weights: &[FileName], contents: &mut Contents) 
     check_once(contents)
 }
 
-/// Each tensor is in one file only.
+/// Checks that each tensor is in one file only.
 fn check_once(contents: &Contents) -> Result<(), FileError> {
     let mut seen = HashMap::with_capacity(contents.specs.len());
     for (spec, piece) in contents.specs.iter().zip(&contents.pieces) {
@@ -184,7 +184,7 @@ fn check_once(contents: &Contents) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Index and files agree on where every tensor is.
+/// Checks that index and files agree on every tensor.
 fn check_index(
     path: &Path,
     index: &WeightIndex,
@@ -209,7 +209,7 @@ fn check_index(
     }
 }
 
-/// Several files without an index get one, so that a mirror has the same files and can be loaded.
+/// Adds an index for several files without one, so that a mirror has the same files and can be loaded.
 fn push_own_index(weights: &[FileName], contents: &mut Contents) {
     let tensors = contents.specs.iter().zip(&contents.pieces);
     let places = tensors.map(|(spec, piece)| (spec.name.as_str().into(), weights[piece.file].clone()));
@@ -221,7 +221,7 @@ fn push_own_index(weights: &[FileName], contents: &mut Contents) {
     contents.push(spec, 0, Place::Memory(json.into()));
 }
 
-/// Adds the files beside the weights in order of their names, the index first, for as long as there is room.
+/// Adds the side files in order of their names, the index first, while there is room.
 fn push_side_files(
     folder: &Folder,
     index: Option<FileName>,

@@ -13,7 +13,7 @@ use tensor_relay_protocol::{
     safetensors::{IndexError, SafetensorsError},
 };
 
-/// Why files cannot be served. The files, or whoever changes them, are to blame.
+/// Why files cannot be served. The files, or their writer, are to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
@@ -158,7 +158,7 @@ pub enum FileError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor that the index does not place where it is.
+    /// A tensor that is not where the index places it.
     #[error("{shard} has tensor {tensor:?}, which {} does not place there: index and weights do not belong together", index.display())]
     NotInIndex {
         /// The index.
@@ -168,7 +168,7 @@ pub enum FileError {
         /// The tensor.
         tensor: String,
     },
-    /// Two files with a tensor of one name.
+    /// A tensor in two files.
     #[error("tensor {tensor:?} is in {} and in {}: take one of the two files out of the folder", first.display(), second.display())]
     Twice {
         /// The tensor.
@@ -178,13 +178,13 @@ pub enum FileError {
         /// The other one.
         second: PathBuf,
     },
-    /// Somebody wrote it at the same time.
+    /// The file changed while it was read.
     #[error("{} changed while it was read; write new content under another name and rename it into place", path.display())]
     Changed {
         /// Which file.
         path: PathBuf,
     },
-    /// An array whose bytes are not in the order in which they travel.
+    /// An array in Fortran order, which cannot be sent in place.
     #[error(
         "tensor {tensor:?} of {} is in Fortran order and cannot be sent from where it is: stage it, or save it with \
          numpy.ascontiguousarray", path.display()
@@ -195,7 +195,7 @@ pub enum FileError {
         /// The tensor.
         tensor: String,
     },
-    /// An array that must be unpacked before it can be sent.
+    /// A compressed array, which must be unpacked before it can be sent.
     #[error(
         "tensor {tensor:?} of {} is compressed and cannot be sent from where it is: stage it, or save it with \
          numpy.savez instead of savez_compressed", path.display()
@@ -206,7 +206,7 @@ pub enum FileError {
         /// The tensor.
         tensor: String,
     },
-    /// Its tensors cannot be staged, or not be borrowed.
+    /// The tensors cannot be staged or borrowed.
     #[error("cannot publish the tensors of {}: {source}", path.display())]
     Stage {
         /// Which file or folder.
@@ -217,7 +217,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// What reading `path` by position failed with. A file that was long enough and is no more has changed.
+    /// The error for a failed read of `path` by position. A file that became too short has changed.
     pub(super) fn reading(path: &Path, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::UnexpectedEof => Self::Changed { path: path.into() },
@@ -225,14 +225,14 @@ impl FileError {
         }
     }
 
-    /// What staging or borrowing the tensors of `path` failed with.
+    /// The error for failed staging or borrowing of the tensors of `path`.
     pub(super) fn staging(path: &Path, error: StageError<Self>) -> Self {
         let stage = |source| Self::Stage { path: path.into(), source: Box::new(source) };
         error.into_fill().unwrap_or_else(stage)
     }
 }
 
-/// A file that could not be read where it was served from.
+/// A file that could not be read in place.
 #[derive(Debug)]
 pub(super) struct ReadError {
     pub(super) path: PathBuf,

@@ -1,4 +1,4 @@
-//! A folder that is served: what lies in it, and files opened so that none of them lies anywhere else.
+//! A served folder: its entries, opened such that none lies outside of it.
 
 use super::{FileError, LeftOutReason, served::ServedFile};
 use rustix::{
@@ -16,28 +16,29 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What of a folder is served beyond what a model needs. Nothing by default: whoever may connect gets all that is served.
+/// What is served of a folder beyond the files of a model. Nothing by default: everybody with access gets all that is
+/// served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FolderRules {
-    /// Every file that lies directly in it and is not hidden, and not only those that models consist of.
+    /// Serves every file directly in it that is not hidden, whether models need it or not.
     pub all_files: bool,
-    /// What links lead to, wherever it is. Otherwise it has to be in the folder too, or, where the folder is one of
-    /// Hugging Face's cache, among the blobs of the same model.
+    /// Follows links anywhere. Otherwise their targets must be in the folder or, if it is in Hugging Face's cache,
+    /// among the blobs of the same model.
     pub follow_links: bool,
 }
 
-/// An open folder. A link that takes its name later leads nobody from one model to another.
+/// An open folder. Replacing its path by a link does not redirect it.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) path: PathBuf,
     pub(super) rules: FolderRules,
     folder: OwnedFd,
-    /// Where files may be that links in it lead to.
+    /// The folders that links in it may lead to.
     roots: Vec<PathBuf>,
 }
 
 impl Folder {
-    /// Opens the folder that is at `path`, or to which links at `path` lead: whoever names it means it.
+    /// Opens the folder at `path`, following links at `path` itself.
     pub(super) fn open(path: &Path, rules: FolderRules) -> Result<Self, FileError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = open(path, flags, Mode::empty())
@@ -46,7 +47,7 @@ impl Folder {
         Ok(Self { path: path.into(), rules, folder, roots })
     }
 
-    /// The names of what lies directly in it, sorted.
+    /// The names of its entries, sorted.
     pub(super) fn names(&self) -> Result<Vec<OsString>, FileError> {
         let io_error = |error: Errno| FileError::Io { path: self.path.clone(), source: error.into() };
         let mut names = vec![];
@@ -60,7 +61,8 @@ impl Folder {
         Ok(names)
     }
 
-    /// What has this name, and whether it is in reach: a link may lead out of the folder. Opens nothing for reading.
+    /// The metadata of an entry, and whether it is reachable: a link may lead out of the folder. Opens nothing for
+    /// reading.
     pub(super) fn look_up(&self, name: &OsStr) -> Result<(Metadata, bool), LeftOutReason> {
         let look = |flags| -> io::Result<(File, Metadata)> {
             let file = File::from(self.open_at(name, OFlags::PATH | flags)?);
@@ -71,15 +73,15 @@ impl Folder {
         if !metadata.is_symlink() {
             return Ok((metadata, true));
         }
-        // One that leads nowhere counts as no file.
+        // A dangling link counts as no file.
         let (target, metadata) = look(OFlags::empty()).map_err(|_| LeftOutReason::NoFile)?;
         Ok((metadata, self.reaches(&target)))
     }
 
-    /// Opens the file with this name. Where a link leads is asked of what was opened: nobody can change it in between.
+    /// Opens the file with this name. The link's target is checked on the opened file: it cannot change in between.
     pub(super) fn open_file(&self, name: impl AsRef<Path>) -> Result<ServedFile, FileError> {
         let (name, path) = (name.as_ref().as_os_str(), self.path.join(name.as_ref()));
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
         let opened = match self.open_at(name, flags | OFlags::NOFOLLOW) {
             Err(Errno::LOOP) => match self.open_at(name, flags).map(File::from) {
@@ -96,14 +98,14 @@ impl Folder {
         openat(&self.folder, name, flags | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Whether a file to which a link led is where links may lead.
+    /// Whether the target of a link is in a permitted folder.
     fn reaches(&self, file: &File) -> bool {
         let is_in = |place: PathBuf| self.roots.iter().any(|root| place.starts_with(root));
         self.rules.follow_links || place_of(file).is_some_and(is_in)
     }
 }
 
-/// Where an open file or folder is. Nowhere, if the system does not tell.
+/// The path of an open file or folder, if the system reports it.
 fn place_of(opened: impl AsFd) -> Option<PathBuf> {
     let link = format!("/proc/self/fd/{}", opened.as_fd().as_raw_fd());
     let place = readlink(link, vec![]).ok()?.into_bytes();

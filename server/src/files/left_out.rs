@@ -1,43 +1,43 @@
-//! What is not served though it lies beside what is.
+//! Entries that are not served although they lie beside served files.
 
 use std::fmt;
 
-/// Something that does not travel, and why. Whoever serves the files should be told.
+/// An entry that is not served, and why. Report it to the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
     /// The file, the archive's entry or the metadata key.
     pub name: String,
-    /// Why it stays behind.
+    /// The reason.
     pub reason: LeftOutReason,
 }
 
-/// Why something does not travel.
+/// Why an entry is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeftOutReason {
-    /// A hidden file.
+    /// It is hidden.
     Hidden,
-    /// A folder in the folder.
+    /// It is a folder.
     Folder,
-    /// A pipe, a device, or a link that leads nowhere.
+    /// It is a pipe, a device, or a dangling link.
     NoFile,
-    /// A name that receivers would not write.
+    /// Receivers would refuse its name.
     Name,
-    /// A link to a file outside of the folder.
+    /// It is a link to a file outside of the folder.
     LeadsOut,
-    /// A file that models do not consist of, as far as its name tells.
+    /// By its name, it does not belong to a model.
     NotOfModel,
-    /// Weights in a format that is not served.
+    /// It has weights in a format that is not served.
     OtherFormat,
-    /// Weights that the index does not name.
+    /// It has weights that the index does not name.
     NotInIndex,
-    /// Weights beside `model.safetensors`.
+    /// It has weights beside `model.safetensors`.
     BesideModel,
     /// It does not fit with the other files beside the weights.
     NoRoom,
-    /// An entry of an archive that is no array.
+    /// It is an archive entry without an array.
     NoArray,
-    /// A metadata key on which the files of weights do not agree.
+    /// It is a metadata key on which the files of weights disagree.
     Metadata,
 }
 

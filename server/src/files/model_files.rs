@@ -1,8 +1,8 @@
-//! Which files a model consists of beside its weights, by their names: as folders of Hugging Face have them.
+//! The side files of models, by name, in the layout of Hugging Face.
 
 use std::path::Path;
 
-/// Endings of files that hold weights in other formats, or states of training: the same model again, or none.
+/// Extensions of weights in other formats, and of training state: not served.
 const OTHER_FORMATS: &[&str] = &[
     "bin",
     "ckpt",
@@ -25,13 +25,13 @@ const OTHER_FORMATS: &[&str] = &[
     "tflite",
 ];
 
-/// The ending of an index of weights in PyTorch's own format.
+/// The extension of an index of weights in PyTorch's own format.
 const OTHER_INDEX: &str = ".bin.index.json";
 
 /// Endings of configurations, tokenizers (SentencePiece, BPE, tiktoken), chat templates, model cards and code.
 const EXTENSIONS: &[&str] = &["bpe", "codes", "jinja", "json", "md", "model", "py", "spm", "tiktoken"];
 
-/// How vocabularies and papers begin that end with `.txt` or have no ending, in small letters.
+/// Prefixes of vocabularies and papers that end with `.txt` or have no extension, in lower case.
 const TEXTS: &[&str] = &[
     "added_tokens",
     "copying",
@@ -48,10 +48,10 @@ const TEXTS: &[&str] = &[
     "vocab",
 ];
 
-/// How the name of a tokenizer begins that says its version at the end (`tokenizer.model.v3`).
+/// The prefix of a tokenizer's name that ends with its version (`tokenizer.model.v3`).
 const TOKENIZER: &str = "tokenizer.model.";
 
-/// Whether `path` ends as files of weights do that are not served.
+/// Whether `path` has the extension of weights in an unserved format.
 pub(super) fn is_other_format(path: &Path) -> bool {
     let is_index = path.to_str().is_some_and(|path| path.ends_with(OTHER_INDEX));
     is_index || OTHER_FORMATS.contains(&&*extension_of(path))

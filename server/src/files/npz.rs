@@ -9,7 +9,7 @@ use tensor_relay_protocol::{
 };
 use zip::{CompressionMethod, ZipArchive, read::ZipFile};
 
-/// How the names of arrays end in an archive; the tensor's name is what is before.
+/// The extension of arrays in an archive, which the tensor's name lacks.
 const ENTRY_EXTENSION: &str = ".npy";
 
 /// Reads the headers of all arrays.
@@ -27,7 +27,7 @@ pub(super) fn read(file: ServedFile) -> Result<Contents, FileError> {
     Ok(contents)
 }
 
-/// An archive that is being read.
+/// An open archive.
 pub(super) struct Archive<'a> {
     file: &'a ServedFile,
     zip: ZipArchive<BufReader<FileReader<'a>>>,
@@ -40,7 +40,7 @@ impl<'a> Archive<'a> {
         Ok(Self { file, zip })
     }
 
-    /// Adds the array of one entry to `contents`; what is no array is left out.
+    /// Adds the array of one entry to `contents`, or leaves the entry out.
     fn read_header(&mut self, entry: usize, contents: &mut Contents) -> Result<(), FileError> {
         let file = self.file;
         let mut opened = self.entry(entry)?;
@@ -114,7 +114,7 @@ impl<'a> Archive<'a> {
     }
 }
 
-/// The header of an array, or what is wrong with its length. Never more memory than headers may have.
+/// The header of an array, or an error about its length. Allocates no more than headers may have.
 fn read_head(entry: &mut impl Read, entry_bytes: u64) -> io::Result<Result<Vec<u8>, NpyError>> {
     let mut head = vec![];
     entry.by_ref().take(PREFIX_BYTES as u64).read_to_end(&mut head)?;

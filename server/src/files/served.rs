@@ -1,4 +1,4 @@
-//! One file that is served: open, and known by its stamp.
+//! A served file: open, and identified by its stamp.
 
 use super::{FileError, error::ReadError};
 use std::{
@@ -10,13 +10,13 @@ use std::{
     time::SystemTime,
 };
 
-/// From how many bytes on a read is shared by several threads. Below that, starting them costs more than they gain.
+/// The least size of a read that is shared by several threads. Below that, starting them costs more than they gain.
 const SHARED_READ_BYTES: usize = 32 << 20;
 
-/// How many threads share one. Four fill the memory bus of a small host, and queue enough for a fast disk.
+/// The number of those threads. Four saturate the memory bus of a small host, and queue enough for a fast disk.
 const READERS: usize = 4;
 
-/// A file that stays open, so that it can be read to its end even after another took its name.
+/// A file that stays open, so that it stays readable after its name is replaced.
 #[derive(Debug)]
 pub(super) struct ServedFile {
     pub(super) path: PathBuf,
@@ -24,14 +24,14 @@ pub(super) struct ServedFile {
     stamp: Stamp,
 }
 
-/// What the file system tells of a file's content.
+/// The file system's evidence of a file's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stamp {
     len: u64,
     modified: (i64, i64),
     changed: (i64, i64),
     place: (u64, u64),
-    /// Where the file system tells. A number of a file is soon given to another.
+    /// If the file system reports it. A file's number is soon reused.
     born: Option<SystemTime>,
 }
 
@@ -46,12 +46,12 @@ impl Stamp {
         }
     }
 
-    /// Whether it is of another file, and not of the same one that was written to.
+    /// Whether it is of a different file, not of the same one modified.
     pub(super) fn is_another(&self, other: &Self) -> bool {
         (self.place, self.born) != (other.place, other.born)
     }
 
-    /// For an open file. The time of change does not count: it moves when the file loses its name to a newer one.
+    /// For an open file. The time of change is ignored: it changes when the file loses its name.
     fn same_content(&self, other: &Self) -> bool {
         (self.len, self.modified) == (other.len, other.modified)
     }
@@ -60,7 +60,7 @@ impl Stamp {
 impl ServedFile {
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         let io_error = |source| FileError::Io { path: path.into(), source };
-        // Looked at before it is opened: opening a pipe would wait for its writer.
+        // Checked before opening: opening a pipe would wait for its writer.
         if !fs::metadata(path).map_err(io_error)?.is_file() {
             return Err(FileError::NotAFile { path: path.into() });
         }
@@ -76,7 +76,7 @@ impl ServedFile {
         }
     }
 
-    /// What it was when it was opened.
+    /// Its stamp when it was opened.
     pub(super) fn stamp(&self) -> &Stamp {
         &self.stamp
     }
@@ -111,7 +111,7 @@ impl ServedFile {
         })
     }
 
-    /// Reads the first `len` bytes, or all that there are.
+    /// Reads the first `len` bytes, or all there are.
     pub(super) fn read_head(&self, len: u64) -> Result<Vec<u8>, FileError> {
         let mut head = vec![0; len.min(self.len_bytes()) as usize];
         self.read(&mut head, 0)?;
@@ -123,12 +123,12 @@ impl ServedFile {
         BufReader::with_capacity(64 << 10, FileReader { file: &self.file, at: 0 })
     }
 
-    /// Whether it still is what was opened, as far as the file system tells.
+    /// Whether it is unchanged since it was opened, as far as the file system reports.
     pub(super) fn is_unchanged(&self) -> io::Result<bool> {
         Ok(Stamp::of(&self.file.metadata()?).same_content(&self.stamp))
     }
 
-    /// Fails when it is not.
+    /// Fails if it was changed.
     pub(super) fn check_unchanged(&self) -> Result<(), FileError> {
         match self.is_unchanged() {
             Ok(true) => Ok(()),
@@ -138,7 +138,7 @@ impl ServedFile {
     }
 }
 
-/// A place in a file that several readers share.
+/// A read position in a file shared by several readers.
 #[derive(Debug)]
 pub(super) struct FileReader<'a> {
     file: &'a File,
@@ -165,7 +165,7 @@ impl Seek for FileReader<'_> {
     }
 }
 
-/// Reads to the end and throws away what comes, so that a reader that verifies a checksum at its end does so.
+/// Reads to the end and discards the bytes, so that a checksum at the end is verified.
 pub(super) fn drain(mut reader: impl BufRead) -> io::Result<u64> {
     io::copy(&mut reader, &mut io::sink())
 }

@@ -13,7 +13,7 @@ use std::{
 use tensor_relay_device::{BoxFuture, Source, SourceError};
 use tensor_relay_protocol::{ChunkHash, Manifest};
 
-/// Where one part of the payload is.
+/// A part of the payload, and its place in a file.
 #[derive(Debug)]
 pub(super) struct Extent {
     /// Its place in the payload.
@@ -21,7 +21,7 @@ pub(super) struct Extent {
     pub(super) from: Origin,
 }
 
-/// Where the bytes of an extent come from.
+/// The origin of an extent's bytes.
 #[derive(Debug)]
 pub(super) enum Origin {
     /// A file by its number, and the position in it.
@@ -29,7 +29,7 @@ pub(super) enum Origin {
     Memory(Bytes),
 }
 
-/// The payload as it lies in files: read by position whenever somebody wants a part of it.
+/// A payload in files, read by position.
 #[derive(Debug)]
 pub(super) struct FilePayload {
     files: Arc<[ServedFile]>,
@@ -66,7 +66,7 @@ impl FilePayload {
         self.extents[first..].iter().take_while(move |extent| extent.range.start < end)
     }
 
-    /// Reads and hashes every chunk of `manifest`, as many at once as there are processors.
+    /// Reads and hashes every chunk of `manifest`, with one thread per processor.
     pub(super) fn hash(&self, manifest: &Manifest) -> Result<Vec<ChunkHash>, ReadError> {
         let chunks: Vec<Range<u64>> = manifest.chunking().iter().map(|(_, range)| range).collect();
         let hashes = Mutex::new(vec![ChunkHash([0; 16]); chunks.len()]);
@@ -91,7 +91,7 @@ impl FilePayload {
     }
 }
 
-/// A [`FilePayload`] whose chunks are known by their hashes: one that reads back as anything else is refused.
+/// A [`FilePayload`] with known chunk hashes: chunks that read back differently are refused.
 #[derive(Debug)]
 pub(super) struct FileSource {
     known: Arc<Known>,
@@ -146,14 +146,14 @@ impl Known {
         }
     }
 
-    /// What the bytes of `range` have to hash to. Transfers ask for whole chunks only.
+    /// The expected hash of `range`. Transfers read whole chunks only.
     fn hash_of(&self, range: &Range<u64>) -> Option<ChunkHash> {
         let at = self.chunks.binary_search_by_key(&range.start, |(chunk, _)| chunk.start).ok()?;
         let (chunk, hash) = &self.chunks[at];
         (chunk == range).then_some(*hash)
     }
 
-    /// Names the file that changed: by its stamp, or else the first that the chunk was read from.
+    /// The error that names the changed file: by its stamp, or else the first file of the chunk.
     fn changed(&self, range: &Range<u64>) -> SourceError {
         let files: Vec<&ServedFile> = self
             .payload

@@ -1,4 +1,4 @@
-//! The watch over files that are served: tells when there is something new, and when it is complete.
+//! The watch over served files: detects changes, and when they are complete.
 
 use super::{
     FileError, FolderRules, TensorFiles,
@@ -12,13 +12,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Looks at files now and then, and says whether there is a new version to publish.
+/// Polls files for new content to publish.
 ///
 /// New is what differs from the version before and was the same at two looks in a row: whoever still writes is let
 /// finish. Only stamps are compared (sizes, times, places on the disk), so a look costs a system call a file. Files
 /// touched without a change count as new; their [digest](crate::Staged::digest) says that they are not.
 ///
-/// Make it before the files are opened, so that no change falls in between, and tell it what was opened.
+/// Create it before the files are opened, so that no change is missed, and pass it what was opened.
 ///
 /// It counts the generations that it saw and that were never published: files that were replaced by others, under the same
 /// name, before they had settled or could be published. What is written into a file that stays is no generation, and what
@@ -30,42 +30,42 @@ pub struct FileWatch {
     settling: ChangeDetector<Stamps>,
 }
 
-/// What a look found.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Observation {
-    /// What was there before.
+    /// Unchanged.
     Same,
-    /// Something else, perhaps not complete yet. Look again later.
+    /// Changed, but perhaps incomplete. Poll again later.
     ChangeDetector,
-    /// Something else that stays: open and publish it. Said once; what comes after is compared with this.
+    /// Changed and stable: open and publish it. Reported once; later polls compare with it.
     Changed,
-    /// Nothing that could be served, at two looks in a row: the file is gone, or a folder lacks what its index names.
-    /// Keep what is published, and tell.
+    /// Nothing servable, at two polls in a row: the file is gone, or a folder lacks what its index names. Keep the
+    /// published version, and warn.
     Missing,
 }
 
-/// The stamp of every file that is or may be served.
+/// The stamp of every file that may be served.
 pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
 
 impl FileWatch {
-    /// Watches what is at `path` now for changes: of a folder, what is served by `rules`.
+    /// Watches the files at `path` for changes: of a folder, those served by `rules`.
     pub fn new(path: &Path, rules: FolderRules) -> Self {
         let mut watch = Self { path: path.into(), rules, settling: ChangeDetector::new(None) };
         watch.settling = ChangeDetector::new(watch.see());
         watch
     }
 
-    /// Forgets what was seen, so that what is there counts as new again: for who could not publish it.
+    /// Forgets the known state, so that the present files count as new: after a failed publish.
     pub fn forget(&mut self) {
         self.settling.forget();
     }
 
-    /// Notes what was opened to be published: another generation may have come since the look that found it.
+    /// Records what was opened to be published: another generation may have come since the poll that found it.
     pub fn handle_opened(&mut self, files: &TensorFiles) {
         self.settling.handle_opened(files.stamps());
     }
 
-    /// How many generations were seen and never published, beyond those that were told of.
+    /// The number of generations seen but not published, beyond the reported ones.
     pub fn missed(&self) -> u64 {
         self.settling.missed
     }
@@ -75,25 +75,24 @@ impl FileWatch {
         self.settling.missed -= missed.min(self.settling.missed);
     }
 
-    /// What is watched.
+    /// The watched path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Looks once. Blocks for as long as the file system takes.
+    /// Polls once. Blocks for as long as the file system takes.
     pub fn look(&mut self) -> Observation {
         let seen = self.see();
         self.settling.handle_seen(seen)
     }
 
-    /// Looks while something else is published: what is new is counted, and found by a later [`look`](Self::look).
+    /// Polls while something else is published: changes are counted, and reported by a later [`look`](Self::look).
     pub fn glance(&mut self) {
         let seen = self.see();
         self.settling.handle_glance(seen);
     }
 
-    /// The stamps of what can be served, if there is anything: a folder has to have all that its index names. Files are
-    /// complete as far as a look can tell.
+    /// The stamps of the servable files, if there are any: a folder must have all that its index names.
     fn see(&self) -> Option<Stamps> {
         let metadata = fs::metadata(&self.path).ok()?;
         if !metadata.is_dir() {
@@ -115,7 +114,7 @@ fn has_all_shards(folder: &Folder, listing: &Listing) -> Result<bool, FileError>
     Ok(wanted.all(|shard| listing.weights.contains(shard)))
 }
 
-/// What files are at one moment.
+/// The state of files at one moment.
 trait Generation: PartialEq + Clone {
     /// Whether this took the place of `before`, which had taken the place of what was `known`.
     fn replaces(&self, before: &Self, known: Option<&Self>) -> bool;
@@ -133,16 +132,16 @@ impl Generation for Stamps {
     }
 }
 
-/// Decides from what was seen look by look. `None` is nothing to be served.
+/// Decides from a series of polls. `None` is nothing servable.
 #[derive(Debug)]
 struct ChangeDetector<S> {
-    /// What was published, or was said to be ready for it.
+    /// The published state, or the one reported as ready.
     known: Option<S>,
-    /// What was seen last.
+    /// The state of the last poll.
     last: Option<S>,
-    /// What was new when it was seen, and not said to be ready.
+    /// The new state that is not reported yet.
     waiting: Option<S>,
-    /// How often something else came while one was waiting.
+    /// How often the new state was replaced while it was waiting.
     missed: u64,
 }
 

@@ -22,16 +22,16 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-/// How long a message may take from its first byte to its last, and a peer to take one. Both ends are on one machine.
+/// The deadline of a message from its first byte to its last, and of writing one. Both ends are on one machine.
 pub(super) const PROMPT: Duration = Duration::from_secs(10);
 
-/// How many descriptors one call takes from the system; more in one message break the rules.
+/// The most descriptors received at once; more in one message break the rules.
 const DESCRIPTORS_AT_ONCE: usize = 4;
 
-/// How many bytes of the length stand in front of a message.
+/// The size of the length prefix.
 const PREFIX_BYTES: usize = 4;
 
-/// Why nothing more can be heard or said.
+/// Why the channel can no longer be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChannelError {
     #[error("the connection broke: {0}")]
@@ -52,18 +52,18 @@ pub(super) enum ChannelError {
     NoDescriptors,
 }
 
-/// Hears one end of a connection.
+/// Reads frames from one end of a connection.
 #[derive(Debug)]
 pub(super) struct FrameReader {
     stream: Arc<UnixStream>,
-    /// What came of messages that are not whole. Never more than one frame and what came with its end.
+    /// Bytes of incomplete messages. Never more than one frame and what came with its end.
     heard: Vec<u8>,
-    /// When the first byte of that came.
+    /// When the first of these bytes came.
     since: Instant,
     descriptors: VecDeque<OwnedFd>,
 }
 
-/// Speaks to one end of a connection.
+/// Writes frames to one end of a connection.
 #[derive(Debug)]
 pub(super) struct FrameWriter {
     stream: Arc<UnixStream>,
@@ -82,8 +82,8 @@ pub(super) fn split(stream: UnixStream) -> (FrameReader, FrameWriter) {
 }
 
 impl FrameReader {
-    /// The next message, without its length; `None` when the peer said good-bye between two. Waits for as long as the
-    /// peer has nothing to say, and a little for the rest of what it began to say. Cancel safe.
+    /// The next message, without its length; `None` when the peer closed between two. Waits without bound for a message
+    /// to begin, and up to a deadline for its end. Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         loop {
             if let Some(frame) = self.take_frame()? {
@@ -108,7 +108,7 @@ impl FrameReader {
         }
     }
 
-    /// The descriptor that came with the message that was heard last, if one did. Take it before the next one is heard.
+    /// The descriptor that came with the last message, if any. Take it before the next one is read.
     pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
     }
@@ -126,7 +126,7 @@ impl FrameReader {
         Ok(Some(frame))
     }
 
-    /// Hears some bytes, and what descriptors came with them; 0 at the end.
+    /// Reads some bytes and their descriptors; 0 at the end.
     async fn hear(&mut self) -> Result<usize, ChannelError> {
         let mut part = [0; 8192];
         let (bytes, descriptors) = self
@@ -147,8 +147,8 @@ impl FrameReader {
 }
 
 impl FrameWriter {
-    /// Says a message with its length in front, and sends `descriptor` with it. Not cancel safe: the rest of a message
-    /// that was begun would be missing.
+    /// Writes a message with its length in front, and sends `descriptor` with it. Not cancel safe: the message could be
+    /// cut.
     pub(super) async fn say(
         &self,
         frame: &[u8],
@@ -166,14 +166,14 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// What ends the connection when it is dropped.
+    /// The guard that ends the connection when it is dropped.
     pub(super) fn ends(&self) -> Ends {
         Ends(Arc::clone(&self.stream))
     }
 }
 
-/// Ends a connection when it is dropped, for whoever else has its descriptor, too: a child that was forked keeps those of
-/// its parent open, and the other end would wait for it.
+/// Ends a connection when it is dropped, even if a forked child still has its descriptor: the other end would wait for
+/// it.
 #[derive(Debug)]
 pub(super) struct Ends(Arc<UnixStream>);
 
@@ -189,7 +189,7 @@ impl AsFd for Ends {
     }
 }
 
-/// What is there now: how many bytes, and the descriptors, unless more came than are taken.
+/// Receives available bytes and descriptors; an error if there are too many.
 fn receive(stream: &UnixStream, part: &mut [u8]) -> io::Result<(usize, Result<Vec<OwnedFd>, ChannelError>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

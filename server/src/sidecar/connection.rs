@@ -1,4 +1,4 @@
-//! One producer: greeted, then heard until it goes.
+//! The connection of one producer, from its greeting to its end.
 
 use super::{
     Peer, Published,
@@ -29,41 +29,41 @@ use tokio::{
     task::JoinSet,
 };
 
-/// How many complete versions of one producer may wait for the one before to be published; further ones are refused. Threads
-/// of a producer may publish into as many topics at once.
+/// The most complete versions of one producer that wait to be published; further ones are refused. Threads of a
+/// producer may publish into as many topics at once.
 pub(super) const WAITING_MAX: usize = 16;
 
-/// How many messages to a producer may wait to be written: as many as one of ours is likely to have versions out.
+/// The most messages to a producer waiting to be written: its likely number of unreleased versions.
 const UNSAID_MAX: usize = 64;
 
-/// What all connections of a server share.
+/// The context shared by all producer connections of a server.
 pub(super) struct PublishContext {
     pub(super) topics: Topics,
     pub(super) staging: Staging,
-    /// What it serves from, and takes memory of.
+    /// The device to serve from.
     pub(super) device: Option<Device>,
     pub(super) agent: String,
     pub(super) report: Box<dyn Fn(Published) + Send + Sync>,
 }
 
-/// What is to be done in the order in which the producer said it.
+/// A task, in the order in which the producer requested them.
 enum Task {
     Publish(Publish, Box<Draft>),
     End { request: PublicationId, topic: Topic, withdraw: bool },
 }
 
-/// What is known of a version, from the moment it was complete.
+/// The state of a complete version.
 enum VersionState {
-    /// It was not published yet; who takes it back tells so.
+    /// Not published yet; a withdrawal notifies.
     Waiting(Arc<Notify>),
-    /// And whether its memory is gone when its producer is.
+    /// Published, and whether its memory is lost with its producer.
     Published(Publication, bool),
 }
 
 /// The versions of one producer whose memory is in use.
 type Versions = Arc<Mutex<HashMap<PublicationId, VersionState>>>;
 
-/// Serves a producer until it goes, or breaks a rule. Dropping it ends the connection; what is published stays.
+/// Serves a producer until it leaves or breaks a rule. Dropping it ends the connection; published versions stay.
 pub(super) async fn serve(stream: UnixStream, peer: Peer, share: Share, context: Arc<PublishContext>) {
     let (reader, writer) = split(stream);
     let _ends = writer.ends();
@@ -93,7 +93,7 @@ async fn converse(
     let worker =
         Worker { context: Arc::clone(&context), versions: Arc::clone(&versions), say, peer: peer.clone() };
     let mut speaking = std::pin::pin!(speak(&writer, unsaid));
-    // Whoever ends first ends the others.
+    // The first of them to end ends the others.
     let theirs = ReclaimOnDrop(Arc::clone(&versions));
     let ended = tokio::select! {
         heard = hear(&mut reader, (&context, share), &versions, &todo, &farewell) => heard,
@@ -102,7 +102,7 @@ async fn converse(
     };
     drop(theirs); // At once: who is gone does not hear a farewell, and its memory is gone with it.
     if let Err(error) = &ended {
-        // After what is being said, and what waits to be: not in the middle of a message.
+        // Queued after the current message, not in the middle of it.
         let close = ServerMessage::Close { text: text_that_fits(error.to_string()) };
         let last = async { tokio::join!(farewell.send(close), speaking) };
         let _ = tokio::time::timeout(PROMPT, last).await; // As far as the producer listens.
@@ -110,7 +110,7 @@ async fn converse(
     ended
 }
 
-/// Takes back, when the connection ends, what lies in memory that goes with its producer.
+/// Withdraws the producer's versions in shared memory when the connection ends.
 struct ReclaimOnDrop(Versions);
 
 impl Drop for ReclaimOnDrop {
@@ -123,7 +123,7 @@ impl Drop for ReclaimOnDrop {
     }
 }
 
-/// Exchanges the first messages; false when the producer went without one.
+/// Exchanges the greetings; false when the producer left without one.
 async fn greet(
     reader: &mut FrameReader,
     writer: &FrameWriter,
@@ -148,14 +148,14 @@ fn out_of_turn(what: &str) -> ChannelError {
     ChannelError::Io(std::io::Error::other(format!("the producer sent {what}")))
 }
 
-/// Says why the connection ends, as far as the producer listens.
+/// Sends the reason of the end, if the producer still reads.
 async fn close(writer: &FrameWriter, error: ChannelError) -> Result<(), ChannelError> {
     let text = text_that_fits(error.to_string());
     let _ = writer.say(&encode_server(ServerMessage::Close { text }), None).await;
     Err(error)
 }
 
-/// Hears a producer until it says good-bye.
+/// Reads a producer's messages until it closes.
 async fn hear(
     reader: &mut FrameReader,
     (context, share): (&PublishContext, &Share),
@@ -195,7 +195,7 @@ async fn hear(
             ProducerMessage::End { request, topic, withdraw } => Task::End { request, topic, withdraw },
             _ => return Err(out_of_turn("a message that has no place here")),
         };
-        // Refused rather than waited for: who waits here hears neither what is taken back nor that its producer is gone.
+        // Refused instead of waiting: waiting here would miss withdrawals and the producer's end.
         let refused = match todo.try_send(task) {
             Ok(()) => continue,
             Err(TrySendError::Closed(_)) => return Ok(()),
@@ -215,7 +215,7 @@ async fn hear(
     Ok(())
 }
 
-/// Says what is to be said, in order, and nothing after a farewell.
+/// Writes queued messages in order, and nothing after a `Close`.
 async fn speak(writer: &FrameWriter, mut unsaid: mpsc::Receiver<ServerMessage>) -> Result<(), ChannelError> {
     while let Some(message) = unsaid.recv().await {
         let is_last = matches!(message, ServerMessage::Close { .. });
@@ -231,7 +231,7 @@ fn lock(versions: &Versions) -> MutexGuard<'_, HashMap<PublicationId, VersionSta
     versions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A version that was published, and what is told of it.
+/// A published version, and its watches.
 struct Pushed {
     publication: Publication,
     returned: Vec<Returned>,
@@ -240,7 +240,7 @@ struct Pushed {
     payload_bytes: u64,
 }
 
-/// Does what a producer wants, one after the other.
+/// Executes a producer's tasks, one after the other.
 struct Worker {
     context: Arc<PublishContext>,
     versions: Versions,
@@ -353,7 +353,7 @@ fn not_open(topic: &Topic) -> Refused {
     (Refusal::TopicEnded, format!("topic {topic} is not open: it was ended, withdrawn, or never published"))
 }
 
-/// Tells a producer what becomes of a version, until nothing of its memory is used any more.
+/// Reports the progress of a version to its producer, until its memory is released.
 async fn follow(
     id: PublicationId,
     publication: Publication,

@@ -1,4 +1,4 @@
-//! A version that a producer beside this server is about to publish: what it said of it so far, and whether that is true.
+//! Drafts: the parts of a version received from a producer so far, and their validation.
 
 use crate::{Publishable, Staging};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use tensor_relay_protocol::{
 use tensor_relay_transport::egress::Payload;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The kinds of memory that a server takes which serves from `device`, if it does.
+/// The kinds of memory accepted by a server, with `device` if it serves from one.
 pub(super) fn taken(device: Option<&Device>) -> &'static [MemoryKind] {
     match device {
         Some(device) if device.is_shareable() => MemoryKind::ALL,
@@ -22,30 +22,30 @@ pub(super) fn taken(device: Option<&Device>) -> &'static [MemoryKind] {
     }
 }
 
-/// Why a version is refused, for the producer and for people.
+/// A refusal, for the producer and for people.
 pub(super) type Refused = (Refusal, String);
 
-/// What was said of the next version. Holds at most one descriptor, and a manifest of at most the size that the server's
-/// limits allow: whatever a producer says, and in whatever order.
+/// The draft of the next version. Holds at most one descriptor, and a manifest within the server's limits, whatever a
+/// producer sends in whatever order.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     manifest: Vec<u8>,
-    /// The share of these bytes in what all producers may have on the way.
+    /// The manifest's share of the bytes that producers may have pending.
     room: Option<OwnedSemaphorePermit>,
     memory: Option<Lent>,
-    /// Parts of the payload that lie in allocations of a GPU.
+    /// Ranges of the payload in GPU allocations.
     in_place: Vec<(Range<u64>, IpcMemory)>,
-    /// What is wrong with it already. The rest is passed over then, until it is published, and refused.
+    /// The first error. Everything else is ignored until it is published, and refused.
     wrong: Option<Refused>,
 }
 
-/// Shared memory, and which bytes of the payload it is said to hold.
+/// Lent memory, and the range of the payload that it holds.
 #[derive(Debug)]
 struct Lent {
     range: Range<u64>,
     offset: u64,
     descriptor: OwnedFd,
-    /// Of a GPU's buffer: which one, and how large that is. None for memory of the host.
+    /// The device and size of a GPU buffer; `None` for host memory.
     on_device: Option<(CudaDevice, u64)>,
 }
 
@@ -53,13 +53,13 @@ struct Lent {
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) held: Publishable,
-    /// Tell when nobody uses its memory any more, one after the other.
+    /// Report the end of its memory's use, to be awaited in turn.
     pub(super) returned: Vec<Returned>,
-    /// By which kind of memory it came.
+    /// The kind of memory.
     pub(super) path: MemoryKind,
 }
 
-/// The memory of one version, and its share of the server's budget. Gone together.
+/// The memory of one version, with its share of the server's budget.
 struct Owned {
     sealed: Sealed,
     _charge: Charge,
@@ -72,7 +72,7 @@ impl AsRef<[u8]> for Owned {
 }
 
 impl Draft {
-    /// Takes a part of the manifest.
+    /// Handles a part of the manifest.
     pub(super) fn handle_manifest(&mut self, part: &Bytes, limits: &Limits, room: &Arc<Semaphore>) {
         if self.wrong.is_some() {
             return;
@@ -93,7 +93,7 @@ impl Draft {
         }
     }
 
-    /// Takes lent memory of the kinds in `taken`, with the descriptor that came with it, and at most `parts_max` parts.
+    /// Handles lent memory of the kinds in `taken`, with its descriptor, and at most `parts_max` parts.
     pub(super) fn handle_lend(
         &mut self,
         lend: Lend,
@@ -143,11 +143,11 @@ impl Draft {
         }
     }
 
-    /// Checks what was said, and maps the memory, which counts within the server's budget, or takes it from its `device`.
+    /// Validates the draft, and maps its memory, which counts within the server's budget, or imports it into `device`.
     /// Blocks for as long as that takes.
     ///
     /// # Errors
-    /// What is wrong with the version; nothing of it is kept then.
+    /// The refusal; nothing is kept then.
     pub(super) fn ready(self, staging: &Staging, device: Option<&Device>) -> Result<Ready, Refused> {
         if let Some(wrong) = self.wrong {
             return Err(wrong);
@@ -178,8 +178,7 @@ impl Draft {
     }
 }
 
-/// A version in shared memory of the host. Nobody can write to it, and nobody waits to: so it may serve as long as what is
-/// staged.
+/// A version in shared host memory. Nobody can write to it or waits to: so it may serve as long as a staged one.
 fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> Result<Ready, Refused> {
     let (loan, returned) = Loan::new();
     let bytes = match (memory, manifest.payload_bytes()) {
@@ -195,8 +194,7 @@ fn on_host(manifest: Arc<Manifest>, memory: Option<Lent>, staging: &Staging) -> 
     })
 }
 
-/// A version in a GPU's memory, which its producer has, too: which parts of its payload lie in which memory, and from where
-/// on in that.
+/// A version in GPU memory that its producer has too: the ranges of its payload, and their places in that memory.
 fn on_device(
     manifest: Arc<Manifest>,
     mut lent: Vec<(Range<u64>, Exported, u64)>,

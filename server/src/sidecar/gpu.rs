@@ -1,4 +1,4 @@
-//! Tensors on a device that another process serves: by the shortest way that works.
+//! Publishing GPU tensors through a server on the same machine, in the cheapest way that works.
 
 use super::{
     producer::{KeepAlive, MemoryRoute, Producer, PublishError},
@@ -21,7 +21,7 @@ use tensor_relay_transport::{Workers, egress};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishDeviceError {
-    /// They make no version as they were given.
+    /// They cannot form a version.
     #[error(transparent)]
     Tensors(#[from] LendError),
     /// They cannot be laid out together.
@@ -38,10 +38,10 @@ pub enum PublishDeviceError {
     Publish(#[from] PublishError),
 }
 
-/// What is lent of a version, with the descriptor that goes with it.
+/// The `Lend` messages of a version, with their descriptors.
 type Lends = Vec<(Lend, Option<OwnedFd>)>;
 
-/// The tensors of a version, where they belong in its payload.
+/// The tensors of a version, with their ranges in its payload.
 type Parts = Arc<Vec<(Range<u64>, DeviceBuffer)>>;
 
 impl Producer {
@@ -118,7 +118,7 @@ impl Producer {
         Ok(self.send(topic, &manifest, metadata, way).await?)
     }
 
-    /// Shares tensors in one way.
+    /// Tries to share tensors in one way.
     async fn way(
         &self,
         kind: MemoryKind,
@@ -162,7 +162,7 @@ fn copied_bytes(parts: &Parts) -> u64 {
     parts.iter().map(|(range, _)| range.end - range.start).sum()
 }
 
-/// Why tensors go so, and not by a shorter way.
+/// The reason for this kind of memory, with the errors of cheaper ways.
 fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
     let way = match kind {
         MemoryKind::CudaIpc => "the tensors' allocations can be shared where they are",
@@ -183,13 +183,13 @@ fn reason(kind: MemoryKind, why_not: &[String]) -> Arc<str> {
     }
 }
 
-/// A tensor that is shared where it lies, as it is said.
+/// The `Lend` message of a tensor in place.
 fn lend_in_place(range: Range<u64>, IpcMemory { device, handle, offset, .. }: IpcMemory) -> Lend {
     let (device, handle) = (CudaDevice(device.bytes()), Box::new(IpcHandle(handle)));
     Lend { range, memory: Memory::CudaIpc { device, handle, offset } }
 }
 
-/// A buffer that is shared, as it is said.
+/// The `Lend` message of a shared buffer.
 fn lend_copy(range: Range<u64>, FdMemory { device, fd, len }: FdMemory) -> (Lend, Option<OwnedFd>) {
     let device = CudaDevice(device.bytes());
     (Lend { range, memory: Memory::CudaFd { device, buffer_bytes: len, offset: 0 } }, Some(fd))

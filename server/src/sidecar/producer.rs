@@ -1,4 +1,4 @@
-//! The other end of the socket: a process that publishes into the server beside it.
+//! The producer's end of the publish socket.
 
 mod greeting;
 mod requests;
@@ -34,16 +34,16 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Why tensors in host memory come as they do.
+/// The reason given for tensors in host memory.
 const IN_HOST_MEMORY: &str = "the tensors are in host memory";
 
-/// How often it is tried to connect to a server that is not there yet.
+/// The interval of attempts to connect to a server that is not running yet.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long a server that is there may take to answer, when no time is left to wait for one.
+/// How long a running server may take to answer, when no time is left to wait for one.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Messages that belong together, each with the descriptor that goes with it.
+/// Messages that belong together, with their descriptors.
 pub(super) type Outgoing = Vec<(Vec<u8>, Option<OwnedFd>)>;
 
 /// Publishes into the server at the other end of a socket. Dropping it ends the connection; what is published stays.
@@ -74,7 +74,7 @@ pub enum PublishError {
     /// More metadata than an announcement holds.
     #[error(transparent)]
     Metadata(#[from] MessageError),
-    /// The server takes no memory of this kind.
+    /// The server does not accept memory of this kind.
     #[error("the server takes no memory of the kind {0}: the two ends are of different versions")]
     Kind(MemoryKind),
     /// The connection ended. The version may have been published all the same.
@@ -132,17 +132,17 @@ impl Producer {
         }
     }
 
-    /// Where the server listens.
+    /// The path of the server's socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it wants of versions.
+    /// The server's terms for versions.
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// How the connection ended, if it has.
+    /// Why the connection ended, if it has.
     pub fn lost(&self) -> Option<Arc<str>> {
         self.requests.lost.borrow().clone()
     }
@@ -206,7 +206,7 @@ impl Producer {
         })
     }
 
-    /// Says that nothing will follow in `topic`; with `withdraw`, takes back what is retained, too.
+    /// Ends `topic`; with `withdraw`, withdraws retained versions too.
     ///
     /// # Errors
     /// [`PublishError`] when it is not open.
@@ -217,7 +217,7 @@ impl Producer {
         self.understand(answer.await).map(drop)
     }
 
-    /// Begins to wait for an answer.
+    /// Registers a request for its answer.
     fn ask(&self, number: PublicationId) -> (watch::Receiver<Progress>, oneshot::Receiver<Answer>) {
         let (answered, answer) = oneshot::channel();
         let begin = Progress { publication: number, committed: 0, is_over: false, is_released: false };
@@ -256,7 +256,7 @@ impl Drop for Producer {
     }
 }
 
-/// A version whose producer may stop to wait for an answer.
+/// A version whose caller may stop waiting for the answer.
 struct Unanswered<'a> {
     number: Option<PublicationId>,
     producer: &'a Producer,
@@ -271,7 +271,7 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-/// By which memory a version goes, and why.
+/// The kind of memory of a version, with the reason.
 #[derive(Debug)]
 pub(super) struct MemoryRoute {
     pub(super) path: MemoryKind,
@@ -281,10 +281,10 @@ pub(super) struct MemoryRoute {
     pub(super) kept: Option<KeepAlive>,
 }
 
-/// What a server reads for as long as it holds a version.
+/// What a server reads while it holds a version.
 pub(super) type KeepAlive = Box<dyn Any + Send>;
 
-/// Holds that until the server says that it has let go, refuses the version, or is gone.
+/// Keeps `kept` until the server releases or refuses the version, or is gone.
 fn keep(kept: KeepAlive, mut progress: watch::Receiver<Progress>) {
     tokio::spawn(async move {
         let _ = progress.wait_for(|progress| progress.is_released).await; // An error: nothing is told of it any more.
@@ -292,7 +292,7 @@ fn keep(kept: KeepAlive, mut progress: watch::Receiver<Progress>) {
     });
 }
 
-/// A version in messages: its manifest in parts, its memory, and the word that it is complete.
+/// The messages of a version: its manifest in parts, its memory, and `Publish`.
 fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: Publish) -> Outgoing {
     let manifest = manifest.encoded();
     let parts = (0..manifest.len()).step_by(MANIFEST_PART_MAX_BYTES).map(|start| {
@@ -308,7 +308,7 @@ fn messages(manifest: &Manifest, lends: Vec<(Lend, Option<OwnedFd>)>, publish: P
         .collect()
 }
 
-/// Says what is to be said and hears what comes, until the connection ends.
+/// Writes queued messages and reads incoming ones, until the connection ends.
 async fn talk(
     mut reader: FrameReader,
     writer: FrameWriter,

@@ -1,4 +1,4 @@
-//! What becomes of a version that was handed to the server beside.
+//! The publication of a version through a server on the same machine.
 
 use super::producer::Outgoing;
 use std::{sync::Arc, time::Duration};
@@ -8,13 +8,13 @@ use tensor_relay_protocol::{
 };
 use tokio::sync::{mpsc, watch};
 
-/// The connection ended, so that nobody hears any more what becomes of a version.
+/// The connection ended, so that the state of a version is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("what became of {id} cannot be known: {why}")]
 pub struct ConnectionLost {
     /// Which version.
     pub id: Box<VersionId>,
-    /// How the connection ended.
+    /// Why the connection ended.
     pub why: Arc<str>,
 }
 
@@ -39,12 +39,12 @@ impl Publication {
         &self.id
     }
 
-    /// By which kind of memory its tensors came to the server.
+    /// The kind of memory of its tensors.
     pub fn path(&self) -> MemoryKind {
         self.path
     }
 
-    /// Why by that one, for people.
+    /// The reason for it, for people.
     pub fn reason(&self) -> &str {
         &self.reason
     }
@@ -59,12 +59,12 @@ impl Publication {
         self.copied_bytes
     }
 
-    /// How many subscribers have committed it so far, as far as was heard.
+    /// The number of subscribers that committed it, as last reported.
     pub fn committed_count(&self) -> u64 {
         self.progress.borrow().committed
     }
 
-    /// Whether the server uses nothing of its memory any more, as far as was heard.
+    /// Whether the server has released its memory, as last reported.
     pub fn is_released(&self) -> bool {
         self.progress.borrow().is_released
     }
@@ -81,7 +81,7 @@ impl Publication {
         Ok(known && self.committed_count() >= count)
     }
 
-    /// Whether it was let go, so that nobody can commit it any more.
+    /// Whether it left retention, so that nobody can commit it any more.
     pub fn is_over(&self) -> bool {
         self.progress.borrow().is_over
     }
@@ -95,7 +95,7 @@ impl Publication {
         self.wait(timeout, |progress| progress.is_released).await
     }
 
-    /// Takes the version back before its turn. Those who are at it may finish.
+    /// Withdraws the version. Transfers in progress may finish.
     pub fn withdraw(&self) {
         let message = encode_producer(ProducerMessage::Withdraw(self.number));
         let _ = self.outgoing.send(vec![(message, None)]); // Without a connection there is nobody to ask.

@@ -1,13 +1,12 @@
-//! What the producers of one user may take at once. Each user has a quota of its own, so that none of them keeps others out.
+//! Quotas of producers by user, so that no user locks others out.
 
 use std::{collections::HashMap, sync::Arc};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How many producers of one user may be connected at once. A training job has a few.
+/// The most connected producers of one user. A training job has a few.
 pub(super) const PRODUCERS_MAX: usize = 64;
 
-/// How many bytes of manifests may have come, of all producers of one user, that were not read yet: eight as large as they may
-/// be.
+/// The most unread bytes of manifests, of all producers of one user: eight of maximal size.
 const MANIFESTS_MAX_BYTES: usize = 256 << 20;
 
 /// The quotas of the users that came so far. There are no more than users who may publish: ask for no others.

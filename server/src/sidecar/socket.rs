@@ -1,4 +1,4 @@
-//! The socket that producers connect to: a file with a name, and who may use it.
+//! The publish socket: a file, and the users that may connect.
 
 use rustix::{
     fs::{FileType, FlockOperation, Mode, OFlags, chmod, fchmod, flock, fstat, lstat, open, unlink},
@@ -17,32 +17,32 @@ use std::{
 };
 use tokio::net::UnixListener;
 
-/// How many producers may wait to be let in, before the system turns them away.
+/// The most producers waiting to be accepted.
 const BACKLOG: i32 = 64;
 
-/// How long another server may take that makes a socket in the same folder. It takes it a few system calls.
+/// How long another server may lock the same folder while it makes a socket. It takes a few system calls.
 const TURN: Duration = Duration::from_secs(5);
 
 /// What [`overflow_uid`] is where the system does not say.
 const OVERFLOW_UID: u32 = 65_534;
 
-/// A socket with a name, that listens. Its name goes when this is dropped.
+/// A named, listening socket. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct PublishSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Which file it is, whatever takes its name later.
+    /// The identity of its file, whatever takes its name later.
     file: (u64, u64),
     uids: Vec<u32>,
     /// The number under which the system shows every user who has none in this user namespace. Never let in.
     overflow: u32,
 }
 
-/// Why there is no socket to publish to.
+/// Why the publish socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishSocketError {
-    /// A server that runs has it.
+    /// A running server listens there.
     #[error(
         "another server listens at {}: publish to that one, end it, or choose another path", path.display()
     )]
@@ -50,7 +50,7 @@ pub enum PublishSocketError {
         /// Where.
         path: PathBuf,
     },
-    /// There is something else.
+    /// Something other than a socket is there.
     #[error(
         "there is something at {} that is no socket, and it is left alone: choose another path, or remove it",
         path.display()
@@ -73,10 +73,10 @@ pub enum PublishSocketError {
     NotPrivate {
         /// Where.
         path: PathBuf,
-        /// Who could have used it.
+        /// The mode that let others in.
         mode: u32,
     },
-    /// The number stands for everybody who has none here.
+    /// The uid stands for all users unknown in this namespace.
     #[error(
         "user {uid} cannot be let in by its number: the system gives it to every user of another container who has none here. \
          Let the process run as a user that this container knows"
@@ -113,7 +113,7 @@ impl PublishSocket {
         let address =
             SocketAddrUnix::new(path).map_err(|_| PublishSocketError::TooLong { path: path.into() })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // Whoever makes or replaces a socket in this folder does it alone: two that find the same one left behind would
+        // Sockets in this folder are made and replaced under a lock: two servers that find the same stale one would
         // otherwise remove each other's.
         let turn = take_turn(folder.unwrap_or_else(|| Path::new("."))).map_err(failed)?;
         clear(path)?;
@@ -155,7 +155,7 @@ impl PublishSocket {
         Ok(Self { listener, path: path.into(), file, uids: uids.into(), overflow })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -171,7 +171,7 @@ impl PublishSocket {
         uid == 0 || (is_known && !self.is_nobody(uid))
     }
 
-    /// Whether the system gives this number to every user who has none here.
+    /// Whether the system shows this uid for every user unknown in this namespace.
     pub(super) fn is_nobody(&self, uid: u32) -> bool {
         uid == self.overflow
     }
@@ -183,7 +183,7 @@ impl Drop for PublishSocket {
     }
 }
 
-/// Removes a name, if it is still that of `file`.
+/// Removes a name, if it still refers to `file`.
 fn unlink_if(path: &Path, file: (u64, u64)) {
     if lstat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == file) {
         let _ = unlink(path); // Gone already, or the folder is: what is wanted.
@@ -196,7 +196,7 @@ fn overflow_uid() -> u32 {
     said.and_then(|said| said.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
 }
 
-/// Waits until nobody else makes a socket in `folder`.
+/// Waits for the lock on `folder`.
 fn take_turn(folder: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = open(folder, flags, Mode::empty())?;
@@ -221,7 +221,7 @@ fn take_turn(folder: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Removes a socket that nobody listens at any more.
+/// Removes a stale socket.
 fn clear(path: &Path) -> Result<(), PublishSocketError> {
     let failed = |source: io::Error| PublishSocketError::Io { path: path.into(), source };
     match fs::symlink_metadata(path) {
@@ -232,7 +232,7 @@ fn clear(path: &Path) -> Result<(), PublishSocketError> {
         }
         Ok(_) => {}
     }
-    // Does not wait: a server that is too busy to be asked is one.
+    // Does not wait: a server too busy to answer is running.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let asked = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));

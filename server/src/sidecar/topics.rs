@@ -1,4 +1,4 @@
-//! The topics that producers beside this server publish into. They outlive producers, and several may share one.
+//! The topics of local producers. They outlive producers, and several may share one.
 
 use super::draft::Refused;
 use crate::{Publisher, TopicOptions, server::open_publisher, shared::Shared};
@@ -10,16 +10,16 @@ use std::{
 use tensor_relay_protocol::{Topic, sidecar::Refusal};
 use tokio::sync::OwnedMutexGuard;
 
-/// A topic's publisher, while somebody publishes with it. None once the topic ended.
+/// Exclusive use of a topic's publisher. `None` once the topic ended.
 pub(super) type Lease = OwnedMutexGuard<Option<Publisher>>;
 
-/// Where a topic's publisher is, and who waits for it.
+/// A topic's publisher, and the queue for it.
 type Place = Arc<tokio::sync::Mutex<Option<Publisher>>>;
 
 /// How many topics producers may have open at once: a training job has a few, and each stays for as long as the server.
 pub(super) const TOPICS_MAX: usize = 4096;
 
-/// How long a publish waits for those of other producers into the same topic, which wait for its readers in turn.
+/// How long a publish waits for others into the same topic, which wait for its readers in turn.
 const TURN: Duration = Duration::from_secs(60);
 
 /// Publishers by topic, kept over connections: so that versions go on counting when a producer comes again.
@@ -57,7 +57,7 @@ impl Topics {
         self.turn(topic, place).await
     }
 
-    /// Refuses a user whom the access control list does not let publish into `topic`, or end it.
+    /// Checks that the access control list lets a user publish into `topic`, or end it.
     ///
     /// # Errors
     /// With what the user may ask for.
@@ -131,7 +131,7 @@ impl Topics {
     }
 }
 
-/// Whether nobody waits for a place, and its topic is not open: never was, or has expired.
+/// Whether nobody waits for the publisher, and its topic is not open.
 fn is_idle(place: &Place) -> bool {
     let is_closed = |publisher: &Option<Publisher>| publisher.as_ref().is_none_or(Publisher::has_ended);
     Arc::strong_count(place) == 1 && place.try_lock().is_ok_and(|publisher| is_closed(&publisher))

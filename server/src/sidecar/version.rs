@@ -1,26 +1,26 @@
-//! The producer's side of a version: tensors copied once, into memory that the server can read where it is.
+//! Sealed versions: tensors copied once into memory that the server can read in place.
 
 use std::{fmt, io, ops::Range};
 use tensor_relay_device::{Memfd, SealedFd};
 use tensor_relay_protocol::{LayoutError, Limits, Manifest, Metadata, TensorSpec, sidecar::MemoryKind};
 
-/// What a server wants of versions. It says so when a producer connects.
+/// A server's terms for versions, sent when a producer connects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms {
     pub(super) chunk_bytes: u32,
     pub(super) memories: Vec<MemoryKind>,
 }
 
-/// A version in memory that nobody can write any more, ready for the server beside.
+/// A version in sealed memory, ready for the local server.
 #[derive(Debug)]
 pub struct SealedVersion {
     pub(super) manifest: Manifest,
-    /// None where there is no byte.
+    /// `None` for an empty payload.
     pub(super) memory: Option<SealedFd>,
     copied_bytes: u64,
 }
 
-/// Why tensors do not come into such memory. `E` is what giving them can fail with.
+/// Why tensors cannot be copied into sealed memory. `E` is the error of filling.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError<E: std::error::Error + 'static> {
@@ -33,12 +33,12 @@ pub enum SealError<E: std::error::Error + 'static> {
          may be too low"
     )]
     Memory {
-        /// How much was wanted.
+        /// The requested bytes.
         bytes: u64,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Their bytes could not be had.
+    /// Their bytes could not be read.
     #[error(transparent)]
     Fill(E),
     /// A tensor's bytes are fewer than its dtype and shape say.
@@ -50,7 +50,7 @@ pub enum SealError<E: std::error::Error + 'static> {
         name: Box<str>,
         /// What its dtype and shape say.
         expected_bytes: u64,
-        /// What came.
+        /// The received size.
         given_bytes: u64,
     },
 }
@@ -90,7 +90,7 @@ impl SealedVersion {
         Ok(Self { manifest, memory: Some(memfd.seal().map_err(failed)?), copied_bytes })
     }
 
-    /// What it holds.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }

@@ -1,4 +1,4 @@
-//! What a publisher may choose for its topic.
+//! A publisher's options for its topic.
 
 use crate::{Keep, config::DEADLINE_MAX};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tensor_relay_protocol::CodecChoice;
 pub struct TopicOptions {
     /// How much is retained for late subscribers and for readers in mode `every`. Default: the newest version.
     pub keep: Keep,
-    /// What happens when retention is full of versions that a reader in mode `every` has not acknowledged.
+    /// The policy when retention is full of versions that a reader in mode `every` has not acknowledged.
     pub when_full: WhenFull,
     /// How long `publish` waits for readers before [`WhenFull`] decides. Default 10 s.
     pub publish_timeout: Duration,
@@ -32,9 +32,9 @@ pub struct TopicOptions {
 /// What `publish` does when it has waited for readers as long as it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Evicts the readers that stand in the way. They are told, and it is counted.
+    /// Evicts the blocking readers. They are told, and it is counted.
     Evict,
-    /// Waits on, for as long as it takes.
+    /// Keeps waiting without a deadline.
     Block,
 }
 
@@ -53,7 +53,7 @@ impl Default for TopicOptions {
 }
 
 impl TopicOptions {
-    /// The same with deadlines that a clock can hold.
+    /// The options clamped to valid deadlines.
     pub(crate) fn within_reason(self) -> Self {
         Self {
             publish_timeout: self.publish_timeout.min(DEADLINE_MAX),

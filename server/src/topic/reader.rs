@@ -1,4 +1,4 @@
-//! One reader in mode `every`, as its topic knows it: its place, and what it is done with.
+//! A reader in mode `every`: its place, and its acknowledgements.
 
 use super::{State, TopicState, place_of};
 use crate::{
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tensor_relay_protocol::{Epoch, Start, Version, VersionId};
 use tokio::time::Instant;
 
-/// A subscription in mode `every`, as its topic knows it. Dropping it leaves the place of a named reader to wait for it,
-/// unless it [gave it up](Self::give_place_up).
+/// A subscription in mode `every` at its topic. Dropping it keeps the place of a named reader waiting, unless it was
+/// [given up](Self::give_place_up).
 #[derive(Debug)]
 pub(crate) struct Reader {
     topic: Arc<TopicState>,
@@ -19,7 +19,7 @@ pub(crate) struct Reader {
     keep_place: bool,
 }
 
-/// Where a reader is.
+/// The state of a reader's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReaderState {
     /// It has its place.
@@ -31,7 +31,7 @@ pub(crate) enum ReaderState {
 }
 
 impl Reader {
-    /// Takes a place in `topic`: the one that `name` left behind, or a new one. Returns where to begin.
+    /// Takes a place in `topic`: the one that `name` left behind, or a new one. Returns the first position.
     pub(crate) fn join(
         topic: Arc<TopicState>,
         name: Option<PlaceName>,
@@ -65,7 +65,7 @@ impl Reader {
         (Self { topic, id, place, keep_place: true }, begin)
     }
 
-    /// Whether it still has its place.
+    /// The state of its place.
     pub(crate) fn standing(&self) -> ReaderState {
         let state = self.topic.state();
         let held = |(name, holder): &(PlaceName, Holder)| state.places.is_held_by(name, *holder);
@@ -76,7 +76,7 @@ impl Reader {
         }
     }
 
-    /// Takes the reader's word that it is done with this version and all before it.
+    /// Handles the reader's acknowledgement of this version and all before it.
     pub(crate) fn acknowledge(&self, epoch: Epoch, version: Version) {
         {
             let mut state = self.topic.state();
@@ -91,7 +91,7 @@ impl Reader {
         self.topic.room.send_replace(());
     }
 
-    /// How many versions before `seq` it has not acknowledged, without those that it was not given.
+    /// The number of versions before `seq` that it has not acknowledged, without given up ones.
     pub(crate) fn unacknowledged(&self, seq: Seq, given_up: &[Seq]) -> usize {
         self.topic.state().retention.unacknowledged(self.id, seq, given_up)
     }

@@ -1,5 +1,4 @@
-//! When the last versions of a topic were published: how late those are who do not have them yet, and what else is told of a
-//! topic.
+//! The times of a topic's last publishes, from which the lag of subscribers follows.
 
 use super::{Retained, TopicState};
 use crate::status::TopicStatus;
@@ -7,22 +6,22 @@ use std::collections::VecDeque;
 use tensor_relay_protocol::{Epoch, Version};
 use tokio::time::Instant;
 
-/// How many publishes are remembered. Who is further behind is at least as late as the oldest of them.
+/// The number of publishes remembered. A subscriber further behind is at least as late as the oldest of them.
 const REMEMBERED: usize = 64;
 
-/// The last publishes of a topic, the oldest first.
+/// The times of a topic's last publishes, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct PublishTimes {
     last: VecDeque<(Epoch, Version, Instant)>,
-    /// How many there ever were.
+    /// The number of all publishes.
     count: u64,
 }
 
-/// How far a subscriber is behind its topic.
+/// The lag of a subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Lag {
     pub(crate) versions: u64,
-    /// When the first version was published that it does not have.
+    /// When the first version that it lacks was published.
     pub(crate) since: Option<Instant>,
 }
 
@@ -36,12 +35,12 @@ impl PublishTimes {
         self.count += 1;
     }
 
-    /// How many versions were ever published.
+    /// The number of versions ever published.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// How far one is behind who is done with `done`. Who has nothing of the newest epoch lacks one version at least.
+    /// The lag of a subscriber that has `done`. With nothing of the newest epoch, it lacks at least one version.
     pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
         let Some(&(epoch, newest, published)) = self.last.back() else { return Lag::default() };
         match done {
@@ -55,19 +54,19 @@ impl PublishTimes {
     }
 }
 
-/// What those see of a topic who run its server.
+/// The topic's status for operators.
 impl TopicState {
     /// How many versions were ever published.
     pub(crate) fn published_count(&self) -> u64 {
         self.state().times.count()
     }
 
-    /// How far a subscriber is behind that is done with `done`.
+    /// The lag of a subscriber that has `done`.
     pub(crate) fn lag(&self, done: Option<(Epoch, Version)>) -> Lag {
         self.state().times.lag(done)
     }
 
-    /// The topic at this moment, whose newest version is `newest`.
+    /// The topic's current status, with `newest` as its newest version.
     pub(crate) fn status(&self, newest: &Retained) -> TopicStatus {
         let manifest = newest.payload.manifest();
         let state = self.state();

@@ -1,4 +1,4 @@
-//! The first words with a server beside, and why there may be none.
+//! The greeting between producer and server, and connection errors.
 
 use super::super::{
     channel::{FrameReader, FrameWriter, split},
@@ -11,26 +11,26 @@ use std::{
 use tensor_relay_protocol::sidecar::{Hello, ProducerMessage, REVISIONS, ServerMessage, encode_producer};
 use tokio::net::UnixStream;
 
-/// Why there is no connection to a server.
+/// Why a server cannot be connected to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// There is no socket.
     #[error("there is no socket at {}: start `tensor-relay serve --publish-socket` with this path", path.display())]
     NoSocket {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// The server that made it is gone, or something else is there.
     #[error("nobody listens at {}: the server that made it has ended", path.display())]
     NobodyListens {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
-    /// So many wait to be let in that the system turns further ones away.
+    /// Too many connections are waiting to be accepted.
     #[error("the server at {} is too busy to let this process in: try again", path.display())]
     Busy {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// The socket is another user's.
@@ -41,10 +41,10 @@ pub enum ConnectError {
     NotPermitted {
         /// Where.
         path: PathBuf,
-        /// Who asks.
+        /// This process's user.
         uid: u32,
     },
-    /// Somebody else than expected listens. Nothing was told to them.
+    /// Another user than expected is listening. Nothing was sent to them.
     #[error(
         "a process of user {found_uid} listens at {}, and not one of user {expected_uid}: see who made this socket, or name \
          the user that the server runs as",
@@ -53,17 +53,17 @@ pub enum ConnectError {
     Stranger {
         /// Where.
         path: PathBuf,
-        /// Who listens.
+        /// The listening user.
         found_uid: u32,
-        /// Who should.
+        /// The expected user.
         expected_uid: u32,
     },
-    /// The server said why not.
+    /// The server refused, with a reason.
     #[error("the server at {} does not let this process publish: {why}", path.display())]
     Refused {
         /// Where.
         path: PathBuf,
-        /// What it said.
+        /// The reason.
         why: String,
     },
     /// The server does not answer.
@@ -72,7 +72,7 @@ pub enum ConnectError {
         /// Where.
         path: PathBuf,
     },
-    /// The system refused, or what answered is no server.
+    /// The system refused, or the listener is not a server.
     #[error("cannot connect to {}: {why}", path.display())]
     Broken {
         /// Where.
@@ -82,7 +82,7 @@ pub enum ConnectError {
     },
 }
 
-/// Connects and exchanges the first messages.
+/// Connects and exchanges greetings.
 pub(super) async fn greet(
     path: &Path,
     server_uid: Option<u32>,
@@ -100,7 +100,7 @@ pub(super) async fn greet(
         revision_max: *REVISIONS.end(),
         agent: concat!("tensor-relay/", env!("CARGO_PKG_VERSION")).into(),
     };
-    // Who is turned away finds the socket closed, and why in it.
+    // A rejected producer finds the socket closed, and the reason in it.
     let _ = writer.say(&encode_producer(ProducerMessage::Hello(hello)), None).await;
     let broken = |why: String| ConnectError::Broken { path: path.into(), why };
     let frame = reader.next().await.map_err(|error| broken(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Where the answers of a server beside wait for who asked.
+//! Pending requests of a producer, and their answers.
 
 use std::{
     collections::HashMap,
@@ -11,10 +11,10 @@ use tensor_relay_protocol::{
 };
 use tokio::sync::{oneshot, watch};
 
-/// Where answers wait for who asked.
+/// The requests waiting for answers.
 #[derive(Debug)]
 pub(super) struct PendingRequests {
-    /// What was asked and may still change. What is released is forgotten.
+    /// Requests that may still change. Released ones are removed.
     pub(super) waiting: Mutex<HashMap<PublicationId, Waiting>>,
     pub(super) lost: watch::Sender<Option<Arc<str>>>,
     pub(super) path: PathBuf,
@@ -62,7 +62,7 @@ impl PendingRequests {
         }
     }
 
-    /// Gives an answer to who waits for it, if anybody does. What is published may `change` further.
+    /// Delivers an answer to its waiter, if it still exists. Published versions may `change` further.
     fn answer(&self, number: PublicationId, answer: Answer, change: bool) {
         let mut waiting = self.waiting();
         if let Some(answered) = waiting.get_mut(&number).and_then(|asked| asked.answered.take()) {
@@ -74,7 +74,7 @@ impl PendingRequests {
         }
     }
 
-    /// Lets all who wait know that the connection ended.
+    /// Fails all waiters when the connection ended.
     pub(super) fn end(&self, why: impl FnOnce() -> String) {
         self.lost.send_if_modified(|lost| {
             let is_first = lost.is_none();
@@ -83,7 +83,7 @@ impl PendingRequests {
             }
             is_first
         });
-        // After that: who asks later looks whether it is lost.
+        // Cleared after that: later callers check whether the connection is lost.
         for (_, asked) in self.waiting().drain() {
             drop(asked.answered);
         }
