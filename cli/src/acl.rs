@@ -1,4 +1,4 @@
-//! `tensor-relay acl`: what the access control list says, and why.
+//! `tensor-relay acl`: queries the access control list.
 
 use crate::{
     args::{AclCommand, CheckAclArgs},
@@ -45,7 +45,7 @@ fn check(args: &CheckAclArgs) -> anyhow::Result<ExitCode> {
     Ok(if allowed { ExitCode::SUCCESS } else { Exit::Refused.into() })
 }
 
-/// Tickets bring their grants with them; the list adds nothing to them.
+/// A ticket's rights are its grants; the list adds nothing.
 fn by_ticket(store: &AccessStore, id: &str, args: &CheckAclArgs) -> anyhow::Result<(bool, String)> {
     let Ok(id) = id.parse::<TicketId>() else {
         bail!(UsageError(format!("{id:?} is no identity of a ticket: it has 16 hexadecimal digits")));

@@ -1,7 +1,7 @@
-//! The admin port: what a running server or consumer tells those who run it, over HTTP.
+//! The admin port: status and metrics of a running server or consumer over HTTP, for operators.
 //!
-//! `/livez`, `/readyz`, `/metrics`, `/status` and a page for people. It has a thread and a runtime of its own: a scrape takes
-//! nothing of the thread that moves tensors but the few locks of a snapshot, and `/livez` can tell that this thread hangs.
+//! `/livez`, `/readyz`, `/metrics`, `/status` and a page for people. It has a thread and a runtime of its own: a scrape
+//! costs the thread that moves tensors only the few locks of a snapshot, and `/livez` can report that it hangs.
 
 mod access;
 mod address;
@@ -35,22 +35,22 @@ use std::{
     sync::Arc,
 };
 
-/// What is looked at through the port.
+/// The process observed through the port.
 pub(crate) trait Subject: Send + Sync + 'static {
-    /// Whether it does what it was started for.
+    /// Whether it is ready for its task.
     ///
     /// # Errors
-    /// Why not, as half a sentence.
+    /// Why it is not ready, as half a sentence.
     fn readiness(&self) -> Result<(), String>;
 
-    /// All that can be told of it.
+    /// Its status as JSON.
     fn status(&self) -> Value;
 
-    /// The same as metrics.
+    /// Its metrics.
     fn families(&self) -> Vec<Family>;
 }
 
-/// An admin port that is bound. What asks waits until it [serves](Self::serve).
+/// A bound admin port. Requests wait until it [serves](Self::serve).
 #[derive(Debug)]
 pub(crate) struct Bound {
     listener: TcpListener,
@@ -58,11 +58,11 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Binds what `args` ask for; without a word, the usual port of this machine alone where it `is_usual` to have one.
-    /// `None` where there is to be none, or the usual port is taken: who did not ask for it does without, and is told.
+    /// Binds the port in `args`; without one, the default port on loopback if it `is_usual` to have one. `None` if
+    /// there is to be none, or the default port is taken, which is logged.
     ///
     /// # Errors
-    /// When the port that was asked for cannot be had, or would be open to others without a token.
+    /// When the requested port cannot be bound, or would be open to others without a token.
     pub(crate) fn new(args: &AdminArgs, is_usual: bool) -> anyhow::Result<Option<Self>> {
         match args.admin {
             Some(Admin::None) => Ok(None),
@@ -95,16 +95,16 @@ impl Bound {
         }
     }
 
-    /// Where it listens.
+    /// The local address.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
 
-    /// Answers questions about `subject` from now on, until the process ends. To be called on the runtime whose life
-    /// `/livez` tells.
+    /// Answers requests about `subject` from now on, until the process ends. Call it on the runtime that `/livez`
+    /// watches.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When no thread can be started.
     pub(crate) fn serve(self, subject: impl Subject) -> anyhow::Result<()> {
         let heartbeat = Heartbeat::begin();
         let routes = routes::of(Arc::new(subject), heartbeat, self.access);

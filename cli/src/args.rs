@@ -1,4 +1,4 @@
-//! The words of the command line. Variables and keys of the file follow from them: see [`crate::config`].
+//! The command line options. Variables and keys of the configuration file follow from them: see [`crate::config`].
 
 mod access;
 mod device;
@@ -164,7 +164,7 @@ pub(crate) struct TicketArgs {
 }
 
 impl TicketArgs {
-    /// The key of this client, if one is given.
+    /// The client's key, if one is given.
     pub(crate) fn identity(&self) -> anyhow::Result<Option<Arc<Identity>>> {
         let Some(key) = &self.identity else { return Ok(None) };
         Ok(Some(Arc::new(Identity::from_files(key, self.certificate.as_deref())?)))
@@ -295,7 +295,7 @@ pub(crate) struct DemoProducerArgs {
     pub(crate) device: DeviceArgs,
 }
 
-/// The demo's subscriber process, told on stdin what to expect.
+/// The demo's subscriber process, which reads expectations from stdin.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoConsumerArgs {
     pub(crate) ticket: String,
@@ -327,7 +327,7 @@ pub(crate) enum Codec {
 }
 
 impl Codec {
-    /// The codec, if it is a certain one.
+    /// The codec, unless it is `auto`.
     pub(crate) fn fixed(self) -> Option<CodecId> {
         match self {
             Self::Auto => None,
@@ -339,7 +339,7 @@ impl Codec {
         }
     }
 
-    /// The word that stands for it.
+    /// Its name on the command line.
     pub(crate) fn word(self) -> &'static str {
         self.fixed().map_or("auto", CodecId::name)
     }

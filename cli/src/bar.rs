@@ -1,4 +1,4 @@
-//! The progress bar of a version on its way in.
+//! The progress bar of an incoming version.
 
 use crate::units;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -8,10 +8,10 @@ use std::{
 };
 use tensor_relay_client::Progress;
 
-/// How often the bar is brought up to date.
+/// The refresh interval.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
 
-/// A rate over less time than this says nothing.
+/// The shortest time over which a rate is shown.
 const RATE_AFTER: Duration = Duration::from_millis(100);
 
 /// A bar on stderr, shown on terminals only: size, rate, time left. It clears itself between versions.
@@ -21,7 +21,7 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// A bar that is drawn when `wanted`, and stderr is a terminal that can.
+    /// A bar that is drawn if it is `wanted` and stderr is a capable terminal.
     pub(crate) fn new(wanted: bool) -> Self {
         let capable = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
         let target = if wanted && capable {
@@ -34,7 +34,7 @@ impl Bar {
         Self { bar, version: 0 }
     }
 
-    /// Shows how far the version is. Nothing is drawn before its size is known, nor after it was taken off the screen.
+    /// Shows the progress. Nothing is drawn before the size is known, nor after the bar was cleared for good.
     pub(crate) fn show(&mut self, progress: Progress) {
         if progress.payload_bytes == 0 {
             return;
@@ -53,7 +53,7 @@ impl Bar {
         self.bar.tick();
     }
 
-    /// Takes the bar off the screen, so that a line can be printed.
+    /// Clears the bar, so that a line can be printed.
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
     }
@@ -81,7 +81,7 @@ fn style() -> ProgressStyle {
         })
 }
 
-/// Runs `work` and keeps `bar` up to date from `progress` meanwhile.
+/// Runs `work` and refreshes `bar` from `progress` meanwhile.
 pub(crate) async fn while_running<T>(
     bar: &mut Bar,
     progress: &(dyn Fn() -> Progress + Send + Sync),

@@ -1,4 +1,4 @@
-//! `tensor-relay bench`: the benchmark harness, in the program that it measures.
+//! `tensor-relay bench`: the benchmark harness, inside the measured program.
 
 use std::process::ExitCode;
 use tensor_relay_bench::{

@@ -1,10 +1,10 @@
-//! What is told of codecs: what was sent or received in each.
+//! Reports of codec counters.
 
 use crate::units;
 use serde_json::{Map, Value, json};
 use tensor_relay_server::{CodecId, CodecStats};
 
-/// What was counted for each codec that was used, by its name. `worked` says what workers did.
+/// The counters of each used codec, by its name. `worked` is the key of the workers' time.
 pub(crate) fn as_object(stats: &CodecStats, worked: &str) -> Value {
     let codecs = stats.iter().map(|(codec, count)| {
         let told = json!({
@@ -19,7 +19,7 @@ pub(crate) fn as_object(stats: &CodecStats, worked: &str) -> Value {
     Value::Object(codecs.collect::<Map<_, _>>())
 }
 
-/// How much less travelled, and in which codecs; `None` where everything travelled raw.
+/// The bytes saved, and by which codecs; `None` if everything was sent raw.
 pub(crate) fn as_text(stats: &CodecStats) -> Option<String> {
     let encoded = stats.iter().map(|(codec, _)| codec).filter(|codec| *codec != CodecId::Raw);
     let names: Vec<&str> = encoded.map(CodecId::name).collect();

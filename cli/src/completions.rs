@@ -1,4 +1,4 @@
-//! `tensor-relay completions`: the words of this program, for shells.
+//! `tensor-relay completions`: shell completion scripts.
 
 use crate::{args::CompletionsArgs, config::variable, exit::Exit};
 use clap::Command;

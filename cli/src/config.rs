@@ -49,20 +49,20 @@ pub(crate) fn read(words: &[OsString]) -> anyhow::Result<(Args, Layers)> {
     Ok((Args::from_arg_matches(&matches)?, layers))
 }
 
-/// What must be known of the words before the file can be read. Mistakes are passed over here; they are told when the
-/// words are read for good.
+/// The facts about the command line that are needed before the file can be read. Errors are ignored here; they are
+/// reported when it is parsed for good.
 #[derive(Debug, Default)]
 struct EarlyArguments {
     command: Option<String>,
     file: Option<PathBuf>,
-    /// The switches that are turned off, by id.
+    /// The switches turned off, by id.
     off: Vec<String>,
     wants_sample: bool,
 }
 
 impl EarlyArguments {
     /// # Errors
-    /// When the words ask for help or the version: this is what is then shown, without anybody's configuration in it.
+    /// When the words ask for help or the version, which is then shown without any configuration.
     fn at(command: &Command, words: &[OsString]) -> Result<Self, clap::Error> {
         let lenient = switch::with_opposites(command.clone()).ignore_errors(true);
         let matches = lenient.try_get_matches_from(words)?;
@@ -85,7 +85,7 @@ impl EarlyArguments {
         self.off.extend(told.filter_map(switch::opposite_of).map(Into::into));
     }
 
-    /// Whether the file has anything to say to the command. A broken file must not keep anybody from the others.
+    /// Whether the file applies to the command. A broken file must not affect the others.
     fn heeds_file(&self) -> bool {
         let command = self.command.as_deref();
         command.is_some_and(|name| setting::is_configurable(name) || (name == "config" && !self.wants_sample))

@@ -1,8 +1,8 @@
-//! `tensor-relay demo`: the main job on one machine, with nothing to prepare.
+//! `tensor-relay demo`: a complete transfer on one machine, without preparation.
 //!
 //! This process starts two more of itself, a [`producer`] that serves a generated model and a [`consumer`] that
-//! subscribes to it and knows what every byte must be, and tells what they do. They share nothing but the loopback
-//! network, as two containers would.
+//! subscribes to it and verifies every byte, and reports their progress. They share nothing but the loopback network,
+//! as two containers would.
 
 mod child;
 pub(crate) mod consumer;
@@ -16,7 +16,7 @@ use events::{ConsumerEvent, ProducerEvent, SmallVersions, Verified};
 use report::DemoReport;
 use std::{process::ExitCode, time::Duration};
 
-/// The smallest model that is one: below, the small tensors would not fit.
+/// The smallest allowed model: below, the small tensors would not fit.
 const SIZE_MIN: u64 = 1 << 20;
 
 pub(crate) async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
@@ -73,7 +73,7 @@ fn consumer_words(args: &DemoArgs, ticket: &str) -> Vec<String> {
     words.map(Into::into).into_iter().chain(args.device.words()).collect()
 }
 
-/// How long one step may take before the demo gives up: a minute, and what a slow machine needs for the size.
+/// The deadline of one step: a minute, and what a slow machine needs for the size.
 fn patience(size_bytes: u64) -> Duration {
     Duration::from_secs(60 + size_bytes / 20_000_000)
 }

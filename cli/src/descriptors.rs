@@ -1,27 +1,27 @@
-//! How many files and sockets this process may have open: looked at before the first one is missing.
+//! The limit on open files and sockets, checked before it is exceeded.
 
 use crate::args::Command;
 use anyhow::bail;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tensor_relay_client::Lanes;
 
-/// What every command opens beyond what it has at its start: the runtime, its signals, and a file that it reads.
+/// The descriptors that every command opens after its start: the runtime, its signals, and a file that it reads.
 const RUNTIME: u64 = 12;
 
-/// What a lane has: a socket, and the runtime of its thread.
+/// The descriptors of a lane: a socket, and the runtime of its thread.
 const LANE: u64 = 6;
 
-/// What a server or a subscriber has beside: sockets that look for addresses, files and folders that are read or written.
+/// The further descriptors of a server or a subscriber: sockets to find addresses, and files and folders.
 const FILES: u64 = 12;
 
-/// What an admin port has: its runtime, what it listens on, and a few who ask.
+/// The descriptors of an admin port: its runtime, its listener, and a few connections.
 const ADMIN: u64 = 8;
 
-/// The most that is asked for. Programs that `--exec` runs inherit the limit, and some close every number below it one by one;
-/// a container's may be a billion.
+/// The highest limit requested. Programs run by `--exec` inherit it, and some close every number below it one by one; a
+/// container's may be a billion.
 const ENOUGH: u64 = 65_536;
 
-/// Raises the limit as far as the system lets it be raised, and refuses to begin what cannot be done within it.
+/// Raises the limit as far as the system allows, and refuses a command that cannot work within it.
 pub(crate) fn reserve(command: &Command) -> anyhow::Result<()> {
     let limit = raise(getrlimit(Resource::Nofile));
     let (needed, open) = (needed(command), open_now());
@@ -34,7 +34,7 @@ pub(crate) fn reserve(command: &Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The limit in force, after it was raised.
+/// The effective limit, after raising it.
 fn raise(limit: Rlimit) -> u64 {
     let unlimited = u64::MAX;
     let (soft, hard) = (limit.current.unwrap_or(unlimited), limit.maximum.unwrap_or(unlimited));
@@ -48,7 +48,7 @@ fn raise(limit: Rlimit) -> u64 {
     }
 }
 
-/// How many more `command` needs at least. What its peers make it open beyond is theirs to wait for.
+/// The least number that `command` needs. Peers beyond it have to wait.
 fn needed(command: &Command) -> u64 {
     let lanes = |lanes| match lanes {
         Lanes::Fixed(lanes) => u64::from(lanes),
@@ -63,7 +63,7 @@ fn needed(command: &Command) -> u64 {
         }
 }
 
-/// How many files and sockets a server needs to begin.
+/// The descriptors that a server needs to start.
 pub(crate) fn needed_to_serve() -> u64 {
     RUNTIME + LANE + FILES + ADMIN + open_now()
 }

@@ -1,4 +1,4 @@
-//! The device that tensors are held on: what `--device` names, opened in one place.
+//! The device selected by `--device`, opened in one place.
 
 use crate::{
     args::{DeviceArgs, DeviceName},
@@ -12,20 +12,20 @@ use tensor_relay_device::{
     cuda::{self, CudaEngine, CudaOptions},
 };
 
-/// What memory comes in: a slot begins on a page.
+/// The granularity of slots: each begins on a page.
 const PAGE_BYTES: u64 = 4096;
 
-/// The fewest slots that let anything overlap: one is copied while the other is sent or received.
+/// The fewest slots that allow overlap: one is copied while the other is sent or received.
 const SLOTS_MIN: u64 = 2;
 
-/// How often it is asked whether a GPU still works.
+/// The interval of checks whether a GPU still works.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// How long the last copies may take at the end of the program. One takes milliseconds.
 const LAST_COPIES: Duration = Duration::from_secs(1);
 
-/// Opens what `args` name, with slots for chunks of `chunk_bytes`. `None` is this machine's memory: then nobody even
-/// looks for a GPU.
+/// Opens the device in `args`, with slots for chunks of `chunk_bytes`. `None` is host memory: then no GPU is looked
+/// for.
 pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<Option<Device>> {
     let DeviceName::Cuda(ordinal) = args.device else { return Ok(None) };
     let capacity = capacity(args.pinned_mem, chunk_bytes)?;
@@ -42,7 +42,7 @@ pub(crate) async fn open(args: &DeviceArgs, chunk_bytes: u32) -> anyhow::Result<
     Ok(Some(device))
 }
 
-/// Waits until `device` has failed for good, and says why; forever where it does not, or is this machine.
+/// Waits until `device` has failed for good, and returns why; for ever if it does not, or is host memory.
 pub(crate) async fn failure(device: Option<&Device>) -> anyhow::Error {
     let engine = device.and_then(|device| device.engine::<CudaEngine>());
     let Some(engine) = engine else { return std::future::pending().await };
@@ -54,8 +54,8 @@ pub(crate) async fn failure(device: Option<&Device>) -> anyhow::Error {
     }
 }
 
-/// Waits until GPUs that were opened are given back, at the end of the program: memory, context and all. What still uses
-/// one, such as a copy that hangs, is left to the driver.
+/// Waits until opened GPUs are released, at the end of the program: memory, context and all. What still uses one, such
+/// as a hanging copy, is left to the driver.
 pub(crate) fn close_all() {
     if !cuda::all_closed(LAST_COPIES) {
         tracing::info!("A GPU was still in use at the end.");
@@ -73,7 +73,7 @@ fn open_cuda(ordinal: usize, options: CudaOptions, capacity: Capacity) -> anyhow
     Ok(device)
 }
 
-/// How many slots for a chunk each `pinned_bytes` are.
+/// The slots for chunks that fit into `pinned_bytes`.
 fn capacity(pinned_bytes: u64, chunk_bytes: u32) -> Result<Capacity, UsageError> {
     let stride_bytes = u64::from(chunk_bytes).next_multiple_of(PAGE_BYTES);
     match pinned_bytes / stride_bytes {

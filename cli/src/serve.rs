@@ -340,7 +340,7 @@ fn refuse_special_ticket_file(args: &ServeArgs) -> anyhow::Result<()> {
     const INSTEAD: &str = "leave --ticket-file out, and the tickets are in the state directory";
     let Some(path) = &args.ticket_file else { return Ok(()) };
     if path == Path::new("-") {
-        bail!(UsageError(format!("--ticket-file takes the name of a file, and `-` is none: {INSTEAD}")));
+        bail!(UsageError(format!("--ticket-file takes the name of a file, not `-`: {INSTEAD}")));
     }
     match must_be_replaceable(path) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {

@@ -93,7 +93,7 @@ fn show(args: &ShowTicketArgs) -> anyhow::Result<ExitCode> {
     let is_own = own_key.is_some_and(|identity| ticket.keys().contains(&identity.fingerprint().0));
     let claims = ticket.token().map(|token| token.read_unproven()).transpose()?;
     let standing = match (ticket.token(), is_own) {
-        (None, _) => "without a token: it lets nobody in but to a server with --open".into(),
+        (None, _) => "without a token: it gives access only to a server with --open".into(),
         (Some(_), false) => {
             "of another server than that of this state directory, so whether it is valid is not known".into()
         }

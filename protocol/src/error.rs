@@ -69,10 +69,10 @@ pub enum MessageError {
         max: usize,
     },
     /// A name that breaks a rule.
-    #[error("the peer sent a name that is none: {0}")]
+    #[error("the peer sent an invalid name: {0}")]
     Name(#[from] NameError),
     /// A pattern that breaks a rule.
-    #[error("the peer sent a glob that is none: {0}")]
+    #[error("the peer sent an invalid glob: {0}")]
     Glob(#[from] GlobError),
     /// A data stream of an unknown kind.
     #[error("the peer opened a data stream of kind {0}, which this build does not know")]

@@ -58,7 +58,7 @@ impl ClientAuthorities {
         let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
         let certificates = certificates.map_err(|error| wrong(&error))?;
         if certificates.is_empty() {
-            return Err(wrong(&"there is none"));
+            return Err(wrong(&"it contains no certificate"));
         }
         let anchor =
             |certificate| webpki::anchor_from_trusted_cert(certificate).map(|anchor| anchor.to_owned());

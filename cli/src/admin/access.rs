@@ -1,20 +1,20 @@
-//! Who may ask the admin port.
+//! Access control of the admin port.
 
 use crate::exit::UsageError;
 use anyhow::Context;
 use std::{fmt, net::IpAddr, path::Path};
 use subtle::ConstantTimeEq;
 
-/// The fewest characters of a token: fewer can be guessed.
+/// The fewest characters of a token: shorter ones can be guessed.
 const TOKEN_MIN: usize = 16;
 
 /// The user that a browser names when it asks for a password: the token is the password.
 const USER: &str = "admin";
 
-/// What is asked of those who ask.
+/// The credentials required of requests.
 #[derive(Clone)]
 pub(super) struct Access {
-    /// The two headers that are as good as the token; none where the port is for this machine alone.
+    /// The two accepted headers; `None` for a port on loopback.
     headers: Option<[String; 2]>,
     is_loopback: bool,
 }
@@ -23,7 +23,7 @@ impl Access {
     /// Access to a port on `ip`, with the token of a file if there is one.
     ///
     /// # Errors
-    /// When others could reach the port and there is no token, or the file holds none.
+    /// When others could reach the port without a token, or the file contains none.
     pub(super) fn new(ip: IpAddr, token_file: Option<&Path>) -> anyhow::Result<Self> {
         let is_loopback = ip.is_loopback();
         let headers = match token_file {
@@ -44,7 +44,7 @@ impl Access {
         Ok(Self { headers, is_loopback })
     }
 
-    /// Whether a request with this `Authorization` may see everything. Takes equally long for all wrong ones of one length.
+    /// Whether a request with this `Authorization` has full access. Constant time for wrong values of one length.
     pub(super) fn is_allowed(&self, authorization: Option<&[u8]>) -> bool {
         match (&self.headers, authorization) {
             (None, _) => true,
@@ -56,8 +56,8 @@ impl Access {
         }
     }
 
-    /// Whether a request to this `Host` is meant for here. On this machine alone, a name that somebody else's web page
-    /// points here must not let that page read what a browser on this machine can read.
+    /// Whether a request with this `Host` is accepted. On loopback, this prevents DNS rebinding: a web page must not
+    /// read through a local browser.
     pub(super) fn is_meant_for(&self, host: Option<&str>) -> bool {
         let Some(host) = host.filter(|_| self.is_loopback && self.headers.is_none()) else { return true };
         let name = match host.rsplit_once(':') {

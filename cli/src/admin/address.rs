@@ -1,4 +1,4 @@
-//! The words that say where the admin port is, and who may ask.
+//! Command line options of the admin port.
 
 use crate::units;
 use std::{
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-/// Where `serve` has its admin port if nobody says anything: on this machine alone.
+/// The default address of `serve`'s admin port: loopback only.
 pub(super) const DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9470);
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -25,7 +25,7 @@ pub(crate) struct AdminArgs {
 }
 
 impl AdminArgs {
-    /// Whether there is to be an admin port, where without a word it `is_usual` to have one.
+    /// Whether there is to be an admin port, given whether it `is_usual` by default.
     pub(crate) fn is_wanted(&self, is_usual: bool) -> bool {
         match self.admin {
             Some(Admin::None) => false,
@@ -43,7 +43,7 @@ pub(crate) struct ReadyArgs {
     pub(crate) ready_within: Option<Duration>,
 }
 
-/// Where the admin port is.
+/// The address of the admin port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admin {
     /// There is none.

@@ -1,9 +1,9 @@
-//! The older text format of Prometheus, for scrapers and tools that do not ask for OpenMetrics.
+//! Prometheus' older text format, for scrapers and tools without OpenMetrics.
 
 use std::collections::HashSet;
 
-/// The same metrics in format 0.0.4. There, a counter is described under the name of its samples, and neither units nor the end
-/// are told.
+/// Converts metrics to format 0.0.4, where a counter is described under the name of its samples, and there are neither
+/// units nor an end marker.
 pub(super) fn from_open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text.lines().filter_map(counter).collect();
     let mut classic = String::with_capacity(text.len());
@@ -22,13 +22,13 @@ pub(super) fn from_open_metrics(text: &str) -> String {
     classic
 }
 
-/// The name that a line says is a counter's.
+/// The name of the counter that a line describes.
 fn counter(line: &str) -> Option<&str> {
     let (name, word, kind) = described(line)?;
     (word == "TYPE" && kind == "counter").then_some(name)
 }
 
-/// A line such as `# TYPE name gauge`: the name, the word before it and what comes after.
+/// Splits a line such as `# TYPE name gauge`: the name, the word before it and the rest.
 fn described(line: &str) -> Option<(&str, &str, &str)> {
     let line = line.strip_prefix("# ")?;
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));

@@ -1,4 +1,4 @@
-//! The connections of the admin port: few, short, and each within its bounds.
+//! Connections of the admin port: few, short and bounded.
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -20,7 +20,7 @@ const CONNECTIONS_MAX: usize = 32;
 /// How long the head of a request may take, and so how long a connection may say nothing.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may last, whatever it does: nobody can hold one of the places for good.
+/// The longest life of a connection: nobody can hold one of the places for good.
 const CONNECTION_MAX: Duration = Duration::from_secs(60);
 
 /// How large the head of a request may be, and how much is buffered of what is sent. No request here has a body.
@@ -56,7 +56,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router) {
     }
 }
 
-/// Answers the requests of one connection. What fails is the other end's affair.
+/// Answers the requests of one connection. Failures are the other end's.
 async fn answer(stream: TcpStream, routes: Router) {
     let answered = http1::Builder::new()
         .timer(TokioTimer::new())

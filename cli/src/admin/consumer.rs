@@ -1,4 +1,4 @@
-//! A consumer, as its admin port tells of it.
+//! The admin status of a consumer.
 
 use super::{
     Subject, events,
@@ -13,13 +13,13 @@ use std::{
 };
 use tensor_relay_client::{ClientStatus, Snapshot, StatusReader, Topic};
 
-/// What a consumer has. Cheap to clone.
+/// The state of a consumer. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Consumer(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The topics that are followed, and what of each is there. As many as there are subscriptions.
+    /// The followed topics, and the state of each. Bounded by the subscriptions.
     topics: Mutex<BTreeMap<Topic, Option<TopicMetrics>>>,
     client: OnceLock<StatusReader>,
     device: OnceLock<DeviceMemory>,
@@ -27,7 +27,7 @@ struct Inner {
     began: OnceLock<Instant>,
 }
 
-/// What is there of a topic, and what came for it.
+/// The held version of a topic, and what was received for it.
 #[derive(Debug, Clone)]
 pub(crate) struct TopicMetrics {
     version: u64,
@@ -43,29 +43,29 @@ pub(crate) struct TopicMetrics {
 }
 
 impl Consumer {
-    /// A consumer that has nothing yet.
+    /// A consumer without topics.
     pub(crate) fn new(ready_within: Option<Duration>) -> Self {
         let began = OnceLock::from(Instant::now());
         Self(Arc::new(Inner { ready_within, began, ..Inner::default() }))
     }
 
-    /// Its connection is there.
+    /// Records that it is connected.
     pub(crate) fn connected(&self, client: StatusReader, device: DeviceMemory) {
         // There is one client in a process.
         let _ = (self.0.client.set(client), self.0.device.set(device));
     }
 
-    /// It follows a topic.
+    /// Records that it follows a topic.
     pub(crate) fn follows(&self, topic: &Topic) {
         self.topics().entry(topic.clone()).or_default();
     }
 
-    /// A topic is not followed any more.
+    /// Records that it no longer follows a topic.
     pub(crate) fn leaves(&self, topic: &Topic) {
         self.topics().remove(topic);
     }
 
-    /// It has a version, in place.
+    /// Records a committed version.
     pub(crate) fn committed(&self, snapshot: &Snapshot) {
         let (id, receipt) = (snapshot.id(), snapshot.receipt());
         let mut topics = self.topics();
@@ -106,7 +106,7 @@ impl Consumer {
     }
 }
 
-/// Whether all that is followed is there, and none of it older than it may be.
+/// Whether all followed topics have a version, none too old.
 fn readiness(
     topics: &BTreeMap<Topic, Option<TopicMetrics>>,
     within: Option<Duration>,

@@ -1,4 +1,4 @@
-//! What happened lately: the last things that the log tells, or would.
+//! Recent events: the last log messages.
 
 use serde_json::{Map, Value, json};
 use std::{
@@ -13,17 +13,17 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, registry::LookupSpan};
 
-/// How many are remembered: what a person reads.
+/// The number of events kept.
 const REMEMBERED: usize = 64;
 
 /// How long the text of one field may be.
 const TEXT_MAX: usize = 300;
 
-/// The last events of this process, the oldest first. There is one log, and so one memory of it.
+/// The last events of this process, oldest first. There is one log, and so one such list.
 static LATELY: Mutex<VecDeque<Value>> = Mutex::new(VecDeque::new());
 
-/// A layer that remembers what this program tells at level `info` and above. Such events are few: some for each session
-/// and version, none for a chunk.
+/// A tracing layer that keeps this program's events of level `info` and above. They are few: some for each session and
+/// version, none for a chunk.
 pub(crate) fn remember<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S> {
     let is_ours = filter_fn(|metadata| {
         *metadata.level() <= Level::INFO && metadata.target().starts_with("tensor_relay")

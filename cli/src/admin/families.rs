@@ -1,4 +1,4 @@
-//! Metrics as plain data, and how they are written.
+//! Metric families, and their encoding.
 
 use prometheus_client::{
     collector::Collector,
@@ -8,13 +8,13 @@ use prometheus_client::{
 };
 use std::fmt;
 
-/// What every name begins with.
+/// The prefix of every name.
 const PREFIX: &str = "tensor_relay";
 
 /// The labels of a sample.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
-/// Metrics of one name.
+/// A metric family.
 #[derive(Debug, Clone)]
 pub(crate) struct Family {
     /// Without prefix and unit.
@@ -27,10 +27,10 @@ pub(crate) struct Family {
 
 #[derive(Debug, Clone)]
 enum Samples {
-    /// Only ever grow.
+    /// Values that only grow.
     Counter(Vec<(Labels, f64)>),
     Gauge(Vec<(Labels, f64)>),
-    /// Upper bounds with how many are in each bucket and in no smaller one.
+    /// Cumulative counts by upper bound.
     Histogram {
         buckets: Vec<(f64, u64)>,
         sum: f64,
@@ -38,7 +38,7 @@ enum Samples {
 }
 
 impl Family {
-    /// Numbers that only grow.
+    /// A family of counters.
     pub(super) fn counters(name: &'static str, help: &'static str, samples: Vec<(Labels, f64)>) -> Self {
         Self { name, help, unit: None, samples: Samples::Counter(samples) }
     }
@@ -47,7 +47,7 @@ impl Family {
         Self::counters(name, help, vec![(vec![], value)])
     }
 
-    /// Numbers that go up and down.
+    /// A family of gauges.
     pub(super) fn gauges(name: &'static str, help: &'static str, samples: Vec<(Labels, f64)>) -> Self {
         Self { name, help, unit: None, samples: Samples::Gauge(samples) }
     }
@@ -56,7 +56,7 @@ impl Family {
         Self::gauges(name, help, vec![(vec![], value)])
     }
 
-    /// How many took how long, in seconds.
+    /// A histogram of durations, in seconds.
     pub(super) fn histogram(
         name: &'static str,
         help: &'static str,
@@ -75,10 +75,10 @@ impl Family {
     }
 }
 
-/// `families` in the text of OpenMetrics 1.0.
+/// `families` in the text format of OpenMetrics 1.0.
 ///
 /// # Errors
-/// Never, in fact: a string takes everything.
+/// Never, in fact: writing to a string cannot fail.
 pub(super) fn encode(families: Vec<Family>) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(Page(families)));

@@ -1,4 +1,4 @@
-//! Whether the thread that moves tensors still runs.
+//! The heartbeat of the thread that moves tensors.
 
 use std::{
     sync::{
@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often it says that it runs.
+/// The interval of beats.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// After how long without a word it hangs. Longer than anything takes that it does at once, also on a machine that swaps.
+/// The silence after which the thread counts as hung. Longer than any step takes, even on a machine that swaps.
 const SILENT: Duration = Duration::from_secs(15);
 
 /// When a runtime last ran its tasks.
@@ -22,7 +22,7 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Beats on the runtime of the caller, until that ends.
+    /// Starts to beat on the caller's runtime, until that ends.
     pub(super) fn begin() -> Self {
         let heartbeat = Self::new();
         let beats = heartbeat.clone();
@@ -43,7 +43,7 @@ impl Heartbeat {
         self.beat_ms.store(self.ms(now), Ordering::Relaxed);
     }
 
-    /// For how long it has been silent, if that is too long.
+    /// How long it has been silent, if that is too long.
     pub(super) fn silence(&self, now: Instant) -> Option<Duration> {
         let silent = Duration::from_millis(self.ms(now).saturating_sub(self.beat_ms.load(Ordering::Relaxed)));
         (silent > SILENT).then_some(silent)

@@ -1,4 +1,4 @@
-//! The memory of a GPU that this process uses.
+//! The GPU memory used by this process.
 
 use std::sync::{Arc, Weak};
 use tensor_relay_device::{
@@ -6,18 +6,18 @@ use tensor_relay_device::{
     cuda::{CudaEngine, CudaStats},
 };
 
-/// Reads what is used of a GPU for as long as it is open. It does not keep it open.
+/// Reads the memory use of a GPU while it is open, and does not keep it open.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeviceMemory(Weak<CudaEngine>);
 
 impl DeviceMemory {
-    /// The memory of `device`, if that is a GPU.
+    /// The memory of `device`, if it is a GPU.
     pub(crate) fn of(device: Option<&Device>) -> Self {
         let engine = device.and_then(|device| device.engine::<CudaEngine>());
         Self(engine.map(Arc::downgrade).unwrap_or_default())
     }
 
-    /// What is used of it, by kind; nothing where there is no GPU.
+    /// The used memory by kind; empty without a GPU.
     pub(super) fn bytes(&self) -> Vec<(&'static str, u64)> {
         let Some(engine) = self.0.upgrade() else { return vec![] };
         let CudaStats { pinned_bytes, device_bytes, cached_bytes, .. } = engine.stats();

@@ -1,4 +1,4 @@
-//! What is answered to which path.
+//! The routes of the admin port.
 
 use super::{Subject, access::Access, classic, families, heartbeat::Heartbeat};
 use axum::{
@@ -24,7 +24,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What all answers are made of.
+/// The state of all handlers.
 #[derive(Clone)]
 struct AdminState {
     subject: Arc<dyn Subject>,
@@ -32,7 +32,7 @@ struct AdminState {
     access: Access,
 }
 
-/// The paths, and who may ask for each.
+/// The routes and their access control.
 pub(super) fn of(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access) -> Router {
     let state = AdminState { subject, heartbeat, access };
     Router::new()
@@ -46,7 +46,7 @@ pub(super) fn of(subject: Arc<dyn Subject>, heartbeat: Heartbeat, access: Access
         .with_state(state)
 }
 
-/// Turns away what was meant for somebody else, and says of every answer that it is of this moment.
+/// Rejects requests for another host, and forbids caching.
 async fn finish(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     if !state.access.is_meant_for(host) {
@@ -91,7 +91,7 @@ async fn livez(State(state): State<AdminState>) -> Response {
     }
 }
 
-/// Why it is not ready has names in it: only who may see them is told.
+/// The reason may contain names, so only authorised requests get it.
 async fn readyz(State(state): State<AdminState>, headers: HeaderMap) -> Response {
     match state.subject.readiness() {
         Ok(()) => "ready\n".into_response(),

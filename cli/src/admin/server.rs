@@ -1,20 +1,20 @@
-//! A server, as its admin port tells of it.
+//! The admin status of a server.
 
 use super::{Subject, events, families::Family, memory::DeviceMemory, server_families, server_status};
 use serde_json::{Value, json};
 use tensor_relay_server::{ServerStatus, StatusReader, Topic};
 
-/// A server, and what it was started for.
+/// A server and its configuration.
 #[derive(Debug)]
 pub(crate) struct ServerSubject {
     pub(crate) reader: StatusReader,
-    /// The topics that the command line names.
+    /// The topics named on the command line.
     pub(crate) wanted: Vec<Topic>,
     pub(crate) device: DeviceMemory,
 }
 
 impl ServerSubject {
-    /// What is used of memory, by kind.
+    /// The used memory, by kind.
     fn memory(&self, status: &ServerStatus) -> Vec<(&'static str, u64)> {
         let stats = &status.stats;
         let mut memory = vec![

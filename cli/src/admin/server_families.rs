@@ -5,8 +5,8 @@ use tensor_relay_server::{
     CodecCount, LaneKind, Limit, ServerStatus, SubscriberStatus, TopicStatus, TrafficStats,
 };
 
-/// How many topics have a label of their own: the first by name. All others are one, called `other`: whoever may publish must
-/// not be able to fill a Prometheus.
+/// The most topics with a label of their own: the first by name. All others share `other`: publishers must not be able
+/// to fill a Prometheus.
 pub(super) const LABELLED_MAX: usize = 100;
 
 const OTHER: &str = "other";
@@ -35,7 +35,7 @@ fn label(name: &'static str, value: &str) -> Labels {
     vec![(name, value.to_owned())]
 }
 
-/// What is told of the server as a whole.
+/// Families of the server as a whole.
 fn whole(status: &ServerStatus) -> Vec<Family> {
     let stats = &status.stats;
     let under_way = |limit: Limit| {
@@ -74,7 +74,7 @@ fn whole(status: &ServerStatus) -> Vec<Family> {
     ]
 }
 
-/// What is told of one topic, or of several together.
+/// The values of one topic, or of several together.
 #[derive(Default)]
 struct OfTopic {
     version: Option<u64>,

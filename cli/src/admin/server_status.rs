@@ -4,7 +4,7 @@ use crate::codecs;
 use serde_json::{Map, Value, json};
 use tensor_relay_server::{LaneStatus, ServerStatus, SubscriberStatus, TopicStatus, TransferStatus};
 
-/// All of it, but what only the process knows.
+/// The status, except for what only the process knows.
 pub(super) fn of(status: &ServerStatus, memory: &[(&'static str, u64)]) -> Value {
     let stats = &status.stats;
     let memory: Map<String, Value> = memory

@@ -1,4 +1,4 @@
-//! The words of `tickets`, `keys` and `acl`.
+//! The options of `tickets`, `keys` and `acl`.
 
 use super::KeysArgs;
 use crate::units;

@@ -1,4 +1,4 @@
-//! The words about where tensors are held: host memory, or the memory of a GPU.
+//! The options for the device that holds tensors.
 
 use crate::units;
 use std::{fmt, str::FromStr};
@@ -22,13 +22,13 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// For errors about a GPU's memory: what bounds it, where that is this option, or nothing.
+    /// A hint for errors about GPU memory: this option, if it is set.
     pub(crate) fn limit_hint(&self) -> String {
         let hint = |bytes| format!(" (--gpu-mem-limit is {bytes} bytes)");
         self.gpu_mem_limit.map_or_else(String::new, hint)
     }
 
-    /// The same as words, for another process of this program.
+    /// The same as command line words, for another process of this program.
     pub(crate) fn words(&self) -> Vec<String> {
         let limit = self.gpu_mem_limit.map(|bytes| format!("--gpu-mem-limit={bytes}"));
         let words = [format!("--device={}", self.device), format!("--pinned-mem={}", self.pinned_mem)];
@@ -36,7 +36,7 @@ impl DeviceArgs {
     }
 }
 
-/// A device, as a word.
+/// A device name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceName {
     /// This machine's memory.

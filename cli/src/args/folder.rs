@@ -1,4 +1,4 @@
-//! The words about what of a folder is served.
+//! The options for served folders.
 
 use tensor_relay_server::FolderRules;
 

@@ -1,4 +1,4 @@
-//! The words of `publish`.
+//! The options of `publish`.
 
 use super::FolderArgs;
 use crate::units;
@@ -69,7 +69,7 @@ fn parse_entry(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// How the keys begin under which the Python package says what a version's other metadata are.
+/// The prefix of metadata keys with which the Python package describes other metadata.
 const PYTHON_PREFIX: &str = "tensor_relay.";
 
 #[cfg(test)]

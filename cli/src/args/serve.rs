@@ -1,4 +1,4 @@
-//! The words of `serve`.
+//! The options of `serve`.
 
 use super::{Codec, DeviceArgs, FolderArgs};
 use crate::{admin::AdminArgs, units};

@@ -1,4 +1,4 @@
-//! The words of `subscribe`.
+//! The options of `subscribe`.
 
 use super::{Codec, DeviceArgs, TicketArgs};
 use crate::{
@@ -123,7 +123,7 @@ pub(crate) struct SubscribeArgs {
     pub(crate) quiet: bool,
 }
 
-/// A mode, as a word.
+/// A mode's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Follow {
     /// Always the newest; what is stale is skipped and counted.

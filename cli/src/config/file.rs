@@ -13,34 +13,34 @@ use toml::{
     de::{DeInteger, DeTable, DeValue},
 };
 
-/// The table for options that several commands share.
+/// The table for options shared by several commands.
 pub(crate) const DEFAULT: &str = "default";
 
-/// How alike two names must be, from 0 to 1, for the one to be taken for a slip of the other.
+/// The least similarity of two names, from 0 to 1, for a suggestion.
 const ALIKE: f64 = 0.7;
 
-/// A configuration file whose every table, key and value is known to be good.
+/// A validated configuration file.
 #[derive(Debug)]
 pub(crate) struct File {
     path: PathBuf,
     entries: Vec<Entry>,
 }
 
-/// What one line of it says.
+/// One entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// A command, or [`DEFAULT`].
     table: String,
     key: String,
-    /// The values as words of the command line.
+    /// The values as command line words.
     pub(crate) values: Vec<String>,
-    /// Counted from 1.
+    /// The line number, from 1.
     pub(crate) line: usize,
 }
 
 impl File {
-    /// Reads `text`, the content of the file at `path`. All of it is checked, also what is for other commands than the
-    /// one that runs: a slip is told before it hurts.
+    /// Parses `text`, the content of the file at `path`. All of it is checked, including tables of other commands, so
+    /// that mistakes show early.
     ///
     /// # Errors
     /// The first mistake, with file, line and key.
@@ -54,7 +54,7 @@ impl File {
         &self.path
     }
 
-    /// What it says of `setting`: in the command's own table, or else in `[default]`.
+    /// The entry for `setting`: in the command's own table, or else in `[default]`.
     pub(crate) fn entry(&self, setting: &Setting) -> Option<&Entry> {
         let of = |table: &str| self.entries.iter().find(|e| e.table == table && e.key == setting.key());
         of(setting.command()).or_else(|| of(DEFAULT))
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The settings that `key` sets in `table`: one, or in `[default]` that of each command which has it.
+    /// The settings that `key` sets in `table`: one, or in `[default]` one for each command that has it.
     fn meant(&self, table: &str, key: &str) -> Result<Vec<&'a Setting>, String> {
         let called: Vec<&Setting> = self.settings.iter().filter(|setting| setting.is_called(key)).collect();
         let of_table = called.iter().filter(|setting| table == DEFAULT || setting.command() == table);
@@ -210,14 +210,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The entries of a table as they stand in the file; the parser sorts them by name.
+/// The entries of a table in file order; the parser sorts them by name.
 fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Spanned<Cow<'i, str>>, &'t Spanned<DeValue<'i>>)> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     entries
 }
 
-/// A single value as a word of the command line.
+/// A single value as a command line word.
 fn word(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.clone().into_owned()),

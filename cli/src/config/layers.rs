@@ -18,13 +18,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where the file is looked for at last.
+/// The last place where the file is searched.
 const SYSTEM_FILE: &str = "/etc/tensor-relay/config.toml";
 
 /// The most bytes of a file that are read. A long one has a few thousand.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
-/// The commands, their settings, and what is known of each from elsewhere than flags.
+/// The commands, their settings, and the layers below the flags.
 #[derive(Debug)]
 pub(crate) struct Layers {
     command: Command,
@@ -32,14 +32,14 @@ pub(crate) struct Layers {
     file: Option<File>,
 }
 
-/// What a setting is, if no flag says otherwise.
+/// The value of a setting without flags.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct EffectiveSetting {
     pub(crate) values: Vec<String>,
     pub(crate) origin: Origin,
 }
 
-/// Who said so.
+/// The layer that set a value.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Variable,
@@ -48,10 +48,10 @@ pub(crate) enum Origin {
 }
 
 impl Layers {
-    /// With the file at `given`, or else the first that is found where it is looked for.
+    /// Reads the file at `given`, or else the first one found.
     ///
     /// # Errors
-    /// When there is no file at `given`, or when what is in the file is wrong.
+    /// When there is no file at `given`, or the file is invalid.
     pub(crate) fn find(command: Command, given: Option<&Path>) -> anyhow::Result<Self> {
         let mut layers = Self::without_file(command);
         if let Some((path, text)) = find_file(given)? {
@@ -76,8 +76,8 @@ impl Layers {
         self.file.as_ref()
     }
 
-    /// The words to read the command line with: what the file says has become their defaults. Of the switches `off`,
-    /// which flags turn off, file and variables are not heard.
+    /// The command with the file's values as defaults. The switches `off`, turned off by flags, ignore file and
+    /// variables.
     pub(super) fn command(&self, off: &[String]) -> Command {
         let command = self.command.clone().mut_args(|arg| self.layered_arg(arg, "", off));
         let command = command.mut_subcommands(|command| {
@@ -87,10 +87,10 @@ impl Layers {
         switch::with_opposites(command)
     }
 
-    /// What `setting` is.
+    /// The effective value of `setting`.
     ///
     /// # Errors
-    /// When its variable has a value that it cannot have.
+    /// When its variable has an invalid value.
     pub(crate) fn in_force(&self, setting: &Setting) -> Result<EffectiveSetting, UsageError> {
         if let Some(value) = variable::value_of(setting.variable()) {
             let value = value.to_string_lossy().into_owned();
@@ -106,7 +106,7 @@ impl Layers {
         })
     }
 
-    /// Names the variable when a bad value comes from one; clap calls it by the flag that was never typed.
+    /// Names the variable in an error about its value; clap would name a flag that was never typed.
     pub(super) fn explain(
         &self,
         error: clap::Error,
@@ -130,7 +130,7 @@ impl Layers {
         }
     }
 
-    /// clap suggests every command whose name is similar, also those that are not for people.
+    /// Removes hidden commands from clap's suggestions.
     fn without_hidden_commands(&self, mut error: clap::Error) -> clap::Error {
         const KIND: ContextKind = ContextKind::SuggestedSubcommand;
         let hidden = |name: &String| self.command.find_subcommand(name).is_some_and(Command::is_hide_set);
@@ -163,7 +163,7 @@ impl Layers {
     }
 }
 
-/// Whether `word` of the command line may be where `value` of `setting` comes from.
+/// Whether `word` of the command line may be the source of `value` of `setting`.
 fn says(word: &OsStr, setting: &Setting, value: &str) -> bool {
     let word = word.to_string_lossy();
     word == value || word.starts_with(&format!("{}=", setting.word()))
@@ -184,7 +184,7 @@ fn find_file(given: Option<&Path>) -> anyhow::Result<Option<(PathBuf, String)>> 
         return Ok(Some((path.into(), read(path)?)));
     }
     for path in places(variable::value_of) {
-        // Only where nothing is, it is looked for elsewhere: a file that cannot be read is one that somebody wanted.
+        // Only a missing file is skipped: an unreadable one was probably meant.
         match path.try_exists() {
             Ok(false) => {}
             _ => return Ok(Some((path.clone(), read(&path)?))),
@@ -193,8 +193,7 @@ fn find_file(given: Option<&Path>) -> anyhow::Result<Option<(PathBuf, String)>> 
     Ok(None)
 }
 
-/// Where the file is looked for, the first place first: where the XDG specification puts configurations, then where
-/// the system's are.
+/// The places where the file is searched, in order: the XDG configuration directories, then the system's.
 pub(crate) fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let user = variable("XDG_CONFIG_HOME").map(PathBuf::from);
     let user = user.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));

@@ -1,4 +1,4 @@
-//! A configuration file to begin with: every option, commented out, with what it is for.
+//! A sample configuration file: every option, commented out, with its help.
 
 use super::{file::DEFAULT, setting::Setting};
 
@@ -11,7 +11,7 @@ const HEAD: &str = "\
 # Relative paths are relative to where the program is started.
 ";
 
-/// The sample for `settings`. Those that several commands share stand in `[default]`, once.
+/// The sample for `settings`. Shared ones are in `[default]`, once.
 pub(super) fn of(settings: &[&Setting]) -> String {
     let mut text = String::from(HEAD);
     let shared: Vec<&Setting> = first_of_shared(settings);
@@ -26,7 +26,7 @@ pub(super) fn of(settings: &[&Setting]) -> String {
     text
 }
 
-/// Each setting that several commands share, as the first of them has it.
+/// Each shared setting, as its first command has it.
 fn first_of_shared<'s>(settings: &[&'s Setting]) -> Vec<&'s Setting> {
     let mut shared: Vec<&Setting> = vec![];
     for setting in settings.iter().filter(|setting| users(setting, settings).len() > 1) {

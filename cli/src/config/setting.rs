@@ -7,13 +7,13 @@ use clap::{
 };
 use std::error::Error;
 
-/// Commands about the program itself, and the one that measures it. Nothing in the file is for them.
+/// Commands about the program itself, and the benchmark: they ignore the file.
 const WITHOUT_FILE: [&str; 5] = [super::variable::BENCH, "config", "completions", "man", "help"];
 
 /// The one option of the commands that [`Setting::check`] makes up.
 const PROBE: &str = "value";
 
-/// An option of a command, as the file and `tensor-relay config` know it.
+/// A configurable option of a command.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
     command: String,
@@ -21,20 +21,20 @@ pub(crate) struct Setting {
     arg: Arg,
 }
 
-/// All settings of all commands, in the order of the help text. The options of `keys show` and the like are those of
-/// `keys`.
+/// All settings of all commands, in the order of the help text. The options of subcommands, such as `keys show`, are
+/// those of `keys`.
 pub(crate) fn all(command: &Command) -> Vec<Setting> {
     let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
     let commands = commands.filter(|command| is_configurable(command.get_name()));
     commands.flat_map(of_command).collect()
 }
 
-/// Whether the command called `name` heeds the file. Says yes to names that no command has.
+/// Whether the command called `name` uses the file. True for unknown names.
 pub(crate) fn is_configurable(name: &str) -> bool {
     !WITHOUT_FILE.contains(&name)
 }
 
-/// The key that an argument has in the file.
+/// An argument's key in the file.
 pub(crate) fn key_of(arg: &Arg) -> String {
     arg.get_long().unwrap_or_else(|| arg.get_id().as_str()).replace('_', "-")
 }
@@ -50,7 +50,7 @@ fn of_command(command: &Command) -> Vec<Setting> {
     settings
 }
 
-/// The arguments of a command and those below it that have a variable: these can be configured.
+/// The configurable arguments of a command and its subcommands: those with a variable.
 fn arguments(command: &Command) -> Vec<&Arg> {
     let own = command
         .get_arguments()
@@ -59,7 +59,7 @@ fn arguments(command: &Command) -> Vec<&Arg> {
 }
 
 impl Setting {
-    /// The name of the command, which is also the table's.
+    /// The name of the command and of its table.
     pub(crate) fn command(&self) -> &str {
         &self.command
     }
@@ -69,7 +69,7 @@ impl Setting {
         &self.key
     }
 
-    /// How it is written on the command line, without its value.
+    /// Its name on the command line, without the value.
     pub(crate) fn word(&self) -> String {
         match self.arg.get_long() {
             Some(long) => format!("--{long}"),
@@ -82,24 +82,24 @@ impl Setting {
         self.arg.get_env().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// What its value is called.
+    /// The placeholder of its value.
     pub(crate) fn value_name(&self) -> String {
         let names = self.arg.get_value_names().unwrap_or_default();
         names.first().map_or_else(|| self.key.to_uppercase(), ToString::to_string)
     }
 
-    /// What it is for, in one paragraph.
+    /// Its help, in one paragraph.
     pub(crate) fn help(&self) -> String {
         self.arg.get_help().map(ToString::to_string).unwrap_or_default()
     }
 
-    /// What it is when nobody says anything.
+    /// Its default values.
     pub(crate) fn defaults(&self) -> Vec<String> {
         let defaults = self.arg.get_default_values().iter();
         defaults.map(|value| value.to_string_lossy().into_owned()).collect()
     }
 
-    /// The words that it takes, if these can be counted and mean more than yes and no.
+    /// Its possible values, if they can be listed and are not yes and no.
     pub(crate) fn choices(&self) -> Vec<String> {
         if self.is_switch() {
             return vec![];
@@ -126,13 +126,13 @@ impl Setting {
         self.is_repeatable() && self.value_name().contains('=')
     }
 
-    /// Whether `key` means it, with dashes or underscores; a table of pairs also answers to its plural.
+    /// Whether `key` names it, with dashes or underscores; a table of pairs also has its plural.
     pub(crate) fn is_called(&self, key: &str) -> bool {
         let key = key.replace('_', "-");
         key == self.key || (self.takes_pairs() && key.strip_suffix('s') == Some(&self.key))
     }
 
-    /// Whether what is said to `other` could be said to this as well.
+    /// Whether values of `other` are valid for it too.
     pub(crate) fn means_the_same_as(&self, other: &Self) -> bool {
         self.key == other.key && self.variable() == other.variable()
     }
@@ -142,21 +142,21 @@ impl Setting {
         self.command == command && self.key == key_of(arg)
     }
 
-    /// Whether clap's errors call it `shown`, such as `--listen <ADDR:PORT>` or `<TICKET>`.
+    /// Whether clap's errors name it as `shown`, such as `--listen <ADDR:PORT>` or `<TICKET>`.
     pub(crate) fn is_shown_as(&self, shown: &str) -> bool {
         let first = shown.split_whitespace().next().unwrap_or_default();
         first.trim_matches(['<', '>', '[', ']', '.']) == self.word()
     }
 
-    /// Whether the option takes `value`: asks its own parser.
+    /// Validates `value` with the option's own parser.
     ///
     /// # Errors
-    /// Why not, as half a sentence.
+    /// Why it is invalid, as half a sentence.
     pub(crate) fn check(&self, value: &str) -> Result<(), String> {
         self.parse(value).map(|_| ())
     }
 
-    /// `value` as it is shown: of a switch, whatever word turns it on is `true`.
+    /// `value` for display: of a switch, any truthy word becomes `true`.
     pub(crate) fn plain(&self, value: &str) -> String {
         let parsed = self.parse(value).ok().filter(|_| self.is_switch());
         let is_on = parsed.and_then(|matches| matches.get_one::<bool>(PROBE).copied());

@@ -1,4 +1,4 @@
-//! `tensor-relay config`: what every option is, and who said so.
+//! `tensor-relay config`: shows the effective value of every option, and its source.
 
 use super::{
     Layers,
@@ -11,7 +11,7 @@ use crate::{args::ConfigArgs, exit::UsageError, subscribe::print_line};
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;
 
-/// What is printed for a secret.
+/// Printed instead of a secret.
 const HIDDEN: &str = "(hidden)";
 
 pub(crate) fn run(args: &ConfigArgs, layers: &Layers) -> anyhow::Result<ExitCode> {
@@ -116,7 +116,7 @@ fn row(layers: &Layers, setting: &Setting, in_force: &EffectiveSetting) -> [Stri
 fn shown(setting: &Setting, in_force: &EffectiveSetting) -> Vec<String> {
     match setting.is_secret() && !in_force.values.is_empty() {
         true => vec![HIDDEN.into()],
-        // A switch has no default in clap's eyes: it is off.
+        // To clap a switch has no default: it is off.
         false if setting.is_switch() && in_force.values.is_empty() => vec!["false".into()],
         false => in_force.values.iter().map(|value| setting.plain(value)).collect(),
     }

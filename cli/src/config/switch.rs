@@ -1,11 +1,11 @@
-//! Switches, and how one that the file or a variable turned on is turned off again.
+//! Switches, and their negation on the command line when the file or a variable turned them on.
 
 use clap::{Arg, ArgAction, Command};
 
-/// What stands before a switch's name in its opposite's.
+/// The prefix of a negated switch.
 const NO: &str = "no-";
 
-/// `command` with a hidden `--no-NAME` beside each switch `--NAME`. Of the two, the last one counts.
+/// Adds a hidden `--no-NAME` for each switch `--NAME` to `command`. The last one counts.
 pub(super) fn with_opposites(command: Command) -> Command {
     if command.is_hide_set() {
         return command;
@@ -14,7 +14,7 @@ pub(super) fn with_opposites(command: Command) -> Command {
     command.args(opposites).mut_subcommands(with_opposites)
 }
 
-/// The id of the switch that the argument called `id` is the opposite of.
+/// The id of the switch that the argument called `id` negates.
 pub(super) fn opposite_of(id: &str) -> Option<&str> {
     id.strip_prefix(NO)
 }

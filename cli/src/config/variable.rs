@@ -1,4 +1,4 @@
-//! The environment variables: one for every flag.
+//! Environment variables: one for every flag.
 
 use crate::args::{Args, FOR_ALL};
 use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint, builder::BoolishValueParser, value_parser};
@@ -7,17 +7,17 @@ use std::{ffi::OsString, path::PathBuf};
 /// The id of the flag that names the file.
 pub(super) const FILE: &str = "config-file";
 
-/// What all variables begin with.
+/// The prefix of all variables.
 const PREFIX: &str = "TENSOR_RELAY_";
 
 /// Flags about a single run, which nobody would configure.
 const WITHOUT: [&str; 3] = ["help", "version", "verbose"];
 
-/// The command whose flags have no variables: what a measurement was must stand in its words, and nowhere else.
+/// The command whose flags have no variables: a measurement must be fully described by its command line.
 pub(crate) const BENCH: &str = "bench";
 
-/// The words of `args.rs`, each flag with its variable, and `--config` for all commands. Hidden commands are spoken to
-/// by this program alone and have none; nor has [`BENCH`].
+/// The command line of `args.rs`, each flag with its variable, and `--config` for all commands. Hidden commands are
+/// used by this program alone and have no variables; nor has [`BENCH`].
 pub(crate) fn command() -> Command {
     with_variables(Args::command().arg(file_flag()))
 }
@@ -50,7 +50,7 @@ fn with_variables(command: Command) -> Command {
 
 fn with_variable(arg: Arg) -> Arg {
     let arg = match matches!(arg.get_action(), ArgAction::SetTrue) {
-        // `1`, `yes` and `on` are as good as `true` in a variable or the file.
+        // `1`, `yes` and `on` equal `true` in a variable or the file.
         true => arg.value_parser(BoolishValueParser::new()),
         false => arg,
     };
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Every argument of every command for people, with the command's name.
+    /// Every argument of every visible command, with the command's name.
     fn all(command: &Command) -> Vec<(String, Arg)> {
         let own = command.get_arguments().map(|arg| (command.get_name().to_owned(), arg.clone()));
         let commands = command.get_subcommands().filter(|command| !command.is_hide_set());

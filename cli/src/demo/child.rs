@@ -1,4 +1,4 @@
-//! Another process of this program, heard line by line.
+//! A child process of this program, read line by line.
 
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
@@ -8,7 +8,7 @@ use tokio::{
     process::{ChildStdin, ChildStdout, Command},
 };
 
-/// A process that says events on stdout and hears words on stdin. It is killed when this is dropped.
+/// A process that writes events to stdout and reads words from stdin. It is killed when this is dropped.
 pub(crate) struct Child {
     name: &'static str,
     process: tokio::process::Child,
@@ -19,7 +19,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts this program with `words`; each event may take `patience`. What it writes to stderr goes to ours.
+    /// Starts this program with `words`, with a deadline of `patience` for each event. Its stderr is ours.
     pub(crate) fn start(name: &'static str, words: Vec<String>, patience: Duration) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut process = Command::new(program)
@@ -55,14 +55,14 @@ impl Child {
         }
     }
 
-    /// Says a line.
+    /// Writes a line.
     pub(crate) async fn say(&mut self, line: &str) -> anyhow::Result<()> {
         let words = self.words.as_mut().context("the process was told to end")?;
         let written = words.write_all(format!("{line}\n").as_bytes()).await;
         written.with_context(|| format!("the {} hears no more; its message is above", self.name))
     }
 
-    /// Tells the process to end, and waits until it did.
+    /// Asks the process to end, and waits for it.
     pub(crate) async fn end(mut self) -> anyhow::Result<()> {
         drop(self.words.take());
         let status = tokio::time::timeout(self.patience, self.process.wait()).await;

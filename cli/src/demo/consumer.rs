@@ -1,4 +1,4 @@
-//! The demo's consumer: receives every version and checks each byte against what it must be.
+//! The demo's consumer: receives every version and verifies each byte.
 
 use super::{
     events::{self, ConsumerEvent, SmallVersions, Verified},
@@ -17,7 +17,7 @@ use std::{
 use tensor_relay_bench::workload::StateDict;
 use tensor_relay_client::{Client, Config, Snapshot, Subscription, Ticket, Topic};
 
-/// How often progress is told.
+/// The interval of progress events.
 const TELL: Duration = Duration::from_millis(50);
 
 /// How long it waits for the producer's topics. The demo itself gives up earlier.
@@ -27,7 +27,7 @@ pub(crate) async fn run(args: DemoConsumerArgs) -> anyhow::Result<ExitCode> {
     let ticket: Ticket = args.ticket.parse()?;
     let topic = ticket.topic().context("the demo's ticket names a topic")?.clone();
     let device = device::open(&args.device, SLOT_BYTES).await?;
-    // Every byte of every version is new: no delta could be made, so it keeps no copies for them.
+    // Every byte of every version changes, so deltas are useless, and no bases are kept.
     let config = Config { topic_timeout: TOPIC_TIMEOUT, base_bytes: 0, device, ..Config::default() };
     let client = subscribe::connect(&ticket, Duration::from_secs(10), config).await?;
     let mut weights = client.subscribe(&topic).await?;

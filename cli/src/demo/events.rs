@@ -1,17 +1,17 @@
-//! What the demo's processes tell the one that started them: one JSON object per line on stdout.
+//! Events of the demo's processes: one JSON object per line on stdout.
 
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use tensor_relay_client::Progress;
 
-/// What the producer says.
+/// Events of the producer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ProducerEvent {
     Serving(Serving),
 }
 
-/// The producer has a model and serves.
+/// The producer has a model and serves it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Serving {
     pub(crate) ticket: String,
@@ -20,7 +20,7 @@ pub(crate) struct Serving {
     pub(crate) tensor_bytes: u64,
 }
 
-/// What the consumer says.
+/// Events of the consumer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ConsumerEvent {
@@ -30,7 +30,7 @@ pub(crate) enum ConsumerEvent {
     SmallVersions(SmallVersions),
 }
 
-/// A version is on its way.
+/// A version is being received.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct VersionStarted {
     version: u64,
@@ -39,7 +39,7 @@ pub(crate) struct VersionStarted {
     wire_bytes: u64,
 }
 
-/// A version arrived, and every byte of it is what it must be.
+/// A version was received and verified.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Verified {
     pub(crate) version: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Verified {
     pub(crate) udp_payload_bytes: u16,
 }
 
-/// The small versions arrived.
+/// The small versions were received.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct SmallVersions {
     pub(crate) bytes_each: u64,
@@ -77,7 +77,7 @@ impl From<VersionStarted> for Progress {
     }
 }
 
-/// Says `event`.
+/// Writes `event`.
 pub(crate) fn say(event: &impl Serialize) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, event)?;

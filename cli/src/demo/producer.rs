@@ -1,4 +1,4 @@
-//! The demo's producer: serves a generated model, a new version whenever it is told.
+//! The demo's producer: serves a generated model, with a new version on request.
 
 use super::events::{self, ProducerEvent, Serving};
 use crate::{args::DemoProducerArgs, device};
@@ -25,19 +25,19 @@ pub(super) const SMALL: &str = "small";
 /// The size of that tensor.
 pub(super) const SMALL_BYTES: u64 = 4 << 10;
 
-/// The metadata that says when a version was published, in nanoseconds since 1970: one machine, one clock.
+/// The metadata key of the time of publishing, in nanoseconds since 1970: one machine, one clock.
 pub(super) const PUBLISHED_NS: &str = "published_unix_ns";
 
-/// The metadata that says what a version's bytes are generated from.
+/// The metadata key of the seed of a version's bytes.
 pub(super) const SEED: &str = "seed";
 
 /// The time between two small versions: far apart enough that each travels alone.
 const SMALL_PAUSE: Duration = Duration::from_millis(3);
 
-/// From how many bytes a tensor counts as large.
+/// The least size of a large tensor.
 const LARGE_BYTES: u64 = 64 << 10;
 
-/// How long transfers under way may take once the demo is over.
+/// How long transfers may take to finish at the end of the demo.
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: DemoProducerArgs) -> anyhow::Result<ExitCode> {
@@ -107,7 +107,7 @@ impl Producer {
         Ok(())
     }
 
-    /// The version where it is to be served from.
+    /// The version on the device that serves it.
     async fn held(&self, staged: Staged) -> anyhow::Result<Publishable> {
         match &self.device {
             Some(device) => Ok(staged.onto(device).await?),

@@ -1,4 +1,4 @@
-//! What the demo tells the person who watches it.
+//! The demo's report to the user.
 
 use super::events::{Serving, SmallVersions, Verified, VersionStarted};
 use crate::{
@@ -10,7 +10,7 @@ use anyhow::Context;
 use serde_json::json;
 use std::time::Duration;
 
-/// Tells what happens while it happens, and at the end what it was. Under `--json` only the end, as one object.
+/// Reports events as they happen, and a summary. With `--json` only the summary, as one object.
 pub(crate) struct DemoReport {
     json: bool,
     device: DeviceName,

@@ -28,7 +28,7 @@ fn free(limit: Option<(u64, u64)>, available: Option<u64>) -> Finding {
     };
     let within = limit.map(|(limit, used)| limit.saturating_sub(used));
     let Some(free) = [within, available].into_iter().flatten().min() else {
-        return Finding::ok(NAME, "nobody tells how much is free", "");
+        return Finding::ok(NAME, "the free memory is unknown", "");
     };
     let measured = match limit {
         Some((limit, _)) => format!("{} free, within a limit of {}", units::bytes(free), units::bytes(limit)),

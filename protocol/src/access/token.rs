@@ -288,7 +288,7 @@ pub enum TokenError {
     #[error("the token was made with another secret: by another server, or before the secret was rotated")]
     UnknownSecret,
     /// The MAC is wrong.
-    #[error("the token's seal is wrong: it was changed, or made by somebody who does not have the secret")]
+    #[error("the token's MAC is wrong: it was changed, or made without the server's secret")]
     Forged,
 }
 

@@ -190,7 +190,7 @@ impl fmt::Display for Refusal {
             Self::NoRoom => f.write_str("there is no room for it"),
             Self::UnfitMemory => f.write_str("its memory is not what was said of it"),
             Self::UnsupportedMemory => f.write_str("the server cannot use memory of this kind"),
-            Self::BadManifest => f.write_str("its manifest is none"),
+            Self::BadManifest => f.write_str("its manifest is invalid"),
             Self::Forbidden => f.write_str("the server's access control list does not allow it"),
             Self::TopicEnded => f.write_str("its topic has ended"),
             Self::Other(code) => write!(f, "a reason with code {code} that this build does not know"),

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 /// The connection ended, so that the state of a version is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("what became of {id} cannot be known: {why}")]
+#[error("the state of {id} is unknown: {why}")]
 pub struct ConnectionLost {
     /// Which version.
     pub id: Box<VersionId>,

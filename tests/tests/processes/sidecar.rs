@@ -124,7 +124,7 @@ fn in_vain() {
     home.run(&["publish", &socket, "policy", "missing"]).failed(1, &["missing"]);
     server.process.end_by(Signal::KILL);
     assert!(home.path("s").exists());
-    home.run(&words).failed(3, &["nobody listens"]);
+    home.run(&words).failed(3, &["no server listens"]);
 }
 
 /// Goal: a socket that a killed server left is replaced; one that is in use, or is something else, is left alone.

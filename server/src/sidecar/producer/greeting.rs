@@ -22,7 +22,7 @@ pub enum ConnectError {
         path: PathBuf,
     },
     /// The server that made it is gone, or something else is there.
-    #[error("nobody listens at {}: the server that made it has ended", path.display())]
+    #[error("no server listens at {}: the one that made it has ended", path.display())]
     NobodyListens {
         /// The path.
         path: PathBuf,
