@@ -1,4 +1,4 @@
-//! `tensor-relay doctor`: what of this machine, this container and the way to a server is in the way.
+//! `tensor-relay doctor`: diagnoses this machine, this container and the path to a server.
 //!
 //! Each group of checks is a file. A check looks, and gives a [`Finding`]; none changes anything.
 

@@ -1,4 +1,4 @@
-//! What a failure means for the shell. The one table of exit codes; `--help` and docs/operation.md repeat it.
+//! Exit codes. The one table of them; `--help` and docs/operation.md repeat it.
 
 use std::fmt;
 use tensor_relay_client::{ClientError, ConnectError, EndReason, SubscriptionError, TicketError};
@@ -44,7 +44,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> Exit {
     error.chain().find_map(code_of_cause).unwrap_or(Exit::Failed)
 }
 
-/// What went wrong and why, in one line. Errors often tell their cause in their own sentence; it is not told twice.
+/// An error with its causes, in one line. Errors often include their cause in their own text; it is not repeated.
 pub(crate) fn message_of(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |told, cause| match cause.to_string() {
         cause if told.is_empty() => cause,

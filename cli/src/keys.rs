@@ -1,4 +1,4 @@
-//! `tensor-relay keys`: the key by which tickets know a server.
+//! `tensor-relay keys`: the server's key, and the known keys of clients.
 
 use crate::{
     args::{KeysArgs, KeysCommand, RevokeKeyArgs, TrustKeyArgs},

@@ -1,4 +1,4 @@
-//! `tensor-relay list`: what a server offers.
+//! `tensor-relay list`: the topics of a server.
 
 use crate::{
     args::ListArgs,

@@ -1,4 +1,4 @@
-//! What is told on stderr: the log, and what commands say to people. As text, or as JSON, one object a line.
+//! The output on stderr: the log, and messages of commands. As text, or as JSON, one object a line.
 
 use crate::{admin, config, exit::UsageError};
 use clap::ValueEnum;

@@ -1,4 +1,4 @@
-//! What of a folder is served and what is not, as it is told.
+//! Reports of which files of a folder are served and which are not.
 
 use crate::units;
 use tensor_relay_server::{FileKind, LeftOut, LeftOutReason, TensorFiles};

@@ -1,4 +1,4 @@
-//! `tensor-relay publish`: files as a version of a server that runs beside this process.
+//! `tensor-relay publish`: publishes files as a version through a server on the same machine.
 
 use crate::{args::PublishArgs, offered, subscribe::print_line, units};
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! `tensor-relay serve`: files as topics.
+//! `tensor-relay serve`: serves files as topics.
 
 pub(crate) mod admission;
 mod ledger;

@@ -1,4 +1,4 @@
-//! `tensor-relay subscribe`: the versions of a topic, or of all that match.
+//! `tensor-relay subscribe`: receives the versions of a topic, or of all that match.
 
 mod follow;
 pub(crate) mod hook;
@@ -21,8 +21,8 @@ use tensor_relay_client::{
 };
 use tokio::task::JoinSet;
 
-/// How large a slot for chunks on their way to a GPU is: as the chunks that servers send if nobody says otherwise. One
-/// that is larger passes through several.
+/// The size of slots for chunks on their way to a GPU: the default chunk size of servers. A larger chunk passes through
+/// several.
 pub(crate) const SLOT_BYTES: u32 = 4 << 20;
 
 /// How long saying good-bye may take.
@@ -66,7 +66,7 @@ pub(crate) async fn run(args: SubscribeArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What the client refuses too, before anything is connected to.
+/// Refuses early what the client would refuse.
 fn refuse_start(args: &SubscribeArgs) -> anyhow::Result<()> {
     match (args.mode.into(), args.from) {
         (Mode::Latest, Some(Start::Oldest | Start::At(..))) => bail!(UsageError(
@@ -114,7 +114,7 @@ fn config(args: &SubscribeArgs) -> Config {
     }
 }
 
-/// What to receive.
+/// The topic or topics to receive.
 enum SubscribeTarget {
     One(Topic),
     All(Glob),
@@ -135,7 +135,7 @@ impl SubscribeTarget {
     }
 }
 
-/// The client, and who tells of what it has.
+/// The client, and the status of its consumer.
 type Receiving<'a> = (&'a Client, &'a Consumer);
 
 async fn receive(

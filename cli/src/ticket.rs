@@ -1,4 +1,4 @@
-//! Tickets as the command line takes them: a word, a file, or stdin.
+//! Ticket arguments: a word, a file, or stdin.
 
 use crate::exit::UsageError;
 use anyhow::{Context, bail};

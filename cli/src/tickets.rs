@@ -1,4 +1,4 @@
-//! `tensor-relay tickets`: what lets clients in.
+//! `tensor-relay tickets`: creates, shows, lists and revokes tickets.
 
 use crate::{
     args::{CreateTicketArgs, KeysArgs, RevokeTicketArgs, ShowTicketArgs, TicketsCommand},

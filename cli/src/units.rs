@@ -1,4 +1,4 @@
-//! Sizes, rates and times, as people write and read them.
+//! Sizes, rates and times in human-readable form.
 
 use std::time::Duration;
 

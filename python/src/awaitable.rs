@@ -1,4 +1,4 @@
-//! Futures of asyncio for work on the runtime.
+//! asyncio futures for work on the runtime.
 
 use crate::{interpreter, runtime};
 use pyo3::{prelude::*, types::PyCFunction};

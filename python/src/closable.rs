@@ -1,4 +1,4 @@
-//! A value that one caller uses at a time, and that anybody can take away without waiting for that caller.
+//! A value with exclusive use that can be closed without waiting for its user.
 
 use std::sync::{self, Arc, MutexGuard, PoisonError};
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};

@@ -1,4 +1,4 @@
-//! `Client.describe`: what a version consists of, without its tensors.
+//! `Client.describe`: the contents of a version, without its tensors.
 
 use crate::{
     entries,

@@ -1,4 +1,4 @@
-//! Entries of a `state_dict` that are no tensors: small values, which travel in a version's metadata.
+//! Entries of a `state_dict` other than tensors: small values, sent in a version's metadata.
 
 use crate::errors::Kind;
 use pyo3::{
@@ -6,7 +6,7 @@ use pyo3::{
     types::{PyBool, PyDict, PyFloat, PyInt, PyString},
 };
 
-/// What the keys of entries begin with in a version's metadata; the entry's name follows, and its value is JSON.
+/// The prefix of metadata keys for entries; the entry's name follows, and its value is JSON.
 pub(crate) const PREFIX: &str = "tensor_relay.entry:";
 
 /// Whether `value` travels so: text, a number, a truth value or None. Of Python's own types and not of their subclasses:

@@ -1,6 +1,6 @@
-//! Which Python error a failure is. The one table of them; the classes are in `tensor_relay/errors.py`.
+//! The mapping of failures to Python errors. The one table of it; the classes are in `tensor_relay/errors.py`.
 //!
-//! What is told is what the command line tells: the words of the libraries' own errors.
+//! Messages are those of the command line: the texts of the libraries' own errors.
 
 use crate::interpreter;
 use pyo3::{exceptions::PySystemExit, prelude::*};

@@ -1,4 +1,4 @@
-//! The GPUs that a relay or a client uses: each opened when the first tensor needs it.
+//! The GPUs of a relay or a client: each opened when the first tensor needs it.
 
 pub(crate) mod copies;
 
@@ -42,14 +42,14 @@ pub(crate) struct Opened {
     pub(crate) intake: usize,
 }
 
-/// Why a GPU cannot be used. It says what is missing.
+/// Why a GPU cannot be used, and what is missing.
 #[derive(Debug)]
 pub(crate) enum GpuError {
     Cuda(CudaError),
     Pinned(AllocError),
 }
 
-/// What memory comes in: a slot begins on a page.
+/// The granularity of slots: each begins on a page.
 const PAGE_BYTES: u64 = 4096;
 
 /// The fewest slots that let anything overlap: one is copied while the other is sent or received.

@@ -1,4 +1,4 @@
-//! What the interpreter has to do for other threads, on a thread that may wait for it.
+//! The interpreter thread: runs other threads' work that needs the GIL.
 //!
 //! The runtime's thread must never wait for the GIL: any C extension may hold that for seconds, and all lanes would stand
 //! still. So whatever needs Python there (giving back what was lent, results of coroutines, log messages) is left here.
@@ -13,7 +13,7 @@ use std::{
 
 type InterpreterTask = Box<dyn FnOnce(Python<'_>) + Send>;
 
-/// What the thread is told.
+/// A message to the thread.
 enum Message {
     InterpreterTask(InterpreterTask),
     /// Nothing more: say when all before it is done.

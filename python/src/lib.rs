@@ -1,4 +1,4 @@
-//! The Python package `tensor_relay`: servers, clients and their tensors as Python knows them.
+//! The native module of the Python package `tensor_relay`: servers, clients and their tensors.
 //!
 //! What Python sees is written in Python where that says it better: `tensor_relay/__init__.py` has the two ways in,
 //! `errors.py` the tree of errors, `_frameworks.py` what is peculiar to each framework, `_native.pyi` the signatures of

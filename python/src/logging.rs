@@ -1,4 +1,4 @@
-//! What happens inside, as messages of Python's `logging`.
+//! Log messages, forwarded to Python's `logging`.
 
 use crate::interpreter;
 use pyo3::prelude::*;
@@ -15,10 +15,10 @@ use tracing::{
     span,
 };
 
-/// The logger's name, and what the targets of the libraries' messages begin with.
+/// The logger's name, and the prefix of the libraries' targets.
 const LOGGER: &str = "tensor_relay";
 
-/// What those of this package begin with.
+/// The prefix of this package's targets.
 const PACKAGE: &str = env!("CARGO_CRATE_NAME");
 
 /// How many messages may wait for the interpreter; more are dropped, and counted. A thousand is what a minute of trouble

@@ -1,4 +1,4 @@
-//! Tensors handed over without a copy, in both directions: by DLPack, and by Python's buffer protocol.
+//! Tensors passed without a copy, in both directions: by DLPack, and by Python's buffer protocol.
 //!
 //! All `unsafe` of this crate is here. [`Lent`] is memory that somebody else owns, on the host ([`Foreign`]) or on a GPU
 //! ([`OnGpu`]); [`Tensor`](crate::tensor::Tensor) gives out what is ours: bytes on the host, and [`Readable`] ones on a GPU.

@@ -1,4 +1,4 @@
-//! A version's metadata: text by text as it travels, and with the types of Python at its ends.
+//! A version's metadata: text on the wire, Python types at its ends.
 //!
 //! Text travels as it is, and any other value as JSON, so the command line and Rust read `1` for 1. One more line,
 //! [`JSON_KEYS`], names the values that are JSON, so that Python gives them back as they were.
@@ -18,10 +18,10 @@ use tensor_relay_server::{Metadata, RESERVED_PREFIX, is_reserved};
 /// The key whose value is a JSON list of the keys whose values are JSON.
 const JSON_KEYS: &str = "tensor_relay.json";
 
-/// What the keys of this package's own begin with. Those of users must begin otherwise.
+/// The prefix of this package's own keys, forbidden to users.
 const RESERVED: &str = "tensor_relay.";
 
-/// What a user gave, as it travels.
+/// Encodes a user's metadata.
 ///
 /// # Errors
 /// `TypeError` names the first value that cannot travel; `RequestError` for a reserved key.

@@ -1,4 +1,4 @@
-//! `out=`: a user's own tensors, which versions are received into.
+//! `out=`: receiving versions into a user's own tensors.
 
 mod copy;
 mod target;

@@ -1,4 +1,4 @@
-//! `tensor_relay.Producer`: publishes into a server that runs beside this process.
+//! `tensor_relay.Producer`: publishes through a server on the same machine.
 
 use crate::{
     errors::Kind,

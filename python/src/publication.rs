@@ -1,4 +1,4 @@
-//! `tensor_relay.Publication`: what becomes of one version.
+//! `tensor_relay.Publication`: the state of one published version.
 
 use crate::{
     errors::Kind,

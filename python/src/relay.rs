@@ -1,4 +1,4 @@
-//! `tensor_relay.Relay`: a server inside of the producer's process.
+//! `tensor_relay.Relay`: a server inside the producer's process.
 
 use crate::{
     closable::Closable,
@@ -43,18 +43,18 @@ pub(crate) struct Relay {
     gpus: ProcessLocal<Gpus>,
     /// The GPU that staged versions are held on; none for this machine's memory.
     device: Option<usize>,
-    /// What was copied to publish, of all versions.
+    /// The bytes copied to publish, of all versions.
     copied_bytes: AtomicU64,
 }
 
-/// A topic's publisher, whoever publishes with it now.
+/// A topic's publisher, shared by concurrent publishes.
 type SharedPublisher = Arc<Closable<Publisher>>;
 
 /// How many topics there are when the names of those that were withdrawn are forgotten: a program that makes topics without
 /// end takes no memory without end, and who withdraws one twice has done so long before.
 const REMEMBERED_MAX: usize = 4_096;
 
-/// What there is until it is closed.
+/// The state until it is closed.
 struct Open {
     server: Server,
     topics: HashMap<Topic, TopicState>,

@@ -1,4 +1,4 @@
-//! `tensor_relay.serve`: how a server begins.
+//! `tensor_relay.serve`: starts a server.
 
 use crate::{
     errors::Kind,

@@ -34,7 +34,7 @@ pub(crate) struct Snapshot {
     reading: Option<Arc<Reading>>,
 }
 
-/// What it took to receive a version.
+/// Statistics of receiving a version.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
 pub(crate) struct Receipt {
     /// From its announcement until it was whole, in seconds.
@@ -68,7 +68,7 @@ impl Receipt {
     }
 }
 
-/// What came of a version in one codec.
+/// The counters of one codec for a version.
 #[pyclass(frozen, get_all, module = "tensor_relay")]
 pub(crate) struct CodecCount {
     /// The chunks that travelled in it. Those that came again after a lost connection count again.

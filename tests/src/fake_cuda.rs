@@ -1,4 +1,4 @@
-//! A CUDA driver for where there is no GPU: `tests/fake-cuda`, loaded and told what to do.
+//! The fake CUDA driver, for machines without a GPU: loads and controls `tests/fake-cuda`.
 //!
 //! In a test, [`load`] it before anybody looks for CUDA: whoever loads `libcuda.so` afterwards gets this one. All tests of
 //! a process share the one driver, so those that change it take turns ([`FakeCuda::exclusive`]), and have a test binary of
@@ -65,7 +65,7 @@ pub fn library() -> PathBuf {
     })
 }
 
-/// Something that goes wrong: a call of the driver, or what a stream executes.
+/// A fault to inject: into a call of the driver, or into the work of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The name of a function, `*` for any, or `@htod`, `@dtoh`, `@dtod`, `@memset`, `@host`, `@free` for an execution.
@@ -78,7 +78,7 @@ pub struct Fault {
     pub stays: bool,
 }
 
-/// What a [`Fault`] does.
+/// The effect of a [`Fault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// A call gives this code and does nothing. An execution breaks down in the middle, and spoils its context.

@@ -1,4 +1,4 @@
-//! A copy engine whose copies to its device wait at a gate, and fail when they are told to.
+//! A copy engine whose copies to its device wait at a gate, and can be made to fail.
 
 use std::{
     collections::VecDeque,

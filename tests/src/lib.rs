@@ -1,4 +1,4 @@
-//! The adversary: what tests of the whole need, so that they own time, loss and order.
+//! The test harness: simulated networks, fake devices and real processes, with control of time, loss and order.
 //!
 //! [`simnet`] is a network in memory whose every fault follows from a seed; [`pair`] puts a real server and real clients
 //! on it, on a clock that jumps to the next event; [`tensors`] makes snapshots in which every byte says which tensor and

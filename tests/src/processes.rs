@@ -1,4 +1,4 @@
-//! The program as people run it: processes of it, what they say, and a wire between them that can be held.
+//! Real processes of the program, their output, and a wire between them that can be held.
 //!
 //! A [`Home`] is all that a test's processes have in common with the world. Every wait has a deadline, and a process
 //! that still runs when its [`Process`] is dropped is killed.

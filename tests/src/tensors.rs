@@ -1,4 +1,4 @@
-//! Snapshots in which every byte says which tensor and which version it belongs to.
+//! Test snapshots in which every byte identifies its tensor and version.
 //!
 //! The content of a tensor is a function of its name and its version, so a receiver needs nothing but the snapshot to
 //! check it, and half of one version in another is noticed wherever the cut lies.

@@ -1,4 +1,4 @@
-//! The limits that a container has: what cgroups of version 2 say of this process and of all above it.
+//! The limits of a container, from the cgroups (version 2) of this process and their parents.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ impl Cgroup {
         Self { root: root.to_owned(), own }
     }
 
-    /// The lowest limit of memory and what is used under it, in bytes; `None` where nobody limits it.
+    /// The lowest memory limit and the memory used under it, in bytes; `None` without a limit.
     pub(super) fn memory(&self) -> Option<(u64, u64)> {
         let limits = self.all("memory.max", |text, folder| {
             let used = fs::read_to_string(folder.join("memory.current")).ok()?;
@@ -35,7 +35,7 @@ impl Cgroup {
         limits.into_iter().min_by_key(|(limit, _)| *limit)
     }
 
-    /// The lowest quota of processors; `None` where nobody limits them.
+    /// The lowest quota of processors; `None` without a quota.
     pub(super) fn processors(&self) -> Option<f64> {
         let quotas = self.all("cpu.max", |text, _| {
             let mut words = text.split_whitespace();
@@ -45,7 +45,7 @@ impl Cgroup {
         quotas.into_iter().min_by(f64::total_cmp)
     }
 
-    /// What `read` makes of `file` in this cgroup and those above. `max` is no number, and no limit.
+    /// The results of `read` for `file` in this cgroup and its parents. `max` means no limit.
     fn all<T>(&self, file: &str, read: impl Fn(&str, &Path) -> Option<T>) -> Vec<T> {
         let folders = self.own.ancestors().take_while(|folder| folder.starts_with(&self.root));
         folders

@@ -1,4 +1,4 @@
-//! Disks: where the server's key is kept, and shared memory.
+//! Checks of disks: the state directory, and shared memory.
 
 use super::finding::{Finding, Fix, State};
 use crate::{serve, units};
@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What keys and a list of what was published take, many times over.
+/// Many times the size of keys and ledgers.
 const LEAST: u64 = 1 << 20;
 
 pub(super) fn check(state_dir: Option<&Path>) -> Vec<Finding> {

@@ -1,4 +1,4 @@
-//! What a check found.
+//! Findings: the results of checks.
 
 use serde_json::{Value, json};
 
@@ -8,11 +8,11 @@ pub(crate) struct Finding {
     /// What, in a few words that never change: programs look for them.
     pub(super) name: &'static str,
     pub(super) state: State,
-    /// What there is.
+    /// The measured value.
     pub(super) measured: String,
-    /// What there should be.
+    /// The expected value.
     pub(super) wanted: String,
-    /// What to do, unless it is good.
+    /// The fix, unless it is good.
     pub(super) fix: Option<Fix>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) enum State {
     Fail,
 }
 
-/// What to do, by where this runs.
+/// A fix, by environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fix {
     pub(super) host: &'static str,

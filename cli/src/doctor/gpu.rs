@@ -1,4 +1,4 @@
-//! GPUs: whether there are any, and whether this process can use them.
+//! Checks of GPUs: whether there are any, and whether this process can use them.
 
 use super::finding::{Finding, Fix, State};
 use crate::units;

@@ -1,4 +1,4 @@
-//! Memory: of the container or the machine, and how much of it may be locked.
+//! Checks of memory: of the container or the machine, and the limit on locked memory.
 
 use super::{
     cgroup::Cgroup,
@@ -11,7 +11,7 @@ use std::fs;
 /// Below this there is no room for much more than the program itself.
 const LITTLE: u64 = 1 << 30;
 
-/// What a server or a consumer of small tensors takes.
+/// The need of a server or a consumer of small tensors.
 const LEAST: u64 = 128 << 20;
 
 pub(super) fn check(cgroup: &Cgroup) -> Vec<Finding> {

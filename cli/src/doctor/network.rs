@@ -1,4 +1,4 @@
-//! UDP on this machine: how large the system lets buffers be, and whether it takes and gives packets in batches.
+//! Checks of UDP on this machine: socket buffer limits, and segmentation offload.
 
 use super::finding::{Finding, Fix, State};
 use crate::units;

@@ -1,4 +1,4 @@
-//! The processor: how much of it there is, and whether it has the instructions that encryption and codecs live on.
+//! Checks of the processor: the available share, and the instructions for encryption and codecs.
 
 use super::{
     cgroup::Cgroup,

@@ -1,4 +1,4 @@
-//! The way to a server: over which transports it answers, and how fast.
+//! Checks of the path to a server: the transports that it answers, and their speed.
 
 use super::finding::{Finding, Fix};
 use crate::units;
@@ -11,7 +11,7 @@ const ANSWER_MS: u32 = 5_000;
 /// How many questions are asked for one round trip: the fastest counts.
 const QUESTIONS: usize = 5;
 
-/// What one transport is like.
+/// The result for one transport.
 enum TransportCheck {
     Open { round_trip: Duration, topics: Vec<TopicEntry> },
     Shut(ClientError),

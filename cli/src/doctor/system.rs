@@ -1,4 +1,4 @@
-//! What the system lets a process have: descriptors, and a clock.
+//! Checks of system limits: descriptors, and the clock.
 
 use super::finding::{Finding, Fix, State};
 use crate::{descriptors, units};

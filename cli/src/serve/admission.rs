@@ -1,4 +1,4 @@
-//! Who may come in to this server, and the tickets that it gives out.
+//! Access to this server, and the tickets that it issues.
 
 use crate::args::ServeArgs;
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! What was published under which number, kept beside the key: so that a restarted server goes on counting, and
+//! The ledger: the published version numbers, stored beside the key, so that a restarted server continues them, and
 //! subscribers that hold a version need not receive it again.
 
 use crate::exit::message_of;
@@ -43,7 +43,7 @@ impl Kept {
     }
 }
 
-/// What the file holds.
+/// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Known {
     topics: BTreeMap<String, Entry>,

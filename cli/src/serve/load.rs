@@ -1,4 +1,4 @@
-//! The way of files into a version: read or lent, and uploaded where a GPU is to hold them.
+//! Loading files into a version: read or borrowed, and uploaded if a GPU is to hold them.
 
 use crate::{args::HoldArg, offered, units};
 use anyhow::Context;

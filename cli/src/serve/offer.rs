@@ -1,4 +1,4 @@
-//! One topic that is served from files: loaded, published, and published anew when they are replaced.
+//! A topic served from files: loaded, published, and republished when they are replaced.
 
 use super::{
     ledger::Ledger,
@@ -30,9 +30,9 @@ struct Source {
     publisher: Publisher,
     loader: Loader,
     path: PathBuf,
-    /// What is published now.
+    /// The digest of the published version.
     digest: VersionDigest,
-    /// What numbers its versions, if there may be several.
+    /// Numbers its versions, if there may be several.
     ledger: Option<Arc<Mutex<Ledger>>>,
 }
 
@@ -43,13 +43,13 @@ struct Watch {
     files: Arc<Mutex<FileWatch>>,
     /// Whether it was said that there are no files.
     missing: bool,
-    /// What was wrong with the files last.
+    /// The last error of the files.
     complaint: Option<String>,
-    /// Whether it was said that generations are missed since the last version.
+    /// Whether missed generations were logged since the last version.
     missed_told: bool,
 }
 
-/// What was published.
+/// A published version.
 #[derive(Debug, Clone)]
 pub(crate) struct Published {
     pub(crate) id: VersionId,

@@ -1,4 +1,4 @@
-//! What processes beside the server publish through its socket, as it is told.
+//! Reports of versions that local processes publish through the server's socket.
 
 use super::Replaced;
 use crate::{args::ServeArgs, units};
@@ -13,7 +13,7 @@ use tensor_relay_server::{
     sidecar::{Open, PublishSocket, Published},
 };
 
-/// How many versions may wait to be told of. Those beyond it are left out: whoever reads that slowly misses some.
+/// The most versions waiting to be reported. Further ones are left out for a slow reader.
 const UNTOLD_MAX: usize = 256;
 
 /// Lets producers in, if that is wanted, until the result is dropped.
@@ -84,7 +84,7 @@ mod tests {
     use tensor_relay_client::{Epoch, Topic, Version, VersionId};
     use tensor_relay_server::sidecar::MemoryKind;
 
-    /// A pipe that nobody reads until `open` is dropped, or that is closed.
+    /// A pipe that is not read until `open` is dropped, or that is closed.
     struct Stopped {
         open: Option<Receiver<()>>,
         written: Sender<String>,

@@ -1,4 +1,4 @@
-//! One topic: each version received, written, told, and handed to a command.
+//! Following one topic: each version is received, written, reported, and passed to a command.
 
 use super::{
     NothingSelected, hook,

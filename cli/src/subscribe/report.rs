@@ -1,4 +1,4 @@
-//! What is told of a version: one line on stdout, for people or for programs.
+//! Reports of received versions: one line on stdout, for people or for programs.
 
 use super::{StdoutClosed, try_print_line};
 use crate::{codecs, units};
@@ -22,7 +22,7 @@ impl LaneReport {
         Self { before: read(), read: Box::new(read) }
     }
 
-    /// What each lane is like, and what it carried since the version before. Several topics share the lanes.
+    /// The counters of each lane since the last version. Several topics share the lanes.
     pub(crate) fn look(&mut self) -> Vec<Value> {
         let lanes = (self.read)();
         let before = std::mem::replace(&mut self.before, lanes);
@@ -45,7 +45,7 @@ fn carried(lane: &Value) -> bool {
     lane["received_bytes"].as_u64().is_some_and(|bytes| bytes > IDLE_BYTES)
 }
 
-/// Tells of a version that is there, and of the `lanes` that it came over; and warns of what its server could not publish.
+/// Reports a received version and its `lanes`, and warns of generations that its server could not publish.
 pub(crate) fn committed(
     as_json: bool,
     snapshot: &Snapshot,

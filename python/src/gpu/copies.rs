@@ -1,4 +1,4 @@
-//! Copies between a GPU and the host that a Python thread waits for.
+//! Copies between a GPU and the host on behalf of a waiting Python thread.
 
 use crate::errors::Kind;
 use bytes::Bytes;
@@ -20,7 +20,7 @@ fn copy_timeout() -> Duration {
     2 * (fence_timeout + copy_timeout) + MARGIN
 }
 
-/// What comes on top of what engines let copies take.
+/// The margin beyond the engines' own copy deadlines.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// Why bytes cannot be copied.

@@ -1,4 +1,4 @@
-//! Our tensors, by Python's buffer protocol.
+//! Exporting our tensors by Python's buffer protocol.
 #![allow(unsafe_code, reason = "fills the structure that Python's buffer protocol is made of")]
 
 use pyo3::{exceptions::PyBufferError, ffi, prelude::*};
@@ -6,7 +6,7 @@ use std::{ffi::CStr, ptr};
 use tensor_relay_client::Dtype;
 use tensor_relay_device::VolatileBytes;
 
-/// What a view is of. All of it lives as long as the object that is viewed.
+/// The source of a view. All of it lives as long as the viewed object.
 pub(crate) struct ViewSource<'a> {
     pub(crate) bytes: &'a VolatileBytes,
     pub(crate) format: &'static CStr,

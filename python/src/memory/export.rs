@@ -1,4 +1,4 @@
-//! Our tensors, in DLPack's capsules for others.
+//! Exporting our tensors in DLPack capsules.
 #![allow(unsafe_code, reason = "makes DLPack's capsules, and the functions that free what is in them")]
 
 use super::{
@@ -71,7 +71,7 @@ pub(crate) fn capsule(py: Python<'_>, export: Export, is_versioned: bool) -> PyR
     }
 }
 
-/// What a capsule's pointers lead to.
+/// The context that a capsule owns.
 struct CapsuleContext {
     bytes: Exported,
     shape: Vec<i64>,

@@ -1,4 +1,4 @@
-//! Which bytes a tensor occupies, in whatever order its elements lie there. Only numbers: nothing is read.
+//! The bytes that a tensor occupies, in any element order. Pure: nothing is read.
 
 use super::strides::ContiguousRuns;
 use std::ops::Range;

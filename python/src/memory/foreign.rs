@@ -1,4 +1,4 @@
-//! Memory that a tensor of somebody else has lent us.
+//! Host memory lent by a tensor of another library.
 #![allow(
     unsafe_code,
     reason = "reads and writes the memory of other libraries' tensors, where they say it is"
@@ -12,7 +12,7 @@ use tensor_relay_client::Dtype;
 use tensor_relay_device::VolatileBytes;
 use tensor_relay_server::sidecar::TensorWriter;
 
-/// A tensor of another library: where it lies, and what keeps it there until this is dropped.
+/// A tensor of another library: its memory, and what keeps that alive until this is dropped.
 ///
 /// Whoever made it has checked what can be checked; that the memory is there is the word of the tensor's own library. Its
 /// users may write there while it is read, so it is only ever copied from: a copy may then be of both, and that is all.
@@ -31,7 +31,7 @@ pub(crate) struct Foreign {
 /// ms by way of a buffer of this size, 95 ms without one.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// What keeps the memory where it is. Gone when it is dropped, with the GIL held.
+/// Keeps the memory alive. Dropped with the GIL held.
 pub(super) enum Keep {
     #[expect(dead_code, reason = "is dropped in time")]
     Capsule(Capsule),

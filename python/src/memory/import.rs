@@ -1,4 +1,4 @@
-//! Tensors of others, asked for their memory: by DLPack, or by the buffer protocol.
+//! Importing tensors of other libraries, by DLPack or by the buffer protocol.
 #![allow(unsafe_code, reason = "reads what is in DLPack's capsules")]
 
 use super::{

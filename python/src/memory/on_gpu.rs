@@ -1,4 +1,4 @@
-//! Memory on a GPU that a tensor of somebody else has lent us.
+//! GPU memory lent by a tensor of another library.
 #![allow(unsafe_code, reason = "lends the memory of other libraries' tensors to a copy engine")]
 
 use super::{

@@ -1,4 +1,4 @@
-//! Our tensors on a GPU: who may still read them, and on which streams.
+//! Our tensors on a GPU, and the streams that read them.
 
 use super::stream::Stream;
 use crate::gpu::{

@@ -1,4 +1,4 @@
-//! Memory of others that was lent to an engine for one call, on its way back.
+//! Returning memory of other libraries that was lent to an engine for one call.
 
 use super::foreign::Foreign;
 use pyo3::prelude::*;

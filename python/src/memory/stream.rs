@@ -1,4 +1,4 @@
-//! Streams of a GPU that somebody else has, on which our tensors are read.
+//! GPU streams of other libraries, on which our tensors are read.
 #![allow(unsafe_code, reason = "takes the numbers of other libraries' streams for streams")]
 
 use crate::{interpreter, tensors_in::frameworks};

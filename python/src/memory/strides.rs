@@ -1,4 +1,4 @@
-//! Where the elements of a tensor lie that need not lie side by side. Only numbers: what is there is another's business.
+//! Element places of strided tensors. Pure: nothing is read.
 
 /// The pieces of a strided tensor that lie side by side, in the order of its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Whole versions, copied to a user's own tensors: all of them or none.
+//! Copying whole versions into a user's own tensors: all of them or none.
 
 use super::{
     target::{Sorted, Target, Targets, check_dense, sorted},

@@ -1,4 +1,4 @@
-//! The tensors of `out=`, and where they are.
+//! The tensors of `out=`, by the kind of their memory.
 
 use crate::{
     entries,

@@ -1,4 +1,4 @@
-//! The GPUs that a test's processes find: those of the fake driver, or what else may lie where a driver should.
+//! The GPU environment of a test's processes: the fake driver, or a broken one.
 
 use crate::fake_cuda::{Installed, Library, Live};
 use std::{

@@ -1,4 +1,4 @@
-//! One process, what it says, and how it ends.
+//! A child process, its output, and its end.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -193,7 +193,7 @@ impl Ended {
     }
 }
 
-/// What a process says on one of its outputs, line by line.
+/// The lines of one output of a process.
 struct Voice {
     /// Unbounded, so that a process never waits for the test to listen; what these processes say is short.
     lines: Receiver<String>,

@@ -1,4 +1,4 @@
-//! One UDP socket of the simulated network, as quinn wants it.
+//! A UDP socket of the simulated network, for quinn.
 
 use super::{Datagram, SimNet};
 use quinn::{
