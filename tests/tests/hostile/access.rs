@@ -1,12 +1,26 @@
 //! Who shows nothing that lets it in hears nothing; and who may come in learns nothing of what is not its own.
 
-use crate::raw::{Peer, hello};
+use crate::raw::{Peer, client_tls, connect_by, hello};
+use rustls::{
+    NamedGroup,
+    client::{
+        ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12ClientSessionValue,
+        Tls13ClientSessionValue,
+    },
+    crypto::aws_lc_rs,
+    pki_types::ServerName,
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 use tensor_relay_protocol::{
     ClientMessage, CloseCode, EndReason, Glob, Grant, Hello, LaneGrant, LaneId, Secret, SecretId,
     ServerMessage, Subscribe, SubscriptionId, TicketId, Token, Verb, Verbs, WatchId,
 };
 use tensor_relay_server::{Access, Rules};
-use tensor_relay_tests::pair::{keeping, publish, rules, sealed, server_config, simulate, topic};
+use tensor_relay_tests::pair::{eventually, keeping, publish, rules, sealed, server_config, simulate, topic};
+use tokio::sync::watch;
 
 /// A ticket with grants over `topics`.
 fn granting(topics: &str, verbs: impl IntoIterator<Item = Verb>) -> Token {
@@ -129,4 +143,137 @@ fn what_is_not_granted_looks_as_if_it_did_not_exist() {
             }
         }
     });
+}
+
+/// Goal: topics that appear later are told to those alone who may list them.
+/// Method: two watches of everything, of who may list some topics and of who may list none; topics of either kind appear.
+#[test]
+fn what_appears_later_is_told_to_who_may_list_it() {
+    simulate(3, async |sim| {
+        let server = sim.server(server_config());
+        let (mut some, mut none) = (Peer::client(&sim, 1).await, Peer::client(&sim, 2).await);
+        for (peer, verbs) in [(&mut some, Verb::List), (&mut none, Verb::Subscribe)] {
+            let token = Some(granting("mine/*", [verbs]));
+            peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+            assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+            peer.say_to_server(ClientMessage::Watch { watch: WatchId(1), glob: Glob::new("**").unwrap() })
+                .await;
+            peer.say_to_server(ClientMessage::List).await;
+            let ServerMessage::Topics { topics, .. } = peer.hear_server().await else { panic!() };
+            assert_eq!(topics, []);
+        }
+        let mut publishers = vec![];
+        for name in ["other/a", "mine/a", "other/b", "mine/b"] {
+            let mut publisher = server.publisher(topic(name)).unwrap();
+            publish(&server, &mut publisher, 1, 1000).await;
+            publishers.push(publisher);
+        }
+        let mut found = vec![];
+        while found.len() < 2 {
+            let ServerMessage::Found { topics, .. } = some.hear_server().await else { panic!() };
+            found.extend(topics);
+        }
+        assert_eq!(found, [topic("mine/a"), topic("mine/b")]);
+        for (peer, listed) in [(&mut some, 2), (&mut none, 0)] {
+            peer.say_to_server(ClientMessage::List).await; // What was found before it is heard before it.
+            let ServerMessage::Topics { topics, .. } = peer.hear_server().await else { panic!() };
+            assert_eq!(topics.len(), listed);
+        }
+    });
+}
+
+/// Goal: who takes its answers slowly, or not at all, keeps no right for longer than others.
+/// Method: ask for long lists, read nothing, and lose the ticket; the session is gone well before its write deadline.
+#[test]
+fn who_does_not_read_is_cut_as_well() {
+    simulate(4, async |sim| {
+        let sender = watch::Sender::new(Arc::new(rules()));
+        let server = sim.server_with(Access::following(sender.subscribe()), server_config());
+        let mut publishers = vec![];
+        for number in 0..300 {
+            let name = format!("{number}/{}", "x".repeat(200));
+            let mut publisher = server.publisher(topic(&name)).unwrap();
+            publish(&server, &mut publisher, 1, 100).await;
+            publishers.push(publisher);
+        }
+        let mut peer = Peer::client(&sim, 1).await;
+        let token = Some(granting("**", [Verb::List]));
+        peer.say_to_server(ClientMessage::Hello(Hello { token, ..hello() })).await;
+        assert!(matches!(peer.hear_server().await, ServerMessage::Welcome(_)));
+        for _ in 0..2_000 {
+            peer.say_to_server(ClientMessage::List).await;
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        assert_eq!(server.stats().sessions, 1);
+        let before = sim.elapsed();
+        sender.send_replace(Arc::new(Rules { revoked: [TicketId([3; 8])].into(), ..rules() }));
+        eventually("its session is gone", || server.stats().sessions == 0).await;
+        assert!(sim.elapsed() - before < std::time::Duration::from_secs(3), "{:?}", sim.elapsed() - before);
+    });
+}
+
+/// Goal: nobody comes back on an old proof: a server gives nothing to resume a session with.
+/// Method: a client that would keep and use every session ticket connects twice, and is heard both times.
+#[test]
+fn no_session_is_resumed() {
+    simulate(5, async |sim| {
+        let _server = sim.server(server_config());
+        let kept = Arc::new(Kept::default());
+        let mut tls = client_tls(aws_lc_rs::default_provider());
+        tls.resumption = Resumption::store(Arc::clone(&kept) as Arc<dyn ClientSessionStore>);
+        tls.enable_early_data = true;
+        for number in [1, 2] {
+            let (_endpoint, connection) = connect_by(&sim, number, tls.clone()).await;
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            connection.close(0_u32.into(), b"");
+        }
+        assert!(kept.asked.load(Ordering::Relaxed) >= 2, "it would have resumed");
+        assert_eq!(kept.given.load(Ordering::Relaxed), 0, "it could have resumed");
+    });
+}
+
+/// Keeps what sessions can be resumed with, and counts it.
+#[derive(Debug)]
+struct Kept {
+    cache: ClientSessionMemoryCache,
+    asked: AtomicUsize,
+    given: AtomicUsize,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            cache: ClientSessionMemoryCache::new(8),
+            asked: AtomicUsize::new(0),
+            given: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl ClientSessionStore for Kept {
+    fn set_kx_hint(&self, name: ServerName<'static>, group: NamedGroup) {
+        self.cache.set_kx_hint(name, group);
+    }
+
+    fn kx_hint(&self, name: &ServerName<'_>) -> Option<NamedGroup> {
+        self.cache.kx_hint(name)
+    }
+
+    fn set_tls12_session(&self, _: ServerName<'static>, _: Tls12ClientSessionValue) {}
+
+    fn tls12_session(&self, _: &ServerName<'_>) -> Option<Tls12ClientSessionValue> {
+        None
+    }
+
+    fn remove_tls12_session(&self, _: &ServerName<'static>) {}
+
+    fn insert_tls13_ticket(&self, name: ServerName<'static>, value: Tls13ClientSessionValue) {
+        self.given.fetch_add(1, Ordering::Relaxed);
+        self.cache.insert_tls13_ticket(name, value);
+    }
+
+    fn take_tls13_ticket(&self, name: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.cache.take_tls13_ticket(name)
+    }
 }

@@ -34,8 +34,18 @@ pub(crate) struct Peer {
 
 /// Connects to the server without opening a control stream.
 pub(crate) async fn connect(sim: &Sim, number: u8) -> (quinn::Endpoint, quinn::Connection) {
+    connect_by(sim, number, client_tls(aws_lc_rs::default_provider())).await
+}
+
+/// The same with a TLS of its own.
+pub(crate) async fn connect_by(
+    sim: &Sim,
+    number: u8,
+    tls: rustls::ClientConfig,
+) -> (quinn::Endpoint, quinn::Connection) {
     let endpoint = endpoint(&sim.client_host(number), 0, None);
-    let connecting = endpoint.connect_with(client_config(), sim.server_address(), "tensor-relay");
+    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    let connecting = endpoint.connect_with(config, sim.server_address(), "tensor-relay");
     let connection = connecting.unwrap().await.unwrap();
     (endpoint, connection)
 }
@@ -214,11 +224,6 @@ fn server_config(sim: &Sim) -> quinn::ServerConfig {
         .unwrap();
     tls.alpn_protocols = vec![ALPN.to_vec()];
     quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()))
-}
-
-fn client_config() -> quinn::ClientConfig {
-    let tls = client_tls(aws_lc_rs::default_provider());
-    quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()))
 }
 
 /// TLS as a client speaks it that takes any server for the right one.

@@ -207,9 +207,42 @@ fn others_need_a_token() {
         Asked::get(&admin, path, &[&wrong]).with(401);
         Asked::get(&admin, path, &[&format!("Authorization: Bearer {TOKEN}")]).with(200);
     }
+    // What is added is guarded as well, whatever it is: also a path that there is not.
+    for path in ["/new", "/livez/", "//livez", "/status/x", "/readyz/../status"] {
+        Asked::get(&admin, path, &[]).with(401);
+    }
+    Asked::get(&admin, "/new", &[&format!("Authorization: Bearer {TOKEN}")]).with(404);
     // What a browser sends after it has asked: admin and the token.
     let basic = "Authorization: Basic YWRtaW46MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
     Asked::get(&admin, "/", &[basic]).with(200);
+}
+
+/// Goal: who holds connections to the port keeps no probe from another address out.
+/// Method: more silent connections from another address than there are places, and some that ask again and again.
+#[test]
+fn silent_connections_keep_no_probe_out() {
+    let home = Home::new();
+    files::noise(&home.path("m"), 1_000, 1);
+    let server = home.serve(&["--topic=m=m", "--admin=127.0.0.1:0"]);
+    let admin = admin_of(&server);
+    let address: std::net::SocketAddr = admin.parse().unwrap();
+    let held: Vec<_> = (0..100)
+        .map(|number| {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 9], 0)).into()).unwrap();
+            let _ = socket.connect_timeout(&address.into(), Duration::from_secs(5));
+            if number % 2 == 0 {
+                let _ = socket.send(b"GET /livez HTTP/1.1\r\nHost: ");
+            }
+            socket
+        })
+        .collect();
+    let began = Instant::now();
+    for _ in 0..10 {
+        Asked::get(&admin, "/livez", &[]).with(200);
+    }
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    drop(held);
 }
 
 /// Goal: a port in use ends who asked for it, and nobody else.

@@ -1,9 +1,9 @@
 //! Who may come in, over whichever transport; and what becomes of sessions when that changes.
 
-use std::sync::Arc;
-use tensor_relay_client::{Client, ClientError, EndReason, SubscriptionError};
+use std::{sync::Arc, time::Duration};
+use tensor_relay_client::{Client, ClientError, EndReason, ReaderName, Request, SubscriptionError};
 use tensor_relay_protocol::{Glob, Grant, Ticket, TicketId, Verbs};
-use tensor_relay_server::{Access, Rules};
+use tensor_relay_server::{Access, Identity, Rules};
 use tensor_relay_tests::pair::{
     Sim, client_config, eventually, keeping, publish, rules, sealed, server_config, simulate, topic,
 };
@@ -96,5 +96,86 @@ fn a_subscription_that_is_not_granted() {
         granted.next().await.unwrap();
         let listed = client.list().await.unwrap();
         assert_eq!(listed.len(), 1, "{listed:?}");
+    });
+}
+
+/// Goal: the name of a reader is its principal's own: the same name of another takes no place over, and holds nothing up.
+/// Method: two tickets, one name, mode `every`; each gets every version, and the same ticket a second time takes its own place.
+#[test]
+fn readers_of_two_principals_share_no_place() {
+    simulate(4, async |sim| {
+        let server = sim.server(server_config());
+        let mut publisher = server.publisher_with(topic("a/t"), None, keeping(3)).unwrap();
+        let request = Request::every(topic("a/t")).reader(ReaderName::new("r").unwrap());
+        let mut readers = vec![];
+        for number in [1, 2] {
+            let client = connect(&sim, number, &narrow(&sim, number)).await.unwrap();
+            readers.push((client.subscribe_to(request.clone()).await.unwrap(), client));
+        }
+        for (_, client) in &readers {
+            client.list().await.unwrap(); // Heard after the subscription, so that this is there.
+        }
+        for version in 1..=2 {
+            publish(&server, &mut publisher, version, 1000).await;
+            for (reader, _) in &mut readers {
+                assert_eq!(reader.next().await.unwrap().id().version.0, version);
+            }
+        }
+        let again = connect(&sim, 3, &narrow(&sim, 1)).await.unwrap();
+        let _again = again.subscribe_to(request).await.unwrap();
+        let replaced = readers[0].0.next().await.unwrap_err();
+        assert!(
+            matches!(replaced, SubscriptionError::Ended { reason: EndReason::Replaced, .. }),
+            "{replaced}"
+        );
+        publish(&server, &mut publisher, 3, 1000).await;
+        assert_eq!(readers[1].0.next().await.unwrap().id().version.0, 3, "the other goes on");
+    });
+}
+
+/// Goal: what a list takes away from a client under way is gone for its watches and subscriptions, those of before as well;
+/// and its session ends when its key is revoked, whatever token is beside it.
+/// Method: a key with a good token; narrow the list under a watch, publish, and revoke the key.
+#[test]
+fn rights_that_change_under_way() {
+    simulate(5, async |sim| {
+        let identity = Arc::new(Identity::ephemeral().unwrap());
+        let key = identity.fingerprint();
+        let with = |acl: &str| {
+            let keys = [(key, "k".to_owned())].into();
+            Arc::new(Rules { keys, acl: acl.parse().unwrap(), ..rules() })
+        };
+        let sender = watch::Sender::new(with("key:k list,subscribe **"));
+        let server = sim.server_with(Access::following(sender.subscribe()), server_config());
+        let mut kept = server.publisher_with(topic("a/t"), None, keeping(1)).unwrap();
+        publish(&server, &mut kept, 1, 1000).await;
+        let config = tensor_relay_client::Config { identity: Some(identity), ..client_config() };
+        let client = Client::connect_with(&sim.connector(1), &sim.ticket(), config.clone())
+            .await
+            .unwrap();
+        let mut watch = client.watch(&Glob::new("**").unwrap()).await.unwrap();
+        assert_eq!(watch.next().await, Some(topic("a/t")));
+        let mut lost = client.subscribe(&topic("a/t")).await.unwrap();
+        lost.next().await.unwrap();
+
+        sender.send_replace(with("key:k list,subscribe b/*"));
+        let error = lost.next().await.unwrap_err();
+        assert!(matches!(error, SubscriptionError::Ended { reason: EndReason::Forbidden, .. }), "{error}");
+        let mut publishers = vec![];
+        for name in ["a/u", "b/u"] {
+            let mut publisher = server.publisher(topic(name)).unwrap();
+            publish(&server, &mut publisher, 1, 1000).await;
+            publishers.push(publisher);
+        }
+        assert_eq!(watch.next().await, Some(topic("b/u")), "the other is not told");
+        assert_eq!(client.list().await.unwrap().len(), 1);
+
+        let revoked_keys = [key].into();
+        sender.send_replace(Arc::new(Rules { revoked_keys, ..rules() }));
+        eventually("its session is gone", || server.stats().sessions == 0).await;
+        let again = Client::connect_with(&sim.connector(1), &sim.ticket(), config).await;
+        assert!(again.unwrap_err().is_unauthorised());
+        connect(&sim, 2, &sim.ticket()).await.expect("the token alone is good");
+        assert!(sim.elapsed() < Duration::from_secs(30));
     });
 }
